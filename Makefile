@@ -1,0 +1,39 @@
+# Needs only make and Python 3.11 or newer; the rest goes into .venv.
+PYTHON ?= python3
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+RUN_STAMP := $(VENV)/.installed-run
+TEST_STAMP := $(VENV)/.installed-test
+
+.DEFAULT_GOAL := test
+.PHONY: demo test format clean
+.NOTPARALLEL:
+
+# What running Regard needs.
+$(RUN_STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -q -c constraints.txt -e .
+	touch $@
+
+# What testing it needs; this covers running it too.
+$(TEST_STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -q -c constraints.txt -e '.[test]'
+	touch $(RUN_STAMP) $@
+
+demo: $(RUN_STAMP)
+	$(VENV)/bin/python -m regard demo
+
+# Two pytest workers share the cores, so each keeps to one thread.
+test: $(TEST_STAMP)
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
+
+format: $(TEST_STAMP)
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,8 @@
+"""Regard: every attention, one Transformer. Train it, run it, see it, compare it."""
+
+from regard.api import attend, attention, facts, names, position
+from regard.attention.base import Attention, Facts, detach, select
+from regard.spec import over_layers
+
+__all__ = ["Attention", "Facts", "attend", "attention", "detach", "facts", "names", "over_layers", "position", "select"]
+__version__ = "0.1.0"

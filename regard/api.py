@@ -1,0 +1,141 @@
+"""The public entry points: spec strings in, layers and tensors out."""
+
+import functools
+
+import torch
+from torch import Tensor
+
+from regard.attention.base import Attention, Facts, Heads, Memory, Role, Rows, Shape, pack, unpack
+from regard.attention.heads import MixedHeads
+from regard.positions.base import Position, PositionFacts
+from regard.spec import ATTENTION, POSITIONS, REGISTRIES, Spec, parse
+
+
+def attention(
+    spec: str | Spec,
+    *,
+    width: int,
+    heads: int,
+    role: Role = "self",
+    kv_heads: int | None = None,
+    head_width: int | None = None,
+    memory_width: int | None = None,
+    out_width: int | None = None,
+    bias: bool = False,
+    position: str | None = None,
+) -> Attention:
+    """A layer [B, T, width] -> [B, T, out_width].
+
+    >>> layer = regard.attention("local(window=256)", width=512, heads=8, role="causal", position="rotary")
+    >>> y = layer(x, keep=keep)
+    """
+    shape = Shape.of(
+        width=width,
+        heads=heads,
+        role=role,
+        kv_heads=kv_heads,
+        head_width=head_width,
+        memory_width=memory_width,
+        out_width=out_width,
+        bias=bias,
+        position=position,
+    )
+    return ATTENTION.build(spec, shape)
+
+
+def position(spec: str | Spec, *, width: int, heads: int = 1, role: Role = "self") -> Position:
+    """A position scheme on its own: for the kind "input", `scheme.add(x, positions)` puts positions into [B, T, width].
+
+    >>> scheme = regard.position("sinusoidal", width=512)
+    """
+    return POSITIONS.build(spec, Shape.of(width=width, heads=heads, role=role))
+
+
+def attend(
+    spec: str | Spec, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None, causal: bool = False
+) -> Tensor:
+    """Any mechanism without parameters of its own, as a function of q [B, H, T, D], k and v [B, G, S, D].
+
+    `keep` [B, S] is True for real tokens. With T == S the queries are the keys' own tokens (role "self", or "causal");
+    otherwise the roles of cross-attention apply. Random features are drawn once and are the same in every call.
+
+    >>> y = regard.attend("local(window=256)", q, k, v, causal=True)
+    """
+    _check_heads(q, k, v, keep, causal)
+    B, H, T, D = q.shape
+    S = k.shape[2]
+    role = "causal" if causal else "self" if T == S else "cross"
+    layer = _bare(str(parse(spec)), H, k.shape[1], D, role, q.dtype, q.device)
+    if keep is None:
+        rows = Rows.full(q.transpose(1, 2))
+        memory = Memory(k.transpose(1, 2), None)
+        return layer.mix(rows, {"q": q}, {"k": k, "v": v}, None, memory)[0]
+    packed = {}
+    for name, part in (("q", q), ("k", k), ("v", v)):
+        if name != "q" or role != "cross":
+            flat, rows = pack(part.transpose(1, 2).flatten(2), keep)
+            packed[name] = flat.unflatten(2, (part.shape[1], D)).transpose(1, 2)
+    if role == "cross":
+        query_rows = Rows.full(q.transpose(1, 2))
+        return layer.mix(query_rows, {"q": q}, packed, None, Memory(packed["k"].transpose(1, 2), rows.count))[0]
+    o = layer.mix(rows, {"q": packed["q"]}, {"k": packed["k"], "v": packed["v"]}, None, None)[0]
+    return unpack(o, keep[:, None], dim=2)
+
+
+def names(kind: str = "attention") -> list[str]:
+    """The registered names of a kind: "attention" or "position"."""
+    return _registry(kind).names()
+
+
+def facts(spec: str | Spec, kind: str = "attention") -> Facts | PositionFacts:
+    """What a mechanism declares of itself, with the options of the spec."""
+    registry = _registry(kind)
+    cls = registry.find(parse(spec).name)
+    for role in cls.facts.roles:
+        try:
+            return registry.build(spec, Shape.of(width=16 * 8, heads=16, role=role)).facts
+        except ValueError as error:
+            refused = error
+    raise refused
+
+
+def _registry(kind: str):
+    if kind not in REGISTRIES:
+        raise ValueError(f"unknown kind {kind!r}; known: {', '.join(REGISTRIES)}")
+    return REGISTRIES[kind]
+
+
+@functools.lru_cache(maxsize=64)
+def _bare(spec: str, H: int, G: int, D: int, role: Role, dtype: torch.dtype, device: torch.device) -> Attention:
+    """A layer of which only `mix` is used. Its random draws come from a seed of their own."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layer = ATTENTION.build(spec, Shape.of(width=H * D, heads=H, kv_heads=G, role=role)).to(device, dtype)
+    parts = layer.parts if isinstance(layer, MixedHeads) else [layer]
+    for part in parts:
+        own = {name for name, _ in part.named_parameters() if not name.startswith(("project.", "output."))}
+        if not isinstance(part, Heads) or own or set(part.inputs) != {"q", "k", "v"}:
+            raise ValueError(
+                f"attention {part.facts.name!r} has parameters of its own, so it is no plain function of q, k and v: "
+                f"build it with regard.attention({part.facts.name!r}, width=..., heads=...)"
+            )
+    return layer
+
+
+def _check_heads(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, causal: bool) -> None:
+    for name, part in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(part, Tensor) or part.dim() != 4:
+            got = list(part.shape) if isinstance(part, Tensor) else type(part).__name__
+            raise ValueError(f"{name} must be [batch, heads, tokens, head width], got {got}")
+        if not part.is_floating_point() or part.dtype != q.dtype:
+            raise ValueError(f"q, k and v must share one floating-point dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
+    if k.shape != v.shape or len(q) != len(k) or q.shape[3] != k.shape[3] or q.shape[1] % k.shape[1]:
+        raise ValueError(
+            f"q [B, H, T, D] with k and v [B, G, S, D], G dividing H, expected; "
+            f"got q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+        )
+    if causal and q.shape[2] != k.shape[2]:
+        raise ValueError(f"causal needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
+    if keep is not None and (keep.dtype != torch.bool or keep.shape != (len(k), k.shape[2])):
+        expected = [len(k), k.shape[2]]
+        raise ValueError(f"keep must be boolean {expected}, True = real token, got {keep.dtype} {list(keep.shape)}")

@@ -1,0 +1,982 @@
+"""The contract of an attention mechanism: the file to read first.
+
+Letters of the whole project: B batch, T queries, S keys, E model width, H heads, G key/value heads, D head width,
+R rank or features, C capacity. `[B, T, E]` between layers, `[B, H, T, D]` inside. `keep` is the only word for padding:
+boolean, True = real token.
+
+Padding is met once. The public methods (`forward`, `start`, `extend`, `weights`) move the real tokens of each row to
+the left, zero the rest, call the mechanism and put the answer back; a mechanism only ever sees rows that are real from
+the left. Positions count real tokens.
+
+A mechanism is one file with one class on one of these:
+
+    Attention             the contract itself
+      Heads               projections named by `inputs`, heads, positions, the map by probing with unit values
+        Cached            keeps every key and value; writes `attend`                       (softmax, strided, sparse)
+          Scored          writes `score`, the logits                                       (additive, location)
+        Tailed            keeps the last `reach` tokens and the first `front`; `attend`    (local, longformer)
+        Digested          turns all keys and values into a fixed digest; `digest`, `consult`   (linformer)
+          Scanned         a digest that also grows token by token; `zero`, `scan`          (linear, performer)
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.positions.base import Position
+from regard.reference import Row
+from regard.spec import POSITIONS
+
+Role = Literal["self", "causal", "cross"]
+
+
+class Order(NamedTuple):
+    """A cost: in words, and the exponent of the length that the suite counts."""
+
+    text: str
+    exponent: float
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a mechanism declares of itself. Each line is tested, also where it says no."""
+
+    name: str
+    paper: str
+    link: str
+    family: str
+    formula: str
+    time: Order
+    memory: Order
+    state: Order | None = None  # None: no decoding
+    roles: tuple[Role, ...] = ("self", "causal", "cross")
+    refusals: tuple[tuple[str, str], ...] = ()  # (role, why not)
+    positions: tuple[str, ...] = ()  # kinds of position scheme it takes besides "input"
+    prefix: bool = True  # causal: the output at i does not move when later tokens come
+    split: bool = True  # extend gives the same however the tokens are cut
+    exact: bool = True  # False: a random or learnt approximation of its target
+    signed: bool = False  # weights may be negative or not sum to one
+    columns: Literal["tokens", "slots"] = "tokens"  # what the columns of the map are
+    padding: Literal["any", "none"] = "any"
+    loss: bool = False  # trains a second loss
+    stream: bool = False  # carries a second sequence from layer to layer
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes and the role every mechanism is built with; `of` fills in what is left open and checks the rest."""
+
+    width: int
+    heads: int
+    role: Role
+    kv_heads: int
+    head_width: int
+    memory_width: int
+    out_width: int
+    bias: bool = False
+    position: str | None = None
+    first_head: int = 0  # where these heads stand among `all_heads`, inside heads(...)
+    all_heads: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        width: int,
+        heads: int,
+        role: Role = "self",
+        kv_heads: int | None = None,
+        head_width: int | None = None,
+        memory_width: int | None = None,
+        out_width: int | None = None,
+        bias: bool = False,
+        position: str | None = None,
+    ) -> "Shape":
+        sizes = {"width": width, "heads": heads, "kv_heads": kv_heads, "head_width": head_width}
+        sizes |= {"memory_width": memory_width, "out_width": out_width}
+        for name, size in sizes.items():
+            if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+                raise ValueError(f"{name} must be a whole number of at least 1, got {size!r}")
+        if role not in ("self", "causal", "cross"):
+            raise ValueError(f"role must be 'self', 'causal' or 'cross', got {role!r}")
+        if head_width is None and width % heads:
+            raise ValueError(
+                f"width {width} is not divisible by heads {heads}: choose heads that divide it, or give head_width"
+            )
+        if kv_heads is not None and heads % kv_heads:
+            raise ValueError(
+                f"heads {heads} is not divisible by kv_heads {kv_heads}: each must serve equally many heads"
+            )
+        if memory_width is not None and role != "cross":
+            raise ValueError(f"memory_width is for role 'cross'; role {role!r} has no memory")
+        return cls(
+            width=width,
+            heads=heads,
+            role=role,
+            kv_heads=kv_heads or heads,
+            head_width=head_width or width // heads,
+            memory_width=memory_width or width,
+            out_width=out_width or width,
+            bias=bias,
+            position=position,
+            all_heads=heads,
+        )
+
+
+class Rows(NamedTuple):
+    """Where the tokens of a call stand: row b holds `count[b]` real tokens on the left, the first at `start[b]`."""
+
+    start: Tensor  # [B]
+    count: Tensor  # [B]
+    T: int
+    at: int | None  # the host knows: no padding, and every row starts here
+
+    @classmethod
+    def full(cls, x: Tensor) -> "Rows":
+        B, T = x.shape[:2]
+        return cls(x.new_zeros(B, dtype=torch.long), x.new_full((B,), T, dtype=torch.long), T, 0)
+
+    def real(self) -> Tensor | None:
+        """[B, T], or None where the host knows that all are real."""
+        return None if self.at is not None else torch.arange(self.T, device=self.count.device) < self.count[:, None]
+
+    def positions(self) -> Tensor:
+        """[1 or B, T]"""
+        steps = torch.arange(self.T, device=self.start.device)[None]
+        return steps + (self.start[:, None] if self.at is None else self.at)
+
+
+class Memory(NamedTuple):
+    """What cross-attention reads: [B, S, E] and how many of each row are real (None: all)."""
+
+    x: Tensor
+    count: Tensor | None
+
+
+class Mask(NamedTuple):
+    """Which key slots a query sees: query t of row b is at q0[b]+t, slot s at k0[b]+s, real iff 0 <= position < end[b]."""
+
+    q0: Tensor  # [B]
+    k0: Tensor  # [B]
+    end: Tensor  # [B]
+    T: int
+    S: int
+    causal: bool
+    full: bool  # the host knows: every slot is real
+    shift: int | None  # the host knows: q0 - k0, the same in every row
+
+    @property
+    def aligned(self) -> bool:
+        """The queries are the keys' own tokens: query t is slot t. Causal kernels then need no mask for padding."""
+        return self.shift == 0 and self.T == self.S
+
+    @property
+    def count(self) -> Tensor | None:
+        """[B] real slots on the left (for k0 = 0), or None where all are."""
+        return None if self.full else self.end - self.k0
+
+    def real(self) -> Tensor:
+        """[B, S]"""
+        at = self.k0[:, None] + torch.arange(self.S, device=self.k0.device)
+        return (at >= 0) & (at < self.end[:, None])
+
+    def gap(self) -> Tensor:
+        """Position of the key minus position of the query: [T, S], or [B, T, S] where rows differ."""
+        device = self.k0.device
+        steps = torch.arange(self.S, device=device) - torch.arange(self.T, device=device)[:, None]
+        return steps - self.shift if self.shift is not None else steps + (self.k0 - self.q0)[:, None, None]
+
+    def dense(self) -> Tensor | None:
+        """What is visible, broadcastable to [B, 1, T, S]; None where all is."""
+        visible = None if self.full else self.real()[:, None, None, :]
+        if self.causal and not (self.T == 1 and self.shift == self.S - 1):
+            past = self.gap() <= 0
+            past = past[None, None] if past.dim() == 2 else past[:, None]
+            visible = past if visible is None else visible & past
+        return visible
+
+    def sdpa(self) -> tuple[Tensor | None, bool]:
+        """(attn_mask, is_causal): the cheapest legal form. Padded keys lie behind every real query of an aligned row."""
+        return (None, True) if self.causal and self.aligned else (self.dense(), False)
+
+    def pieces(self, size: int) -> "Iterator[tuple[slice, Mask]]":
+        """The mask of `size` queries at a time."""
+        for first in range(0, self.T, size):
+            T = min(size, self.T - first)
+            shift = None if self.shift is None else self.shift + first
+            yield slice(first, first + T), self._replace(q0=self.q0 + first, T=T, shift=shift)
+
+
+class Out(NamedTuple):
+    """What a mechanism returns, always."""
+
+    y: Tensor | None
+    state: Any = None
+    stream: Tensor | None = None
+    loss: Tensor | None = None
+
+
+class Attention(nn.Module):
+    """The contract. `facts`, `examples` (small specs the suite builds) and `reduces_to` (spec -> the spec it equals)
+    belong to each mechanism; options may change `facts` on the instance."""
+
+    facts: Facts
+    examples: tuple[str, ...]
+    reduces_to: tuple[tuple[str, str], ...] = ()
+    nests = False
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.shape = shape
+        if shape.role not in self.facts.roles:
+            why = dict(self.facts.refusals).get(shape.role, "the mechanism is not defined for it")
+            raise ValueError(
+                f"attention {self.facts.name!r} cannot take role {shape.role!r}: {why}; "
+                f"it takes {' and '.join(repr(role) for role in self.facts.roles)}"
+            )
+
+    # the user's side: any padding, final
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        keep: Tensor | None = None,
+        memory: Tensor | None = None,
+        memory_keep: Tensor | None = None,
+    ) -> Tensor:
+        """[B, T, E] -> [B, T, E]; padded positions give zeros."""
+        self._check(x, keep, memory, memory_keep)
+        if self.shape.role == "cross":
+            y = self.run(blank(x, keep), Rows.full(x), memory=pack_memory(memory, memory_keep)).y
+            return blank(y, keep)
+        if keep is None:
+            return self.run(x, Rows.full(x)).y
+        packed, rows = pack(x, keep)
+        return unpack(self.run(packed, rows).y, keep)
+
+    def start(
+        self,
+        batch: int,
+        *,
+        memory: Tensor | None = None,
+        memory_keep: Tensor | None = None,
+        capacity: int | None = None,
+    ) -> Any:
+        """The state before the first token. `capacity` reserves room for that many tokens at once."""
+        self._check_decodes()
+        if self.shape.role == "cross":
+            self._check_memory(memory, memory_keep, batch)
+        elif memory is not None:
+            self._refuse_memory()
+        weight = next(self.parameters())
+        packed = None if memory is None else pack_memory(memory, memory_keep)
+        return self.begin(batch, memory=packed, capacity=capacity, dtype=weight.dtype, device=weight.device).state
+
+    def extend(self, x: Tensor, state: Any, *, keep: Tensor | None = None) -> tuple[Tensor, Any]:
+        """Reads n >= 1 new tokens a row and consumes the state: go on with the one returned (`select` to branch)."""
+        self._check_decodes()
+        self._check_tokens(x, keep, "x", "keep", self.shape.width)
+        B, T = x.shape[:2]
+        if self.shape.role == "cross":
+            rows = len(state.count)
+            if B % rows:
+                raise ValueError(
+                    f"x has {B} rows and the state {rows}: a cross state of B rows serves B or k*B queries"
+                )
+            # beams of one sentence share its memory: they fold into the queries
+            x = blank(x, keep).reshape(rows, B // rows * T, -1)
+            y = self.run(x, Rows.full(x), state=state).y
+            return blank(y.reshape(B, T, -1), keep), state
+        if len(state.seen) != B:
+            raise ValueError(f"x has {B} rows and the state {len(state.seen)}: use select(state, rows) to match them")
+        if keep is None:
+            rows = Rows(state.seen, torch.full_like(state.seen, T), T, state.top if state.even else None)
+            out = self.run(x, rows, state=state)
+            return out.y, out.state
+        packed, rows = pack(x, keep)
+        out = self.run(packed, rows._replace(start=state.seen), state=state)
+        return unpack(out.y, keep), out.state
+
+    def weights(
+        self,
+        x: Tensor,
+        *,
+        keep: Tensor | None = None,
+        memory: Tensor | None = None,
+        memory_keep: Tensor | None = None,
+        state: Any = None,
+    ) -> Tensor:
+        """How much of each key's value reaches each query, [B, H, T, S]. With a state, which is left untouched, the
+        columns are positions (cross: the real tokens of the memory)."""
+        if state is not None:
+            self._check_tokens(x, keep, "x", "keep", self.shape.width)
+            if self.shape.role == "cross":
+                fold = len(x) // len(state.count)
+                maps = self.map(blank(x, keep).reshape(len(state.count), -1, x.shape[2]), state=state)
+                maps = maps.unflatten(2, (fold, x.shape[1])).transpose(1, 2).flatten(0, 1)
+                return blank(maps, None if keep is None else keep[:, None])
+            packed, rows = (x, Rows.full(x)) if keep is None else pack(x, keep)
+            even = keep is None and state.even
+            maps = self.map(packed, rows._replace(start=state.seen, at=state.top if even else None), state=state)
+            return maps if keep is None else unpack(maps, keep[:, None], dim=2)
+        self._check(x, keep, memory, memory_keep)
+        if self.shape.role == "cross":
+            maps = self.map(blank(x, keep), memory=pack_memory(memory, memory_keep))
+            maps = blank(maps, None if keep is None else keep[:, None])
+            return maps if memory_keep is None else unpack(maps, memory_keep[:, None, None], dim=3)
+        if keep is None:
+            return self.map(x, Rows.full(x))
+        packed, rows = pack(x, keep)
+        maps = unpack(self.map(packed, rows), keep[:, None], dim=2)
+        return unpack(maps, keep[:, None, None], dim=3) if self.facts.columns == "tokens" else maps
+
+    # the mechanism's side: rows that are real from the left; what a model calls
+
+    def run(
+        self,
+        x: Tensor,
+        rows: Rows | None = None,
+        *,
+        state: Any = None,
+        memory: Memory | None = None,
+        stream: Tensor | None = None,
+    ) -> Out:
+        """[B, T, E] -> Out. With a state it reads and extends it; without, the tokens are the whole sequence."""
+        raise NotImplementedError
+
+    def begin(
+        self,
+        batch: int,
+        *,
+        memory: Memory | None = None,
+        stream: Tensor | None = None,
+        capacity: int | None = None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Out:
+        """The state (and stream) before the first token."""
+        raise NotImplementedError
+
+    def map(
+        self,
+        x: Tensor,
+        rows: Rows | None = None,
+        *,
+        state: Any = None,
+        memory: Memory | None = None,
+        stream: Tensor | None = None,
+    ) -> Tensor:
+        """[B, H, T, S]; never consumes the state."""
+        raise NotImplementedError
+
+    def settle(self, first: "Attention | None", fed: bool, read: bool) -> None:
+        """A stack of layers says once: the layer to share with, whether a stream comes in, whether it is read."""
+
+    def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        """One unpadded sequence [T, E] -> [T, E]: the formula in loops."""
+        raise NotImplementedError
+
+    # bad input
+
+    def _check(self, x: Tensor, keep: Tensor | None, memory: Tensor | None, memory_keep: Tensor | None) -> None:
+        self._check_tokens(x, keep, "x", "keep", self.shape.width)
+        if self.shape.role == "cross":
+            self._check_memory(memory, memory_keep, len(x))
+        elif memory is not None or memory_keep is not None:
+            self._refuse_memory()
+
+    def _check_memory(self, memory: Tensor | None, keep: Tensor | None, batch: int) -> None:
+        if memory is None:
+            raise ValueError("role 'cross' needs memory=[B, S, E], the sequence to attend to")
+        self._check_tokens(memory, keep, "memory", "memory_keep", self.shape.memory_width)
+        if len(memory) != batch:
+            raise ValueError(f"memory has {len(memory)} rows, expected {batch}, as many as the queries")
+
+    def _refuse_memory(self) -> None:
+        advice = " Build it with role='cross'." if "cross" in self.facts.roles else " It has no cross-attention."
+        raise ValueError(
+            f"memory was given to attention {self.facts.name!r} of role {self.shape.role!r}, which reads x alone.{advice}"
+        )
+
+    def _check_tokens(self, x: Tensor, keep: Tensor | None, name: str, keep_name: str, width: int) -> None:
+        dtype = next(self.parameters()).dtype
+        if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != width or x.shape[1] < 1:
+            got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"{name} must be [batch, tokens >= 1, {width}], got {got}")
+        if not x.is_floating_point():
+            raise ValueError(f"{name} must hold floating-point vectors, got {x.dtype}: embed token ids first")
+        if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
+            raise ValueError(f"{name} is {x.dtype} and the layer {dtype}: convert one with .to(...)")
+        if keep is None:
+            return
+        if self.facts.padding == "none":
+            raise ValueError(f"attention {self.facts.name!r} cannot skip padding: leave {keep_name} out")
+        if not isinstance(keep, Tensor) or keep.dtype != torch.bool:
+            got = keep.dtype if isinstance(keep, Tensor) else type(keep).__name__
+            raise ValueError(
+                f"{keep_name} must be boolean, True = real token, got {got}: write {keep_name}={keep_name} != 0"
+            )
+        if keep.shape != x.shape[:2]:
+            raise ValueError(
+                f"{keep_name} must be {list(x.shape[:2])}, one flag a token of {name}, got {list(keep.shape)}"
+            )
+
+    def _check_decodes(self) -> None:
+        if self.shape.role == "self":
+            raise ValueError("role 'self' sees the whole sequence and has no state: build with role='causal' to decode")
+
+
+class CrossState(NamedTuple):
+    """The memory as projected once; it never grows."""
+
+    parts: tuple[Tensor, ...]
+    count: Tensor  # [B] real tokens of the memory
+    full: bool
+    S: int
+
+    def select(self, rows: Tensor) -> "CrossState":
+        return self._replace(parts=tuple(part[rows] for part in self.parts), count=self.count[rows])
+
+
+class Heads(Attention):
+    """Projections, heads and positions. `inputs` names what a mechanism reads and its kind: "query" (H heads of the
+    tokens), "key" and "value" (G heads of the tokens or the memory), "gate" (a number for each head and source token).
+    The probe for the map replaces every "value"."""
+
+    inputs: dict[str, Literal["query", "key", "value", "gate"]] = {"q": "query", "k": "key", "v": "value"}
+    grouped = False  # True: takes keys and values of G heads; otherwise they are repeated to H
+
+    def __init__(self, shape: Shape):
+        super().__init__(shape)
+        sizes = {"query": shape.heads * shape.head_width, "gate": shape.heads}
+        self.project = nn.ModuleDict()
+        for name, kind in self.inputs.items():
+            wide = shape.width if kind == "query" or shape.role != "cross" else shape.memory_width
+            out = sizes.get(kind, shape.kv_heads * shape.head_width)
+            self.project[name] = nn.Linear(wide, out, bias=shape.bias or kind == "gate")
+        self.output = nn.Linear(shape.heads * shape.head_width, shape.out_width, bias=shape.bias)
+        for linear in [*self.project.values(), self.output]:
+            nn.init.xavier_uniform_(linear.weight)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+        self.position: Position | None = None
+        if shape.position is not None:
+            self.position = POSITIONS.build(shape.position, shape)
+            kind = self.position.facts.kind
+            if kind not in ("input", *self.facts.positions):
+                takes = [n for n, c in POSITIONS.classes.items() if c.facts.kind in ("input", *self.facts.positions)]
+                raise ValueError(
+                    f"attention {self.facts.name!r} cannot take position {self.position.facts.name!r}: it has no "
+                    f"{'query-key product to rotate' if kind == 'rotation' else 'logits to add to'}; "
+                    f"it takes {', '.join(takes)}"
+                )
+
+    @property
+    def scale(self) -> float:
+        return self.shape.head_width**-0.5
+
+    # what the kinds of mechanism write
+
+    def own(self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], state: Any) -> tuple[Tensor, Any]:
+        """Roles "self" and "causal": [B, H, T, D] and the new state (None without one)."""
+        raise NotImplementedError
+
+    def fix(self, source: dict[str, Tensor], memory: Memory) -> CrossState:
+        """Role "cross": what is kept of the memory."""
+        raise NotImplementedError
+
+    def look(self, query: dict[str, Tensor], state: CrossState) -> Tensor:
+        """Role "cross": [B, H, T, D] of the queries over it."""
+        raise NotImplementedError
+
+    def probed(self, state: Any, first: int) -> Any:
+        """A copy of the state whose values are the unit vectors of the positions from `first` on."""
+        raise ValueError(
+            f"attention {self.facts.name!r} keeps sums, not tokens, so a state has no map: call weights(x) on the whole"
+        )
+
+    # final
+
+    def run(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
+        rows = rows or Rows.full(x)
+        query, source = self.read(x, rows, memory)
+        o, state = self.mix(rows, query, source, state, memory)
+        y = self.output(o.transpose(1, 2).flatten(2))
+        if self.shape.role == "cross" and self.output.bias is not None:
+            y = torch.where(state.count[:, None, None] > 0, y, 0)
+        return Out(y, state)
+
+    def begin(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
+        if self.shape.role == "cross":
+            return Out(None, self.fix(self.sources(memory.x), memory))
+        return Out(None, self.empty(batch, capacity, dtype, device))
+
+    def empty(self, batch: int, capacity: int | None, dtype: torch.dtype, device: torch.device) -> Any:
+        """The state of role "causal" before the first token."""
+        raise NotImplementedError
+
+    def mix(self, rows, query, source, state=None, memory=None) -> tuple[Tensor, Any]:
+        """From projected inputs to [B, H, T, D]: all that `regard.attend` needs of a mechanism."""
+        if self.shape.role != "cross":
+            return self.own(rows, query, source, state)
+        state = self.fix(source, memory) if state is None else state
+        return self.look(query, state), state
+
+    def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
+        rows = rows or Rows.full(x)
+        query, source = self.read(x, rows, memory)
+        if self.shape.role == "cross":
+            S = memory.x.shape[1] if memory is not None else state.S
+            at = torch.arange(S, device=x.device)[None]
+        else:
+            S, at = rows.T + (0 if state is None else state.top), rows.positions()
+        maps = []
+        for first in range(0, S, self.shape.head_width):
+            if source:
+                source |= {name: self.unit(at, first, len(x)) for name in self.kinds("value")}
+            o = self.mix(rows, query, source, None if state is None else self.probed(state, first), memory)[0]
+            maps.append(o)
+        maps = torch.cat(maps, -1)[..., :S]
+        if self.position is not None and self.position.facts.kind == "content":
+            # a scheme that adds to the values makes the output affine in them: take away what is there without values
+            source |= {name: torch.zeros_like(source[name]) for name in self.kinds("value") if source}
+            zero = None if state is None else self.probed(state, S + self.shape.head_width)
+            nothing = self.mix(rows, query, source, zero, memory)[0]
+            maps = maps - nothing.repeat(1, 1, 1, -(-S // nothing.shape[-1]))[..., :S]
+        return maps
+
+    def unit(self, at: Tensor, first: int, batch: int) -> Tensor:
+        """[B, G, n, D]: 1 where the position [1 or B, n] is first + d."""
+        columns = torch.arange(first, first + self.shape.head_width, device=at.device)
+        hits = (at[..., None] == columns).to(next(self.parameters()).dtype)
+        return hits[:, None].expand(batch, self.shape.kv_heads, -1, -1).contiguous()
+
+    def kinds(self, *kinds: str) -> list[str]:
+        """The names of the inputs of these kinds, in order."""
+        return [name for name, kind in self.inputs.items() if kind in kinds]
+
+    def read(self, x: Tensor, rows: Rows, memory: Memory | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The projected queries, and the projected sources (none where a cross state holds them already)."""
+        turn = self.position is not None and self.position.facts.kind == "rotation"
+        at = rows.positions() if self.position is not None else None
+        if self.position is not None and self.position.facts.kind == "input":
+            x = self.position.add(x, at)
+        query = {name: self.split(name, x) for name in self.kinds("query")}
+        if self.shape.role == "cross":
+            return query, {} if memory is None else self.sources(memory.x)
+        source = self.sources(x)
+        if turn:
+            query = {name: self.position.rotate(part, at) for name, part in query.items()}
+            source |= {name: self.position.rotate(source[name], at) for name in self.kinds("key")}
+        return query, source
+
+    def sources(self, x: Tensor) -> dict[str, Tensor]:
+        return {name: self.split(name, x) for name in self.kinds("key", "value", "gate")}
+
+    def split(self, name: str, x: Tensor) -> Tensor:
+        """[B, n, E] -> [B, H or G, n, D], a gate [B, H, n]"""
+        projected = self.project[name](x)
+        if self.inputs[name] == "gate":
+            return projected.transpose(1, 2)
+        return projected.unflatten(2, (-1, self.shape.head_width)).transpose(1, 2)
+
+    def repeated(self, source: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Keys and values of G heads as H, for mechanisms that do not group."""
+        times = self.shape.heads // self.shape.kv_heads
+        if self.grouped or times == 1:
+            return source
+        return {n: part.repeat_interleave(times, 1) if part.dim() == 4 else part for n, part in source.items()}
+
+    def weigh(self, mask: Mask, logits: Tensor, v: Tensor) -> Tensor:
+        """Softmax of logits [B, H, T, S] over what is visible, times v, with the position scheme put in."""
+        kind = None if self.position is None else self.position.facts.kind
+        if kind == "bias":
+            logits = logits + self.position.bias(mask.gap())
+        weights = masked_softmax(logits, mask.dense())
+        o = weights.to(v.dtype) @ v
+        if kind == "content":
+            added = self.position.values(weights.to(v.dtype), mask.gap())
+            o = o if added is None else o + added
+        return o
+
+    def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        placed = x if self.position is None else self.position.plain_add(x)
+        source = memory if self.shape.role == "cross" else placed
+        outs = []
+        for head in range(self.shape.heads):
+            values = {name: self._plain(name, kind, head, placed, source) for name, kind in self.inputs.items()}
+            row = Row(head, self.shape.role == "causal", len(x), len(source), values, self.position)
+            outs.append(self.plain(row))
+        y = torch.cat(outs, -1) @ self.output.weight.T
+        return y if self.output.bias is None else y + self.output.bias
+
+    def plain(self, row: Row) -> Tensor:
+        """The formula for one head of one unpadded sequence, in loops: [T, D]."""
+        raise NotImplementedError
+
+    def _plain(self, name: str, kind: str, head: int, x: Tensor, source: Tensor) -> Tensor:
+        D, linear = self.shape.head_width, self.project[name]
+        if kind == "gate":
+            return source @ linear.weight[head] + linear.bias[head]
+        slot = head if kind == "query" else head * self.shape.kv_heads // self.shape.heads
+        part = (x if kind == "query" else source) @ linear.weight[slot * D : slot * D + D].T
+        if linear.bias is not None:
+            part = part + linear.bias[slot * D : slot * D + D]
+        if self.position is not None and kind in ("query", "key"):
+            part = torch.stack([self.position.plain_rotate(vector, i) for i, vector in enumerate(part)])
+        return part
+
+
+class Attending(Heads):
+    """Mechanisms that attend to keys and values one by one: cross-attention keeps them as they are."""
+
+    def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """[B, H, T, D]; the arguments after the mask are the mechanism's `inputs` by name."""
+        raise NotImplementedError
+
+    def product(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """softmax(scale q K^T) V with the position scheme put in; keys and values may have G heads."""
+        kind = None if self.position is None else self.position.facts.kind
+        if kind == "content":
+            times = self.shape.heads // k.shape[1]
+            k, v = (part.repeat_interleave(times, 1) if times > 1 else part for part in (k, v))
+            q = q * scale
+            logits = q @ k.transpose(-1, -2) + self.position.scores(q, k * scale, mask.gap())
+            return self.weigh(mask, logits, v)
+        attn_mask, is_causal = mask.sdpa()
+        if kind == "bias":
+            bias, visible = self.position.bias(mask.gap()).to(q.dtype), mask.dense()
+            attn_mask, is_causal = bias if visible is None else torch.where(visible, bias, -torch.inf), False
+        gqa = q.shape[1] != k.shape[1]
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=gqa
+        )
+
+    def fix(self, source, memory):
+        B, S = memory.x.shape[:2]
+        count = torch.full((B,), S, device=memory.x.device) if memory.count is None else memory.count
+        return CrossState(tuple(source.values()), count, memory.count is None, S)
+
+    def look(self, query, state):
+        zero = torch.zeros_like(state.count)
+        T = next(iter(query.values())).shape[2]
+        mask = Mask(zero, zero, state.count, T, state.S, causal=False, full=state.full, shift=0)
+        source = dict(zip(self.kinds("key", "value", "gate"), state.parts, strict=True))
+        return self.attend(mask, **query, **self.repeated(source))
+
+    def probed(self, state, first):
+        state = state.select(torch.arange(len(state.count if self.shape.role == "cross" else state.seen)))
+        names = self.kinds("key", "value", "gate")
+        if self.shape.role == "cross":
+            at = torch.arange(state.S, device=state.count.device)[None]
+            return state._replace(parts=self._swap(names, state.parts, at, first))
+        return self.probed_own(state, names, first)
+
+    def probed_own(self, state: Any, names: list[str], first: int) -> Any:
+        """`probed` for role "causal"."""
+        raise NotImplementedError
+
+    def _swap(self, names: list[str], parts: tuple[Tensor, ...], at: Tensor, first: int) -> tuple[Tensor, ...]:
+        values = self.kinds("value")
+        return tuple(
+            self.unit(at, first, len(part)) if name in values else part for name, part in zip(names, parts, strict=True)
+        )
+
+    def aligned(self, rows: Rows) -> Mask:
+        """The mask of a whole sequence over itself."""
+        causal = self.shape.role == "causal"
+        return Mask(rows.start, rows.start, rows.start + rows.count, rows.T, rows.T, causal, rows.at is not None, 0)
+
+
+class CacheState(NamedTuple):
+    """Every key and value so far: slot = position. Slots from `seen` on are not read."""
+
+    parts: tuple[Tensor, ...]  # [B, G, C, D]
+    seen: Tensor  # [B]
+    top: int  # the largest `seen`, or a bound of it
+    even: bool  # the host knows: every row has seen `top`
+
+    def select(self, rows: Tensor) -> "CacheState":
+        parts = []
+        for part in self.parts:
+            copy = part.new_zeros((len(rows), *part.shape[1:]))
+            copy[:, :, : self.top] = part[:, :, : self.top][rows]
+            parts.append(copy)
+        return self._replace(parts=tuple(parts), seen=self.seen[rows])
+
+
+class Cached(Attending):
+    """State: all keys and values."""
+
+    def own(self, rows, query, source, state):
+        if state is None:
+            return self.attend(self.aligned(rows), **query, **self.repeated(source)), None
+        S, seen = state.top + rows.T, state.seen + rows.count
+        parts = tuple(_grow(old, new, rows, state.top) for old, new in zip(state.parts, source.values(), strict=True))
+        state = CacheState(parts, seen, S, state.even and rows.at is not None)
+        mask = Mask(rows.start, torch.zeros_like(seen), seen, rows.T, S, True, state.even, rows.at)
+        filled = dict(zip(source, (part[:, :, :S] for part in parts), strict=True))
+        return self.attend(mask, **query, **self.repeated(filled)), state
+
+    def empty(self, batch, capacity, dtype, device):
+        G, D, C = self.shape.kv_heads, self.shape.head_width, capacity or 0
+        sizes = {"gate": (batch, self.shape.heads, C)}
+        parts = (
+            torch.zeros(sizes.get(self.inputs[name], (batch, G, C, D)), dtype=dtype, device=device)
+            for name in self.kinds("key", "value", "gate")
+        )
+        return CacheState(tuple(parts), torch.zeros(batch, dtype=torch.long, device=device), 0, True)
+
+    def probed_own(self, state, names, first):
+        at = torch.arange(state.parts[0].shape[2], device=state.seen.device)[None]
+        return state._replace(parts=self._swap(names, state.parts, at, first))
+
+
+def _grow(buffer: Tensor, new: Tensor, rows: Rows, top: int) -> Tensor:
+    """New tokens written behind the old ones of each row: in place, or as a new tensor where gradients flow."""
+    need = top + rows.T
+    if torch.is_grad_enabled() and (new.requires_grad or buffer.requires_grad):
+        if rows.at is not None:
+            return torch.cat([buffer[:, :, :top], new], 2)
+        buffer = F.pad(buffer[:, :, :top], (0, 0) * (buffer.dim() - 3) + (0, rows.T))
+        return _write(buffer, new, rows)
+    if buffer.shape[2] < need:
+        room = buffer.new_zeros((*buffer.shape[:2], max(need, 2 * buffer.shape[2], 64), *buffer.shape[3:]))
+        room[:, :, :top] = buffer[:, :, :top]
+        buffer = room
+    if rows.at is not None:
+        buffer[:, :, rows.at : need] = new
+        return buffer
+    # padded tokens land behind the real ones of their row, where the next token overwrites them
+    batch = torch.arange(len(new), device=new.device)[:, None]
+    buffer.transpose(1, 2)[batch, rows.positions()] = new.transpose(1, 2)
+    return buffer
+
+
+def _write(buffer: Tensor, new: Tensor, rows: Rows) -> Tensor:
+    batch = torch.arange(len(new), device=new.device)[:, None]
+    return buffer.transpose(1, 2).index_put((batch, rows.positions()), new.transpose(1, 2)).transpose(1, 2)
+
+
+class Scored(Cached):
+    """A mechanism that writes the logits of a few queries at a time; softmax, masks and positions are done here."""
+
+    piece = 256  # queries at a time
+
+    def score(self, mask: Mask, q: Tensor, k: Tensor) -> Tensor:
+        """Logits [B, H, T, S]; the arguments after the mask are the inputs by name, without the values."""
+        raise NotImplementedError
+
+    def attend(self, mask, q, v, **keys):
+        outs = [
+            self.weigh(part, self.score(part, q=q[:, :, queries], **keys), v)
+            for queries, part in mask.pieces(self.piece)
+        ]
+        return torch.cat(outs, 2)
+
+
+class TailState(NamedTuple):
+    """The last `reach` tokens of each row, newest at the right, and the first `front`, slot = position."""
+
+    tail: tuple[Tensor, ...]  # [B, G, reach, D]
+    front: tuple[Tensor, ...]  # [B, G, front + 1, D]; the last slot takes what belongs nowhere
+    seen: Tensor  # [B]
+    top: int
+    even: bool
+
+    def select(self, rows: Tensor) -> "TailState":
+        tail, front = (tuple(part[rows] for part in parts) for parts in (self.tail, self.front))
+        return self._replace(tail=tail, front=front, seen=self.seen[rows])
+
+
+class Tailed(Attending):
+    """State: the last `reach` tokens and the first `front`. With front > 0, `attend` also gets `front_k`, `front_v`
+    (one for each key and value): the first tokens of the sequence, [B, G, <= front, D], slot = position, real while the
+    slot < mask.end. The keys of a call with a state are the tail followed by the new tokens."""
+
+    reach: int
+    front: int = 0
+
+    def own(self, rows, query, source, state):
+        if state is None:
+            front = {f"front_{name}": part[:, :, : self.front] for name, part in source.items()} if self.front else {}
+            mask = self.aligned(rows)
+            return self.attend(mask, **query, **self.repeated(source), **self.repeated(front)), None
+        W, seen, even = self.reach, state.seen + rows.count, state.even and rows.at is not None
+        joined = {name: torch.cat([old, source[name]], 2) for name, old in zip(source, state.tail, strict=True)}
+        front = {
+            f"front_{name}": self._fill(old, source[name], rows) for name, old in zip(source, state.front, strict=False)
+        }
+        shift, S = W, W + rows.T
+        # the host may know that some of the oldest slots are empty
+        if even and rows.at < W:
+            shift, S = rows.at, rows.at + rows.T
+        mask = Mask(rows.start, rows.start - shift, seen, rows.T, S, True, even, shift)
+        seen_front = {name: part[:, :, : self.front] for name, part in front.items()}
+        visible = {name: part[:, :, W - shift :] for name, part in joined.items()}
+        o = self.attend(mask, **query, **self.repeated(visible), **self.repeated(seen_front))
+        if even:
+            tail = tuple(part[:, :, part.shape[2] - W :] for part in joined.values())
+        else:
+            at = (rows.count[:, None] + torch.arange(W, device=seen.device))[:, None, :, None]
+            tail = tuple(part.gather(2, at.expand(-1, part.shape[1], -1, part.shape[3])) for part in joined.values())
+        return o, TailState(tail, tuple(front.values()), seen, state.top + rows.T, even)
+
+    def _fill(self, front: Tensor, new: Tensor, rows: Rows) -> Tensor:
+        if rows.at is not None and rows.at >= self.front:
+            return front
+        at = rows.positions().clamp(max=self.front).expand(len(new), -1)
+        real = rows.real()
+        at = at if real is None else torch.where(real, at, self.front)
+        batch = torch.arange(len(new), device=new.device)[:, None]
+        return front.transpose(1, 2).index_put((batch, at), new.transpose(1, 2)).transpose(1, 2)
+
+    def empty(self, batch, capacity, dtype, device):
+        def zeros(slots: int) -> tuple[Tensor, ...]:
+            size = (batch, self.shape.kv_heads, slots, self.shape.head_width)
+            return tuple(torch.zeros(size, dtype=dtype, device=device) for _ in self.kinds("key", "value"))
+
+        front = zeros(self.front + 1) if self.front else ()
+        return TailState(zeros(self.reach), front, torch.zeros(batch, dtype=torch.long, device=device), 0, True)
+
+    def probed_own(self, state, names, first):
+        device = state.seen.device
+        at = state.seen[:, None] + torch.arange(-self.reach, 0, device=device)
+        front = torch.arange(self.front + 1, device=device)[None]
+        fronts = self._swap(names, state.front, front, first) if state.front else ()
+        return state._replace(tail=self._swap(names, state.tail, at, first), front=fronts)
+
+
+class Digested(Heads):
+    """A mechanism that turns all keys and values into tensors of fixed size and reads its queries against those."""
+
+    def digest(self, real: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """The fixed tensors; `real` [B, S] or None where all are; the other arguments are the sources by name."""
+        raise NotImplementedError
+
+    def consult(self, digest: tuple[Tensor, ...], q: Tensor) -> Tensor:
+        """[B, H, T, D]; a digest of no real token gives zeros."""
+        raise NotImplementedError
+
+    def own(self, rows, query, source, state):
+        return self.consult(self.digest(rows.real(), **self.repeated(source)), **query), None
+
+    def fix(self, source, memory):
+        B, S = memory.x.shape[:2]
+        count = torch.full((B,), S, device=memory.x.device) if memory.count is None else memory.count
+        real = None if memory.count is None else torch.arange(S, device=count.device) < count[:, None]
+        return CrossState(self.digest(real, **self.repeated(source)), count, memory.count is None, S)
+
+    def look(self, query, state):
+        return self.consult(state.parts, **query)
+
+
+class ScanState(NamedTuple):
+    """Running sums."""
+
+    sums: tuple[Tensor, ...]
+    seen: Tensor  # [B]
+    top: int
+    even: bool
+
+    def select(self, rows: Tensor) -> "ScanState":
+        return self._replace(sums=tuple(part[rows] for part in self.sums), seen=self.seen[rows])
+
+
+class Scanned(Digested):
+    """A digest that grows token by token: causal attention is a scan, decoding keeps the sums."""
+
+    def zero(self, batch: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+        """The sums before the first token, batch first."""
+        raise NotImplementedError
+
+    def scan(
+        self, real: Tensor | None, sums: tuple[Tensor, ...], q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """[B, H, T, D] and the sums after the last real token; padded tokens leave the sums alone."""
+        raise NotImplementedError
+
+    def own(self, rows, query, source, state):
+        if self.shape.role == "self":
+            return super().own(rows, query, source, state)
+        first = next(iter(query.values()))
+        sums = self.zero(len(first), first.dtype, first.device) if state is None else state.sums
+        o, sums = self.scan(rows.real(), sums, **query, **self.repeated(source))
+        if state is None:
+            return o, None
+        even = state.even and rows.at is not None
+        return o, ScanState(sums, state.seen + rows.count, state.top + rows.T, even)
+
+    def empty(self, batch, capacity, dtype, device):
+        seen = torch.zeros(batch, dtype=torch.long, device=device)
+        return ScanState(self.zero(batch, dtype, device), seen, 0, True)
+
+
+def pack(x: Tensor, keep: Tensor) -> tuple[Tensor, Rows]:
+    """The real tokens of each row moved to the left, zeros behind."""
+    count = keep.sum(1)
+    order = torch.argsort(keep.logical_not(), dim=1, stable=True)
+    moved = x.gather(1, order[..., None].expand_as(x))
+    real = torch.arange(x.shape[1], device=x.device) < count[:, None]
+    rows = Rows(torch.zeros_like(count), count, x.shape[1], None)
+    return torch.where(real[..., None], moved, 0), rows
+
+
+def pack_memory(memory: Tensor, keep: Tensor | None) -> Memory:
+    if keep is None:
+        return Memory(memory, None)
+    packed, rows = pack(memory, keep)
+    return Memory(packed, rows.count)
+
+
+def unpack(y: Tensor, keep: Tensor, dim: int = 1) -> Tensor:
+    """The inverse of `pack` along `dim`, where `keep` has its last axis: zeros where nothing was kept."""
+    at = (keep.cumsum(-1) - 1).clamp(min=0)
+    shape = (*keep.shape, *([1] * (y.dim() - keep.dim())))
+    moved = y.gather(dim, at.view(shape).expand_as(y))
+    return torch.where(keep.view(shape), moved, 0)
+
+
+def blank(x: Tensor, keep: Tensor | None) -> Tensor:
+    """Zeros where nothing is kept: selected, so that not even NaN gets through."""
+    return x if keep is None else torch.where(keep.view(*keep.shape, *([1] * (x.dim() - keep.dim()))), x, 0)
+
+
+def masked_softmax(logits: Tensor, visible: Tensor | None) -> Tensor:
+    """Softmax in float32 (or better) over the visible keys; a row that sees none is all zeros, gradients finite."""
+    wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    if visible is None:
+        return torch.softmax(wide, -1)
+    wide = torch.where(visible, wide, torch.finfo(wide.dtype).min)
+    return torch.where(visible, torch.softmax(wide, -1), 0)
+
+
+def select(state: Any, rows: Tensor) -> Any:
+    """A copy of the rows of a state, in the order and as often as asked: to branch, to reorder beams."""
+    if state is None:
+        return None
+    if isinstance(state, Tensor):
+        return state[rows]
+    if hasattr(state, "select"):
+        return state.select(rows)
+    return type(state)(select(part, rows) for part in state)
+
+
+def detach(state: Any) -> Any:
+    """The same state with its history of gradients cut, between the segments of truncated training."""
+    if isinstance(state, Tensor):
+        return state.detach()
+    if isinstance(state, tuple):
+        parts = [detach(part) for part in state]
+        return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
+    return state
+
+
+def with_facts(layer: Attention, **changes: Any) -> None:
+    """Facts that the options of this instance change."""
+    layer.facts = replace(layer.facts, **changes)

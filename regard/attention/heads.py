@@ -1,0 +1,121 @@
+"""Different mechanisms on different heads of one layer."""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.attention.base import Attention, Facts, Order, Out, Rows, Shape, select
+from regard.spec import ATTENTION, Spec
+
+
+class PartStates(NamedTuple):
+    """One state a part."""
+
+    parts: tuple[Any, ...]
+    seen: Tensor  # [B]
+    top: int
+    even: bool
+
+    def select(self, rows: Tensor) -> "PartStates":
+        return self._replace(parts=tuple(select(part, rows) for part in self.parts), seen=self.seen[rows])
+
+
+class CrossPartStates(NamedTuple):
+    parts: tuple[Any, ...]
+    count: Tensor  # [B]
+    S: int
+
+    def select(self, rows: Tensor) -> "CrossPartStates":
+        return self._replace(parts=tuple(select(part, rows) for part in self.parts), count=self.count[rows])
+
+
+class MixedHeads(Attention):
+    """The heads split evenly, in order, among the specs in parentheses. Since concat(o) W_O = sum_p o_p W_O,p, a layer
+    of mixed heads is the sum of layers with fewer heads of the same width. Costs what its dearest part costs."""
+
+    facts = Facts(
+        name="heads",
+        paper="Child et al. 2019, Generating Long Sequences with Sparse Transformers (section 4.3)",
+        link="arXiv 1904.10509",
+        family="patterns",
+        formula="y = sum_p part_p(x), part p holding H / P of the H heads",
+        time=Order("dearest part", 2),
+        memory=Order("dearest part", 1),
+        state=Order("dearest part", 1),
+        positions=("rotation", "bias", "content"),
+    )
+    examples = ("heads(softmax, softmax)",)
+    reduces_to = (("heads(softmax, softmax)", "softmax"),)
+    nests = True
+
+    def __init__(self, shape: Shape, parts: tuple[Spec, ...]):
+        super().__init__(shape)
+        if not parts:
+            raise ValueError("heads(...) needs the specs to mix, such as heads(local(window=64), softmax)")
+        if shape.heads % len(parts):
+            raise ValueError(
+                f"{shape.heads} heads do not divide evenly among the {len(parts)} parts of heads(...): "
+                f"use a multiple of {len(parts)} heads"
+            )
+        if shape.kv_heads % len(parts):
+            raise ValueError(
+                f"{shape.kv_heads} key/value heads do not divide evenly among the {len(parts)} parts of heads(...): "
+                f"use a multiple of {len(parts)} kv_heads"
+            )
+        share = shape.heads // len(parts)
+        fewer = replace(shape, heads=share, kv_heads=shape.kv_heads // len(parts))
+        self.parts = torch.nn.ModuleList()
+        for index, part in enumerate(parts):
+            self.parts.append(ATTENTION.build(part, replace(fewer, first_head=shape.first_head + index * share)))
+        facts = [part.facts for part in self.parts]
+        states = [fact.state for fact in facts]
+        self.facts = replace(
+            self.facts,
+            time=max((fact.time for fact in facts), key=lambda order: order.exponent),
+            memory=max((fact.memory for fact in facts), key=lambda order: order.exponent),
+            state=None if None in states else max(states, key=lambda order: order.exponent),
+            roles=tuple(role for role in self.facts.roles if all(role in fact.roles for fact in facts)),
+            positions=tuple(kind for kind in self.facts.positions if all(kind in fact.positions for fact in facts)),
+            **{name: all(getattr(fact, name) for fact in facts) for name in ("prefix", "split", "exact")},
+            **{name: any(getattr(fact, name) for fact in facts) for name in ("signed", "loss")},
+        )
+
+    def run(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
+        rows = rows or Rows.full(x)
+        states = [None] * len(self.parts) if state is None else state.parts
+        outs = [part.run(x, rows, state=old, memory=memory) for part, old in zip(self.parts, states, strict=True)]
+        losses = [out.loss for out in outs if out.loss is not None]
+        if state is not None and self.shape.role == "causal":
+            even = state.even and rows.at is not None
+            state = PartStates(tuple(out.state for out in outs), state.seen + rows.count, state.top + rows.T, even)
+        return Out(sum(out.y for out in outs), state, loss=sum(losses) if losses else None)
+
+    def begin(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
+        parts = tuple(
+            part.begin(batch, memory=memory, capacity=capacity, dtype=dtype, device=device).state for part in self.parts
+        )
+        if self.shape.role == "cross":
+            return Out(None, CrossPartStates(parts, parts[0].count, parts[0].S))
+        return Out(None, PartStates(parts, torch.zeros(batch, dtype=torch.long, device=device), 0, True))
+
+    def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
+        states = [None] * len(self.parts) if state is None else state.parts
+        maps = [part.map(x, rows, state=old, memory=memory) for part, old in zip(self.parts, states, strict=True)]
+        return torch.cat(maps, 1)
+
+    def mix(self, rows, query, source, state=None, memory=None) -> tuple[Tensor, None]:
+        """From projected inputs to [B, H, T, D], for `regard.attend`."""
+        shared = [dict[str, Tensor]() for _ in self.parts]
+        for name, whole in (query | source).items():
+            for inputs, share in zip(shared, whole.chunk(len(self.parts), 1), strict=True):
+                inputs[name] = share
+        outs = [
+            part.mix(rows, {"q": inputs["q"]}, {"k": inputs["k"], "v": inputs["v"]}, None, memory)[0]
+            for part, inputs in zip(self.parts, shared, strict=True)
+        ]
+        return torch.cat(outs, 1), None
+
+    def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        return sum(part.reference(x, memory) for part in self.parts)

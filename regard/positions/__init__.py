@@ -1,0 +1,1 @@
+"""Position schemes: one file each. Read base.py, then alibi.py."""

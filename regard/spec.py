@@ -1,0 +1,207 @@
+"""Spec strings and the closed registries they name.
+
+`"longformer(window=256, globals=16)"` is a name with options; `"heads(local(window=64), strided(stride=8))"` nests.
+Values follow the rules of `ast.literal_eval`; names are looked up among the classes found in one package of Regard and
+nowhere else, so a spec string can never import or call anything.
+"""
+
+import ast
+import difflib
+import importlib
+import inspect
+import pkgutil
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A parsed spec string: a name, nested specs, options."""
+
+    name: str
+    parts: tuple["Spec", ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        inside = [str(part) for part in self.parts] + [f"{key}={value!r}" for key, value in self.options]
+        return f"{self.name}({', '.join(inside)})" if inside else self.name
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a registered class: what `regard explain` prints of it."""
+
+    name: str
+    type: Any
+    default: Any
+    meaning: str
+
+    @property
+    def required(self) -> bool:
+        return self.default is inspect.Parameter.empty
+
+
+def parse(text: "str | Spec") -> Spec:
+    """The spec a string stands for; a ValueError says where the string goes wrong."""
+    if isinstance(text, Spec):
+        return text
+    if not isinstance(text, str):
+        raise ValueError(f"a spec is a string such as 'local(window=64)', got {type(text).__name__}: {text!r}")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise ValueError(f"cannot read the spec {text!r}: expected a form such as 'local(window=64)'") from None
+    return _read(tree, text)
+
+
+def over_layers(specs: "str | Spec | Sequence[str | Spec]", layers: int) -> list[Spec]:
+    """One spec a layer: a list (also written `"[local(window=64), softmax]"`) is repeated until the layers run out."""
+    if isinstance(specs, str) and specs.strip().startswith("["):
+        try:
+            tree = ast.parse(specs.strip(), mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            tree = None
+        if not isinstance(tree, ast.List):
+            raise ValueError(f"cannot read the list of specs {specs!r}: expected '[local(window=64), softmax]'")
+        specs = [_read(item, specs) for item in tree.elts]
+    if isinstance(specs, str | Spec):
+        specs = [specs]
+    if not specs:
+        raise ValueError("the list of specs is empty; name at least one mechanism")
+    if len(specs) > layers:
+        raise ValueError(f"{len(specs)} specs for {layers} layers: give at most one spec a layer")
+    return [parse(specs[layer % len(specs)]) for layer in range(layers)]
+
+
+def _read(tree: ast.expr, text: str) -> Spec:
+    if isinstance(tree, ast.Constant) and isinstance(tree.value, str):
+        return parse(tree.value)
+    if isinstance(tree, ast.Name):
+        return Spec(tree.id)
+    if not (isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name)):
+        raise ValueError(f"cannot read the spec {text!r}: expected a name, or a name with options in parentheses")
+    options = []
+    for keyword in tree.keywords:
+        if keyword.arg is None:
+            raise ValueError(f"cannot read the spec {text!r}: '**' is not allowed, write option=value")
+        try:
+            value = ast.literal_eval(keyword.value)
+        except ValueError:
+            raise ValueError(
+                f"option {keyword.arg!r} in {text!r} must be a plain value (number, string, True, None, list or tuple),"
+                f" got {ast.unparse(keyword.value)!r}"
+            ) from None
+        options.append((keyword.arg, value))
+    repeated = {key for key, _ in options if [k for k, _ in options].count(key) > 1}
+    if repeated:
+        raise ValueError(f"option {sorted(repeated)[0]!r} is given twice in {text!r}")
+    return Spec(tree.func.id, tuple(_read(part, text) for part in tree.args), tuple(options))
+
+
+class Registry:
+    """The classes of one package, by the name in their `facts`; found by looking at the files, so a new file suffices."""
+
+    def __init__(self, kind: str, package: str):
+        self.kind = kind
+        self.package = package
+        self._classes: dict[str, type] | None = None
+
+    @property
+    def classes(self) -> dict[str, type]:
+        if self._classes is None:
+            found: dict[str, type] = {}
+            path = importlib.import_module(self.package).__path__
+            for module_name in sorted(module.name for module in pkgutil.iter_modules(path)):
+                module = importlib.import_module(f"{self.package}.{module_name}")
+                for value in vars(module).values():
+                    if isinstance(value, type) and value.__module__ == module.__name__ and "facts" in vars(value):
+                        found[value.facts.name] = value
+            self._classes = found
+        return self._classes
+
+    def names(self) -> list[str]:
+        return sorted(self.classes)
+
+    def find(self, name: str) -> type:
+        if name not in self.classes:
+            raise ValueError(
+                f"unknown {self.kind} {name!r}{_guess(name, self.names())}; known: {', '.join(self.names())}"
+            )
+        return self.classes[name]
+
+    def options(self, name: str) -> list[Option]:
+        """The options of a name, read from the keyword-only arguments of its class."""
+        init = self.find(name).__init__
+        hints = get_type_hints(init, include_extras=True)
+        found = []
+        for parameter in inspect.signature(init).parameters.values():
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                hint = hints[parameter.name]
+                meaning = hint.__metadata__[0] if get_origin(hint) is Annotated else ""
+                kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+                found.append(Option(parameter.name, kind, parameter.default, meaning))
+        return found
+
+    def build(self, spec: "str | Spec", shape: Any) -> Any:
+        """What a spec names: `Class(shape, **options)`, or `Class(shape, parts, **options)` where it nests specs."""
+        spec = parse(spec)
+        cls = self.find(spec.name)
+        known = {option.name: option for option in self.options(spec.name)}
+        for key, value in spec.options:
+            if key not in known:
+                listed = f"it takes {', '.join(known)}" if known else "it takes none"
+                raise ValueError(f"{self.kind} {spec.name!r} has no option {key!r}{_guess(key, list(known))}; {listed}")
+            if not fits(value, known[key].type):
+                expected = describe(known[key].type)
+                raise ValueError(f"option {key!r} of {spec.name!r} must be {expected}, got {value!r}")
+        missing = [name for name, option in known.items() if option.required and name not in dict(spec.options)]
+        if missing:
+            raise ValueError(f"{self.kind} {spec.name!r} needs the option {missing[0]!r}: {known[missing[0]].meaning}")
+        if getattr(cls, "nests", False):
+            return cls(shape, spec.parts, **dict(spec.options))
+        if spec.parts:
+            raise ValueError(f"{self.kind} {spec.name!r} takes options by name only, got {str(spec.parts[0])!r}")
+        return cls(shape, **dict(spec.options))
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a literal has the type an option asks for."""
+    origin, inside = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return any(value == choice and type(value) is type(choice) for choice in inside)
+    if origin in (Union, types.UnionType):
+        return any(fits(value, choice) for choice in inside)
+    if origin is tuple:
+        return isinstance(value, tuple | list) and all(fits(item, inside[0]) for item in value)
+    if kind is type(None) or kind is None:
+        return value is None
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def describe(kind: Any) -> str:
+    """An option's type in words."""
+    origin, inside = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return " or ".join(repr(choice) for choice in inside)
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe(choice) for choice in inside)
+    if origin is tuple:
+        return f"a list of {describe(inside[0])}"
+    names = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", type(None): "None"}
+    return names.get(kind, str(kind))
+
+
+def _guess(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+ATTENTION = Registry("attention", "regard.attention")
+POSITIONS = Registry("position", "regard.positions")
+REGISTRIES = {registry.kind: registry for registry in (ATTENTION, POSITIONS)}

@@ -1,0 +1,611 @@
+"""What proves a mechanism: one function a property, over a `Case`. No skip list: where a mechanism is exempt, it has
+declared so in its facts, and then the opposite is checked. `test_planted.py` shows each function fail on a bug."""
+
+import copy
+import io
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import regard
+from regard.attention.base import Attention, Memory, Rows, pack, unpack
+from regard.spec import ATTENTION, POSITIONS
+
+WIDTH, HEADS = 16, 4
+LONG = 33
+CUTS = ([1] * LONG, [4, *[1] * (LONG - 4)], [LONG], [13, 7, 1, 12])
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mechanism in a role; `make` replaces the registered class by a broken one in the tests of the suite itself."""
+
+    spec: str
+    role: str
+    position: str | None = None
+    make: Callable[..., Attention] | None = None
+
+    def build(self, *, seed: int = 0, dtype: torch.dtype = torch.float64, **sizes: Any) -> Attention:
+        torch.manual_seed(seed)
+        sizes = {"width": WIDTH, "heads": HEADS, "role": self.role, "position": self.position} | sizes
+        layer = self.make(**sizes) if self.make else regard.attention(self.spec, **sizes)
+        shake(layer)
+        return layer.to(dtype).eval()
+
+    def __str__(self) -> str:
+        return "-".join(filter(None, (self.spec, self.role, self.position)))
+
+
+def shake(layer: torch.nn.Module) -> None:
+    """Parameters that start at zero or one would hide what they do."""
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            if parameter.numel() < 2 or parameter.std() == 0:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+
+
+def cases() -> list[Case]:
+    found = []
+    for name in ATTENTION.names():
+        for spec in ATTENTION.find(name).examples:
+            found += [Case(spec, role) for role in regard.facts(spec).roles]
+    return found
+
+
+def position_cases() -> list[Case]:
+    """Every scheme on every mechanism that takes its kind."""
+    found = []
+    for scheme in POSITIONS.names():
+        cls = POSITIONS.find(scheme)
+        for position, name in itertools.product(cls.examples, ATTENTION.names()):
+            spec = ATTENTION.find(name).examples[0]
+            facts = regard.facts(spec)
+            takes = name in ("softmax", "linear") if cls.facts.kind == "input" else cls.facts.kind in facts.positions
+            if takes:
+                found += [Case(spec, role, position) for role in cls.facts.roles if role in facts.roles]
+    return found
+
+
+def inputs(case: Case, T: int = LONG, *, B: int = 3, S: int = 21, seed: int = 1, dtype=torch.float64) -> dict[str, Any]:
+    """x, and the memory for cross-attention."""
+    draw = torch.Generator().manual_seed(seed)
+    given = {"x": torch.randn(B, T, WIDTH, generator=draw, dtype=torch.float64).to(dtype)}
+    if case.role == "cross":
+        given["memory"] = torch.randn(B, S, WIDTH, generator=draw, dtype=torch.float64).to(dtype)
+    return given
+
+
+def holes(T: int, seed: int = 3) -> Tensor:
+    """Padding of different amount and place in each row: left, right, inside, none, one token, all. [6, T]"""
+    keep = torch.rand(6, T, generator=torch.Generator().manual_seed(seed)) < 0.6
+    keep[0, : T // 3], keep[0, T // 3 :] = False, True
+    keep[1, : T - T // 4], keep[1, T - T // 4 :] = True, False
+    keep[2, 0], keep[2, 1:3], keep[2, -1] = True, False, True
+    keep[3] = True
+    keep[4] = False
+    keep[4, T // 2] = True
+    keep[5] = False
+    return keep
+
+
+def reference(layer: Attention, given: dict[str, Tensor]) -> Tensor:
+    if "memory" in given:
+        return torch.stack([layer.reference(x, memory) for x, memory in zip(given["x"], given["memory"], strict=True)])
+    return torch.stack([layer.reference(x) for x in given["x"]])
+
+
+def same(a: Tensor, b: Tensor) -> None:
+    assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+# the properties
+
+
+def check_reference(case: Case) -> None:
+    for T, sizes in itertools.product((1, 2, 7, LONG), ({}, {"bias": True, "head_width": 6})):
+        layer = case.build(**sizes)
+        given = inputs(case, T, B=2, S=T + 3)
+        assert_close(layer(**given), reference(layer, given))
+
+
+def check_grouped(case: Case) -> None:
+    """Fewer key/value heads than heads, wherever q, k and v exist."""
+    kv_heads = 2
+    try:
+        layer = case.build(heads=8, head_width=4, kv_heads=4 if "heads" in case.spec else kv_heads)
+    except ValueError as error:
+        pytest.fail(f"grouped heads refused: {error}")
+    given = inputs(case, 9, B=2)
+    assert_close(layer(**given), reference(layer, given))
+    if case.role == "causal":
+        assert_close(extended(layer, given["x"], [4, 1, 4]), layer(**given))
+
+
+def check_limit(case: Case) -> None:
+    for spec, target in ATTENTION.find(case.spec.split("(")[0]).reduces_to:
+        if case.role not in regard.facts(spec).roles or case.role not in regard.facts(target).roles:
+            continue
+        layer, simple = Case(spec, case.role, make=case.make).build(seed=0), Case(target, case.role).build(seed=5)
+        shares(simple, layer)
+        given = inputs(case)
+        assert_close(layer(**given), simple(**given))
+
+
+def shares(source: Attention, target: Attention) -> None:
+    """Copies what two layers have in common; for heads(a, a), the part of a's tensors each of them holds."""
+    state = source.state_dict()
+    with torch.no_grad():
+        for name, tensor in itertools.chain(target.named_parameters(), target.named_buffers()):
+            part, _, rest = name.removeprefix("parts.").partition(".")
+            if name.startswith("parts.") and name not in state:
+                whole = state[rest]
+                axes = [d for d in range(whole.dim()) if whole.shape[d] != tensor.shape[d]]
+                tensor.copy_(whole.chunk(len(target.parts), axes[0])[int(part)] if axes else whole)
+            elif name in state and state[name].shape == tensor.shape:
+                tensor.copy_(state[name])
+
+
+def check_twice(case: Case) -> None:
+    """heads(a, a) = a."""
+    layer, whole = Case(f"heads({case.spec}, {case.spec})", case.role).build(heads=8), case.build(seed=5, heads=8)
+    if case.make is not None:
+        layer.parts = torch.nn.ModuleList(case.build(heads=4, head_width=2) for _ in range(2))
+    shares(whole, layer)
+    given = inputs(case)
+    assert_close(layer(**given), whole(**given))
+
+
+def check_roles(case: Case) -> None:
+    layer = case.build()
+    for role in ("self", "causal", "cross"):
+        if role in layer.facts.roles:
+            assert Case(case.spec, role, make=case.make).build().shape.role == role
+        else:
+            with pytest.raises(ValueError, match=f"role '{role}'"):
+                Case(case.spec, role, make=case.make).build()
+    assert (layer.facts.state is not None) == ("causal" in layer.facts.roles)
+    if case.role == "self":
+        with pytest.raises(ValueError, match="role='causal'"):
+            layer.start(2)
+    if case.role != "cross":
+        with pytest.raises(ValueError, match="memory"):
+            layer(inputs(case)["x"], memory=torch.zeros(3, 5, WIDTH, dtype=torch.float64))
+
+
+def check_causality(case: Case) -> None:
+    if case.role != "causal":
+        return
+    layer = case.build(dtype=torch.float32)
+    x = inputs(case, dtype=torch.float32)["x"]
+    for cut in (1, 5, 14, 27):
+        for seed, large in itertools.product((8, 9), (1.0, torch.finfo(torch.float32).max ** 0.25)):
+            other = inputs(case, dtype=torch.float32, seed=seed)["x"]
+            changed = torch.cat([x[:, :cut], other[:, cut:].clamp(-1, 1) * large], 1)
+            if layer.facts.prefix:
+                same(layer(changed)[:, :cut], layer(x)[:, :cut])
+    future = torch.ones(LONG, LONG).triu(1).bool()
+    assert not layer.weights(x)[..., future].any(), "weight on the future"
+
+
+def check_prefix(case: Case) -> None:
+    if case.role != "causal":
+        return
+    layer = case.build()
+    x = inputs(case)["x"]
+    whole = layer(x)
+    moved = [(layer(x[:, :t]) - whole[:, :t]).abs().max().item() for t in (1, 2, 7, 16, 32)]
+    if layer.facts.prefix:
+        assert max(moved) < 1e-9, f"outputs of a prefix move by {moved}"
+    else:
+        assert max(moved) > 1e-9, "declared as moving with the length, but nothing moved"
+
+
+def check_padding(case: Case) -> None:
+    layer = case.build()
+    keep = holes(LONG)
+    if layer.facts.padding == "none":
+        with pytest.raises(ValueError, match="padding"):
+            layer(inputs(case, B=6)["x"], keep=keep)
+        return
+    given = inputs(case, B=6)
+    masks = {"keep": keep}
+    if case.role == "cross":
+        masks["memory_keep"] = holes(21, seed=4)[torch.tensor([3, 2, 0, 1, 5, 4])]
+    y = layer(**given, **masks)
+    alone = torch.zeros_like(y)
+    for row in range(6):
+        own = {"x": given["x"][row : row + 1, keep[row]]}
+        if case.role == "cross":
+            own["memory"] = given["memory"][row : row + 1, masks["memory_keep"][row]]
+            if not own["memory"].shape[1]:
+                continue
+        if own["x"].shape[1]:
+            alone[row, keep[row]] = layer(**own)[0]
+    assert_close(y, alone)
+    # what stands in the padding reaches neither the outputs nor the gradients, to the last bit
+    layer = case.build(dtype=torch.float32)
+    results = []
+    for fill in (0.0, 7.0, -(torch.finfo(torch.float32).max ** 0.25), 1e30, math.inf, math.nan):
+        filled = {n: t.float().clone() for n, t in given.items()}
+        filled["x"][~keep] = fill
+        if case.role == "cross":
+            filled["memory"][~masks["memory_keep"]] = fill
+        for tensor in filled.values():
+            tensor.requires_grad_()
+        layer.zero_grad()
+        y = layer(**filled, **masks)
+        y.square().sum().backward()
+        grads = [p.grad for p in layer.parameters() if p.grad is not None]
+        results.append([y.detach(), *grads, *(t.grad for t in filled.values())])
+    for result in results:
+        for got, expected in zip(result, results[0], strict=True):
+            assert got.isfinite().all()
+            same(got, expected)
+
+
+def extended(layer: Attention, x: Tensor, cuts: list[int], keep: Tensor | None = None, **start: Any) -> Tensor:
+    state = layer.start(len(x), **start)
+    ys, first = [], 0
+    for n in cuts:
+        y, state = layer.extend(
+            x[:, first : first + n], state, keep=None if keep is None else keep[:, first : first + n]
+        )
+        ys.append(y)
+        first += n
+    return torch.cat(ys, 1)
+
+
+def check_split(case: Case) -> None:
+    if case.role == "self":
+        return
+    layer = case.build()
+    for grad, cuts in itertools.product((False, True), CUTS):
+        with torch.set_grad_enabled(grad):
+            given = inputs(case, B=6)
+            keep = holes(LONG)
+            if case.role == "cross":
+                memory = {"memory": given["memory"], "memory_keep": holes(21, seed=4)}
+                assert_close(extended(layer, given["x"], cuts, **memory), layer(given["x"], **memory))
+                continue
+            full, ragged = extended(layer, given["x"], cuts), extended(layer, given["x"], cuts, keep)
+        if layer.facts.split:
+            for got, keep_ in ((full, None), (ragged, keep)):
+                assert_close(got, layer(given["x"], keep=keep_))
+        elif len(cuts) > 1:
+            assert (full - layer(given["x"])).abs().max() > 1e-9, "declared as depending on the cut, but it does not"
+
+
+class Stack(torch.nn.Module):
+    """Two layers with residuals that pack once: the smallest model."""
+
+    def __init__(self, case: Case):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(case.build(seed=seed) for seed in (0, 1))
+        for layer in self.layers:
+            layer.settle(self.layers[0], False, False)
+
+    def forward(self, x: Tensor, states: list[Any], keep: Tensor | None = None) -> tuple[Tensor, list[Any]]:
+        packed, rows = (x, Rows.full(x)) if keep is None else pack(x, keep)
+        seen, even = states[0].seen, keep is None and states[0].even
+        rows = rows._replace(start=seen, at=states[0].top if even else None)
+        after = []
+        for layer, state in zip(self.layers, states, strict=True):
+            out = layer.run(packed, rows, state=state)
+            packed = packed + out.y
+            after.append(out.state)
+        return packed if keep is None else unpack(packed, keep), after
+
+
+def check_ragged_decode(case: Case) -> None:
+    """Prompts of different length in one batch, then new tokens: each row as if alone."""
+    if case.role != "causal" or not case.build().facts.split:
+        return
+    x = inputs(case, B=4)["x"]
+    prompt = torch.arange(20) < torch.tensor([20, 3, 11, 1])[:, None]
+    model = Stack(case)
+    with torch.no_grad():
+        states = [layer.start(4) for layer in model.layers]
+        ys, states = model(x[:, :20], states, prompt)
+        news = []
+        for t in range(20, LONG):
+            y, states = model(x[:, t : t + 1], states)
+            news.append(y)
+        for row in range(4):
+            own = torch.cat([x[row : row + 1, :20][:, prompt[row]], x[row : row + 1, 20:]], 1)
+            expected = own
+            for layer in model.layers:
+                expected = expected + layer(expected)
+            got = torch.cat([ys[row : row + 1, :20][:, prompt[row]], torch.cat(news, 1)[row : row + 1]], 1)
+            assert_close(got, expected)
+
+
+def tensors(state: Any) -> list[Tensor]:
+    if isinstance(state, Tensor):
+        return [state]
+    return [tensor for part in state for tensor in tensors(part)] if isinstance(state, tuple) else []
+
+
+def check_select(case: Case) -> None:
+    if case.role == "self":
+        return
+    layer = case.build()
+    x = inputs(case, B=3)["x"]
+    rows = torch.tensor([2, 0, 0, 1, 2])
+    with torch.no_grad():
+        if case.role == "cross":
+            memory = inputs(case, B=3)["memory"]
+            keep = holes(21, seed=4)[:3]
+            state = layer.start(3, memory=memory, memory_keep=keep)
+            y = layer.extend(x[rows], regard.select(state, rows))[0]
+            assert_close(y, layer(x[rows], memory=memory[rows], memory_keep=keep[rows]))
+            beams = inputs(case, B=12, seed=6)["x"]
+            y = layer.extend(beams, state)[0]
+            wide = {"memory": memory.repeat_interleave(4, 0), "memory_keep": keep.repeat_interleave(4, 0)}
+            assert_close(y, layer(beams, **wide))
+            assert_close(layer.extend(beams, state)[0], y)
+            return
+        keep = torch.arange(20) < torch.tensor([20, 3, 11])[:, None]
+        _, state = layer.extend(x[:, :20], layer.start(3), keep=keep)
+        branch = regard.select(state, rows)
+        first = layer.extend(x[rows, 20:27], branch)[0]
+        # the branch wrote into its own copy: the old state still goes on as if nothing had happened
+        second = layer.extend(x[:, 20:27], state)[0]
+        assert_close(first, second[rows])
+        sizes = []
+        for T in (128, 256):
+            _, state = layer.extend(inputs(case, T, B=1)["x"], layer.start(1))
+            sizes.append(sum(t.numel() for t in tensors(state) if t.is_floating_point()))
+    exponent = math.log2(sizes[1] / sizes[0])
+    assert abs(exponent - layer.facts.state.exponent) < 0.1, f"state grows with exponent {exponent:.2f}"
+
+
+def check_batch(case: Case) -> None:
+    layer = case.build()
+    given = inputs(case)
+    y = layer(**given)
+    for row in range(3):
+        assert_close(layer(**{n: t[row : row + 1] for n, t in given.items()}), y[row : row + 1])
+
+
+def check_gradient(case: Case) -> None:
+    layer = case.build(bias=True)
+    given = inputs(case, 9, B=2, S=11)
+
+    def gradients(function: Callable[[], Tensor]) -> dict[str, Tensor | None]:
+        layer.zero_grad()
+        leaves = {name: tensor.clone().requires_grad_() for name, tensor in given.items()}
+        y = function(leaves)
+        torch.manual_seed(7)
+        (y * torch.randn_like(y)).sum().backward()
+        return {**{n: t.grad for n, t in leaves.items()}, **{n: p.grad for n, p in layer.named_parameters()}}
+
+    fast = gradients(lambda leaves: layer(**leaves))
+    for name, slow in gradients(lambda leaves: reference(layer, leaves)).items():
+        assert slow is not None, f"the reference does not read {name}"
+        assert fast[name] is not None, f"no gradient reaches {name}"
+        assert_close(fast[name], slow, msg=lambda text, name=name: f"{name}: {text}")
+    if case.role != "self" and layer.facts.split:
+        step = gradients(
+            lambda leaves: extended(layer, leaves["x"], [4, 1, 4], **{n: t for n, t in leaves.items() if n != "x"})
+        )
+        for name, grad in fast.items():
+            assert_close(step[name], grad, msg=lambda text, name=name: f"{name} through extend: {text}")
+
+
+def check_weights(case: Case) -> None:
+    layer = case.build()
+    given = inputs(case, B=6)
+    keep = holes(LONG)
+    masks = {"keep": keep}
+    if case.role == "cross":
+        masks["memory_keep"] = holes(21, seed=4)
+    elif layer.facts.padding == "none":
+        masks = {"keep": torch.ones_like(keep)}
+        keep = masks["keep"]
+    maps = layer.weights(**given, **masks)
+    columns = masks.get("memory_keep", keep)
+    assert maps.shape == (6, HEADS, LONG, columns.shape[1]) or layer.facts.columns == "slots"
+    sums = maps.sum(-1).transpose(1, 2)
+    assert not sums[~keep].any(), "a padded query has weights"
+    if layer.facts.columns == "tokens":
+        assert not maps.transpose(1, 3).transpose(2, 3)[~columns].any(), "weight on padding"
+    seeing = keep & columns.any(1)[:, None]
+    if layer.facts.signed:
+        assert (sums[seeing] - 1).abs().max() > 1e-9 or (maps < 0).any(), "declared as signed, but it is not"
+    else:
+        assert (maps >= -1e-12).all()
+        assert_close(sums[seeing], torch.ones_like(sums[seeing]))
+    if not hasattr(layer, "read"):
+        return
+    # attend(V) = weights @ V for any V put in the place of every value
+    x, rows, memory = given["x"], Rows.full(given["x"]), None
+    if case.role == "cross":
+        memory = Memory(given["memory"], None)
+    query, source = layer.read(x, rows, memory)
+    values = {n: torch.randn_like(source[layer.kinds("value")[0]]) for n in layer.kinds("value")[:1]}
+    swapped = source | dict.fromkeys(layer.kinds("value"), next(iter(values.values())))
+    nothing = source | {n: torch.zeros_like(source[n]) for n in layer.kinds("value")}
+    o = layer.mix(rows, query, swapped, None, memory)[0] - layer.mix(rows, query, nothing, None, memory)[0]
+    v = next(iter(values.values())).repeat_interleave(HEADS // layer.shape.kv_heads, 1)
+    maps = layer.weights(**given)
+    assert_close(maps @ v, o)
+    if case.role == "causal" and hasattr(layer, "probed_own"):
+        _, state = layer.extend(x[:, :20], layer.start(6))
+        late = layer.weights(x[:, 20:], state=state)
+        assert_close(late, maps[:, :, 20:])
+        y, _ = layer.extend(x[:, 20:], state)
+        assert_close(y, layer(x)[:, 20:])
+    if case.role == "cross" and hasattr(layer, "attend"):
+        state = layer.start(6, memory=given["memory"])
+        assert_close(layer.weights(x, state=state), maps)
+
+
+class Tally(TorchDispatchMode):
+    """Elements written by operators that are no views, and the largest single output in bytes."""
+
+    def __init__(self):
+        super().__init__()
+        self.written = 0
+        self.largest = 0
+
+    def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if not any(result.alias_info is not None for result in function._schema.returns):
+            for tensor in tensors(tuple(out) if isinstance(out, list | tuple) else out):
+                self.written += tensor.numel()
+                self.largest = max(self.largest, tensor.numel() * tensor.element_size())
+        elif any(result.alias_info is not None and result.alias_info.is_write for result in function._schema.returns):
+            self.written += sum(tensor.numel() for tensor in tensors(tuple(args[:1])))
+        return out
+
+
+def _flash_flops(q, k, v, *_, out_shape=None, **__):
+    B, H, T, D = q
+    return 2 * B * H * T * k[2] * (D + v[3])
+
+
+def _flash_backward_flops(grad, q, k, v, *_, out_shape=None, **__):
+    return 5 * _flash_flops(q, k, v) // 2
+
+
+# the counter of torch does not know the CPU's kernel
+FLASH = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _flash_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _flash_backward_flops,
+}
+
+
+def cost(case: Case, T: int) -> dict[str, int]:
+    """The counted work of a training step: operations, elements written, bytes (the largest tensor, what is saved)."""
+    layer = case.build(dtype=torch.float32)
+    given = inputs(case, T, B=1, S=T, dtype=torch.float32)
+    saved: dict[int, int] = {}
+
+    def save(tensor: Tensor) -> Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with FlopCounterMode(display=False, custom_mapping=FLASH) as flops, Tally() as tally:
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+            y = layer(**given)
+        y.sum().backward()
+    return {
+        "flops": flops.get_total_flops(),
+        "written": tally.written,
+        "largest": tally.largest,
+        "saved": sum(saved.values()),
+    }
+
+
+def check_cost(case: Case) -> None:
+    """The exponents of a step, forward and backward, counted at two lengths."""
+    facts = case.build().facts
+    short, long = cost(case, 1024), cost(case, 2048)
+    grown = {name: math.log2(long[name] / short[name]) for name in short}
+    time, memory = max(grown["flops"], grown["written"]), max(grown["largest"], grown["saved"])
+    assert abs(time - facts.time.exponent) < 0.1, f"time grows with exponent {time:.2f}: {grown}"
+    assert abs(memory - facts.memory.exponent) < 0.1, f"memory grows with exponent {memory:.2f}: {grown}"
+    if facts.memory.exponent < 2:
+        assert long["largest"] < 4 * 2048 * 2048, "a tensor of N x N"
+
+
+def check_low_precision(case: Case) -> None:
+    """Finite at logits of 1e4; at moderate ones no further off than rounding the inputs once, times two."""
+    sizes = {"width": 64, "heads": 4, "head_width": 64}
+    for dtype, logits in itertools.product((torch.bfloat16, torch.float16), (4.0, 1e4)):
+        low = case.build(dtype=dtype, **sizes)
+        layer = copy.deepcopy(low).float()
+        draw = torch.Generator().manual_seed(2)
+        given = {n: torch.randn(2, t.shape[1], 64, generator=draw) for n, t in inputs(case, B=2).items()}
+        if hasattr(layer, "project") and {"q", "k"} <= set(layer.inputs):
+            source = given.get("memory", given["x"])
+            top = (
+                (
+                    layer.split("q", given["x"])
+                    @ layer.split("k", source).repeat_interleave(4 // layer.shape.kv_heads, 1).mT
+                )
+                .abs()
+                .max()
+            )
+            factor = math.sqrt(logits / (layer.shape.head_width**-0.5 * top.item()))
+        else:
+            factor = math.sqrt(logits / 4)
+        given = {n: (t * factor).to(dtype) for n, t in given.items()}
+        with torch.no_grad():
+            got = low(**given).float()
+            assert got.isfinite().all(), f"{dtype} at logits of {logits:g}: not finite"
+            exact = layer(**{n: t.float() for n, t in given.items()})
+            room, eps = torch.zeros_like(exact), torch.finfo(dtype).eps
+            for _ in range(4):
+                near = copy.deepcopy(layer)
+                for parameter in near.parameters():
+                    parameter.mul_(1 + eps * (2 * torch.rand_like(parameter) - 1))
+                moved = near(**{n: t.float() * (1 + eps * (2 * torch.rand(t.shape) - 1)) for n, t in given.items()})
+                room = torch.maximum(room, (moved - exact).abs())
+            allowed = 2 * room.max() + 2 * eps * exact.abs().max()
+            assert (got - exact).abs().max() <= allowed, (
+                f"{dtype} at logits of {logits:g}: off by {(got - exact).abs().max():.3g}, allowed {allowed:.3g}"
+            )
+
+
+def check_compile(case: Case) -> None:
+    graphs = []
+
+    def counter(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    layer = case.build(dtype=torch.float32)
+    run = torch.compile(layer.run, backend=counter, fullgraph=True)
+    given = inputs(case, dtype=torch.float32)
+    memory = Memory(given["memory"], torch.tensor([21, 5, 9])) if case.role == "cross" else None
+    rows = Rows(torch.zeros(3, dtype=torch.long), torch.tensor([LONG, 9, 17]), LONG, None)
+    assert_close(run(given["x"], rows, memory=memory).y, layer.run(given["x"], rows, memory=memory).y)
+    assert len(graphs) == 1
+    if case.role == "causal":
+        graphs.clear()
+        torch._dynamo.reset()
+        with torch.no_grad():
+            _, state = layer.extend(given["x"][:, :7], layer.start(3, capacity=LONG))
+            for t in range(7, 14):
+                x = given["x"][:, t : t + 1]
+                rows = Rows(state.seen, torch.ones(3, dtype=torch.long), 1, state.top)
+                y, state, *_ = run(x, rows, state=state)
+                assert_close(y, layer(given["x"])[:, t : t + 1])
+        assert len(graphs) <= 2, f"{len(graphs)} graphs for the steps of one decoding"
+
+
+def check_round_trip(case: Case) -> None:
+    layer = case.build(seed=0)
+    stored = io.BytesIO()
+    torch.save(layer.state_dict(), stored)
+    stored.seek(0)
+    other = case.build(seed=1)
+    other.load_state_dict(torch.load(stored, weights_only=True))
+    given = inputs(case)
+    same(other(**given), layer(**given))
+    assert str(regard.spec.parse(case.spec)) == str(regard.spec.parse(str(regard.spec.parse(case.spec))))
+    with pytest.raises(ValueError, match="nonsense"):
+        regard.attention(
+            case.spec.replace(")", ", nonsense=1)", 1) if "(" in case.spec else f"{case.spec}(nonsense=1)",
+            width=WIDTH,
+            heads=HEADS,
+            role=case.role,
+        )
+    with pytest.raises(ValueError, match="unknown attention 'nonsense'"):
+        regard.attention(f"heads({case.spec}, nonsense)", width=WIDTH, heads=HEADS, role=case.role)
+
+
+CHECKS = {name.removeprefix("check_"): value for name, value in list(globals().items()) if name.startswith("check_")}
+# a position scheme changes what is attended to, not how it is paid for
+POSITION_CHECKS = [n for n in CHECKS if n not in ("limit", "twice", "roles", "cost", "low_precision", "round_trip")]
