@@ -62,7 +62,7 @@ def attend(
     >>> y = regard.attend("local(window=256)", q, k, v, causal=True)
     """
     _check_heads(q, k, v, keep, causal)
-    B, H, T, D = q.shape
+    _, H, T, D = q.shape
     S = k.shape[2]
     role = "causal" if causal else "self" if T == S else "cross"
     layer = _bare(str(parse(spec)), H, k.shape[1], D, role, q.dtype, q.device)

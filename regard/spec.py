@@ -101,7 +101,7 @@ def _read(tree: ast.expr, text: str) -> Spec:
 
 
 class Registry:
-    """The classes of one package, by the name in their `facts`; found by looking at the files, so a new file suffices."""
+    """The classes of one package by the name in their `facts`, found by looking at its files: a new file suffices."""
 
     def __init__(self, kind: str, package: str):
         self.kind = kind

@@ -357,8 +357,12 @@ def check_select(case: Case) -> None:
         _, state = layer.extend(x[:, :20], layer.start(3), keep=keep)
         branch = regard.select(state, rows)
         first = layer.extend(x[rows, 20:27], branch)[0]
-        # the branch wrote into its own copy: the old state still goes on as if nothing had happened
+        expected = layer.extend(-x[:, 20:27], regard.select(state, torch.arange(3)))[0]
+        # a branch and its origin go on side by side: each writes into a copy of its own
+        early, twin = layer.extend(-x[:, 20:23], regard.select(state, torch.arange(3)))
         second = layer.extend(x[:, 20:27], state)[0]
+        late = layer.extend(-x[:, 23:27], twin)[0]
+        assert_close(torch.cat([early, late], 1), expected)
         assert_close(first, second[rows])
         sizes = []
         for T in (128, 256):

@@ -158,7 +158,7 @@ class Memory(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """Which key slots a query sees: query t of row b is at q0[b]+t, slot s at k0[b]+s, real iff 0 <= position < end[b]."""
+    """Which key slots a query sees: query t of row b is at q0[b]+t, slot s at k0[b]+s; real: 0 <= position < end[b]."""
 
     q0: Tensor  # [B]
     k0: Tensor  # [B]
@@ -200,7 +200,7 @@ class Mask(NamedTuple):
         return visible
 
     def sdpa(self) -> tuple[Tensor | None, bool]:
-        """(attn_mask, is_causal): the cheapest legal form. Padded keys lie behind every real query of an aligned row."""
+        """(attn_mask, is_causal): the cheapest legal form. In an aligned row, padding lies behind every real query."""
         return (None, True) if self.causal and self.aligned else (self.dense(), False)
 
     def pieces(self, size: int) -> "Iterator[tuple[slice, Mask]]":
@@ -400,7 +400,7 @@ class Attention(nn.Module):
     def _refuse_memory(self) -> None:
         advice = " Build it with role='cross'." if "cross" in self.facts.roles else " It has no cross-attention."
         raise ValueError(
-            f"memory was given to attention {self.facts.name!r} of role {self.shape.role!r}, which reads x alone.{advice}"
+            f"memory was given to attention {self.facts.name!r} of role {self.shape.role!r}: it reads x only.{advice}"
         )
 
     def _check_tokens(self, x: Tensor, keep: Tensor | None, name: str, keep_name: str, width: int) -> None:

@@ -1,0 +1,274 @@
+"""The suite itself on trial: for each property, a mechanism with one planted bug that the check must catch."""
+
+import pytest
+import torch
+from suite import CHECKS, Case
+
+from regard.attention.base import Attention, CacheState, Facts, Mask, Order, Rows, Shape, pack
+from regard.attention.heads import MixedHeads
+from regard.attention.softmax import Softmax
+from regard.spec import parse
+
+PLANTED: dict[str, list[tuple[str, type[Softmax]]]] = {name: [] for name in CHECKS}
+
+
+def caught_by(check: str, *roles: str):
+    """Registers a broken class: `check` must fail on it in these roles."""
+
+    def register(cls: type) -> type:
+        PLANTED[check] += [(role, cls) for role in roles]
+        return cls
+
+    return register
+
+
+def dense(layer: Attention, mask: Mask, q, k, v, visible=None, scale=None):
+    """Plain attention, to plant bugs in."""
+    times = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
+    visible = mask.dense() if visible is None else visible
+    logits = (scale or layer.scale) * q @ k.mT
+    logits = logits if visible is None else logits.masked_fill(~visible, -torch.inf)
+    return torch.softmax(logits, -1).nan_to_num() @ v
+
+
+@caught_by("reference", "self", "causal", "cross")
+class ScaledByModelWidth(Softmax):
+    def attend(self, mask, q, k, v):
+        return self.product(mask, q, k, v, self.shape.width**-0.5)
+
+
+@caught_by("grouped", "self", "causal", "cross")
+class HeadsTakeTheWrongGroup(Softmax):
+    def attend(self, mask, q, k, v):
+        times = q.shape[1] // k.shape[1]
+        return self.product(mask, q, k.repeat(1, times, 1, 1), v.repeat(1, times, 1, 1), self.scale)
+
+
+class Averaged(MixedHeads):
+    """Parts averaged instead of summed."""
+
+    def __init__(self, shape: Shape):
+        super().__init__(shape, parse("heads(softmax, softmax)").parts)
+
+    def run(self, x, rows=None, *, state=None, memory=None, stream=None):
+        out = super().run(x, rows, state=state, memory=memory)
+        return out._replace(y=out.y / 2)
+
+
+@caught_by("twice", "self", "causal", "cross")
+class KnowsHowManyHeadsThereAre(Softmax):
+    scale = property(lambda self: self.shape.heads**-0.5)
+
+
+@caught_by("roles", "causal")
+class SaysYesToEverything(Softmax):
+    facts = Facts(
+        "softmax", "", "", "", "", Order("N^2", 2), Order("N", 1), state=Order("N", 1), roles=("self", "causal")
+    )
+
+    def __init__(self, shape: Shape):
+        declared, type(self).facts = self.facts, Softmax.facts
+        super().__init__(shape)
+        self.facts = type(self).facts = declared
+
+
+@caught_by("causality", "causal")
+class SeesTheNextToken(Softmax):
+    def attend(self, mask, q, k, v):
+        return dense(self, mask, q, k, v, mask.gap() <= 1)
+
+
+@caught_by("causality", "causal")
+class MultipliesByTheMask(Softmax):
+    """0 times a large number is no harm until the number is infinite, and the sum is rounded otherwise."""
+
+    def attend(self, mask, q, k, v):
+        powers = torch.exp(self.scale * q @ k.mT - (self.scale * q @ k.mT).amax(-1, keepdim=True))
+        powers = powers * (mask.gap() <= 0)
+        return powers @ v / powers.sum(-1, keepdim=True)
+
+
+@caught_by("prefix", "causal")
+class KnowsTheLength(Softmax):
+    def attend(self, mask, q, k, v):
+        return self.product(mask, q, k, v, self.scale * mask.S**0.1)
+
+
+@caught_by("padding", "self", "cross")
+class SeesPadding(Softmax):
+    def attend(self, mask, q, k, v):
+        return self.product(mask._replace(full=True), q, k, v, self.scale)
+
+
+@caught_by("padding", "self", "causal")
+class LeavesRowsWhereTheyAre(Softmax):
+    """Padding hidden but not moved: positions, and with them causality, count padded tokens; NaN gets through."""
+
+    def forward(self, x, *, keep=None, memory=None, memory_keep=None):
+        if keep is None:
+            return self.run(x).y
+        query, source = self.read(x, Rows.full(x), None)
+        visible = keep[:, None, None] & (torch.ones(x.shape[1], x.shape[1]).tril().bool() | (self.shape.role == "self"))
+        o = dense(self, None, **query, **source, visible=visible)
+        return self.output(o.transpose(1, 2).flatten(2)) * keep[..., None]
+
+
+@caught_by("split", "causal")
+class AlignsNewQueriesWithTheOldestKeys(Softmax):
+    def attend(self, mask, q, k, v):
+        visible = torch.ones(mask.T, mask.S).tril().bool() if mask.causal else None
+        return dense(self, mask, q, k, v, visible)
+
+
+@caught_by("ragged_decode", "causal")
+class WritesBehindTheLongestRow(Softmax):
+    """Every row's new token goes to the same slot."""
+
+    def own(self, rows, query, source, state):
+        if state is None:
+            return super().own(rows, query, source, state)
+        parts = tuple(
+            torch.cat([a[:, :, : state.top], b], 2) for a, b in zip(state.parts, source.values(), strict=True)
+        )
+        seen = state.seen + rows.count
+        mask = Mask(rows.start, torch.zeros_like(seen), seen, rows.T, state.top + rows.T, True, False, None)
+        state = CacheState(parts, seen, state.top + rows.T, state.even and rows.at is not None)
+        return self.attend(mask, *query.values(), *parts), state
+
+
+@caught_by("ragged_decode", "causal")
+class CountsPaddedTokensAsSeen(Softmax):
+    def own(self, rows, query, source, state):
+        o, after = super().own(rows, query, source, state)
+        return o, after and after._replace(seen=torch.full_like(after.seen, after.top))
+
+
+class Unbranched(CacheState):
+    """Hands out the old buffers where a copy is due."""
+
+    def select(self, rows):
+        whole = torch.equal(rows, torch.arange(len(self.seen)))
+        parts = self.parts if whole else tuple(part[rows] for part in self.parts)
+        return self._replace(parts=parts, seen=self.seen[rows])
+
+
+@caught_by("select", "causal")
+class BranchesShareOneBuffer(Softmax):
+    def own(self, rows, query, source, state):
+        o, after = super().own(rows, query, source, state)
+        return o, after and Unbranched(*after)
+
+
+class Stuck(CacheState):
+    def select(self, rows):
+        return self._replace(parts=tuple(part[rows * 0] for part in self.parts), seen=self.seen[rows])
+
+
+@caught_by("select", "causal")
+class BranchesKeepTheFirstRow(Softmax):
+    def own(self, rows, query, source, state):
+        o, after = super().own(rows, query, source, state)
+        return o, after and Stuck(*after)
+
+
+@caught_by("select", "causal")
+class DeclaresAFixedState(Softmax):
+    facts = Facts("softmax", "", "", "", "", Order("N^2", 2), Order("N", 1), state=Order("1", 0))
+
+
+@caught_by("batch", "self", "causal", "cross")
+class ScalesByTheLargestOfTheBatch(Softmax):
+    def attend(self, mask, q, k, v):
+        return self.product(mask, q / q.abs().amax(), k, v, self.scale)
+
+
+@caught_by("gradient", "self", "causal", "cross")
+class CutsTheGradientOfKeys(Softmax):
+    def attend(self, mask, q, k, v):
+        return self.product(mask, q, k.detach(), v, self.scale)
+
+
+@caught_by("weights", "self", "causal", "cross")
+class WeightsDoNotSumToOne(Softmax):
+    def attend(self, mask, q, k, v):
+        return 1.01 * self.product(mask, q, k, v, self.scale)
+
+
+@caught_by("weights", "self", "causal", "cross")
+class MapOfAnotherMechanism(Softmax):
+    def map(self, x, rows=None, *, state=None, memory=None, stream=None):
+        maps = super().map(x, rows, state=state, memory=memory)
+        return (maps > 0).to(maps) / (maps > 0).sum(-1, keepdim=True).clamp(min=1)
+
+
+@caught_by("cost", "self", "causal", "cross")
+class KeepsTheWholeMatrix(Softmax):
+    def attend(self, mask, q, k, v):
+        return dense(self, mask, q, k, v)
+
+
+@caught_by("cost", "self", "causal")
+class DeclaresLinearTime(Softmax):
+    facts = Facts("softmax", "", "", "", "", Order("N", 1), Order("N", 1), state=Order("N", 1))
+
+
+@caught_by("low_precision", "self", "cross")
+class ScalesAfterTheProduct(Softmax):
+    def attend(self, mask, q, k, v):
+        logits = (q @ k.mT) * self.scale
+        visible = mask.dense()
+        return torch.softmax(logits if visible is None else logits.masked_fill(~visible, -1e4), -1) @ v
+
+
+@caught_by("compile", "self", "causal", "cross")
+class AsksTheHost(Softmax):
+    def attend(self, mask, q, k, v):
+        return self.product(mask, q, k, v, self.scale if q.abs().max().item() < 1e30 else 1.0)
+
+
+@caught_by("compile", "causal")
+class ANewGraphEveryStep(Softmax):
+    def attend(self, mask, q, k, v):
+        return sum((self.product(mask, q, k, v, self.scale) for _ in range(mask.S)), 0) / mask.S
+
+
+@caught_by("round_trip", "self", "causal", "cross")
+class DrawsOutsideBuffers(Softmax):
+    def __init__(self, shape: Shape):
+        super().__init__(shape)
+        self.noise = torch.rand(())
+
+    def attend(self, mask, q, k, v):
+        return self.product(mask, q, k, v, self.scale * self.noise.item())
+
+
+PLANTED["limit"] = [(role, Averaged) for role in ("self", "causal", "cross")]
+TRIALS = [(check, role, cls) for check, planted in PLANTED.items() for role, cls in planted]
+
+
+@pytest.mark.parametrize(("check", "role", "cls"), TRIALS, ids=[f"{c}-{r}-{k.__name__}" for c, r, k in TRIALS])
+def test_planted_bug_is_caught(check, role, cls):
+    spec = "heads(softmax, softmax)" if issubclass(cls, MixedHeads) else "softmax"
+    case = Case(spec, role, make=lambda **sizes: cls(Shape.of(**sizes)))
+    with pytest.raises((AssertionError, RuntimeError, pytest.fail.Exception)):
+        CHECKS[check](case)
+
+
+def test_every_check_has_its_bug():
+    assert not [check for check, planted in PLANTED.items() if not planted]
+
+
+def test_the_suite_passes_what_is_right():
+    """The same way of building, without a bug: so a failure above is the bug's doing."""
+    for check in CHECKS:
+        for role in ("self", "causal", "cross"):
+            CHECKS[check](Case("softmax", role, make=lambda **sizes: Softmax(Shape.of(**sizes))))
+
+
+def test_packing_is_what_keeps_nan_out():
+    x = torch.full((1, 3, 2), torch.nan)
+    x[0, 1] = 1.0
+    packed, rows = pack(x, torch.tensor([[False, True, False]]))
+    assert packed.isfinite().all()
+    assert rows.count.tolist() == [1]
