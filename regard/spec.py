@@ -156,6 +156,8 @@ class Registry:
             if not fits(value, known[key].type):
                 expected = describe(known[key].type)
                 raise ValueError(f"option {key!r} of {spec.name!r} must be {expected}, got {value!r}")
+            if isinstance(value, int) and value < 0:
+                raise ValueError(f"option {key!r} of {spec.name!r} must not be negative, got {value}")
         missing = [name for name, option in known.items() if option.required and name not in dict(spec.options)]
         if missing:
             raise ValueError(f"{self.kind} {spec.name!r} needs the option {missing[0]!r}: {known[missing[0]].meaning}")
