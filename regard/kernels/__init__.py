@@ -1,0 +1,1 @@
+"""Kernels: plain functions of tensors that the mechanisms are made of."""

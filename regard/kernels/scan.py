@@ -1,0 +1,408 @@
+"""Linear attention: sums of key features times values, read by query features, in time linear in the length.
+
+    S_t = g_t S_{t-1} + k_t v_t^T      z_t = g_t z_{t-1} + k_t      numerator_t = q_t S_t      denominator_t = q_t . z_t
+
+q, k [B, H, T, R] are features already, v [B, H, T, D], and g_t = exp(decay_t) <= 1 is one number a head and token.
+`scan` is this recurrence: g = 1 is plain linear attention, a gate is a decay, and so is a running maximum M of
+log-features (`stabilise`): sums kept in units of exp(M) shrink by exp(M_{t-1} - M_t) when it grows. `feature_scan` has
+a running maximum and a denominator for each feature. `absorb` and `read` are the two halves without an order.
+
+The tokens are cut into chunks of C. Inside a chunk the scores q_t . k_j exp(decay_{j+1} + .. + decay_t) are a C x C
+matrix; earlier chunks are met through S and z. No weight is above one, so none overflows. Nothing of a token reaches
+an earlier one: scores of the future are replaced by zeros, never multiplied by them, and every maximum is over the
+past, so the past is the same to the last bit whatever finite values follow.
+
+Sums, states and results are float32 (float64 for double inputs), inside torch.autocast too: float16 sums overflow. The
+backward pass keeps the inputs and one state per span of chunks, computes the rest again and scans in reverse; no tensor
+has more than O(T (R + D)) or O(T C) elements. There is no second derivative.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+CHUNK = 64  # near the minimum of the time for D = 64 and R = 64 to 256; a power of two
+BLOCK = 4  # feature_scan forms the pairs in blocks of 4 one by one: smaller matrix products take longer than that
+RESET = -104.0  # its exp is zero in float32, and sums of decays far below it would only lose digits
+
+State = tuple[Tensor, Tensor]  # S [B, H, R, D], z [B, H, R]
+FeatureState = tuple[Tensor, Tensor, Tensor]  # S [B, H, R, D], z [B, H, R], top [B, H, R]
+
+
+def scan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    state: State | None = None,
+    decay: Tensor | None = None,
+    real: Tensor | None = None,
+) -> tuple[Tensor, Tensor, State]:
+    """Causal linear attention -> numerator [B, H, T, D], denominator [B, H, T] and the state after the last token.
+
+    `decay` [B, H, T] <= 0 is log g; for a gate the caller scales k by 1 - g. `state` continues a sequence: any split of
+    the tokens gives the same result, and gradients pass through it. `real` [B, T]: other tokens leave the state alone.
+    O(T (C (R + D) + R D)) time, O(T (R + D)) memory for C of the order of R; one token is O(R D).
+    """
+    B, H, T, R = q.shape
+    D, dtype = v.shape[-1], _wide(q, k, v)
+    k = _select(k, real, 0)
+    if decay is not None:
+        decay = _select(decay.to(dtype)[..., None], real, 0)[..., 0].clamp(min=RESET)
+    S, z = (q.new_zeros(B, H, R, D, dtype=dtype), q.new_zeros(B, H, R, dtype=dtype)) if state is None else state
+    with _exact(q):
+        if T == 1:
+            q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+            if decay is not None:
+                S, z = S * decay.exp()[..., None], z * decay.exp()
+            S, z = torch.addcmul(S, k.mT, v), z + k[:, :, 0]
+            return *read(q, S, z), (S, z)
+        # z is the column of S that belongs to a value of one
+        numerator, denominator, S = _Scan.apply(q, k, v, decay, torch.cat([S, z[..., None]], -1))
+    return numerator, denominator, (S[..., :D], S[..., D])
+
+
+def stabilise(
+    logits: Tensor, *, top: Tensor | None = None, real: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-features [B, H, T, R] whose exp may overflow -> k, decay for `scan` and the running maximum `top` [B, H]:
+
+        k_t = exp(logits_t - M_t)    decay_t = M_{t-1} - M_t    M_t = max of the logits of all tokens <= t    top = M_T
+
+    The numerator and the denominator come out in units of exp(M_t). `top` is part of the state, -inf before the first
+    token. The maximum counts as a constant in the gradient: it cancels in the ratio.
+    """
+    logits = _select(logits.to(_wide(logits)), real, -torch.inf)
+    with torch.no_grad():
+        highest = logits.amax(-1)
+        first = torch.full_like(highest[..., 0], -torch.inf) if top is None else top
+        M = torch.cat([_finite(first)[..., None], highest], -1).cummax(-1).values
+    return (logits - M[..., 1:, None]).exp(), M[..., :-1] - M[..., 1:], M[..., -1]
+
+
+def absorb(k: Tensor, v: Tensor, *, real: Tensor | None = None) -> State:
+    """S = sum_j k_j v_j^T and z = sum_j k_j over the real keys. O(S R D)."""
+    dtype = _wide(k, v)
+    k = _select(k, real, 0).to(dtype)
+    with _exact(k):
+        return k.mT @ v.to(dtype), k.sum(-2)
+
+
+def read(q: Tensor, S: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """numerator [B, H, T, D] = q S, denominator [B, H, T] = q . z. O(T R D)."""
+    q = q.to(S.dtype)
+    with _exact(q):
+        # a matrix product with one column is the slower way
+        return q @ S, (q * z[:, :, None]).sum(-1)
+
+
+def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """numerator / denominator; zeros, without a gradient, where the denominator is zero or too small to divide by."""
+    some = (denominator.abs() > 1e-30)[..., None]
+    return torch.where(some, numerator / torch.where(some, denominator[..., None], 1), 0)
+
+
+def feature_scan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    state: FeatureState | None = None,
+    real: Tensor | None = None,
+) -> tuple[Tensor, FeatureState]:
+    """Causal attention with a softmax over the past for each feature c -> [B, H, T, D] and the state:
+
+        o_t = sum_c q_tc sum_{j <= t} exp(k_jc) v_j / sum_{j <= t} exp(k_jc)
+
+    State: the two sums in units of exp(top) and the running maximum `top`, -inf before the first token, a constant in
+    the gradient since it cancels. A query with no real key gives zeros. O(T (C (R + D) + R D)) time, memory as `scan`.
+
+    The weight exp(k_jc - M_tc) <= 1 must be split into a factor of j and one of t to enter a matrix product. For j in
+    the left half of a chunk and t in the right half, the maximum E_c at the end of the left half does it: in
+    exp(k_jc - E_c) exp(E_c - M_tc) neither factor is above one. Inside the halves it is the same again.
+    """
+    B, H, T, R = q.shape
+    D, dtype = v.shape[-1], _wide(q, k, v)
+    k = _select(k.to(dtype), real, -torch.inf)
+    if state is None:
+        state = k.new_zeros(B, H, R, D), k.new_zeros(B, H, R), k.new_full((B, H, R), -torch.inf)
+    S, z, top = state
+    pad = -T % min(CHUNK, 1 << (T - 1).bit_length())
+    if pad:
+        q, k, v = (F.pad(x, (0, 0, 0, pad), value=fill) for x, fill in ((q, 0.0), (k, -torch.inf), (v, 0.0)))
+    with _exact(q):
+        o, S, top = _FeatureScan.apply(q, k, v, torch.cat([S, z[..., None]], -1), _finite(top))
+    return o[:, :, :T], (S[..., :D], S[..., D], top)
+
+
+class _Span(NamedTuple):
+    """n chunks of c tokens, X = B H n: what the forward and the backward pass both need. The value is (v, 1)."""
+
+    q: Tensor  # [X, c, R]
+    k: Tensor  # [X, c, R]
+    v: Tensor  # [X, c, D + 1]
+    weight: Tensor | None  # [X, c, c] of key j for query t; None is one
+    arrive: Tensor | None  # [X, c, 1] of the state before the chunk for query t
+    leave: Tensor | None  # [X, c, 1] of key j in what the chunk adds to the state
+    kept: Tensor  # [X, c, R] k * leave
+    link: Tensor  # [B H or 1, n + 1, n + 1] of what was fed in what is held
+    fed: Tensor  # [B H, n + 1, R, D + 1] the state before the span and what each chunk adds
+    held: Tensor  # [B H, n + 1, R, D + 1] the state before each chunk and the one after the span
+
+
+def _span(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, state: Tensor, at: slice, n: int) -> _Span:
+    q, k, v = (_chunks(x, at, n, state.dtype) for x in (q, k, v))
+    v = F.pad(v, (0, 1), value=1.0)
+    weight = arrive = leave = None
+    if decay is None:
+        link = q.new_ones(1, n + 1, n + 1).tril_()
+    else:
+        A = _chunks(decay[..., None], at, n, state.dtype)[..., 0].cumsum(-1)
+        weight, arrive, leave = _between(A), A.exp()[..., None], (A[:, -1:] - A).exp()[..., None]
+        whole = A[:, -1].clamp(min=RESET).view(-1, n)
+        link = _between(F.pad(whole, (1, 0)).cumsum(-1)).tril_()
+    kept = _scaled(k, leave)
+    fed = torch.cat([state.flatten(0, 1)[:, None], (kept.mT @ v).unflatten(0, (-1, n))], 1)
+    held = (link @ fed.flatten(2)).view_as(fed)
+    return _Span(q, k, v, weight, arrive, leave, kept, link, fed, held)
+
+
+class _Scan(Function):
+    @staticmethod
+    def forward(ctx, q, k, v, decay, state):
+        D, states, ctx.spans = v.shape[-1], [], _spans(q)
+        numerator, denominator = state.new_empty(v.shape), state.new_empty(v.shape[:3])
+        for at, n in ctx.spans:
+            s = _span(q, k, v, decay, state, at, n)
+            score = _lower(s.q @ s.k.mT, s.weight)
+            out = torch.baddbmm(_scaled(s.q, s.arrive) @ s.held[:, :-1].flatten(0, 1), score, s.v)
+            _put(numerator, at, out[..., :D])
+            _put(denominator, at, out[..., D])
+            states.append(state)
+            state = s.held[:, -1].reshape(state.shape)
+        ctx.save_for_backward(q, k, v, decay, *states)
+        return numerator, denominator, state
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g_numerator, g_denominator, g_state):
+        q, k, v, decay, *states = ctx.saved_tensors
+        dq, dk, dv, d_decay = (None if x is None else torch.empty_like(x) for x in (q, k, v, decay))
+        d_state = g_state.flatten(0, 1)[:, None]
+        with _exact(q):
+            for (at, n), state in reversed(list(zip(ctx.spans, states, strict=True))):
+                s = _span(q, k, v, decay, state, at, n)
+                g = torch.cat([_chunks(x, at, n, state.dtype) for x in (g_numerator, g_denominator[..., None])], -1)
+                score, d_score = _lower(s.q @ s.k.mT, s.weight), _lower(g @ s.v.mT, s.weight)
+                d_held = torch.cat([(_scaled(s.q, s.arrive).mT @ g).unflatten(0, (-1, n)), d_state], 1)
+                d_fed = (s.link.mT @ d_held.flatten(2)).view_as(d_held)
+                d_state, d_added = d_fed[:, :1], d_fed[:, 1:].flatten(0, 1)
+                d_kept = s.v @ d_added.mT
+                d_q = torch.baddbmm(_scaled(g @ s.held[:, :-1].flatten(0, 1).mT, s.arrive), d_score, s.k)
+                d_k = torch.baddbmm(_scaled(d_kept, s.leave), d_score.mT, s.q)
+                d_v = torch.baddbmm(s.kept @ d_added, score.mT, g)
+                _put(dq, at, d_q)
+                _put(dk, at, d_k)
+                _put(dv, at, d_v[..., :-1])
+                if decay is not None:
+                    # The sum A_t of the decays multiplies what query t reads and divides what key t gives;
+                    # the last one of a chunk also multiplies what leaves it, and the state that passes through.
+                    d_A = (s.q * d_q - s.k * d_k).sum(-1)
+                    d_ends = (s.held * d_held - s.fed * d_fed).sum((-1, -2))[:, 1:]
+                    d_A[:, -1] += (s.kept * d_kept).sum((-1, -2)) + _suffix_sum(d_ends).flatten()
+                    _put(d_decay, at, _suffix_sum(d_A))
+        return dq, dk, dv, d_decay, d_state.view(states[0].shape)
+
+
+class _FeatureSpan(NamedTuple):
+    """As `_Span`; weights have a feature axis and come from running maxima, which are constants."""
+
+    v: Tensor  # [X, c, D + 1]
+    near: Tensor  # [X, c / b, b, b, R] weight of key j for query t in the same block of b
+    far: list[tuple[int, Tensor, Tensor]]  # b and the two factors for pairs of blocks: key [X, c / 2b, b, R], query
+    arrive: Tensor  # [X, c, R]
+    kept: Tensor  # [X, c, R]
+    z: Tensor  # [X, c, R] the denominators
+    u: Tensor  # [X, c, R] q / z
+    score: Tensor  # [X, c, c]
+    link: Tensor  # [B H, R, n + 1, n + 1]
+    held: Tensor  # [B H, n + 1, R, D + 1]
+    top: Tensor  # [B, H, R] after the span
+
+
+def _feature_span(q: Tensor, k: Tensor, v: Tensor, state: Tensor, top: Tensor, at: slice, n: int) -> _FeatureSpan:
+    q, k, v = (_chunks(x, at, n, state.dtype) for x in (q, k, v))
+    v = F.pad(v, (0, 1), value=1.0)
+    c = q.shape[1]
+    b = min(BLOCK, c)
+
+    M = k.clone()  # the running maximum, first of the chunk alone
+    for width in _widths(1, c):
+        left, right = _halves(M, width)
+        right.clamp_(min=left[:, :, -1:])
+    tops = torch.cat([top.flatten(0, 1)[:, None], M[:, -1].unflatten(0, (-1, n))], 1).cummax(1).values
+    before, after = (x.flatten(0, 1)[:, None] for x in (tops[:, :-1], tops[:, 1:]))  # [X, 1, R]
+    M = torch.maximum(M, before)
+    arrive, kept = (before - M).exp(), (k - after).exp()
+    link = _between(-tops.mT).tril_()
+    fed = torch.cat([state.flatten(0, 1)[:, None], (kept.mT @ v).unflatten(0, (-1, n))], 1)
+    held = (link @ fed.transpose(1, 2)).transpose(1, 2)
+
+    near = k.unflatten(1, (-1, 1, b)) - M.unflatten(1, (-1, b, 1))
+    future = torch.ones(b, b, dtype=torch.bool, device=q.device).triu_(1)[..., None]
+    near = near.clamp_(max=0).exp_().masked_fill_(future, 0)
+    z, far = near.sum(3).flatten(1, 2), []
+    for width in _widths(b, c):
+        (k_left, _), (M_left, M_right), (z_left, z_right) = (_halves(x, width) for x in (k, M, z))
+        end = M_left[:, :, -1:]
+        from_key, to_query = (k_left - end).exp(), (end - M_right).exp()
+        z_right += to_query * z_left[:, :, -1:]
+        far.append((width, from_key, to_query))
+    z += arrive * held[:, :-1, :, -1].flatten(0, 1)[:, None]
+    z.masked_fill_(z == 0, 1)
+    u = q / z
+
+    score = q.new_zeros(len(q), c, c)
+    _diagonal(score, b).copy_((near * u.unflatten(1, (-1, b, 1))).sum(-1))
+    for width, from_key, to_query in far:
+        _corner(score, width).copy_((_halves(u, width)[1] * to_query) @ from_key.mT)
+    return _FeatureSpan(v, near, far, arrive, kept, z, u, score, link, held, tops[:, -1].view(top.shape))
+
+
+class _FeatureScan(Function):
+    @staticmethod
+    def forward(ctx, q, k, v, state, top):
+        o, states, ctx.spans = state.new_empty(v.shape), [], _spans(q)
+        for at, n in ctx.spans:
+            s = _feature_span(q, k, v, state, top, at, n)
+            _put(o, at, torch.baddbmm((s.u * s.arrive) @ s.held[:, :-1, :, :-1].flatten(0, 1), s.score, s.v[..., :-1]))
+            states += [state, top]
+            state, top = s.held[:, -1].reshape(state.shape), s.top
+        ctx.save_for_backward(q, k, v, *states)
+        ctx.mark_non_differentiable(top)
+        return o, state, top
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g_o, g_state, _):
+        q, k, v, *states = ctx.saved_tensors
+        dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
+        d_state = g_state.flatten(0, 1)[:, None]
+        with _exact(q):
+            for (at, n), state, top in reversed(list(zip(ctx.spans, states[::2], states[1::2], strict=True))):
+                s = _feature_span(q, k, v, state, top, at, n)
+                g = _chunks(g_o, at, n, state.dtype)
+                b = s.near.shape[2]
+                d_score = g @ s.v[..., :-1].mT
+                d_near = _diagonal(d_score, b)[..., None]
+                d_u = (g @ s.held[:, :-1, :, :-1].flatten(0, 1).mT) * s.arrive
+                d_u += (d_near * s.near).sum(3).flatten(1, 2)
+                for width, from_key, to_query in s.far:
+                    _halves(d_u, width)[1].add_((_corner(d_score, width) @ from_key) * to_query)
+                d_q = d_u / s.z
+                d_z = d_q * -s.u
+
+                d_read = torch.cat([(s.u * s.arrive).mT @ g, (s.arrive * d_z).sum(1)[..., None]], -1)
+                d_held = torch.cat([d_read.unflatten(0, (-1, n)), d_state], 1)
+                d_fed = (s.link.mT @ d_held.transpose(1, 2)).transpose(1, 2)
+                d_state, d_added = d_fed[:, :1], d_fed[:, 1:].flatten(0, 1)
+                d_k = (s.v @ d_added.mT) * s.kept
+                u, z = (x.unflatten(1, (-1, b, 1)) for x in (s.u, d_z))
+                d_k += ((d_near * u + z) * s.near).sum(2).flatten(1, 2)
+                for width, from_key, to_query in s.far:
+                    u, z = (_halves(x, width)[1] * to_query for x in (s.u, d_z))
+                    _halves(d_k, width)[0].add_((_corner(d_score, width).mT @ u + z.sum(2, keepdim=True)) * from_key)
+                _put(dq, at, d_q)
+                _put(dk, at, d_k)
+                _put(dv, at, torch.baddbmm(s.kept @ d_added[..., :-1], s.score.mT, g))
+        return dq, dk, dv, d_state.reshape(states[0].shape), None
+
+
+def _spans(x: Tensor) -> list[tuple[slice, int]]:
+    """The tokens of x [B, H, T, .] as (slice, whole number of chunks); the rest, less than a chunk, comes last.
+
+    A span is worked on at once: on the CPU it should stay in the cache, elsewhere (and where torch.compile unrolls the
+    loop over spans) be as long as the n x n links between its chunks are cheap.
+    """
+    B, H, T, _ = x.shape
+    chunks = T // CHUNK
+    most = max(1, min(16, 64 // (B * H))) if x.device.type == "cpu" and not torch.compiler.is_compiling() else 16
+    spans = []
+    for first in range(0, chunks, most):
+        n = min(most, chunks - first)
+        spans.append((slice(first * CHUNK, (first + n) * CHUNK), n))
+    if T % CHUNK:
+        spans.append((slice(chunks * CHUNK, T), 1))
+    return spans
+
+
+def _chunks(x: Tensor, at: slice, n: int, dtype: torch.dtype) -> Tensor:
+    """[B, H, T, .] -> [B H n, c, .]"""
+    return x[:, :, at].to(dtype).unflatten(2, (n, -1)).flatten(0, 2)
+
+
+def _put(x: Tensor, at: slice, chunks: Tensor) -> None:
+    """The inverse of `_chunks`."""
+    x[:, :, at] = chunks.reshape(x[:, :, at].shape)
+
+
+def _between(A: Tensor) -> Tensor:
+    """exp(A_t - A_j) of sums A that never grow: <= 1 for j <= t; the rest is anything finite."""
+    return (A[..., :, None] - A[..., None, :]).clamp_(max=0).exp_()
+
+
+def _lower(score: Tensor, weight: Tensor | None) -> Tensor:
+    return (score if weight is None else score.mul_(weight)).tril_()
+
+
+def _scaled(x: Tensor, weight: Tensor | None) -> Tensor:
+    return x if weight is None else x * weight
+
+
+def _suffix_sum(x: Tensor) -> Tensor:
+    return x.flip(-1).cumsum(-1).flip(-1)
+
+
+def _widths(first: int, c: int) -> list[int]:
+    """first, 2 first, 4 first, .. below c."""
+    return [first << i for i in range((c // first).bit_length() - 1)]
+
+
+def _halves(x: Tensor, b: int) -> tuple[Tensor, ...]:
+    """[X, c, R] -> the left and the right blocks of all pairs of neighbours of b tokens, views [X, c / 2b, b, R]."""
+    return x.unflatten(1, (-1, 2, b)).unbind(2)
+
+
+def _diagonal(x: Tensor, b: int) -> Tensor:
+    """[X, c, c] -> its blocks of b x b on the diagonal, a view [X, c / b, b, b]."""
+    return x.unflatten(2, (-1, b)).unflatten(1, (-1, b)).diagonal(dim1=1, dim2=3).movedim(-1, 1)
+
+
+def _corner(x: Tensor, b: int) -> Tensor:
+    """[X, c, c] -> right queries by left keys of all pairs of neighbours of b tokens, a view [X, c / 2b, b, b]."""
+    return _diagonal(x, 2 * b)[:, :, b:, :b]
+
+
+def _select(x: Tensor, real: Tensor | None, other: float) -> Tensor:
+    """x [B, H, T, .] at the real tokens [B, T], `other` elsewhere."""
+    return x if real is None else torch.where(real[:, None, :, None], x, other)
+
+
+def _finite(top: Tensor) -> Tensor:
+    """An empty maximum as a number, so that the difference of two is one."""
+    return top.clamp(min=torch.finfo(top.dtype).min)
+
+
+def _wide(*tensors: Tensor) -> torch.dtype:
+    return torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
+
+
+def _exact(x: Tensor) -> AbstractContextManager:
+    """Autocast would turn the products of float32 sums into products of bfloat16."""
+    device = x.device.type
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
