@@ -26,6 +26,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from regard.positions.base import Position
 from regard.reference import Row
@@ -472,7 +473,7 @@ class Heads(Attention):
                 takes = [n for n, c in POSITIONS.classes.items() if c.facts.kind in ("input", *self.facts.positions)]
                 raise ValueError(
                     f"attention {self.facts.name!r} cannot take position {self.position.facts.name!r}: it has no "
-                    f"{'query-key product to rotate' if kind == 'rotation' else 'logits to add to'}; "
+                    f"{'plain query-key product to rotate' if kind == 'rotation' else 'table of logits to add to'}; "
                     f"it takes {', '.join(takes)}"
                 )
 
@@ -563,14 +564,14 @@ class Heads(Attention):
     def read(self, x: Tensor, rows: Rows, memory: Memory | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The projected queries, and the projected sources (none where a cross state holds them already)."""
         turn = self.position is not None and self.position.facts.kind == "rotation"
-        at = rows.positions() if self.position is not None else None
         if self.position is not None and self.position.facts.kind == "input":
-            x = self.position.add(x, at)
+            x = self.position.add(x, rows)
         query = {name: self.split(name, x) for name in self.kinds("query")}
         if self.shape.role == "cross":
             return query, {} if memory is None else self.sources(memory.x)
         source = self.sources(x)
         if turn:
+            at = rows.positions()
             query = {name: self.position.rotate(part, at) for name, part in query.items()}
             source |= {name: self.position.rotate(source[name], at) for name in self.kinds("key")}
         return query, source
@@ -596,12 +597,12 @@ class Heads(Attention):
         """Softmax of logits [B, H, T, S] over what is visible, times v, with the position scheme put in."""
         kind = None if self.position is None else self.position.facts.kind
         if kind == "bias":
-            logits = logits + self.position.bias(mask.gap())
+            logits = logits + self.position.biases(mask)
         weights = masked_softmax(logits, mask.dense())
         o = weights.to(v.dtype) @ v
         if kind == "content":
-            added = self.position.values(weights.to(v.dtype), mask.gap())
-            o = o if added is None else o + added
+            added = self.position.values(weights, mask)
+            o = o if added is None else o + added.to(v.dtype)
         return o
 
     def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
@@ -645,12 +646,10 @@ class Attending(Heads):
         if kind == "content":
             times = self.shape.heads // k.shape[1]
             k, v = (part.repeat_interleave(times, 1) if times > 1 else part for part in (k, v))
-            q = q * scale
-            logits = q @ k.transpose(-1, -2) + self.position.scores(q, k * scale, mask.gap())
-            return self.weigh(mask, logits, v)
+            return self.weigh(mask, self.position.scores(q, k, mask, scale), v)
         attn_mask, is_causal = mask.sdpa()
         if kind == "bias":
-            bias, visible = self.position.bias(mask.gap()).to(q.dtype), mask.dense()
+            bias, visible = self.position.biases(mask).to(q.dtype), mask.dense()
             attn_mask, is_causal = bias if visible is None else torch.where(visible, bias, -torch.inf), False
         gqa = q.shape[1] != k.shape[1]
         return F.scaled_dot_product_attention(
@@ -764,19 +763,30 @@ def _write(buffer: Tensor, new: Tensor, rows: Rows) -> Tensor:
 
 
 class Scored(Cached):
-    """A mechanism that writes the logits of a few queries at a time; softmax, masks and positions are done here."""
+    """A mechanism that writes the logits of a few queries at a time, with nothing random in them; softmax, masks and
+    positions are done here."""
 
-    piece = 256  # queries at a time
+    piece = 64  # queries at a time
 
     def score(self, mask: Mask, q: Tensor, k: Tensor) -> Tensor:
         """Logits [B, H, T, S]; the arguments after the mask are the inputs by name, without the values."""
         raise NotImplementedError
 
     def attend(self, mask, q, v, **keys):
-        outs = [
-            self.weigh(part, self.score(part, q=q[:, :, queries], **keys), v)
-            for queries, part in mask.pieces(self.piece)
-        ]
+        def read(q: Tensor, part: Mask) -> Tensor:
+            seen = {name: key[:, :, : part.S] for name, key in keys.items()}
+            return self.weigh(part, self.score(part, q=q, **seen), v[:, :, : part.S])
+
+        outs = []
+        for piece, (_, part) in zip(q.split(self.piece, 2), mask.pieces(self.piece), strict=True):
+            if part.causal and part.shift is not None:
+                # the host knows that no query of the piece sees the keys behind its last one
+                part = part._replace(S=min(part.S, part.shift + part.T))
+            if torch.is_grad_enabled():
+                # computed again in the backward pass: nothing of size T x S is kept
+                outs.append(checkpoint(read, piece, part, use_reentrant=False, preserve_rng_state=False))
+            else:
+                outs.append(read(piece, part))
         return torch.cat(outs, 2)
 
 
