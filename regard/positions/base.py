@@ -8,16 +8,21 @@ A scheme acts at one of four places, its `kind`; a mechanism says in its facts w
 - "content":  a term of the logit that reads the query or key (Shaw, Music Transformer, Transformer-XL), and perhaps of
               the value; added before scaling.
 
-Positions count the real tokens of a row from 0. `gap` is the position of the key minus the position of the query.
+Positions count the real tokens of a row from 0. `gap` is the position of the key minus the position of the query. The
+queries and keys of one call stand in unbroken runs, so all their gaps are one run as well, `span`: what depends on the
+gap alone is computed once for each gap and then laid out by `skew`.
 """
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from regard.attention.base import Shape
+    from regard.attention.base import Mask, Rows, Shape
 
 
 @dataclass(frozen=True)
@@ -43,12 +48,14 @@ class Position(nn.Module):
         self.shape = shape
         if shape.role not in self.facts.roles:
             why = dict(self.facts.refusals).get(
-                shape.role, "queries and memory are two sequences and have no common positions; place them at the input"
+                shape.role,
+                "queries and memory are two sequences without common positions; add positions to each before the layer "
+                "and give this one position='none'",
             )
             raise ValueError(f"position {self.facts.name!r} cannot be used with role {shape.role!r}: {why}")
 
-    def add(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Kind "input": x [B, T, E] with its positions [1 or B, T] put in."""
+    def add(self, x: Tensor, rows: "Rows") -> Tensor:
+        """Kind "input": x [B, T, E] with the positions of its rows put in."""
         raise NotImplementedError
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -59,13 +66,19 @@ class Position(nn.Module):
         """Kind "bias": gap [T, S] -> [H, T, S], gap [B, T, S] -> [B, H, T, S]."""
         raise NotImplementedError
 
-    def scores(self, q: Tensor, k: Tensor, gap: Tensor) -> Tensor:
-        """Kind "content": what joins q.k before scaling, [B, H, T, S]; q, k [B, H, T or S, D]; gap as for `bias`."""
+    def scores(self, q: Tensor, k: Tensor, mask: "Mask", scale: float) -> Tensor:
+        """Kind "content": scale times (q.k and what the scheme puts beside it), [B, H, T, S]; q, k [B, H, T or S, D].
+        Scale queries before any product, so that half precision does not overflow."""
         raise NotImplementedError
 
-    def values(self, weights: Tensor, gap: Tensor) -> Tensor | None:
+    def values(self, weights: Tensor, mask: "Mask") -> Tensor | None:
         """Kind "content": what joins weights @ v, [B, H, T, D], or None where the scheme leaves values alone."""
         return None
+
+    def biases(self, mask: "Mask") -> Tensor:
+        """`bias` for the queries and keys of a mask, [H, T, S] or [B, H, T, S]. Final."""
+        numbers = self.bias(span(mask).unsqueeze(-2))  # [H, 1, C] or [B, H, 1, C]
+        return skew(numbers.expand(*numbers.shape[:-2], mask.T, -1), mask.S)
 
     def plain_add(self, x: Tensor) -> Tensor:
         """Twin of `add` for one sequence [T, E] from position 0."""
@@ -80,9 +93,56 @@ class Position(nn.Module):
         return 0.0
 
     def plain_score(self, head: int, q: Tensor, k: Tensor, i: int, j: int) -> Tensor | float:
-        """Twin of `scores` for one query [D] and one key [D]."""
+        """Twin of `scores` for one query [D] and one key [D]: what joins q.k before scaling."""
         return 0.0
 
     def plain_value(self, head: int, i: int, j: int) -> Tensor | float:
         """Twin of `values`: what is added to v_j when query i reads it, [D]."""
         return 0.0
+
+
+def span(mask: "Mask") -> Tensor:
+    """The gaps that occur under a mask, rising by one: [C], or [B, C] where rows differ. Query t and key s meet at
+    column s + T - 1 - t. Where a causal mask hides the future and the host knows where that begins, most of it is left
+    out; the few gaps too many are for `skew` and for matrix products of round sizes."""
+    device = mask.k0.device
+    if mask.shift is None:
+        return (mask.k0 - mask.q0)[:, None] + torch.arange(1 - mask.T, mask.S + 1, device=device)
+    end = mask.S + 1 - mask.shift
+    return torch.arange(1 - mask.T - mask.shift, min(end, 9) if mask.causal else end, device=device)
+
+
+def skew(x: Tensor, S: int) -> Tensor:
+    """From a column for each gap of the span, [..., T, C], to one for each key, [..., T, S]: out[t, s] is
+    x[t, s + T - 1 - t], and of no meaning where there is no such column. Read as one long row, each query begins C - 1
+    numbers after the one before it, so that a view of more than S columns is enough."""
+    T = x.shape[-2]
+    x = F.pad(x, (0, max(0, S + 1 - x.shape[-1])))
+    C = x.shape[-1] - 1
+    return x.flatten(-2).narrow(-1, T - 1, T * C).unflatten(-1, (T, C))[..., :S]
+
+
+def lookup(table: Tensor, index: Tensor) -> Tensor:
+    """Rows of a table [H or 1, R, D]: index [C] -> [H or 1, C, D], index [B, C] -> [B, H or 1, C, D]."""
+    rows = table[:, index]
+    return rows if index.dim() == 1 else rows.transpose(0, 1)
+
+
+def rates(width: int, base: float) -> Tensor:
+    """How far each of the ceil(width / 2) sinusoids of a width turns in a step, base^(-2i / width) radians, as whole
+    numbers of 2^-48 turns. Angles counted so are exact at any position (float32 is off by 0.05 at position 1,000,000),
+    and a module that is moved to half precision keeps them."""
+    turns = (base ** (-2 * i / width) / math.tau for i in range((width + 1) // 2))
+    return torch.tensor([round(turn * 2**48) for turn in turns])
+
+
+def angles(positions: Tensor, rates: Tensor, dtype: torch.dtype) -> Tensor:
+    """[...] -> [..., n]: the angle of each sinusoid, between -pi and pi, in float32 or better."""
+    half = 2**47
+    turned = (positions[..., None] * rates + half) % (2 * half) - half
+    return turned.to(wide(dtype)) * (math.pi / half)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """float32 for what is narrower."""
+    return torch.promote_types(dtype, torch.float32)

@@ -1,0 +1,26 @@
+"""No positions."""
+
+from torch import Tensor
+
+from regard.attention.base import Rows, Shape
+from regard.positions.base import Position, PositionFacts
+
+
+class NoPosition(Position):
+    """Nothing is added: the order of the tokens counts only where the mechanism itself reads it. Costs nothing."""
+
+    facts = PositionFacts(
+        name="none",
+        paper="Vaswani et al. 2017, Attention Is All You Need (section 3.5, left out)",
+        link="arXiv 1706.03762",
+        kind="input",
+        formula="x_t = x_t",
+        roles=("self", "causal", "cross"),
+    )
+    examples = ("none",)
+
+    def __init__(self, shape: Shape):
+        super().__init__(shape)
+
+    def add(self, x: Tensor, rows: Rows) -> Tensor:
+        return x
