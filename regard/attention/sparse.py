@@ -1,0 +1,169 @@
+"""The factorised patterns of the Sparse Transformer."""
+
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.attention.base import Cached, Facts, Mask, Order, Shape
+from regard.kernels.band import band_parts
+from regard.kernels.parts import Part, Runs, union
+from regard.reference import Row
+
+
+class Sparse(Cached):
+    """Child et al. 2019, merged heads: query i sees the union of A1 and A2, each key once. Their l is our stride, their
+    c our summary.
+
+    strided: A1 = {j : i - l <= j <= i},           A2 = {j <= i : (i - j) mod l = 0}
+    fixed:   A1 = {j <= i : floor(j/l) = floor(i/l)}, A2 = {j <= i : j mod l in {l - c, ..., l - 1}}
+
+    For role "self" the condition j <= i falls away and A1 of the strided pattern is |i - j| <= l. Time N l + N^2 / l
+    (fixed: N^2 c / l), which is N sqrt(N) for l near sqrt(N); memory N. Different patterns on different heads are
+    `heads(local(...), strided(...))`; in alternating layers, a list of specs.
+    """
+
+    facts = Facts(
+        name="sparse",
+        paper="Child et al. 2019, Generating Long Sequences with Sparse Transformers",
+        link="arXiv 1904.10509",
+        family="patterns",
+        formula="o_i = sum_j softmax_j(q_i . k_j / sqrt(D)) v_j over A1 and A2: a window and every stride-th key, or "
+        "the block of i and the last `summary` keys of each block",
+        time=Order("N stride + N^2 / stride", 2),
+        memory=Order("N", 1),
+        state=Order("N", 1),
+        roles=("self", "causal"),
+        refusals=(("cross", "windows and strides of positions have no meaning between two sequences"),),
+        positions=("rotation",),
+    )
+    examples = ("sparse(stride=2)", "sparse(pattern='fixed', stride=5, summary=3)")
+    reduces_to = (
+        ("sparse(stride=64)", "softmax"),
+        ("sparse(stride=1)", "softmax"),
+        ("sparse(pattern='fixed', stride=64)", "softmax"),
+        ("sparse(pattern='fixed', stride=4, summary=4)", "softmax"),
+    )
+    grouped = True
+    piece = 256  # queries at a time in decoding: the mask of a piece stays linear in the length
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        pattern: Annotated[
+            Literal["strided", "fixed"], "'strided' for data with a period (images), 'fixed' for data without (text)"
+        ] = "strided",
+        stride: Annotated[int, "l in the paper: the width of the window or block, and the step of the far keys"] = 128,
+        summary: Annotated[int, "c in the paper, for 'fixed': keys at the end of each block that all later see"] = 8,
+    ):
+        super().__init__(shape)
+        if stride < 1:
+            raise ValueError(f"option 'stride' of 'sparse' must be at least 1, got {stride}")
+        if pattern == "fixed" and not 1 <= summary <= stride:
+            raise ValueError(f"option 'summary' of 'sparse' must be 1 to stride={stride}, got {summary}")
+        self.pattern, self.stride, self.summary = pattern, stride, summary
+
+    def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        # slot = position, so as many queries as keys are a whole sequence
+        if mask.T == mask.S:
+            return self._whole(mask, q, k, v)
+        if mask.T == 1:
+            return self._step(mask, q, k, v)
+        visible = ((at, self._visible(part)[:, None]) for at, part in mask.pieces(self.piece))
+        return torch.cat([self._softmax(q[:, :, at], k, v, seen) for at, seen in visible], 2)
+
+    def _whole(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        N, l = mask.T, self.stride
+        if l == 1 or l >= N:
+            return self.product(mask, q, k, v, self.scale)
+        pad, real = -N % l, None
+        if pad:
+            q, k, v = (F.pad(x, (0, 0, 0, pad)) for x in (q, k, v))
+        at = torch.arange(N + pad, device=q.device)
+        if self.pattern == "fixed":
+            # a copy of the summaries behind the keys, where they stand side by side
+            k, v = (torch.cat([x, self._summaries(x, 2)], 2) for x in (k, v))
+            at = torch.cat([at, self._summaries(at, 0)])
+        if not mask.causal and (pad or not mask.full):
+            real = at < mask.end[:, None]
+        parts = self._strided_parts if self.pattern == "strided" else self._fixed_parts
+        return union(q, k, v, parts(N + pad, mask.causal, q.device), scale=self.scale, real=real)[:, :, :N]
+
+    def _strided_parts(self, N: int, causal: bool, device: torch.device) -> list[Part]:
+        """Every l-th key, and what else is in the window: 1 to l - 1 away."""
+        l = self.stride
+        classes, after = Runs(0, N // l, l, 1, l), 0 if causal else l - 1
+        away = torch.arange(1 - l, after + 1, device=device)
+        others = torch.where(away == 0, -torch.inf, 0.0)[None]
+        near = band_parts(N, before=l - 1, after=after, bias=others, device=device)
+        return [Part(classes, classes, causal), *near]
+
+    def _fixed_parts(self, N: int, causal: bool, device: torch.device) -> list[Part]:
+        """The block of a query, and the summaries of the other blocks, which are the keys from N on."""
+        l, c = self.stride, self.summary
+        blocks = Runs(0, l, N // l, l)
+        if causal:
+            parts = [Part(blocks, blocks, causal=True)]
+        else:
+            parts = [Part(blocks, blocks._replace(length=l - c))] if c < l else []
+        # summaries that come too late are masked in a group of queries: few against all, and never a large mask
+        size = l * max(1, min(max(N // 16, 64), 1024) // l)
+        earlier = torch.arange(size // l * c, device=device) // c < torch.arange(size, device=device)[:, None] // l
+        for start in range(0, N, size):
+            rows = Runs(start, min(size, N - start))
+            seen = start // l * c if causal else N // l * c
+            if seen:
+                parts.append(Part(rows, Runs(N, seen)))
+            if causal and size > l:
+                cols = Runs(N + seen, rows.length // l * c)
+                parts.append(Part(rows, cols, mask=earlier[: rows.length, : cols.length]))
+        return parts
+
+    def _summaries(self, x: Tensor, dim: int) -> Tensor:
+        """The last c of each l along an axis."""
+        return (
+            x.unflatten(dim, (-1, self.stride))
+            .narrow(dim + 1, self.stride - self.summary, self.summary)
+            .flatten(dim, dim + 1)
+        )
+
+    def _step(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """One query a row: gathers the keys it sees."""
+        l, c, S, i = self.stride, self.summary, mask.S, mask.q0[:, None]
+        within, blocks = torch.arange(l, device=q.device), torch.arange(-(-S // l), device=q.device)
+        if self.pattern == "strided":
+            keys = torch.cat([i - within, i - l - l * blocks], 1)
+            visible = keys >= 0
+        else:
+            first = i // l * l
+            far = (l * blocks[:, None] + within[l - c :]).flatten().expand(len(i), -1)
+            keys = torch.cat([first + within, far], 1)
+            visible = torch.cat([first + within <= i, far < first], 1)
+        at = keys.clamp(0, S - 1)[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[3])
+        return self._softmax(q, k.gather(2, at), v.gather(2, at), visible[:, None, None])
+
+    def _visible(self, mask: Mask) -> Tensor:
+        """[B, T, S] for any queries of role "causal"."""
+        l, device = self.stride, mask.q0.device
+        i = mask.q0[:, None, None] + torch.arange(mask.T, device=device)[:, None]
+        j = torch.arange(mask.S, device=device)
+        if self.pattern == "strided":
+            pattern = (j >= i - l) | (j % l == i % l)
+        else:
+            pattern = (j >= i // l * l) | (j % l >= l - self.summary)
+        return pattern & (j <= i)
+
+    def _softmax(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+        grouped = q.shape[1] != k.shape[1]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=self.scale, enable_gqa=grouped)
+
+    def plain(self, row: Row) -> Tensor:
+        def sees(i: int, j: int) -> bool:
+            if self.pattern == "strided":
+                return abs(i - j) <= self.stride or (i - j) % self.stride == 0
+            return i // self.stride == j // self.stride or j % self.stride >= self.stride - self.summary
+
+        seen = ([j for j in row.past(i) if sees(i, j)] for i in range(row.T))
+        return torch.stack([row.mix(i, keys, self.scale) for i, keys in enumerate(seen)])
