@@ -1,0 +1,150 @@
+"""A short global sequence beside a long one that is read locally, with learnt relations between tokens."""
+
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from regard.attention.base import Cached, Facts, Mask, Order, Shape, masked_softmax
+from regard.positions.base import skew
+from regard.reference import Row, blend
+
+# Temporaries of about so many numbers.
+CHUNK = 1 << 21
+
+
+class ETC(Cached):
+    """Ainslie et al. 2020: the first g tokens of a row are its global sequence (n_g in the paper), the others the long
+    one. A long token sees the long ones at most r (`radius`) away and all global ones, a global token sees all, each in
+    one softmax over (q . k + q . e_p + b_p) / sqrt(D), where p is the relation of the two tokens and e_p, b_p are
+    learnt for each head, other ones for the queries of either sequence.
+
+    In one sequence p is the distance, clipped at m (`distance`; k in the paper): 0 the token itself, 1 ... m to the
+    right, m + 1 ... 2m to the left. Between the two it is 2m + 1, or 2m + 2 for a token and the one of its segment.
+    Both sequences share the projections, as is the paper's default, and here the output projection too.
+    Time N (r + g), memory N.
+    """
+
+    facts = Facts(
+        name="etc",
+        paper="Ainslie et al. 2020, ETC: Encoding Long and Structured Inputs in Transformers",
+        link="arXiv 2004.08483",
+        family="patterns",
+        formula="o_i = sum_j softmax_j((q_i . (k_j + e_p) + b_p) / sqrt(D)) v_j, p = p(i, j), j global or |i - j| <= r",
+        time=Order("N (r + g)", 1),
+        memory=Order("N", 1),
+        roles=("self",),
+        refusals=(
+            ("causal", "every token reads the global tokens, and these have read the whole row"),
+            ("cross", "relations are told by the places of two tokens of one row, and a memory is another sequence"),
+        ),
+    )
+    examples = (
+        "etc(globals=3, radius=2, distance=2)",
+        "etc(globals=4, radius=5, distance=7, segment=6)",
+    )
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        globals: Annotated[int, "tokens at the start of a row that form the global sequence"] = 256,
+        radius: Annotated[int, "how far a long token sees to each side"] = 84,
+        distance: Annotated[int, "distances from this one on are told apart no more"] = 12,
+        segment: Annotated[int | None, "long tokens that belong to each global token in turn; None: to none"] = None,
+    ):
+        super().__init__(shape)
+        for name, size in (("globals", globals), ("radius", radius), ("distance", distance), ("segment", segment)):
+            if size is not None and size < 1:
+                raise ValueError(f"option {name!r} of 'etc' must be at least 1, got {size}")
+        self.globals, self.radius, self.distance, self.segment = globals, radius, distance, segment
+        relations, H, D = 2 * distance + 3, shape.heads, shape.head_width
+        self.long_e, self.global_e = (nn.Parameter(0.02 * torch.randn(relations, H, D)) for _ in range(2))
+        self.long_b, self.global_b = (nn.Parameter(torch.zeros(relations, H)) for _ in range(2))
+
+    def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        g, q = min(self.globals, mask.T), q * self.scale
+        o = self._wide(mask, q[:, :, :g], k, v)
+        return o if g == mask.T else torch.cat([o, self._near(mask, q[:, :, g:], k, v)], 2)
+
+    def _wide(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The global queries over all keys."""
+        g = q.shape[2]
+        inside = skew(self._relate(q, self.global_e, self.global_b, self._distances(1 - g, g)), g)
+        across = self._relate(q, self.global_e, self.global_b, self._links())
+        linked = self._linked(torch.arange(mask.T - g, device=q.device), g).mT
+        logits = q @ k.mT + torch.cat([inside, torch.where(linked, across[..., 1:], across[..., :1])], 3)
+        return masked_softmax(logits, None if mask.full else mask.real()[:, None, None]).to(v.dtype) @ v
+
+    def _near(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The long queries, in blocks of c > radius that see the block before, their own and the one behind."""
+        (B, H, T, _), g, c = q.shape, self.globals, self.radius + 1
+        n = -(-T // c)
+        places = torch.arange(n * c, device=q.device).view(n, c)
+        blocks = F.pad(q, (0, 0, 0, n * c - T)).unflatten(2, (n, c))  # [B, H, n, c, D]
+        near_k, near_v = (F.pad(x[:, :, g:], (0, 0, c, n * c + c - T)).unfold(2, 3 * c, c).mT for x in (k, v))
+        away = torch.arange(-c, 2 * c, device=q.device)  # of a key from the first query of its block
+        inside = (away - places[0][:, None]).abs() <= self.radius  # [c, 3c]
+        lengths = (mask.end - g)[:, None, None, None, None]
+        global_k, global_v = k[:, :, :g], v[:, :, :g]
+
+        def read(q: Tensor, near_k: Tensor, near_v: Tensor, places: Tensor) -> Tensor:
+            at = (places[:, :1] + away)[:, None]  # [m, 1, 3c]
+            seen = inside & (at >= 0) & (at < lengths)  # [B, 1, m, c, 3c]
+            flat = q.flatten(2, 3)
+            apart = self._relate(flat, self.long_e, self.long_b, self._distances(1 - 2 * c, 2 * c))
+            near = q @ near_k.mT + skew(apart.unflatten(2, (-1, c)), 3 * c)
+            across = self._relate(flat, self.long_e, self.long_b, self._links())
+            linked = self._linked(places.flatten(), g)
+            far = flat @ global_k.mT + torch.where(linked, across[..., 1:], across[..., :1])
+            near = torch.where(seen, near, torch.finfo(near.dtype).min)
+            weights = masked_softmax(torch.cat([near, far.unflatten(2, (-1, c))], 4), None).to(v.dtype)
+            return (weights[..., : 3 * c] @ near_v).flatten(2, 3) + weights[..., 3 * c :].flatten(2, 3) @ global_v
+
+        size = max(1, CHUNK // (B * H * c * (3 * c + g)))
+        outs = []
+        for piece in zip(*(x.split(size, -3) for x in (blocks, near_k, near_v)), places.split(size), strict=True):
+            if torch.is_grad_enabled():
+                # computed again in the backward pass: nothing of size N r is kept
+                outs.append(checkpoint(read, *piece, use_reentrant=False, preserve_rng_state=False))
+            else:
+                outs.append(read(*piece))
+        return torch.cat(outs, 2)[:, :, :T]
+
+    def _relate(self, q: Tensor, e: Tensor, b: Tensor, relations: Tensor) -> Tensor:
+        """q . e_p + b_p / sqrt(D) for scaled queries: [B, H, T, D] -> [B, H, T, C] for C relations."""
+        return q @ e[relations].permute(1, 2, 0) + (self.scale * b[relations].T)[:, None]
+
+    def _distances(self, first: int, last: int) -> Tensor:
+        """The relations of a query and the keys `first` to `last` to its right."""
+        away = torch.arange(first, last + 1, device=self.long_e.device).clamp(-self.distance, self.distance)
+        return torch.where(away < 0, self.distance - away, away)
+
+    def _links(self) -> Tensor:
+        return torch.arange(2 * self.distance + 1, 2 * self.distance + 3, device=self.long_e.device)
+
+    def _linked(self, places: Tensor, g: int) -> Tensor:
+        """[n, g]: which global token the long tokens at these places belong to."""
+        owner = -torch.ones_like(places) if self.segment is None else places // self.segment
+        return owner[:, None] == torch.arange(g, device=places.device)
+
+    def plain(self, row: Row) -> Tensor:
+        g, m, outs = self.globals, self.distance, []
+        for i in range(row.T):
+            e, b = (self.global_e, self.global_b) if i < g else (self.long_e, self.long_b)
+            logits, values = [], []
+            for j in range(row.T):
+                if (i < g) == (j < g):
+                    far = min(abs(i - j), m)
+                    p = far if j >= i else m + far
+                else:
+                    owner = None if self.segment is None else (max(i, j) - g) // self.segment
+                    p = 2 * m + (2 if owner == min(i, j) else 1)
+                if i < g or j < g or abs(i - j) <= self.radius:
+                    score = row.q[i] @ row.k[j] + row.q[i] @ e[p, row.head] + b[p, row.head]
+                    logits.append(score * self.scale)
+                    values.append(row.v[j])
+            outs.append(blend(torch.stack(logits), values))
+        return torch.stack(outs)
