@@ -1,0 +1,140 @@
+"""Performer: random features whose products are, on average, the softmax kernel."""
+
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from regard.attention.base import Facts, Order, Scanned, Shape
+from regard.kernels.scan import absorb, ratio, read, scan, stabilise
+from regard.reference import Row
+
+RELU_FLOOR = 1e-3  # added to each ReLU feature, as in the authors' code
+
+
+class Performer(Scanned):
+    """Choromanski et al. 2020 (FAVOR+): phi(x)_r = exp(w_r . x' - |x'|^2 / 2) with x' = x / D^(1/4) and w_r normal, so
+    that E[phi(q) . phi(k)] = exp(q . k / sqrt(D)) with no feature below zero; the rows of W are orthogonal in blocks of
+    D, each with the length of a normal vector. Kernel "relu" is their generalised attention, relu(W x') + 1e-3.
+
+    The features are divided by exp of a maximum, which cancels: of all keys of the row, or, causal, a running maximum
+    of the past, so that later tokens do not reach back (their code takes the maximum of all and lets the future leak
+    through epsilon). W is one draw a layer, kept in a buffer; `redraw()` draws anew. Time N R D a head, memory N R,
+    state R D."""
+
+    facts = Facts(
+        name="performer",
+        paper="Choromanski et al. 2020, Rethinking Attention with Performers",
+        link="arXiv 2009.14794",
+        family="kernels",
+        formula="o_i = phi(q_i)^T sum_j phi(k_j) v_j^T / (phi(q_i) . sum_j phi(k_j)), "
+        "phi(x)_r = exp(w_r . x / D^(1/4) - |x|^2 / (2 sqrt(D)))",
+        time=Order("N features", 1),
+        memory=Order("N features", 1),
+        state=Order("features", 0),
+        positions=("rotation",),
+        exact=False,
+    )
+    examples = (
+        "performer(features=8)",
+        "performer(features=6, kernel='relu')",
+        "performer(features=7, orthogonal=False)",
+    )
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        features: Annotated[int, "R, the number of random features: more are closer to softmax"] = 256,
+        kernel: Annotated[Literal["softmax", "relu"], "'softmax': positive features of exp(q . k); 'relu'"] = "softmax",
+        orthogonal: Annotated[bool, "rows of a block of D features orthogonal, which lowers the variance"] = True,
+        epsilon: Annotated[float, "added to each softmax feature (authors: 1e-6); not causal"] = 0.0,
+    ):
+        super().__init__(shape)
+        if features < 1:
+            raise ValueError(f"option 'features' of 'performer' must be at least 1, got {features}")
+        if epsilon < 0:
+            raise ValueError(f"option 'epsilon' of 'performer' must not be negative, got {epsilon}")
+        if epsilon and (shape.role == "causal" or kernel == "relu"):
+            raise ValueError(
+                f"option 'epsilon' of 'performer' is for kernel 'softmax' in roles 'self' and 'cross', got {epsilon}: "
+                "relative to a maximum of all keys it would let the future change the past; leave it out"
+            )
+        self.features, self.kernel, self.orthogonal, self.epsilon = features, kernel, orthogonal, epsilon
+        self.register_buffer("draws", torch.empty(features, shape.head_width))
+        self.redraw()
+
+    @torch.no_grad()
+    def redraw(self) -> None:
+        """New random directions, from torch's own generator."""
+        R, D = self.draws.shape
+        draws = torch.randn(R, D)
+        if self.orthogonal:
+            blocks = torch.linalg.qr(torch.randn(-(-R // D), D, D))[0].mT  # each of D orthonormal rows
+            draws = blocks.flatten(0, 1)[:R] * draws.norm(dim=1, keepdim=True)
+        self.draws.copy_(draws)
+
+    def digest(self, real: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        if self.kernel == "relu":
+            return absorb(self._relu(k), v, real=real)
+        logits = self._logits(k)
+        if real is not None:
+            logits = torch.where(real[:, None, :, None], logits, -torch.inf)
+        top = logits.detach().amax((2, 3), keepdim=True).clamp(min=torch.finfo(logits.dtype).min)
+        return absorb((logits - top).exp() + self.epsilon, v, real=real)
+
+    def consult(self, digest: tuple[Tensor, ...], q: Tensor) -> Tensor:
+        return ratio(*read(self._query(q), *digest)).to(q.dtype)
+
+    def zero(self, batch: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+        size, wide = (batch, self.shape.heads, self.features), torch.promote_types(dtype, torch.float32)
+        sums = torch.zeros((*size, self.shape.head_width), dtype=wide, device=device)
+        return sums, sums[..., 0], torch.full(size[:2], -torch.inf, dtype=wide, device=device)
+
+    def scan(
+        self, real: Tensor | None, sums: tuple[Tensor, ...], q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        *sums, top = sums
+        if self.kernel == "relu":
+            k, decay = self._relu(k), None
+        else:
+            k, decay, top = stabilise(self._logits(k), top=top, real=real)
+        numerator, denominator, sums = scan(self._query(q), k, v, state=tuple(sums), decay=decay, real=real)
+        return ratio(numerator, denominator).to(v.dtype), (*sums, top)
+
+    def _query(self, q: Tensor) -> Tensor:
+        if self.kernel == "relu":
+            return self._relu(q)
+        logits = self._logits(q)
+        return (logits - logits.detach().amax(-1, keepdim=True)).exp() + self.epsilon
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """The logarithm of the softmax features, [B, H, n, R], in float32 or better."""
+        x = self._scaled(x)
+        return x @ self.draws.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2
+
+    def _relu(self, x: Tensor) -> Tensor:
+        x = self._scaled(x)
+        return torch.relu(x @ self.draws.to(x.dtype).T) + RELU_FLOOR
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x.to(torch.promote_types(x.dtype, torch.float32)) * self.shape.head_width**-0.25
+
+    def plain(self, row: Row) -> Tensor:
+        W, D = self.draws.to(row.q.dtype), self.shape.head_width
+
+        def log_phi(x: Tensor) -> Tensor:
+            return torch.stack([w @ x / D**0.25 - x @ x / (2 * D**0.5) for w in W])
+
+        def relu_phi(x: Tensor) -> Tensor:
+            return torch.stack([(w @ x / D**0.25).clamp(min=0) + 1e-3 for w in W])
+
+        outs = []
+        for i in range(row.T):
+            if self.kernel == "relu":
+                weights = torch.stack([relu_phi(row.q[i]) @ relu_phi(row.k[j]) for j in row.past(i)])
+            else:
+                logs = torch.stack([log_phi(row.q[i]) + log_phi(row.k[j]) for j in row.past(i)])
+                weights = torch.exp(logs - logs.max().detach()).sum(1)
+            outs.append(sum(w * row.v[j] for w, j in zip(weights / weights.sum(), row.past(i), strict=True)))
+        return torch.stack(outs)

@@ -1,0 +1,121 @@
+"""Random feature attention, with and without a gate."""
+
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.attention.base import Facts, Order, Scanned, Shape
+from regard.kernels.scan import absorb, read, scan
+from regard.reference import Row
+
+
+class RandomFeatures(Scanned):
+    """Peng et al. 2021: phi(x) = R^(-1/2) [sin(w_r . x'), cos(w_r . x')] with x' = x / |x| and w_r = sigma * w~_r,
+    w~_r normal, so that phi(q) . phi(k) is on average the Gaussian kernel exp(-|q' - k'|^2 / 2) at sigma = 1, which is
+    exp(q' . k') times a constant. sigma [H, D] is learnt and starts at 1 / temperature; w~ lives in a buffer, redraw()
+    draws anew. With a gate g_t = sigmoid(w_g . x_t + b), S_t = g_t S_{t-1} + (1 - g_t) phi(k_t) v_t^T, and z likewise.
+
+    Features have signs, so a denominator may come out near zero or below: it is raised to `floor`. (The authors' code
+    has no gate, a fixed scale in place of R^(-1/2), and a floor larger than the sum of the first tokens.) Time
+    N R D a head, memory N R, state R D."""
+
+    facts = Facts(
+        name="rfa",
+        paper="Peng et al. 2021, Random Feature Attention",
+        link="arXiv 2103.02143",
+        family="kernels",
+        formula="o_i = phi(q_i)^T S_i / max(phi(q_i) . z_i, floor), S_i = sum_j phi(k_j) v_j^T, z_i = sum_j phi(k_j)",
+        time=Order("N features", 1),
+        memory=Order("N features", 1),
+        state=Order("features", 0),
+        positions=("rotation",),
+        exact=False,
+        signed=True,
+    )
+    examples = ("rfa(features=3)", "rfa(features=5, gate=True)", "rfa(features=4, floor=0.5, temperature=2.0)")
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        features: Annotated[int, "R, random directions; each gives a sine and a cosine"] = 64,
+        gate: Annotated[bool, "a learnt gate lets the sums forget; causal only"] = False,
+        temperature: Annotated[float, "sigma starts at 1 / temperature: higher spreads the attention"] = 1.0,
+        floor: Annotated[float, "the least denominator"] = 0.01,
+    ):
+        if gate:
+            self.inputs = {**self.inputs, "gate": "gate"}
+            refused = "a gate forgets the past, and a sequence seen at once has none; leave gate out"
+            self.facts = replace(self.facts, roles=("causal",), refusals=(("self", refused), ("cross", refused)))
+        super().__init__(shape)
+        for name, value in (("features", features), ("temperature", temperature), ("floor", floor)):
+            if value <= 0:
+                raise ValueError(f"option {name!r} of 'rfa' must be above 0, got {value}")
+        self.floor = floor
+        self.sigma = nn.Parameter(torch.full((shape.heads, shape.head_width), 1 / temperature))
+        self.register_buffer("draws", torch.empty(shape.heads, features, shape.head_width))
+        self.redraw()
+
+    @torch.no_grad()
+    def redraw(self) -> None:
+        """New random directions, from torch's own generator."""
+        self.draws.copy_(torch.randn(self.draws.shape))
+
+    def digest(self, real: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        return absorb(self._features(k), v, real=real)
+
+    def consult(self, digest: tuple[Tensor, ...], q: Tensor) -> Tensor:
+        return self._ratio(*read(self._features(q), *digest)).to(q.dtype)
+
+    def zero(self, batch: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+        size = (batch, self.shape.heads, 2 * self.draws.shape[1], self.shape.head_width)
+        sums = torch.zeros(size, dtype=torch.promote_types(dtype, torch.float32), device=device)
+        return sums, sums[..., 0]
+
+    def scan(
+        self,
+        real: Tensor | None,
+        sums: tuple[Tensor, ...],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gate: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        k, decay = self._features(k), None
+        if gate is not None:
+            gate = gate.to(k.dtype)
+            k, decay = k * torch.sigmoid(-gate)[..., None], F.logsigmoid(gate)
+        numerator, denominator, sums = scan(self._features(q), k, v, state=sums, decay=decay, real=real)
+        return self._ratio(numerator, denominator).to(v.dtype), sums
+
+    def _features(self, x: Tensor) -> Tensor:
+        """[B, H, n, 2 R], in float32 or better."""
+        x = F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
+        angles = x @ (self.draws * self.sigma[:, None]).to(x.dtype).mT
+        return torch.cat([angles.sin(), angles.cos()], -1) * self.draws.shape[1] ** -0.5
+
+    def _ratio(self, numerator: Tensor, denominator: Tensor) -> Tensor:
+        return numerator / denominator.clamp(min=self.floor)[..., None]
+
+    def plain(self, row: Row) -> Tensor:
+        W, R = self.draws[row.head] * self.sigma[row.head], self.draws.shape[1]
+        gate = row.values.get("gate")
+
+        def kernel(a: Tensor, b: Tensor) -> Tensor:
+            a, b = a / (a @ a).sqrt(), b / (b @ b).sqrt()
+            return sum(torch.sin(w @ a) * torch.sin(w @ b) + torch.cos(w @ a) * torch.cos(w @ b) for w in W) / R
+
+        outs = []
+        for i in range(row.T):
+            numerator, denominator = torch.zeros_like(row.v[0]), torch.zeros_like(row.v[0, 0])
+            for j in row.past(i):
+                weight = kernel(row.q[i], row.k[j])
+                if gate is not None:
+                    g = 1 / (1 + torch.exp(-gate))
+                    weight = weight * (1 - g[j]) * torch.prod(g[j + 1 : i + 1])
+                numerator, denominator = numerator + weight * row.v[j], denominator + weight
+            outs.append(numerator / denominator.clamp(min=self.floor))
+        return torch.stack(outs)
