@@ -48,8 +48,8 @@ class Linformer(Digested):
         longest: Annotated[int, "tokens of the longest input (n in the paper); shorter ones are fine"] = 4096,
         sharing: Annotated[
             Sharing,
-            "'none': E and F for each key/value head; 'headwise': one E and one F for all heads; 'key-value': one E = F; "
-            "'layerwise': one E = F for all layers of a stack",
+            "'none': E and F for each key/value head; 'headwise': one E and one F for all heads; "
+            "'key-value': one E = F; 'layerwise': one E = F for all layers of a stack",
         ] = "headwise",
     ):
         super().__init__(shape)
@@ -63,10 +63,6 @@ class Linformer(Digested):
         if sharing in ("none", "headwise"):
             self.mix_v = nn.Parameter(torch.empty(size).uniform_(-(rank**-0.5), rank**-0.5))
 
-    def mixers(self) -> tuple[Tensor, Tensor]:
-        """E and F, [R, n] or [G, R, n]."""
-        return self.mix_k, self.mix_v if self.sharing in ("none", "headwise") else self.mix_k
-
     def settle(self, first: Attention | None, fed: bool, read: bool) -> None:
         if self.sharing != "layerwise" or not isinstance(first, Linformer) or first.sharing != "layerwise":
             return
@@ -79,7 +75,7 @@ class Linformer(Digested):
 
     def digest(self, real: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         S = k.shape[2]
-        if S > self.longest:
+        if self.longest < S:
             raise ValueError(
                 f"'linformer' got {S} tokens to attend to (padding included), expected at most longest={self.longest}: "
                 f"build it with longest={S} or more, or shorten the input"
@@ -87,11 +83,9 @@ class Linformer(Digested):
         if real is not None:
             # zero vectors in the padding still have keys and values: the biases and positions
             k, v = (torch.where(real[:, None, :, None], part, 0) for part in (k, v))
-        sum_over = "grs,bgsd->bgrd" if self.sharing == "none" else "rs,bgsd->bgrd"
-        # an einsum, not a broadcast product: that one's gradient holds an [R, S] for each row and head
-        return tuple(
-            torch.einsum(sum_over, mixer[..., :S], part) for mixer, part in zip(self.mixers(), (k, v), strict=True)
-        )
+        mix_v = self.mix_v if self.sharing in ("none", "headwise") else self.mix_k
+        letters = "grs,bgsd->bgrd" if self.sharing == "none" else "rs,bgsd->bgrd"
+        return torch.einsum(letters, self.mix_k[..., :S], k), torch.einsum(letters, mix_v[..., :S], v)
 
     def consult(self, digest: tuple[Tensor, ...], q: Tensor) -> Tensor:
         # a memory without a real token has slots of zeros only, and so gives zeros
@@ -99,12 +93,12 @@ class Linformer(Digested):
         return F.scaled_dot_product_attention(q, k, v, scale=self.scale, enable_gqa=q.shape[1] != k.shape[1])
 
     def plain(self, row: Row) -> Tensor:
-        slots = []
-        for mixer, vectors in zip(self.mixers(), (row.k, row.v), strict=True):
-            if mixer.dim() == 3:
+        def slots(mixer: Tensor, vectors: Tensor) -> list[Tensor]:
+            if self.sharing == "none":
                 mixer = mixer[row.head * self.shape.kv_heads // self.shape.heads]
-            slots.append([sum(mixer[r, j] * vectors[j] for j in range(row.S)) for r in range(self.rank)])
-        keys, values = slots
+            return [sum(mixer[r, j] * vectors[j] for j in range(row.S)) for r in range(self.rank)]
+
+        keys, values = slots(self.mix_k, row.k), slots(getattr(self, "mix_v", self.mix_k), row.v)
         outs = []
         for i in range(row.T):
             logits = torch.stack([self.scale * (row.q[i] @ key) for key in keys])
