@@ -44,7 +44,8 @@ def attention(
 
 
 def position(spec: str | Spec, *, width: int, heads: int = 1, role: Role = "self") -> Position:
-    """A position scheme on its own: for the kind "input", `scheme.add(x, positions)` puts positions into [B, T, width].
+    """A position scheme on its own: for the kind "input", `scheme.add(x, rows)` puts positions into [B, T, width], rows
+    saying where the tokens stand (`Rows.full(x)`: a whole sequence each).
 
     >>> scheme = regard.position("sinusoidal", width=512)
     """
@@ -90,10 +91,10 @@ def names(kind: str = "attention") -> list[str]:
 def facts(spec: str | Spec, kind: str = "attention") -> Facts | PositionFacts:
     """What a mechanism declares of itself, with the options of the spec."""
     registry = _registry(kind)
-    cls = registry.find(parse(spec).name)
-    for role in cls.facts.roles:
+    spec = parse(spec)
+    for role in registry.find(spec.name).facts.roles:
         try:
-            return registry.build(spec, Shape.of(width=16 * 8, heads=16, role=role)).facts
+            return registry.build(spec, Shape.of(width=8 * spec.heads, heads=spec.heads, role=role)).facts
         except ValueError as error:
             refused = error
     raise refused

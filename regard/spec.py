@@ -9,6 +9,7 @@ import ast
 import difflib
 import importlib
 import inspect
+import math
 import pkgutil
 import types
 from collections.abc import Sequence
@@ -23,6 +24,11 @@ class Spec:
     name: str
     parts: tuple["Spec", ...] = ()
     options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def heads(self) -> int:
+        """The smallest number of heads that divides among the nested specs."""
+        return len(self.parts) * math.lcm(*(part.heads for part in self.parts)) if self.parts else 1
 
     def __str__(self) -> str:
         inside = [str(part) for part in self.parts] + [f"{key}={value!r}" for key, value in self.options]

@@ -569,9 +569,9 @@ def check_compile(case: Case) -> None:
         return graph.forward
 
     torch._dynamo.reset()
-    layer = case.build(dtype=torch.float32)
+    layer = case.build()
     run = torch.compile(layer.run, backend=counter, fullgraph=True)
-    given = inputs(case, dtype=torch.float32)
+    given = inputs(case)
     memory = Memory(given["memory"], torch.tensor([21, 5, 9])) if case.role == "cross" else None
     rows = Rows(torch.zeros(3, dtype=torch.long), torch.tensor([LONG, 9, 17]), LONG, None)
     assert_close(run(given["x"], rows, memory=memory).y, layer.run(given["x"], rows, memory=memory).y)

@@ -27,7 +27,7 @@ class Warm(Scored):
         family="scores",
         formula="softmax(q k / t) v",
         time=Order("N^2", 2),
-        memory=Order("N^2", 2),
+        memory=Order("N", 1),
         state=Order("N", 1),
     )
     examples = ("warm(temperature=3.0)",)

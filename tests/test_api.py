@@ -82,6 +82,7 @@ def test_names_and_facts():
         assert facts.formula
         assert facts.link
     assert regard.facts("heads(local(window=3), linear)").time.exponent == 1
+    assert regard.facts("heads(heads(local(window=3), linear, softmax), linear)").time.exponent == 2
 
 
 def test_rnn_decoder_step():

@@ -46,7 +46,11 @@ class MixedHeads(Attention):
         state=Order("dearest part", 1),
         positions=("rotation", "bias", "content"),
     )
-    examples = ("heads(softmax, softmax)",)
+    examples = (
+        "heads(local(window=3), softmax)",
+        "heads(local(window=4), strided(stride=3), globals(tokens=2), linear)",
+        "heads(linformer(rank=4, longest=2048), bigbird(block=2, random=1))",
+    )
     reduces_to = (("heads(softmax, softmax)", "softmax"),)
     nests = True
 
@@ -104,6 +108,11 @@ class MixedHeads(Attention):
         states = [None] * len(self.parts) if state is None else state.parts
         maps = [part.map(x, rows, state=old, memory=memory) for part, old in zip(self.parts, states, strict=True)]
         return torch.cat(maps, 1)
+
+    def settle(self, first: Attention | None, fed: bool, read: bool) -> None:
+        alike = isinstance(first, MixedHeads) and len(first.parts) == len(self.parts)
+        for part, other in zip(self.parts, first.parts if alike else [None] * len(self.parts), strict=True):
+            part.settle(other, fed, read)
 
     def mix(self, rows, query, source, state=None, memory=None) -> tuple[Tensor, None]:
         """From projected inputs to [B, H, T, D], for `regard.attend`."""
