@@ -156,10 +156,10 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         costs = [row[cost]["text"] if row.get(cost) else "-" for cost in ("time", "memory", "state")]
         flags = [{True: "yes", False: "no", None: "-"}[row[flag]] for flag in ("causal", "cross", "decodes")]
-        does = " ".join(flag for flag in ("causal", "cross", "decodes") if row[flag]) or "-"
+        does = " ".join(flag for flag in ("causal", "cross", "decodes") if row[flag])
         citation = re.match(r".*?\b\d{4}\b|.*", row["paper"])[0]
         whole.append((row["name"], row["kind"], row["family"], *costs, *flags, row["paper"]))
-        narrow.append((row["name"], citation, f"{row['kind']}\n{row['family']}", *costs, does))
+        narrow.append((row["name"], citation, f"{row['kind']}\n{row['family']}", *costs, does or "self"))
     console = _console(10_000)
     # all but the papers, which may wrap into 32 columns
     room = sum(2 + max(map(len, column)) for column in list(zip(titles, *whole, strict=True))[:-1]) + 32
@@ -167,7 +167,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     gap = (0, 1, 0, 0) if wide else 0
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=gap, pad_edge=False, header_style="bold")
     for title in titles if wide else stacked:
-        most = None if wide or title not in ("time", "memory", "state") else 9
+        most = None if wide or title not in ("time", "memory", "state") else 8
         table.add_column(title, no_wrap=title == "name" or (wide and title != "paper"), overflow="fold", max_width=most)
     for name, *cells in whole if wide else narrow:
         table.add_row(Text(name, style="bold cyan"), *map(Text, cells))

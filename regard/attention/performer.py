@@ -77,11 +77,7 @@ class Performer(Scanned):
     def digest(self, real: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         if self.kernel == "relu":
             return absorb(self._relu(k), v, real=real)
-        logits = self._logits(k)
-        if real is not None:
-            logits = torch.where(real[:, None, :, None], logits, -torch.inf)
-        top = logits.detach().amax((2, 3), keepdim=True).clamp(min=torch.finfo(logits.dtype).min)
-        return absorb((logits - top).exp() + self.epsilon, v, real=real)
+        return absorb(self._softmax(k, (2, 3), real), v, real=real)
 
     def consult(self, digest: tuple[Tensor, ...], q: Tensor) -> Tensor:
         return ratio(*read(self._query(q), *digest)).to(q.dtype)
@@ -105,8 +101,18 @@ class Performer(Scanned):
     def _query(self, q: Tensor) -> Tensor:
         if self.kernel == "relu":
             return self._relu(q)
-        logits = self._logits(q)
-        return (logits - logits.detach().amax(-1, keepdim=True)).exp() + self.epsilon
+        return self._softmax(q, (3,), None)
+
+    def _softmax(self, x: Tensor, over: tuple[int, ...], real: Tensor | None) -> Tensor:
+        """Softmax features [B, H, n, R] relative to their largest over some axes."""
+        logits = self._logits(x)
+        # epsilon is defined beside features relative to the largest product w . x, which the authors divide by
+        largest = logits + self._scaled(x).square().sum(-1, keepdim=True) / 2 if self.epsilon else logits
+        if real is not None:
+            largest = torch.where(real[:, None, :, None], largest, -torch.inf)
+        top = largest.detach().amax(over, keepdim=True).clamp(min=torch.finfo(logits.dtype).min)
+        # padded keys may lie above the largest real one, and are left out by whoever sums
+        return (logits - top).clamp(max=0).exp() + self.epsilon
 
     def _logits(self, x: Tensor) -> Tensor:
         """The logarithm of the softmax features, [B, H, n, R], in float32 or better."""

@@ -126,7 +126,7 @@ def _forward(
     """o [B, H, T, E] and lse [B, H, T, 1]."""
     H, dtype = q.shape[1], _accumulator(q)
     real, parts = _parts(plan, tensors)
-    if len(parts) == 1 and parts[0].rows == Runs(0, q.shape[2]):  # nothing to merge: a step of decoding, say
+    if len(parts) == 1 and parts[0].rows == Runs(0, q.shape[2]) and _flash(q, v):  # nothing to merge, as in decoding
         (rows, cols, causal, mask), at = parts[0], (slice(0, q.shape[0]), slice(0, 1))
         ks, vs = (_fold(_view(x, cols), at, H) for x in (k, v))
         o, lse = partial(q, ks, vs, causal=causal, mask=_mask(mask, real, cols, at), scale=scale)

@@ -1,0 +1,120 @@
+"""Performer and efficient attention against performer-pytorch; what random features converge to."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from performer_pytorch import FastAttention
+from performer_pytorch.performer_pytorch import linear_attention, softmax_kernel
+from torch.testing import assert_close
+
+import regard
+from regard.attention.base import Rows
+
+
+def heads(B=2, H=4, T=11, D=8, seed=0, dtype=torch.float64):
+    torch.manual_seed(seed)
+    return [torch.randn(B, H, T, D, dtype=dtype) for _ in range(3)]
+
+
+def ours(spec, q, k, v, role="self", **buffers):
+    H, D = q.shape[1], q.shape[3]
+    layer = regard.attention(spec, width=H * D, heads=H, role=role).to(q.dtype)
+    for name, value in buffers.items():
+        getattr(layer, name).copy_(value)
+    rows = Rows.full(q.transpose(1, 2))
+    return layer.mix(rows, {"q": q}, {"k": k, "v": v})[0]
+
+
+def test_performer_equals_its_peer():
+    q, k, v = heads()
+    peer = FastAttention(8, nb_features=24).double()
+    epsilon = 1e-4  # what the peer adds to each feature
+    o = ours(f"performer(features=24, epsilon={epsilon})", q, k, v, draws=peer.projection_matrix)
+    assert_close(o, peer(q, k, v))
+
+
+def test_causal_performer_equals_its_peer_without_the_leak():
+    """The peer's causal path in its own functions, with nothing added to the features."""
+    q, k, v = heads()
+    W = torch.randn(24, 8, dtype=torch.float64)
+    features = {
+        "q": softmax_kernel(q, projection_matrix=W, is_query=True, eps=0.0),
+        "k": softmax_kernel(k, projection_matrix=W, is_query=False, eps=0.0),
+    }
+    o = ours("performer(features=24)", q, k, v, role="causal", draws=W)
+    for t in range(1, 12):
+        expected = linear_attention(features["q"][:, :, t - 1 : t], features["k"][:, :, :t], v[:, :, :t])
+        assert_close(o[:, :, t - 1 : t], expected)
+
+
+def test_efficient_equals_its_peer():
+    q, k, v = heads()
+    # the peer divides queries and keys by nothing else than the two softmaxes
+    assert_close(ours("efficient", q, k, v), FastAttention(8, no_projection=True)(q, k, v))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_performer_approaches_softmax(causal):
+    q, k, v = (0.5 * x for x in heads(T=20, D=16))
+    exact = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    errors = []
+    for features in (16, 256, 4096):
+        torch.manual_seed(1)
+        role = "causal" if causal else "self"
+        errors.append((ours(f"performer(features={features})", q, k, v, role) - exact).square().mean().sqrt().item())
+    assert errors[2] < errors[1] < errors[0]
+    assert errors[2] < 0.25 * errors[0]
+    assert errors[2] < 0.02
+
+
+def test_orthogonal_features_are_orthogonal():
+    layer = regard.attention("performer(features=20)", width=32, heads=4)
+    block = layer.draws[:8]
+    products = block @ block.T
+    assert_close(products, torch.diag(products.diagonal()), rtol=0, atol=1e-4)
+    assert layer.draws.norm(dim=1).std() > 0.1, "lengths are those of normal vectors"
+
+
+def test_redraw_is_on_request_and_stays_in_the_state():
+    torch.manual_seed(0)
+    for spec in ("performer(features=8)", "rfa(features=8)"):
+        layer = regard.attention(spec, width=16, heads=2).eval()
+        x = torch.randn(1, 5, 16)
+        before = layer(x)
+        assert_close(layer(x), before, rtol=0, atol=0)
+        layer.redraw()
+        after = layer(x)
+        assert (after - before).abs().max() > 1e-4
+        copy = regard.attention(spec, width=16, heads=2)
+        copy.load_state_dict(layer.state_dict())
+        assert_close(copy(x), after, rtol=0, atol=0)
+
+
+def test_rfa_approaches_its_kernel():
+    q, k, v = heads(T=12, D=8)
+    units = [F.normalize(x, dim=-1) for x in (q, k)]
+    expected = torch.softmax(units[0] @ units[1].mT, -1) @ v
+    errors = []
+    for features in (16, 4096):
+        torch.manual_seed(2)
+        errors.append((ours(f"rfa(features={features})", q, k, v) - expected).abs().max().item())
+    assert errors[1] < 0.3 * errors[0]
+    assert errors[1] < 0.1
+
+
+def test_rfa_gate_forgets():
+    """A gate at 1 keeps only what was, a gate at 0 only the last token."""
+    layer = regard.attention("rfa(features=64, gate=True)", width=16, heads=2, role="causal")
+    x = torch.randn(1, 6, 16)
+    with torch.no_grad():
+        layer.project["gate"].weight.zero_()
+        layer.project["gate"].bias.fill_(-30.0)
+        weights = layer.weights(x)
+    assert_close(weights, torch.eye(6).expand(1, 2, 6, 6), rtol=0, atol=1e-4)
+    with pytest.raises(ValueError, match="gate"):
+        regard.attention("rfa(gate=True)", width=16, heads=2, role="self")
+
+
+def test_epsilon_is_refused_where_it_leaks():
+    with pytest.raises(ValueError, match="let the future change the past"):
+        regard.attention("performer(epsilon=1e-4)", width=16, heads=2, role="causal")
