@@ -150,8 +150,8 @@ class BigBird(Cached):
 
 def noise(seed: Tensor | int, head: Tensor | int, block: Tensor | int, draw: int) -> Tensor | int:
     """32 bits of chance that depend on these numbers and on nothing else: so lengths and batches need no table."""
-    x = seed
-    for part in (head, block, draw):
+    x = 0
+    for part in (seed, head, block, draw):
         x = x ^ part
         # factors below 2^31: no product leaves the 63 bits of an integer tensor
         for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):

@@ -1,5 +1,6 @@
 """A short global sequence beside a long one that is read locally, with learnt relations between tokens."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 import torch
@@ -21,10 +22,10 @@ class ETC(Cached):
     one softmax over (q . k + q . e_p + b_p) / sqrt(D), where p is the relation of the two tokens and e_p, b_p are
     learnt for each head, other ones for the queries of either sequence.
 
-    In one sequence p is the distance, clipped at m (`distance`; k in the paper): 0 the token itself, 1 ... m to the
-    right, m + 1 ... 2m to the left. Between the two it is 2m + 1, or 2m + 2 for a token and the one of its segment.
-    Both sequences share the projections, as is the paper's default, and here the output projection too.
-    Time N (r + g), memory N.
+    Within a sequence p is the distance, clipped at m (`distance`): 0 the token itself, 1 ... m to the right,
+    m + 1 ... 2m to the left. Between the two p is 2m + 1, or 2m + 2 for a long token and the global one of its segment.
+    Both sequences share the projections of q, k and v (the authors' share_qkv_projections) and, unlike there, that of
+    the output. Time N (r + g), memory N.
     """
 
     facts = Facts(
@@ -66,7 +67,7 @@ class ETC(Cached):
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         g, q = min(self.globals, mask.T), q * self.scale
-        o = self._wide(mask, q[:, :, :g], k, v)
+        o = _again(lambda q, k, v: self._wide(mask, q, k, v), q[:, :, :g], k, v)
         return o if g == mask.T else torch.cat([o, self._near(mask, q[:, :, g:], k, v)], 2)
 
     def _wide(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -104,14 +105,8 @@ class ETC(Cached):
             return (weights[..., : 3 * c] @ near_v).flatten(2, 3) + weights[..., 3 * c :].flatten(2, 3) @ global_v
 
         size = max(1, CHUNK // (B * H * c * (3 * c + g)))
-        outs = []
-        for piece in zip(*(x.split(size, -3) for x in (blocks, near_k, near_v)), places.split(size), strict=True):
-            if torch.is_grad_enabled():
-                # computed again in the backward pass: nothing of size N r is kept
-                outs.append(checkpoint(read, *piece, use_reentrant=False, preserve_rng_state=False))
-            else:
-                outs.append(read(*piece))
-        return torch.cat(outs, 2)[:, :, :T]
+        pieces = zip(*(x.split(size, -3) for x in (blocks, near_k, near_v)), places.split(size), strict=True)
+        return torch.cat([_again(read, *piece) for piece in pieces], 2)[:, :, :T]
 
     def _relate(self, q: Tensor, e: Tensor, b: Tensor, relations: Tensor) -> Tensor:
         """q . e_p + b_p / sqrt(D) for scaled queries: [B, H, T, D] -> [B, H, T, C] for C relations."""
@@ -123,6 +118,7 @@ class ETC(Cached):
         return torch.where(away < 0, self.distance - away, away)
 
     def _links(self) -> Tensor:
+        """The relations of a global token and a long one: of another segment, of its own."""
         return torch.arange(2 * self.distance + 1, 2 * self.distance + 3, device=self.long_e.device)
 
     def _linked(self, places: Tensor, g: int) -> Tensor:
@@ -148,3 +144,10 @@ class ETC(Cached):
                     values.append(row.v[j])
             outs.append(blend(torch.stack(logits), values))
         return torch.stack(outs)
+
+
+def _again(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """What a function gives, computed again in the backward pass: nothing of size N r or N g is kept."""
+    if not torch.is_grad_enabled():
+        return function(*tensors)
+    return checkpoint(function, *tensors, use_reentrant=False, preserve_rng_state=False)

@@ -42,7 +42,10 @@ class Longformer(Tailed):
         "longformer(window=4, globals=0)",
         "longformer(window=2, globals=5, dilation=3)",
     )
-    reduces_to = (("longformer(window=33, globals=0)", "softmax"),)
+    reduces_to = (
+        ("longformer(window=33, globals=0)", "softmax"),
+        ("longformer(window=4, globals=0)", "local(window=4)"),
+    )
     grouped = True
 
     def __init__(

@@ -1,5 +1,6 @@
 """Performer: random features whose products are, on average, the softmax kernel."""
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -39,6 +40,7 @@ class Performer(Scanned):
         "performer(features=8)",
         "performer(features=6, kernel='relu')",
         "performer(features=7, orthogonal=False)",
+        "performer(features=6, epsilon=0.01)",
     )
 
     def __init__(
@@ -50,16 +52,16 @@ class Performer(Scanned):
         orthogonal: Annotated[bool, "rows of a block of D features orthogonal, which lowers the variance"] = True,
         epsilon: Annotated[float, "added to each softmax feature (authors: 1e-6); not causal"] = 0.0,
     ):
+        if epsilon:
+            leak = "relative to the largest of all keys, epsilon would let the future change the past; leave it out"
+            self.facts = replace(self.facts, roles=("self", "cross"), state=None, refusals=(("causal", leak),))
         super().__init__(shape)
         if features < 1:
             raise ValueError(f"option 'features' of 'performer' must be at least 1, got {features}")
         if epsilon < 0:
             raise ValueError(f"option 'epsilon' of 'performer' must not be negative, got {epsilon}")
-        if epsilon and (shape.role == "causal" or kernel == "relu"):
-            raise ValueError(
-                f"option 'epsilon' of 'performer' is for kernel 'softmax' in roles 'self' and 'cross', got {epsilon}: "
-                "relative to a maximum of all keys it would let the future change the past; leave it out"
-            )
+        if epsilon and kernel == "relu":
+            raise ValueError(f"option 'epsilon' of 'performer' is for kernel 'softmax', got {epsilon}: leave it out")
         self.features, self.kernel, self.orthogonal, self.epsilon = features, kernel, orthogonal, epsilon
         self.register_buffer("draws", torch.empty(features, shape.head_width))
         self.redraw()
@@ -129,18 +131,22 @@ class Performer(Scanned):
     def plain(self, row: Row) -> Tensor:
         W, D = self.draws.to(row.q.dtype), self.shape.head_width
 
-        def log_phi(x: Tensor) -> Tensor:
-            return torch.stack([w @ x / D**0.25 - x @ x / (2 * D**0.5) for w in W])
+        def products(x: Tensor) -> Tensor:
+            return torch.stack([w @ x / D**0.25 for w in W])
 
-        def relu_phi(x: Tensor) -> Tensor:
-            return torch.stack([(w @ x / D**0.25).clamp(min=0) + 1e-3 for w in W])
+        def logs(x: Tensor) -> Tensor:
+            return products(x) - x @ x / (2 * D**0.5)
 
+        if self.kernel == "relu":
+            queries, keys = ([products(x).clamp(min=0) + 1e-3 for x in xs] for xs in (row.q, row.k))
+        elif self.epsilon:
+            queries = [torch.exp(logs(x) - products(x).max().detach()) + self.epsilon for x in row.q]
+            top = torch.stack([products(x) for x in row.k]).max().detach()
+            keys = [torch.exp(logs(x) - top) + self.epsilon for x in row.k]
+        else:
+            queries, keys = ([torch.exp(logs(x)) for x in xs] for xs in (row.q, row.k))
         outs = []
         for i in range(row.T):
-            if self.kernel == "relu":
-                weights = torch.stack([relu_phi(row.q[i]) @ relu_phi(row.k[j]) for j in row.past(i)])
-            else:
-                logs = torch.stack([log_phi(row.q[i]) + log_phi(row.k[j]) for j in row.past(i)])
-                weights = torch.exp(logs - logs.max().detach()).sum(1)
+            weights = torch.stack([queries[i] @ keys[j] for j in row.past(i)])
             outs.append(sum(w * row.v[j] for w, j in zip(weights / weights.sum(), row.past(i), strict=True)))
         return torch.stack(outs)

@@ -102,20 +102,19 @@ class RandomFeatures(Scanned):
 
     def plain(self, row: Row) -> Tensor:
         W, R = self.draws[row.head] * self.sigma[row.head], self.draws.shape[1]
-        gate = row.values.get("gate")
 
-        def kernel(a: Tensor, b: Tensor) -> Tensor:
-            a, b = a / (a @ a).sqrt(), b / (b @ b).sqrt()
-            return sum(torch.sin(w @ a) * torch.sin(w @ b) + torch.cos(w @ a) * torch.cos(w @ b) for w in W) / R
+        def phi(x: Tensor) -> Tensor:
+            angles = torch.stack([w @ x for w in W]) / (x @ x).sqrt()
+            return torch.stack([angles.sin(), angles.cos()])
 
+        queries, keys = ([phi(x) for x in xs] for xs in (row.q, row.k))
+        gates = 1 / (1 + torch.exp(-row.values["gate"])) if "gate" in row.values else None
         outs = []
         for i in range(row.T):
-            numerator, denominator = torch.zeros_like(row.v[0]), torch.zeros_like(row.v[0, 0])
+            weights = []
             for j in row.past(i):
-                weight = kernel(row.q[i], row.k[j])
-                if gate is not None:
-                    g = 1 / (1 + torch.exp(-gate))
-                    weight = weight * (1 - g[j]) * torch.prod(g[j + 1 : i + 1])
-                numerator, denominator = numerator + weight * row.v[j], denominator + weight
-            outs.append(numerator / denominator.clamp(min=self.floor))
+                held = 1 if gates is None else (1 - gates[j]) * torch.prod(gates[j + 1 : i + 1])
+                weights.append(held * (queries[i] * keys[j]).sum() / R)
+            mixed = sum(w * row.v[j] for w, j in zip(weights, row.past(i), strict=True))
+            outs.append(mixed / sum(weights).clamp(min=self.floor))
         return torch.stack(outs)

@@ -38,7 +38,7 @@ class Sparse(Cached):
         refusals=(("cross", "windows and strides of positions have no meaning between two sequences"),),
         positions=("rotation",),
     )
-    examples = ("sparse(stride=2)", "sparse(pattern='fixed', stride=5, summary=3)")
+    examples = ("sparse(stride=2)", "sparse(pattern='fixed', stride=4, summary=3)")
     reduces_to = (
         ("sparse(stride=64)", "softmax"),
         ("sparse(stride=1)", "softmax"),
@@ -123,26 +123,26 @@ class Sparse(Cached):
 
     def _summaries(self, x: Tensor, dim: int) -> Tensor:
         """The last c of each l along an axis."""
-        return (
-            x.unflatten(dim, (-1, self.stride))
-            .narrow(dim + 1, self.stride - self.summary, self.summary)
-            .flatten(dim, dim + 1)
-        )
+        l, c = self.stride, self.summary
+        return x.unflatten(dim, (-1, l)).narrow(dim + 1, l - c, c).flatten(dim, dim + 1)
 
     def _step(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """One query a row: gathers the keys it sees."""
-        l, c, S, i = self.stride, self.summary, mask.S, mask.q0[:, None]
-        within, blocks = torch.arange(l, device=q.device), torch.arange(-(-S // l), device=q.device)
+        """One query a row, over a copy of the keys it sees; what it sees has margin >= 0."""
+        l, S, i, device = self.stride, mask.S, mask.q0[:, None], q.device
+        margin = at = i - torch.arange(l, device=device)
         if self.pattern == "strided":
-            keys = torch.cat([i - within, i - l - l * blocks], 1)
-            visible = keys >= 0
-        else:
-            first = i // l * l
-            far = (l * blocks[:, None] + within[l - c :]).flatten().expand(len(i), -1)
-            keys = torch.cat([first + within, far], 1)
-            visible = torch.cat([first + within <= i, far < first], 1)
-        at = keys.clamp(0, S - 1)[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[3])
-        return self._softmax(q, k.gather(2, at), v.gather(2, at), visible[:, None, None])
+            margin = at = torch.cat([at, i - l - l * torch.arange(-(-S // l), device=device)], 1)
+        batch = torch.arange(len(q), device=device)[:, None]
+        near = [x.transpose(1, 2)[batch, at.clamp(0, S - 1)].transpose(1, 2) for x in (k, v)]
+        if self.pattern == "fixed":
+            # the summaries are the same for every row: a view of all blocks that are complete
+            first, whole = i // l * l, S // l * l
+            far = self._summaries(torch.arange(whole, device=device), 0)
+            margin = torch.cat([at - first, first - 1 - far], 1)
+            near = [
+                torch.cat([own, self._summaries(x[:, :, :whole], 2)], 2) for own, x in zip(near, (k, v), strict=True)
+            ]
+        return self._softmax(q, *near, (margin >= 0)[:, None, None])
 
     def _visible(self, mask: Mask) -> Tensor:
         """[B, T, S] for any queries of role "causal"."""

@@ -58,7 +58,12 @@ def band_tail(
     `real` [B, S] bool: the slots that hold a key. `bias` [H, before + 1], as in `band`. O(T before D); T = 1 is one
     dense attention over the window.
     """
-    parts = band_parts(q.shape[2], before=before, after=0, shift=before, bias=bias, device=q.device)
+    (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
+    if T == 1:  # the heads that share their keys are queries of one head
+        mask = None if bias is None else bias.unflatten(0, (G, H // G))
+        part = Part(Runs(0, H // G), Runs(0, S), mask=mask)
+        return union(q.reshape(B, G, H // G, D), k, v, [part], scale=scale, real=real).reshape(B, H, 1, -1)
+    parts = band_parts(T, before=before, after=0, shift=before, bias=bias, device=q.device)
     return union(q, k, v, parts, scale=scale, real=real)
 
 
@@ -82,14 +87,13 @@ def band_parts(
     if bias is None and after == 0 and before == S - 1 and shift == 0:
         return [Part(Runs(0, T), Runs(0, S), causal=True)]
 
-    b = min(T, _tile(before + after))
+    b = T if T <= 64 else min(T, _tile(before + after))
     mask = _tile_mask(b, before, after, bias, device)
     # Tiles first, ..., last - 1 have all their keys inside the sequence.
     first = -((shift - before) // b) if before > shift else 0
     last = max(first, (T - after) // b)
-    edges = [i for i in range(-(-T // b)) if not first <= i < last]
     parts = []
-    for i in edges:
+    for i in (*range(min(first, -(-T // b))), *range(last, -(-T // b))):
         t, stop = i * b, min(i * b + b, T)
         low, high = max(0, t + shift - before), min(S, stop + shift + after)
         skip = low - (t + shift - before)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 # Temporaries of at most so many numbers, except where one run alone is longer. Beyond 32 MiB malloc gives memory back
 # to the system each time, and page faults cost as much as the arithmetic.
-CHUNK = 1 << 21
+CHUNK = 1 << 20
 
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -124,22 +124,22 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, scale: float, plan: Sequence[int], tensors: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor]:
     """o [B, H, T, E] and lse [B, H, T, 1]."""
-    H, dtype = q.shape[1], _accumulator(q)
     real, parts = _parts(plan, tensors)
-    if len(parts) == 1 and parts[0].rows == Runs(0, q.shape[2]) and _flash(q, v):  # nothing to merge, as in decoding
-        (rows, cols, causal, mask), at = parts[0], (slice(0, q.shape[0]), slice(0, 1))
-        ks, vs = (_fold(_view(x, cols), at, H) for x in (k, v))
+    if len(parts) == 1 and parts[0].rows == Runs(0, q.shape[2]) and q.shape[1] == k.shape[1] and _flash(q, v):
+        # Nothing to merge, as in a step of decoding.
+        (_, cols, causal, mask), at = parts[0], (slice(0, q.shape[0]), slice(0, 1), slice(0, q.shape[1]))
+        ks, vs = (_fold(_view(x, cols), at) for x in (k, v))
         o, lse = partial(q, ks, vs, causal=causal, mask=_mask(mask, real, cols, at), scale=scale)
         return o, lse.unsqueeze(-1)
+    dtype = _accumulator(q)
     o = _empty(q, v.shape[3], dtype).zero_()
     lse = _empty(q, 1, dtype).fill_(-torch.inf)
     for rows, cols, causal, mask in parts:
         qs, ks, vs, os, ls = _view(q, rows), _view(k, cols), _view(v, cols), _view(o, rows), _view(lse, rows)
         for at in _chunks(qs, ks):
             seen = _mask(mask, real, cols, at)
-            new, l_new = partial(
-                _fold(qs, at), _fold(ks, at, H), _fold(vs, at, H), causal=causal, mask=seen, scale=scale
-            )
+            k_at, v_at = _fold(ks, at[:2]), _fold(vs, at[:2])
+            new, l_new = partial(_fold(qs, at), k_at, v_at, causal=causal, mask=seen, scale=scale)
             o_at, l_at = os[at], ls[at]
             new, l_new = new.unflatten(0, o_at.shape[:2]), l_new.unsqueeze(-1).unflatten(0, l_at.shape[:2])
             total = torch.logaddexp(l_at, l_new)
@@ -161,7 +161,7 @@ def _backward(
     learned: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """The gradients of q, k, v and of those tensors that are learned masks; the others get an empty one."""
-    H, dtype = q.shape[1], lse.dtype
+    dtype = lse.dtype
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # a query without keys: all its weights are exp(-inf)
     gq, gk, gv = (_empty(x, x.shape[3], dtype).zero_() for x in (q, k, v))
     gtensors = [torch.zeros_like(x) if need else q.new_empty(0) for x, need in zip(tensors, learned, strict=True)]
@@ -171,7 +171,7 @@ def _backward(
         ks, vs = _view(k, cols), _view(v, cols)
         for at in _chunks(qs, ks):
             new_q, new_k, new_v, new_mask = _partial_backward(
-                _fold(gs, at), _fold(qs, at), _fold(ks, at, H), _fold(vs, at, H), _fold(os, at),
+                _fold(gs, at), _fold(qs, at), _fold(ks, at[:2]), _fold(vs, at[:2]), _fold(os, at),
                 _fold(ls, at).squeeze(-1), causal, _mask(mask, real, cols, at), scale, need,
             )  # fmt: skip
             gqs[at].add_(new_q.unflatten(0, gqs[at].shape[:2]))
@@ -215,14 +215,15 @@ def _parts(plan: Sequence[int], tensors: Sequence[Tensor | None]) -> tuple[Tenso
     return tensors[0], parts
 
 
-def _chunks(qs: Tensor, ks: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Cuts the leading axes [B, N] of a part, along one of them only: to fold both into one would copy."""
-    B, N, H = qs.shape[:3]
-    size = max(1, CHUNK // (H * max(qs.shape[3], ks.shape[3]) * qs.shape[4]))
+def _chunks(qs: Tensor, ks: Tensor) -> Iterator[tuple[slice, slice, slice]]:
+    """Cuts the axes [B, N, H] of a part: B or N, as to fold both would copy, and H into as many heads as keys have."""
+    (B, N, H), (G, S) = qs.shape[:3], ks.shape[2:4]
+    size = max(1, CHUNK // (G * max(qs.shape[3], S) * qs.shape[4]))
     b, n = (1, size) if B * -(-N // size) <= N * -(-B // size) else (size, 1)
     for i in range(0, B, b):
         for j in range(0, N, n):
-            yield slice(i, min(i + b, B)), slice(j, min(j + n, N))
+            for h in range(H // G):
+                yield slice(i, min(i + b, B)), slice(j, min(j + n, N)), slice(h, H, H // G)
 
 
 def _view(x: Tensor, at: Runs | Blocks) -> Tensor:
@@ -242,11 +243,9 @@ def _view(x: Tensor, at: Runs | Blocks) -> Tensor:
     return y.transpose(1, 2)
 
 
-def _add(x: Tensor, cols: Runs | Blocks, at: tuple[slice, slice], new: Tensor) -> None:
-    """The adjoint of folding _view(x, cols)[at]: adds new [b * n, H, length, D] to x [B, G, S, D] in place."""
+def _add(x: Tensor, cols: Runs | Blocks, at: tuple[slice, ...], new: Tensor) -> None:
+    """The adjoint of folding _view(x, cols)[at]: adds new [b * n, G, length, D] to x [B, G, S, D] in place."""
     x, new = x[at[0]], new.unflatten(0, (_size(at[0]), _size(at[1])))
-    if x.shape[1] < new.shape[2]:
-        new = new.unflatten(2, (x.shape[1], -1)).sum(3)
     if isinstance(cols, Blocks):
         new = new.transpose(1, 2).unflatten(3, (-1, cols.size)).flatten(2, 3)
         x.unflatten(2, (-1, cols.size)).index_add_(2, cols.index[at[1]].flatten(), new.to(x.dtype))
@@ -270,20 +269,17 @@ def _add(x: Tensor, cols: Runs | Blocks, at: tuple[slice, slice], new: Tensor) -
                 x.narrow(2, first + whole * stride, wide).add_(new[:, :, whole, i : i + wide])
 
 
-def _fold(x: Tensor, at: tuple[slice, slice], heads: int | None = None) -> Tensor:
-    """A chunk [b, n, G, T, D] of a view as the [b * n, H, T, D] of a kernel; heads repeated if `heads` asks for it."""
-    x = x[at]
-    if heads is not None and x.shape[2] < heads:
-        x = x.repeat_interleave(heads // x.shape[2], 2)
-    return x.flatten(0, 1)
+def _fold(x: Tensor, at: tuple[slice, ...]) -> Tensor:
+    """A chunk [b, n, h, T, D] of a view as the [b * n, h, T, D] of a kernel."""
+    return x[at].flatten(0, 1)
 
 
-def _mask(mask: Tensor | None, real: Tensor | None, cols: Runs | Blocks, at: tuple[slice, slice]) -> Tensor | None:
-    """The mask of a chunk, [b * n or 1, H or 1, T or 1, S]."""
+def _mask(mask: Tensor | None, real: Tensor | None, cols: Runs | Blocks, at: tuple[slice, ...]) -> Tensor | None:
+    """The mask of a chunk, [b * n or 1, h or 1, T or 1, S]."""
     if mask is not None:
         mask = _select(mask, at)
     if real is not None:
-        seen = _view(real[:, None, :, None], cols)[at].transpose(-1, -2)
+        seen = _view(real[:, None, :, None], cols)[at[:2]].transpose(-1, -2)
         if mask is None or mask.dtype == torch.bool:
             mask = seen if mask is None else mask & seen
         else:
@@ -293,10 +289,9 @@ def _mask(mask: Tensor | None, real: Tensor | None, cols: Runs | Blocks, at: tup
     return mask.expand(_size(at[0]), _size(at[1]), -1, -1, -1).flatten(0, 1)
 
 
-def _select(mask: Tensor, at: tuple[slice, slice]) -> Tensor:
+def _select(mask: Tensor, at: tuple[slice, ...]) -> Tensor:
     mask = mask[(None,) * (5 - mask.dim())]
-    mask = mask[at[0]] if mask.shape[0] > 1 else mask
-    return mask[:, at[1]] if mask.shape[1] > 1 else mask
+    return mask[tuple(a if size > 1 else slice(None) for a, size in zip(at, mask.shape[:3], strict=True))]
 
 
 def _size(at: slice) -> int:
