@@ -62,7 +62,7 @@ def cases() -> list[Case]:
 
 
 def position_cases() -> list[Case]:
-    """Every scheme on every mechanism that takes its kind."""
+    """Every scheme on every mechanism that takes its kind; what else a scheme can be, on softmax."""
     found = []
     for scheme in POSITIONS.names():
         cls = POSITIONS.find(scheme)
@@ -70,7 +70,7 @@ def position_cases() -> list[Case]:
             spec = ATTENTION.find(name).examples[0]
             facts = regard.facts(spec)
             takes = name in ("softmax", "linear") if cls.facts.kind == "input" else cls.facts.kind in facts.positions
-            if takes:
+            if takes and (position == cls.examples[0] or name == "softmax"):
                 found += [Case(spec, role, position) for role in cls.facts.roles if role in facts.roles]
     return found
 
@@ -111,9 +111,9 @@ def same(a: Tensor, b: Tensor) -> None:
 
 
 def check_reference(case: Case) -> None:
-    for T, sizes in itertools.product((1, 2, 7, LONG), ({}, {"bias": True, "head_width": 6})):
+    for T, sizes in ((1, {}), (2, {}), (7, {}), (7, {"bias": True, "head_width": 6}), (LONG, {})):
         layer = case.build(**sizes)
-        given = inputs(case, T, B=2, S=T + 3)
+        given = inputs(case, T, B=1, S=T + 3)
         assert_close(layer(**given), reference(layer, given))
 
 
@@ -268,7 +268,7 @@ def check_split(case: Case) -> None:
     if case.role == "self":
         return
     layer = case.build()
-    for grad, cuts in itertools.product((False, True), CUTS):
+    for grad, cuts in [(False, cuts) for cuts in CUTS] + [(True, CUTS[-1])]:
         with torch.set_grad_enabled(grad):
             given = inputs(case, B=6)
             keep = holes(LONG)
@@ -607,9 +607,9 @@ def check_round_trip(case: Case) -> None:
             role=case.role,
         )
     with pytest.raises(ValueError, match="unknown attention 'nonsense'"):
-        regard.attention(f"heads({case.spec}, nonsense)", width=WIDTH, heads=HEADS, role=case.role)
+        regard.attention(f"heads({case.spec}, nonsense)", width=WIDTH, heads=2 * HEADS, role=case.role)
 
 
 CHECKS = {name.removeprefix("check_"): value for name, value in list(globals().items()) if name.startswith("check_")}
-# a position scheme changes what is attended to, not how it is paid for
-POSITION_CHECKS = [n for n in CHECKS if n not in ("limit", "twice", "roles", "cost", "low_precision", "round_trip")]
+# a position scheme changes the logits and where they stand, and nothing else that the suite asks for
+POSITION_CHECKS = ["reference", "causality", "prefix", "padding", "split", "ragged_decode", "gradient", "weights"]

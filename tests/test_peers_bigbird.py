@@ -8,7 +8,7 @@ from transformers import BigBirdConfig, BigBirdModel
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
 
 import regard
-from regard.attention import bigbird
+from regard.kernels import parts
 
 WIDTH, HEADS, SEED = 24, 3, 5
 
@@ -39,12 +39,12 @@ def their_blocks(theirs, n: int, block: int, random: int) -> torch.Tensor:
     return torch.nn.functional.pad(drawn, (0, 0, 1, 1), value=-1)
 
 
-@pytest.mark.parametrize("chunk", [1, bigbird.CHUNK])
+@pytest.mark.parametrize("chunk", [1, parts.CHUNK])
 @pytest.mark.parametrize("last", [0, 3])
 @pytest.mark.parametrize(("blocks", "block", "random"), [(20, 4, 2), (12, 8, 3), (11, 5, 1)])
 def test_same_blocks(blocks, block, random, last, chunk, monkeypatch):
     """`last`: how many tokens the last block lacks."""
-    monkeypatch.setattr(bigbird, "CHUNK", chunk)
+    monkeypatch.setattr(parts, "CHUNK", chunk)
     ours, theirs = pair(block, random)
     drawn = their_blocks(theirs, blocks, block, random)
     # theirs may draw a near block again, and then counts it twice
@@ -75,7 +75,7 @@ def test_draw():
     n, counts = 30, torch.tensor([30, 17, 8, 5, 1])
     hits = torch.zeros(len(counts), n, n)
     for seed in range(40):
-        layer.seed.fill_(seed)
+        layer.seeds.copy_(64 * seed + torch.arange(64))
         wide, index = layer.plan(counts, n)
         for row, count in enumerate(counts.tolist()):
             assert wide[row, :2].tolist() == [0, 1]
@@ -99,13 +99,13 @@ def test_redraw():
     x = torch.randn(1, 60, WIDTH)
     y = layer(x)
     assert_close(layer(x), y, rtol=0, atol=0)
-    seed = layer.seed.clone()
+    seeds = layer.seeds.clone()
     layer.redraw()
     assert (layer(x) - y).abs().max() > 1e-3
-    layer.seed.copy_(seed)
+    layer.seeds.copy_(seeds)
     assert_close(layer(x), y, rtol=0, atol=0)
 
 
-def test_two_layers_differ():
+def test_layers_and_heads_differ():
     layers = [regard.attention("bigbird(block=2)", width=WIDTH, heads=HEADS) for _ in range(2)]
-    assert layers[0].seed != layers[1].seed
+    assert len(torch.cat([layer.seeds for layer in layers]).unique()) == 2 * HEADS

@@ -131,3 +131,20 @@ def test_long_prefill(spec):
             assert_close(joined[0], layer(x[:1])[0])
             own = torch.cat([x[1, :20][keep[1]] if ragged is not None else x[1, :20], x[1, 20:]])
             assert_close(rest[1], layer(own[None])[0, len(own) - len(rest[1]) :])
+
+
+@pytest.mark.parametrize(
+    ("spec", "option"),
+    [
+        ("local(window=0)", "window"),
+        ("strided(stride=0)", "stride"),
+        ("globals(tokens=0)", "tokens"),
+        ("sparse(stride=0)", "stride"),
+        ("sparse(pattern='fixed', stride=4)", "summary"),
+        ("sparse(pattern='fixed', stride=4, summary=0)", "summary"),
+        ("sparse(pattern='random')", "pattern"),
+    ],
+)
+def test_options(spec, option):
+    with pytest.raises(ValueError, match=f"option '{option}'"):
+        regard.attention(spec, width=16, heads=4)

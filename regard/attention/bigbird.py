@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention.base import Cached, Facts, Mask, Order, Shape
-from regard.kernels.parts import CHUNK, Blocks, Part, Runs, union
+from regard.kernels.parts import Blocks, Part, Runs, union
 from regard.reference import Row
 
 
@@ -16,9 +16,9 @@ class BigBird(Cached):
 
     Of the g global blocks half stand at the start of the row, half at its end; they see all tokens and are seen by all.
     Any other block sees, in one softmax and each token once, the global blocks, the w blocks around itself and r random
-    blocks that are neither (fewer where fewer are left). The random blocks are drawn uniformly, for each head and block
-    anew; they follow from the stored `seed` and stay until `redraw()`. (The authors' code takes them from the first
-    blocks of a row only.) Time N b (g + w + r), memory N.
+    blocks that are neither (fewer where fewer are left). The random ones are drawn uniformly for each head and block;
+    they follow from the stored `seeds` of the heads and stay until `redraw()`. (The authors' code takes them from the
+    first blocks of a row only.) Time N b (g + w + r), memory N.
     """
 
     facts = Facts(
@@ -63,11 +63,11 @@ class BigBird(Cached):
             raise ValueError(f"option 'window' of 'bigbird' must be odd, as many blocks on both sides, got {window}")
         self.block, self.half, self.random = block, window // 2, random
         self.front, self.back = globals - globals // 2, globals // 2
-        self.register_buffer("seed", torch.randint(2**31, ()))
+        self.register_buffer("seeds", torch.randint(2**31, (shape.heads,)))
 
     def redraw(self) -> None:
         """Other random blocks from now on."""
-        self.seed.random_(2**31)
+        self.seeds.random_(2**31)
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         (B, H, T, D), G, b, g = q.shape, k.shape[1], self.block, self.front + self.back
@@ -75,20 +75,15 @@ class BigBird(Cached):
         wide, index = self.plan(-(-mask.end // b), n)
         # all rows and heads on one axis, where each block of queries has key blocks of its own
         first = torch.arange(B, device=q.device)[:, None] * G + torch.arange(H, device=q.device) // (H // G)
-        found = torch.where(index < 0, 0, index + first[:, :, None, None] * n).flatten(0, 2)
+        keys = torch.where(index < 0, 0, index + first[:, :, None, None] * n).flatten(0, 2)
         seen = index.flatten(0, 2).repeat_interleave(b, 1)[:, None, None] >= 0
-        # a part copies its key blocks: a few at a time
-        piece = max(1, CHUNK // (seen.shape[3] * D))
-        parts = []
-        for i in range(0, len(found), piece):
-            keys = found[i : i + piece]
-            parts.append(Part(Runs(i * b, b, len(keys), b), Blocks(keys, b), mask=seen[i : i + piece]))
+        part = Part(Runs(0, b, len(keys), b), Blocks(keys, b), mask=seen)
         real = None
         if not mask.full or n * b > T:
             real = torch.arange(n * b, device=q.device) < mask.end[:, None]
             real = real.repeat_interleave(G, 0).reshape(1, -1)
         flat = [F.pad(part, (0, 0, 0, n * b - T)).reshape(1, 1, -1, D) for part in (q, k, v)]
-        o = union(*flat, parts, scale=self.scale, real=real).view(B, H, n, b, D)
+        o = union(*flat, [part], scale=self.scale, real=real).view(B, H, n, b, D)
         if g:
             at = wide[:, None, :, None, None].expand(-1, H, -1, b, D)
             rows = flat[0].view(B, H, n, b, D).gather(2, at).flatten(2, 3)
@@ -113,7 +108,6 @@ class BigBird(Cached):
         blocks from `front` to `end` [B, 1, 1], without the near ones."""
         device = end.device
         block = torch.arange(n, device=device)
-        head = self.shape.first_head + torch.arange(self.shape.heads, device=device)[:, None]
         low = (block - self.half).clamp(min=self.front)
         near = (torch.minimum(block + self.half + 1, end) - low).clamp(min=0)
         legal = end - self.front - near  # [B, 1, n]
@@ -121,7 +115,7 @@ class BigBird(Cached):
         # Floyd's way: at random one of the ranks up to `top`, or `top` itself where that one is taken already
         for i in range(self.random):
             top = legal - self.random + i
-            rank = noise(self.seed, head, block, i) % (top + 1).clamp(min=1)  # [B, H, n]
+            rank = noise(self.seeds[:, None], block, i) % (top + 1).clamp(min=1)  # [B, H, n]
             taken = (ranks == rank[..., None]).any(3) | (top < 0)
             ranks = torch.cat([ranks, torch.where(taken, top, rank)[..., None]], 3)
         far = self.front + ranks
@@ -140,7 +134,7 @@ class BigBird(Cached):
             for i in range(self.random):
                 top = len(legal) - self.random + i
                 if top >= 0:
-                    rank = noise(int(self.seed), self.shape.first_head + row.head, u, i) % (top + 1)
+                    rank = noise(int(self.seeds[row.head]), u, i) % (top + 1)
                     taken.append(top if rank in taken else rank)
             blocks |= {legal[rank] for rank in taken}
             for i in range(u * b, min(u * b + b, row.T)):
@@ -148,10 +142,10 @@ class BigBird(Cached):
         return torch.stack(outs)
 
 
-def noise(seed: Tensor | int, head: Tensor | int, block: Tensor | int, draw: int) -> Tensor | int:
+def noise(seed: Tensor | int, block: Tensor | int, draw: int) -> Tensor | int:
     """32 bits of chance that depend on these numbers and on nothing else: so lengths and batches need no table."""
     x = 0
-    for part in (seed, head, block, draw):
+    for part in (seed, block, draw):
         x = x ^ part
         # factors below 2^31: no product leaves the 63 bits of an integer tensor
         for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):

@@ -48,7 +48,7 @@ class MixedHeads(Attention):
     )
     examples = (
         "heads(local(window=3), softmax)",
-        "heads(local(window=4), strided(stride=3), globals(tokens=2), linear)",
+        "heads(local(window=4), rfa(features=2), globals(tokens=2), linear)",
         "heads(linformer(rank=4, longest=2048), bigbird(block=2, random=1))",
     )
     reduces_to = (("heads(softmax, softmax)", "softmax"),)

@@ -120,10 +120,10 @@ class Longformer(Tailed):
         bias = beside = None
         if self.position is not None and self.position.facts.kind == "bias":
             gaps = torch.arange(-self.window, after + 1, device=q.device) * d
-            bias = self.position.bias(gaps[None])[:, 0].to(q.dtype)
+            bias = self.position.bias(gaps[None])[:, 0]
             at = mask.q0[:, None] + torch.arange(drop, mask.T + right, device=q.device)  # [B, T]
             at = _fold(at[: 1 if mask.aligned else None, None, :, None], d)[:, 0]  # [B d, T / d, 1]
-            beside = self.position.bias(torch.arange(g, device=q.device) - at).to(q.dtype)[:, None]
+            beside = self.position.bias(torch.arange(g, device=q.device) - at)[:, None]
             if mask.aligned and d > 1:
                 beside = beside.repeat(len(q), 1, 1, 1, 1)
         parts = [Part(Runs(0, T), Runs(0, g), mask=beside)] if g else []
@@ -138,9 +138,12 @@ class Longformer(Tailed):
 
     def _real(self, mask: Mask, drop: int, left: int, right: int, g: int) -> Tensor | None:
         """[B d, g + S / d]: the keys of the window that are real and not met as global ones already."""
-        if mask.aligned and (mask.causal or (mask.full and not right)):
-            return None
-        if not g and mask.full and not left and mask.causal:
+        if mask.aligned:
+            # no causal query of a whole sequence sees what stands behind it
+            hidden = not mask.causal and (right or not mask.full)
+        else:
+            hidden = g or left or not mask.full
+        if not hidden:
             return None
         d, device = self.dilation, mask.k0.device
         at = mask.k0[:, None] + torch.arange(drop - left, mask.S + right, device=device)

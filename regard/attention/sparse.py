@@ -16,7 +16,7 @@ class Sparse(Cached):
     """Child et al. 2019, merged heads: query i sees the union of A1 and A2, each key once. Their l is our stride, their
     c our summary.
 
-    strided: A1 = {j : i - l <= j <= i},           A2 = {j <= i : (i - j) mod l = 0}
+    strided: A1 = {j : i - l <= j <= i},              A2 = {j <= i : (i - j) mod l = 0}
     fixed:   A1 = {j <= i : floor(j/l) = floor(i/l)}, A2 = {j <= i : j mod l in {l - c, ..., l - 1}}
 
     For role "self" the condition j <= i falls away and A1 of the strided pattern is |i - j| <= l. Time N l + N^2 / l
@@ -56,13 +56,16 @@ class Sparse(Cached):
             Literal["strided", "fixed"], "'strided' for data with a period (images), 'fixed' for data without (text)"
         ] = "strided",
         stride: Annotated[int, "l in the paper: the width of the window or block, and the step of the far keys"] = 128,
-        summary: Annotated[int, "c in the paper, for 'fixed': keys at the end of each block that all later see"] = 8,
+        summary: Annotated[int, "c in the paper, for 'fixed': keys at the end of each block that other blocks see"] = 8,
     ):
         super().__init__(shape)
         if stride < 1:
             raise ValueError(f"option 'stride' of 'sparse' must be at least 1, got {stride}")
         if pattern == "fixed" and not 1 <= summary <= stride:
-            raise ValueError(f"option 'summary' of 'sparse' must be 1 to stride={stride}, got {summary}")
+            raise ValueError(
+                f"option 'summary' of 'sparse' must be from 1 to stride={stride}, got {summary}: "
+                f"give summary={min(8, max(1, stride // 4))}, say, or a larger stride"
+            )
         self.pattern, self.stride, self.summary = pattern, stride, summary
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

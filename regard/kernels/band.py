@@ -134,5 +134,14 @@ def _dilated(q, k, v, before, after, count, scale, bias, dilation) -> Tensor:
         count = ((count[:, None] - torch.arange(dilation, device=q.device) + dilation - 1) // dilation).flatten()
     if bias is not None:
         bias = bias[:, before % dilation :: dilation]
-    o = band(fold(q), fold(k), fold(v), before=before // dilation, after=after // dilation, count=count, scale=scale, bias=bias)
+    o = band(
+        fold(q),
+        fold(k),
+        fold(v),
+        before=before // dilation,
+        after=after // dilation,
+        count=count,
+        scale=scale,
+        bias=bias,
+    )
     return o.unflatten(0, (B, dilation)).movedim(1, 3).flatten(2, 3)[:, :, :N]

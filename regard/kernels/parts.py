@@ -20,9 +20,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Temporaries of at most so many numbers, except where one run alone is longer. Beyond 32 MiB malloc gives memory back
-# to the system each time, and page faults cost as much as the arithmetic.
-CHUNK = 1 << 20
+# Numbers in a temporary, except where one run alone is longer. They should stay in the cache, and well below 32 MiB:
+# larger ones malloc hands back to the system each time, and page faults then cost as much as the arithmetic.
+CHUNK = 1 << 21
 
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -65,17 +65,17 @@ class Part(NamedTuple):
 def partial(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """One softmax attention [B, H, T, D] x [B, H, S, D] -> (o [B, H, T, D], lse [B, H, T]); forward only.
+    """One softmax attention q [B, H, T, D], k [B, H, S, D], v [B, H, S, E] -> o [B, H, T, E], lse [B, H, T].
 
-    `mask` is bool or float with sizes 1 or full, as in a Part. lse is float32 (float64 for float64). A query that sees
-    no key has o = 0 and lse = -inf. O(T S D).
+    Forward only. `mask` is that of a Part, here broadcastable to [B, H, T, S]. lse is float32 (float64 for float64). A
+    query that sees no key has o = 0 and lse = -inf. O(T S D).
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     mask = _additive(mask, _accumulator(q))
     if _flash(q, v):
         o, lse = _FLASH(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
         # The kernel says lse = 0 where nothing is visible.
-        return o, lse if mask is None else lse.masked_fill((mask.amax(-1) == -torch.inf).expand_as(lse), -torch.inf)
+        return o, lse if mask is None else lse.masked_fill(mask.amax(-1) == -torch.inf, -torch.inf)
     logits = _logits(q, k, causal, mask, scale)
     lse = logits.logsumexp(-1)
     weights = (logits - lse.masked_fill(lse == -torch.inf, 0).unsqueeze(-1)).exp()
@@ -91,6 +91,7 @@ def union(
     promises that no query meets a key in two parts, and that the rows of a part are distinct.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    parts = [part for part in parts if part.rows.length * part.rows.count * _length(part.cols) * q.numel()]
     plan = [number for part in parts for number in _numbers(part)]
     masks = [part.mask for part in parts]
     indices = [part.cols.index if isinstance(part.cols, Blocks) else None for part in parts]
@@ -128,20 +129,19 @@ def _forward(
     if len(parts) == 1 and parts[0].rows == Runs(0, q.shape[2]) and q.shape[1] == k.shape[1] and _flash(q, v):
         # Nothing to merge, as in a step of decoding.
         (_, cols, causal, mask), at = parts[0], (slice(0, q.shape[0]), slice(0, 1), slice(0, q.shape[1]))
-        ks, vs = (_fold(_view(x, cols), at) for x in (k, v))
-        o, lse = partial(q, ks, vs, causal=causal, mask=_mask(mask, real, cols, at), scale=scale)
+        seen = _mask(mask, real, cols, at)
+        o, lse = partial(q, _take(k, cols, at), _take(v, cols, at), causal=causal, mask=seen, scale=scale)
         return o, lse.unsqueeze(-1)
     dtype = _accumulator(q)
     o = _empty(q, v.shape[3], dtype).zero_()
     lse = _empty(q, 1, dtype).fill_(-torch.inf)
     for rows, cols, causal, mask in parts:
-        qs, ks, vs, os, ls = _view(q, rows), _view(k, cols), _view(v, cols), _view(o, rows), _view(lse, rows)
-        for at in _chunks(qs, ks):
+        for at in _chunks(q, k, rows, cols):
+            q_at, k_at, v_at = _take(q, rows, at), _take(k, cols, at[:2]), _take(v, cols, at[:2])
             seen = _mask(mask, real, cols, at)
-            k_at, v_at = _fold(ks, at[:2]), _fold(vs, at[:2])
-            new, l_new = partial(_fold(qs, at), k_at, v_at, causal=causal, mask=seen, scale=scale)
-            o_at, l_at = os[at], ls[at]
-            new, l_new = new.unflatten(0, o_at.shape[:2]), l_new.unsqueeze(-1).unflatten(0, l_at.shape[:2])
+            new, l_new = partial(q_at, k_at, v_at, causal=causal, mask=seen, scale=scale)
+            o_at, l_at = _view(o, rows)[at], _view(lse, rows)[at]
+            new, l_new = new.unflatten(0, o_at.shape[:2]), l_new.unsqueeze(-1).unflatten(0, o_at.shape[:2])
             total = torch.logaddexp(l_at, l_new)
             o_at.lerp_(new.to(dtype), (l_new - total).exp().nan_to_num(0.0))
             l_at.copy_(total)
@@ -167,19 +167,19 @@ def _backward(
     gtensors = [torch.zeros_like(x) if need else q.new_empty(0) for x, need in zip(tensors, learned, strict=True)]
     real, parts = _parts(plan, tensors)
     for (rows, cols, causal, mask), need, gmask in zip(parts, learned[1:], gtensors[1:], strict=False):
-        qs, gqs, os, ls, gs = (_view(x, rows) for x in (q, gq, o, lse, grad))
-        ks, vs = _view(k, cols), _view(v, cols)
-        for at in _chunks(qs, ks):
+        for at in _chunks(q, k, rows, cols):
+            g_at, q_at, o_at, l_at = (_take(x, rows, at) for x in (grad, q, o, lse))
+            k_at, v_at, seen = _take(k, cols, at[:2]), _take(v, cols, at[:2]), _mask(mask, real, cols, at)
             new_q, new_k, new_v, new_mask = _partial_backward(
-                _fold(gs, at), _fold(qs, at), _fold(ks, at[:2]), _fold(vs, at[:2]), _fold(os, at),
-                _fold(ls, at).squeeze(-1), causal, _mask(mask, real, cols, at), scale, need,
-            )  # fmt: skip
-            gqs[at].add_(new_q.unflatten(0, gqs[at].shape[:2]))
+                g_at, q_at, k_at, v_at, o_at, l_at.squeeze(-1), causal, seen, scale, need
+            )
+            gq_at = _view(gq, rows)[at]
+            gq_at.add_(new_q.unflatten(0, gq_at.shape[:2]))
             _add(gk, cols, at, new_k)
             _add(gv, cols, at, new_v)
             if need:
-                g = _select(gmask, at)
-                g.add_(new_mask.unflatten(0, gqs[at].shape[:2]).sum_to_size(g.shape))
+                gmask_at = _select(gmask, at)
+                gmask_at.add_(new_mask.unflatten(0, gq_at.shape[:2]).sum_to_size(gmask_at.shape))
     return gq.to(q.dtype), gk.to(k.dtype), gv.to(v.dtype), gtensors
 
 
@@ -198,9 +198,13 @@ def _(grad, q, k, v, o, lse, scale, plan, tensors, learned):
     return *(_empty(x, x.shape[3], x.dtype) for x in (q, k, v)), gtensors
 
 
+def _length(cols: Runs | Blocks) -> int:
+    return cols.index.shape[1] * cols.size if isinstance(cols, Blocks) else cols.length
+
+
 def _numbers(part: Part) -> list[int]:
-    """A part as numbers, since operators take no tuples; Blocks have step 0."""
-    cols = Runs(0, part.cols.size, step=0) if isinstance(part.cols, Blocks) else part.cols
+    """A part as numbers, since operators take no tuples; of Blocks the size, in the place of a length."""
+    cols = Runs(0, part.cols.size) if isinstance(part.cols, Blocks) else part.cols
     return [*part.rows, *cols, int(part.causal)]
 
 
@@ -215,10 +219,10 @@ def _parts(plan: Sequence[int], tensors: Sequence[Tensor | None]) -> tuple[Tenso
     return tensors[0], parts
 
 
-def _chunks(qs: Tensor, ks: Tensor) -> Iterator[tuple[slice, slice, slice]]:
+def _chunks(q: Tensor, k: Tensor, rows: Runs, cols: Runs | Blocks) -> Iterator[tuple[slice, slice, slice]]:
     """Cuts the axes [B, N, H] of a part: B or N, as to fold both would copy, and H into as many heads as keys have."""
-    (B, N, H), (G, S) = qs.shape[:3], ks.shape[2:4]
-    size = max(1, CHUNK // (G * max(qs.shape[3], S) * qs.shape[4]))
+    (B, H, _, D), G, N = q.shape, k.shape[1], rows.count
+    size = max(1, CHUNK // (G * max(rows.length, _length(cols)) * D))
     b, n = (1, size) if B * -(-N // size) <= N * -(-B // size) else (size, 1)
     for i in range(0, B, b):
         for j in range(0, N, n):
@@ -243,8 +247,15 @@ def _view(x: Tensor, at: Runs | Blocks) -> Tensor:
     return y.transpose(1, 2)
 
 
+def _take(x: Tensor, axis: Runs | Blocks, at: tuple[slice, ...]) -> Tensor:
+    """A chunk [b, n, h, length, D] of a view as the [b * n, h, length, D] of a kernel."""
+    if isinstance(axis, Blocks):
+        x, axis, at = x[at[0]], Blocks(axis.index[at[1]], axis.size), ()
+    return _view(x, axis)[at].flatten(0, 1)
+
+
 def _add(x: Tensor, cols: Runs | Blocks, at: tuple[slice, ...], new: Tensor) -> None:
-    """The adjoint of folding _view(x, cols)[at]: adds new [b * n, G, length, D] to x [B, G, S, D] in place."""
+    """The adjoint of _take(x, cols, at): adds new [b * n, G, length, D] to x [B, G, S, D] in place."""
     x, new = x[at[0]], new.unflatten(0, (_size(at[0]), _size(at[1])))
     if isinstance(cols, Blocks):
         new = new.transpose(1, 2).unflatten(3, (-1, cols.size)).flatten(2, 3)
@@ -269,17 +280,13 @@ def _add(x: Tensor, cols: Runs | Blocks, at: tuple[slice, ...], new: Tensor) -> 
                 x.narrow(2, first + whole * stride, wide).add_(new[:, :, whole, i : i + wide])
 
 
-def _fold(x: Tensor, at: tuple[slice, ...]) -> Tensor:
-    """A chunk [b, n, h, T, D] of a view as the [b * n, h, T, D] of a kernel."""
-    return x[at].flatten(0, 1)
-
-
 def _mask(mask: Tensor | None, real: Tensor | None, cols: Runs | Blocks, at: tuple[slice, ...]) -> Tensor | None:
     """The mask of a chunk, [b * n or 1, h or 1, T or 1, S]."""
     if mask is not None:
         mask = _select(mask, at)
     if real is not None:
-        seen = _view(real[:, None, :, None], cols)[at[:2]].transpose(-1, -2)
+        seen = _take(real[:, None, :, None], cols, at[:2]).transpose(-1, -2)
+        seen = seen.unflatten(0, (_size(at[0]), _size(at[1])))
         if mask is None or mask.dtype == torch.bool:
             mask = seen if mask is None else mask & seen
         else:
@@ -301,6 +308,7 @@ def _size(at: slice) -> int:
 def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     if mask is None:
         return None
+    mask = mask[(None,) * (4 - mask.dim())]
     if mask.dtype == torch.bool:
         return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, -torch.inf)
     mask = mask.to(dtype)
@@ -333,9 +341,17 @@ def _logits(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None, scale: floa
 
 
 def _partial_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
-    causal: bool, mask: Tensor | None, scale: float, learned: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    causal: bool,
+    mask: Tensor | None,
+    scale: float,
+    learned: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """The gradients of one part, given the o and lse of the union; `learned`: also that of the mask, [B, H, T, S]."""
     mask = _additive(mask, lse.dtype)
     if _flash(q, v) and not learned:

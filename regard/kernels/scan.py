@@ -59,7 +59,8 @@ def scan(
         if T == 1:
             q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
             if decay is not None:
-                S, z = S * decay.exp()[..., None], z * decay.exp()
+                g = decay.exp()
+                S, z = S * g[..., None], z * g
             S, z = torch.addcmul(S, k.mT, v), z + k[:, :, 0]
             return *read(q, S, z), (S, z)
         # z is the column of S that belongs to a value of one
@@ -132,11 +133,18 @@ def feature_scan(
     if state is None:
         state = k.new_zeros(B, H, R, D), k.new_zeros(B, H, R), k.new_full((B, H, R), -torch.inf)
     S, z, top = state
+    top = _finite(top)
+    if T == 1:
+        last = torch.maximum(top, k.detach()[:, :, 0])
+        shrink, k = (top - last).exp(), (k - last[:, :, None]).exp()
+        S, z = torch.addcmul(S * shrink[..., None], k.mT, v.to(dtype)), z * shrink + k[:, :, 0]
+        with _exact(q):
+            return (q / z.masked_fill(z == 0, 1)[:, :, None]) @ S, (S, z, last)
     pad = -T % min(CHUNK, 1 << (T - 1).bit_length())
     if pad:
         q, k, v = (F.pad(x, (0, 0, 0, pad), value=fill) for x, fill in ((q, 0.0), (k, -torch.inf), (v, 0.0)))
     with _exact(q):
-        o, S, top = _FeatureScan.apply(q, k, v, torch.cat([S, z[..., None]], -1), _finite(top))
+        o, S, top = _FeatureScan.apply(q, k, v, torch.cat([S, z[..., None]], -1), top)
     return o[:, :, :T], (S[..., :D], S[..., D], top)
 
 
@@ -150,26 +158,23 @@ class _Span(NamedTuple):
     arrive: Tensor | None  # [X, c, 1] of the state before the chunk for query t
     leave: Tensor | None  # [X, c, 1] of key j in what the chunk adds to the state
     kept: Tensor  # [X, c, R] k * leave
-    link: Tensor  # [B H or 1, n + 1, n + 1] of what was fed in what is held
-    fed: Tensor  # [B H, n + 1, R, D + 1] the state before the span and what each chunk adds
-    held: Tensor  # [B H, n + 1, R, D + 1] the state before each chunk and the one after the span
+    shrink: Tensor | None  # [B H, n, 1, 1] of the state before the chunk in the state after it
+    before: Tensor  # [X, R, D + 1] the state before the chunk
+    state: Tensor  # [B, H, R, D + 1] the state after the span
 
 
 def _span(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, state: Tensor, at: slice, n: int) -> _Span:
     q, k, v = (_chunks(x, at, n, state.dtype) for x in (q, k, v))
     v = F.pad(v, (0, 1), value=1.0)
-    weight = arrive = leave = None
-    if decay is None:
-        link = q.new_ones(1, n + 1, n + 1).tril_()
-    else:
-        A = _chunks(decay[..., None], at, n, state.dtype)[..., 0].cumsum(-1)
-        weight, arrive, leave = _between(A), A.exp()[..., None], (A[:, -1:] - A).exp()[..., None]
-        whole = A[:, -1].clamp(min=RESET).view(-1, n)
-        link = _between(F.pad(whole, (1, 0)).cumsum(-1)).tril_()
+    weight = arrive = leave = shrink = None
+    if decay is not None:
+        A = _chunks(decay[..., None], at, n, state.dtype).cumsum(1)
+        # not above one for j <= t; what is above the diagonal only has to be finite
+        weight = (A - A.mT).clamp_(max=0).exp_()
+        arrive, leave, shrink = A.exp(), (A[:, -1:] - A).exp(), A[:, -1:].exp().unflatten(0, (-1, n))
     kept = _scaled(k, leave)
-    fed = torch.cat([state.flatten(0, 1)[:, None], (kept.mT @ v).unflatten(0, (-1, n))], 1)
-    held = (link @ fed.flatten(2)).view_as(fed)
-    return _Span(q, k, v, weight, arrive, leave, kept, link, fed, held)
+    before, state = _carry(state, kept.mT @ v, shrink, n)
+    return _Span(q, k, v, weight, arrive, leave, kept, shrink, before, state)
 
 
 class _Scan(Function):
@@ -180,43 +185,40 @@ class _Scan(Function):
         for at, n in ctx.spans:
             s = _span(q, k, v, decay, state, at, n)
             score = _lower(s.q @ s.k.mT, s.weight)
-            out = torch.baddbmm(_scaled(s.q, s.arrive) @ s.held[:, :-1].flatten(0, 1), score, s.v)
+            out = torch.baddbmm(_scaled(s.q, s.arrive) @ s.before, score, s.v)
             _put(numerator, at, out[..., :D])
             _put(denominator, at, out[..., D])
             states.append(state)
-            state = s.held[:, -1].reshape(state.shape)
+            state = s.state
         ctx.save_for_backward(q, k, v, decay, *states)
         return numerator, denominator, state
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, g_numerator, g_denominator, g_state):
+    def backward(ctx, g_numerator, g_denominator, d_state):
         q, k, v, decay, *states = ctx.saved_tensors
         dq, dk, dv, d_decay = (None if x is None else torch.empty_like(x) for x in (q, k, v, decay))
-        d_state = g_state.flatten(0, 1)[:, None]
         with _exact(q):
             for (at, n), state in reversed(list(zip(ctx.spans, states, strict=True))):
                 s = _span(q, k, v, decay, state, at, n)
                 g = torch.cat([_chunks(x, at, n, state.dtype) for x in (g_numerator, g_denominator[..., None])], -1)
                 score, d_score = _lower(s.q @ s.k.mT, s.weight), _lower(g @ s.v.mT, s.weight)
-                d_held = torch.cat([(_scaled(s.q, s.arrive).mT @ g).unflatten(0, (-1, n)), d_state], 1)
-                d_fed = (s.link.mT @ d_held.flatten(2)).view_as(d_held)
-                d_state, d_added = d_fed[:, :1], d_fed[:, 1:].flatten(0, 1)
-                d_kept = s.v @ d_added.mT
-                d_q = torch.baddbmm(_scaled(g @ s.held[:, :-1].flatten(0, 1).mT, s.arrive), d_score, s.k)
+                # what a chunk adds has the gradient of the state after it
+                d_after, d_state = _carry(d_state, _scaled(s.q, s.arrive).mT @ g, s.shrink, n, reverse=True)
+                d_kept = s.v @ d_after.mT
+                d_q = torch.baddbmm(_scaled(g @ s.before.mT, s.arrive), d_score, s.k)
                 d_k = torch.baddbmm(_scaled(d_kept, s.leave), d_score.mT, s.q)
-                d_v = torch.baddbmm(s.kept @ d_added, score.mT, g)
+                d_v = torch.baddbmm(s.kept @ d_after, score.mT, g)
                 _put(dq, at, d_q)
                 _put(dk, at, d_k)
                 _put(dv, at, d_v[..., :-1])
                 if decay is not None:
-                    # The sum A_t of the decays multiplies what query t reads and divides what key t gives;
-                    # the last one of a chunk also multiplies what leaves it, and the state that passes through.
+                    # exp of the sum A_t of decays multiplies what query t reads and divides what key t gives;
+                    # the last one of a chunk also multiplies all that leaves it, new or passing through
                     d_A = (s.q * d_q - s.k * d_k).sum(-1)
-                    d_ends = (s.held * d_held - s.fed * d_fed).sum((-1, -2))[:, 1:]
-                    d_A[:, -1] += (s.kept * d_kept).sum((-1, -2)) + _suffix_sum(d_ends).flatten()
-                    _put(d_decay, at, _suffix_sum(d_A))
-        return dq, dk, dv, d_decay, d_state.view(states[0].shape)
+                    d_A[:, -1] += (s.kept * d_kept).sum((1, 2)) + (s.before * d_after).sum((1, 2)) * s.shrink.flatten()
+                    _put(d_decay, at, d_A.flip(-1).cumsum(-1).flip(-1))
+        return dq, dk, dv, d_decay, d_state
 
 
 class _FeatureSpan(NamedTuple):
@@ -230,8 +232,9 @@ class _FeatureSpan(NamedTuple):
     z: Tensor  # [X, c, R] the denominators
     u: Tensor  # [X, c, R] q / z
     score: Tensor  # [X, c, c]
-    link: Tensor  # [B H, R, n + 1, n + 1]
-    held: Tensor  # [B H, n + 1, R, D + 1]
+    shrink: Tensor  # [B H, n, R, 1]
+    before: Tensor  # [X, R, D + 1]
+    state: Tensor  # [B, H, R, D + 1]
     top: Tensor  # [B, H, R] after the span
 
 
@@ -246,12 +249,10 @@ def _feature_span(q: Tensor, k: Tensor, v: Tensor, state: Tensor, top: Tensor, a
         left, right = _halves(M, width)
         right.clamp_(min=left[:, :, -1:])
     tops = torch.cat([top.flatten(0, 1)[:, None], M[:, -1].unflatten(0, (-1, n))], 1).cummax(1).values
-    before, after = (x.flatten(0, 1)[:, None] for x in (tops[:, :-1], tops[:, 1:]))  # [X, 1, R]
-    M = torch.maximum(M, before)
-    arrive, kept = (before - M).exp(), (k - after).exp()
-    link = _between(-tops.mT).tril_()
-    fed = torch.cat([state.flatten(0, 1)[:, None], (kept.mT @ v).unflatten(0, (-1, n))], 1)
-    held = (link @ fed.transpose(1, 2)).transpose(1, 2)
+    first, last = (x.flatten(0, 1)[:, None] for x in (tops[:, :-1], tops[:, 1:]))  # before and after the chunk
+    M = torch.maximum(M, first)
+    arrive, kept, shrink = (first - M).exp(), (k - last).exp(), (first - last).exp().unflatten(0, (-1, n)).mT
+    before, state = _carry(state, kept.mT @ v, shrink, n)
 
     near = k.unflatten(1, (-1, 1, b)) - M.unflatten(1, (-1, b, 1))
     future = torch.ones(b, b, dtype=torch.bool, device=q.device).triu_(1)[..., None]
@@ -263,7 +264,7 @@ def _feature_span(q: Tensor, k: Tensor, v: Tensor, state: Tensor, top: Tensor, a
         from_key, to_query = (k_left - end).exp(), (end - M_right).exp()
         z_right += to_query * z_left[:, :, -1:]
         far.append((width, from_key, to_query))
-    z += arrive * held[:, :-1, :, -1].flatten(0, 1)[:, None]
+    z += arrive * before[:, None, :, -1]
     z.masked_fill_(z == 0, 1)
     u = q / z
 
@@ -271,7 +272,7 @@ def _feature_span(q: Tensor, k: Tensor, v: Tensor, state: Tensor, top: Tensor, a
     _diagonal(score, b).copy_((near * u.unflatten(1, (-1, b, 1))).sum(-1))
     for width, from_key, to_query in far:
         _corner(score, width).copy_((_halves(u, width)[1] * to_query) @ from_key.mT)
-    return _FeatureSpan(v, near, far, arrive, kept, z, u, score, link, held, tops[:, -1].view(top.shape))
+    return _FeatureSpan(v, near, far, arrive, kept, z, u, score, shrink, before, state, tops[:, -1].view(top.shape))
 
 
 class _FeatureScan(Function):
@@ -280,19 +281,18 @@ class _FeatureScan(Function):
         o, states, ctx.spans = state.new_empty(v.shape), [], _spans(q)
         for at, n in ctx.spans:
             s = _feature_span(q, k, v, state, top, at, n)
-            _put(o, at, torch.baddbmm((s.u * s.arrive) @ s.held[:, :-1, :, :-1].flatten(0, 1), s.score, s.v[..., :-1]))
+            _put(o, at, torch.baddbmm((s.u * s.arrive) @ s.before[..., :-1], s.score, s.v[..., :-1]))
             states += [state, top]
-            state, top = s.held[:, -1].reshape(state.shape), s.top
+            state, top = s.state, s.top
         ctx.save_for_backward(q, k, v, *states)
         ctx.mark_non_differentiable(top)
         return o, state, top
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, g_o, g_state, _):
+    def backward(ctx, g_o, d_state, _):
         q, k, v, *states = ctx.saved_tensors
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
-        d_state = g_state.flatten(0, 1)[:, None]
         with _exact(q):
             for (at, n), state, top in reversed(list(zip(ctx.spans, states[::2], states[1::2], strict=True))):
                 s = _feature_span(q, k, v, state, top, at, n)
@@ -300,18 +300,16 @@ class _FeatureScan(Function):
                 b = s.near.shape[2]
                 d_score = g @ s.v[..., :-1].mT
                 d_near = _diagonal(d_score, b)[..., None]
-                d_u = (g @ s.held[:, :-1, :, :-1].flatten(0, 1).mT) * s.arrive
+                d_u = (g @ s.before[..., :-1].mT) * s.arrive
                 d_u += (d_near * s.near).sum(3).flatten(1, 2)
                 for width, from_key, to_query in s.far:
                     _halves(d_u, width)[1].add_((_corner(d_score, width) @ from_key) * to_query)
                 d_q = d_u / s.z
                 d_z = d_q * -s.u
 
-                d_read = torch.cat([(s.u * s.arrive).mT @ g, (s.arrive * d_z).sum(1)[..., None]], -1)
-                d_held = torch.cat([d_read.unflatten(0, (-1, n)), d_state], 1)
-                d_fed = (s.link.mT @ d_held.transpose(1, 2)).transpose(1, 2)
-                d_state, d_added = d_fed[:, :1], d_fed[:, 1:].flatten(0, 1)
-                d_k = (s.v @ d_added.mT) * s.kept
+                d_before = torch.cat([(s.u * s.arrive).mT @ g, (s.arrive * d_z).sum(1)[..., None]], -1)
+                d_after, d_state = _carry(d_state, d_before, s.shrink, n, reverse=True)
+                d_k = (s.v @ d_after.mT) * s.kept
                 u, z = (x.unflatten(1, (-1, b, 1)) for x in (s.u, d_z))
                 d_k += ((d_near * u + z) * s.near).sum(2).flatten(1, 2)
                 for width, from_key, to_query in s.far:
@@ -319,19 +317,20 @@ class _FeatureScan(Function):
                     _halves(d_k, width)[0].add_((_corner(d_score, width).mT @ u + z.sum(2, keepdim=True)) * from_key)
                 _put(dq, at, d_q)
                 _put(dk, at, d_k)
-                _put(dv, at, torch.baddbmm(s.kept @ d_added[..., :-1], s.score.mT, g))
-        return dq, dk, dv, d_state.reshape(states[0].shape), None
+                _put(dv, at, torch.baddbmm(s.kept @ d_after[..., :-1], s.score.mT, g))
+        return dq, dk, dv, d_state, None
 
 
 def _spans(x: Tensor) -> list[tuple[slice, int]]:
     """The tokens of x [B, H, T, .] as (slice, whole number of chunks); the rest, less than a chunk, comes last.
 
-    A span is worked on at once: on the CPU it should stay in the cache, elsewhere (and where torch.compile unrolls the
-    loop over spans) be as long as the n x n links between its chunks are cheap.
+    A span is worked on at once. On the CPU it should stay in the cache; elsewhere, and where torch.compile unrolls the
+    loop over the spans, a few long ones are better.
     """
     B, H, T, _ = x.shape
     chunks = T // CHUNK
-    most = max(1, min(16, 64 // (B * H))) if x.device.type == "cpu" and not torch.compiler.is_compiling() else 16
+    cached = x.device.type == "cpu" and not torch.compiler.is_compiling()
+    most = max(1, min(16, 64 // (B * H))) if cached else 64
     spans = []
     for first in range(0, chunks, most):
         n = min(most, chunks - first)
@@ -351,9 +350,19 @@ def _put(x: Tensor, at: slice, chunks: Tensor) -> None:
     x[:, :, at] = chunks.reshape(x[:, :, at].shape)
 
 
-def _between(A: Tensor) -> Tensor:
-    """exp(A_t - A_j) of sums A that never grow: <= 1 for j <= t; the rest is anything finite."""
-    return (A[..., :, None] - A[..., None, :]).clamp_(max=0).exp_()
+def _carry(
+    state: Tensor, added: Tensor, shrink: Tensor | None, n: int, *, reverse: bool = False
+) -> tuple[Tensor, Tensor]:
+    """state <- shrink_i state + added_i over the n chunks: the state before each chunk [X, R, .] and the one after all.
+
+    In reverse order it carries gradients: of the states before each chunk in, of the states after each chunk out.
+    """
+    shape, state, added = state.shape, state.flatten(0, 1), added.unflatten(0, (-1, n))
+    states: list[Tensor] = [state] * n
+    for i in reversed(range(n)) if reverse else range(n):
+        states[i] = state
+        state = added[:, i] + state if shrink is None else torch.addcmul(added[:, i], shrink[:, i], state)
+    return torch.stack(states, 1).flatten(0, 1), state.view(shape)
 
 
 def _lower(score: Tensor, weight: Tensor | None) -> Tensor:
@@ -362,10 +371,6 @@ def _lower(score: Tensor, weight: Tensor | None) -> Tensor:
 
 def _scaled(x: Tensor, weight: Tensor | None) -> Tensor:
     return x if weight is None else x * weight
-
-
-def _suffix_sum(x: Tensor) -> Tensor:
-    return x.flip(-1).cumsum(-1).flip(-1)
 
 
 def _widths(first: int, c: int) -> list[int]:
@@ -404,5 +409,4 @@ def _wide(*tensors: Tensor) -> torch.dtype:
 
 def _exact(x: Tensor) -> AbstractContextManager:
     """Autocast would turn the products of float32 sums into products of bfloat16."""
-    device = x.device.type
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
