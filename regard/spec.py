@@ -140,14 +140,17 @@ class Registry:
     def options(self, name: str) -> list[Option]:
         """The options of a name, read from the keyword-only arguments of its class."""
         init = self.find(name).__init__
-        hints = get_type_hints(init, include_extras=True)
+        parameters = [
+            p for p in inspect.signature(init).parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY
+        ]
+        # a class without options may inherit a signature that only type checkers can resolve
+        hints = get_type_hints(init, include_extras=True) if parameters else {}
         found = []
-        for parameter in inspect.signature(init).parameters.values():
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-                hint = hints[parameter.name]
-                meaning = hint.__metadata__[0] if get_origin(hint) is Annotated else ""
-                kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-                found.append(Option(parameter.name, kind, parameter.default, meaning))
+        for parameter in parameters:
+            hint = hints[parameter.name]
+            meaning = hint.__metadata__[0] if get_origin(hint) is Annotated else ""
+            kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+            found.append(Option(parameter.name, kind, parameter.default, meaning))
         return found
 
     def build(self, spec: "str | Spec", shape: Any) -> Any:

@@ -718,7 +718,9 @@ class Cached(Attending):
         S, seen = state.top + rows.T, state.seen + rows.count
         parts = tuple(_grow(old, new, rows, state.top) for old, new in zip(state.parts, source.values(), strict=True))
         state = CacheState(parts, seen, S, state.even and rows.at is not None)
-        mask = Mask(rows.start, torch.zeros_like(seen), seen, rows.T, S, True, state.even, rows.at)
+        # before the first token every row starts at 0, ragged or not
+        shift = 0 if state.top == 0 else rows.at
+        mask = Mask(rows.start, torch.zeros_like(seen), seen, rows.T, S, True, state.even, shift)
         filled = dict(zip(source, (part[:, :, :S] for part in parts), strict=True))
         return self.attend(mask, **query, **self.repeated(filled)), state
 

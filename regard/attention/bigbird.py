@@ -82,7 +82,7 @@ class BigBird(Cached):
         if not mask.full or n * b > T:
             real = torch.arange(n * b, device=q.device) < mask.end[:, None]
             real = real.repeat_interleave(G, 0).reshape(1, -1)
-        flat = [F.pad(part, (0, 0, 0, n * b - T)).reshape(1, 1, -1, D) for part in (q, k, v)]
+        flat = [F.pad(x, (0, 0, 0, n * b - T)).reshape(1, 1, -1, D) for x in (q, k, v)]
         o = union(*flat, [part], scale=self.scale, real=real).view(B, H, n, b, D)
         if g:
             at = wide[:, None, :, None, None].expand(-1, H, -1, b, D)

@@ -138,12 +138,10 @@ class Longformer(Tailed):
 
     def _real(self, mask: Mask, drop: int, left: int, right: int, g: int) -> Tensor | None:
         """[B d, g + S / d]: the keys of the window that are real and not met as global ones already."""
-        if mask.aligned:
-            # no causal query of a whole sequence sees what stands behind it
-            hidden = not mask.causal and (right or not mask.full)
-        else:
-            hidden = g or left or not mask.full
-        if not hidden:
+        # no causal query of a whole sequence sees what stands behind it
+        if mask.aligned and (mask.causal or (mask.full and not right)):
+            return None
+        if not mask.aligned and mask.full and not g and not left:
             return None
         d, device = self.dilation, mask.k0.device
         at = mask.k0[:, None] + torch.arange(drop - left, mask.S + right, device=device)

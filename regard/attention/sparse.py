@@ -38,7 +38,7 @@ class Sparse(Cached):
         refusals=(("cross", "windows and strides of positions have no meaning between two sequences"),),
         positions=("rotation",),
     )
-    examples = ("sparse(stride=2)", "sparse(pattern='fixed', stride=4, summary=3)")
+    examples = ("sparse(stride=2)", "sparse(pattern='fixed', stride=5, summary=3)")
     reduces_to = (
         ("sparse(stride=64)", "softmax"),
         ("sparse(stride=1)", "softmax"),
@@ -132,20 +132,19 @@ class Sparse(Cached):
     def _step(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """One query a row, over a copy of the keys it sees; what it sees has margin >= 0."""
         l, S, i, device = self.stride, mask.S, mask.q0[:, None], q.device
+        # enough blocks for all slots, and never a single one, for which a compiler would make a graph of its own
+        blocks = S // l + 2
         margin = at = i - torch.arange(l, device=device)
         if self.pattern == "strided":
-            margin = at = torch.cat([at, i - l - l * torch.arange(-(-S // l), device=device)], 1)
+            margin = at = torch.cat([at, i - l - l * torch.arange(blocks, device=device)], 1)
         batch = torch.arange(len(q), device=device)[:, None]
-        near = [x.transpose(1, 2)[batch, at.clamp(0, S - 1)].transpose(1, 2) for x in (k, v)]
+        k_seen, v_seen = (x.transpose(1, 2)[batch, at.clamp(0, S - 1)].transpose(1, 2) for x in (k, v))
         if self.pattern == "fixed":
-            # the summaries are the same for every row: a view of all blocks that are complete
-            first, whole = i // l * l, S // l * l
-            far = self._summaries(torch.arange(whole, device=device), 0)
+            first, far = i // l * l, self._summaries(torch.arange(blocks * l, device=device), 0)
             margin = torch.cat([at - first, first - 1 - far], 1)
-            near = [
-                torch.cat([own, self._summaries(x[:, :, :whole], 2)], 2) for own, x in zip(near, (k, v), strict=True)
-            ]
-        return self._softmax(q, *near, (margin >= 0)[:, None, None])
+            far = far.clamp(max=S - 1)
+            k_seen, v_seen = (torch.cat([near, x.index_select(2, far)], 2) for near, x in ((k_seen, k), (v_seen, v)))
+        return self._softmax(q, k_seen, v_seen, (margin >= 0)[:, None, None])
 
     def _visible(self, mask: Mask) -> Tensor:
         """[B, T, S] for any queries of role "causal"."""

@@ -63,7 +63,8 @@ class Strided(Cached):
         folds = min(stride, mask.T)
         q = _fold(q, folds)  # [B * folds, H, L, D]
         first = mask.q0[:, None, None] + torch.arange(folds, device=device)[:, None]  # [B, folds, 1]
-        keys = first % stride + stride * torch.arange(-(-mask.S // stride), device=device)  # [B, folds, S / stride]
+        # as many keys as a class may have, and never a single one, for which a compiler would make a graph of its own
+        keys = first % stride + stride * torch.arange(mask.S // stride + 2, device=device)  # [B, folds, S / stride]
         visible = keys[:, :, None] <= (first + folds * torch.arange(q.shape[2], device=device))[..., None]
         batch = torch.arange(B, device=device)[:, None, None]
         k, v = (

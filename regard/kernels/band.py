@@ -107,7 +107,7 @@ def band_parts(
 
 
 def _tile(window: int) -> int:
-    """Queries in a tile, near the fastest measured at windows of 4 to 2048: the kernel works on 32 queries at a time."""
+    """Queries in a tile: near the fastest measured for windows of 4 to 2048. The kernel takes 32 queries at a time."""
     return 32 * max(1, round(math.sqrt(window) / 8))
 
 

@@ -23,6 +23,8 @@ from torch import Tensor
 # Numbers in a temporary, except where one run alone is longer. They should stay in the cache, and well below 32 MiB:
 # larger ones malloc hands back to the system each time, and page faults then cost as much as the arithmetic.
 CHUNK = 1 << 21
+# Elsewhere a temporary is cheap and the start of a kernel is not.
+DEVICE_CHUNK = 1 << 26
 
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -220,10 +222,15 @@ def _parts(plan: Sequence[int], tensors: Sequence[Tensor | None]) -> tuple[Tenso
 
 
 def _chunks(q: Tensor, k: Tensor, rows: Runs, cols: Runs | Blocks) -> Iterator[tuple[slice, slice, slice]]:
-    """Cuts the axes [B, N, H] of a part: B or N, as to fold both would copy, and H into as many heads as keys have."""
+    """Cuts the axes [B, N, H] of a part: B or N, as to fold both would copy (on a GPU it may), and H into as many heads
+    as keys have."""
     (B, H, _, D), G, N = q.shape, k.shape[1], rows.count
-    size = max(1, CHUNK // (G * max(rows.length, _length(cols)) * D))
-    b, n = (1, size) if B * -(-N // size) <= N * -(-B // size) else (size, 1)
+    one = G * max(rows.length, _length(cols)) * D
+    if q.device.type == "cpu":
+        size = max(1, CHUNK // one)
+        b, n = (1, size) if B * -(-N // size) <= N * -(-B // size) else (size, 1)
+    else:
+        b, n = B, max(1, DEVICE_CHUNK // (B * one))
     for i in range(0, B, b):
         for j in range(0, N, n):
             for h in range(H // G):

@@ -76,7 +76,8 @@ def stabilise(
         k_t = exp(logits_t - M_t)    decay_t = M_{t-1} - M_t    M_t = max of the logits of all tokens <= t    top = M_T
 
     The numerator and the denominator come out in units of exp(M_t). `top` is part of the state, -inf before the first
-    token. The maximum counts as a constant in the gradient: it cancels in the ratio.
+    token. The maximum counts as a constant in the gradient: it cancels in the ratio. A feature that stays more than 87
+    below M is lost in float32; a query that reads only such features has denominator zero.
     """
     logits = _select(logits.to(_wide(logits)), real, -torch.inf)
     with torch.no_grad():
@@ -330,7 +331,8 @@ def _spans(x: Tensor) -> list[tuple[slice, int]]:
     B, H, T, _ = x.shape
     chunks = T // CHUNK
     cached = x.device.type == "cpu" and not torch.compiler.is_compiling()
-    most = max(1, min(16, 64 // (B * H))) if cached else 64
+    least, most, together = (1, 16, 64) if cached else (8, 64, 4096)
+    most = max(least, min(most, together // (B * H)))
     spans = []
     for first in range(0, chunks, most):
         n = min(most, chunks - first)

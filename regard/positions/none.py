@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from regard.attention.base import Rows, Shape
+from regard.attention.base import Rows
 from regard.positions.base import Position, PositionFacts
 
 
@@ -18,9 +18,6 @@ class NoPosition(Position):
         roles=("self", "causal", "cross"),
     )
     examples = ("none",)
-
-    def __init__(self, shape: Shape):
-        super().__init__(shape)
 
     def add(self, x: Tensor, rows: Rows) -> Tensor:
         return x
