@@ -30,6 +30,12 @@ def refused(capsys, *words: str) -> str:
     return told.err
 
 
+@pytest.fixture(autouse=True)
+def no_terminal(monkeypatch):
+    """The workers of pytest-xdist set COLUMNS, which would count as a terminal."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 def test_list_shows_every_name(capsys):
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
