@@ -97,6 +97,22 @@ def test_union_of_gathered_blocks_and_empty_rows():
     assert_close(gradients([o], qkv), gradients([expected], qkv))
 
 
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("masked", [False, True])
+def test_what_compilers_are_told_of_union(count, masked):
+    """Shapes and strides of both directions, for one part (the shortcut of decoding) and for several."""
+    q, k, v = (x.detach().float() for x in leaves(2, 4, 4, 6, 6, 8))
+    plan = [number for i in range(count) for number in (i * 3, 6 // count, 1, 0, 1, 0, 6, 1, 0, 1, 0)]
+    mask = torch.ones(6 // count, 6).tril().bool() if masked else None
+    tensors = [None, *[mask] * count, *[None] * count]
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(parts._forward_operator, (q, k, v, 0.5, plan, tensors), test_utils=checks)
+    o, lse = parts._forward(q, k, v, 0.5, plan, tensors)
+    learned = [False] * len(tensors)
+    given = (o, q, k, v, o, lse, 0.5, plan, tensors, learned)
+    torch.library.opcheck(parts._backward_operator, given, test_utils=checks)
+
+
 def recurrence(q, k, v, decay, S, z):
     """Token by token."""
     numerators, denominators = [], []

@@ -133,7 +133,8 @@ def _forward(
         (_, cols, causal, mask), at = parts[0], (slice(0, q.shape[0]), slice(0, 1), slice(0, q.shape[1]))
         seen = _mask(mask, real, cols, at)
         o, lse = partial(q, _take(k, cols, at), _take(v, cols, at), causal=causal, mask=seen, scale=scale)
-        return o, lse.unsqueeze(-1)
+        # in the layout that compilers are told of
+        return _empty(q, o.shape[3], o.dtype).copy_(o), _empty(q, 1, lse.dtype).copy_(lse.unsqueeze(-1))
     dtype = _accumulator(q)
     o = _empty(q, v.shape[3], dtype).zero_()
     lse = _empty(q, 1, dtype).fill_(-torch.inf)
