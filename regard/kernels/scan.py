@@ -170,8 +170,7 @@ def _span(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, state: Tensor, 
     weight = arrive = leave = shrink = None
     if decay is not None:
         A = _chunks(decay[..., None], at, n, state.dtype).cumsum(1)
-        # not above one for j <= t; what is above the diagonal only has to be finite
-        weight = (A - A.mT).clamp_(max=0).exp_()
+        weight = (A - A.mT).exp_()  # not above one for j <= t; the rest, which may be inf, is replaced by `_lower`
         arrive, leave, shrink = A.exp(), (A[:, -1:] - A).exp(), A[:, -1:].exp().unflatten(0, (-1, n))
     kept = _scaled(k, leave)
     before, state = _carry(state, kept.mT @ v, shrink, n)
@@ -257,7 +256,7 @@ def _feature_span(q: Tensor, k: Tensor, v: Tensor, state: Tensor, top: Tensor, a
 
     near = k.unflatten(1, (-1, 1, b)) - M.unflatten(1, (-1, b, 1))
     future = torch.ones(b, b, dtype=torch.bool, device=q.device).triu_(1)[..., None]
-    near = near.clamp_(max=0).exp_().masked_fill_(future, 0)
+    near = near.exp_().masked_fill_(future, 0)
     z, far = near.sum(3).flatten(1, 2), []
     for width in _widths(b, c):
         (k_left, _), (M_left, M_right), (z_left, z_right) = (_halves(x, width) for x in (k, M, z))
@@ -331,7 +330,7 @@ def _spans(x: Tensor) -> list[tuple[slice, int]]:
     B, H, T, _ = x.shape
     chunks = T // CHUNK
     cached = x.device.type == "cpu" and not torch.compiler.is_compiling()
-    least, most, together = (1, 16, 64) if cached else (8, 64, 4096)
+    least, most, together = (1, 8, 64) if cached else (8, 64, 4096)
     most = max(least, min(most, together // (B * H)))
     spans = []
     for first in range(0, chunks, most):
