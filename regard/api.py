@@ -94,7 +94,8 @@ def facts(spec: str | Spec, kind: str = "attention") -> Facts | PositionFacts:
     spec = parse(spec)
     for role in registry.find(spec.name).facts.roles:
         try:
-            return registry.build(spec, Shape.of(width=8 * spec.heads, heads=spec.heads, role=role)).facts
+            with torch.device("meta"):
+                return registry.build(spec, Shape.of(width=8 * spec.heads, heads=spec.heads, role=role)).facts
         except ValueError as error:
             refused = error
     raise refused
@@ -109,11 +110,12 @@ def _registry(kind: str):
 @functools.lru_cache(maxsize=64)
 def _bare(spec: str, H: int, G: int, D: int, role: Role, dtype: torch.dtype, device: torch.device) -> Attention:
     """A layer of which only `mix` is used. Its random draws come from a seed of their own."""
-    with torch.random.fork_rng(devices=[]):
+    # kept for later calls, whatever mode the first one runs in; width 1, for its projections are never used
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.device("cpu"):
         torch.manual_seed(0)
-        layer = ATTENTION.build(spec, Shape.of(width=H * D, heads=H, kv_heads=G, role=role)).to(device, dtype)
-    parts = layer.parts if isinstance(layer, MixedHeads) else [layer]
-    for part in parts:
+        shape = Shape.of(width=1, heads=H, kv_heads=G, head_width=D, role=role)
+        layer = ATTENTION.build(spec, shape).to(device, dtype)
+    for part in _leaves(layer):
         own = {name for name, _ in part.named_parameters() if not name.startswith(("project.", "output."))}
         if not isinstance(part, Heads) or own or set(part.inputs) != {"q", "k", "v"}:
             raise ValueError(
@@ -123,6 +125,11 @@ def _bare(spec: str, H: int, G: int, D: int, role: Role, dtype: torch.dtype, dev
     return layer
 
 
+def _leaves(layer: Attention) -> list[Attention]:
+    """The mechanisms of a layer of mixed heads, nested ones too."""
+    return [leaf for part in layer.parts for leaf in _leaves(part)] if isinstance(layer, MixedHeads) else [layer]
+
+
 def _check_heads(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, causal: bool) -> None:
     for name, part in (("q", q), ("k", k), ("v", v)):
         if not isinstance(part, Tensor) or part.dim() != 4:
@@ -130,6 +137,8 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, causal: b
             raise ValueError(f"{name} must be [batch, heads, tokens, head width], got {got}")
         if not part.is_floating_point() or part.dtype != q.dtype:
             raise ValueError(f"q, k and v must share one floating-point dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
+        if 0 in part.shape:
+            raise ValueError(f"{name} is empty: got {list(part.shape)}")
     if k.shape != v.shape or len(q) != len(k) or q.shape[3] != k.shape[3] or q.shape[1] % k.shape[1]:
         raise ValueError(
             f"q [B, H, T, D] with k and v [B, G, S, D], G dividing H, expected; "
@@ -137,6 +146,8 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, causal: b
         )
     if causal and q.shape[2] != k.shape[2]:
         raise ValueError(f"causal needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
-    if keep is not None and (keep.dtype != torch.bool or keep.shape != (len(k), k.shape[2])):
-        expected = [len(k), k.shape[2]]
-        raise ValueError(f"keep must be boolean {expected}, True = real token, got {keep.dtype} {list(keep.shape)}")
+    if keep is not None:
+        boolean = isinstance(keep, Tensor) and keep.dtype == torch.bool
+        if not boolean or keep.shape != (len(k), k.shape[2]):
+            got = f"{keep.dtype} {list(keep.shape)}" if isinstance(keep, Tensor) else type(keep).__name__
+            raise ValueError(f"keep must be boolean {[len(k), k.shape[2]]}, True = real token, got {got}")

@@ -21,6 +21,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+import regard
 from regard import __version__
 from regard.spec import REGISTRIES, Registry, Spec, describe, parse
 
@@ -225,7 +226,7 @@ def example_lines(kind: str, registry: Registry, spec: Spec) -> list[str]:
         if getattr(cls, "nests", False) or any(option.required for option in registry.options(spec.name)):
             spec = small
     built, drawn = (str(part).replace('"', "'") for part in (spec, small))
-    role = cls.facts.roles[0]
+    role = regard.facts(spec, kind).roles[0]
     if kind == "attention":
         heads = -(-8 // spec.heads) * spec.heads
         return [
@@ -408,7 +409,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     added.add_argument("spec", metavar="SPEC", help='a mechanism with its options, such as "local(window=8)"')
     added.add_argument("--length", type=int, default=64, help="tokens (default: 64)")
-    added.add_argument("--heads", type=int, default=8, help="heads (default: 8)")
+    added.add_argument("--heads", type=int, help="heads (default: 8, or what the parts of heads(...) divide)")
     added.add_argument("--role", choices=("self", "causal", "cross"), help="default: the first the mechanism takes")
     added.add_argument("--keys", type=int, help="role cross: tokens of the memory (default: as many as --length)")
     added.add_argument("--position", help="a position scheme, such as rotary")

@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 import regard
-from regard.spec import ATTENTION, parse
+from regard.spec import parse
 
 LONGEST = 1024  # tokens; beyond, cells are smaller than pixels
 MOST_HEADS = 32
@@ -56,21 +56,23 @@ def measure(
     spec: str,
     *,
     length: int = 64,
-    heads: int = 8,
+    heads: int | None = None,
     role: str | None = None,
     position: str | None = None,
     keys: int | None = None,
     seed: int = 0,
 ) -> Drawn:
-    """Builds the layer and takes its map. Without a role: the first one the mechanism takes."""
+    """Builds the layer and takes its map. Without a role: the first one the mechanism takes; without heads: 8, or more
+    where nested specs need them."""
+    spec = parse(spec)
+    heads = -(-8 // spec.heads) * spec.heads if heads is None else heads
     sizes = {"length": (length, LONGEST), "keys": (1 if keys is None else keys, LONGEST), "heads": (heads, MOST_HEADS)}
     for name, (size, most) in sizes.items():
         if not 1 <= size <= most:
             raise ValueError(f"{name} must be between 1 and {most} for a picture, got {size}")
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed must be between 0 and {2**63 - 1}, got {seed}")
-    spec = parse(spec)
-    role = role or ATTENTION.find(spec.name).facts.roles[0]
+    role = role or regard.facts(spec).roles[0]
     if keys is not None and role != "cross":
         raise ValueError(f"keys is for role 'cross'; with role {role!r} the {length} tokens are their own keys")
     width = 16 * heads

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from suite import Case, holes, inputs
+from suite import Case, Tally, holes, inputs
 from torch.testing import assert_close
 
 import regard
@@ -106,3 +106,71 @@ def test_detach_cuts_the_history():
     y.sum().backward()
     assert not x.grad[:, :3].any()
     assert x.grad[:, 3:].any()
+
+
+def test_attend_runs_in_any_mode_first():
+    regard.api._bare.cache_clear()
+    q = torch.randn(1, 2, 5, 8, requires_grad=True)
+    with torch.inference_mode():
+        regard.attend("performer(features=9)", q, q, q)
+    regard.attend("performer(features=9)", q, q, q).sum().backward()
+    assert q.grad.isfinite().all()
+    nested = regard.attend("heads(heads(softmax, linear), linear)", *[q.repeat(1, 2, 1, 1)] * 3)
+    assert nested.shape == (1, 4, 5, 8)
+
+
+def test_only_the_queries_trained():
+    """Frozen keys and values, as with adapters: decoding with gradients must not write over what was read."""
+    torch.manual_seed(0)
+    for spec in ("softmax", "local(window=3)", "linear"):
+        layer = regard.attention(spec, width=16, heads=4, role="causal")
+        for name, parameter in layer.named_parameters():
+            parameter.requires_grad_(name == "project.q.weight")
+        x, state, total = torch.randn(2, 6, 16), layer.start(2), 0
+        for t in range(6):
+            y, state = layer.extend(x[:, t : t + 1], state)
+            total = total + y.square().sum()
+        total.backward()
+        stepwise = layer.project["q"].weight.grad.clone()
+        layer.zero_grad()
+        layer(x).square().sum().backward()
+        assert_close(stepwise, layer.project["q"].weight.grad)
+
+
+def test_padding_takes_no_room():
+    layer = regard.attention("softmax", width=16, heads=4, role="causal")
+    state = layer.start(2)
+    keep = torch.tensor([[True, *[False] * 7], [*[False] * 7, True]])
+    with torch.no_grad():
+        for _ in range(50):
+            _, state = layer.extend(torch.randn(2, 8, 16), state, keep=keep)
+    assert state.top == 50
+    short = regard.attention("location(longest=8)", width=16, heads=4, role="causal")
+    _, state = short.extend(torch.randn(2, 6, 16), short.start(2), keep=torch.arange(6) < torch.tensor([[2], [1]]))
+    for _ in range(3):
+        _, state = short.extend(torch.randn(2, 1, 16), state)
+
+
+def test_a_ragged_first_prompt_builds_no_table():
+    """What is N in memory stays so where prompts differ in length."""
+    T = 1024
+    layer = regard.attention("softmax", width=16, heads=4, role="causal")
+    keep = torch.arange(T) < torch.tensor([[T], [T // 2]])
+    with torch.no_grad(), Tally() as tally:
+        layer.extend(torch.randn(2, T, 16), layer.start(2), keep=keep)
+    assert tally.largest < T * T
+
+
+def test_a_window_far_beyond_the_text():
+    x = torch.randn(1, 5, 16)
+    for spec in ("local(window=1000000000)", "longformer(window=1000000000, globals=1)"):
+        layer = regard.attention(spec, width=16, heads=4, role="causal", position="alibi")
+        y, _ = layer.extend(x, layer.start(1))
+        assert_close(y, layer(x))
+
+
+def test_mixed_heads_share_what_a_stack_shares():
+    spec = "heads(linformer(rank=2, longest=8, sharing='layerwise'), softmax)"
+    first, second = (regard.attention(spec, width=16, heads=4) for _ in range(2))
+    second.settle(first, False, False)
+    assert second.parts[0].mix_k is first.parts[0].mix_k

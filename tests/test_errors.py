@@ -105,7 +105,7 @@ def test_tokens(x):
     layer = regard.attention("softmax", width=16, heads=4)
     for bad, words in [
         (x.long(), "embed token ids"),
-        (x[0], r"\[batch, tokens >= 1, 16\], got \[5, 16\]"),
+        (x[0], r"\[batch >= 1, tokens >= 1, 16\], got \[5, 16\]"),
         (x[..., :8], r"got \[2, 5, 8\]"),
         (x[:, :0], "tokens >= 1"),
         (x.double(), "torch.float64 and the layer torch.float32"),
@@ -126,7 +126,7 @@ def test_memory(x):
     layer = regard.attention("softmax", width=16, heads=4, role="cross", memory_width=8)
     with pytest.raises(ValueError, match="needs memory"):
         layer(x)
-    with pytest.raises(ValueError, match=r"memory must be \[batch, tokens >= 1, 8\]"):
+    with pytest.raises(ValueError, match=r"memory must be \[batch >= 1, tokens >= 1, 8\]"):
         layer(x, memory=x)
     with pytest.raises(ValueError, match="memory has 3 rows, expected 2"):
         layer(x, memory=torch.zeros(3, 4, 8))
@@ -158,6 +158,27 @@ def test_states(x):
         cross.extend(x, cross.start(3, memory=torch.zeros(3, 4, 16)))
 
 
+def test_states_of_another_kind(x):
+    layer = regard.attention("softmax", width=16, heads=4, role="causal")
+    cross = regard.attention("softmax", width=16, heads=4, role="cross")
+    for bad in (None, cross.start(2, memory=x), 3):
+        with pytest.raises(ValueError, match="expected a state from start"):
+            layer.extend(x, bad)
+    with pytest.raises(ValueError, match="x has 2 rows and the state 3"):
+        layer.weights(x, state=layer.start(3))
+    with pytest.raises(ValueError, match="holds the memory already"):
+        cross.weights(x, state=cross.start(2, memory=x), memory=x)
+    for batch, capacity in ((0, None), (-1, None), ("2", None), (2, -1)):
+        with pytest.raises(ValueError, match="whole number of at least 1"):
+            layer.start(batch, capacity=capacity)
+    with pytest.raises(ValueError, match="memory"):
+        layer.start(2, memory_keep=torch.ones(2, 5, dtype=torch.bool))
+    with pytest.raises(ValueError, match="bias must be True or False"):
+        regard.attention("softmax", width=16, heads=4, bias="no")
+    with pytest.raises(ValueError, match="batch >= 1"):
+        layer(x[:0])
+
+
 def test_attend(x):
     q = torch.zeros(2, 4, 5, 4)
     for given, words in [
@@ -170,8 +191,11 @@ def test_attend(x):
             regard.attend("softmax", *given)
     with pytest.raises(ValueError, match="as many queries as keys"):
         regard.attend("softmax", q[:, :, :3], q, q, causal=True)
-    with pytest.raises(ValueError, match="keep must be boolean"):
-        regard.attend("softmax", q, q, q, keep=torch.ones(2, 5))
+    for keep in (torch.ones(2, 5), [[True] * 5] * 2):
+        with pytest.raises(ValueError, match="keep must be boolean"):
+            regard.attend("softmax", q, q, q, keep=keep)
+    with pytest.raises(ValueError, match="k is empty"):
+        regard.attend("softmax", q, q[:, :0], q[:, :0])
     with pytest.raises(ValueError, match=r"parameters of its own.*regard\.attention"):
         regard.attend("additive", q, q, q)
     with pytest.raises(ValueError, match="unknown kind"):

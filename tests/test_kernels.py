@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from regard.kernels import parts
-from regard.kernels.band import band, band_tail
+from regard.kernels.band import band_parts
 from regard.kernels.parts import Blocks, Part, Runs, union
 from regard.kernels.scan import absorb, feature_scan, ratio, read, scan, stabilise
 
@@ -43,20 +43,20 @@ def test_band(N, window, after):
     gap = torch.arange(N) - torch.arange(N)[:, None]
     live = (torch.arange(N) < count[:, None])[:, None, :, None]
     visible = ((gap >= -window) & (gap <= after)) & live.mT
-    o = torch.where(live, band(*qkv, before=window, after=after, count=count), 0)
+    # no causal query of a whole sequence sees what stands behind it
+    real = live[:, 0, :, 0] if after else None
+    o = torch.where(live, union(*qkv, band_parts(N, before=window, after=after), real=real), 0)
     expected = torch.where(live, dense(*qkv, visible), 0)
     assert_close(o, expected)
     assert_close(gradients([o], qkv), gradients([expected], qkv))
 
 
-@pytest.mark.parametrize("dilation", [1, 3])
 @pytest.mark.parametrize("N", [7, 100, 300])
-def test_band_with_bias_and_dilation(N, dilation):
-    qkv, bias = leaves(2, 2, 2, N, N, 8), draw(2, 37 + 5 + 1, seed=4).requires_grad_()
+def test_band_with_bias(N):
+    qkv, bias = leaves(2, 4, 2, N, N, 8), draw(4, 37 + 5 + 1, seed=4).requires_grad_()
     gap = torch.arange(N) - torch.arange(N)[:, None]
-    visible = (gap >= -37) & (gap <= 5) & (gap % dilation == 0)
-    o = band(*qkv, before=37, after=5, bias=bias, dilation=dilation)
-    expected = dense(*qkv, visible, bias[:, (gap + 37).clamp(0, 42)])
+    o = union(*qkv, band_parts(N, before=37, after=5, bias=bias))
+    expected = dense(*qkv, (gap >= -37) & (gap <= 5), bias[:, (gap + 37).clamp(0, 42)])
     assert_close(o, expected)
     assert_close(gradients([o], [*qkv, bias]), gradients([expected], [*qkv, bias]))
 
@@ -69,7 +69,8 @@ def test_band_tail(T, before):
     real = torch.arange(S) >= torch.tensor([0, before // 2, before])[:, None]
     gap = torch.arange(S) - torch.arange(T)[:, None] - before
     visible = ((gap <= 0) & (gap >= -before)) & real[:, None, None]
-    o, expected = band_tail(*qkv, before=before, real=real), dense(*qkv, visible)
+    o = union(*qkv, band_parts(T, before=before, after=0, shift=before), real=real)
+    expected = dense(*qkv, visible)
     assert_close(o, expected)
     assert_close(gradients([o], qkv), gradients([expected], qkv))
 
@@ -78,6 +79,44 @@ def test_band_in_several_chunks(monkeypatch):
     monkeypatch.setattr(parts, "CHUNK", 1 << 12)
     for window in (3, 31, 200):
         test_band(513, window, True)
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """The path of other devices, on this one: no flash kernel, and pieces that fold rows and runs together."""
+    monkeypatch.setattr(parts, "_flash", lambda q, v: False)
+    monkeypatch.setattr(parts, "_on_cpu", lambda x: False)
+    monkeypatch.setattr(parts, "DEVICE_CHUNK", 1 << 13)
+
+
+def test_band_elsewhere(elsewhere):
+    for window, after in itertools.product((3, 100), (False, True)):
+        test_band(300, window, after)
+    test_band_with_bias(100)
+    test_band_tail(33, 8)
+
+
+def test_causal_parts_elsewhere(elsewhere):
+    test_causal_parts()
+
+
+def test_causal_parts():
+    """Residue classes, each causal in itself."""
+    qkv = leaves(2, 2, 2, 12, 12, 4)
+    classes = Runs(0, 4, 3, 1, 3)
+    gap = torch.arange(12) - torch.arange(12)[:, None]
+    o, expected = union(*qkv, [Part(classes, classes, causal=True)]), dense(*qkv, (gap <= 0) & (gap % 3 == 0))
+    assert_close(o, expected)
+    assert_close(gradients([o], qkv), gradients([expected], qkv))
+
+
+def test_no_second_derivative_in_silence():
+    qkv = leaves(1, 2, 2, 9, 9, 4)
+    outs = [union(*qkv, band_parts(9, before=3, after=0)), scan(*(x.abs() for x in qkv))[0]]
+    outs.append(feature_scan(qkv[0].softmax(-1), *qkv[1:])[0])
+    for o in outs:
+        with pytest.raises(RuntimeError, match="second derivative"):
+            torch.autograd.grad(o.square().sum(), qkv[0], create_graph=True)
 
 
 def test_union_of_gathered_blocks_and_empty_rows():

@@ -1,4 +1,4 @@
-"""Performer and efficient attention against performer-pytorch; what random features converge to."""
+"""Performer, linear and efficient attention against performer-pytorch; what random features converge to."""
 
 import pytest
 import torch
@@ -45,6 +45,17 @@ def test_causal_performer_equals_its_peer_without_the_leak():
     for t in range(1, 12):
         expected = linear_attention(features["q"][:, :, t - 1 : t], features["k"][:, :, :t], v[:, :, :t])
         assert_close(o[:, :, t - 1 : t], expected)
+
+
+def test_linear_equals_its_peer():
+    """The peer's linear attention on the features of Katharopoulos et al."""
+    q, k, v = heads()
+    phi = [F.elu(x) + 1 for x in (q, k)]
+    assert_close(ours("linear", q, k, v), linear_attention(*phi, v))
+    causal = ours("linear", q, k, v, role="causal")
+    for t in range(1, 12):
+        expected = linear_attention(phi[0][:, :, t - 1 : t], phi[1][:, :, :t], v[:, :, :t])
+        assert_close(causal[:, :, t - 1 : t], expected)
 
 
 def test_efficient_equals_its_peer():

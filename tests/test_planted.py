@@ -233,6 +233,12 @@ class ANewGraphEveryStep(Softmax):
         return sum((self.product(mask, q, k, v, self.scale) for _ in range(mask.S)), 0) / mask.S
 
 
+@caught_by("autocast", "causal")
+class StateIsAlwaysFloat32(Softmax):
+    def empty(self, batch, capacity, dtype, device):
+        return super().empty(batch, capacity, torch.float32, device)
+
+
 @caught_by("round_trip", "self", "causal", "cross")
 class DrawsOutsideBuffers(Softmax):
     def __init__(self, shape: Shape):

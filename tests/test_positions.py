@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from suite import Tally
+from suite import Case, Tally, check_cost
 from torch.testing import assert_close
 
 import regard
@@ -263,3 +263,9 @@ def test_rotary_needs_pairs():
     with pytest.raises(ValueError, match="even head width, got 5"):
         regard.attention("softmax", width=20, heads=4, position="rotary")
     assert regard.attention("softmax", width=20, heads=4, position="rotary(fraction=0.8)").position.turned == 4
+
+
+@pytest.mark.parametrize("position", ["alibi", "buckets(buckets=8)", "xl", "shaw(distance=4)", "music(longest=64)"])
+@pytest.mark.parametrize("role", ["self", "causal"])
+def test_positions_keep_the_memory_of_softmax_linear(position, role):
+    check_cost(Case("softmax", role, position))

@@ -19,8 +19,8 @@ A mechanism is one file with one class on one of these:
           Scanned         a digest that also grows token by token; `zero`, `scan`          (linear, performer)
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -112,6 +112,8 @@ class Shape:
             raise ValueError(
                 f"heads {heads} is not divisible by kv_heads {kv_heads}: each must serve equally many heads"
             )
+        if not isinstance(bias, bool):
+            raise ValueError(f"bias must be True or False, got {bias!r}")
         if memory_width is not None and role != "cross":
             raise ValueError(f"memory_width is for role 'cross'; role {role!r} has no memory")
         return cls(
@@ -195,8 +197,14 @@ class Mask(NamedTuple):
         """What is visible, broadcastable to [B, 1, T, S]; None where all is."""
         visible = None if self.full else self.real()[:, None, None, :]
         if self.causal and not (self.T == 1 and self.shift == self.S - 1):
-            past = self.gap() <= 0
-            past = past[None, None] if past.dim() == 2 else past[:, None]
+            # positions compared, not subtracted: a table of differences takes many times as long to make
+            device = self.k0.device
+            queries, keys = torch.arange(self.T, device=device), torch.arange(self.S, device=device)
+            if self.shift is not None:
+                past = (keys <= (queries + self.shift)[:, None])[None, None]
+            else:
+                at = (self.q0 - self.k0)[:, None] + queries  # [B, T]
+                past = (keys <= at[..., None])[:, None]
             visible = past if visible is None else visible & past
         return visible
 
@@ -270,38 +278,39 @@ class Attention(nn.Module):
     ) -> Any:
         """The state before the first token. `capacity` reserves room for that many tokens at once."""
         self._check_decodes()
+        for name, size in (("batch", batch), ("capacity", capacity)):
+            if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+                raise ValueError(f"{name} must be a whole number of at least 1, got {size!r}")
         if self.shape.role == "cross":
             self._check_memory(memory, memory_keep, batch)
-        elif memory is not None:
+        elif memory is not None or memory_keep is not None:
             self._refuse_memory()
         weight = next(self.parameters())
+        device = weight.device
+        autocast = torch.is_autocast_enabled(device.type)
+        dtype = torch.get_autocast_dtype(device.type) if autocast else weight.dtype
         packed = None if memory is None else pack_memory(memory, memory_keep)
-        return self.begin(batch, memory=packed, capacity=capacity, dtype=weight.dtype, device=weight.device).state
+        return self.begin(batch, memory=packed, capacity=capacity, dtype=dtype, device=device).state
 
     def extend(self, x: Tensor, state: Any, *, keep: Tensor | None = None) -> tuple[Tensor, Any]:
         """Reads n >= 1 new tokens a row and consumes the state: go on with the one returned (`select` to branch)."""
         self._check_decodes()
         self._check_tokens(x, keep, "x", "keep", self.shape.width)
         B, T = x.shape[:2]
+        self._check_state(state, B)
         if self.shape.role == "cross":
             rows = len(state.count)
-            if B % rows:
-                raise ValueError(
-                    f"x has {B} rows and the state {rows}: a cross state of B rows serves B or k*B queries"
-                )
             # beams of one sentence share its memory: they fold into the queries
             x = blank(x, keep).reshape(rows, B // rows * T, -1)
             y = self.run(x, Rows.full(x), state=state).y
             return blank(y.reshape(B, T, -1), keep), state
-        if len(state.seen) != B:
-            raise ValueError(f"x has {B} rows and the state {len(state.seen)}: use select(state, rows) to match them")
         if keep is None:
             rows = Rows(state.seen, torch.full_like(state.seen, T), T, state.top if state.even else None)
             out = self.run(x, rows, state=state)
             return out.y, out.state
         packed, rows = pack(x, keep)
         out = self.run(packed, rows._replace(start=state.seen), state=state)
-        return unpack(out.y, keep), out.state
+        return unpack(out.y, keep), trim(out.state)
 
     def weights(
         self,
@@ -316,6 +325,9 @@ class Attention(nn.Module):
         columns are positions (cross: the real tokens of the memory)."""
         if state is not None:
             self._check_tokens(x, keep, "x", "keep", self.shape.width)
+            self._check_state(state, len(x))
+            if memory is not None or memory_keep is not None:
+                raise ValueError("a state holds the memory already: leave memory and memory_keep out")
             if self.shape.role == "cross":
                 fold = len(x) // len(state.count)
                 maps = self.map(blank(x, keep).reshape(len(state.count), -1, x.shape[2]), state=state)
@@ -406,9 +418,9 @@ class Attention(nn.Module):
 
     def _check_tokens(self, x: Tensor, keep: Tensor | None, name: str, keep_name: str, width: int) -> None:
         dtype = next(self.parameters()).dtype
-        if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != width or x.shape[1] < 1:
+        if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != width or 0 in x.shape:
             got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"{name} must be [batch, tokens >= 1, {width}], got {got}")
+            raise ValueError(f"{name} must be [batch >= 1, tokens >= 1, {width}], got {got}")
         if not x.is_floating_point():
             raise ValueError(f"{name} must hold floating-point vectors, got {x.dtype}: embed token ids first")
         if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
@@ -426,6 +438,19 @@ class Attention(nn.Module):
             raise ValueError(
                 f"{keep_name} must be {list(x.shape[:2])}, one flag a token of {name}, got {list(keep.shape)}"
             )
+
+    def _check_state(self, state: Any, batch: int) -> None:
+        own = getattr(state, "count" if self.shape.role == "cross" else "seen", None)
+        if not isinstance(own, Tensor):
+            raise ValueError(
+                f"expected a state from start() of a layer of role {self.shape.role!r}, got {type(state).__name__}"
+            )
+        if self.shape.role == "cross" and batch % len(own):
+            raise ValueError(
+                f"x has {batch} rows and the state {len(own)}: a cross state of B rows serves k * B queries"
+            )
+        if self.shape.role != "cross" and batch != len(own):
+            raise ValueError(f"x has {batch} rows and the state {len(own)}: use select(state, rows) to match them")
 
     def _check_decodes(self) -> None:
         if self.shape.role == "self":
@@ -640,21 +665,45 @@ class Attending(Heads):
         """[B, H, T, D]; the arguments after the mask are the mechanism's `inputs` by name."""
         raise NotImplementedError
 
+    piece = 64  # queries at a time where logits are made
+
     def product(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """softmax(scale q K^T) V with the position scheme put in; keys and values may have G heads."""
-        kind = None if self.position is None else self.position.facts.kind
+        kind, gqa = None if self.position is None else self.position.facts.kind, q.shape[1] != k.shape[1]
         if kind == "content":
-            times = self.shape.heads // k.shape[1]
-            k, v = (part.repeat_interleave(times, 1) if times > 1 else part for part in (k, v))
-            return self.weigh(mask, self.position.scores(q, k, mask, scale), v)
-        attn_mask, is_causal = mask.sdpa()
+            times = q.shape[1] // k.shape[1]
+            k, v = (part.repeat_interleave(times, 1) if gqa else part for part in (k, v))
+
+            def read(q: Tensor, part: Mask) -> Tensor:
+                return self.weigh(part, self.position.scores(q, k[:, :, : part.S], part, scale), v[:, :, : part.S])
+
+            return self.in_pieces(mask, q, read)
         if kind == "bias":
-            bias, visible = self.position.biases(mask).to(q.dtype), mask.dense()
-            attn_mask, is_causal = bias if visible is None else torch.where(visible, bias, -torch.inf), False
-        gqa = q.shape[1] != k.shape[1]
+
+            def read(q: Tensor, part: Mask) -> Tensor:
+                bias, visible = self.position.biases(part).to(q.dtype), part.dense()
+                bias = bias if visible is None else torch.where(visible, bias, -torch.inf)
+                seen = k[:, :, : part.S], v[:, :, : part.S]
+                return F.scaled_dot_product_attention(q, *seen, attn_mask=bias, scale=scale, enable_gqa=gqa)
+
+            return self.in_pieces(mask, q, read)
+        attn_mask, is_causal = mask.sdpa()
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=gqa
         )
+
+    def in_pieces(self, mask: Mask, q: Tensor, read: Callable[[Tensor, Mask], Tensor]) -> Tensor:
+        """`read` for a few queries at a time, and again in the backward pass: nothing of size T x S is kept."""
+        outs = []
+        for piece, (_, part) in zip(q.split(self.piece, 2), mask.pieces(self.piece), strict=True):
+            if part.causal and part.shift is not None:
+                # the host knows that no query of the piece sees the keys behind its last one
+                part = part._replace(S=min(part.S, part.shift + part.T))
+            if torch.is_grad_enabled():
+                outs.append(checkpoint(read, piece, part, use_reentrant=False, preserve_rng_state=False))
+            else:
+                outs.append(read(piece, part))
+        return torch.cat(outs, 2)
 
     def fix(self, source, memory):
         B, S = memory.x.shape[:2]
@@ -717,9 +766,9 @@ class Cached(Attending):
             return self.attend(self.aligned(rows), **query, **self.repeated(source)), None
         S, seen = state.top + rows.T, state.seen + rows.count
         parts = tuple(_grow(old, new, rows, state.top) for old, new in zip(state.parts, source.values(), strict=True))
-        state = CacheState(parts, seen, S, state.even and rows.at is not None)
         # before the first token every row starts at 0, ragged or not
         shift = 0 if state.top == 0 else rows.at
+        state = CacheState(parts, seen, S, state.even and rows.at is not None)
         mask = Mask(rows.start, torch.zeros_like(seen), seen, rows.T, S, True, state.even, shift)
         filled = dict(zip(source, (part[:, :, :S] for part in parts), strict=True))
         return self.attend(mask, **query, **self.repeated(filled)), state
@@ -741,7 +790,8 @@ class Cached(Attending):
 def _grow(buffer: Tensor, new: Tensor, rows: Rows, top: int) -> Tensor:
     """New tokens written behind the old ones of each row: in place, or as a new tensor where gradients flow."""
     need = top + rows.T
-    if torch.is_grad_enabled() and (new.requires_grad or buffer.requires_grad):
+    # with gradients on, what was read before must stay as it was, also where only the queries are trained
+    if torch.is_grad_enabled():
         if rows.at is not None:
             return torch.cat([buffer[:, :, :top], new], 2)
         buffer = F.pad(buffer[:, :, :top], (0, 0) * (buffer.dim() - 3) + (0, rows.T))
@@ -768,8 +818,6 @@ class Scored(Cached):
     """A mechanism that writes the logits of a few queries at a time, with nothing random in them; softmax, masks and
     positions are done here."""
 
-    piece = 64  # queries at a time
-
     def score(self, mask: Mask, q: Tensor, k: Tensor) -> Tensor:
         """Logits [B, H, T, S]; the arguments after the mask are the inputs by name, without the values."""
         raise NotImplementedError
@@ -779,23 +827,13 @@ class Scored(Cached):
             seen = {name: key[:, :, : part.S] for name, key in keys.items()}
             return self.weigh(part, self.score(part, q=q, **seen), v[:, :, : part.S])
 
-        outs = []
-        for piece, (_, part) in zip(q.split(self.piece, 2), mask.pieces(self.piece), strict=True):
-            if part.causal and part.shift is not None:
-                # the host knows that no query of the piece sees the keys behind its last one
-                part = part._replace(S=min(part.S, part.shift + part.T))
-            if torch.is_grad_enabled():
-                # computed again in the backward pass: nothing of size T x S is kept
-                outs.append(checkpoint(read, piece, part, use_reentrant=False, preserve_rng_state=False))
-            else:
-                outs.append(read(piece, part))
-        return torch.cat(outs, 2)
+        return self.in_pieces(mask, q, read)
 
 
 class TailState(NamedTuple):
-    """The last `reach` tokens of each row, newest at the right, and the first `front`, slot = position."""
+    """The last tokens of each row, newest at the right, at most `reach`; and the first `front`, slot = position."""
 
-    tail: tuple[Tensor, ...]  # [B, G, reach, D]
+    tail: tuple[Tensor, ...]  # [B, G, <= reach, D]
     front: tuple[Tensor, ...]  # [B, G, front + 1, D]; the last slot takes what belongs nowhere
     seen: Tensor  # [B]
     top: int
@@ -819,23 +857,22 @@ class Tailed(Attending):
             front = {f"front_{name}": part[:, :, : self.front] for name, part in source.items()} if self.front else {}
             mask = self.aligned(rows)
             return self.attend(mask, **query, **self.repeated(source), **self.repeated(front)), None
-        W, seen, even = self.reach, state.seen + rows.count, state.even and rows.at is not None
+        seen, even = state.seen + rows.count, state.even and rows.at is not None
         joined = {name: torch.cat([old, source[name]], 2) for name, old in zip(source, state.tail, strict=True)}
         front = {
             f"front_{name}": self._fill(old, source[name], rows) for name, old in zip(source, state.front, strict=False)
         }
-        shift, S = W, W + rows.T
-        # the host may know that some of the oldest slots are empty
-        if even and rows.at < W:
-            shift, S = rows.at, rows.at + rows.T
+        shift = state.tail[0].shape[2]
+        S = shift + rows.T
         mask = Mask(rows.start, rows.start - shift, seen, rows.T, S, True, even, shift)
         seen_front = {name: part[:, :, : self.front] for name, part in front.items()}
-        visible = {name: part[:, :, W - shift :] for name, part in joined.items()}
-        o = self.attend(mask, **query, **self.repeated(visible), **self.repeated(seen_front))
+        o = self.attend(mask, **query, **self.repeated(joined), **self.repeated(seen_front))
+        W = min(self.reach, S)
         if even:
-            tail = tuple(part[:, :, part.shape[2] - W :] for part in joined.values())
+            # a copy, lest a window hold on to a whole prompt
+            tail = tuple(part[:, :, S - W :].clone() for part in joined.values())
         else:
-            at = (rows.count[:, None] + torch.arange(W, device=seen.device))[:, None, :, None]
+            at = (shift + rows.count[:, None] - W + torch.arange(W, device=seen.device)).clamp(min=0)[:, None, :, None]
             tail = tuple(part.gather(2, at.expand(-1, part.shape[1], -1, part.shape[3])) for part in joined.values())
         return o, TailState(tail, tuple(front.values()), seen, state.top + rows.T, even)
 
@@ -854,11 +891,11 @@ class Tailed(Attending):
             return tuple(torch.zeros(size, dtype=dtype, device=device) for _ in self.kinds("key", "value"))
 
         front = zeros(self.front + 1) if self.front else ()
-        return TailState(zeros(self.reach), front, torch.zeros(batch, dtype=torch.long, device=device), 0, True)
+        return TailState(zeros(0), front, torch.zeros(batch, dtype=torch.long, device=device), 0, True)
 
     def probed_own(self, state, names, first):
         device = state.seen.device
-        at = state.seen[:, None] + torch.arange(-self.reach, 0, device=device)
+        at = state.seen[:, None] + torch.arange(-state.tail[0].shape[2], 0, device=device)
         front = torch.arange(self.front + 1, device=device)[None]
         fronts = self._swap(names, state.front, front, first) if state.front else ()
         return state._replace(tail=self._swap(names, state.tail, at, first), front=fronts)
@@ -968,6 +1005,17 @@ def masked_softmax(logits: Tensor, visible: Tensor | None) -> Tensor:
     return torch.where(visible, torch.softmax(wide, -1), 0)
 
 
+def trim(state: Any) -> Any:
+    """The same state with the bound `top` brought down to the longest row, so that padding takes no room."""
+    if not isinstance(state, tuple):
+        return state
+    parts = [trim(part) for part in state]
+    if not hasattr(state, "_fields"):
+        return tuple(parts)
+    state = type(state)(*parts)
+    return state._replace(top=int(state.seen.max())) if "top" in state._fields else state
+
+
 def select(state: Any, rows: Tensor) -> Any:
     """A copy of the rows of a state, in the order and as often as asked: to branch, to reorder beams."""
     if state is None:
@@ -987,8 +1035,3 @@ def detach(state: Any) -> Any:
         parts = [detach(part) for part in state]
         return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
     return state
-
-
-def with_facts(layer: Attention, **changes: Any) -> None:
-    """Facts that the options of this instance change."""
-    layer.facts = replace(layer.facts, **changes)

@@ -48,6 +48,7 @@ class MixedHeads(Attention):
     )
     examples = (
         "heads(local(window=3), softmax)",
+        "heads(softmax, additive)",
         "heads(local(window=4), rfa(features=2), globals(tokens=2), linear)",
         "heads(linformer(rank=4, longest=2048), bigbird(block=2, random=1))",
     )
@@ -84,6 +85,7 @@ class MixedHeads(Attention):
             positions=tuple(kind for kind in self.facts.positions if all(kind in fact.positions for fact in facts)),
             **{name: all(getattr(fact, name) for fact in facts) for name in ("prefix", "split", "exact")},
             **{name: any(getattr(fact, name) for fact in facts) for name in ("signed", "loss")},
+            padding="none" if any(fact.padding == "none" for fact in facts) else "any",
         )
 
     def run(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:

@@ -50,7 +50,8 @@ class Local(Tailed):
         if mask.T == 1:
             # the tail of one query is its window
             return self.product(mask, q, k, v, self.scale)
-        before, after = self.window, 0 if mask.causal else self.window
+        before = min(self.window, mask.S)
+        after = 0 if mask.causal else before
         bias = None
         if self.position is not None and self.position.facts.kind == "bias":
             gaps = torch.arange(-before, after + 1, device=q.device)[None]

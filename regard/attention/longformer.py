@@ -103,7 +103,8 @@ class Longformer(Tailed):
 
     def _near(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, front_k: Tensor, front_v: Tensor) -> Tensor:
         """The queries that are not global, over the global keys and the window; aligned rows drop the global ones."""
-        d, after = self.dilation, 0 if mask.causal else self.window
+        d, window = self.dilation, min(self.window, mask.S)
+        after = 0 if mask.causal else window
         drop = self.front if mask.aligned else 0
         # a token meets its own residue class modulo d only: fold the classes into the batch
         left, right = -mask.shift % d, (drop - mask.T) % d
@@ -119,7 +120,7 @@ class Longformer(Tailed):
         T, g = folded.shape[2], front_k.shape[2]
         bias = beside = None
         if self.position is not None and self.position.facts.kind == "bias":
-            gaps = torch.arange(-self.window, after + 1, device=q.device) * d
+            gaps = torch.arange(-window, after + 1, device=q.device) * d
             bias = self.position.bias(gaps[None])[:, 0]
             at = mask.q0[:, None] + torch.arange(drop, mask.T + right, device=q.device)  # [B, T]
             at = _fold(at[: 1 if mask.aligned else None, None, :, None], d)[:, 0]  # [B d, T / d, 1]
@@ -128,7 +129,7 @@ class Longformer(Tailed):
                 beside = beside.repeat(len(q), 1, 1, 1, 1)
         parts = [Part(Runs(0, T), Runs(0, g), mask=beside)] if g else []
         shift = (mask.shift + left) // d
-        for part in band_parts(T, before=self.window, after=after, shift=shift, bias=bias, device=q.device):
+        for part in band_parts(T, before=window, after=after, shift=shift, bias=bias, device=q.device):
             parts.append(part._replace(cols=part.cols._replace(start=part.cols.start + g)))
         real = self._real(mask, drop, left, right, g)
         o = union(folded, keys, values, parts, scale=self.scale, real=real)

@@ -52,8 +52,8 @@ class RandomFeatures(Scanned):
             self.facts = replace(self.facts, roles=("causal",), refusals=(("self", refused), ("cross", refused)))
         super().__init__(shape)
         for name, value in (("features", features), ("temperature", temperature), ("floor", floor)):
-            if value <= 0:
-                raise ValueError(f"option {name!r} of 'rfa' must be above 0, got {value}")
+            if not 0 < value < float("inf"):
+                raise ValueError(f"option {name!r} of 'rfa' must be above 0 and finite, got {value}")
         self.floor = floor
         self.sigma = nn.Parameter(torch.full((shape.heads, shape.head_width), 1 / temperature))
         self.register_buffer("draws", torch.empty(shape.heads, features, shape.head_width))

@@ -11,60 +11,9 @@ window: a larger tile wastes logits outside of the band, a smaller one adds up m
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from regard.kernels.parts import Part, Runs, union
-
-
-def band(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    before: int,
-    after: int,
-    count: Tensor | None = None,
-    scale: float | None = None,
-    bias: Tensor | None = None,
-    dilation: int = 1,
-) -> Tensor:
-    """q [B, H, N, D] over k, v [B, G, N, D] -> [B, H, N, D]: query t sees key s if -before <= s - t <= after.
-
-    `count` [B]: real tokens, at the left of a row; what stands after them gets no weight (with after = 0 no real query
-    sees it in the first place). `bias` [H, before + after + 1]: added to the logits at distance s - t = -before, ...,
-    after. `dilation`: only the distances it divides.
-    """
-    N = q.shape[2]
-    if dilation > 1:
-        return _dilated(q, k, v, before, after, count, scale, bias, dilation)
-    real = None if count is None or after == 0 else torch.arange(N, device=q.device) < count[:, None]
-    parts = band_parts(N, before=before, after=after, bias=bias, device=q.device)
-    return union(q, k, v, parts, scale=scale, real=real)
-
-
-def band_tail(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    before: int,
-    real: Tensor | None = None,
-    scale: float | None = None,
-    bias: Tensor | None = None,
-) -> Tensor:
-    """The causal window for T new queries over the `before` keys of the past and their own: S = before + T.
-
-    `real` [B, S] bool: the slots that hold a key. `bias` [H, before + 1], as in `band`. O(T before D); T = 1 is one
-    dense attention over the window.
-    """
-    (B, H, T, D), (G, S) = q.shape, k.shape[1:3]
-    if T == 1:  # the heads that share their keys are queries of one head
-        mask = None if bias is None else bias.unflatten(0, (G, H // G))
-        part = Part(Runs(0, H // G), Runs(0, S), mask=mask)
-        return union(q.reshape(B, G, H // G, D), k, v, [part], scale=scale, real=real).reshape(B, H, 1, -1)
-    parts = band_parts(T, before=before, after=0, shift=before, bias=bias, device=q.device)
-    return union(q, k, v, parts, scale=scale, real=real)
+from regard.kernels.parts import Part, Runs
 
 
 def band_parts(
@@ -118,30 +67,3 @@ def _tile_mask(b: int, before: int, after: int, bias: Tensor | None, device: tor
     if bias is None:
         return inside
     return bias[:, away.clamp(0, before + after)].masked_fill(~inside, -torch.inf)
-
-
-def _dilated(q, k, v, before, after, count, scale, bias, dilation) -> Tensor:
-    """The tokens of one residue class modulo the dilation see each other only: fold the classes into the batch."""
-    B, _, N, _ = q.shape
-    pad = -N % dilation
-    if count is None and pad:
-        count = torch.full((B,), N, device=q.device)
-
-    def fold(x: Tensor) -> Tensor:
-        return F.pad(x, (0, 0, 0, pad)).unflatten(2, (-1, dilation)).movedim(3, 1).flatten(0, 1)
-
-    if count is not None:
-        count = ((count[:, None] - torch.arange(dilation, device=q.device) + dilation - 1) // dilation).flatten()
-    if bias is not None:
-        bias = bias[:, before % dilation :: dilation]
-    o = band(
-        fold(q),
-        fold(k),
-        fold(v),
-        before=before // dilation,
-        after=after // dilation,
-        count=count,
-        scale=scale,
-        bias=bias,
-    )
-    return o.unflatten(0, (B, dilation)).movedim(1, 3).flatten(2, 3)[:, :, :N]

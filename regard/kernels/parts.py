@@ -101,6 +101,14 @@ def union(
     return _Union.apply(q, k, v, scale, plan, real, *masks, *indices)
 
 
+def once() -> None:
+    """Called by a backward pass written by hand: its own derivative would be wrong, silently."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise RuntimeError(
+            "this attention has no second derivative: leave create_graph out, or use softmax or additive"
+        )
+
+
 class _Union(torch.autograd.Function):
     # A compiler sees both directions as one operator each: the loops over chunks depend on the length, and their writes
     # in place would be rewritten as copies of whole tensors.
@@ -116,6 +124,7 @@ class _Union(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
+        once()
         q, k, v, o, lse, *tensors = ctx.saved_tensors
         run = _backward_operator if torch.compiler.is_compiling() else _backward
         learned = [bool(need) for need in ctx.needs_input_grad[5:]]
@@ -227,7 +236,7 @@ def _chunks(q: Tensor, k: Tensor, rows: Runs, cols: Runs | Blocks) -> Iterator[t
     as keys have."""
     (B, H, _, D), G, N = q.shape, k.shape[1], rows.count
     one = G * max(rows.length, _length(cols)) * D
-    if q.device.type == "cpu":
+    if _on_cpu(q):
         size = max(1, CHUNK // one)
         b, n = (1, size) if B * -(-N // size) <= N * -(-B // size) else (size, 1)
     else:
@@ -333,8 +342,12 @@ def _empty(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     return x.new_empty(B, T, H, width, dtype=dtype).transpose(1, 2)
 
 
+def _on_cpu(x: Tensor) -> bool:
+    return x.device.type == "cpu"
+
+
 def _flash(q: Tensor, v: Tensor) -> bool:
-    return q.device.type == "cpu" and q.shape[-1] == v.shape[-1]
+    return _on_cpu(q) and q.shape[-1] == v.shape[-1]
 
 
 def _logits(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None, scale: float) -> Tensor:

@@ -14,7 +14,7 @@ past, so the past is the same to the last bit whatever finite values follow.
 
 Sums, states and results are float32 (float64 for double inputs), inside torch.autocast too: float16 sums overflow. The
 backward pass keeps the inputs and one state per span of chunks, computes the rest again and scans in reverse; no tensor
-has more than O(T (R + D)) or O(T C) elements. There is no second derivative.
+has more than O(T (R + D)) or O(T C) elements. A second derivative is refused.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -24,7 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
+
+from regard.kernels.parts import once
 
 CHUNK = 64  # near the minimum of the time for D = 64 and R = 64 to 256; a power of two
 BLOCK = 4  # feature_scan forms the pairs in blocks of 4 one by one: smaller matrix products take longer than that
@@ -65,7 +66,8 @@ def scan(
             return *read(q, S, z), (S, z)
         # z is the column of S that belongs to a value of one
         numerator, denominator, S = _Scan.apply(q, k, v, decay, torch.cat([S, z[..., None]], -1))
-    return numerator, denominator, (S[..., :D], S[..., D])
+    # copies: a state must not hold on to the tensors of a long call
+    return numerator, denominator, (S[..., :D].clone(), S[..., D].clone())
 
 
 def stabilise(
@@ -84,7 +86,7 @@ def stabilise(
         highest = logits.amax(-1)
         first = torch.full_like(highest[..., 0], -torch.inf) if top is None else top
         M = torch.cat([_finite(first)[..., None], highest], -1).cummax(-1).values
-    return (logits - M[..., 1:, None]).exp(), M[..., :-1] - M[..., 1:], M[..., -1]
+    return (logits - M[..., 1:, None]).exp(), M[..., :-1] - M[..., 1:], M[..., -1].clone()
 
 
 def absorb(k: Tensor, v: Tensor, *, real: Tensor | None = None) -> State:
@@ -146,7 +148,7 @@ def feature_scan(
         q, k, v = (F.pad(x, (0, 0, 0, pad), value=fill) for x, fill in ((q, 0.0), (k, -torch.inf), (v, 0.0)))
     with _exact(q):
         o, S, top = _FeatureScan.apply(q, k, v, torch.cat([S, z[..., None]], -1), top)
-    return o[:, :, :T], (S[..., :D], S[..., D], top)
+    return o[:, :, :T], (S[..., :D].clone(), S[..., D].clone(), top.clone())
 
 
 class _Span(NamedTuple):
@@ -194,8 +196,8 @@ class _Scan(Function):
         return numerator, denominator, state
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, g_numerator, g_denominator, d_state):
+        once()
         q, k, v, decay, *states = ctx.saved_tensors
         dq, dk, dv, d_decay = (None if x is None else torch.empty_like(x) for x in (q, k, v, decay))
         with _exact(q):
@@ -289,8 +291,8 @@ class _FeatureScan(Function):
         return o, state, top
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, g_o, d_state, _):
+        once()
         q, k, v, *states = ctx.saved_tensors
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
         with _exact(q):
