@@ -2,7 +2,21 @@
 
 from regard.api import attend, attention, facts, names, position
 from regard.attention.base import Attention, Facts, detach, select
+from regard.models.transformer import ModelConfig, Transformer
 from regard.spec import over_layers
 
-__all__ = ["Attention", "Facts", "attend", "attention", "detach", "facts", "names", "over_layers", "position", "select"]
+__all__ = [
+    "Attention",
+    "Facts",
+    "ModelConfig",
+    "Transformer",
+    "attend",
+    "attention",
+    "detach",
+    "facts",
+    "names",
+    "over_layers",
+    "position",
+    "select",
+]
 __version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Models around the mechanisms: transformer.py."""

@@ -1,0 +1,282 @@
+"""The Transformer: encoder, decoder, or both, around any attention of the registry.
+
+Padding is met once, on token ids: the real tokens of each row are moved to the left before they are embedded, so that
+the layers only ever see rows that are real from the left, and what is padded costs no copy of vectors.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.attention.base import Memory, Out, Rows, Shape, pack, select, unpack
+from regard.spec import ATTENTION, POSITIONS, Spec, over_layers, parse
+
+Specs = str | Sequence[str]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What a model is made of. Each attention takes a spec, or a list of specs that is repeated over the layers."""
+
+    kind: Literal["encoder", "decoder", "encoder-decoder"] = "encoder-decoder"
+    vocabulary: int = 37000
+    target_vocabulary: int | None = None  # None: source and target share one vocabulary and one embedding
+    width: int = 512
+    heads: int = 8
+    kv_heads: int | None = None
+    inner: int = 2048  # width inside the feed-forward layers
+    layers: int = 6
+    decoder_layers: int | None = None  # None: as many as `layers`
+    attention: Specs = "softmax"
+    decoder_attention: Specs | None = None  # None: as `attention`
+    cross_attention: Specs = "softmax"
+    position: str = "sinusoidal"
+    norm: Literal["post", "pre"] = "post"
+    activation: Literal["relu", "gelu"] = "relu"
+    bias: bool = False  # of the projections of attention
+    dropout: float = 0.1  # of the embeddings and of what each sublayer adds
+    tied: bool = True  # the output layer is the embedding of the target
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "width", "heads", "inner", "layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
+        if self.target_vocabulary is not None and self.kind != "encoder-decoder":
+            raise ValueError(f"target_vocabulary is for kind 'encoder-decoder', got kind {self.kind!r}")
+
+
+PRESETS = {
+    "tiny": {"width": 128, "heads": 4, "inner": 256, "layers": 4},
+    "base": {},
+    "big": {"width": 1024, "heads": 16, "inner": 4096, "dropout": 0.3},
+}
+
+
+class BlockState(NamedTuple):
+    """What one layer of a decoder keeps: of its own tokens, and of the memory."""
+
+    own: Any
+    cross: Any
+
+
+class ModelState(NamedTuple):
+    """What a decoder keeps. `select` copies rows of it all; `reorder` only those of the tokens, for beams over one
+    memory."""
+
+    blocks: tuple[BlockState, ...]
+    seen: Tensor  # [B]
+    top: int
+    even: bool
+
+    def select(self, rows: Tensor) -> "ModelState":
+        blocks = tuple(BlockState(select(own, rows), select(cross, rows)) for own, cross in self.blocks)
+        return self._replace(blocks=blocks, seen=self.seen[rows])
+
+    def reorder(self, rows: Tensor) -> "ModelState":
+        blocks = tuple(BlockState(select(own, rows), cross) for own, cross in self.blocks)
+        return self._replace(blocks=blocks, seen=self.seen[rows])
+
+
+class Prediction(NamedTuple):
+    """Logits [B, T, V] at the real positions (zeros elsewhere), and the second losses of the layers, added up."""
+
+    logits: Tensor
+    loss: Tensor | None
+
+
+class Block(nn.Module):
+    """Attention, cross-attention where there is a memory, feed-forward: each around a residual."""
+
+    def __init__(self, config: ModelConfig, spec: Spec, cross: Spec | None, role: Literal["self", "causal"]):
+        super().__init__()
+        sizes = {"width": config.width, "heads": config.heads, "kv_heads": config.kv_heads, "bias": config.bias}
+        inside = POSITIONS.find(parse(config.position).name).facts.kind != "input"
+        position = config.position if inside else None
+        self.attention = ATTENTION.build(spec, Shape.of(role=role, position=position, **sizes))
+        self.cross = None if cross is None else ATTENTION.build(cross, Shape.of(role="cross", **sizes))
+        self.inner = nn.Linear(config.width, config.inner)
+        self.outer = nn.Linear(config.inner, config.width)
+        for linear in (self.inner, self.outer):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+        self.norms = nn.ModuleList(nn.LayerNorm(config.width) for _ in range(2 if cross is None else 3))
+        self.dropout = nn.Dropout(config.dropout)
+        self.activation = {"relu": torch.relu, "gelu": F.gelu}[config.activation]
+        self.pre = config.norm == "pre"
+
+    def forward(
+        self,
+        x: Tensor,
+        rows: Rows,
+        *,
+        state: BlockState | None = None,
+        memory: Memory | None = None,
+        stream: Tensor | None = None,
+    ) -> Out:
+        own, cross = (None, None) if state is None else state
+        outs = []
+
+        def attend(x: Tensor) -> Tensor:
+            outs.append(self.attention.run(x, rows, state=own, stream=stream))
+            return outs[-1].y
+
+        def look(x: Tensor) -> Tensor:
+            if cross is None:
+                return self.cross.run(x, rows, memory=memory).y
+            # beams of one sentence fold into the queries of its memory
+            folded = x.reshape(len(cross.count), -1, x.shape[2])
+            return self.cross.run(folded, Rows.full(folded), state=cross).y.reshape(x.shape)
+
+        def feed(x: Tensor) -> Tensor:
+            return self.outer(self.activation(self.inner(x)))
+
+        sublayers = [attend, feed] if self.cross is None else [attend, look, feed]
+        for sublayer, norm in zip(sublayers, self.norms, strict=True):
+            x = x + self.dropout(sublayer(norm(x))) if self.pre else norm(x + self.dropout(sublayer(x)))
+        out = outs[0]
+        return Out(x, None if state is None else BlockState(out.state, cross), out.stream, out.loss)
+
+
+class Stack(nn.Module):
+    """The layers of an encoder or a decoder, with the embedding and the positions before them."""
+
+    def __init__(self, config: ModelConfig, vocabulary: int, layers: int, specs: Specs, cross: Specs | None):
+        super().__init__()
+        role = "self" if cross is None and config.kind != "decoder" else "causal"
+        self.embedding = nn.Embedding(vocabulary, config.width)
+        nn.init.normal_(self.embedding.weight, std=config.width**-0.5)
+        kind = POSITIONS.find(parse(config.position).name).facts.kind
+        shape = Shape.of(width=config.width, heads=config.heads, role=role)
+        self.position = POSITIONS.build(config.position, shape) if kind == "input" else None
+        own = over_layers(specs, layers)
+        crosses = [None] * layers if cross is None else over_layers(cross, layers)
+        self.blocks = nn.ModuleList(Block(config, *pair, role) for pair in zip(own, crosses, strict=True))
+        self.norm = nn.LayerNorm(config.width) if config.norm == "pre" else nn.Identity()
+        self.dropout = nn.Dropout(config.dropout)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Tells each layer which it may share with, the first of its kind, and whether a stream comes and is read."""
+        for name in ("attention", "cross"):
+            layers = [getattr(block, name) for block in self.blocks if getattr(block, name) is not None]
+            first = {}
+            for index, layer in enumerate(layers):
+                like = first.setdefault(type(layer), layer)
+                layer.settle(None if like is layer else like, index > 0, index + 1 < len(layers))
+
+    def forward(self, ids: Tensor, rows: Rows, *, states=None, memory: Memory | None = None) -> Out:
+        x = self.embedding(ids) * math.sqrt(self.embedding.embedding_dim)
+        x = self.dropout(x if self.position is None else self.position.add(x, rows))
+        after, losses, stream = [], [], None
+        for block, state in zip(self.blocks, states or [None] * len(self.blocks), strict=True):
+            out = block(x, rows, state=state, memory=memory, stream=stream)
+            x, stream = out.y, out.stream
+            after.append(out.state)
+            losses += [] if out.loss is None else [out.loss]
+        return Out(self.norm(x), tuple(after), stream, sum(losses) if losses else None)
+
+
+class Transformer(nn.Module):
+    """Vaswani et al. 2017, with any attention: token ids in, logits out.
+
+    >>> model = Transformer(ModelConfig(vocabulary=8000, attention="local(window=64)"))
+    >>> logits = model(source, target, keep=source_keep, target_keep=target_keep).logits
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        decoder_layers = config.layers if config.decoder_layers is None else config.decoder_layers
+        self.encoder = self.decoder = None
+        if config.kind != "decoder":
+            self.encoder = Stack(config, config.vocabulary, config.layers, config.attention, None)
+        if config.kind != "encoder":
+            specs = config.attention if config.decoder_attention is None else config.decoder_attention
+            cross = config.cross_attention if config.kind == "encoder-decoder" else None
+            vocabulary = config.target_vocabulary or config.vocabulary
+            self.decoder = Stack(config, vocabulary, decoder_layers, specs, cross)
+            if self.encoder is not None and config.target_vocabulary is None:
+                self.decoder.embedding = self.encoder.embedding
+        embedding = (self.decoder or self.encoder).embedding
+        self.output = nn.Linear(config.width, embedding.num_embeddings, bias=False)
+        if config.tied:
+            self.output.weight = embedding.weight
+
+    def forward(
+        self,
+        tokens: Tensor,
+        target: Tensor | None = None,
+        *,
+        keep: Tensor | None = None,
+        target_keep: Tensor | None = None,
+    ) -> Prediction:
+        """ids [B, S] (and [B, T]) -> logits at each position of the last of them."""
+        if (target is None) == (self.config.kind == "encoder-decoder"):
+            wants = "needs source and target ids" if target is None else "takes one sequence of ids"
+            raise ValueError(f"a model of kind {self.config.kind!r} {wants}")
+        loss, memory = None, None
+        if target is not None:
+            out, memory = self._encode(tokens, keep)
+            loss, tokens, keep = out.loss, target, target_keep
+        packed, rows = _pack(tokens, keep)
+        out = (self.decoder or self.encoder)(packed, rows, memory=memory)
+        losses = [part for part in (loss, out.loss) if part is not None]
+        logits = self.output(out.y)
+        return Prediction(logits if keep is None else unpack(logits, keep), sum(losses) if losses else None)
+
+    def encode(self, tokens: Tensor, *, keep: Tensor | None = None) -> Memory:
+        """The encoder's last layer, with the real tokens of each row on the left."""
+        if self.encoder is None:
+            raise ValueError("a model of kind 'decoder' has no encoder: call it on the tokens, or use start and extend")
+        return self._encode(tokens, keep)[1]
+
+    def _encode(self, tokens: Tensor, keep: Tensor | None) -> tuple[Out, Memory]:
+        packed, rows = _pack(tokens, keep)
+        out = self.encoder(packed, rows)
+        return out, Memory(out.y, None if keep is None else rows.count)
+
+    def start(self, batch: int, *, memory: Memory | None = None, capacity: int | None = None) -> ModelState:
+        """The decoder's state before the first token. A memory of B rows also serves k * B rows: beams."""
+        if self.decoder is None:
+            raise ValueError("a model of kind 'encoder' does not decode: build kind 'decoder' or 'encoder-decoder'")
+        if (memory is None) != (self.encoder is None):
+            needs = "needs memory=model.encode(source)" if memory is None else "has no memory to read"
+            raise ValueError(f"a model of kind {self.config.kind!r} {needs}")
+        weight = self.output.weight
+        options = {"dtype": weight.dtype, "device": weight.device}
+        blocks = []
+        for block in self.decoder.blocks:
+            own = block.attention.begin(batch, capacity=capacity, **options).state
+            cross = None if block.cross is None else block.cross.begin(len(memory.x), memory=memory, **options).state
+            blocks.append(BlockState(own, cross))
+        return ModelState(tuple(blocks), torch.zeros(batch, dtype=torch.long, device=weight.device), 0, True)
+
+    def extend(self, tokens: Tensor, state: ModelState, *, keep: Tensor | None = None) -> tuple[Tensor, ModelState]:
+        """New ids [B, n] -> logits [B, n, V] and the next state; the old one is used up."""
+        packed, rows = _pack(tokens, keep)
+        even = state.even and keep is None
+        rows = rows._replace(start=state.seen, at=state.top if even else None)
+        out = self.decoder(packed, rows, states=state.blocks)
+        logits = self.output(out.y)
+        after = ModelState(out.state, state.seen + rows.count, state.top + rows.T, even)
+        return logits if keep is None else unpack(logits, keep), after
+
+
+def _pack(ids: Tensor, keep: Tensor | None) -> tuple[Tensor, Rows]:
+    """Ids [B, T] with the real ones of each row moved to the left and zeros behind."""
+    if ids.dim() != 2 or ids.is_floating_point():
+        raise ValueError(f"token ids must be whole numbers [batch, tokens], got {ids.dtype} {list(ids.shape)}")
+    if keep is None:
+        return ids, Rows.full(ids)
+    if keep.dtype != torch.bool or keep.shape != ids.shape:
+        expected = list(ids.shape)
+        raise ValueError(f"keep must be boolean {expected}, True = real token, got {keep.dtype} {list(keep.shape)}")
+    packed, rows = pack(ids[..., None], keep)
+    return packed[..., 0], rows

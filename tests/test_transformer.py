@@ -1,0 +1,134 @@
+"""The Transformer around every mechanism: decoding equals training, padding changes nothing, no parameter is idle."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import regard
+from regard.models.transformer import PRESETS, ModelConfig, Transformer
+from regard.spec import ATTENTION
+
+SMALL = {"vocabulary": 50, "width": 16, "heads": 4, "inner": 32, "layers": 2, "dropout": 0.0}
+SPECS = [(name, ATTENTION.find(name).examples[0]) for name in ATTENTION.names()]
+
+
+def taking(role: str) -> list[str]:
+    return [spec for _, spec in SPECS if role in regard.facts(spec).roles]
+
+
+def build(**options) -> Transformer:
+    torch.manual_seed(0)
+    return Transformer(ModelConfig(**(SMALL | options))).double().eval()
+
+
+def ids(B: int = 3, T: int = 9, seed: int = 1) -> torch.Tensor:
+    return torch.randint(50, (B, T), generator=torch.Generator().manual_seed(seed))
+
+
+KEEP = torch.tensor([[0, 1, 1, 0, 1, 1, 1, 0, 1], [1] * 9, [1, 0, 0, 0, 0, 1, 0, 0, 0]]).bool()
+TARGET_KEEP = torch.tensor([[1] * 7, [1, 1, 1, 0, 0, 0, 0], [0, 1, 1, 0, 1, 1, 1]]).bool()
+
+
+def check(model: Transformer) -> None:
+    """Decoding in pieces equals the whole, and each row equals itself alone."""
+    source, target = ids(), ids(T=7, seed=2)
+    whole = model(source, target, keep=KEEP, target_keep=TARGET_KEEP).logits
+    state = model.start(3, memory=model.encode(source, keep=KEEP))
+    pieces = []
+    for first, last in ((0, 3), (3, 4), (4, 7)):
+        logits, state = model.extend(target[:, first:last], state, keep=TARGET_KEEP[:, first:last])
+        pieces.append(logits)
+    assert_close(torch.cat(pieces, 1), whole)
+    for row in range(3):
+        alone = model(source[row : row + 1, KEEP[row]], target[row : row + 1, TARGET_KEEP[row]]).logits
+        assert_close(whole[row : row + 1, TARGET_KEEP[row]], alone)
+
+
+@pytest.mark.parametrize("spec", taking("self"))
+def test_encoder(spec):
+    check(build(attention=spec, decoder_attention="softmax"))
+
+
+@pytest.mark.parametrize("spec", taking("causal"))
+def test_decoder(spec):
+    check(build(decoder_attention=[spec, "softmax"], norm="pre"))
+
+
+@pytest.mark.parametrize("spec", taking("cross"))
+def test_cross(spec):
+    check(build(cross_attention=spec))
+
+
+@pytest.mark.parametrize("position", regard.names("position"))
+def test_positions(position):
+    check(build(position=position))
+
+
+@pytest.mark.parametrize("spec", taking("causal"))
+def test_language_model(spec):
+    model = build(kind="decoder", attention=spec)
+    tokens = ids()
+    whole = model(tokens).logits
+    state = model.start(3)
+    steps = []
+    for t in range(9):
+        logits, state = model.extend(tokens[:, t : t + 1], state)
+        steps.append(logits)
+    assert_close(torch.cat(steps, 1), whole)
+
+
+def test_beams_share_a_memory():
+    model = build()
+    source, target = ids(B=2), ids(B=6, T=4, seed=3)
+    memory = model.encode(source)
+    state = model.start(6, memory=memory)
+    _, state = model.extend(target[:, :2], state)
+    order = torch.tensor([1, 0, 2, 4, 4, 3])
+    logits, _ = model.extend(target[:, 2:], state.reorder(order))
+    rows = torch.cat([target[order, :2], target[:, 2:]], 1)
+    assert_close(logits, model(source.repeat_interleave(3, 0), rows).logits[:, 2:])
+
+
+@pytest.mark.parametrize("spec", taking("self"))
+def test_no_parameter_is_idle(spec):
+    model = build(attention=spec, decoder_attention="softmax")
+    model(ids(), ids(T=7, seed=2)).logits.square().sum().backward()
+    assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
+
+
+def test_presets_have_the_sizes_of_the_paper():
+    """With 37,000 shared tokens, as for English to German: the paper rounds to 65 and 213 million."""
+    with torch.device("meta"):
+        counts = {
+            name: sum(p.numel() for p in Transformer(ModelConfig(vocabulary=37000, **sizes)).parameters())
+            for name, sizes in PRESETS.items()
+        }
+    # embedding; per encoder layer 4 E^2 + 2 E I + I + E + 4 E; per decoder layer 8 E^2 + 2 E I + I + E + 6 E
+    for name, (E, inner, layers) in {"tiny": (128, 256, 4), "base": (512, 2048, 6), "big": (1024, 4096, 6)}.items():
+        feed = 2 * E * inner + inner + E
+        assert counts[name] == 37000 * E + layers * (12 * E**2 + 2 * feed + 10 * E)
+    assert counts["base"] == 63_045_632
+    assert counts["big"] == 214_171_648
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="needs source and target"):
+        build()(ids())
+    with pytest.raises(ValueError, match="takes one sequence"):
+        build(kind="decoder")(ids(), ids())
+    with pytest.raises(ValueError, match="whole numbers"):
+        build(kind="decoder")(torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="keep must be boolean"):
+        build(kind="decoder")(ids(), keep=torch.ones(3, 9))
+    with pytest.raises(ValueError, match="does not decode"):
+        build(kind="encoder").start(2)
+    with pytest.raises(ValueError, match="needs memory"):
+        build().start(2)
+    with pytest.raises(ValueError, match="has no encoder"):
+        build(kind="decoder").encode(ids())
+    with pytest.raises(ValueError, match="dropout"):
+        build(dropout=1.0)
+    with pytest.raises(ValueError, match="target_vocabulary"):
+        build(kind="decoder", target_vocabulary=9)
+    with pytest.raises(ValueError, match="'linformer' cannot take role 'causal'"):
+        build(kind="decoder", attention="linformer")
