@@ -879,9 +879,8 @@ class Tailed(Attending):
     def _fill(self, front: Tensor, new: Tensor, rows: Rows) -> Tensor:
         if rows.at is not None and rows.at >= self.front:
             return front
+        # padded tokens land behind the real ones of their row, where the next token overwrites them
         at = rows.positions().clamp(max=self.front).expand(len(new), -1)
-        real = rows.real()
-        at = at if real is None else torch.where(real, at, self.front)
         batch = torch.arange(len(new), device=new.device)[:, None]
         return front.transpose(1, 2).index_put((batch, at), new.transpose(1, 2)).transpose(1, 2)
 
