@@ -96,6 +96,48 @@ def test_no_parameter_is_idle(spec):
     assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
 
 
+@pytest.mark.parametrize("place", ["encoder", "decoder", "cross"])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_maps_are_those_of_the_layers(place, norm):
+    """Each layer's map, row alone, from the layer's own `weights` on what the layer really reads."""
+    model = build(norm=norm, cross_attention="additive")
+    source, target = ids(), ids(T=7, seed=2)
+    maps = model.maps(source, target, keep=KEEP, target_keep=TARGET_KEEP, place=place)
+    stack = model.encoder if place == "encoder" else model.decoder
+    layers = [block.cross if place == "cross" else block.attention for block in stack.blocks]
+    queries, keys = {"encoder": (KEEP, KEEP), "decoder": (TARGET_KEEP,) * 2, "cross": (TARGET_KEEP, KEEP)}[place]
+    for row in range(3):
+        read = {}
+        original = type(layers[0]).run
+        for index, layer in enumerate(layers):
+
+            def run(x, rows=None, *, index=index, layer=layer, **rest):
+                memory = rest.get("memory")
+                read[index] = layer.weights(x, memory=None if memory is None else memory.x)
+                return original(layer, x, rows, **rest)
+
+            layer.run = run
+        model(source[row : row + 1, KEEP[row]], target[row : row + 1, TARGET_KEEP[row]])
+        for layer in layers:
+            del layer.run
+        for index, part in enumerate(maps):
+            assert part.shape == (3, 4, queries.shape[1], keys.shape[1])
+            assert_close(part[row][:, queries[row]][..., keys[row]], read[index][0])
+            assert part[row][:, ~queries[row]].abs().sum() == 0
+            assert part[row][..., ~keys[row]].abs().sum() == 0
+
+
+def test_maps_of_one_stack():
+    decoder = build(kind="decoder")
+    maps = decoder.maps(ids(), keep=KEEP)
+    assert len(maps) == 2
+    assert maps[0].triu(1).abs().sum() == 0
+    with pytest.raises(ValueError, match="has maps of decoder"):
+        decoder.maps(ids(), place="cross")
+    with pytest.raises(ValueError, match="need source and target"):
+        build().maps(ids())
+
+
 def test_presets_have_the_sizes_of_the_paper():
     """With 37,000 shared tokens, as for English to German: the paper rounds to 65 and 213 million."""
     with torch.device("meta"):

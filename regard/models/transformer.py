@@ -119,15 +119,21 @@ class Block(nn.Module):
         state: BlockState | None = None,
         memory: Memory | None = None,
         stream: Tensor | None = None,
+        maps: dict[str, list[Tensor]] | None = None,
     ) -> Out:
+        """`maps` collects [B, H, T, S] of the places it names, "own" or "cross"."""
         own, cross = (None, None) if state is None else state
         outs = []
 
         def attend(x: Tensor) -> Tensor:
+            if maps is not None and "own" in maps:
+                maps["own"].append(self.attention.map(x, rows, state=own, stream=stream))
             outs.append(self.attention.run(x, rows, state=own, stream=stream))
             return outs[-1].y
 
         def look(x: Tensor) -> Tensor:
+            if maps is not None and "cross" in maps:
+                maps["cross"].append(self.cross.map(x, rows, memory=memory))
             if cross is None:
                 return self.cross.run(x, rows, memory=memory).y
             # beams of one sentence fold into the queries of its memory
@@ -171,12 +177,20 @@ class Stack(nn.Module):
                 like = first.setdefault(type(layer), layer)
                 layer.settle(None if like is layer else like, index > 0, index + 1 < len(layers))
 
-    def forward(self, ids: Tensor, rows: Rows, *, states=None, memory: Memory | None = None) -> Out:
+    def forward(
+        self,
+        ids: Tensor,
+        rows: Rows,
+        *,
+        states: Sequence[BlockState] | None = None,
+        memory: Memory | None = None,
+        maps: dict[str, list[Tensor]] | None = None,
+    ) -> Out:
         x = self.embedding(ids) * math.sqrt(self.embedding.embedding_dim)
         x = self.dropout(x if self.position is None else self.position.add(x, rows))
         after, losses, stream = [], [], None
         for block, state in zip(self.blocks, states or [None] * len(self.blocks), strict=True):
-            out = block(x, rows, state=state, memory=memory, stream=stream)
+            out = block(x, rows, state=state, memory=memory, stream=stream, maps=maps)
             x, stream = out.y, out.stream
             after.append(out.state)
             losses += [] if out.loss is None else [out.loss]
@@ -230,6 +244,42 @@ class Transformer(nn.Module):
         losses = [part for part in (loss, out.loss) if part is not None]
         logits = self.output(out.y)
         return Prediction(logits if keep is None else unpack(logits, keep), sum(losses) if losses else None)
+
+    def maps(
+        self,
+        tokens: Tensor,
+        target: Tensor | None = None,
+        *,
+        keep: Tensor | None = None,
+        target_keep: Tensor | None = None,
+        place: Literal["encoder", "decoder", "cross"] | None = None,
+    ) -> list[Tensor]:
+        """What attends to what, [B, H, T, S] a layer: in the encoder, the decoder, or from target to source.
+
+        Without a place it is the attention that reads the source, or the only one there is.
+        """
+        places = {"encoder-decoder": ("cross", "encoder", "decoder")}.get(self.config.kind, (self.config.kind,))
+        place = place or places[0]
+        if place not in places:
+            raise ValueError(f"a model of kind {self.config.kind!r} has maps of {', '.join(places)}; got {place!r}")
+        if place != "encoder" and (target is None) == (self.config.kind == "encoder-decoder"):
+            wants = "source and target ids" if target is None else "one sequence of ids"
+            raise ValueError(f"maps of the {place!r} attention of kind {self.config.kind!r} need {wants}")
+        found = {"cross" if place == "cross" else "own": []}
+        if place == "encoder" or target is None:
+            stack, queries, keys = self.encoder or self.decoder, keep, keep
+            stack(*_pack(tokens, keep), maps=found)
+        else:
+            memory = self.encode(tokens, keep=keep)
+            self.decoder(*_pack(target, target_keep), memory=memory, maps=found)
+            stack, queries, keys = self.decoder, target_keep, keep if place == "cross" else target_keep
+        maps = []
+        for block, part in zip(stack.blocks, next(iter(found.values())), strict=True):
+            layer = block.cross if place == "cross" else block.attention
+            part = part if queries is None else unpack(part, queries[:, None], dim=2)
+            padded = keys is not None and layer.facts.columns == "tokens"
+            maps.append(unpack(part, keys[:, None, None], dim=3) if padded else part)
+        return maps
 
     def encode(self, tokens: Tensor, *, keep: Tensor | None = None) -> Memory:
         """The encoder's last layer, with the real tokens of each row on the left."""
