@@ -1,5 +1,7 @@
 """The Transformer around every mechanism: decoding equals training, padding changes nothing, no parameter is idle."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -96,6 +98,11 @@ def test_no_parameter_is_idle(spec):
     assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
 
 
+def _weigh_and_run(layer, read, x, rows=None, *, memory=None, **rest):
+    read.append(layer.weights(x, memory=None if memory is None else memory.x))
+    return type(layer).run(layer, x, rows, memory=memory, **rest)
+
+
 @pytest.mark.parametrize("place", ["encoder", "decoder", "cross"])
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_maps_are_those_of_the_layers(place, norm):
@@ -107,16 +114,9 @@ def test_maps_are_those_of_the_layers(place, norm):
     layers = [block.cross if place == "cross" else block.attention for block in stack.blocks]
     queries, keys = {"encoder": (KEEP, KEEP), "decoder": (TARGET_KEEP,) * 2, "cross": (TARGET_KEEP, KEEP)}[place]
     for row in range(3):
-        read = {}
-        original = type(layers[0]).run
-        for index, layer in enumerate(layers):
-
-            def run(x, rows=None, *, index=index, layer=layer, **rest):
-                memory = rest.get("memory")
-                read[index] = layer.weights(x, memory=None if memory is None else memory.x)
-                return original(layer, x, rows, **rest)
-
-            layer.run = run
+        read = []
+        for layer in layers:
+            layer.run = partial(_weigh_and_run, layer, read)
         model(source[row : row + 1, KEEP[row]], target[row : row + 1, TARGET_KEEP[row]])
         for layer in layers:
             del layer.run
