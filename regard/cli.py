@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 import regard
-from regard import __version__
+from regard import __version__, runs
 from regard.spec import REGISTRIES, Registry, Spec, describe, parse
 
 
@@ -31,20 +31,26 @@ def main(argv: list[str] | None = None) -> int:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal without é gets ? and no traceback
     parser = _parser()
-    arguments = parser.parse_args(argv)
-    if arguments.verb is None:
-        parser.print_help()
-        return 0
+    argv = sys.argv[1:] if argv is None else argv
     try:
-        arguments.verb(arguments)
+        if argv[:1] == ["train"]:
+            # its flags are generated from the config of the task
+            return runs.train(argv[1:])
+        arguments = parser.parse_args(argv)
+        if arguments.verb is None:
+            parser.print_help()
+            return 0
+        parser = arguments.parser
+        code = arguments.verb(arguments)
         sys.stdout.flush()
+        return code or 0
     except BrokenPipeError:
         # the reader (head, less) has seen enough; what is left in the buffer goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         return 130
     except (ValueError, OSError) as error:
-        _end(arguments.parser, str(error))
+        _end(parser, str(error))
     return 0
 
 
@@ -425,4 +431,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     added.add_argument("--out", default="demo", help="folder of the picture, made if needed (default: demo)")
     added.add_argument("--sentence", help="your own words")
+
+    runs.add_verbs(verb)
     return parser

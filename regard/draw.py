@@ -3,7 +3,7 @@ the layer gives a key some weight."""
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -159,6 +159,40 @@ def words_picture(words: Sequence[str], maps: np.ndarray, labels: Sequence[str],
         ax.set_yticks(at, words if index % columns == 0 else [""] * len(words))
         ax.tick_params(labelsize=11)
     _words(figure, title, note)
+    return figure
+
+
+def alignment_picture(
+    matrix: np.ndarray,
+    source: Sequence[str],
+    target: Sequence[str],
+    links: Iterable[tuple[int, int]],
+    title: str,
+    note: str,
+) -> Figure:
+    """The attention [target words, source words] of one pair of sentences, its links (source, target) ringed."""
+    if matrix.shape != (len(target), len(source)) or matrix.size == 0:
+        raise ValueError(
+            f"an alignment picture needs a matrix of at least one target x source word, got {list(matrix.shape)} for "
+            f"{len(target)} target and {len(source)} source words"
+        )
+    figure, (ax,) = _panels(matrix[None], [""], 1, 1.0, "source")
+    figure.set_size_inches(3.4 + 0.32 * max(len(source), 8), 2.6 + 0.32 * max(len(target), 6))
+    # words are text, also where they hold the dollars that start a formula
+    ax.set_xticks(range(len(source)), source, rotation=90, fontsize=11, parse_math=False)
+    ax.set_yticks(range(len(target)), target, fontsize=11, parse_math=False)
+    ax.set_ylabel("target", color=INK)
+    marks = sorted(links)
+    ax.scatter(
+        [source for source, _ in marks],
+        [target for _, target in marks],
+        s=110,
+        facecolors="none",
+        edgecolors=COLOURS[5],
+        linewidths=2,
+        label="link",
+    )
+    _words(figure, title.replace("$", r"\$"), note.replace("$", r"\$"))
     return figure
 
 

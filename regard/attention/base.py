@@ -539,7 +539,9 @@ class Heads(Attention):
 
     def begin(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
         if self.shape.role == "cross":
-            return Out(None, self.fix(self.sources(memory.x), memory))
+            # tokens of a head side by side: read at every step, laid out once
+            source = {name: part.contiguous() for name, part in self.sources(memory.x).items()}
+            return Out(None, self.fix(source, memory))
         return Out(None, self.empty(batch, capacity, dtype, device))
 
     def empty(self, batch: int, capacity: int | None, dtype: torch.dtype, device: torch.device) -> Any:
@@ -666,6 +668,7 @@ class Attending(Heads):
         raise NotImplementedError
 
     piece = 64  # queries at a time where logits are made
+    few = 8  # queries for which two products beat the CPU's fused kernel, as in decoding
 
     def product(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """softmax(scale q K^T) V with the position scheme put in; keys and values may have G heads."""
@@ -687,6 +690,8 @@ class Attending(Heads):
                 return F.scaled_dot_product_attention(q, *seen, attn_mask=bias, scale=scale, enable_gqa=gqa)
 
             return self.in_pieces(mask, q, read)
+        if self.few >= mask.T and not gqa and _plain_cpu(q):
+            return self.weigh(mask, q * scale @ k.transpose(2, 3), v)
         attn_mask, is_causal = mask.sdpa()
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=gqa
@@ -785,6 +790,10 @@ class Cached(Attending):
     def probed_own(self, state, names, first):
         at = torch.arange(state.parts[0].shape[2], device=state.seen.device)[None]
         return state._replace(parts=self._swap(names, state.parts, at, first))
+
+
+def _plain_cpu(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and not torch.is_grad_enabled()
 
 
 def _grow(buffer: Tensor, new: Tensor, rows: Rows, top: int) -> Tensor:

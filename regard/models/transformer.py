@@ -84,6 +84,13 @@ class ModelState(NamedTuple):
         return self._replace(blocks=blocks, seen=self.seen[rows])
 
 
+class Hidden(NamedTuple):
+    """What the output layer reads, [B, T, E] with the real tokens of each row on the left, and the second losses."""
+
+    x: Tensor
+    loss: Tensor | None
+
+
 class Prediction(NamedTuple):
     """Logits [B, T, V] at the real positions (zeros elsewhere), and the second losses of the layers, added up."""
 
@@ -232,6 +239,19 @@ class Transformer(nn.Module):
         target_keep: Tensor | None = None,
     ) -> Prediction:
         """ids [B, S] (and [B, T]) -> logits at each position of the last of them."""
+        x, loss = self.hidden(tokens, target, keep=keep, target_keep=target_keep)
+        logits, keep = self.output(x), keep if target is None else target_keep
+        return Prediction(logits if keep is None else unpack(logits, keep), loss)
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        target: Tensor | None = None,
+        *,
+        keep: Tensor | None = None,
+        target_keep: Tensor | None = None,
+    ) -> Hidden:
+        """`forward` before the output layer, which a loss puts on the real tokens only."""
         if (target is None) == (self.config.kind == "encoder-decoder"):
             wants = "needs source and target ids" if target is None else "takes one sequence of ids"
             raise ValueError(f"a model of kind {self.config.kind!r} {wants}")
@@ -242,8 +262,7 @@ class Transformer(nn.Module):
         packed, rows = _pack(tokens, keep)
         out = (self.decoder or self.encoder)(packed, rows, memory=memory)
         losses = [part for part in (loss, out.loss) if part is not None]
-        logits = self.output(out.y)
-        return Prediction(logits if keep is None else unpack(logits, keep), sum(losses) if losses else None)
+        return Hidden(out.y, sum(losses) if losses else None)
 
     def maps(
         self,

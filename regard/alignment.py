@@ -1,0 +1,277 @@
+"""Word links out of a translator's attention.
+
+The model reads a pair of sentences (forced decoding) and the attention from target to source is merged to words: a
+source word gets the sum over its pieces, a target word the mean over its own. Each target word is linked to the source
+word that gets most. What goes to the end of the source sentence belongs to no word: it is dropped, and the rest is left
+as it is, so that a piece that mostly looks there counts less among the pieces of its word.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regard.attention.base import Attention
+from regard.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from regard.metrics.alignment import Links, Method, flip, format_links, symmetrise
+
+Read = Literal["consume", "predict"]
+
+
+class Alignment(NamedTuple):
+    """Links (source word, target word) of a pair, and the attention they were read from."""
+
+    links: Links
+    matrix: np.ndarray  # [target words, source words]
+    source: list[str]
+    target: list[str]
+
+    def __str__(self) -> str:
+        return format_links(self.links)
+
+
+class WordMaps(NamedTuple):
+    """The attention between the words of a pair in several layers."""
+
+    maps: np.ndarray  # [layers, target words, source words]
+    source: list[str]
+    target: list[str]
+
+
+class Agreement(NamedTuple):
+    """The layer of each direction where the two agree best, and how much every pair of layers disagrees."""
+
+    forward: int
+    backward: int
+    rates: np.ndarray  # [layers, layers]: error rate of the one direction with the other as gold
+
+
+def align(
+    model: nn.Module,
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    layer: int | Literal["average"] | None = None,
+    head: int | Literal["average"] = "average",
+    read: Read | None = None,
+    tokens: int = 4096,
+) -> list[Alignment]:
+    """Links of each pair of sentences, one a target word (none where it looks at no source word at all).
+
+    layer counts from 0, or back from -1; None is the last but one. Which layer aligns best differs a lot between
+    models: with a second model of the opposite direction, `choose_layers` finds it without gold links.
+
+    read="predict" takes the attention of the decoder step that predicts a target token, "consume" that of the step
+    after it, which gets the token as input and so knows what to look for (Chen et al. 2020, Accurate Word Alignment
+    Induction from Neural Machine Translation). None is "consume", but "predict" for a decoder with one layer of
+    attention, as recurrent ones have: that layer alone finds in the source what the step predicts.
+
+    tokens bounds the padded tokens of a batch.
+    """
+    if layer == "all":
+        raise ValueError("links come from one layer or the average: give layer a number or 'average', or use read_maps")
+    found = read_maps(
+        model, source_tokenizer, target_tokenizer, pairs, layer=layer, head=head, read=read, tokens=tokens
+    )
+    return [Alignment(strongest(maps[0]), maps[0], source, target) for maps, source, target in found]
+
+
+def align_both(
+    forward: Sequence[WordMaps],
+    backward: Sequence[WordMaps],
+    *,
+    layers: tuple[int, int] | None = None,
+    method: Method = "grow-diagonal",
+) -> list[Alignment]:
+    """Links of two models made one. The second translates the other way round: its maps are those of the flipped pairs.
+    Without layers it is those that agree best. The matrix is the mean of the two directions.
+
+    >>> forward = read_maps(english_german, english, german, pairs)
+    >>> backward = read_maps(german_english, german, english, [(b, a) for a, b in pairs])
+    >>> links = [alignment.links for alignment in align_both(forward, backward)]
+    """
+    _check_pairs(forward, backward)
+    if not forward:
+        return []
+    one, two = choose_layers(forward, backward)[:2] if layers is None else layers
+    _index("layer", one, len(forward[0].maps))
+    _index("layer", two, len(backward[0].maps))
+    found = []
+    for ours, theirs in zip(forward, backward, strict=True):
+        there, back = ours.maps[one], theirs.maps[two]
+        links = symmetrise(strongest(there), flip(strongest(back)), method)
+        found.append(Alignment(links, (there + back.T) / 2, ours.source, ours.target))
+    return found
+
+
+def choose_layers(forward: Sequence[WordMaps], backward: Sequence[WordMaps]) -> Agreement:
+    """The layers whose links agree best between a model and one of the opposite direction, which needs no gold links
+    (Chen et al. 2020): rate = 1 - 2 |A∩B| / (|A| + |B|), the alignment error rate with B as gold. The lower of two
+    rates also tells which way to `read`, or which head, suits the models."""
+    _check_pairs(forward, backward)
+    if not forward:
+        raise ValueError("choosing layers needs pairs of sentences, got none")
+    ours = [[strongest(pair.maps[layer]) for pair in forward] for layer in range(len(forward[0].maps))]
+    theirs = [[flip(strongest(pair.maps[layer])) for pair in backward] for layer in range(len(backward[0].maps))]
+    rates = np.array([[_disagreement(one, two) for two in theirs] for one in ours])
+    one, two = np.unravel_index(rates.argmin(), rates.shape)
+    return Agreement(int(one), int(two), rates)
+
+
+def strongest(matrix: np.ndarray) -> Links:
+    """Each target word with the source word that gets most of it, the first of equals."""
+    if matrix.size == 0:
+        return frozenset()
+    best = matrix.argmax(1)
+    return frozenset((int(source), target) for target, source in enumerate(best) if matrix[target, source] > 0)
+
+
+def read_maps(
+    model: nn.Module,
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
+    pairs: Sequence[tuple[str, str]],
+    *,
+    layer: int | Literal["average", "all"] | None = "all",
+    head: int | Literal["average"] = "average",
+    read: Read | None = None,
+    tokens: int = 4096,
+) -> list[WordMaps]:
+    """The attention between the words of each pair, of every layer or of one; arguments as in `align`."""
+    _check_model(model)
+    if read is not None and read not in get_args(Read):
+        raise ValueError(f"read must be one of {', '.join(get_args(Read))}, got {read!r}")
+    if tokens < 1:
+        raise ValueError(f"tokens must be at least 1, got {tokens}")
+    sides = [(_Side.of(source_tokenizer, one), _Side.of(target_tokenizer, two)) for one, two in pairs]
+    found: list[WordMaps | None] = [None] * len(sides)
+    training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            for group in _groups([max(map(len, (one.ids, two.ids))) + 1 for one, two in sides], tokens):
+                sources, targets = zip(*(sides[index] for index in group), strict=True)
+                maps = _word_maps(model, sources, targets, layer, head, read)
+                for index, one, two, part in zip(group, sources, targets, maps, strict=True):
+                    # a copy, since a view would hold on to the padded batch
+                    words = part[:, : len(two.words), : len(one.words)].copy()
+                    if not np.isfinite(words).all():
+                        raise ValueError(f"the attention over pair {index + 1} is not finite: are the weights?")
+                    found[index] = WordMaps(words, one.words, two.words)
+    finally:
+        model.train(training)
+    return found
+
+
+class _Side(NamedTuple):
+    """One sentence of a pair."""
+
+    ids: list[int]
+    owners: list[int]  # the word of each id
+    words: list[str]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, text: str) -> "_Side":
+        ids, owners = tokenizer.words(text)
+        return cls(ids, owners, tokenizer.split_words(text))
+
+
+def _word_maps(
+    model: nn.Module,
+    sources: Sequence[_Side],
+    targets: Sequence[_Side],
+    layer: int | Literal["average", "all"] | None,
+    head: int | Literal["average"],
+    read: Read | None,
+) -> np.ndarray:
+    """[B, layers, target words, source words], padded with zeros."""
+    device = next(model.parameters()).device
+    source, source_keep = _pad([[*side.ids, EOS] for side in sources], device)
+    target, target_keep = _pad([[BOS, *side.ids] for side in targets], device)
+    layers = [_head(part, head) for part in model.maps(source, target, keep=source_keep, target_keep=target_keep)]
+    maps = torch.stack(_pick(layers, layer), 1).float()  # [B, layers, T, S]
+    # bos is the input of row 0, so that row t predicts token t and row t + 1 consumes it
+    consumes = len(layers) > 1 if read is None else read == "consume"
+    rows = _members(targets, target.shape[1], int(consumes)).to(device)
+    columns = _members(sources, source.shape[1], 0).to(device)
+    rows = rows / rows.sum(2, keepdim=True).clamp(min=1)
+    return (rows[:, None] @ maps @ columns[:, None].mT).cpu().numpy()
+
+
+def _members(sides: Sequence[_Side], length: int, shift: int) -> Tensor:
+    """[B, words, length]: 1 where a token, moved right by `shift`, is a piece of the word."""
+    members = torch.zeros(len(sides), max(len(side.words) for side in sides), length)
+    for row, side in zip(members, sides, strict=True):
+        row[side.owners, torch.arange(len(side.ids)) + shift] = 1
+    return members
+
+
+def _pad(lists: Sequence[list[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Ids [B, T] with padding on the right, and which are real (None: all)."""
+    longest = max(map(len, lists))
+    ids = torch.tensor([[*ids, *[PAD] * (longest - len(ids))] for ids in lists])
+    keep = torch.arange(longest) < torch.tensor([len(ids) for ids in lists])[:, None]
+    return ids.to(device), None if keep.all() else keep.to(device)
+
+
+def _groups(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """Indices of similar length, as many as fit into the padded tokens, one at least."""
+    group = []
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if group and (len(group) + 1) * lengths[index] > tokens:
+            yield group
+            group = []
+        group.append(index)
+    if group:
+        yield group
+
+
+def _head(maps: Tensor, head: int | Literal["average"]) -> Tensor:
+    """[B, H, T, S] -> [B, T, S]"""
+    return maps.mean(1) if head == "average" else maps[:, _index("head", head, maps.shape[1])]
+
+
+def _pick(layers: list[Tensor], layer: int | Literal["average", "all"] | None) -> list[Tensor]:
+    if layer == "all":
+        return layers
+    if layer == "average":
+        return [torch.stack(layers).mean(0)]
+    return [layers[max(len(layers) - 2, 0) if layer is None else _index("layer", layer, len(layers))]]
+
+
+def _index(name: str, value: int | str, count: int) -> int:
+    if not isinstance(value, int) or not -count <= value < count:
+        raise ValueError(f"{name} must be a number from 0 to {count - 1} (or back from -1), got {value!r}")
+    return value
+
+
+def _check_model(model: nn.Module) -> None:
+    kind = model.config.kind
+    if kind in ("encoder", "decoder") or not hasattr(model, "maps"):
+        raise ValueError(f"word links need a model that translates with attention, got kind {kind!r}")
+    for part in model.modules():
+        if isinstance(part, Attention) and part.shape.role == "cross" and part.facts.columns != "tokens":
+            raise ValueError(
+                f"the cross-attention {part.facts.name!r} looks at slots, not at source words: word links need another"
+            )
+
+
+def _check_pairs(forward: Sequence[WordMaps], backward: Sequence[WordMaps]) -> None:
+    if len(forward) != len(backward):
+        raise ValueError(f"both directions need the same pairs: got {len(forward)} and {len(backward)}")
+    for number, (ours, theirs) in enumerate(zip(forward, backward, strict=True), 1):
+        there, back = ours.maps.shape[1:], theirs.maps.shape[:0:-1]
+        if there != back:
+            raise ValueError(
+                f"pair {number} has {there[0]} target and {there[1]} source words one way, {back[0]} and {back[1]} the "
+                "other: flip the pairs for the second model"
+            )
+
+
+def _disagreement(ours: Sequence[Links], theirs: Sequence[Links]) -> float:
+    total = sum(map(len, ours)) + sum(map(len, theirs))
+    both = sum(len(one & two) for one, two in zip(ours, theirs, strict=True))
+    return 1 - 2 * both / max(total, 1)

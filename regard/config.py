@@ -1,0 +1,294 @@
+"""What a run is made of: dataclasses that are at once the config file and the flags of the command line.
+
+`parse` reads a command line: a YAML file first (`--config`), then dotted flags over it. A key that nobody knows is an
+error. `to_json` and `from_json` are how a run keeps what it was made of.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import re
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from regard.models.recurrent import RECURRENT_PRESETS, RecurrentConfig
+from regard.models.transformer import PRESETS, ModelConfig
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where the pairs come from, and how text becomes tokens."""
+
+    source: str | None = None
+    """file of source sentences, one a line; plain, .gz or .xz, or - for standard input; without a target: a TSV file"""
+    target: str | None = None
+    """file of their translations, line by line"""
+    generated: int | None = None
+    """instead of files: so many pairs of numbers, dates, times and amounts, English to German, made on the spot"""
+    columns: tuple[int, int] = (0, 1)
+    """columns of source and target in a TSV file, the first is 0"""
+    valid_source: str | None = None
+    """file of source sentences to validate on; none: some pairs are held out of the training files"""
+    valid_target: str | None = None
+    """file of their translations; without it, valid_source is a TSV file"""
+    held_out: int = 1000
+    """pairs held out where there is no validation file, at most a tenth of all; none of their sources is trained on"""
+    skip_bad: bool = False
+    """leave out bad lines and count them, instead of stopping at the first"""
+    tokenizer: Literal["bpe", "units"] = "bpe"
+    """bpe: learn byte pairs from the text; units: the text is split by spaces already, @@ where a word goes on"""
+    vocabulary: int = 8000
+    """tokens to learn, at most"""
+    shared: bool = True
+    """one vocabulary for source and target"""
+    maximum_length: int = 256
+    """longest sentence in tokens; longer pairs are left out and counted"""
+
+    def __post_init__(self) -> None:
+        _at_least(self, held_out=1, vocabulary=5, maximum_length=2)
+        if self.generated is not None:
+            _at_least(self, generated=20)
+        for name in ("target", "valid_target"):
+            before = name.replace("target", "source")
+            if getattr(self, name) is not None and getattr(self, before) is None:
+                raise ValueError(f"data.{name} is given without data.{before}")
+        if len(self.columns) != 2 or min(self.columns) < 0:
+            raise ValueError(f"data.columns must be two columns, counted from 0, got {list(self.columns)}")
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """A preset, and what to change in it: whatever is left out is as the preset says."""
+
+    preset: str = "tiny"
+    """tiny, base or big (Transformers), lstm or gru (recurrent)"""
+    attention: str | list[str] | None = None
+    """spec of the encoder's attention, or a list repeated over the layers; of lstm and gru: from target to source"""
+    decoder_attention: str | list[str] | None = None
+    """spec of the decoder's own attention (default: as attention)"""
+    cross_attention: str | list[str] | None = None
+    """spec of the attention from target to source (default: softmax)"""
+    bottleneck: bool | None = None
+    """lstm and gru: no attention, only the last state of the encoder is handed over"""
+    position: str | None = None
+    """spec of the positions, such as sinusoidal, rotary, alibi"""
+    width: int | None = None
+    """of the vectors between layers; of lstm and gru: of the embeddings"""
+    hidden: int | None = None
+    """lstm and gru: width of the state"""
+    heads: int | None = None
+    """of each attention"""
+    kv_heads: int | None = None
+    """key and value heads, fewer than heads to share them"""
+    inner: int | None = None
+    """width inside the feed-forward layers"""
+    layers: int | None = None
+    """of the encoder, and of the decoder unless decoder_layers says otherwise"""
+    decoder_layers: int | None = None
+    """of the decoder"""
+    norm: Literal["post", "pre"] | None = None
+    """where the layer norm stands: after the residual as in the paper, or before the sublayer"""
+    activation: Literal["relu", "gelu"] | None = None
+    """of the feed-forward layers"""
+    bias: bool | None = None
+    """of the projections of attention"""
+    dropout: float | None = None
+    """of the embeddings and of what each sublayer adds"""
+    tied: bool | None = None
+    """the output layer is the embedding of the target"""
+    input_feeding: bool | None = None
+    """lstm and gru: the last attention output is part of the next input"""
+
+    def resolve(self, vocabulary: int, target_vocabulary: int | None) -> ModelConfig | RecurrentConfig:
+        """The config of the model, for these vocabularies (None: the target shares the source's)."""
+        known = PRESETS | RECURRENT_PRESETS
+        if self.preset not in known:
+            raise ValueError(f"model.preset must be one of {', '.join(known)}, got {self.preset!r}")
+        cls = ModelConfig if self.preset in PRESETS else RecurrentConfig
+        changes = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        changes = {name: value for name, value in changes.items() if value is not None and name != "preset"}
+        if changes.pop("bottleneck", False):
+            if cls is ModelConfig:
+                raise ValueError(f"model.bottleneck is for {' and '.join(RECURRENT_PRESETS)}, not {self.preset!r}")
+            if "attention" in changes:
+                raise ValueError("model.bottleneck means no attention: leave model.attention out")
+            changes["attention"] = None
+        fields = {item.name for item in dataclasses.fields(cls)}
+        foreign = [name for name in changes if name not in fields]
+        if foreign:
+            raise ValueError(f"preset {self.preset!r} has no model.{', model.'.join(foreign)}")
+        sizes = {"vocabulary": vocabulary, "target_vocabulary": target_vocabulary}
+        return cls(**known[self.preset] | changes | sizes)
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How a model is trained. Every draw is a function of the seed and the step, so a run can go on exactly."""
+
+    steps: int = 10_000
+    """updates in all"""
+    tokens: int = 4096
+    """padded tokens of a batch, at most, on the longer of the two sides"""
+    accumulate: int = 1
+    """batches an update; the loss is the mean over all their tokens"""
+    learning_rate: float | None = None
+    """its peak (default: 0.001); of schedule paper a factor (default: 1, as in the paper)"""
+    schedule: Literal["paper", "inverse_root", "cosine", "constant"] = "paper"
+    """paper: width^-0.5 min(step^-0.5, step warmup^-1.5); the others rise to learning_rate, then fall or stay"""
+    warmup: int = 4000
+    """updates in which the learning rate rises"""
+    betas: tuple[float, float] = (0.9, 0.98)
+    """of Adam"""
+    epsilon: float = 1e-9
+    """of Adam"""
+    weight_decay: float = 0.0
+    """decoupled from the gradient, as in AdamW"""
+    clip: float | None = 1.0
+    """largest norm of the gradient"""
+    smoothing: float = 0.1
+    """of the labels"""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """of matrix products on a GPU; weights and sums stay float32"""
+    compile: bool = False
+    """compile the model first: minutes before the first step, faster steps"""
+    evaluate_every: int = 500
+    """updates between evaluations; each is followed by a checkpoint"""
+    save_every: int | None = None
+    """updates between checkpoints (default: as evaluate_every)"""
+    log_every: int = 50
+    """updates between lines of the log"""
+    metric: Literal["bleu", "chrf", "exact", "loss"] = "bleu"
+    """of the validation: what makes a checkpoint the best, and what patience and goal look at"""
+    beam: int = 1
+    """beam of the validation"""
+    patience: int | None = None
+    """stop after so many evaluations without a better one"""
+    goal: float | None = None
+    """stop as soon as the metric is this good"""
+    keep: int = 5
+    """newest checkpoints kept, besides the best"""
+    average: int = 0
+    """at the end, average so many of the newest checkpoints (at most `keep`)"""
+    seed: int = 1
+    """of weights, order and dropout"""
+    device: str = "auto"
+    """cpu, cuda, cuda:1 ...; auto: a GPU where there is one"""
+    threads: int | None = None
+    """of the CPU (default: PyTorch's own choice)"""
+    deterministic: bool = False
+    """on a GPU: only operations that give the same bits each time, so that a resumed run equals an uninterrupted one"""
+    auxiliary: float = 1.0
+    """weight of the second losses that some mechanisms train"""
+    tensorboard: bool = True
+    """write events for TensorBoard where it is installed"""
+
+    def __post_init__(self) -> None:
+        _at_least(
+            self, steps=1, tokens=1, accumulate=1, warmup=0, evaluate_every=1, log_every=1, keep=1, average=0, beam=1
+        )
+        for name in ("save_every", "patience", "threads"):
+            if getattr(self, name) is not None:
+                _at_least(self, **{name: 1})
+        if self.average > self.keep:
+            raise ValueError(f"training.average must be at most training.keep ({self.keep}), got {self.average}")
+        if not 0 <= self.smoothing < 1:
+            raise ValueError(f"training.smoothing must be at least 0 and below 1, got {self.smoothing}")
+        if self.learning_rate is not None and not self.learning_rate > 0:
+            raise ValueError(f"training.learning_rate must be above 0, got {self.learning_rate}")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"training.clip must be above 0 or null, got {self.clip}")
+
+
+@dataclass(frozen=True)
+class TranslateConfig:
+    """A translator: its data, its model and its training."""
+
+    out: str = "runs/translate"
+    """the run folder: config, tokenizer, checkpoints and log"""
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelOptions = field(default_factory=ModelOptions)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+
+
+def _at_least(config: Any, **least: int) -> None:
+    section = type(config).__name__.removesuffix("Config").removesuffix("Options").lower()
+    for name, bound in least.items():
+        if getattr(config, name) < bound:
+            raise ValueError(f"{section}.{name} must be at least {bound}, got {getattr(config, name)}")
+
+
+def parse(cls: type, argv: list[str], program: str, description: str) -> Any:
+    """A config from a command line. --help and --print_config print and exit; bad input raises ValueError."""
+    from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, set_parsing_settings
+
+    class Formatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
+        pass
+
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser = ArgumentParser(prog=program, description=description, exit_on_error=False, formatter_class=Formatter)
+    parser.add_argument("--config", action="config", help="a YAML file with any of the keys below; flags go over it")
+    parser.add_class_arguments(cls, as_group=False)
+    try:
+        values = parser.parse_args(argv).as_dict()
+    except ArgumentError as error:
+        message = " ".join(str(error).split())
+        unknown = re.search(r"(?:unrecognized arguments: |Key )'?(?:--)?([\w.]+)", message)
+        hint = near(unknown[1], names(cls)) if unknown else ""
+        raise ValueError(f"{message}{hint}; see {program} --help") from error
+    values.pop("config", None)
+    return from_json(cls, values)
+
+
+def names(cls: type, before: str = "") -> list[str]:
+    """The dotted names of all fields."""
+    found = []
+    for name, hint in typing.get_type_hints(cls).items():
+        found += names(hint, f"{before}{name}.") if dataclasses.is_dataclass(hint) else [before + name]
+    return found
+
+
+def near(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+def to_json(config: Any) -> dict[str, Any]:
+    """Plain values; `from_json` is the way back."""
+    return dataclasses.asdict(config)
+
+
+def from_json(cls: type, values: dict[str, Any]) -> Any:
+    """A config from plain values, field by field: a name nobody knows, or a value of the wrong type, is an error."""
+    fields = {item.name: item for item in dataclasses.fields(cls)}
+    unknown = set(values) - set(fields)
+    if unknown:
+        raise ValueError(f"{cls.__name__} has no {', '.join(sorted(unknown))}; it has {', '.join(fields)}")
+    hints = typing.get_type_hints(cls)
+    return cls(**{name: _fit(hints[name], value, name) for name, value in values.items()})
+
+
+def _fit(hint: Any, value: Any, name: str) -> Any:
+    """The value as the type says: JSON has lists for tuples and whole numbers for fractions."""
+    if dataclasses.is_dataclass(hint):
+        return from_json(hint, value)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        for part in arguments:
+            try:
+                return _fit(part, value, name)
+            except ValueError:
+                continue
+    elif origin is Literal:
+        if value in arguments:
+            return value
+    elif origin is tuple and isinstance(value, (list, tuple)):
+        return tuple(_fit(part, item, name) for part, item in zip(arguments, value, strict=True))
+    elif origin is list and isinstance(value, list):
+        return [_fit(arguments[0], item, name) for item in value]
+    elif hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    elif isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+        return value
+    raise ValueError(f"{name} must be {hint}, got {value!r}")

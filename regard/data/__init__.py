@@ -1,0 +1,1 @@
+"""Text files -> tokens -> batches of similar length; and a corpus that the package makes itself."""

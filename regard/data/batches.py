@@ -1,0 +1,166 @@
+"""Batches of pairs of similar length, in an order that depends on nothing but the seed and the epoch.
+
+To resume in the middle of an epoch takes two numbers, the epoch and the index of the batch: there is no other state.
+"""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.data.tokenizer import BOS, EOS, PAD
+
+NOISE = 1.0  # tokens: how far lengths are moved before sorting, so that pairs meet others in each epoch
+
+
+class Batch(NamedTuple):
+    """Pairs as a model takes them, padded on the right. A `keep` is None where nothing is padded."""
+
+    source: Tensor  # [B, S], ends in eos
+    source_keep: Tensor | None
+    target_in: Tensor  # [B, T], starts with bos
+    target_out: Tensor  # [B, T], ends in eos
+    target_keep: Tensor | None
+    index: Tensor  # [B], which pairs
+
+    def to(self, device: torch.device | str) -> "Batch":
+        return Batch(*(None if part is None else part.to(device, non_blocking=True) for part in self))
+
+
+class Short(NamedTuple):
+    """The pairs that are not too long: their ids, their index among all, and how many were dropped."""
+
+    source: list[Sequence[int]]
+    target: list[Sequence[int]]
+    index: list[int]
+    dropped: int
+
+
+def keep_short(source_ids: Sequence[Sequence[int]], target_ids: Sequence[Sequence[int]], maximum: int) -> Short:
+    """Leave out the pairs with more than `maximum` tokens, special ones not counted, on either side."""
+    pairs = zip(source_ids, target_ids, strict=True)
+    index = [n for n, (source, target) in enumerate(pairs) if max(len(source), len(target)) <= maximum]
+    source, target = [source_ids[n] for n in index], [target_ids[n] for n in index]
+    return Short(source, target, index, len(source_ids) - len(index))
+
+
+class Batches:
+    """Every pair once an epoch, in batches of at most `tokens` padded tokens: rows times the length of the longest
+    source (with eos) or target (with bos or eos) in it, rounded up to a `multiple`, to which both sides are padded.
+
+    With `shuffle`, pairs of about equal length are put together anew in each epoch and the batches are shuffled;
+    without, they come from short to long.
+    """
+
+    def __init__(
+        self,
+        source_ids: Sequence[Sequence[int]],
+        target_ids: Sequence[Sequence[int]],
+        *,
+        tokens: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        multiple: int = 1,
+    ) -> None:
+        if len(source_ids) != len(target_ids):
+            raise ValueError(f"expected as many targets as sources, got {len(source_ids)} and {len(target_ids)}")
+        if len(source_ids) == 0:
+            raise ValueError("there is no pair to make batches of")
+        if seed < 0 or multiple < 1:
+            raise ValueError(f"seed must be at least 0 and multiple at least 1, got {seed} and {multiple}")
+        self.tokens, self.seed, self.shuffle, self.multiple = tokens, seed, shuffle, multiple
+        self.sources, self.targets = Ragged(source_ids), Ragged(target_ids)
+        # Of what a row takes in a batch: its tokens and one special one.
+        longest = np.maximum(self.sources.lengths, self.targets.lengths) + 1
+        self.lengths = -(-longest // multiple) * multiple
+        if (worst := self.lengths.max()) > tokens:
+            pair = int(self.lengths.argmax())
+            raise ValueError(
+                f"pair {pair + 1} is too long: it takes {worst} tokens and a batch has at most {tokens}. "
+                "Allow more tokens in a batch or leave out long pairs"
+            )
+        self.planned: tuple[int, list[np.ndarray]] | None = None
+
+    def __len__(self) -> int:
+        """How many pairs there are."""
+        return len(self.lengths)
+
+    def epoch(self, epoch: int) -> list[np.ndarray]:
+        """Which pairs each batch of an epoch has."""
+        if epoch < 0:
+            raise ValueError(f"epochs are counted from 0, got {epoch}")
+        if not self.shuffle:
+            epoch = 0
+        if self.planned is None or self.planned[0] != epoch:
+            self.planned = (epoch, self.plan(epoch))
+        return self.planned[1]
+
+    def count(self, epoch: int) -> int:
+        """How many batches an epoch has; it differs a little from epoch to epoch."""
+        return len(self.epoch(epoch))
+
+    def get(self, epoch: int, i: int) -> Batch:
+        """Batch `i` of an epoch."""
+        if not 0 <= i < self.count(epoch):
+            raise IndexError(f"epoch {epoch} has {self.count(epoch)} batches, counted from 0, got {i}")
+        index = self.epoch(epoch)[i]
+        source, source_keep = self.sources.padded(index, last=EOS, multiple=self.multiple)
+        target_out, target_keep = self.targets.padded(index, last=EOS, multiple=self.multiple)
+        target_in, _ = self.targets.padded(index, first=BOS, multiple=self.multiple)
+        return Batch(source, source_keep, target_in, target_out, target_keep, torch.from_numpy(index))
+
+    def plan(self, epoch: int) -> list[np.ndarray]:
+        # Only `random` is drawn and only stable sorts are used: numpy may change how it shuffles from one version to
+        # the next.
+        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.seed, epoch])))
+        # Source lengths too, so that the shorter side is padded little.
+        key = self.lengths + self.sources.lengths / (self.sources.lengths.max() + 1)
+        if self.shuffle:
+            key = key + NOISE * generator.random(len(self))
+        order = np.argsort(key, kind="stable")
+        cuts = self.cuts(self.lengths[order])
+        parts = np.split(order, cuts)
+        if self.shuffle:
+            parts = [parts[n] for n in np.argsort(generator.random(len(parts)), kind="stable")]
+        return parts
+
+    def cuts(self, lengths: np.ndarray) -> list[int]:
+        """Where each batch but the first begins, when each takes as many rows as it can."""
+        cuts, start = [], 0
+        while True:
+            window = lengths[start : start + self.tokens // lengths[start]]
+            padded = np.maximum.accumulate(window) * np.arange(1, len(window) + 1)
+            start += int(np.searchsorted(padded, self.tokens, side="right"))
+            if start == len(lengths):
+                return cuts
+            cuts.append(start)
+
+
+class Ragged:
+    """Rows of different length in one flat array."""
+
+    def __init__(self, rows: Sequence[Sequence[int]]) -> None:
+        self.lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        self.starts = np.cumsum(self.lengths) - self.lengths
+        self.flat = np.fromiter(chain.from_iterable(rows), np.int32, int(self.lengths.sum()))
+
+    def padded(
+        self, index: np.ndarray, *, first: int | None = None, last: int | None = None, multiple: int = 1
+    ) -> tuple[Tensor, Tensor | None]:
+        """Some rows with a token put before or after each, [B, T], and which tokens are real."""
+        lengths, starts = self.lengths[index], self.starts[index]
+        width = -(-(int(lengths.max()) + 1) // multiple) * multiple
+        places = np.arange(width)
+        shift = first is not None
+        own = (places >= shift) & (places < lengths[:, None] + shift)
+        table = np.full((len(index), width), PAD, dtype=np.int64)
+        table[own] = self.flat[(starts[:, None] + places - shift)[own]]
+        if first is not None:
+            table[:, 0] = first
+        if last is not None:
+            table[np.arange(len(index)), lengths] = last
+        keep = places <= lengths[:, None]
+        return torch.from_numpy(table), None if keep.all() else torch.from_numpy(keep)

@@ -1,0 +1,240 @@
+"""Text to token ids and back.
+
+Kind "bpe" is byte-pair encoding over bytes (Sennrich et al. 2016; Radford et al. 2019): no text is unknown and every
+text comes back from its ids exactly, runs of spaces included. Words, numbers and punctuation never share a token,
+digits stand alone, and a word carries the space before it; one space is put before the text and taken away again in
+`decode`, so that a word has the same ids at the start of a line and inside it. Text is not normalised.
+
+Kind "units" is for text that is split into units by spaces already, where a unit that ends in "@@" continues in the
+next one (subword-nmt). A unit that is not in the vocabulary is unknown.
+
+Text never turns into one of the special tokens, whatever it looks like. One tokenizer trained on both languages is a
+shared vocabulary, two are separate ones.
+"""
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Literal, get_args
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+PAD, UNK, BOS, EOS = range(4)
+SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # as they are shown; text that reads so is plain text
+
+Kind = Literal["bpe", "units"]
+FORMAT = "regard tokenizer 1"
+CONTINUES = "@@"
+
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())  # one character for each byte
+# Words, single digits, runs of other signs, each with the space before; white space that is left over.
+PIECES = r" ?\p{L}[\p{L}\p{M}]*| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+class Tokenizer:
+    """Made by `Tokenizer.train` or `Tokenizer.load`. `pieces` are the merges of kind "bpe", the units of "units"."""
+
+    def __init__(self, kind: Kind, pieces: Sequence[str] | Sequence[tuple[str, str]]) -> None:
+        self.kind, self.pieces = kind, pieces
+        if kind == "bpe":
+            # A token can come from several merges; its id is that of the first.
+            self.vocabulary = list(dict.fromkeys([*BYTES, *(left + right for left, right in pieces)]))
+            self.bpe = byte_pair_encoder(self.vocabulary, pieces)
+        else:
+            self.vocabulary = list(pieces)
+            self.ids = {unit: id for id, unit in enumerate(self.vocabulary, len(SPECIAL))}
+
+    @classmethod
+    def train(cls, lines: Iterable[str], size: int, kind: Kind = "bpe", *, minimum: int = 1) -> "Tokenizer":
+        """Learn a vocabulary of at most `size` ids, the special ones included, from lines of text. Merges or units
+        seen fewer than `minimum` times are left out. Equal lines give equal ids, on every machine."""
+        if kind not in get_args(Kind):
+            raise ValueError(f"unknown kind of tokenizer {kind!r}, expected one of: {', '.join(get_args(Kind))}")
+        least = len(SPECIAL) + (len(BYTES) if kind == "bpe" else 1)
+        if size < least:
+            raise ValueError(f"the vocabulary of kind {kind!r} needs a size of at least {least}, got {size}")
+        if minimum < 1:
+            raise ValueError(f"minimum must be at least 1, got {minimum}")
+        if kind == "bpe":
+            return cls(kind, learned_merges(lines, size - len(SPECIAL), minimum))
+        counts = Counter(unit for line in lines for unit in line.split())
+        # Sorted by count and then by the unit itself, not by where it came first, so the order of lines is no matter.
+        units = sorted((-count, unit) for unit, count in counts.items() if count >= minimum)
+        if not units:
+            raise ValueError("no unit to learn: the text is empty, or nothing in it comes often enough")
+        return cls(kind, [unit for _, unit in units[: size - len(SPECIAL)]])
+
+    @property
+    def size(self) -> int:
+        """How many ids there are, the special ones included."""
+        return len(SPECIAL) + len(self.vocabulary)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without special ones (but for UNK)."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        if self.kind == "bpe":
+            return [encoding.ids for encoding in self.bpe.encode_batch_fast(texts)]
+        return [[self.ids.get(unit, UNK) for unit in text.split()] for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids. Special ones are left out, but an unknown unit is shown as <unk>. A text may hold any
+        character, also "\\n", if the ids say so; bytes that are not UTF-8 become U+FFFD."""
+        ids = self.checked(ids)
+        if self.kind == "units":
+            return joined(self.tokens(id for id in ids if id not in (PAD, BOS, EOS)))
+        return self.bpe.decode([id for id in ids if id >= len(SPECIAL)]).removeprefix(" ")
+
+    def tokens(self, ids: Iterable[int]) -> list[str]:
+        """Each token in a form to print: "▁" stands for a space, and what is no text is escaped."""
+        names = [SPECIAL[id] if id < len(SPECIAL) else self.vocabulary[id - len(SPECIAL)] for id in self.checked(ids)]
+        return names if self.kind == "units" else [printable(name) for name in names]
+
+    def words(self, text: str) -> tuple[list[int], list[int]]:
+        """The ids of a text, and for each the number of the word it is part of, from 0. Words are what white space
+        separates, see `split_words`; a blank text has none, and no ids."""
+        words = self.split_words(text)
+        if not words:
+            return [], []
+        ids = self.encode(text)
+        if self.kind == "units":
+            ends = accumulate((not unit.endswith(CONTINUES) for unit in text.split()), initial=0)
+            return ids, [min(place, len(words) - 1) for place, _ in zip(ends, ids, strict=False)]
+        # White space belongs to the word after it, and every token to the word of its last byte.
+        owners, word, inside = [0], -1, False
+        for character in text:
+            word += not inside and not character.isspace()
+            inside = not character.isspace()
+            owners += [word if inside else word + 1] * len(character.encode())
+        places, end = [], 0
+        for id in ids:
+            end += len(self.vocabulary[id - len(SPECIAL)])
+            places.append(min(owners[end - 1], len(words) - 1))
+        return ids, places
+
+    def split_words(self, text: str) -> list[str]:
+        """The words that `words` numbers."""
+        return joined(text.split()).split() if self.kind == "units" else text.split()
+
+    def unknown(self, texts: Iterable[str]) -> Counter[str]:
+        """The units without an id and how often they come; none ever of kind "bpe"."""
+        if self.kind == "bpe":
+            return Counter()
+        return Counter(unit for text in texts for unit in text.split() if unit not in self.ids)
+
+    def save(self, path: str | Path) -> None:
+        """Write a JSON file, whole or not at all."""
+        path = Path(path)
+        part = path.with_name(path.name + ".part")
+        with open(part, "w", encoding="utf-8", newline="\n") as file:
+            json.dump({"format": FORMAT, "kind": self.kind, "pieces": self.pieces}, file, ensure_ascii=False, indent=0)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Tokenizer":
+        try:
+            with open(path, encoding="utf-8") as file:
+                content = json.load(file)
+        except OSError as error:
+            raise ValueError(f"{path}: cannot read the tokenizer: {error.strerror}") from error
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}: not a tokenizer of Regard: no JSON ({error})") from error
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise ValueError(f"{path}: not a tokenizer of Regard: expected JSON with format {FORMAT!r}")
+        kind, pieces = content.get("kind"), content.get("pieces")
+        if kind == "bpe" and are_merges(pieces):
+            return cls(kind, [tuple(pair) for pair in pieces])
+        if kind == "units" and are_units(pieces):
+            return cls(kind, pieces)
+        raise ValueError(f"{path}: the tokenizer is damaged: its pieces do not make a vocabulary of kind {kind!r}")
+
+    def checked(self, ids: Iterable[int]) -> list[int]:
+        ids = [int(id) for id in ids]
+        for id in ids:
+            if not 0 <= id < self.size:
+                raise ValueError(f"token id {id} is not in the vocabulary of {self.size}: wrong tokenizer?")
+        return ids
+
+
+def joined(units: Sequence[str]) -> str:
+    """Text of units: those that continue are put together, also a last one that nothing follows."""
+    return re.sub(f"{CONTINUES}( |$)", "", " ".join(units))
+
+
+def printable(piece: str) -> str:
+    """A byte-level token as text where its bytes are, as escapes where they are not."""
+    if piece in SPECIAL:
+        return piece
+    text = bytes(BYTE_OF[character] for character in piece).decode(errors="backslashreplace").replace(" ", "▁")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def skeleton(model: models.BPE) -> tokenizers.Tokenizer:
+    encoder = tokenizers.Tokenizer(model)
+    encoder.normalizer = normalizers.Prepend(" ")
+    encoder.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    encoder.decoder = decoders.ByteLevel()
+    return encoder
+
+
+def byte_pair_encoder(vocabulary: Sequence[str], merges: Sequence[tuple[str, str]]) -> tokenizers.Tokenizer:
+    # The names of the special tokens hold a space, which no byte-level token does: text cannot be one of them.
+    names = [f"special {name}" for name in SPECIAL]
+    ids = {name: id for id, name in enumerate([*names, *vocabulary])}
+    return skeleton(models.BPE(ids, list(merges)))
+
+
+def learned_merges(lines: Iterable[str], size: int, minimum: int) -> list[tuple[str, str]]:
+    # The library breaks ties between pairs by their ids, which start from the sorted bytes: no chance is left.
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, min_frequency=minimum, initial_alphabet=BYTES, special_tokens=[], show_progress=False
+    )
+    encoder = skeleton(models.BPE())
+    encoder.train_from_iterator(lines, trainer)
+    merges = [tuple(pair) for pair in json.loads(encoder.to_str())["model"]["merges"]]
+    if not merges and size > len(BYTES):
+        raise ValueError("no merge to learn: the text is empty, or nothing in it comes often enough")
+    return merges
+
+
+def are_merges(pieces: object) -> bool:
+    """Whether each is a pair of tokens that come before it."""
+    if not isinstance(pieces, list):
+        return False
+    known = set(BYTES)
+    for pair in pieces:
+        is_pair = isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair)
+        if not is_pair or not known.issuperset(pair):
+            return False
+        known.add(pair[0] + pair[1])
+    return len({tuple(pair) for pair in pieces}) == len(pieces)
+
+
+def are_units(pieces: object) -> bool:
+    return (
+        isinstance(pieces, list) and all(isinstance(p, str) and p for p in pieces) and len(set(pieces)) == len(pieces)
+    )
+
+
+def byte_of_characters() -> dict[str, int]:
+    """The byte that each character of the byte-level alphabet stands for: printable ones of Latin-1 for themselves,
+    the others in turn from U+0100."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+BYTE_OF = byte_of_characters()

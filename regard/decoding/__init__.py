@@ -1,0 +1,9 @@
+"""Decoding, written once over `start` and `extend`: greedy, beam search, sampling.
+
+Read base.py first, then greedy.py (one token a row) and beam.py.
+"""
+
+from regard.decoding.base import DecodingConfig, Hypothesis
+from regard.decoding.decode import decode, generate, search
+
+__all__ = ["DecodingConfig", "Hypothesis", "decode", "generate", "search"]

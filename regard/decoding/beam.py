@@ -1,0 +1,86 @@
+"""Beam search under the length penalty of GNMT (Wu et al. 2016, arXiv 1609.08144, section 7)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.decoding.base import DecodingConfig, Pool, candidates, crowded, narrow, refuse, take
+
+
+def beam(
+    model: Any,
+    logits: Tensor,
+    state: Any,
+    limits: list[int],
+    config: DecodingConfig,
+    eos: int,
+    forbidden: tuple[int, ...],
+) -> Pool:
+    """From the logits [B, V] of the first token and the state before it to the N best hypotheses of each sentence.
+
+    A step ranks all continuations of a sentence. Those that end among the first K are finished; the K best others live
+    on. A sentence is done at its limit, when no living one can beat the worst of its N best, or (`stops_early`) when K
+    are finished, which makes K = 1 greedy. The most a living one can reach is its log probability, which only
+    falls, under the penalty of the longest output. There are fewer than K beams until there is a choice for K.
+    """
+    B, K, N, L, device = len(limits), config.beam, config.nbest, max(limits) + 1, logits.device
+    blocked = torch.tensor([*forbidden, eos], device=device)
+    limit, who, last = torch.tensor(limits, device=device), torch.arange(B, device=device), set(limits)
+    live = logits.new_zeros((B, 1), dtype=torch.promote_types(logits.dtype, torch.float32))  # log probabilities
+    pool = Pool.empty(live, B, N, L)
+    result = pool.rows(who)
+    ids = torch.zeros((B, 1, L), dtype=torch.long, device=device)
+    finished, done, places = torch.zeros_like(limit), limit < 0, torch.arange(N, device=device)
+    for step in range(L):
+        width = live.shape[1]
+        # of one beam, at most K that go on and one that ends can matter
+        values, tokens = candidates(logits, K + 1, blocked if step < config.minimum else blocked[:-1])
+        ranked = (live.view(-1, 1) + values).view(len(who), -1)
+        ranked, at = ranked.topk(min(2 * K, ranked.shape[1]))
+        parent, token = at // values.shape[1], tokens.view(len(who), -1).gather(1, at)
+        ends = token == eos
+
+        first, end = ranked[:, :K], ends[:, :K]
+        score = torch.where(end, first / config.scale(step + 1), -torch.inf)
+        found = Pool(score, first, torch.full_like(at[:, :K], step), end, take(ids, parent[:, :K]))
+        pool = pool.join(found)
+        # what is done stays as it is while it waits to leave
+        pool = pool.take(torch.where(done[:, None], places, pool.score.topk(N).indices))
+        finished = finished + (score > -torch.inf).sum(1)
+        if step in last:
+            pool = _fill(pool, live, ids, step, (limit == step)[:, None], config)
+
+        live, order = ranked.masked_fill(ends, -torch.inf).topk(min(K, ranked.shape[1]))
+        parent, token = parent.gather(1, order), token.gather(1, order)
+        ids = take(ids, parent)
+        ids[:, :, step] = token
+        done = done | (limit <= step) | (pool.score[:, -1] >= live[:, 0] / config.scale(limit + 1))
+        if config.stops_early:
+            done = done | (finished >= K)
+
+        beams = torch.arange(live.shape[1], device=device)
+        still, moved, bad = torch.stack([(~done).sum(), (parent != beams).sum(), values.isnan().any(1).sum()]).tolist()
+        refuse(bad, step)
+        if crowded(still, len(who)):
+            result.put(who, pool)
+            if not still:
+                break
+            kept = (~done).nonzero()[:, 0]
+            parent, token, live, ids, pool = parent[kept], token[kept], live[kept], ids[kept], pool.rows(kept)
+            limit, who, finished, done = limit[kept], who[kept], finished[kept], done[kept]
+            state = narrow(state, (kept[:, None] * width + parent).flatten(), kept)
+        elif moved or live.shape[1] != width:
+            state = state.reorder((torch.arange(len(who), device=device)[:, None] * width + parent).flatten())
+        logits, state = model.extend(token.view(-1, 1), state)
+        logits = logits[:, -1]
+    return result
+
+
+def _fill(pool: Pool, live: Tensor, ids: Tensor, length: int, full: Tensor, config: DecodingConfig) -> Pool:
+    """Sentences at their limit [B, 1] fill the places no finished hypothesis took with the best that never ended."""
+    score = torch.where(full, live / config.scale(length), -torch.inf)
+    cut = Pool(score, live, torch.full_like(score, length, dtype=torch.long), score > torch.inf, ids)
+    joined = pool.join(cut)
+    taken = (joined.score > -torch.inf).int()
+    return joined.take(taken.sort(dim=1, descending=True, stable=True).indices[:, : pool.score.shape[1]])

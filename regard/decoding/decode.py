@@ -1,0 +1,125 @@
+"""The callers of the search: an encoder-decoder that reads a source, a decoder that reads a prompt."""
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.decoding.base import DecodingConfig, Hypothesis
+from regard.decoding.beam import beam
+from regard.decoding.greedy import walk
+
+# as in regard.data.tokenizer, of which decoding needs nothing else
+PAD, BOS, EOS = 0, 2, 3
+
+
+@torch.inference_mode()
+def decode(
+    model: Any,
+    source: Tensor,
+    keep: Tensor | None = None,
+    config: DecodingConfig | None = None,
+    *,
+    bos: int = BOS,
+    eos: int = EOS,
+    forbidden: tuple[int, ...] = (PAD, BOS),
+) -> list[list[Hypothesis]]:
+    """Source ids [B, S] -> the n best outputs of each row, best first (fewer where there are not so many).
+
+    A sentence gets the same output alone and in any batch; samples too, which depend on the seed and the sentence.
+
+    >>> [[best]] = decode(model.eval(), source[:1], config=DecodingConfig(beam=4))
+    """
+    config = config or DecodingConfig()
+    lengths, keep = _lengths(model, source, keep, "source")
+    if not lengths:
+        return []
+    limits = [config.limit(length) for length in lengths]
+    state = model.start(len(source), memory=model.encode(source, keep=keep), capacity=max(limits) + 1)
+    logits, state = model.extend(torch.full_like(source[:, :1], bos), state)
+    draws = _draws(source, keep, limits, config) if config.sample else None
+    return search(model, logits[:, -1], state, limits, config, eos=eos, forbidden=forbidden, draws=draws)
+
+
+@torch.inference_mode()
+def generate(
+    model: Any,
+    prompt: Tensor,
+    keep: Tensor | None = None,
+    config: DecodingConfig | None = None,
+    *,
+    eos: int = EOS,
+    forbidden: tuple[int, ...] = (PAD, BOS),
+) -> list[list[Hypothesis]]:
+    """Prompt ids [B, T], with any padding -> the n best continuations of each row, as `decode` gives them. The limits
+    take the prompt for the source, so set `maximum`."""
+    config = config or DecodingConfig()
+    lengths, keep = _lengths(model, prompt, keep, "prompt")
+    if not lengths:
+        return []
+    if not min(lengths):
+        raise ValueError(f"prompt {lengths.index(0)} is empty: begin every prompt with bos at least")
+    limits = [config.limit(length) for length in lengths]
+    state = model.start(len(prompt), capacity=prompt.shape[1] + max(limits))
+    logits, state = model.extend(prompt, state, keep=keep)
+    if keep is None:
+        logits = logits[:, -1]
+    else:
+        last = torch.where(keep, torch.arange(keep.shape[1], device=keep.device), 0).amax(1)
+        logits = logits[torch.arange(len(last), device=keep.device), last]
+    draws = _draws(prompt, keep, limits, config) if config.sample else None
+    return search(model, logits, state, limits, config, eos=eos, forbidden=forbidden, draws=draws)
+
+
+@torch.inference_mode()
+def search(
+    model: Any,
+    logits: Tensor,
+    state: Any,
+    limits: list[int],
+    config: DecodingConfig,
+    *,
+    eos: int = EOS,
+    forbidden: tuple[int, ...] = (PAD, BOS),
+    draws: Tensor | None = None,
+) -> list[list[Hypothesis]]:
+    """The search itself, from the logits [B, V] of the first token and the state that gave them, one row a sentence.
+    `limits` are the most tokens of each; `draws` [B, nbest, max(limits) + 1] in [0, 1) decide the samples."""
+    V = logits.shape[1]
+    if eos in forbidden or not all(0 <= token < V for token in (eos, *forbidden)):
+        raise ValueError(f"eos {eos} and forbidden {forbidden} must be different ids from 0 to {V - 1}")
+    if config.sample != (draws is not None):
+        raise ValueError("draws are needed for sampling, and only there")
+    if config.sample or config.beam == 1:
+        pool = walk(model, logits, state, limits, config, eos, forbidden, draws)
+    else:
+        pool = beam(model, logits, state, limits, config, eos, forbidden)
+    return pool.lists()
+
+
+def _lengths(model: Any, ids: Tensor, keep: Tensor | None, name: str) -> tuple[list[int], Tensor | None]:
+    """Real tokens a row, and `keep` where there is any padding."""
+    if model.training:
+        raise ValueError("the model is in training mode, where dropout makes outputs random: call model.eval() first")
+    if ids.dim() != 2 or ids.is_floating_point():
+        raise ValueError(f"{name} must be whole numbers [batch, tokens], got {ids.dtype} {list(ids.shape)}")
+    if keep is None:
+        return [ids.shape[1]] * len(ids), None
+    if keep.dtype != torch.bool or keep.shape != ids.shape:
+        expected = list(ids.shape)
+        raise ValueError(f"keep must be boolean {expected}, True = real token, got {keep.dtype} {list(keep.shape)}")
+    lengths = keep.sum(1).tolist()
+    return lengths, None if all(length == ids.shape[1] for length in lengths) else keep
+
+
+def _draws(ids: Tensor, keep: Tensor | None, limits: list[int], config: DecodingConfig) -> Tensor:
+    """Uniform numbers [B, nbest, L] from a generator of each sentence, seeded by the seed and its tokens."""
+    keep = torch.ones_like(ids, dtype=torch.bool) if keep is None else keep
+    draws = torch.zeros(len(ids), config.nbest, max(limits) + 1)
+    for row, (tokens, real, limit) in enumerate(zip(ids.tolist(), keep.tolist(), limits, strict=True)):
+        sentence = [token for token, is_real in zip(tokens, real, strict=True) if is_real]
+        digest = hashlib.blake2b(repr((config.seed, sentence)).encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+        draws[row, :, : limit + 1] = torch.rand(config.nbest, limit + 1, generator=generator)
+    return draws.to(ids.device)

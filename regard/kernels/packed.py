@@ -1,0 +1,75 @@
+"""Linear layers with their weights laid out once, for a model that only translates and on a CPU.
+
+A product of few rows spends much of its time on rearranging the weights for the processor, at every call. Laid out in
+advance they give the same numbers faster; in bfloat16 or int8 they also take half or a quarter of the multiplications,
+where the processor has instructions for those.
+
+Activations are rounded row by row, so that the result for a sentence does not depend on the others of its batch.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Precision = Literal["float32", "bfloat16", "int8"]
+ROWS = 64  # for how many rows the layout is chosen; it serves any number
+
+
+class Packed(nn.Module):
+    """y = x W^T + b. `weight` and `bias` are those of the layer it replaces; later changes of them are not seen."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.weight.shape[1]}, out_features={self.weight.shape[0]}"
+
+
+class PackedFloat(Packed):
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype):
+        super().__init__(linear)
+        self.dtype = dtype
+        self.layout = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().to(dtype), ROWS)
+        self.offset = None if linear.bias is None else linear.bias.detach().to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.layout, self.offset, "none", [], "")
+        return y.to(x.dtype)
+
+
+class PackedInteger(Packed):
+    """Weights in 8 bits with a scale for each output, activations with one for each row; sums in 32 bits."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__(linear)
+        weight = linear.weight.detach()
+        self.scale = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(weight.dtype).tiny)
+        self.layout = (weight / self.scale[:, None]).round().to(torch.int8).t()
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        step = rows.abs().amax(1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny).div_(127)
+        y = torch._int_mm((rows / step).round_().to(torch.int8), self.layout) * step
+        y = y.mul_(self.scale) if self.bias is None else torch.addcmul(self.bias, y, self.scale)
+        return y.view(*x.shape[:-1], -1)
+
+
+def pack_linears(model: nn.Module, precision: Precision = "float32") -> nn.Module:
+    """Swaps the linear layers of a model on the CPU in place, which from then on only infers."""
+    weight = next(model.parameters())
+    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        raise ValueError(f"only a float32 model on the CPU can be packed, got {weight.dtype} on {weight.device}")
+    if precision not in ("float32", "bfloat16", "int8"):
+        raise ValueError(f"precision must be 'float32', 'bfloat16' or 'int8', got {precision!r}")
+    if not torch.backends.mkldnn.is_available():
+        if precision == "float32":
+            return model.eval()
+        raise ValueError(f"precision {precision!r} needs oneDNN, which this PyTorch lacks: use 'float32'")
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Linear):
+                packed = PackedInteger(child) if precision == "int8" else PackedFloat(child, getattr(torch, precision))
+                module.register_module(name, packed)
+    return model.eval().requires_grad_(False)

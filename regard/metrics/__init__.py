@@ -1,0 +1,1 @@
+"""How good an output is: translations against references, word links against gold links."""

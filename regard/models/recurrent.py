@@ -1,0 +1,307 @@
+"""The recurrent translator: an encoder that reads both ways, a decoder that attends, around any score of the registry.
+
+The same interface as the Transformer, so that training, decoding and alignments are written once. Padding is met once
+here too: ids are moved to the left, and the recurrence of a row ends with its last real token.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from regard.attention.base import Rows, Shape, select, unpack
+from regard.models.transformer import Prediction, _pack
+from regard.spec import ATTENTION
+
+
+@dataclass(frozen=True)
+class RecurrentConfig:
+    """What a recurrent model is made of. `attention` takes a spec of role "cross"; None is the bottleneck, where the
+    decoder gets the encoder's last state and nothing else, and `input_feeding` has nothing to feed."""
+
+    kind: Literal["recurrent"] = "recurrent"
+    vocabulary: int = 37000
+    target_vocabulary: int | None = None  # None: source and target share one vocabulary and one embedding
+    cell: Literal["lstm", "gru"] = "lstm"
+    width: int = 512  # of the embeddings, and of the vector that predicts
+    hidden: int = 1024  # of the decoder's state; each direction of the encoder has half of it
+    layers: int = 2  # of the encoder, and as many of the decoder
+    attention: str | None = "multiplicative"
+    heads: int = 1
+    input_feeding: bool = True  # the vector that predicted a token is part of the next input
+    dropout: float = 0.2  # of the embeddings, between layers, of the memory and of the vector that predicts
+    tied: bool = True  # the output layer is the embedding of the target
+
+    def __post_init__(self) -> None:
+        if self.kind != "recurrent":
+            raise ValueError(f"kind must be 'recurrent', got {self.kind!r}: other kinds are built from ModelConfig")
+        if self.cell not in ("lstm", "gru"):
+            raise ValueError(f"cell must be 'lstm' or 'gru', got {self.cell!r}")
+        for name in ("vocabulary", "width", "hidden", "layers", "heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.target_vocabulary is not None and self.target_vocabulary < 1:
+            raise ValueError(
+                f"target_vocabulary must be at least 1, got {self.target_vocabulary}: leave it out to share one"
+            )
+        if self.hidden % 2:
+            raise ValueError(f"hidden must be even, half for each direction of the encoder, got {self.hidden}")
+        if self.hidden % self.heads:
+            raise ValueError(
+                f"hidden {self.hidden} is not divisible by heads {self.heads}: choose heads that divide it"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
+
+
+# With 10,000 shared tokens at width 128 (1.28 million), 3 million leave room for one layer of 256 or two of 192.
+# One is taken: a second doubles the steps that wait for each other, and a head of 256 is the widest that kernels take.
+RECURRENT_PRESETS = {
+    cell: {"cell": cell, "width": 128, "hidden": 256, "layers": 1, "dropout": 0.3} for cell in ("lstm", "gru")
+}
+
+
+class Encoding(NamedTuple):
+    """A `Memory`, and the state in which the encoder left each layer: h, and for an LSTM c."""
+
+    x: Tensor  # [B, S, E], the real tokens of each row on the left
+    count: Tensor | None  # [B]
+    last: tuple[Tensor, ...]  # [B, layers, hidden]
+
+
+class RecurrentState(NamedTuple):
+    """What the decoder keeps. `select` copies rows of it all; `reorder` only those of the tokens, for beams over one
+    memory."""
+
+    own: tuple[Tensor, ...]  # h, and for an LSTM c: [B, layers, hidden]
+    fed: Tensor | None  # [B, width], what predicted the last token
+    cross: Any
+
+    def select(self, rows: Tensor) -> "RecurrentState":
+        return self.reorder(rows)._replace(cross=select(self.cross, rows))
+
+    def reorder(self, rows: Tensor) -> "RecurrentState":
+        return self._replace(own=select(self.own, rows), fed=select(self.fed, rows))
+
+
+class Recurrent(nn.Module):
+    """Sutskever et al. 2014 without attention; with it, Bahdanau et al. 2014 in the form of Luong et al. 2015.
+
+    The decoder starts from the encoder's last states, both directions side by side, layer by layer. At each token its
+    state h reads the memory, c = attention(h), and v = tanh(W [c; h]) predicts (Luong's attentional vector, here as
+    wide as the embeddings so that they can be the output layer). With input feeding v is part of the next input.
+
+    >>> model = Recurrent(RecurrentConfig(vocabulary=8000, cell="gru", attention="additive"))
+    >>> logits = model(source, target, keep=source_keep, target_keep=target_keep).logits
+    """
+
+    def __init__(self, config: RecurrentConfig):
+        super().__init__()
+        self.config = config
+        width, hidden = config.width, config.hidden
+        self.source_embedding = self.target_embedding = _embedding(config.vocabulary, width)
+        if config.target_vocabulary is not None:
+            self.target_embedding = _embedding(config.target_vocabulary, width)
+        cell = {"lstm": nn.LSTM, "gru": nn.GRU}[config.cell]
+        between = config.dropout if config.layers > 1 else 0.0
+        options = {"num_layers": config.layers, "batch_first": True, "dropout": between}
+        self.encoder = cell(width, hidden // 2, bidirectional=True, **options)
+        self.feeds = config.input_feeding and config.attention is not None
+        self.decoder = cell(2 * width if self.feeds else width, hidden, **options)
+        self.cross = None
+        if config.attention is not None:
+            shape = Shape.of(width=hidden, heads=config.heads, role="cross")
+            self.cross = ATTENTION.build(config.attention, shape)
+            self.cross.settle(None, False, False)
+        self.mix = nn.Linear(hidden if self.cross is None else 2 * hidden, width)
+        self.output = nn.Linear(width, self.target_embedding.num_embeddings, bias=False)
+        if config.tied:
+            self.output.weight = self.target_embedding.weight
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        source: Tensor,
+        target: Tensor,
+        *,
+        keep: Tensor | None = None,
+        target_keep: Tensor | None = None,
+    ) -> Prediction:
+        """ids [B, S] and [B, T] -> logits at each position of the target."""
+        _, _, vectors = self._read(source, target, keep, target_keep)
+        return Prediction(self._predict(vectors, target_keep), None)
+
+    def maps(
+        self,
+        source: Tensor,
+        target: Tensor,
+        *,
+        keep: Tensor | None = None,
+        target_keep: Tensor | None = None,
+    ) -> list[Tensor]:
+        """What each target token reads of the source when it comes in: one map [B, H, T, S], for there is one layer of
+        attention."""
+        if self.cross is None:
+            raise ValueError(
+                "a recurrent model without attention has no maps: its decoder only gets the encoder's last state; "
+                "build it with attention='additive' or another score"
+            )
+        memory, states, _ = self._read(source, target, keep, target_keep)
+        found = self.cross.map(states, memory=memory)
+        found = found if target_keep is None else unpack(found, target_keep[:, None], dim=2)
+        padded = keep is not None and self.cross.facts.columns == "tokens"
+        return [unpack(found, keep[:, None, None], dim=3) if padded else found]
+
+    def encode(self, source: Tensor, *, keep: Tensor | None = None) -> Encoding:
+        """The encoder's last layer with the real tokens of each row on the left, and its last states."""
+        packed, rows = _pack(source, keep)
+        count = None if keep is None else rows.count
+        y, last = _recur(self.encoder, self._embed(self.source_embedding, packed), count, None)
+        return Encoding(self.dropout(y), count, last)
+
+    def start(self, batch: int, *, memory: Encoding | None = None, capacity: int | None = None) -> RecurrentState:
+        """The decoder's state before the first token. A memory of B rows also serves k * B rows: beams. The state has
+        one size, so that `capacity` reserves nothing."""
+        if not isinstance(memory, Encoding):
+            raise ValueError(f"a recurrent model needs memory=model.encode(source), got {type(memory).__name__}")
+        rows = len(memory.x)
+        if batch < 1 or batch % rows:
+            raise ValueError(f"a memory of {rows} rows serves a multiple of {rows} rows, got batch {batch}")
+        own = tuple(part.repeat_interleave(batch // rows, 0) for part in memory.last)
+        fed = memory.x.new_zeros(batch, self.config.width) if self.feeds else None
+        cross = None
+        if self.cross is not None:
+            options = {"dtype": memory.x.dtype, "device": memory.x.device}
+            cross = self.cross.begin(rows, memory=memory, **options).state
+        return RecurrentState(own, fed, cross)
+
+    def extend(
+        self, tokens: Tensor, state: RecurrentState, *, keep: Tensor | None = None
+    ) -> tuple[Tensor, RecurrentState]:
+        """New ids [B, n] -> logits [B, n, V] and the next state; a padded token leaves it as it was."""
+        packed, rows = _pack(tokens, keep)
+        if len(tokens) != len(state.own[0]):
+            raise ValueError(f"tokens have {len(tokens)} rows and the state {len(state.own[0])}: select rows to match")
+        _, vectors, state = self._decode(packed, state, None if keep is None else rows.count)
+        return self._predict(vectors, keep), state
+
+    def _read(
+        self, source: Tensor, target: Tensor, keep: Tensor | None, target_keep: Tensor | None
+    ) -> tuple[Encoding, Tensor, Tensor]:
+        """The memory, and the decoder's states and vectors over the whole target, with its real tokens on the left."""
+        packed, _ = _pack(target, target_keep)
+        if len(target) != len(source):
+            raise ValueError(f"target has {len(target)} rows and source {len(source)}: give one target a source")
+        memory = self.encode(source, keep=keep)
+        # nobody reads the state behind the last token, so that padding needs no care here
+        states, vectors, _ = self._decode(packed, self.start(len(target), memory=memory), None)
+        return memory, states, vectors
+
+    def _embed(self, embedding: nn.Embedding, ids: Tensor) -> Tensor:
+        return self.dropout(embedding(ids) * math.sqrt(self.config.width))
+
+    def _predict(self, vectors: Tensor, keep: Tensor | None) -> Tensor:
+        # the output layer has no bias: zeros put in the padding stay zeros, and are moved at the width of the vectors
+        return self.output(self.dropout(vectors if keep is None else unpack(vectors, keep)))
+
+    def _decode(
+        self, ids: Tensor, state: RecurrentState, count: Tensor | None
+    ) -> tuple[Tensor, Tensor, RecurrentState]:
+        """States [B, n, hidden], vectors that predict [B, n, width], and the state after `count` tokens of each row
+        (None: after all)."""
+        x = self._embed(self.target_embedding, ids)
+        if self.feeds:
+            return self._decode_fed(x, state, count)
+        states, own = _recur(self.decoder, x, count, state.own)
+        return states, self._attend(states, state.cross, None), state._replace(own=own)
+
+    def _decode_fed(
+        self, x: Tensor, state: RecurrentState, count: Tensor | None
+    ) -> tuple[Tensor, Tensor, RecurrentState]:
+        """One step a token, since each needs the vector of the one before."""
+        layers = list(zip(*(part.unbind(1) for part in state.own), strict=True))  # of each: h, and for an LSTM c
+        fed, states, vectors = state.fed, [], []
+        real = [None] * x.shape[1]
+        if count is not None:
+            real = (torch.arange(x.shape[1], device=x.device)[:, None] < count).unsqueeze(-1).unbind(0)
+        memories = len(state.cross.count)
+        rows = Rows.full(x.new_empty(memories, len(x) // memories))
+        for token, is_real in zip(x.unbind(1), real, strict=True):
+            after = self._step(torch.cat([token, fed], -1), layers)
+            top = after[-1][0]
+            vector = self._attend(top[:, None], state.cross, rows)[:, 0]
+            states.append(top)
+            vectors.append(vector)
+            if is_real is None:
+                layers, fed = after, vector
+            else:
+                layers = [_choose(is_real, new, old) for new, old in zip(after, layers, strict=True)]
+                fed = torch.where(is_real, vector, fed)
+        own = tuple(torch.stack(parts, 1) for parts in zip(*layers, strict=True))
+        return torch.stack(states, 1), torch.stack(vectors, 1), state._replace(own=own, fed=fed)
+
+    def _step(self, x: Tensor, layers: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
+        """One token [B, 2 width] through the layers of the decoder, with the weights that `nn.LSTM` or `nn.GRU` holds.
+
+        The library's cell is two products and, on a GPU, one kernel for all gates. Taking the embedding's share of the
+        gates out of the loop would save no launch and need the gates by hand; on a CPU it measures the same."""
+        after = []
+        for index, (old, weights) in enumerate(zip(layers, self.decoder.all_weights, strict=True)):
+            x = self.dropout(x) if index else x
+            if self.config.cell == "lstm":
+                after.append(torch.lstm_cell(x, old, *weights))
+            else:
+                after.append((torch.gru_cell(x, *old, *weights),))
+            x = after[-1][0]
+        return after
+
+    def _attend(self, states: Tensor, cross: Any, rows: Rows | None) -> Tensor:
+        """[B, n, hidden] -> tanh(W [c; h]), [B, n, width]"""
+        if self.cross is None:
+            return torch.tanh(self.mix(states))
+        # beams of one sentence fold into the queries of its memory
+        folded = states.reshape(len(cross.count), -1, states.shape[2])
+        context = self.cross.run(folded, rows, state=cross).y.reshape(states.shape)
+        return torch.tanh(self.mix(torch.cat([context, states], -1)))
+
+
+def _embedding(vocabulary: int, width: int) -> nn.Embedding:
+    embedding = nn.Embedding(vocabulary, width)
+    nn.init.normal_(embedding.weight, std=width**-0.5)
+    return embedding
+
+
+def _recur(
+    network: nn.LSTM | nn.GRU, x: Tensor, count: Tensor | None, first: tuple[Tensor, ...] | None
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """A whole network over rows that are real from the left: outputs [B, n, hidden], and the states [B, layers, hidden]
+    behind the last real token of each row. With a count, outputs in the padding are zeros."""
+    start = None
+    if first is not None:
+        start = tuple(part.transpose(0, 1).contiguous() for part in first)
+        start = start if len(start) == 2 else start[0]
+    if count is None:
+        y, last = network(x, start)
+    else:
+        # lengths must be on the host and above 0: a row without tokens reads one of padding, and is put right below
+        lengths = count.clamp(min=1).cpu()
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        y, last = network(packed, start)
+        y, _ = pad_packed_sequence(y, batch_first=True, total_length=x.shape[1])
+    last = last if isinstance(last, tuple) else (last,)
+    # [layers * directions, B, E] -> [B, layers, directions * E]
+    last = tuple(part.unflatten(0, (network.num_layers, -1)).permute(2, 0, 1, 3).flatten(2) for part in last)
+    # under autocast a library may answer in another half precision than autocast's own, and the two do not mix
+    y, last = y.to(x.dtype), tuple(part.to(x.dtype) for part in last)
+    if count is None:
+        return y, last
+    some = (count > 0)[:, None, None]
+    old = first or tuple(torch.zeros_like(part) for part in last)
+    return torch.where(some, y, 0), _choose(some, last, old)
+
+
+def _choose(which: Tensor, new: tuple[Tensor, ...], old: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(torch.where(which, after, before) for after, before in zip(new, old, strict=True))

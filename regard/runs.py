@@ -1,0 +1,323 @@
+"""The verbs over runs: train, resume, translate, evaluate, align, average. cli.py calls them; nothing else does."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+Verb = Callable[[str, Any, str, list[str]], argparse.ArgumentParser]
+
+TASKS = {
+    "translate": (
+        "A translator from pairs of sentences: Transformer or recurrent, with any attention.",
+        (
+            "regard train translate --data.generated 20000 --model.preset tiny --training.steps 2000",
+            "regard train translate --data.source a.en --data.target a.de --out runs/a --model.attention performer",
+            "regard train translate --data.source pairs.tsv --model.attention '[\"local(window=16)\", softmax]'",
+            "regard train translate --config runs/a/config.yaml --out runs/b --training.seed 2",
+            "regard train translate --model.preset lstm --model.attention additive --data.generated 20000",
+        ),
+    )
+}
+
+
+def train(argv: list[str]) -> int:
+    """regard train TASK --config FILE --section.key value ..."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print("usage: regard train TASK [--config FILE] [--section.key VALUE ...]\n\ntasks:")
+        for name, (about, examples) in TASKS.items():
+            print(f"  {name:<12} {about}\n\nexamples:\n  " + "\n  ".join(examples))
+        print("\nAll keys of a task: regard train translate --help")
+        return 0
+    if argv[0] not in TASKS:
+        raise ValueError(f"no task {argv[0]!r}; known: {', '.join(TASKS)}")
+    from regard.config import TranslateConfig, parse
+    from regard.training.display import Display
+    from regard.translation import train_translator
+
+    about, examples = TASKS[argv[0]]
+    description = f"{about}\n\nexamples:\n  " + "\n  ".join(examples)
+    config = parse(TranslateConfig, argv[1:], f"regard train {argv[0]}", description)
+    events = Path(config.out) / "tensorboard" if config.training.tensorboard else None
+    return _finish(lambda: train_translator(config, Display(tensorboard=events)), config.out)
+
+
+def resume(arguments: argparse.Namespace) -> int:
+    """regard resume"""
+    from regard.training.display import Display
+    from regard.translation import resume_translator
+
+    display = Display(tensorboard=Path(arguments.run) / "tensorboard")
+    return _finish(lambda: resume_translator(arguments.run, display, arguments.steps), arguments.run)
+
+
+def _finish(work: Callable[[], Any], run: str) -> int:
+    """Trains, and says how it ended: 0 done, 128 + signal when stopped, 1 when training itself failed."""
+    from regard.training.loop import Stopped, TrainingError
+
+    try:
+        state = work()
+    except Stopped as stopped:
+        print(f"regard: {stopped}; go on with: regard resume {run}", file=sys.stderr)
+        return stopped.code
+    except TrainingError as error:
+        print(f"regard: {error}", file=sys.stderr)
+        return 1
+    best = f"; best at step {state.best_step}: {state.best:.4g}" if state.best is not None else ""
+    print(f"done after {state.step} steps{best}; translate with: regard translate {run}", file=sys.stderr)
+    return 0
+
+
+def translate(arguments: argparse.Namespace) -> None:
+    """regard translate"""
+    from regard.alignment import align
+    from regard.data.text import opened, read_sentences, shown
+    from regard.translation import Translator
+
+    translator = Translator.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    decoding = _decoding(arguments)
+    nbest = arguments.nbest or 1
+    with opened(arguments.input) as stream:
+        # a person at a terminal gets each answer at once
+        at_once = 1 if stream.isatty() else 1024
+        kept: list[str] = []
+
+        def lines() -> Iterator[str]:
+            for line in read_sentences(stream, name=shown(arguments.input)):
+                kept.append(line)
+                yield line
+
+        found = translator.translate(lines(), decoding, at_once=at_once, warn=_warn)
+        for number, translations in enumerate(found):
+            source = kept[number]
+            for translation in translations:
+                cells = [translation.text]
+                if arguments.nbest is not None:
+                    cells.insert(0, str(number + 1))
+                if arguments.scores:
+                    cells.append(f"{translation.score:.4f}")
+                if arguments.alignments:
+                    pair = [(source, translation.text)]
+                    empty = not (source.strip() and translation.text.strip())
+                    both = translator.source, translator.target
+                    cells.append("" if empty else str(align(translator.model, *both, pair)[0]))
+                print("\t".join(cells), flush=at_once == 1)
+            if arguments.nbest is not None and len(translations) < nbest and source.strip():
+                _warn(f"line {number + 1}: only {len(translations)} different translations of {nbest} asked for")
+
+
+def evaluate(arguments: argparse.Namespace) -> None:
+    """regard evaluate"""
+    import math
+
+    from regard.data.text import read_pairs
+    from regard.translation import Translator, read_valid
+
+    translator = Translator.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    if arguments.source is None:
+        pairs, what = read_valid(arguments.run), "validation pairs of the run"
+    else:
+        found = read_pairs(arguments.source, arguments.target)
+        pairs, what = list(zip(found.source, found.target, strict=True)), arguments.source
+    found = translator.translate((source for source, _ in pairs), _decoding(arguments), warn=_warn)
+    hypotheses = [best[0].text for best in found]
+    if arguments.out is not None:
+        Path(arguments.out).write_text("".join(line + "\n" for line in hypotheses), encoding="utf-8")
+    scores = translator.scores(hypotheses, [target for _, target in pairs])
+    loss = translator.loss(translator.batches(pairs, 4096))
+    if arguments.json:
+        values = {name: {"value": score.value, "signature": score.signature} for name, score in scores.items()}
+        print(json.dumps({"pairs": len(pairs), "loss": loss, "perplexity": math.exp(min(loss, 50.0)), **values}))
+        return
+    print(f"{len(pairs)} pairs: {what}")
+    for score in scores.values():
+        print(score.text)
+    print(f"loss = {loss:.4f} a token, perplexity = {math.exp(min(loss, 50.0)):.2f}")
+
+
+def align_pairs(arguments: argparse.Namespace) -> None:
+    """regard align"""
+    from regard import alignment
+    from regard.data.text import read_pairs
+    from regard.metrics.alignment import error_rate, read_gold
+    from regard.translation import Translator, read_valid
+
+    forward = Translator.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    if arguments.source is None:
+        pairs = read_valid(arguments.run)
+    else:
+        found = read_pairs(arguments.source, arguments.target)
+        pairs = list(zip(found.source, found.target, strict=True))
+    options = {"read": arguments.read, "head": _whole(arguments.head)}
+    if arguments.reverse is None:
+        tokenizers = forward.source, forward.target
+        layer = _whole(arguments.layer)
+        found = alignment.align(forward.model, *tokenizers, pairs, layer=layer, **options)
+    else:
+        backward = Translator.load(arguments.reverse, which=arguments.checkpoint, device=arguments.device)
+        flipped = [(target, source) for source, target in pairs]
+        there = alignment.read_maps(forward.model, forward.source, forward.target, pairs, **options)
+        back = alignment.read_maps(backward.model, backward.source, backward.target, flipped, **options)
+        if arguments.layer is None:
+            agreed = alignment.choose_layers(there, back)
+            layers = (agreed.forward, agreed.backward)
+            _warn(f"the layers that agree best: {layers[0]} and {layers[1]}")
+        else:
+            layers = (int(arguments.layer), int(arguments.layer))
+        found = alignment.align_both(there, back, layers=layers, method=arguments.symmetrise)
+    for part in found:
+        print(part)
+    if arguments.picture is not None:
+        from regard import draw as pictures
+
+        chosen = found[arguments.sentence - 1]
+        title, note = "What each target word attends to", "Ringed: the word links, the strongest of each target word."
+        picture = pictures.alignment_picture(chosen.matrix, chosen.links, chosen.source, chosen.target, title, note)
+        _warn(f"picture of sentence {arguments.sentence}: {pictures.save(picture, arguments.picture)}")
+    if arguments.gold is not None:
+        print(error_rate([part.links for part in found], read_gold(arguments.gold)), file=sys.stderr)
+
+
+def average(arguments: argparse.Namespace) -> None:
+    """regard average"""
+    from regard.training.loop import average
+    from regard.training.run import Run
+
+    names = average(Run.open(arguments.run), arguments.last)
+    print(f"averaged {len(names)} checkpoints ({names[0]} to {names[-1]}) into {arguments.run}/checkpoints/average")
+
+
+def add_verbs(verb: Verb) -> None:
+    """The flags of each verb."""
+    verb(
+        "train",
+        None,
+        "train a model on your own data: regard train translate --help",
+        [
+            "regard train translate --data.source a.en --data.target a.de --model.attention performer",
+            "regard train translate --help",
+        ],
+    )
+    added = verb(
+        "resume",
+        resume,
+        "go on with a run exactly where it stopped, or make a finished one longer",
+        ["regard resume runs/translate", "regard resume runs/translate --steps 20000"],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("--steps", type=int, help="updates in all, instead of what the run was begun with")
+
+    added = verb(
+        "translate",
+        translate,
+        "translate standard input, line by line; without RUN by the English-German model that comes with Regard",
+        [
+            'echo "Where is the station?" | regard translate',
+            "regard translate runs/translate < in.en > out.de",
+            "regard translate runs/translate --beam 8 --nbest 3 --scores --alignments < in.en",
+            "regard translate runs/translate --sample --temperature 0.8 --top-p 0.9 --seed 7 < in.en",
+        ],
+    )
+    added.add_argument("run", metavar="RUN", nargs="?", help="a run folder (default: the model that comes with Regard)")
+    added.add_argument("--input", default="-", help="a file instead of standard input; .gz and .xz too")
+    _add_decoding(added)
+    added.add_argument("--nbest", type=int, help="so many translations a line, each behind its line number and a tab")
+    added.add_argument("--scores", action="store_true", help="add a column: log probability over the length penalty")
+    added.add_argument("--alignments", action="store_true", help="add a column: word links, source-target from 0")
+    added.add_argument("--sample", action="store_true", help="draw tokens instead of searching for the best")
+    added.add_argument("--temperature", type=float, default=1.0, help="of the draws (default: 1)")
+    added.add_argument("--top-k", type=int, help="draw among the k most probable tokens")
+    added.add_argument("--top-p", type=float, help="draw among the fewest tokens with this much probability")
+    added.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+
+    added = verb(
+        "evaluate",
+        evaluate,
+        "BLEU and chrF with their sacreBLEU signatures, exact match, loss and perplexity",
+        [
+            "regard evaluate runs/translate",
+            "regard evaluate runs/translate --source test.en --target test.de --beam 5 --out test.out",
+        ],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("--source", help="file of source sentences, or a TSV of pairs (default: the run's validation)")
+    added.add_argument("--target", help="file of references")
+    added.add_argument("--out", help="write the translations to this file")
+    added.add_argument("--json", action="store_true", help="one JSON object")
+    _add_decoding(added)
+
+    added = verb(
+        "align",
+        align_pairs,
+        "word links of given pairs from the attention, one line a pair, source-target from 0",
+        [
+            "regard align runs/en-de --source a.en --target a.de > a.links",
+            "regard align runs/en-fr --reverse runs/fr-en --source a.en --target a.fr --gold a.gold > a.links",
+            "regard align runs/en-de --picture alignment.png --sentence 3",
+        ],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("--source", help="file of source sentences, or a TSV of pairs (default: the run's validation)")
+    added.add_argument("--target", help="file of their translations")
+    added.add_argument("--reverse", metavar="RUN", help="a run of the opposite direction: links of both become one")
+    methods = ("intersection", "union", "grow-diagonal", "grow-diagonal-final-and")
+    added.add_argument("--symmetrise", choices=methods, default="grow-diagonal", help="how (default: grow-diagonal)")
+    added.add_argument("--layer", help="of the decoder, from 0, or average (default: last but one, or by agreement)")
+    added.add_argument("--head", default="average", help="one head, from 0 (default: the average)")
+    added.add_argument(
+        "--read",
+        choices=("consume", "predict"),
+        help="at the step that reads the target word, or the one that predicts it "
+        "(default: consume; predict where the decoder attends only once)",
+    )
+    added.add_argument("--gold", help="links to compare with, S-S sure and SpS possible, from 1: AER on stderr")
+    added.add_argument("--picture", help="draw one sentence into this .png, .svg or .pdf")
+    added.add_argument("--sentence", type=int, default=1, help="which one to draw, from 1")
+    _add_model(added)
+
+    added = verb(
+        "average",
+        average,
+        "average the newest checkpoints of a run into one, which translate then uses",
+        ["regard average runs/translate --last 5"],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("--last", type=int, default=5, help="how many (default: 5)")
+
+
+def _add_model(added: argparse.ArgumentParser) -> None:
+    added.add_argument("--checkpoint", help="best, last, average or a step (default: the average, or else the best)")
+    added.add_argument("--device", default="auto", help="cpu, cuda ... (default: a GPU where there is one)")
+
+
+def _add_decoding(added: argparse.ArgumentParser) -> None:
+    _add_model(added)
+    added.add_argument("--beam", type=int, default=5, help="hypotheses followed at a time; 1 is greedy (default: 5)")
+    added.add_argument("--penalty", type=float, default=1.0, help="alpha of the GNMT length penalty (default: 1)")
+    added.add_argument("--minimum", type=int, default=1, help="fewest tokens (default: 1)")
+    added.add_argument("--maximum", type=int, help="most tokens (default: 1.5 times the source, and 10)")
+
+
+def _decoding(arguments: argparse.Namespace) -> Any:
+    from regard.decoding import DecodingConfig
+
+    names = ("beam", "penalty", "minimum", "maximum", "nbest", "sample", "temperature", "top_k", "top_p", "seed")
+    given = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
+    if given.get("nbest", 1) > given["beam"] and not given.get("sample"):
+        given["beam"] = given["nbest"]
+    return DecodingConfig(**given)
+
+
+def _whole(text: str | None) -> int | str | None:
+    if text in (None, "average"):
+        return text
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ValueError(f"expected a number from 0 or 'average', got {text!r}") from error
+
+
+def _warn(message: str) -> None:
+    print(f"regard: {message}", file=sys.stderr, flush=True)

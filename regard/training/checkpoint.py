@@ -1,0 +1,634 @@
+"""Checkpoints: folders of safetensors and JSON that are whole or not there, and are verified before they are used.
+
+    RUN/checkpoints/step-00001000/
+        model.safetensors      any number of such files, each a dict of named tensors
+        optimizer.safetensors
+        state.json             plain facts: step, place in the epoch, schedule, best so far
+        manifest.json          format, the checkpoint's name, size and SHA-256 of every other file
+
+**Atomic.** A checkpoint is written into the hidden folder `.writing-NAME`; every file and the folder are flushed to
+the disk before the folder gets its name, and the name is flushed before `write` returns. So NAME is whole at any time.
+
+**Replacing** a name takes two renames, since a folder cannot be renamed over a full one: NAME becomes
+`.replaced-NAME`, then `.writing-NAME` becomes NAME. A crash between the two leaves the old one under its hidden name,
+where all readers here look when NAME is missing; the next `write` or `clean` gives it its name back.
+
+**Verified.** safetensors has no checksum: a flipped bit loads in silence. Here every byte is covered: the files by
+the manifest, the manifest by having only one spelling and nothing in it that is not checked.
+
+**Inert.** Only safetensors and JSON are read, so that a checkpoint from a stranger can be wrong but cannot run code.
+
+One process at a time writes a given name; different names may be written at the same time.
+"""
+
+import errno
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+STATE = "state.json"
+SUFFIX = ".safetensors"
+
+# Far above what a run writes, low enough that a hostile file cannot fill the memory.
+MANIFEST_LIMIT = 1 << 20
+STATE_LIMIT = 1 << 26
+DEPTH_LIMIT = 64
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+STEM = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+STEP = re.compile(r"step-([0-9]{8,18})")
+HIDDEN = re.compile(rf"\.(?:writing|replaced|removing)-({NAME.pattern})")
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+# How a step is computed, not what it computes: these stay as the optimizer that is loaded into has them.
+MANNERS = {"foreach", "fused", "capturable", "differentiable"}
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be written, read or used; the message names the file and what is wrong."""
+
+
+class Checkpoint(NamedTuple):
+    """What was read: tensors by file stem and name, the facts of state.json, and the folder."""
+
+    tensors: dict[str, dict[str, Tensor]]
+    state: dict[str, Any]
+    path: Path
+
+
+class Found(NamedTuple):
+    """The newest checkpoint that verifies, None where there is none at all, and newer ones that do not, with why."""
+
+    checkpoint: Checkpoint | None
+    skipped: list[tuple[Path, str]]
+
+
+class Content(NamedTuple):
+    """A file to be: its size, known before a byte is written, and its bytes, made only while they are written."""
+
+    size: int
+    chunks: Iterable[bytes | memoryview]
+
+
+def step_name(step: int) -> str:
+    """The name of the checkpoint after `step` steps: step-00001000."""
+    return f"step-{step:08d}"
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file in hexadecimal, read piece by piece."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write(folder: Path, name: str, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Path:
+    """Write checkpoint `name` into `folder`, durably, and give back its path; one of that name is replaced.
+
+    `tensors` maps a file stem ("model") to named tensors, on any device. Tensors that are the same memory (tied
+    weights) are stored once and come back as one tensor. `state` is plain JSON, without NaN or infinities.
+    When anything fails the checkpoints that were there stay, nothing partial has a final name, and the error says
+    how many bytes were needed.
+    """
+    folder = Path(folder)
+    if not NAME.fullmatch(name):
+        raise CheckpointError(f"{folder}: a checkpoint's name is letters, digits, '.', '_' and '-', got {name!r}")
+    contents = {}
+    for stem, named in tensors.items():
+        if not STEM.fullmatch(stem):
+            raise CheckpointError(f"{folder / name}: a file stem is a lower-case word like 'model', got {stem!r}")
+        contents[stem + SUFFIX] = _tensor_content(named, folder / name / (stem + SUFFIX))
+    contents[STATE] = _state_content(state, folder / name / STATE)
+    # each file takes whole blocks, and the manifest is one more
+    needed = sum(content.size + 4096 for content in contents.values()) + 4096
+
+    final, writing, replaced = folder / name, folder / f".writing-{name}", folder / f".replaced-{name}"
+    with _in_words(final, f"could not be written ({needed:,} bytes needed)"):
+        _make(folder)
+        _settle(folder, name)
+        usage = shutil.disk_usage(folder)
+        # some network file systems report no sizes at all
+        if usage.total and usage.free < needed:
+            raise CheckpointError(
+                f"{final}: could not be written: {needed:,} bytes needed, {usage.free:,} free; "
+                "make room, or keep fewer checkpoints"
+            )
+        try:
+            os.mkdir(writing)
+            files = {file: _write_file(writing / file, content) for file, content in contents.items()}
+            manifest = _canonical({"format": FORMAT, "name": name, "files": files})
+            _write_file(writing / MANIFEST, Content(len(manifest), [manifest]))
+            _sync(writing)
+            if os.path.lexists(final):
+                os.rename(final, replaced)
+            os.rename(writing, final)
+        except BaseException:
+            with suppress(OSError):
+                _settle(folder, name)
+            raise
+        _sync(folder)
+    # the new one is safe: what cannot be removed now is no failure, and goes with the next write
+    with suppress(OSError):
+        _remove(replaced)
+    return final
+
+
+def read(path: Path, *, device: torch.device | str = "cpu", only: Collection[str] | None = None) -> Checkpoint:
+    """Read a checkpoint after verifying all of it; `only` names the stems whose tensors are wanted."""
+    path = Path(os.path.abspath(path))
+    place = _place(path)
+    with _in_words(place, "could not be read"):
+        stems = _verify(place, path.name)
+        missing = sorted(set(only or ()) - stems)
+        if missing:
+            raise CheckpointError(f"{place}: has no {missing[0] + SUFFIX}; it holds {', '.join(sorted(stems))}")
+        state = _parse(_read_bytes(place / STATE, STATE_LIMIT), place / STATE)
+        if not isinstance(state, dict):
+            raise CheckpointError(f"{place / STATE}: must be a JSON object, got {type(state).__name__}")
+        wanted = stems if only is None else set(only)
+        tensors = {stem: _read_tensors(place / (stem + SUFFIX), device) for stem in sorted(wanted)}
+    return Checkpoint(tensors, state, path)
+
+
+def exists(path: Path) -> bool:
+    """Whether there is a checkpoint `path`, also in the middle of being replaced; it may still not verify."""
+    return os.path.lexists(_place(Path(path)))
+
+
+def names(folder: Path) -> list[str]:
+    """The names of the step checkpoints in `folder`, oldest first, whether they verify or not."""
+    found = {hidden[1] if (hidden := re.fullmatch(r"\.replaced-(.+)", entry)) else entry for entry in _entries(folder)}
+    steps = {int(match[1]): name for name in found if (match := STEP.fullmatch(name))}
+    return [name for step, name in sorted(steps.items()) if name == step_name(step)]
+
+
+def newest(folder: Path, *, device: torch.device | str = "cpu", only: Collection[str] | None = None) -> Found:
+    """The newest step checkpoint that verifies, and those passed over on the way, for the caller to say so.
+
+    Checkpoints of which none verifies are an error, never a silent start from nothing.
+    """
+    skipped = []
+    for name in reversed(names(folder)):
+        path = Path(folder) / name
+        try:
+            return Found(read(path, device=device, only=only), skipped)
+        except CheckpointError as error:
+            skipped.append((path, str(error)))
+    if skipped:
+        reasons = "; ".join(why for _, why in skipped)
+        raise CheckpointError(
+            f"{folder}: none of its {len(skipped)} checkpoints can be used: {reasons}. "
+            "Restore one from a copy, or start again in a new folder"
+        )
+    return Found(None, skipped)
+
+
+def clean(folder: Path) -> None:
+    """Settle what interrupted writes and removals left. Only while no other process writes into `folder`."""
+    with _in_words(Path(folder), "could not be cleaned"):
+        for name in sorted({match[1] for entry in _entries(folder) if (match := HIDDEN.fullmatch(entry))}):
+            _settle(Path(folder), name)
+
+
+def prune(folder: Path, keep: Collection[str]) -> list[str]:
+    """Remove the step checkpoints not in `keep` and name them. Call it after `write` has returned.
+
+    Each gets a hidden name, durably, before its files go, so that a half-deleted one never looks like a checkpoint.
+    Other names ("average") are left alone.
+    """
+    folder = Path(folder)
+    present = names(folder)
+    removed = [name for name in present if name not in keep]
+    if removed and len(removed) == len(present):
+        raise CheckpointError(f"{folder}: not pruned, for none of the checkpoints to keep is there: {sorted(keep)}")
+    with _in_words(folder, "could not be pruned"):
+        for name in removed:
+            _settle(folder, name)
+            os.rename(folder / name, folder / f".removing-{name}")
+        if removed:
+            _sync(folder)
+        for name in removed:
+            _remove(folder / f".removing-{name}")
+    return removed
+
+
+def average(paths: Sequence[Path], *, stem: str = "model") -> dict[str, Tensor]:
+    """The mean of the tensors of several checkpoints, summed in float64, in the dtype they are stored in.
+
+    Integers and booleans are taken from the last. All must have the same names, shapes, dtypes and ties.
+    """
+    if not paths:
+        raise CheckpointError("nothing to average: give at least one checkpoint")
+    sums: dict[str, Tensor] = {}
+    for index, path in enumerate(paths):
+        tensors = read(path, only=[stem]).tensors[stem]
+        form = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+        ties = _aliases(tensors)
+        if index == 0:
+            first_form, first_ties = form, ties
+        elif form != first_form or ties != first_ties:
+            name = _first_difference(form, first_form) or _first_difference(ties, first_ties)
+            raise CheckpointError(
+                f"{path}: cannot be averaged with {paths[0]}: {name!r} is {_form_words(name, form, ties)} here, "
+                f"{_form_words(name, first_form, first_ties)} there; average checkpoints of one model"
+            )
+        for name in form.keys() - ties.keys():
+            tensor = tensors[name].double() if tensors[name].is_floating_point() else tensors[name]
+            sums[name] = sums[name] + tensor if index and tensor.is_floating_point() else tensor
+    means = {
+        name: (sums[name] / len(paths)).to(dtype) if dtype.is_floating_point else sums[name]
+        for name, (_, dtype) in first_form.items()
+        if name not in first_ties
+    }
+    return {name: means[first_ties.get(name, name)] for name in first_form}
+
+
+def pack_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The state of an optimizer as tensors named "parameter/entry" and facts for state.json.
+
+    A tied parameter has one state, under its first name. Made for Adam and AdamW; any optimizer whose state is
+    tensors will do.
+    """
+    known = {id(parameter): name for name, parameter in model.named_parameters()}
+    tensors, groups = {}, []
+    for index, group in enumerate(optimizer.param_groups):
+        members = []
+        for parameter in group["params"]:
+            if id(parameter) not in known:
+                raise CheckpointError(
+                    f"the optimizer's group {index} has a parameter of shape {tuple(parameter.shape)} that is not "
+                    "the model's; pass the model the optimizer was made for"
+                )
+            name = known[id(parameter)]
+            members.append(name)
+            for entry, value in optimizer.state.get(parameter, {}).items():
+                if not isinstance(value, Tensor):
+                    raise CheckpointError(f"optimizer state {entry!r} of {name!r} must be a tensor, got {value!r}")
+                tensors[f"{name}/{entry}"] = value
+        # a learning rate may be a tensor, for compiled steps
+        options = {
+            option: value.item() if isinstance(value, Tensor) else value
+            for option, value in group.items()
+            if option != "params" and option not in MANNERS
+        }
+        groups.append({"parameters": members, "options": options})
+    return tensors, {"kind": type(optimizer).__name__, "groups": groups}
+
+
+def unpack_optimizer(
+    optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
+) -> None:
+    """Give `optimizer`, made anew for `model`, the state that `pack_optimizer` took, bit for bit.
+
+    Everything is checked before anything changes. Whether steps are fused or foreach stays as `optimizer` has it.
+    """
+    fresh = pack_optimizer(optimizer, model)[1]
+    if facts.get("kind") != fresh["kind"]:
+        raise CheckpointError(f"the checkpoint's optimizer is {facts.get('kind')!r}, this one is {fresh['kind']!r}")
+    stored = facts.get("groups")
+    if not isinstance(stored, list) or not all(
+        isinstance(group, dict) and isinstance(group.get("options"), dict) for group in stored
+    ):
+        raise CheckpointError("the checkpoint's optimizer facts must be a list of groups with options")
+    here = [group["parameters"] for group in fresh["groups"]]
+    there = [group.get("parameters") for group in stored]
+    if here != there:
+        raise CheckpointError(
+            f"the optimizer's groups do not match: the checkpoint has {_group_words(there)}, the model "
+            f"{_group_words(here)}; resume with the configuration of the run"
+        )
+
+    entries: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        name, _, entry = key.rpartition("/")
+        entries.setdefault(name, {})[entry] = tensor
+    kinds = {frozenset(state) for state in entries.values()}
+    if len(kinds) > 1:
+        name = min(entries, key=lambda name: len(entries[name]))
+        raise CheckpointError(f"the optimizer state of {name!r} is not complete: it has only {sorted(entries[name])}")
+
+    states = []
+    for group, members in zip(optimizer.param_groups, here, strict=True):
+        for parameter, name in zip(group["params"], members, strict=True):
+            state = {}
+            for entry, tensor in entries.pop(name, {}).items():
+                if entry == "step" and tensor.ndim == 0:
+                    on_device = group.get("fused") or group.get("capturable")
+                    state[entry] = tensor.to(parameter.device if on_device else "cpu", copy=True)
+                elif tensor.shape == parameter.shape:
+                    # laid out in memory like the parameter, which fused steps count on
+                    state[entry] = torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
+                else:
+                    raise CheckpointError(
+                        f"optimizer state {entry!r} of {name!r} has shape {tuple(tensor.shape)}, the parameter "
+                        f"{tuple(parameter.shape)}; resume with the configuration of the run"
+                    )
+            states.append((parameter, state))
+    if entries:
+        raise CheckpointError(f"the checkpoint has optimizer state of {min(entries)!r}, which the optimizer lacks")
+
+    optimizer.state.clear()
+    for parameter, state in states:
+        if state:
+            optimizer.state[parameter] = state
+    for group, other in zip(optimizer.param_groups, stored, strict=True):
+        for option, value in other["options"].items():
+            if isinstance(group.get(option), Tensor):
+                group[option].fill_(value)
+            elif option != "params" and option not in MANNERS:
+                group[option] = tuple(value) if isinstance(group.get(option), tuple) else value
+
+
+def _place(path: Path) -> Path:
+    """Where the checkpoint is: under its name, or hidden in the middle of being replaced."""
+    replaced = path.with_name(f".replaced-{path.name}")
+    return replaced if not os.path.lexists(path) and os.path.lexists(replaced) else path
+
+
+def _entries(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CheckpointError(f"{folder}: could not be read: {error.strerror}") from error
+
+
+def _settle(folder: Path, name: str) -> None:
+    """Bring what an interruption left of `name` to an end: one checkpoint of that name, or none, nothing hidden."""
+    final, replaced = folder / name, folder / f".replaced-{name}"
+    if os.path.lexists(replaced):
+        if not os.path.lexists(final):
+            os.rename(replaced, final)
+        # also where the new one is in place: its name may not have reached the disk when the old one goes
+        _sync(folder)
+        _remove(replaced)
+    _remove(folder / f".writing-{name}")
+    _remove(folder / f".removing-{name}")
+
+
+def _remove(path: Path) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        os.unlink(path)
+
+
+def _make(folder: Path) -> None:
+    """Make a folder and those above it, each durably."""
+    if not os.path.isdir(folder):
+        above = folder.absolute().parent
+        _make(above)
+        os.mkdir(folder)
+        _sync(above)
+
+
+def _sync(folder: Path) -> None:
+    """Flush a folder's list of names to the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        # file systems that cannot flush a folder say so; others fail
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(handle)
+
+
+def _write_file(path: Path, content: Content) -> dict[str, Any]:
+    """Write one file, flush it to the disk, and say what the manifest says of it."""
+    hasher, size = hashlib.sha256(), 0
+    with open(path, "xb") as file:
+        for chunk in content.chunks:
+            file.write(chunk)
+            hasher.update(chunk)
+            size += len(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": size, "sha256": hasher.hexdigest()}
+
+
+@contextmanager
+def _in_words(path: Path, what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename and str(error.filename) != str(path) else ""
+        raise CheckpointError(f"{path}: {what}: {error.strerror or error}{where}") from error
+
+
+def _canonical(value: Any) -> bytes:
+    """The one spelling of a JSON value that we write."""
+    return json.dumps(value, indent=1, sort_keys=True, allow_nan=False).encode("ascii") + b"\n"
+
+
+def _state_content(state: Mapping[str, Any], path: Path) -> Content:
+    _check_plain(dict(state), "state", 0, path)
+    data = _canonical(dict(state))
+    if len(data) > STATE_LIMIT:
+        raise CheckpointError(f"{path}: at most {STATE_LIMIT:,} bytes, got {len(data):,}; keep arrays as tensors")
+    return Content(len(data), [data])
+
+
+def _check_plain(value: Any, where: str, depth: int, path: Path) -> None:
+    """Refuse what JSON would not give back as it was, naming the place."""
+    if depth > DEPTH_LIMIT:
+        raise CheckpointError(f"{path}: at most {DEPTH_LIMIT} levels deep, got more at {where}")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise CheckpointError(f"{path}: keys must be text, got {key!r} in {where}")
+            _check_plain(item, f"{where}.{key}", depth + 1, path)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _check_plain(item, f"{where}[{index}]", depth + 1, path)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise CheckpointError(f"{path}: numbers must be finite, got {value} at {where}; use null for 'none yet'")
+    elif value is not None and not isinstance(value, bool | int | str):
+        raise CheckpointError(f"{path}: must be plain JSON, got {type(value).__name__} at {where}")
+
+
+def _tensor_content(tensors: Mapping[str, Tensor], path: Path) -> Content:
+    """A safetensors file, laid out here so that it is hashed while it is written, one tensor in memory at a time."""
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or name == "__metadata__":
+            raise CheckpointError(f"{path}: a tensor cannot be called {name!r}")
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_meta:
+            raise CheckpointError(f"{path}: {name!r} must be a dense tensor with values, got {type(tensor).__name__}")
+        if tensor.dtype not in DTYPES:
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+            raise CheckpointError(f"{path}: {name!r} has dtype {tensor.dtype}; convert it to one of {known}")
+    aliases = _aliases(tensors)
+    # widest elements first, so that each tensor is aligned to its own
+    order = sorted(tensors.keys() - aliases.keys(), key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", "aliases": json.dumps(aliases, sort_keys=True)}}
+    end = 0
+    for name in order:
+        tensor = tensors[name]
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode("ascii")
+    text += b" " * (-len(text) % 8)
+    head = len(text).to_bytes(8, "little") + text
+
+    def chunks() -> Iterator[bytes | memoryview]:
+        yield head
+        for name in order:
+            yield _raw(tensors[name])
+
+    return Content(len(head) + end, chunks())
+
+
+def _raw(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def _aliases(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """For each tensor that is the same memory as one before it, the name of that one."""
+    first: dict[Any, str] = {}
+    aliases = {}
+    for name, tensor in tensors.items():
+        if tensor.numel():
+            memory = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+            if first.setdefault(memory, name) != name:
+                aliases[name] = first[memory]
+    return aliases
+
+
+def _verify(folder: Path, name: str) -> set[str]:
+    """Check a checkpoint against its manifest, byte for byte, and give back its stems."""
+    if not os.path.isdir(folder):
+        problem = "is not a folder" if os.path.lexists(folder) else "there is no such checkpoint"
+        raise CheckpointError(f"{folder}: {problem}")
+    sizes = {}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            # a link could lead outside, a pipe would never end
+            if not entry.is_file(follow_symlinks=False):
+                raise CheckpointError(f"{entry.path}: is not a plain file; a checkpoint holds nothing else")
+            sizes[entry.name] = entry.stat(follow_symlinks=False).st_size
+    if MANIFEST not in sizes:
+        raise CheckpointError(f"{folder / MANIFEST}: is missing; the checkpoint cannot be verified")
+    del sizes[MANIFEST]
+
+    files = _read_manifest(folder / MANIFEST, name)
+    for file in sorted(files.keys() | sizes.keys()):
+        if file not in sizes:
+            raise CheckpointError(f"{folder / file}: is missing")
+        if file not in files:
+            raise CheckpointError(f"{folder / file}: is not in the manifest")
+        if sizes[file] != files[file]["bytes"]:
+            raise CheckpointError(
+                f"{folder / file}: is {sizes[file]:,} bytes long, the manifest says {files[file]['bytes']:,}"
+            )
+    for file, fact in files.items():
+        if digest(folder / file) != fact["sha256"]:
+            raise CheckpointError(f"{folder / file}: does not match its SHA-256 in {MANIFEST}: damaged")
+    return {file.removesuffix(SUFFIX) for file in files if file != STATE}
+
+
+def _read_manifest(path: Path, name: str) -> dict[str, dict[str, Any]]:
+    data = _read_bytes(path, MANIFEST_LIMIT)
+    manifest = _parse(data, path)
+    if not isinstance(manifest, dict):
+        raise CheckpointError(f"{path}: must be a JSON object, got {type(manifest).__name__}")
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: has format {manifest.get('format')!r}, this version of Regard reads {FORMAT}")
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not all(map(_is_fact, files.values())):
+        raise CheckpointError(f"{path}: must list files with their bytes and sha256")
+    for file in files:
+        if file != STATE and not (file.endswith(SUFFIX) and STEM.fullmatch(file.removesuffix(SUFFIX))):
+            raise CheckpointError(f"{path}: lists {file!r}, which is not the name of a checkpoint's file")
+    if STATE not in files:
+        raise CheckpointError(f"{path}: does not list {STATE}")
+    if manifest.get("name") != name:
+        raise CheckpointError(
+            f"{path}: is of checkpoint {manifest.get('name')!r}, but the folder is called {name!r}; "
+            "give the folder its name back"
+        )
+    # one spelling only: whatever a flipped bit does to this file, it is seen
+    if data != _canonical({"format": FORMAT, "name": name, "files": files}):
+        raise CheckpointError(f"{path}: is not as Regard writes it; it was changed or damaged")
+    return files
+
+
+def _is_fact(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"bytes", "sha256"}
+        and type(value["bytes"]) is int
+        and type(value["sha256"]) is str
+    )
+
+
+def _read_bytes(path: Path, limit: int) -> bytes:
+    with open(path, "rb") as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise CheckpointError(f"{path}: is longer than {limit:,} bytes, no checkpoint of Regard")
+    return data
+
+
+def _parse(data: bytes, path: Path) -> Any:
+    try:
+        return json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: is not JSON that can be read: {error}") from error
+
+
+def _read_tensors(path: Path, device: torch.device | str) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            # a copy: what safe_open gives is a view of the file, and follows it
+            tensors = {name: file.get_tensor(name).to(device, copy=True) for name in file.keys()}  # noqa: SIM118
+            aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: is not a safetensors file that can be read: {error}") from error
+    if not isinstance(aliases, dict):
+        raise CheckpointError(f"{path}: its aliases must be a JSON object, got {type(aliases).__name__}")
+    for alias, name in aliases.items():
+        if not isinstance(name, str) or name not in tensors or alias in tensors:
+            raise CheckpointError(f"{path}: says {alias!r} is the same as {name!r}, which is not so")
+    return tensors | {alias: tensors[name] for alias, name in aliases.items()}
+
+
+def _first_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    return next((name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)), None)
+
+
+def _form_words(name: str, form: Mapping[str, Any], ties: Mapping[str, str]) -> str:
+    if name not in form:
+        return "missing"
+    shape, dtype = form[name]
+    return f"{dtype} of shape {shape}" + (f" tied to {ties[name]!r}" if name in ties else "")
+
+
+def _group_words(groups: Sequence[Any]) -> str:
+    return " + ".join(str(len(group)) if isinstance(group, list) else "?" for group in groups) + " parameters"

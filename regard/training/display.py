@@ -1,0 +1,97 @@
+"""What a run shows while it trains: a live line in a terminal, plain lines elsewhere, TensorBoard where it is."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+
+class Display:
+    """Progress on stderr, so that stdout stays free for results."""
+
+    def __init__(self, *, quiet: bool = False, tensorboard: Path | None = None):
+        self.console = Console(stderr=True, highlight=False, markup=False, emoji=False, quiet=quiet)
+        self.live = self.console.is_terminal and not quiet
+        self.progress: Progress | None = None
+        self.writer = _writer(tensorboard) if tensorboard is not None else None
+
+    def begin(self, step: int, steps: int) -> None:
+        self.steps = steps
+        if self.live:
+            self.progress = Progress(
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=None),
+                TextColumn("{task.fields[facts]}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(elapsed_when_finished=False),
+                console=self.console,
+                speed_estimate_period=120,
+            )
+            self.task = self.progress.add_task("train", total=steps, completed=step, facts="")
+            self.progress.start()
+
+    def advance(self, step: int) -> None:
+        if self.progress is not None:
+            self.progress.update(self.task, completed=step)
+
+    def logged(self, record: dict[str, Any]) -> None:
+        facts = (
+            f"loss {record['loss']:.3f}  rate {record['learning_rate']:.2e}  "
+            f"{record['tokens_per_second']:,} tokens/s  {record['memory'] / 2**20:,.0f} MiB"
+        )
+        if self.progress is not None:
+            self.progress.update(self.task, facts=facts)
+        else:
+            left = record["seconds"] / record["step"] * (self.steps - record["step"])
+            self.console.print(
+                f"step {record['step']:>6}  epoch {record['epoch']}  {facts}  {_clock(left)} left", soft_wrap=True
+            )
+        self._scalars(record, "train", ("loss", "learning_rate", "norm", "tokens_per_second"))
+
+    def evaluated(self, record: dict[str, Any], samples: list[dict[str, str]], best: bool) -> None:
+        metrics = {name: value for name, value in record.items() if name not in ("event", "step", "epoch")}
+        line = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        what = "the average of checkpoints" if record["event"] == "average" else f"step {record['step']:>6}"
+        self.console.print(Text(f"{what}  validation  {line}{'  best so far' if best else ''}", "bold"), soft_wrap=True)
+        for sample in samples:
+            for name, text in sample.items():
+                self.console.print(Text(f"    {name:<10} {text}", "dim"), soft_wrap=True)
+        self._scalars(record, record["event"], tuple(metrics))
+
+    def note(self, text: str, fleeting: bool = False) -> None:
+        """A line; a fleeting one only shows in a terminal."""
+        if self.progress is not None and fleeting:
+            self.progress.update(self.task, facts=text)
+        elif not fleeting:
+            self.console.print(text, soft_wrap=True)
+
+    def end(self) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+            self.progress = None
+        if self.writer is not None:
+            self.writer.close()
+
+    def _scalars(self, record: dict[str, Any], group: str, names: tuple[str, ...]) -> None:
+        if self.writer is not None:
+            for name in names:
+                self.writer.add_scalar(f"{group}/{name}", record[name], record["step"])
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"
+
+
+def _writer(folder: Path) -> Any:
+    """TensorBoard's writer, or None where it is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder))

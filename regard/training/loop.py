@@ -1,0 +1,400 @@
+"""The training loop, one for every task.
+
+Every draw is a function of the seed and the step, and every batch of the seed, the epoch and its index. A checkpoint
+therefore needs weights, optimizer and a few numbers, and a run that goes on from one repeats the bits of a run that was
+never interrupted. What is due at a step is decided from the step alone, and an evaluation that was cut short is done
+again.
+"""
+
+import dataclasses
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from regard.config import TrainingConfig
+from regard.training import checkpoint
+from regard.training.display import Display
+from regard.training.loss import Loss
+from regard.training.run import Run
+from regard.training.schedule import rate
+
+LOWER_IS_BETTER = ("loss",)
+FIRST_SCALE, LEAST_SCALE, STEPS_TO_DOUBLE = 2.0**16, 2.0**-6, 2000  # of the loss, under float16
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message says why and what is left."""
+
+
+class Stopped(Exception):
+    """A signal came; the run was saved."""
+
+    def __init__(self, number: int, step: int):
+        super().__init__(f"stopped by {signal.Signals(number).name} after step {step}; saved")
+        self.code = 128 + number
+
+
+class Batches(Protocol):
+    """The batches of an epoch, by their index."""
+
+    def count(self, epoch: int) -> int: ...
+
+    def get(self, epoch: int, index: int) -> Any: ...
+
+
+class Task(Protocol):
+    """What the loop trains: a model, its batches, its loss and its validation."""
+
+    model: nn.Module
+    batches: Batches
+
+    def loss(self, batch: Any, smoothing: float) -> Loss: ...
+
+    def tokens(self, batch: Any) -> int:
+        """How many tokens the loss of the batch is a sum over, known to the host."""
+
+    def evaluate(self, beam: int, check: Callable[[], None]) -> tuple[dict[str, float], list[dict[str, str]]]:
+        """Metrics of the validation and a few samples; calls `check` often, which may raise."""
+
+
+@dataclass
+class State:
+    """Where a run stands: all that a checkpoint holds besides tensors."""
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0  # the next one of the epoch
+    evaluated: int = 0  # the last step that was
+    best: float | None = None
+    best_step: int | None = None
+    since_best: int = 0  # evaluations
+    scale: float = FIRST_SCALE
+    steady: int = 0  # steps since the scale moved
+    seconds: float = 0.0
+
+
+def train(task: Task, config: TrainingConfig, run: Run, display: Display) -> State:
+    """Trains until the steps, the patience or the goal is reached, going on from the newest good checkpoint."""
+    return Loop(task, config, run, display).go()
+
+
+class Loop:
+    """One run in progress."""
+
+    def __init__(self, task: Task, config: TrainingConfig, run: Run, display: Display):
+        self.task, self.config, self.run, self.display = task, config, run, display
+        self.device = next(task.model.parameters()).device
+        self.width = task.model.config.width
+        self.state = State()
+        self.optimizer = torch.optim.AdamW(
+            task.model.parameters(),
+            lr=0.0,
+            betas=config.betas,
+            eps=config.epsilon,
+            weight_decay=config.weight_decay,
+            fused=self.device.type in ("cpu", "cuda"),
+        )
+        self.sums = self._zero()
+        self.signal: int | None = None
+        self.loss = torch.compile(task.loss, dynamic=True) if config.compile else task.loss
+
+    def go(self) -> State:
+        self._restore()
+        self.began = time.monotonic() - self.state.seconds
+        self.display.begin(self.state.step, self.config.steps)
+        try:
+            with self._signals(), _deterministic(self.config.deterministic):
+                while True:
+                    self._evaluate_and_save()
+                    if self._done():
+                        break
+                    self._heed()
+                    self._update()
+            self._average()
+        finally:
+            self.display.end()
+        return self.state
+
+    # one update
+
+    def _update(self) -> None:
+        config, state = self.config, self.state
+        first = (state.epoch, state.batch)
+        self.task.model.train()
+        torch.manual_seed(_draw(config.seed, state.step))
+        batches = [self._next_batch() for _ in range(config.accumulate)]
+        tokens = sum(self.task.tokens(batch) for batch in batches)
+        scale = state.scale if config.precision == "float16" else 1.0
+        plain = torch.zeros((), device=self.device)
+        for batch in batches:
+            with self._precision():
+                loss = self.loss(batch if self.device.type == "cpu" else batch.to(self.device), config.smoothing)
+            goal = loss.total / tokens
+            if loss.second is not None:
+                goal = goal + config.auxiliary * loss.second / len(batches)
+            (goal * scale).backward()
+            plain += loss.plain
+        parameters = [part for part in self.task.model.parameters() if part.grad is not None]
+        norm = nn.utils.get_total_norm([part.grad for part in parameters], foreach=True) / scale
+        size = float(norm)
+        if not math.isfinite(size):
+            self._not_finite(first, batches, plain, scale)
+        else:
+            if config.clip is not None or scale != 1:
+                shrink = min(1.0, config.clip / (size + 1e-6)) if config.clip is not None else 1.0
+                if shrink / scale != 1:
+                    torch._foreach_mul_([part.grad for part in parameters], shrink / scale)
+            learning_rate = rate(config, state.step + 1, self.width)
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate
+            self.optimizer.step()
+            self._steady()
+        self.optimizer.zero_grad(set_to_none=True)
+        state.step += 1
+        self.sums["plain"] += plain.double()
+        self.sums["tokens"] += tokens
+        self.sums["norm"] = size
+        self.display.advance(state.step)
+        if state.step % config.log_every == 0:
+            self._log(first)
+
+    def _next_batch(self) -> Any:
+        state = self.state
+        batch = self.task.batches.get(state.epoch, state.batch)
+        state.batch += 1
+        if state.batch == self.task.batches.count(state.epoch):
+            state.epoch, state.batch = state.epoch + 1, 0
+        return batch
+
+    def _precision(self) -> Any:
+        if self.config.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, getattr(torch, self.config.precision))
+
+    def _steady(self) -> None:
+        if self.config.precision == "float16":
+            self.state.steady += 1
+            if self.state.steady == STEPS_TO_DOUBLE:
+                self.state.scale, self.state.steady = self.state.scale * 2, 0
+
+    def _not_finite(self, first: tuple[int, int], batches: list[Any], plain: Tensor, scale: float) -> None:
+        """Under float16 a gradient that overflows only asks for a smaller scale; all else ends the run in words."""
+        weights = [name for name, part in self.task.model.named_parameters() if not part.isfinite().all()]
+        if self.config.precision == "float16" and not weights and scale > LEAST_SCALE and plain.isfinite():
+            self.state.scale, self.state.steady = scale / 2, 0
+            return
+        gradients = [
+            name
+            for name, part in self.task.model.named_parameters()
+            if part.grad is not None and not part.grad.isfinite().all()
+        ]
+        where = f"weight {weights[0]}" if weights else f"the gradient of {gradients[0]}"
+        also = len(weights or gradients) - 1
+        pairs = [int(index) for batch in batches for index in batch.index]
+        shown = ", ".join(map(str, pairs[:10])) + (f" and {len(pairs) - 10} more" if len(pairs) > 10 else "")
+        names = checkpoint.names(self.run.checkpoints)
+        left = f"the last good checkpoint is {names[-1]}" if names else "there is no checkpoint yet"
+        raise TrainingError(
+            f"step {self.state.step + 1}: {where} is not finite{f' (and {also} more)' if also else ''}; "
+            f"loss {float(plain):g}; epoch {first[0]}, batch {first[1]}, pairs {shown}; nothing was saved of "
+            f"this step, {left}. A smaller learning_rate, a longer warmup or a smaller clip usually helps"
+        )
+
+    # what is due
+
+    def _evaluation_due(self, step: int) -> bool:
+        return step > 0 and (step % self.config.evaluate_every == 0 or step == self.config.steps)
+
+    def _scheduled(self, step: int) -> bool:
+        """Whether a step has a checkpoint of its own, however often the run was interrupted."""
+        every = self.config.save_every or self.config.evaluate_every
+        return step % every == 0 or self._evaluation_due(step)
+
+    def _evaluate_and_save(self) -> None:
+        state = self.state
+        if self._evaluation_due(state.step) and state.evaluated != state.step:
+            self._evaluate()
+            self._save()
+        elif state.step != self.saved and self._scheduled(state.step):
+            self._save()
+
+    def _done(self) -> bool:
+        config, state = self.config, self.state
+        if config.patience is not None and state.since_best >= config.patience:
+            self.display.note(f"stopping: {state.since_best} evaluations without a better {config.metric}")
+            return True
+        if config.goal is not None and state.best is not None and not _better(config.metric, config.goal, state.best):
+            self.display.note(f"stopping: {config.metric} {state.best:.4g} reaches the goal of {config.goal:g}")
+            return True
+        return state.step >= config.steps
+
+    def _evaluate(self) -> None:
+        config, state = self.config, self.state
+        self.task.model.eval()
+        self.display.note(f"evaluating at step {state.step} ...", fleeting=True)
+        try:
+            with torch.inference_mode(), self._precision():
+                metrics, samples = self.task.evaluate(config.beam, self._heed)
+        finally:
+            self.task.model.train()
+        value = metrics[config.metric]
+        state.evaluated = state.step
+        if math.isfinite(value) and (state.best is None or _better(config.metric, value, state.best)):
+            state.best, state.best_step, state.since_best = value, state.step, 0
+        else:
+            state.since_best += 1
+        record = {"event": "evaluation", "step": state.step, "epoch": state.epoch, **metrics}
+        self.run.append(record)
+        self.display.evaluated(record, samples, state.best_step == state.step)
+
+    def _log(self, first: tuple[int, int]) -> None:
+        state, sums = self.state, self.sums
+        now = time.monotonic()
+        record = {
+            "event": "step",
+            "step": state.step,
+            "epoch": first[0],
+            "batch": first[1],
+            "loss": float(sums["plain"]) / sums["tokens"],
+            "learning_rate": rate(self.config, state.step, self.width),
+            "norm": sums["norm"],
+            "tokens_per_second": round(sums["tokens"] / max(1e-9, now - sums["since"])),
+            "memory": _memory(self.device),
+            "seconds": round(now - self.began, 1),
+        }
+        self.run.append(record)
+        self.display.logged(record)
+        self.sums = self._zero()
+
+    def _zero(self) -> dict[str, Any]:
+        plain = torch.zeros((), dtype=torch.float64, device=self.device)
+        return {"plain": plain, "tokens": 0, "norm": 0.0, "since": time.monotonic()}
+
+    # checkpoints
+
+    def _save(self) -> None:
+        model, state = self.task.model, self.state
+        for name, part in model.state_dict().items():
+            if part.is_floating_point() and not part.isfinite().all():
+                raise TrainingError(f"step {state.step}: {name} is not finite; nothing was saved")
+        state.seconds = time.monotonic() - self.began
+        moments, facts = checkpoint.pack_optimizer(self.optimizer, model)
+        tensors = {"model": dict(model.state_dict()), "optimizer": moments}
+        checkpoint.write(
+            self.run.checkpoints,
+            checkpoint.step_name(state.step),
+            tensors,
+            dataclasses.asdict(state) | {"optimizer": facts},
+        )
+        self.saved = state.step
+        steps = [int(name.removeprefix("step-")) for name in checkpoint.names(self.run.checkpoints)]
+        scheduled = [step for step in steps if self._scheduled(step) and step <= state.step][-self.config.keep :]
+        kept = {checkpoint.step_name(step) for step in (*scheduled, state.step, state.best_step) if step is not None}
+        checkpoint.prune(self.run.checkpoints, kept | {"average"})
+
+    def _restore(self) -> None:
+        checkpoint.clean(self.run.checkpoints)
+        found, skipped = checkpoint.newest(self.run.checkpoints)
+        for path, why in skipped:
+            self.display.note(f"{path.name} is damaged ({why}): going on from an older one")
+        self.saved = 0
+        if found is None:
+            return
+        values = dict(found.state)
+        facts = values.pop("optimizer")
+        self.state = State(**values)
+        self.task.model.load_state_dict(found.tensors["model"])
+        checkpoint.unpack_optimizer(self.optimizer, self.task.model, found.tensors["optimizer"], facts)
+        self.run.rewind(self.state.step)
+        self.saved = self.state.step
+        self.display.note(f"going on from step {self.state.step}")
+
+    def _average(self) -> None:
+        if self.config.average:
+            average(self.run, self.config.average, self._scheduled)
+            averaged = self.run.find("average").tensors["model"]
+            self.task.model.load_state_dict(averaged)
+            self.task.model.eval()
+            with torch.inference_mode(), self._precision():
+                metrics, _ = self.task.evaluate(self.config.beam, lambda: None)
+            record = {"event": "average", "step": self.state.step, "epoch": self.state.epoch, **metrics}
+            self.run.append(record)
+            self.display.evaluated(record, [], False)
+
+    # signals
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM and SIGINT are noted, and heeded between batches; the second one ends the program at once."""
+
+        def note(number: int, _: Any) -> None:
+            if self.signal is not None:
+                os._exit(128 + number)
+            self.signal = number
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _heed(self) -> None:
+        if self.signal is not None:
+            if self.saved != self.state.step:
+                self._save()
+            raise Stopped(self.signal, self.state.step)
+
+
+def average(run: Run, count: int, scheduled: Callable[[int], bool] = lambda step: True) -> list[str]:
+    """Writes checkpoints/average, the mean of the newest `count` checkpoints; returns their names."""
+    names = [name for name in checkpoint.names(run.checkpoints) if scheduled(int(name.removeprefix("step-")))]
+    names = names[-count:]
+    if not names:
+        raise ValueError(f"{run.folder} has no checkpoints to average")
+    tensors = checkpoint.average([run.checkpoints / name for name in names])
+    step = int(names[-1].removeprefix("step-"))
+    checkpoint.write(run.checkpoints, "average", {"model": tensors}, {"step": step, "averaged": names})
+    return names
+
+
+def _better(metric: str, value: float, than: float) -> bool:
+    return value < than if metric in LOWER_IS_BETTER else value > than
+
+
+def _draw(seed: int, step: int) -> int:
+    """A seed for each step: no two steps of a run, and no two runs, share one but by chance."""
+    return int.from_bytes(((seed << 40) + step).to_bytes(16, "little", signed=True)[:8], "little") ^ 0x9E3779B97F4A7C15
+
+
+@contextmanager
+def _deterministic(wanted: bool) -> Iterator[None]:
+    if not wanted:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes: the most a GPU held, or what the process holds now."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
