@@ -54,15 +54,16 @@ def align(
     target_tokenizer: Tokenizer,
     pairs: Sequence[tuple[str, str]],
     *,
-    layer: int | Literal["average"] | None = None,
+    layer: int | Literal["average", "aligner"] | None = None,
     head: int | Literal["average"] = "average",
     read: Read | None = None,
     tokens: int = 4096,
 ) -> list[Alignment]:
     """Links of each pair of sentences, one a target word (none where it looks at no source word at all).
 
-    layer counts from 0, or back from -1; None is the last but one. Which layer aligns best differs a lot between
-    models: with a second model of the opposite direction, `choose_layers` finds it without gold links.
+    layer counts from 0, or back from -1; None is the model's aligner where it has one, else the last but one. Which
+    layer aligns best differs a lot between models: with a second model of the opposite direction, `choose_layers` finds
+    it without gold links.
 
     read="predict" takes the attention of the decoder step that predicts a target token, "consume" that of the step
     after it, which gets the token as input and so knows what to look for (Chen et al. 2020, Accurate Word Alignment
@@ -135,7 +136,7 @@ def read_maps(
     target_tokenizer: Tokenizer,
     pairs: Sequence[tuple[str, str]],
     *,
-    layer: int | Literal["average", "all"] | None = "all",
+    layer: int | Literal["average", "all", "aligner"] | None = "all",
     head: int | Literal["average"] = "average",
     read: Read | None = None,
     tokens: int = 4096,
@@ -166,6 +167,11 @@ def read_maps(
     return found
 
 
+def has_aligner(model: nn.Module) -> bool:
+    """Whether the model learnt to align beside translating."""
+    return getattr(model, "aligner", None) is not None
+
+
 class _Side(NamedTuple):
     """One sentence of a pair."""
 
@@ -183,7 +189,7 @@ def _word_maps(
     model: nn.Module,
     sources: Sequence[_Side],
     targets: Sequence[_Side],
-    layer: int | Literal["average", "all"] | None,
+    layer: int | Literal["average", "all", "aligner"] | None,
     head: int | Literal["average"],
     read: Read | None,
 ) -> np.ndarray:
@@ -191,10 +197,15 @@ def _word_maps(
     device = next(model.parameters()).device
     source, source_keep = _pad([[*side.ids, EOS] for side in sources], device)
     target, target_keep = _pad([[BOS, *side.ids] for side in targets], device)
-    layers = [_head(part, head) for part in model.maps(source, target, keep=source_keep, target_keep=target_keep)]
-    maps = torch.stack(_pick(layers, layer), 1).float()  # [B, layers, T, S]
+    keeps = {"keep": source_keep, "target_keep": target_keep}
+    if layer == "aligner" or (layer is None and has_aligner(model)):
+        layers, consumes = [part.mean(1) for part in model.maps(source, target, place="aligner", **keeps)], True
+    else:
+        layers = [_head(part, head) for part in model.maps(source, target, **keeps)]
+        consumes, layers = len(layers) > 1, _pick(layers, layer)
+    maps = torch.stack(layers, 1).float()  # [B, layers, T, S]
     # bos is the input of row 0, so that row t predicts token t and row t + 1 consumes it
-    consumes = len(layers) > 1 if read is None else read == "consume"
+    consumes = consumes if read is None else read == "consume"
     rows = _members(targets, target.shape[1], int(consumes)).to(device)
     columns = _members(sources, source.shape[1], 0).to(device)
     rows = rows / rows.sum(2, keepdim=True).clamp(min=1)

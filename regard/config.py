@@ -98,6 +98,8 @@ class ModelOptions:
     """of the embeddings and of what each sublayer adds"""
     tied: bool | None = None
     """the output layer is the embedding of the target"""
+    aligner: str | None = None
+    """spec of one more attention that learns word alignments beside the translation, such as softmax"""
     input_feeding: bool | None = None
     """lstm and gru: the last attention output is part of the next input"""
 
@@ -151,6 +153,8 @@ class TrainingConfig:
     """of the labels"""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """of matrix products on a GPU; weights and sums stay float32"""
+    graphs: bool = True
+    """on a GPU: record the step of each shape of batch once and replay it, many times faster for small models"""
     compile: bool = False
     """compile the model first: minutes before the first step, faster steps"""
     evaluate_every: int = 500

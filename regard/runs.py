@@ -158,20 +158,22 @@ def align_pairs(arguments: argparse.Namespace) -> None:
     else:
         backward = Translator.load(arguments.reverse, which=arguments.checkpoint, device=arguments.device)
         flipped = [(target, source) for source, target in pairs]
+        learnt = alignment.has_aligner(forward.model) and alignment.has_aligner(backward.model)
+        layer = _whole(arguments.layer)
+        options["layer"] = layer if layer is not None else ("aligner" if learnt else "all")
         there = alignment.read_maps(forward.model, forward.source, forward.target, pairs, **options)
         back = alignment.read_maps(backward.model, backward.source, backward.target, flipped, **options)
-        if arguments.layer is None:
-            agreed = alignment.choose_layers(there, back)
-            layers = (agreed.forward, agreed.backward)
-            _warn(f"the layers that agree best: {layers[0]} and {layers[1]}")
-        else:
-            layers = (int(arguments.layer), int(arguments.layer))
-        found = alignment.align_both(there, back, layers=layers, method=arguments.symmetrise)
+        agreed = alignment.choose_layers(there, back)
+        if len(agreed.rates) > 1:
+            _warn(f"the layers that agree best: {agreed.forward} and {agreed.backward}")
+        found = alignment.align_both(there, back, layers=agreed[:2], method=arguments.symmetrise)
     for part in found:
         print(part)
     if arguments.picture is not None:
         from regard import draw as pictures
 
+        if not 1 <= arguments.sentence <= len(found):
+            raise ValueError(f"--sentence must be from 1 to {len(found)}, got {arguments.sentence}")
         chosen = found[arguments.sentence - 1]
         title, note = "What each target word attends to", "Ringed: the word links, the strongest of each target word."
         picture = pictures.alignment_picture(chosen.matrix, chosen.links, chosen.source, chosen.target, title, note)
@@ -264,7 +266,9 @@ def add_verbs(verb: Verb) -> None:
     added.add_argument("--reverse", metavar="RUN", help="a run of the opposite direction: links of both become one")
     methods = ("intersection", "union", "grow-diagonal", "grow-diagonal-final-and")
     added.add_argument("--symmetrise", choices=methods, default="grow-diagonal", help="how (default: grow-diagonal)")
-    added.add_argument("--layer", help="of the decoder, from 0, or average (default: last but one, or by agreement)")
+    added.add_argument(
+        "--layer", help="from 0, average or aligner (default: the aligner, the last but one, or by agreement)"
+    )
     added.add_argument("--head", default="average", help="one head, from 0 (default: the average)")
     added.add_argument(
         "--read",
@@ -311,12 +315,12 @@ def _decoding(arguments: argparse.Namespace) -> Any:
 
 
 def _whole(text: str | None) -> int | str | None:
-    if text in (None, "average"):
+    if text in (None, "average", "aligner"):
         return text
     try:
         return int(text)
     except ValueError as error:
-        raise ValueError(f"expected a number from 0 or 'average', got {text!r}") from error
+        raise ValueError(f"expected a number from 0, 'average' or 'aligner', got {text!r}") from error
 
 
 def _warn(message: str) -> None:

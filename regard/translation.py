@@ -91,12 +91,16 @@ class TranslationTask:
             tokenizer.encode_batch([pair[side] for pair in corpus.train])
             for side, tokenizer in enumerate((translator.source, translator.target))
         ]
-        # a row of a batch is its tokens and one special one
-        short = keep_short(*sides, min(data.maximum_length, training.tokens - 1))
+        # a row of a batch is its tokens and one special one, padded to a multiple
+        short = keep_short(*sides, min(data.maximum_length, training.tokens - 8))
         if not short.source:
             raise ValueError(f"no pair has at most {data.maximum_length} tokens: raise data.maximum_length")
         self.dropped = short.dropped
-        self.batches = Batches(short.source, short.target, tokens=training.tokens, seed=training.seed)
+        # few shapes, so that the steps can be recorded
+        multiple = 8 if training.graphs and translator.device.type == "cuda" else 1
+        self.batches = Batches(
+            short.source, short.target, tokens=training.tokens, seed=training.seed, multiple=multiple
+        )
         self.checks = translator.batches(corpus.valid, training.tokens)
 
     def loss(self, batch: Batch, smoothing: float) -> Loss:

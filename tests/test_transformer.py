@@ -7,6 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import regard
+from regard.attention.base import Rows
 from regard.models.transformer import PRESETS, ModelConfig, Transformer
 from regard.spec import ATTENTION
 
@@ -174,3 +175,36 @@ def test_bad_input():
         build(kind="decoder", target_vocabulary=9)
     with pytest.raises(ValueError, match="'linformer' cannot take role 'causal'"):
         build(kind="decoder", attention="linformer")
+
+
+def test_the_aligner_learns_and_leaves_the_translator_alone():
+    """Its gradients stop at its own weights; its map is what it attends with; without it nothing changes."""
+    plain, model = build(norm="pre"), build(norm="pre", aligner="softmax")
+    source, target = ids(), ids(T=7, seed=2)
+    keeps = {"keep": KEEP, "target_keep": TARGET_KEEP}
+    missing, unexpected = model.load_state_dict(plain.state_dict(), strict=False)
+    assert not unexpected
+    assert all(name.startswith("aligner.") for name in missing)
+    assert_close(model(source, target, **keeps).logits, plain(source, target, **keeps).logits, rtol=0, atol=0)
+    assert model(source, target, **keeps).loss is None
+    loss = model.train()(source, target, **keeps).loss
+    loss.backward()
+    for name, part in model.named_parameters():
+        assert (part.grad is not None and bool(part.grad.any())) == name.startswith("aligner."), name
+    # by hand: one row at a time, the token that was read named again from the source alone
+    model.eval()
+    total, count = 0.0, 0
+    for row in range(3):
+        own, other = source[row : row + 1, KEEP[row]], target[row : row + 1, TARGET_KEEP[row]]
+        outputs = []
+        memory = model.encode(own)
+        model.decoder(other, Rows.full(other), memory=memory, outputs=outputs)
+        x = model.aligner.norm(outputs[0])
+        y = model.aligner.attention(x, memory=memory.x)
+        logs = torch.log_softmax(y @ model.output.weight.T, -1)[0]
+        total -= sum(logs[t, other[0, t]] for t in range(1, other.shape[1]))
+        count += other.shape[1] - 1
+        (maps,) = model.maps(source, target, **keeps, place="aligner")
+        wanted = model.aligner.attention.weights(x, memory=memory.x)[0]
+        assert_close(maps[row][:, TARGET_KEEP[row]][..., KEEP[row]], wanted)
+    assert_close(loss, total / count)

@@ -757,8 +757,13 @@ class CacheState(NamedTuple):
     def select(self, rows: Tensor) -> "CacheState":
         parts = []
         for part in self.parts:
-            copy = part.new_zeros((len(rows), *part.shape[1:]))
-            copy[:, :, : self.top] = part[:, :, : self.top][rows]
+            copy = part.new_empty((len(rows), *part.shape[1:]))
+            filled = part[:, :, : self.top]
+            if torch.is_grad_enabled():
+                copy[:, :, : self.top] = filled[rows]
+            else:
+                # without a copy in between
+                torch.index_select(filled, 0, rows, out=copy[:, :, : self.top])
             parts.append(copy)
         return self._replace(parts=tuple(parts), seen=self.seen[rows])
 
@@ -806,12 +811,14 @@ def _grow(buffer: Tensor, new: Tensor, rows: Rows, top: int) -> Tensor:
         buffer = F.pad(buffer[:, :, :top], (0, 0) * (buffer.dim() - 3) + (0, rows.T))
         return _write(buffer, new, rows)
     if buffer.shape[2] < need:
-        room = buffer.new_zeros((*buffer.shape[:2], max(need, 2 * buffer.shape[2], 64), *buffer.shape[3:]))
+        room = buffer.new_empty((*buffer.shape[:2], max(need, 2 * buffer.shape[2], 64), *buffer.shape[3:]))
         room[:, :, :top] = buffer[:, :, :top]
         buffer = room
     if rows.at is not None:
         buffer[:, :, rows.at : need] = new
         return buffer
+    # shorter rows leave new slots unwritten, which are masked later and must hold numbers until then
+    buffer[:, :, top:need] = 0
     # padded tokens land behind the real ones of their row, where the next token overwrites them
     batch = torch.arange(len(new), device=new.device)[:, None]
     buffer.transpose(1, 2)[batch, rows.positions()] = new.transpose(1, 2)

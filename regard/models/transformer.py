@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attention.base import Memory, Out, Rows, Shape, pack, select, unpack
+from regard.kernels.dropout import Dropout
 from regard.spec import ATTENTION, POSITIONS, Spec, over_layers, parse
 
 Specs = str | Sequence[str]
@@ -41,6 +42,7 @@ class ModelConfig:
     bias: bool = False  # of the projections of attention
     dropout: float = 0.1  # of the embeddings and of what each sublayer adds
     tied: bool = True  # the output layer is the embedding of the target
+    aligner: str | None = None  # spec of one more attention from target to source, which learns word alignments
 
     def __post_init__(self) -> None:
         for name in ("vocabulary", "width", "heads", "inner", "layers"):
@@ -48,6 +50,8 @@ class ModelConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
+        if self.aligner is not None and self.kind != "encoder-decoder":
+            raise ValueError(f"aligner is for kind 'encoder-decoder', got kind {self.kind!r}")
         if self.target_vocabulary is not None and self.kind != "encoder-decoder":
             raise ValueError(f"target_vocabulary is for kind 'encoder-decoder', got kind {self.kind!r}")
 
@@ -114,7 +118,7 @@ class Block(nn.Module):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
         self.norms = nn.ModuleList(nn.LayerNorm(config.width) for _ in range(2 if cross is None else 3))
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.activation = {"relu": torch.relu, "gelu": F.gelu}[config.activation]
         self.pre = config.norm == "pre"
 
@@ -172,7 +176,7 @@ class Stack(nn.Module):
         crosses = [None] * layers if cross is None else over_layers(cross, layers)
         self.blocks = nn.ModuleList(Block(config, *pair, role) for pair in zip(own, crosses, strict=True))
         self.norm = nn.LayerNorm(config.width) if config.norm == "pre" else nn.Identity()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self._settle()
 
     def _settle(self) -> None:
@@ -192,16 +196,50 @@ class Stack(nn.Module):
         states: Sequence[BlockState] | None = None,
         memory: Memory | None = None,
         maps: dict[str, list[Tensor]] | None = None,
+        outputs: list[Tensor] | None = None,
     ) -> Out:
+        """`maps` and `outputs` collect those of each layer."""
         x = self.embedding(ids) * math.sqrt(self.embedding.embedding_dim)
         x = self.dropout(x if self.position is None else self.position.add(x, rows))
         after, losses, stream = [], [], None
         for block, state in zip(self.blocks, states or [None] * len(self.blocks), strict=True):
             out = block(x, rows, state=state, memory=memory, stream=stream, maps=maps)
             x, stream = out.y, out.stream
+            if outputs is not None:
+                outputs.append(x)
             after.append(out.state)
             losses += [] if out.loss is None else [out.loss]
         return Out(self.norm(x), tuple(after), stream, sum(losses) if losses else None)
+
+
+class Aligner(nn.Module):
+    """One head from target to source that learns which source words a target word comes from.
+
+    It looks from the state of the first decoder layer that has read a target token, and must name that token again
+    from nothing but the source vectors it attends to: it can only do so where the translation of the token stands. Its
+    gradients go no further, so the translator is as it would be without it. The idea of a layer that sees the source
+    alone is of Zenkel et al. 2019 (arXiv 1901.11359), that of reading attention after the token of Chen et al. 2020
+    (arXiv 2004.14837).
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.norm = nn.LayerNorm(config.width)
+        self.attention = ATTENTION.build(config.aligner, Shape.of(width=config.width, heads=1, role="cross"))
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, rows: Rows, memory: Memory, ids: Tensor, weight: Tensor) -> Tensor:
+        """The mean over the real tokens but the first, which is no word, of -log p(token)."""
+        x, memory = self.norm(x.detach()), memory._replace(x=self.dropout(memory.x.detach()))
+        logits = F.linear(self.attention.run(x, rows, memory=memory).y, weight.detach())
+        logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+        words = torch.arange(rows.T, device=ids.device) > 0
+        real = rows.real()
+        ids = torch.where(words if real is None else real & words, ids, -100)
+        return F.cross_entropy(logits.flatten(0, 1), ids.flatten(), ignore_index=-100)
+
+    def map(self, x: Tensor, rows: Rows, memory: Memory) -> Tensor:
+        return self.attention.map(self.norm(x), rows, memory=memory)
 
 
 class Transformer(nn.Module):
@@ -229,6 +267,7 @@ class Transformer(nn.Module):
         self.output = nn.Linear(config.width, embedding.num_embeddings, bias=False)
         if config.tied:
             self.output.weight = embedding.weight
+        self.aligner = None if config.aligner is None else Aligner(config)
 
     def forward(
         self,
@@ -260,8 +299,12 @@ class Transformer(nn.Module):
             out, memory = self._encode(tokens, keep)
             loss, tokens, keep = out.loss, target, target_keep
         packed, rows = _pack(tokens, keep)
-        out = (self.decoder or self.encoder)(packed, rows, memory=memory)
+        learns = self.aligner is not None and self.training
+        outputs = [] if learns else None
+        out = (self.decoder or self.encoder)(packed, rows, memory=memory, outputs=outputs)
         losses = [part for part in (loss, out.loss) if part is not None]
+        if learns:
+            losses.append(self.aligner(outputs[0], rows, memory, packed, self.output.weight))
         return Hidden(out.y, sum(losses) if losses else None)
 
     def maps(
@@ -271,30 +314,39 @@ class Transformer(nn.Module):
         *,
         keep: Tensor | None = None,
         target_keep: Tensor | None = None,
-        place: Literal["encoder", "decoder", "cross"] | None = None,
+        place: Literal["encoder", "decoder", "cross", "aligner"] | None = None,
     ) -> list[Tensor]:
         """What attends to what, [B, H, T, S] a layer: in the encoder, the decoder, or from target to source.
 
         Without a place it is the attention that reads the source, or the only one there is.
         """
-        places = {"encoder-decoder": ("cross", "encoder", "decoder")}.get(self.config.kind, (self.config.kind,))
+        both = ("cross", "encoder", "decoder", *(() if self.aligner is None else ("aligner",)))
+        places = {"encoder-decoder": both}.get(self.config.kind, (self.config.kind,))
         place = place or places[0]
         if place not in places:
             raise ValueError(f"a model of kind {self.config.kind!r} has maps of {', '.join(places)}; got {place!r}")
         if place != "encoder" and (target is None) == (self.config.kind == "encoder-decoder"):
             wants = "source and target ids" if target is None else "one sequence of ids"
             raise ValueError(f"maps of the {place!r} attention of kind {self.config.kind!r} need {wants}")
-        found = {"cross" if place == "cross" else "own": []}
+        found = {{"cross": "cross", "aligner": "none"}.get(place, "own"): []}
         if place == "encoder" or target is None:
             stack, queries, keys = self.encoder or self.decoder, keep, keep
             stack(*_pack(tokens, keep), maps=found)
         else:
             memory = self.encode(tokens, keep=keep)
-            self.decoder(*_pack(target, target_keep), memory=memory, maps=found)
-            stack, queries, keys = self.decoder, target_keep, keep if place == "cross" else target_keep
+            packed, rows = _pack(target, target_keep)
+            outputs = []
+            self.decoder(packed, rows, memory=memory, maps=found, outputs=outputs)
+            stack, queries, keys = self.decoder, target_keep, target_keep if place == "decoder" else keep
+            if place == "aligner":
+                found = {place: [self.aligner.map(outputs[0], rows, memory)]}
+        layers = (
+            [self.aligner.attention]
+            if place == "aligner"
+            else [block.cross if place == "cross" else block.attention for block in stack.blocks]
+        )
         maps = []
-        for block, part in zip(stack.blocks, next(iter(found.values())), strict=True):
-            layer = block.cross if place == "cross" else block.attention
+        for layer, part in zip(layers, next(iter(found.values())), strict=True):
             part = part if queries is None else unpack(part, queries[:, None], dim=2)
             padded = keys is not None and layer.facts.columns == "tokens"
             maps.append(unpack(part, keys[:, None, None], dim=3) if padded else part)

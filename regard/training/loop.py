@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from regard.config import TrainingConfig
 from regard.training import checkpoint
 from regard.training.display import Display
+from regard.training.graphs import Recorded
 from regard.training.loss import Loss
 from regard.training.run import Run
 from regard.training.schedule import rate
@@ -105,13 +106,21 @@ class Loop:
         self.sums = self._zero()
         self.signal: int | None = None
         self.loss = torch.compile(task.loss, dynamic=True) if config.compile else task.loss
+        self.records = config.graphs and self.device.type == "cuda" and not config.compile
+        self.backward, self.stream = self._backward, nullcontext()
+        if self.records:
+            for part in task.model.parameters():
+                part.grad = torch.zeros_like(part)
+            self.backward = Recorded(self._backward, self.device, display.note)
+            self.stream = torch.cuda.stream(self.backward.stream)
+            torch.cuda.synchronize(self.device)
 
     def go(self) -> State:
         self._restore()
         self.began = time.monotonic() - self.state.seconds
         self.display.begin(self.state.step, self.config.steps)
         try:
-            with self._signals(), _deterministic(self.config.deterministic):
+            with self._signals(), self.stream, _deterministic(self.config.deterministic):
                 while True:
                     self._evaluate_and_save()
                     if self._done():
@@ -133,15 +142,8 @@ class Loop:
         batches = [self._next_batch() for _ in range(config.accumulate)]
         tokens = sum(self.task.tokens(batch) for batch in batches)
         scale = state.scale if config.precision == "float16" else 1.0
-        plain = torch.zeros((), device=self.device)
-        for batch in batches:
-            with self._precision():
-                loss = self.loss(batch if self.device.type == "cpu" else batch.to(self.device), config.smoothing)
-            goal = loss.total / tokens
-            if loss.second is not None:
-                goal = goal + config.auxiliary * loss.second / len(batches)
-            (goal * scale).backward()
-            plain += loss.plain
+        weights = [scale / tokens, scale * config.auxiliary / len(batches)]
+        plain = sum(self.backward(batch, weights) for batch in batches)
         parameters = [part for part in self.task.model.parameters() if part.grad is not None]
         norm = nn.utils.get_total_norm([part.grad for part in parameters], foreach=True) / scale
         size = float(norm)
@@ -157,7 +159,7 @@ class Loop:
                 group["lr"] = learning_rate
             self.optimizer.step()
             self._steady()
-        self.optimizer.zero_grad(set_to_none=True)
+        self._clear()
         state.step += 1
         self.sums["plain"] += plain.double()
         self.sums["tokens"] += tokens
@@ -165,6 +167,20 @@ class Loop:
         self.display.advance(state.step)
         if state.step % config.log_every == 0:
             self._log(first)
+
+    def _backward(self, batch: Any, weights: list[float] | Tensor) -> Tensor:
+        """Adds the gradients of a batch; weights are those of the loss and of the second losses."""
+        with self._precision():
+            loss = self.loss(batch if isinstance(weights, Tensor) else batch.to(self.device), self.config.smoothing)
+        goal = loss.total * weights[0]
+        (goal if loss.second is None else goal + loss.second * weights[1]).backward()
+        return loss.plain
+
+    def _clear(self) -> None:
+        if self.records:
+            torch._foreach_zero_([part.grad for part in self.task.model.parameters()])
+        else:
+            self.optimizer.zero_grad(set_to_none=True)
 
     def _next_batch(self) -> Any:
         state = self.state
@@ -177,7 +193,8 @@ class Loop:
     def _precision(self) -> Any:
         if self.config.precision == "float32":
             return nullcontext()
-        return torch.autocast(self.device.type, getattr(torch, self.config.precision))
+        # a recorded step must cast the weights anew each time it is replayed
+        return torch.autocast(self.device.type, getattr(torch, self.config.precision), cache_enabled=not self.records)
 
     def _steady(self) -> None:
         if self.config.precision == "float16":

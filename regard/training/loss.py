@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from regard.attention.base import pack
 
+IGNORED = -100  # a target that counts for nothing
 CHUNK = {"cpu": 2**20, "cuda": 2**26}  # numbers of logits worked on at a time
 
 
@@ -39,12 +40,15 @@ def loss(model: nn.Module, batch: Any, smoothing: float = 0.0) -> Loss:
         total, plain = smoothed(logits.flatten(0, 1) if keep is None else logits[keep], real, smoothing)
         return Loss(total, plain, _count(target, keep), second)
     x, second = model.hidden(batch.source, batch.target_in, **keeps)
-    if keep is None:
-        x, target = x.flatten(0, 1), target.flatten()
-    else:
-        packed, rows = pack(target[..., None], keep)
-        real = rows.real()
-        x, target = x[real], packed[..., 0][real]
+    x, target = x.flatten(0, 1), target.flatten()
+    if keep is not None:
+        packed, rows = pack(batch.target_out[..., None], keep)
+        real, target = rows.real().flatten(), packed.flatten()
+        if x.is_cuda:
+            # all positions, for to know how many are real the host would have to wait
+            target = torch.where(real, target, IGNORED)
+        else:
+            x, target = x[real], target[real]
     total, plain = projected(x, model.output.weight, target, smoothing, model.output.bias)
     return Loss(total, plain, _count(batch.target_out, keep), second)
 
@@ -54,9 +58,13 @@ def smoothed(logits: Tensor, target: Tensor, smoothing: float = 0.0) -> tuple[Te
     sum of -log p(target), both in float32 (or better)."""
     _check(smoothing)
     wide = _wide(logits)
-    total = F.cross_entropy(wide, target, reduction="sum", label_smoothing=smoothing)
+    total = F.cross_entropy(wide, target, reduction="sum", label_smoothing=smoothing, ignore_index=IGNORED)
     with torch.no_grad():
-        plain = total.detach() if smoothing == 0 else F.cross_entropy(wide.detach(), target, reduction="sum")
+        plain = (
+            total.detach()
+            if smoothing == 0
+            else F.cross_entropy(wide.detach(), target, reduction="sum", ignore_index=IGNORED)
+        )
     return total, plain
 
 
@@ -65,7 +73,53 @@ def projected(
 ) -> tuple[Tensor, Tensor]:
     """`smoothed` of the logits x [N, E] @ weight [V, E]^T + bias."""
     _check(smoothing)
-    return smoothed(F.linear(x, weight, bias), target, smoothing)
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    return _Projected.apply(x, weight, bias, target, smoothing, torch.is_grad_enabled())
+
+
+class _Projected(torch.autograd.Function):
+    """A few rows of logits at a time become the loss, and while they are in the cache their gradient, in place."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, target, smoothing, trains):
+        logits = F.linear(x, weight, bias)
+        V, wide = len(weight), torch.promote_types(logits.dtype, torch.float32)
+        total, plain = (torch.zeros((), dtype=wide, device=x.device) for _ in range(2))
+        size = max(CHUNK.get(x.device.type, CHUNK["cuda"]) // V, 1)
+        for rows, ids in zip(logits.split(size), target.split(size), strict=True):
+            logp, at = torch.log_softmax(rows, 1, dtype=wide), ids[:, None]
+            missed = -logp.gather(1, at)
+            plain += missed.sum()
+            total += (1 - smoothing) * missed.sum() - smoothing / V * logp.sum()
+            if trains:
+                slope = logp.exp_().sub_(smoothing / V)
+                rows.copy_(slope.scatter_add_(1, at, torch.full_like(missed, smoothing - 1)))
+        if trains:
+            ctx.save_for_backward(x, weight, logits)
+        ctx.mark_non_differentiable(plain)
+        return total, plain
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad, _):
+        x, weight, slope = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        return (
+            _scaled(slope @ weight, grad) if needs_x else None,
+            _scaled(slope.t() @ x, grad) if needs_weight else None,
+            _scaled(slope.sum(0), grad) if needs_bias else None,
+            None,
+            None,
+            None,
+        )
+
+
+def _scaled(product: Tensor, factor: Tensor) -> Tensor:
+    """In float32 also where the product is not: the factor of a loss scaler can be too large for half precision."""
+    return product.mul_(factor) if product.dtype == factor.dtype else (product.to(factor.dtype) * factor).to(product)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -73,7 +127,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _count(target: Tensor, keep: Tensor | None) -> Tensor:
-    return torch.tensor(target.numel(), device=target.device) if keep is None else keep.sum()
+    return torch.full((), target.numel(), device=target.device) if keep is None else keep.sum()
 
 
 def _check(smoothing: float) -> None:

@@ -1,0 +1,121 @@
+"""Packed linear layers and the cheap dropout: the same numbers, faster."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.testing import assert_close
+
+from regard.kernels.dropout import Dropout
+from regard.kernels.packed import Packed, pack_linears
+from regard.models.transformer import ModelConfig, Transformer
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
+
+
+def model(**options) -> Transformer:
+    torch.manual_seed(0)
+    sizes = {"vocabulary": 61, "width": 32, "heads": 4, "inner": 48, "layers": 2, "dropout": 0.0}
+    return Transformer(ModelConfig(**(sizes | options))).eval()
+
+
+def ids(B: int = 3, T: int = 7) -> torch.Tensor:
+    return torch.randint(61, (B, T), generator=torch.Generator().manual_seed(B * T))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("precision", "error"), [("float32", 1e-6), ("bfloat16", 1e-2), ("int8", 2e-2)])
+def test_layer(precision, error, bias):
+    torch.manual_seed(0)
+    linear = nn.Linear(40, 70, bias=bias)
+    holder = pack_linears(nn.ModuleDict({"a": linear}), precision)
+    assert isinstance(holder["a"], Packed)
+    for shape in ((40,), (1, 40), (5, 40), (2, 3, 40), (300, 40)):
+        # rows of very different size: each has a scale of its own
+        x = torch.randn(shape) * torch.logspace(-3, 3, shape[0])[(...,) + (None,) * (len(shape) - 1)]
+        x = x if len(shape) > 1 else torch.randn(shape)
+        expected = F.linear(x, linear.weight, linear.bias)
+        with torch.inference_mode():
+            found = holder["a"](x)
+        assert found.shape == expected.shape
+        assert found.dtype == torch.float32
+        off = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
+        assert off.max() < 4 * error
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_rows_do_not_depend_on_each_other(precision):
+    holder = pack_linears(nn.ModuleDict({"a": nn.Linear(40, 70)}), precision)
+    x = torch.randn(6, 40)
+    with torch.inference_mode():
+        alone = holder["a"](x[:1])
+        x[1:] *= 1000
+        assert_close(holder["a"](x)[:1], alone, rtol=1e-5, atol=1e-6)
+
+
+def test_zeros_stay_numbers():
+    holder = pack_linears(nn.ModuleDict({"a": nn.Linear(8, 4)}), "int8")
+    with torch.inference_mode():
+        assert_close(holder["a"](torch.zeros(2, 8)), holder["a"].bias.expand(2, 4))
+
+
+@pytest.mark.parametrize(("precision", "error"), [("float32", 1e-5), ("bfloat16", 0.05), ("int8", 0.1)])
+def test_model(precision, error):
+    """Every linear layer is swapped, weights and names stay, and forward, decoding and maps still agree."""
+    plain, packed = model(), pack_linears(model(), precision)
+    assert not [name for name, module in packed.named_modules() if isinstance(module, nn.Linear)]
+    assert list(packed.state_dict()) == list(plain.state_dict())
+    assert not [name for name, parameter in packed.named_parameters() if parameter.requires_grad]
+    source, target = ids(), ids(T=5)
+    with torch.inference_mode():
+        expected = plain(source, target).logits
+        whole = packed(source, target).logits
+        assert (whole - expected).norm() < error * expected.norm()
+        state = packed.start(3, memory=packed.encode(source))
+        steps = []
+        for t in range(5):
+            logits, state = packed.extend(target[:, t : t + 1], state)
+            steps.append(logits)
+        assert (torch.cat(steps, 1) - expected).norm() < error * expected.norm()
+        assert packed.maps(source, target)[0].shape == (3, 4, 5, 7)
+    if precision == "int8":
+        assert not torch.equal(whole, expected)
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="float32 model on the CPU"):
+        pack_linears(model().double())
+    with pytest.raises(ValueError, match="'int8', got 'int4'"):
+        pack_linears(model(), "int4")
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_dropout(p):
+    torch.manual_seed(0)
+    layer, x = Dropout(p), torch.ones(501, 401, requires_grad=True)
+    y = layer(x)
+    kept = y != 0
+    share = 1 - kept.double().mean().item()
+    # six standard deviations
+    assert abs(share - p) < 6 * (p * (1 - p) / x.numel()) ** 0.5
+    assert_close(y[kept], torch.full_like(y[kept], 1 / (1 - p)), rtol=1e-4, atol=0)
+    # neither rows nor columns are struck as a whole, nor neighbours together
+    assert kept.double().mean(0).std() < 3 * (p * (1 - p) / 501) ** 0.5
+    assert kept.double().mean(1).std() < 3 * (p * (1 - p) / 401) ** 0.5
+    for gap in (1, 2, 3, 4):
+        pairs = (~kept.flatten()[gap:] & ~kept.flatten()[:-gap]).double().mean().item()
+        assert abs(pairs - p * p) < 6 * (p * p / x.numel()) ** 0.5
+    y.sum().backward()
+    assert_close(x.grad, y.detach())
+    assert not torch.equal(layer(x), y)
+    torch.manual_seed(0)
+    assert torch.equal(layer(x), y)
+    assert layer.eval()(x) is x or torch.equal(layer(x), x)
+
+
+def test_dropout_keeps_type_and_shape():
+    for shape in ((), (0, 3), (1,), (5, 1, 3)):
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            y = Dropout(0.3)(torch.ones(shape, dtype=dtype))
+            assert y.shape == shape
+            assert y.dtype == dtype

@@ -1,0 +1,548 @@
+"""Training: exact resume after any interruption, signals, numbers that are not finite, what a checkpoint stands for."""
+
+import errno
+import json
+import math
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch.testing import assert_close
+
+from regard import cli
+from regard.config import DataConfig, ModelOptions, TrainingConfig, TranslateConfig, from_json, parse
+from regard.training import checkpoint, loop
+from regard.training.display import Display
+from regard.training.run import Run
+from regard.training.schedule import rate
+from regard.translation import Translator, hold_out, read_corpus, read_valid, resume_translator, train_translator
+
+WORDS = ("one", "two", "three", "four", "five"), ("eins", "zwei", "drei", "vier", "fünf")
+TIMES = ("seconds", "tokens_per_second", "memory")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Children are forked, and threads do not survive that."""
+    torch.set_num_threads(1)
+
+
+def write_pairs(path: Path, count: int = 90) -> Path:
+    draw = torch.Generator().manual_seed(0)
+    lines = []
+    for _ in range(count):
+        digits = torch.randint(5, (int(torch.randint(1, 6, (1,), generator=draw)),), generator=draw).tolist()
+        lines.append("\t".join(" ".join(side[digit] for digit in digits) for side in WORDS))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def config(folder: Path, name: str = "run", **training) -> TranslateConfig:
+    data = folder / "pairs.tsv"
+    if not data.exists():
+        write_pairs(data)
+    small = {"steps": 12, "tokens": 100, "evaluate_every": 5, "save_every": 3, "log_every": 1, "warmup": 4}
+    model = ModelOptions(width=16, heads=2, inner=32, layers=1, dropout=0.2)
+    return TranslateConfig(
+        out=str(folder / name),
+        data=DataConfig(source=str(data), vocabulary=300, held_out=8),
+        model=model,
+        training=TrainingConfig(**small | {"tensorboard": False, "keep": 3} | training),
+    )
+
+
+def finish(settings: TranslateConfig) -> loop.State:
+    return train_translator(settings, Display(quiet=True))
+
+
+def outcome(folder: str | Path) -> tuple[dict, dict, list]:
+    """All that a finished run must agree in with another: tensors, state, log; times of the clock apart."""
+    run = Run.open(folder)
+    last = checkpoint.newest(run.checkpoints).checkpoint
+    state = {name: value for name, value in last.state.items() if name not in TIMES}
+    log = [{name: value for name, value in record.items() if name not in TIMES} for record in run.records()]
+    return last.tensors, state, log
+
+
+def assert_same(one: str | Path, other: str | Path) -> None:
+    ours, theirs = outcome(one), outcome(other)
+    assert ours[0].keys() == theirs[0].keys()
+    for stem in ours[0]:
+        assert_close(ours[0][stem], theirs[0][stem], rtol=0, atol=0)
+    assert ours[1] == theirs[1]
+    assert ours[2] == theirs[2]
+    assert checkpoint.names(Run(one).checkpoints) == checkpoint.names(Run(other).checkpoints)
+
+
+def in_child(work) -> int:
+    """Runs in a forked child: its exit status, or minus the signal that ended it."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException as error:
+            print(repr(error), flush=True)
+            os._exit(99)
+    status = os.waitpid(child, 0)[1]
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def dying(owner, name: str, call: int):
+    """Kills the process, as kill -9 does, at the given call of a function."""
+    original, calls = getattr(owner, name), [0]
+
+    def wrapped(*arguments, **options):
+        calls[0] += 1
+        if calls[0] == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*arguments, **options)
+
+    setattr(owner, name, wrapped)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> TranslateConfig:
+    """A run that nothing interrupts."""
+    torch.set_num_threads(1)
+    settings = config(tmp_path_factory.mktemp("whole"), accumulate=2)
+    finish(settings)
+    return settings
+
+
+DEATHS = {
+    "at the start": [(loop.Loop, "_restore", 1)],
+    "in the first step": [(loop.Loop, "_update", 1)],
+    "in a step": [(loop.Loop, "_update", 8)],
+    "before the optimizer": [(torch.optim.AdamW, "step", 5)],
+    "in a save, at a file": [(checkpoint, "_write_file", 5)],
+    "in a save, at the name": [(os, "rename", 2)],
+    "in a save, at the pruning": [(checkpoint, "prune", 3)],
+    "in an evaluation": [(Translator, "loss", 1)],
+    "in the last evaluation": [(Translator, "loss", 3)],
+    "at the edge of an epoch": [(loop.Loop, "_update", 5), (loop.Loop, "_update", 3)],
+    "twice, the second time while it resumes": [(loop.Loop, "_update", 9), (checkpoint, "newest", 1)],
+    "three times": [(loop.Loop, "_update", 7), (loop.Loop, "_update", 2), (loop.Loop, "_log", 4)],
+}
+
+
+@pytest.mark.parametrize("deaths", DEATHS.values(), ids=DEATHS)
+def test_R1_killed_runs_go_on_bit_for_bit(whole, tmp_path, deaths):
+    (tmp_path / "pairs.tsv").write_bytes(Path(whole.data.source).read_bytes())
+    settings = config(tmp_path, accumulate=2)
+    for index, death in enumerate(deaths):
+
+        def work(index=index, death=death):
+            dying(*death)
+            finish(settings) if index == 0 else resume_translator(settings.out, Display(quiet=True))
+
+        assert in_child(work) == -signal.SIGKILL
+    resume_translator(settings.out, Display(quiet=True))
+    assert_same(whole.out, settings.out)
+
+
+def test_R1_every_pair_once_an_epoch(tmp_path, monkeypatch):
+    """The ledger: what the loop really asked for, over an interruption."""
+    seen = []
+    original = loop.Loop._next_batch
+
+    def noting(self):
+        where = (self.state.epoch, self.state.batch)
+        batch = original(self)
+        seen.append((*where, batch.index.tolist()))
+        return batch
+
+    monkeypatch.setattr(loop.Loop, "_next_batch", noting)
+    settings = config(tmp_path, steps=9, evaluate_every=9, save_every=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            loop.Loop, "_log", lambda self, first: (_ for _ in ()).throw(MemoryError) if self.state.step == 6 else None
+        )
+        with pytest.raises(MemoryError):
+            finish(settings)
+    done = seen[:4]
+    seen.clear()
+    resume_translator(settings.out, Display(quiet=True))
+    ledger = done + seen
+    assert [part[:2] for part in ledger] == sorted(part[:2] for part in ledger)
+    last = ledger[-1][0]
+    assert last >= 1
+    pairs = len(read_corpus(settings.data, settings.training.seed).train)
+    for epoch in range(last):
+        index = [number for part in ledger if part[0] == epoch for number in part[2]]
+        assert sorted(index) == list(range(pairs))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("during", ["step", "evaluation"])
+def test_R6_signals_save_and_exit(whole, tmp_path, number, code, during):
+    (tmp_path / "pairs.tsv").write_bytes(Path(whole.data.source).read_bytes())
+    settings = config(tmp_path, accumulate=2)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(_values(settings)))
+
+    def work():
+        owner, name, call = (loop.Loop, "_update", 7) if during == "step" else (Translator, "loss", 1)
+        original, calls = getattr(owner, name), [0]
+
+        def wrapped(*arguments, **options):
+            calls[0] += 1
+            if calls[0] == call:
+                os.kill(os.getpid(), number)
+            return original(*arguments, **options)
+
+        setattr(owner, name, wrapped)
+        os._exit(cli.main(["train", "translate", "--config", str(tmp_path / "config.yaml")]))
+
+    assert in_child(work) == code
+    stopped = checkpoint.newest(Run(settings.out).checkpoints).checkpoint.state["step"]
+    assert stopped == (7 if during == "step" else 5)
+    resume_translator(settings.out, Display(quiet=True))
+    assert_same(whole.out, settings.out)
+
+
+def test_R6_a_second_signal_exits_at_once(tmp_path):
+    settings = config(tmp_path)
+
+    def work():
+        def slow(*_):
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+
+        Translator.loss = slow
+        finish(settings)
+
+    began = time.monotonic()
+    assert in_child(work) == 143
+    assert time.monotonic() - began < 30
+
+
+def _values(settings: TranslateConfig) -> dict:
+    import dataclasses
+
+    return json.loads(json.dumps(dataclasses.asdict(settings)))
+
+
+def test_R3_a_damaged_checkpoint_is_passed_over_and_said(whole, tmp_path, capsys):
+    (tmp_path / "pairs.tsv").write_bytes(Path(whole.data.source).read_bytes())
+    settings = config(tmp_path, accumulate=2)
+    assert in_child(lambda: (dying(loop.Loop, "_update", 12), finish(settings))) == -signal.SIGKILL
+    newest = Run(settings.out).checkpoints / checkpoint.names(Run(settings.out).checkpoints)[-1]
+    with open(newest / "model.safetensors", "r+b") as file:
+        file.seek(-5, os.SEEK_END)
+        file.write(b"\x55")
+    resume_translator(settings.out, Display())
+    assert f"{newest.name} is damaged" in capsys.readouterr().err
+    assert_same(whole.out, settings.out)
+
+
+def test_R4_no_file_of_a_run_is_unpickled(tmp_path):
+    settings = config(tmp_path, steps=2, evaluate_every=2)
+    finish(settings)
+    run, marker = Path(settings.out), tmp_path / "executed"
+    payload = f"cos\nsystem\n(S'touch {marker}'\ntR.".encode()
+    tagged = f"!!python/object/apply:os.system ['touch {marker}']".encode()
+    for name in ("config.yaml", "run.json", "source.json", "valid.jsonl"):
+        path = run / name
+        before = path.read_bytes()
+        for attack in (payload, tagged):
+            path.write_bytes(attack)
+            for work in (
+                lambda: resume_translator(run, Display(quiet=True)),
+                lambda: Translator.load(run),
+                lambda: read_valid(run),
+            ):
+                try:
+                    work()
+                except (ValueError, yaml.YAMLError):
+                    pass
+        path.write_bytes(before)
+    assert not marker.exists()
+
+
+def test_R5_a_full_disk_ends_in_words(tmp_path, monkeypatch, capsys):
+    settings = config(tmp_path)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(_values(settings)))
+    original = checkpoint._write_file
+
+    def full(path, content):
+        if "step-00000006" in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return original(path, content)
+
+    monkeypatch.setattr(checkpoint, "_write_file", full)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", "translate", "--config", str(tmp_path / "config.yaml")])
+    assert ended.value.code == 2
+    words = capsys.readouterr().err
+    assert "No space left" in words
+    assert "step-00000006" in words
+    assert checkpoint.newest(Run(settings.out).checkpoints).checkpoint.state["step"] == 5
+
+
+@pytest.mark.parametrize("what", ["weight", "gradient", "loss"])
+def test_R8_what_is_not_finite_is_caught_in_the_same_step(tmp_path, monkeypatch, what):
+    settings = config(tmp_path)
+    original = loop.Loop._update
+    name = "decoder.blocks.0.inner.weight"
+
+    def poisoned(self):
+        if self.state.step == 7:
+            model = self.task.model
+            if what == "weight":
+                with torch.no_grad():
+                    model.get_parameter(name)[0, 0] = math.inf
+            elif what == "gradient":
+                model.get_parameter(name).register_hook(lambda grad: grad * math.nan)
+            else:
+                loss = self.loss
+                self.loss = lambda batch, smoothing: (found := loss(batch, smoothing))._replace(
+                    total=found.total * math.inf
+                )
+        original(self)
+
+    monkeypatch.setattr(loop.Loop, "_update", poisoned)
+    with pytest.raises(loop.TrainingError) as caught:
+        finish(settings)
+    words = str(caught.value)
+    assert "step 8:" in words
+    assert "batch" in words
+    assert "step-00000006" in words
+    assert (name if what != "loss" else "gradient of") in words
+    last = checkpoint.newest(Run(settings.out).checkpoints).checkpoint
+    assert last.state["step"] == 6
+    assert all(part.isfinite().all() for part in last.tensors["model"].values())
+
+
+def test_R8_no_poisoned_checkpoint(tmp_path, monkeypatch):
+    """Weights that an update itself ruined are not saved, even where no loss has seen them yet."""
+    settings = config(tmp_path, save_every=1)
+    original = torch.optim.AdamW.step
+
+    def ruin(self, *rest):
+        original(self, *rest)
+        if len(checkpoint.names(Run(settings.out).checkpoints)) == 2:
+            with torch.no_grad():
+                self.param_groups[0]["params"][0][0, 0] = math.nan
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", ruin)
+    with pytest.raises(loop.TrainingError, match=r"step 3: .* is not finite; nothing was saved"):
+        finish(settings)
+    assert checkpoint.newest(Run(settings.out).checkpoints).checkpoint.state["step"] == 2
+
+
+def test_accumulated_batches_are_one_large_batch(tmp_path, monkeypatch):
+    """The update is that of the mean over all tokens, whatever the batches hold."""
+    settings = config(tmp_path, accumulate=3, steps=1, evaluate_every=1, clip=None, weight_decay=0.0)
+    settings = TranslateConfig(
+        settings.out, settings.data, ModelOptions(width=16, heads=2, inner=32, layers=1, dropout=0.0), settings.training
+    )
+    grads, batches = {}, []
+    update, fetch, step = loop.Loop._update, loop.Loop._next_batch, torch.optim.AdamW.step
+
+    def fetched(self):
+        batches.append(fetch(self))
+        return batches[-1]
+
+    def noted(self, *rest):
+        grads.update({id(part): part.grad.clone() for group in self.param_groups for part in group["params"]})
+        return step(self, *rest)
+
+    def checked(self):
+        before = {name: part.detach().clone() for name, part in self.task.model.named_parameters()}
+        update(self)
+        model = self.task.model
+        after = {name: part.detach().clone() for name, part in model.named_parameters()}
+        model.load_state_dict(before, strict=False)
+        parts = [self.task.loss(batch, self.config.smoothing) for batch in batches]
+        assert len({int(part.tokens) for part in parts}) > 1
+        mean = sum(part.total for part in parts) / sum(part.tokens for part in parts)
+        for part, wanted in zip(model.parameters(), torch.autograd.grad(mean, list(model.parameters())), strict=True):
+            assert_close(grads[id(part)], wanted)
+        model.load_state_dict(after, strict=False)
+
+    monkeypatch.setattr(loop.Loop, "_next_batch", fetched)
+    monkeypatch.setattr(torch.optim.AdamW, "step", noted)
+    monkeypatch.setattr(loop.Loop, "_update", checked)
+    finish(settings)
+    assert len(batches) == 3
+
+
+def test_float16_lowers_its_scale_and_goes_on(tmp_path, monkeypatch):
+    """On a GPU an overflow asks for a smaller scale: the step is skipped, the scale halves, then grows again."""
+    settings = config(tmp_path, steps=4, evaluate_every=4)
+    monkeypatch.setattr(loop, "STEPS_TO_DOUBLE", 2)
+    scales = []
+    update = loop.Loop._update
+
+    def noted(self):
+        self.config = TrainingConfig(**vars(self.config) | {"precision": "float16"})
+        monkeypatch.setattr(self, "_precision", __import__("contextlib").nullcontext)
+        if self.state.step == 1:
+            loss = self.loss
+
+            def overflowing(batch, smoothing):
+                self.loss = loss
+                found = loss(batch, smoothing)
+                found.total.register_hook(lambda grad: grad * math.inf)
+                return found
+
+            self.loss = overflowing
+        before = {name: part.detach().clone() for name, part in self.task.model.named_parameters()}
+        update(self)
+        scales.append(self.state.scale)
+        moved = any(not torch.equal(part, before[name]) for name, part in self.task.model.named_parameters())
+        assert moved == (self.state.step != 2)
+
+    monkeypatch.setattr(loop.Loop, "_update", noted)
+    finish(settings)
+    assert scales == [2.0**16, 2.0**15, 2.0**15, 2.0**16]
+
+
+def test_the_best_checkpoint_and_patience(tmp_path, monkeypatch):
+    values = iter([3.0, 5.0, 4.0, 5.0, 9.0])
+    monkeypatch.setattr(
+        "regard.translation.TranslationTask.evaluate",
+        lambda self, beam, check: ({"bleu": next(values)}, []),
+    )
+    settings = config(tmp_path, steps=100, evaluate_every=2, save_every=None, patience=2, keep=1)
+    state = finish(settings)
+    assert (state.step, state.best, state.best_step) == (8, 5.0, 4)
+    run = Run.open(settings.out)
+    assert checkpoint.names(run.checkpoints) == ["step-00000004", "step-00000008"]
+    assert run.find("best").state["step"] == 4
+    assert run.find("last").state["step"] == 8
+    assert run.find().state["step"] == 4
+    with pytest.raises(ValueError, match="no checkpoint of step 6"):
+        run.find("6")
+    with pytest.raises(ValueError, match="regard average"):
+        run.find("average")
+    with pytest.raises(ValueError, match="best, last, average or a step"):
+        run.find("worst")
+
+
+@pytest.mark.parametrize(("metric", "values", "steps"), [("bleu", [1.0, 7.0, 9.0], 4), ("loss", [3.0, 1.5, 0.5], 4)])
+def test_the_goal(tmp_path, monkeypatch, metric, values, steps):
+    found = iter(values)
+    monkeypatch.setattr(
+        "regard.translation.TranslationTask.evaluate", lambda self, beam, check: ({metric: next(found)}, [])
+    )
+    goal = {"bleu": 6.0, "loss": 2.0}[metric]
+    assert finish(config(tmp_path, steps=6, evaluate_every=2, metric=metric, goal=goal)).step == steps
+
+
+def test_the_average_is_of_scheduled_checkpoints(tmp_path):
+    settings = config(tmp_path, average=2, keep=3)
+    finish(settings)
+    run = Run.open(settings.out)
+    assert checkpoint.names(run.checkpoints)[-2:] == ["step-00000010", "step-00000012"]
+    parts = [run.find(step).tensors["model"] for step in (10, 12)]
+    mean = run.find("average")
+    assert mean.state["averaged"] == ["step-00000010", "step-00000012"]
+    for name, part in mean.tensors["model"].items():
+        assert_close(part, (parts[0][name] + parts[1][name]) / 2)
+    assert run.records()[-1]["event"] == "average"
+    assert cli.main(["average", settings.out, "--last", "3"]) == 0
+    assert run.find("average").state["averaged"] == checkpoint.names(run.checkpoints)[-3:]
+
+
+def test_schedules():
+    paper = TrainingConfig(warmup=4000)
+    assert_close(rate(paper, 4000, 512), 512**-0.5 * 4000**-0.5)
+    assert_close(rate(paper, 1, 512), 512**-0.5 * 4000**-1.5)
+    assert_close(rate(paper, 16000, 512), 512**-0.5 * 16000**-0.5)
+    assert_close(rate(TrainingConfig(warmup=4000, learning_rate=2.0), 9, 512), 2 * rate(paper, 9, 512))
+    for name in ("inverse_root", "cosine", "constant"):
+        config = TrainingConfig(schedule=name, learning_rate=0.01, warmup=100, steps=1100)
+        assert_close(rate(config, 50, 512), 0.005)
+        assert_close(rate(config, 100, 512), 0.01)
+        assert_close(rate(config, 1100, 512), {"inverse_root": 0.01 / 11**0.5, "cosine": 0.0, "constant": 0.01}[name])
+    assert_close(rate(TrainingConfig(schedule="cosine", warmup=100, steps=1100), 600, 64), 0.0005)
+    assert rate(TrainingConfig(schedule="constant", warmup=0), 1, 64) == 0.001
+
+
+def test_a_run_can_be_made_longer(tmp_path):
+    settings = config(tmp_path, steps=4)
+    finish(settings)
+    state = resume_translator(settings.out, Display(quiet=True), steps=7)
+    assert state.step == 7
+    assert yaml.safe_load((Path(settings.out) / "config.yaml").read_text())["training"]["steps"] == 7
+
+
+def test_changed_data_is_refused(tmp_path):
+    settings = config(tmp_path)
+    finish(settings)
+    write_pairs(tmp_path / "pairs.tsv", 91)
+    with pytest.raises(ValueError, match="has changed"):
+        resume_translator(settings.out, Display(quiet=True))
+
+
+def test_a_run_is_not_overwritten(tmp_path):
+    settings = config(tmp_path, steps=1, evaluate_every=1)
+    finish(settings)
+    with pytest.raises(ValueError, match="regard resume"):
+        finish(settings)
+
+
+def test_held_out_sources_are_not_trained_on():
+    pairs = [(f"s{number % 40}", f"t{number}") for number in range(100)]
+    rest, held = hold_out(pairs, 10, seed=3)
+    sources = [source for source, _ in held]
+    assert len(held) == len(set(sources)) == 10
+    assert not set(sources) & {source for source, _ in rest}
+    assert len(rest) == sum(source not in sources for source, _ in pairs)
+    assert hold_out(pairs, 10, seed=3) == (rest, held)
+    assert hold_out(pairs, 10, seed=4)[1] != held
+
+
+def test_no_precision_but_float32_on_the_cpu(tmp_path):
+    with pytest.raises(ValueError, match="on the CPU it is float32"):
+        finish(config(tmp_path, device="cpu", precision="bfloat16"))
+
+
+def test_config_from_flags_and_files(tmp_path):
+    def read(*flags: str) -> TranslateConfig:
+        return parse(TranslateConfig, list(flags), "regard train translate", "")
+
+    found = read("--data.source", "a", "--model.attention", '["local(window=4)", softmax]', "--training.clip", "null")
+    assert found.model.attention == ["local(window=4)", "softmax"]
+    assert found.training.clip is None
+    assert read("--model.attention", "local(window=4)").model.attention == "local(window=4)"
+    file = tmp_path / "a.yaml"
+    file.write_text("training: {steps: 7, betas: [0.9, 0.99]}\nmodel: {preset: lstm}\n")
+    found = read("--config", str(file), "--training.steps", "8")
+    assert (found.training.steps, found.training.betas, found.model.preset) == (8, (0.9, 0.99), "lstm")
+    assert from_json(TranslateConfig, _values(found)) == found
+    for flags, words in (
+        (["--model.atention", "x"], "did you mean 'model.attention'"),
+        (["--training.steps", "many"], "training.steps"),
+        (["--training.steps", "0"], "at least 1"),
+        (["--training.schedule", "up"], "training.schedule"),
+        (["--training.average", "9"], "training.keep"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            read(*flags)
+    file.write_text("training: {stepz: 7}\n")
+    with pytest.raises(ValueError, match="stepz"):
+        read("--config", str(file))
+    with pytest.raises(ValueError, match="has no stepz"):
+        from_json(TrainingConfig, {"stepz": 1})
+    with pytest.raises(ValueError, match="steps must be"):
+        from_json(TrainingConfig, {"steps": "1"})
+
+
+def test_presets_and_what_is_foreign_to_them():
+    assert ModelOptions().resolve(100, None).width == 128
+    assert ModelOptions(preset="gru", bottleneck=True).resolve(100, None).attention is None
+    for options, words in (
+        ({"preset": "huge"}, "tiny, base, big, lstm, gru"),
+        ({"preset": "lstm", "inner": 8}, "has no model.inner"),
+        ({"bottleneck": True}, "lstm and gru"),
+        ({"preset": "lstm", "bottleneck": True, "attention": "dot"}, "no attention"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            ModelOptions(**options).resolve(100, None)
