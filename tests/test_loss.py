@@ -70,6 +70,20 @@ def test_projected_is_cross_entropy(smoothing, with_bias):
 
 
 @pytest.mark.usefixtures("_chunks")
+@pytest.mark.usefixtures("_chunks")
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_ignored_targets_count_for_nothing(smoothing):
+    """As on a GPU, where padding stays in the rows: the same sums and gradients as without those rows."""
+    x, weight, bias, target = drawn()
+    real = torch.arange(len(x)) % 3 != 1
+    some = torch.where(real, target, losses.IGNORED)
+    ours = projected(x, weight, some, smoothing, bias, ignores=True)
+    theirs = projected(x[real], weight, target[real], smoothing, bias)
+    assert_close(ours, theirs)
+    assert_close(torch.autograd.grad(ours[0], (x, weight, bias)), torch.autograd.grad(theirs[0], (x, weight, bias)))
+    assert_close(smoothed(F.linear(x, weight, bias), some, smoothing), theirs)
+
+
 def test_gradients_of_one_leaf():
     """A frozen embedding, or frozen layers below the output."""
     x, weight, _, target = drawn()

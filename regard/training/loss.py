@@ -40,16 +40,17 @@ def loss(model: nn.Module, batch: Any, smoothing: float = 0.0) -> Loss:
         total, plain = smoothed(logits.flatten(0, 1) if keep is None else logits[keep], real, smoothing)
         return Loss(total, plain, _count(target, keep), second)
     x, second = model.hidden(batch.source, batch.target_in, **keeps)
-    x, target = x.flatten(0, 1), target.flatten()
+    x, target, ignores = x.flatten(0, 1), target.flatten(), False
     if keep is not None:
         packed, rows = pack(batch.target_out[..., None], keep)
         real, target = rows.real().flatten(), packed.flatten()
-        if x.is_cuda:
-            # all positions, for to know how many are real the host would have to wait
+        ignores = x.is_cuda
+        if ignores:
+            # all positions: to pick the real ones, the host would have to wait for their number
             target = torch.where(real, target, IGNORED)
         else:
             x, target = x[real], target[real]
-    total, plain = projected(x, model.output.weight, target, smoothing, model.output.bias)
+    total, plain = projected(x, model.output.weight, target, smoothing, model.output.bias, ignores=ignores)
     return Loss(total, plain, _count(batch.target_out, keep), second)
 
 
@@ -69,34 +70,44 @@ def smoothed(logits: Tensor, target: Tensor, smoothing: float = 0.0) -> tuple[Te
 
 
 def projected(
-    x: Tensor, weight: Tensor, target: Tensor, smoothing: float = 0.0, bias: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    smoothing: float = 0.0,
+    bias: Tensor | None = None,
+    *,
+    ignores: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """`smoothed` of the logits x [N, E] @ weight [V, E]^T + bias."""
+    """`smoothed` of the logits x [N, E] @ weight [V, E]^T + bias. `ignores`: some targets are IGNORED."""
     _check(smoothing)
     kind = x.device.type
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    return _Projected.apply(x, weight, bias, target, smoothing, torch.is_grad_enabled())
+    return _Projected.apply(x, weight, bias, target, smoothing, ignores, torch.is_grad_enabled())
 
 
 class _Projected(torch.autograd.Function):
     """A few rows of logits at a time become the loss, and while they are in the cache their gradient, in place."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, target, smoothing, trains):
+    def forward(ctx, x, weight, bias, target, smoothing, ignores, trains):
         logits = F.linear(x, weight, bias)
         V, wide = len(weight), torch.promote_types(logits.dtype, torch.float32)
         total, plain = (torch.zeros((), dtype=wide, device=x.device) for _ in range(2))
         size = max(CHUNK.get(x.device.type, CHUNK["cuda"]) // V, 1)
         for rows, ids in zip(logits.split(size), target.split(size), strict=True):
-            logp, at = torch.log_softmax(rows, 1, dtype=wide), ids[:, None]
-            missed = -logp.gather(1, at)
+            logp, real = torch.log_softmax(rows, 1, dtype=wide), (ids != IGNORED)[:, None]
+            at = torch.where(real, ids[:, None], 0)
+            missed = torch.where(real, -logp.gather(1, at), 0)
             plain += missed.sum()
-            total += (1 - smoothing) * missed.sum() - smoothing / V * logp.sum()
+            total += (1 - smoothing) * missed.sum() - smoothing / V * torch.where(
+                real, logp.sum(1, keepdim=True), 0
+            ).sum()
             if trains:
                 slope = logp.exp_().sub_(smoothing / V)
-                rows.copy_(slope.scatter_add_(1, at, torch.full_like(missed, smoothing - 1)))
+                slope.scatter_add_(1, at, torch.full_like(missed, smoothing - 1))
+                rows.copy_(slope.mul_(real) if ignores else slope)
         if trains:
             ctx.save_for_backward(x, weight, logits)
         ctx.mark_non_differentiable(plain)
@@ -111,6 +122,7 @@ class _Projected(torch.autograd.Function):
             _scaled(slope @ weight, grad) if needs_x else None,
             _scaled(slope.t() @ x, grad) if needs_weight else None,
             _scaled(slope.sum(0), grad) if needs_bias else None,
+            None,
             None,
             None,
             None,
