@@ -12,6 +12,7 @@ import argparse
 import lzma
 import re
 import unicodedata
+from contextlib import ExitStack
 from pathlib import Path
 
 CONTRACTIONS = {"du": "de le", "des": "de les", "au": "a le", "aux": "a les"}
@@ -66,17 +67,19 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     sides = {"en": english, "fr": french}
-    raw = {side: lzma.open(arguments.data / f"hansards/train.{side}.xz", "rt", encoding="utf-8") for side in sides}
-    files = {side: open(arguments.out / f"train.{side}", "w", encoding="utf-8") for side in sides}
-    kept = 0
-    for pair in zip(raw["en"], raw["fr"], strict=True):
-        lines = [change(line) for change, line in zip(sides.values(), pair, strict=True)]
-        if all(lines):
-            kept += 1
-            for file, line in zip(files.values(), lines, strict=True):
-                file.write(line + "\n")
-    for file in (*raw.values(), *files.values()):
-        file.close()
+    with ExitStack() as stack:
+        raw = [
+            stack.enter_context(lzma.open(arguments.data / f"hansards/train.{side}.xz", "rt", encoding="utf-8"))
+            for side in sides
+        ]
+        files = [stack.enter_context(open(arguments.out / f"train.{side}", "w", encoding="utf-8")) for side in sides]
+        kept = 0
+        for pair in zip(*raw, strict=True):
+            lines = [change(line) for change, line in zip(sides.values(), pair, strict=True)]
+            if all(lines):
+                kept += 1
+                for file, line in zip(files, lines, strict=True):
+                    file.write(line + "\n")
     # the gold sentences are words already: a word stays one word, so that its links stay right
     text = (arguments.data / "alignments/enfr.src-tgt").read_text(encoding="utf-8")
     pairs = [line.split("|||") for line in text.split("\n") if line]

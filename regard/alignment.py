@@ -67,8 +67,9 @@ def align(
 
     read="predict" takes the attention of the decoder step that predicts a target token, "consume" that of the step
     after it, which gets the token as input and so knows what to look for (Chen et al. 2020, Accurate Word Alignment
-    Induction from Neural Machine Translation). None is "consume", but "predict" for a decoder with one layer of
-    attention, as recurrent ones have: that layer alone finds in the source what the step predicts.
+    Induction from Neural Machine Translation). Which is better depends on the model: an aligner is made to be read at
+    "consume", and None is that. The decoders of three or four layers that were measured here attend to a word when they
+    predict it, and None is "predict" for all that is no aligner; the deep ones of that paper are better at "consume".
 
     tokens bounds the padded tokens of a batch.
     """
@@ -201,8 +202,8 @@ def _word_maps(
     if layer == "aligner" or (layer is None and has_aligner(model)):
         layers, consumes = [part.mean(1) for part in model.maps(source, target, place="aligner", **keeps)], True
     else:
-        layers = [_head(part, head) for part in model.maps(source, target, **keeps)]
-        consumes, layers = len(layers) > 1, _pick(layers, layer)
+        layers, consumes = [_head(part, head) for part in model.maps(source, target, **keeps)], False
+        layers = _pick(layers, layer)
     maps = torch.stack(layers, 1).float()  # [B, layers, T, S]
     # bos is the input of row 0, so that row t predicts token t and row t + 1 consumes it
     consumes = consumes if read is None else read == "consume"

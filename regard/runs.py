@@ -191,6 +191,15 @@ def average(arguments: argparse.Namespace) -> None:
     print(f"averaged {len(names)} checkpoints ({names[0]} to {names[-1]}) into {arguments.run}/checkpoints/average")
 
 
+def compact(arguments: argparse.Namespace) -> None:
+    """regard compact"""
+    from regard.translation import compact_run
+
+    path = compact_run(arguments.run, arguments.out, arguments.checkpoint)
+    size = sum(file.stat().st_size for file in path.iterdir())
+    print(f"{arguments.out}: {size / 1e6:.1f} MB of weights; translate with: regard translate {arguments.out}")
+
+
 def add_verbs(verb: Verb) -> None:
     """The flags of each verb."""
     verb(
@@ -274,7 +283,7 @@ def add_verbs(verb: Verb) -> None:
         "--read",
         choices=("consume", "predict"),
         help="at the step that reads the target word, or the one that predicts it "
-        "(default: consume; predict where the decoder attends only once)",
+        "(default: consume of an aligner, predict of other attention)",
     )
     added.add_argument("--gold", help="links to compare with, S-S sure and SpS possible, from 1: AER on stderr")
     added.add_argument("--picture", help="draw one sentence into this .png, .svg or .pdf")
@@ -289,6 +298,16 @@ def add_verbs(verb: Verb) -> None:
     )
     added.add_argument("run", metavar="RUN", help="a run folder")
     added.add_argument("--last", type=int, default=5, help="how many (default: 5)")
+
+    added = verb(
+        "compact",
+        compact,
+        "a small copy of a run to pass on: one checkpoint, its matrices in 8 bits",
+        ["regard compact runs/translate --out english-german"],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("--out", required=True, help="a new folder")
+    added.add_argument("--checkpoint", help="best, last, average or a step (default: the average, or else the best)")
 
 
 def _add_model(added: argparse.ArgumentParser) -> None:

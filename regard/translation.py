@@ -18,7 +18,10 @@ from regard.data.batches import Batch, Batches, keep_short
 from regard.data.text import read_pairs
 from regard.data.tokenizer import EOS, PAD, Tokenizer
 from regard.decoding import DecodingConfig, Hypothesis, decode
+from regard.kernels.packed import pack_linears
 from regard.metrics.translation import Score, bleu, chrf, exact_match
+from regard.training import checkpoint
+from regard.training.compact import compact, expand
 from regard.training.display import Display
 from regard.training.loop import State, train
 from regard.training.loss import Loss, loss
@@ -148,7 +151,7 @@ class Translator:
         cls, folder: str | Path | None = None, *, which: str | int | None = None, device: str = "auto"
     ) -> "Translator":
         """From a run folder; None: the translator that comes with Regard. `which` is a checkpoint: best, last, average
-        or a step; None: the average where there is one, else the best."""
+        or a step; None: the average where there is one, else the best. It translates; it is not for training on."""
         run = Run.open(SHIPPED if folder is None else folder)
         facts = run.read_json("run.json")
         if facts.get("task") != "translate":
@@ -157,9 +160,12 @@ class Translator:
         source = Tokenizer.load(run.folder / "source.json")
         own = run.folder / "target.json"
         model = models.build(config)
-        model.load_state_dict(run.find(which).tensors["model"])
+        model.load_state_dict(expand(run.find(which).tensors["model"]))
         target = Tokenizer.load(own) if own.exists() else source
-        return cls(model.to(pick_device(device)).eval(), source, target, facts["longest"])
+        model = model.to(pick_device(device)).eval()
+        if next(model.parameters()).device.type == "cpu":
+            pack_linears(model)
+        return cls(model, source, target, facts["longest"])
 
     @property
     def device(self) -> torch.device:
@@ -329,6 +335,19 @@ def learn_tokenizers(pairs: Sequence[Pair], config: DataConfig) -> tuple[Tokeniz
         return both, both
     source, target = (Tokenizer.train(side, config.vocabulary, config.tokenizer) for side in sides)
     return source, target
+
+
+def compact_run(folder: str | Path, out: str | Path, which: str | int | None = None) -> Path:
+    """A run folder with one checkpoint in 8 bits and nothing of its training: to be passed on."""
+    run, small = Run.open(folder), Run.create(out)
+    for name in ("source.json", "target.json"):
+        if (run.folder / name).exists():
+            small.write_text(name, (run.folder / name).read_text(encoding="utf-8"))
+    found = run.find(which)
+    state = {"step": found.state["step"], "compact": True}
+    path = checkpoint.write(small.checkpoints, "average", {"model": compact(found.tensors["model"])}, state)
+    small.write_json("run.json", run.read_json("run.json"))
+    return path
 
 
 def read_valid(folder: str | Path) -> list[Pair]:

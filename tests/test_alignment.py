@@ -80,8 +80,24 @@ class TestRows:
     def test_default(self):
         one, two = planted("a b", self.MAP), planted("a b", self.MAP, self.MAP)
         assert align(one, SOURCE, TARGET, [("a b", "A B")])[0].links == links("0-0 1-1")
-        assert align(two, SOURCE, TARGET, [("a b", "A B")])[0].links == links("1-0 0-1")
-        assert strongest(read_maps(two, SOURCE, TARGET, [("a b", "A B")], layer=0)[0].maps[0]) == links("1-0 0-1")
+        assert align(two, SOURCE, TARGET, [("a b", "A B")])[0].links == links("0-0 1-1")
+        assert strongest(read_maps(two, SOURCE, TARGET, [("a b", "A B")], layer=0)[0].maps[0]) == links("0-0 1-1")
+
+    def test_an_aligner_is_read_where_it_consumes(self):
+        model = planted("a b", self.MAP)
+        model.aligner, cross, places = nn.Identity(), model.maps, []
+
+        def maps(source, target, *, keep=None, target_keep=None, place=None):
+            places.append(place)
+            return cross(source, target, keep=keep, target_keep=target_keep)
+
+        model.maps = maps
+        pairs = [("a b", "A B")]
+        assert align(model, SOURCE, TARGET, pairs)[0].links == links("1-0 0-1")
+        assert align(model, SOURCE, TARGET, pairs, layer="aligner")[0].links == links("1-0 0-1")
+        assert align(model, SOURCE, TARGET, pairs, layer="aligner", read="predict")[0].links == links("0-0 1-1")
+        assert align(model, SOURCE, TARGET, pairs, layer=0)[0].links == links("0-0 1-1")
+        assert places == ["aligner", "aligner", "aligner", None]
 
     def test_the_end_of_the_source_is_no_word(self):
         model = planted("a b", [[0.1, 0.2, 0.7], [0.2, 0.1, 0.7], [0, 0, 1.0]])
@@ -203,7 +219,7 @@ class TestLayersAndHeads:
     def setup_method(self):
         self.maps = np.random.default_rng(1).dirichlet(np.ones(3), (3, 2, 3)).astype(np.float32)
         self.model = Planted({"a b": self.maps})
-        self.words = self.maps[:, :, 1:, :2]
+        self.words = self.maps[:, :, :2, :2]
 
     def matrix(self, **options):
         return align(self.model, SOURCE, TARGET, [("a b", "A B")], **options)[0].matrix
@@ -221,7 +237,7 @@ class TestLayersAndHeads:
     def test_the_default_is_the_last_but_one(self):
         np.testing.assert_allclose(self.matrix(), self.words[1].mean(0), rtol=1e-5)
         one = Planted({"a b": self.maps[:1]})
-        (found,) = align(one, SOURCE, TARGET, [("a b", "A B")], read="consume")
+        (found,) = align(one, SOURCE, TARGET, [("a b", "A B")])
         np.testing.assert_allclose(found.matrix, self.words[0].mean(0), rtol=1e-5)
 
     def test_all(self):
@@ -276,8 +292,15 @@ class TestModels:
             assert found.matrix.sum(1).max() < 1
         source, target = torch.tensor([[*SOURCE.encode("a b"), EOS]]), torch.tensor([[BOS, *TARGET.encode("A E@@ H")]])
         maps = model.eval().maps(source, target)[0][0].mean(0)
-        expected = torch.stack([maps[1], maps[2:].mean(0)])[:, :2]
+        expected = torch.stack([maps[0], maps[1:3].mean(0)])[:, :2]
         torch.testing.assert_close(torch.from_numpy(together[0].matrix), expected)
+
+    def test_an_aligner(self):
+        model = self.small(aligner="softmax")
+        source, target = torch.tensor([[*SOURCE.encode("a b"), EOS]]), torch.tensor([[BOS, *SOURCE.encode("c d")]])
+        expected = model.eval().maps(source, target, place="aligner")[0][0, 0, 1:, :2]
+        (found,) = align(model, SOURCE, SOURCE, [("a b", "c d")])
+        torch.testing.assert_close(torch.from_numpy(found.matrix), expected)
 
     def test_low_precision(self):
         model = self.small().to(torch.bfloat16)

@@ -1,5 +1,7 @@
 """Training: exact resume after any interruption, signals, numbers that are not finite, what a checkpoint stands for."""
 
+import contextlib
+import dataclasses
 import errno
 import json
 import math
@@ -222,8 +224,6 @@ def test_R6_a_second_signal_exits_at_once(tmp_path):
 
 
 def _values(settings: TranslateConfig) -> dict:
-    import dataclasses
-
     return json.loads(json.dumps(dataclasses.asdict(settings)))
 
 
@@ -256,10 +256,8 @@ def test_R4_no_file_of_a_run_is_unpickled(tmp_path):
                 lambda: Translator.load(run),
                 lambda: read_valid(run),
             ):
-                try:
+                with contextlib.suppress(ValueError, yaml.YAMLError):
                     work()
-                except (ValueError, yaml.YAMLError):
-                    pass
         path.write_bytes(before)
     assert not marker.exists()
 
@@ -381,7 +379,7 @@ def test_float16_lowers_its_scale_and_goes_on(tmp_path, monkeypatch):
 
     def noted(self):
         self.config = TrainingConfig(**vars(self.config) | {"precision": "float16"})
-        monkeypatch.setattr(self, "_precision", __import__("contextlib").nullcontext)
+        monkeypatch.setattr(self, "_precision", contextlib.nullcontext)
         if self.state.step == 1:
             loss = self.loss
 

@@ -1,0 +1,38 @@
+"""Weights in a quarter of their size, for models that are passed on.
+
+A matrix is kept as whole numbers from -127 to 127 with one scale a row; what is small stays as it is. The loss of a
+translator changes in the third digit.
+"""
+
+import torch
+from torch import Tensor
+
+SCALE = "/scale"
+SMALL = 4096  # numbers: tensors up to this size stay as they are
+
+
+def compact(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Matrices in 8 bits, each with the scales of its rows under NAME/scale. Tensors that are one stay one."""
+    done: dict[int, str] = {}
+    small: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if tensor.dim() != 2 or tensor.numel() <= SMALL or not tensor.is_floating_point():
+            small[name] = tensor
+            continue
+        first = done.setdefault(tensor.data_ptr(), name)
+        if first != name:
+            small[name], small[name + SCALE] = small[first], small[first + SCALE]
+            continue
+        scale = tensor.abs().amax(1, keepdim=True).float() / 127
+        whole = (tensor.float() / scale.clamp(min=torch.finfo(torch.float32).tiny)).round()
+        small[name], small[name + SCALE] = whole.to(torch.int8), scale
+    return small
+
+
+def expand(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """float32 again; what was never compact comes back as it is."""
+    return {
+        name: tensor.float() * tensors[name + SCALE] if name + SCALE in tensors else tensor
+        for name, tensor in tensors.items()
+        if not name.endswith(SCALE)
+    }
