@@ -114,6 +114,15 @@ def demo(arguments: argparse.Namespace) -> None:
     folder = Path(arguments.out)
     folder.mkdir(parents=True, exist_ok=True)
     console = _console(100)
+    if arguments.part != "translate":
+        _demo_mechanisms(console, words, folder)
+    if arguments.part != "mechanisms":
+        runs.demo(console, folder)
+
+
+def _demo_mechanisms(console: Console, words: list[str], folder: Path) -> None:
+    from regard import demo as show
+
     console.print("The mechanisms of Regard\n", style="bold")
     _print_table([row for kind, registry in REGISTRIES.items() for row in _rows(kind, registry)])
     console.print("\nOne sentence through some of them\n", style="bold")
@@ -426,11 +435,12 @@ def _parser() -> argparse.ArgumentParser:
     added = verb(
         "demo",
         demo,
-        "the mechanisms, and a picture of some of them at work on a sentence",
-        ["regard demo", 'regard demo --sentence "a rose is a rose is a rose" --out /tmp'],
+        "the mechanisms at work on a sentence, a translator trained in minutes, and the one that comes with Regard",
+        ["regard demo", 'regard demo --part mechanisms --sentence "a rose is a rose is a rose" --out /tmp'],
     )
-    added.add_argument("--out", default="demo", help="folder of the picture, made if needed (default: demo)")
-    added.add_argument("--sentence", help="your own words")
+    added.add_argument("--out", default="demo", help="folder of pictures and run, made if needed (default: demo)")
+    added.add_argument("--sentence", help="your own words for the mechanisms")
+    added.add_argument("--part", choices=("mechanisms", "translate"), help="only this part")
 
     runs.add_verbs(verb)
     return parser

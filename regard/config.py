@@ -10,6 +10,7 @@ import difflib
 import re
 import types
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -289,7 +290,7 @@ def _fit(hint: Any, value: Any, name: str) -> Any:
             return value
     elif origin is tuple and isinstance(value, (list, tuple)):
         return tuple(_fit(part, item, name) for part, item in zip(arguments, value, strict=True))
-    elif origin is list and isinstance(value, list):
+    elif origin in (list, Sequence) and isinstance(value, list):
         return [_fit(arguments[0], item, name) for item in value]
     elif hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)

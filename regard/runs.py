@@ -176,7 +176,7 @@ def align_pairs(arguments: argparse.Namespace) -> None:
             raise ValueError(f"--sentence must be from 1 to {len(found)}, got {arguments.sentence}")
         chosen = found[arguments.sentence - 1]
         title, note = "What each target word attends to", "Ringed: the word links, the strongest of each target word."
-        picture = pictures.alignment_picture(chosen.matrix, chosen.links, chosen.source, chosen.target, title, note)
+        picture = pictures.alignment_picture(chosen.matrix, chosen.source, chosen.target, chosen.links, title, note)
         _warn(f"picture of sentence {arguments.sentence}: {pictures.save(picture, arguments.picture)}")
     if arguments.gold is not None:
         print(error_rate([part.links for part in found], read_gold(arguments.gold)), file=sys.stderr)
@@ -189,6 +189,42 @@ def average(arguments: argparse.Namespace) -> None:
 
     names = average(Run.open(arguments.run), arguments.last)
     print(f"averaged {len(names)} checkpoints ({names[0]} to {names[-1]}) into {arguments.run}/checkpoints/average")
+
+
+def demo(console: Any, folder: Path) -> None:
+    """The part of `regard demo` that translates."""
+    from regard import demo as show
+    from regard import draw as pictures
+    from regard.alignment import align
+    from regard.training.display import Display
+    from regard.translation import Translator, read_valid, train_translator
+
+    console.print(
+        "\nA translator of numbers, dates, times and amounts, trained now on sentences made up here\n", style="bold"
+    )
+    config = show.small_translator(folder / "translator")
+    train_translator(config, Display())
+    translator = Translator.load(config.out)
+    pairs = read_valid(config.out)
+    best = [found[0].text for found in translator.translate(source for source, _ in pairs)]
+    scores = translator.scores(best, [target for _, target in pairs])
+    console.print(f"\nOn {len(pairs)} sentences it has not seen: {scores['exact'].text}")
+    console.print(f"{scores['bleu'].text}\n", soft_wrap=True)
+    for source in show.SENTENCES:
+        console.print(f"  {source}\n    {translator(source)}", soft_wrap=True)
+    source = show.SENTENCES[0]
+    both = translator.source, translator.target
+    (found,) = align(translator.model, *both, [(source, translator(source))])
+    note = "The attention of the aligner, which learnt beside the translator. Ringed: the word links."
+    picture = pictures.alignment_picture(
+        found.matrix, found.source, found.target, found.links, "Where each German word comes from", note
+    )
+    console.print(f"\nIts word alignment: {pictures.save(picture, folder / 'alignment.png')}")
+    console.print("\nThe English-German translator that comes with Regard\n", style="bold")
+    shipped = Translator.load()
+    for source in show.ANYTHING:
+        console.print(f"  {source}\n    {shipped(source)}", soft_wrap=True)
+    console.print("\nYour own: echo 'Good morning!' | regard translate; your own data: regard train translate --help")
 
 
 def compact(arguments: argparse.Namespace) -> None:
@@ -328,8 +364,8 @@ def _decoding(arguments: argparse.Namespace) -> Any:
 
     names = ("beam", "penalty", "minimum", "maximum", "nbest", "sample", "temperature", "top_k", "top_p", "seed")
     given = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
-    if given.get("nbest", 1) > given["beam"] and not given.get("sample"):
-        given["beam"] = given["nbest"]
+    if not given.get("sample"):
+        given["beam"] = max(given["beam"], given.get("nbest", given["beam"]))
     return DecodingConfig(**given)
 
 

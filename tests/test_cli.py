@@ -214,7 +214,7 @@ def test_signed_weights_take_diverging_colours_around_zero():
 
 def test_demo_draws_and_says_where(capsys, tmp_path):
     folder = tmp_path / "new" / "demo"
-    assert main(["demo", "--out", str(folder), "--sentence", "a rose is a rose"]) == 0
+    assert main(["demo", "--part", "mechanisms", "--out", str(folder), "--sentence", "a rose is a rose"]) == 0
     told = capsys.readouterr().out
     assert str(folder / "attention.png") in told
     assert "Nothing is trained" in " ".join(told.split())

@@ -1,0 +1,344 @@
+"""Translators from the outside: the shipped one, one trained here, the command line, and text of any kind."""
+
+import dataclasses
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from regard import cli, demo
+from regard.config import DataConfig, ModelOptions, TrainingConfig, TranslateConfig
+from regard.data.generated import pairs
+from regard.decoding import DecodingConfig
+from regard.training.compact import compact, expand
+from regard.training.display import Display
+from regard.translation import SHIPPED, Translator, compact_run, train_translator
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> str:
+    """A few steps on a generated corpus: it translates badly, and all its parts are there."""
+    folder = tmp_path_factory.mktemp("run") / "run"
+    train_translator(
+        TranslateConfig(
+            out=str(folder),
+            data=DataConfig(generated=300, held_out=20, vocabulary=400),
+            model=ModelOptions(width=32, heads=2, inner=64, layers=2, norm="pre", aligner="softmax"),
+            training=TrainingConfig(steps=20, tokens=512, evaluate_every=10, average=2, keep=2, tensorboard=False),
+        ),
+        Display(quiet=True),
+    )
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Translator:
+    return Translator.load(device="cpu")
+
+
+def feed(monkeypatch, text: str | bytes) -> None:
+    data = text.encode() if isinstance(text, str) else text
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+def translated(monkeypatch, capsys, text: str | bytes, *flags: str) -> tuple[list[str], str]:
+    feed(monkeypatch, text)
+    assert cli.main(["translate", *flags]) == 0
+    said = capsys.readouterr()
+    assert said.out == "" or said.out.endswith("\n")
+    return said.out.split("\n")[:-1], said.err
+
+
+def test_the_shipped_translator(monkeypatch, capsys):
+    lines, _ = translated(monkeypatch, capsys, "Where is the station?\n\nI love you.\n")
+    assert lines == ["Wo ist der Bahnhof?", "", "Ich liebe dich."]
+
+
+def test_the_shipped_translator_is_small_and_says_where_it_is_from():
+    weights = list(SHIPPED.glob("checkpoints/*/*.safetensors"))
+    assert len(weights) == 1
+    assert weights[0].stat().st_size <= 6_000_000
+    card = (SHIPPED / "README.md").read_text(encoding="utf-8")
+    for word in ("tatoeba.org", "manythings.org", "CC BY 2.0", "BLEU"):
+        assert word in card
+
+
+def test_alone_and_in_any_batch(shipped):
+    lines = ["I am tired.", "Where did you buy that beautiful red car?", "", "Yes.", "He gave me the book yesterday."]
+    for decoding in (DecodingConfig(beam=1), DecodingConfig(beam=4)):
+        together = [best[0].text for best in shipped.translate(lines, decoding)]
+        for at_once in (1, 2):
+            assert [best[0].text for best in shipped.translate(lines, decoding, at_once=at_once)] == together
+        assert together[2] == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "one\r\ntwo\r\n",
+        "no end of line",
+        "\n\n\n",
+        "a\u2028b\x85c\x0bd\n",
+        "\ufeffone\n",
+        "<s> </s> <pad> <unk> [eos]\n",
+        "\u202eright to left\u202c\n",
+        "x" * 5000 + "\n",
+        "∀∂∈ℝ∧∪≡∞ \U0001f600\n",
+        "tab\tin the middle\n",
+        b"bad \xff\xfe bytes\nand \x00 NUL\n",
+        b"",
+    ],
+)
+def test_B1_as_many_lines_out_as_in(monkeypatch, capsys, run, text):
+    data = text.encode() if isinstance(text, str) else text
+    expected = data.count(b"\n") + (bool(data) and not data.endswith(b"\n"))
+    for flags in ([], ["--scores", "--alignments"]):
+        lines, _ = translated(monkeypatch, capsys, data, run, "--beam", "2", "--maximum", "8", *flags)
+        assert len(lines) == expected
+        for line in lines:
+            assert len(line.split("\t")) == 1 + len(flags)
+
+
+def test_B1_faults_are_said(monkeypatch, capsys, run):
+    _, said = translated(monkeypatch, capsys, b"good\nbad \xff\n" + b"long " * 600 + b"\n", run, "--maximum", "4")
+    assert "standard input:2: bytes that are not UTF-8" in said
+    assert "line 3:" in said
+    assert "only the first 256 are translated" in said
+
+
+def test_columns(monkeypatch, capsys, run):
+    source = "It is two o'clock.\n\nThe book costs nine dollars.\n"
+    lines, _ = translated(monkeypatch, capsys, source, run, "--nbest", "2", "--scores", "--alignments", "--beam", "3")
+    cells = [line.split("\t") for line in lines]
+    assert [cell[0] for cell in cells] == ["1", "1", "2", "3", "3"]
+    assert all(len(cell) == 4 for cell in cells)
+    assert float(cells[0][2]) >= float(cells[1][2])
+    words = len(cells[0][1].split())
+    links = [tuple(map(int, link.split("-"))) for link in cells[0][3].split()]
+    assert len(links) <= words
+    assert all(source < 4 and target < words for source, target in links)
+    plain, _ = translated(monkeypatch, capsys, source, run, "--beam", "3")
+    assert plain == [cells[0][1], "", cells[3][1]]
+
+
+def test_samples(monkeypatch, capsys, run):
+    draw = ["--sample", "--temperature", "2", "--maximum", "12"]
+    first, _ = translated(monkeypatch, capsys, "It is two o'clock.\n" * 2, run, *draw, "--seed", "1")
+    again, _ = translated(monkeypatch, capsys, "It is two o'clock.\n" * 2, run, *draw, "--seed", "1")
+    other, _ = translated(monkeypatch, capsys, "It is two o'clock.\n" * 2, run, *draw, "--seed", "2")
+    assert first == again != other
+
+
+def test_evaluate(capsys, run, tmp_path):
+    assert cli.main(["evaluate", run, "--beam", "1"]) == 0
+    said = capsys.readouterr().out
+    for word in ("20 pairs", "BLEU|nrefs:1", "chrF2|nrefs:1", "exact match", "perplexity"):
+        assert word in said
+    test = pairs(30, seed=5)
+    (tmp_path / "a.en").write_text("".join(source + "\n" for source, _ in test), encoding="utf-8")
+    (tmp_path / "a.de").write_text("".join(target + "\n" for _, target in test), encoding="utf-8")
+    out = tmp_path / "out.de"
+    files = ["--source", str(tmp_path / "a.en"), "--target", str(tmp_path / "a.de"), "--out", str(out)]
+    assert cli.main(["evaluate", run, *files, "--json", "--checkpoint", "last"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["pairs"] == 30
+    hypotheses = out.read_text(encoding="utf-8").split("\n")[:-1]
+    assert len(hypotheses) == 30
+    from sacrebleu.metrics import BLEU
+
+    assert_close(found["bleu"]["value"], BLEU().corpus_score(hypotheses, [[target for _, target in test]]).score)
+    translator = Translator.load(run, which="last")
+    total, count = 0.0, 0
+    for source, target in test:
+        ids = [
+            torch.tensor([side])
+            for side in ([*translator.source.encode(source), 3], [2, *translator.target.encode(target)])
+        ]
+        logs = torch.log_softmax(translator.model(*ids).logits[0], -1)
+        wanted = torch.tensor([*ids[1][0, 1:].tolist(), 3])
+        total -= float(logs.gather(1, wanted[:, None]).sum())
+        count += len(wanted)
+    assert_close(found["loss"], total / count, rtol=1e-4, atol=1e-5)
+
+
+def test_align(capsys, run, tmp_path):
+    assert cli.main(["align", run, "--picture", str(tmp_path / "a.png"), "--sentence", "2"]) == 0
+    lines = capsys.readouterr().out.split("\n")[:-1]
+    assert len(lines) == 20
+    assert (tmp_path / "a.png").stat().st_size > 5000
+    (tmp_path / "a.tsv").write_text("It is two o'clock.\tEs ist zwei Uhr.\n", encoding="utf-8")
+    (tmp_path / "gold").write_text("1-1 2-2 3p3 4-4\n")
+    flags = ["--source", str(tmp_path / "a.tsv"), "--gold", str(tmp_path / "gold")]
+    assert cli.main(["align", run, *flags]) == 0
+    assert "AER" in capsys.readouterr().err
+    for more in (["--reverse", run], ["--layer", "0"], ["--layer", "average", "--head", "1", "--read", "predict"]):
+        assert cli.main(["align", run, *flags[:2], *more]) == 0
+        assert len(capsys.readouterr().out.split("\n")) == 2
+
+
+def test_compact(run, tmp_path, capsys):
+    assert cli.main(["compact", run, "--out", str(tmp_path / "small")]) == 0
+    whole, small = Translator.load(run), Translator.load(tmp_path / "small")
+    tensors = {name: part.detach() for name, part in whole.model.named_parameters()}
+    for name, part in small.model.named_parameters():
+        bound = tensors[name].abs().amax(-1, keepdim=True) / 127 * 0.51 if part.dim() == 2 else 0
+        assert ((part - tensors[name]).abs() <= bound).all(), name
+    with pytest.raises(ValueError, match="holds a run already"):
+        compact_run(run, tmp_path / "small")
+
+
+def test_compact_numbers():
+    big, zero = torch.randn(100, 80), torch.zeros(100, 80)
+    tied = {"a": big, "b": big, "c": zero, "d": torch.randn(7)}
+    found = compact(tied)
+    assert found["a"].dtype == torch.int8
+    assert found["a"] is found["b"]
+    back = expand(found)
+    assert back.keys() == tied.keys()
+    assert_close(back["c"], zero)
+    assert_close(back["d"], tied["d"], rtol=0, atol=0)
+    assert (back["a"] - big).abs().max() <= big.abs().amax(1).max() / 127 / 2 + 1e-6
+    assert expand(tied)["a"] is big
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["translate", "nowhere"], "there is no run folder"),
+        (["translate", "RUN", "--checkpoint", "7"], "no checkpoint of step 7"),
+        (["translate", "RUN", "--checkpoint", "worst"], "best, last, average or a step"),
+        (["translate", "RUN", "--beam", "0"], "beam"),
+        (["translate", "RUN", "--input", "missing.txt"], "missing.txt"),
+        (["translate", "RUN", "--device", "toaster"], "toaster"),
+        (["evaluate", "FOLDER"], "is not a run"),
+        (["evaluate", "RUN", "--source", "missing.en"], "missing.en"),
+        (["align", "RUN", "--picture", "a.png", "--sentence", "21"], "from 1 to 20"),
+        (["align", "RUN", "--head", "7", "--layer", "0"], "head"),
+        (["align", "RUN", "--layer", "top"], "top"),
+        (["average", "FOLDER"], "is not a run"),
+        (["resume", "FOLDER"], "is not a run"),
+        (["train", "sing"], "no task 'sing'"),
+        (["train", "translate"], "data.source"),
+        (["train", "translate", "--data.source", "missing.tsv"], "missing.tsv"),
+        (["train", "translate", "--data.generated", "100", "--model.attention", "sofmax"], "softmax"),
+        (["train", "translate", "--data.generated", "100", "--out", "RUN"], "holds a run already"),
+    ],
+)
+def test_mistakes_end_in_one_line(arguments, words, run, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    feed(monkeypatch, "one\n")
+    with pytest.raises(SystemExit) as ended:
+        cli.main([{"RUN": run, "FOLDER": str(tmp_path)}.get(part, part) for part in arguments])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err.strip()
+    assert words in said
+    assert "Traceback" not in said
+
+
+def test_B1_bad_training_text_names_file_and_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{source}\t{target}".encode() for source, target in pairs(40, seed=1)]
+    lines[7] = b"bad \xff\tline"
+    Path("a.tsv").write_bytes(b"\n".join(lines) + b"\n")
+    flags = ["train", "translate", "--data.source", "a.tsv", "--data.vocabulary", "300", "--training.steps", "1"]
+    flags += ["--model.width", "16", "--model.layers", "1", "--model.heads", "1", "--out", "r"]
+    with pytest.raises(SystemExit):
+        cli.main(flags)
+    assert "a.tsv:8: not UTF-8" in capsys.readouterr().err
+    assert not Path("r").exists()
+    assert cli.main([*flags, "--data.skip_bad", "true", "--training.tensorboard", "false"]) == 0
+    assert "left out 1 lines: not UTF-8, first at a.tsv:8" in capsys.readouterr().err
+    facts = json.loads(Path("r/run.json").read_text())["data"]
+    assert facts["pairs"] + facts["valid"] == 39
+
+
+def test_train_resume_average_by_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--data.generated", "100", "--data.vocabulary", "300", "--training.steps", "3", "--model.width", "16"]
+    flags += [
+        "--model.layers",
+        "1",
+        "--model.heads",
+        "1",
+        "--training.evaluate_every",
+        "2",
+        "--training.log_every",
+        "1",
+    ]
+    assert cli.main(["train", "translate", *flags, "--out", "r", "--training.tensorboard", "false"]) == 0
+    said = capsys.readouterr().err
+    for word in ("step      1", "tokens/s", "MiB", "left", "validation", "regard translate r"):
+        assert word in said
+    assert cli.main(["resume", "r", "--steps", "5"]) == 0
+    assert "going on from step 3" in capsys.readouterr().err
+    assert cli.main(["average", "r", "--last", "2"]) == 0
+    assert "averaged 2 checkpoints" in capsys.readouterr().out
+    assert cli.main(["train", "translate", "--config", "r/config.yaml", "--out", "again"]) == 0
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--model.attention", "performer"],
+        [
+            "--model.attention",
+            '["local(window=4)", softmax]',
+            "--model.cross_attention",
+            "additive",
+            "--model.layers",
+            "2",
+        ],
+        ["--model.preset", "lstm", "--model.attention", "additive"],
+        ["--model.preset", "gru", "--model.bottleneck", "true"],
+        ["--data.shared", "false", "--model.norm", "pre", "--model.position", "rotary"],
+    ],
+)
+def test_one_word_swaps_the_attention(flags, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = ["--model.width", "16", "--model.layers", "1"]
+    small += ["--model.hidden", "16"] if "--model.preset" in flags else ["--model.heads", "2", "--model.inner", "16"]
+    common = ["--data.generated", "60", "--data.vocabulary", "300", "--training.steps", "1", "--out", "r"]
+    assert cli.main(["train", "translate", *common, *small, *flags, "--training.tensorboard", "false"]) == 0
+    capsys.readouterr()
+    lines, _ = translated(monkeypatch, capsys, "It is two o'clock.\nYes.\n", "r", "--maximum", "5")
+    assert len(lines) == 2
+
+
+def test_demo(tmp_path, capsys, monkeypatch):
+    """The demo as it is, but for fewer steps on fewer pairs."""
+    original = demo.small_translator
+
+    def brief(folder):
+        config = original(folder)
+        data = dataclasses.replace(config.data, generated=200, held_out=10, vocabulary=300)
+        return dataclasses.replace(config, data=data, training=dataclasses.replace(config.training, steps=3))
+
+    monkeypatch.setattr(demo, "small_translator", brief)
+    for _ in range(2):  # the second time over what the first left
+        assert cli.main(["demo", "--part", "translate", "--out", str(tmp_path)]) == 0
+        said = capsys.readouterr()
+        assert "exact match" in said.out
+        assert "BLEU" in said.out
+        assert "Wo ist der Bahnhof?" in said.out
+        assert "step" in said.err
+    assert (tmp_path / "alignment.png").stat().st_size > 5000
+
+
+def test_help_prints_examples(capsys):
+    for verb in ("resume", "translate", "evaluate", "align", "average", "compact"):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([verb, "--help"])
+        assert ended.value.code == 0
+        assert f"regard {verb}" in capsys.readouterr().out.split("examples:")[1]
+    assert cli.main(["train"]) == 0
+    assert "regard train translate --data" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", "translate", "--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    for word in ("examples:", "--model.attention", "--training.smoothing", "--data.skip_bad", "--print_config"):
+        assert word in said
