@@ -3,7 +3,8 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -72,40 +73,41 @@ def _finish(work: Callable[[], Any], run: str) -> int:
 
 def translate(arguments: argparse.Namespace) -> None:
     """regard translate"""
-    from regard.alignment import align
     from regard.data.text import opened, read_sentences, shown
     from regard.translation import Translator
 
     translator = Translator.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
     decoding = _decoding(arguments)
-    nbest = arguments.nbest or 1
     with opened(arguments.input) as stream:
         # a person at a terminal gets each answer at once
         at_once = 1 if stream.isatty() else 1024
-        kept: list[str] = []
+        lines = read_sentences(stream, name=shown(arguments.input))
+        number = 0
+        while some := list(islice(lines, at_once)):
+            found = list(translator.translate(some, decoding, first=number + 1, warn=_warn))
+            pairs = [(line, best.text) for line, translations in zip(some, found, strict=True) for best in translations]
+            links = iter(_links(translator, pairs) if arguments.alignments else ())
+            for translations in found:
+                number += 1
+                for best in translations:
+                    cells = [] if arguments.nbest is None else [str(number)]
+                    cells += [best.text, *([f"{best.score:.4f}"] if arguments.scores else [])]
+                    cells += [next(links)] if arguments.alignments else []
+                    print("\t".join(cells))
+            sys.stdout.flush()
 
-        def lines() -> Iterator[str]:
-            for line in read_sentences(stream, name=shown(arguments.input)):
-                kept.append(line)
-                yield line
 
-        found = translator.translate(lines(), decoding, at_once=at_once, warn=_warn)
-        for number, translations in enumerate(found):
-            source = kept[number]
-            for translation in translations:
-                cells = [translation.text]
-                if arguments.nbest is not None:
-                    cells.insert(0, str(number + 1))
-                if arguments.scores:
-                    cells.append(f"{translation.score:.4f}")
-                if arguments.alignments:
-                    pair = [(source, translation.text)]
-                    empty = not (source.strip() and translation.text.strip())
-                    both = translator.source, translator.target
-                    cells.append("" if empty else str(align(translator.model, *both, pair)[0]))
-                print("\t".join(cells), flush=at_once == 1)
-            if arguments.nbest is not None and len(translations) < nbest and source.strip():
-                _warn(f"line {number + 1}: only {len(translations)} different translations of {nbest} asked for")
+def _links(translator: Any, pairs: list[tuple[str, str]]) -> list[str]:
+    """Word links of each pair; none where a side is empty."""
+    from regard.alignment import align
+
+    real = [index for index, pair in enumerate(pairs) if pair[0].strip() and pair[1].strip()]
+    both = translator.source, translator.target
+    found = align(translator.model, *both, [pairs[index] for index in real])
+    links = [""] * len(pairs)
+    for index, part in zip(real, found, strict=True):
+        links[index] = str(part)
+    return links
 
 
 def evaluate(arguments: argparse.Namespace) -> None:

@@ -180,14 +180,16 @@ class Translator:
         decoding: DecodingConfig | None = None,
         *,
         at_once: int = 1024,
+        first: int = 1,
         warn: Callable[[str], None] = lambda message: None,
         check: Callable[[], None] = lambda: None,
     ) -> Iterator[list[Translation]]:
         """The n best of each line, in order; an empty line stays empty. `at_once` lines are sorted by length and
-        translated together; what comes out does not depend on it. `check` is called between batches and may raise."""
+        translated together; what comes out does not depend on it. `first` is the number of the first line in warnings;
+        `check` is called between batches and may raise."""
         decoding = decoding or DecodingConfig()
         chunk: list[str] = []
-        done = 0
+        done = first - 1
         for line in lines:
             chunk.append(line)
             if len(chunk) == at_once:
