@@ -32,8 +32,8 @@ KEEP = torch.tensor([[0, 1, 1, 0, 1, 1, 1, 0, 1], [1] * 9, [1, 0, 0, 0, 0, 1, 0,
 TARGET_KEEP = torch.tensor([[1] * 7, [1, 1, 1, 0, 0, 0, 0], [0, 1, 1, 0, 1, 1, 1]]).bool()
 
 
-def check(model: Transformer) -> None:
-    """Decoding in pieces equals the whole, and each row equals itself alone."""
+def check(model: Transformer, split: bool = True) -> None:
+    """Decoding in pieces equals the whole (where it does not depend on the cut), and each row equals itself alone."""
     source, target = ids(), ids(T=7, seed=2)
     whole = model(source, target, keep=KEEP, target_keep=TARGET_KEEP).logits
     state = model.start(3, memory=model.encode(source, keep=KEEP))
@@ -41,7 +41,8 @@ def check(model: Transformer) -> None:
     for first, last in ((0, 3), (3, 4), (4, 7)):
         logits, state = model.extend(target[:, first:last], state, keep=TARGET_KEEP[:, first:last])
         pieces.append(logits)
-    assert_close(torch.cat(pieces, 1), whole)
+    if split:
+        assert_close(torch.cat(pieces, 1), whole)
     for row in range(3):
         alone = model(source[row : row + 1, KEEP[row]], target[row : row + 1, TARGET_KEEP[row]]).logits
         assert_close(whole[row : row + 1, TARGET_KEEP[row]], alone)
@@ -54,7 +55,7 @@ def test_encoder(spec):
 
 @pytest.mark.parametrize("spec", taking("causal"))
 def test_decoder(spec):
-    check(build(decoder_attention=[spec, "softmax"], norm="pre"))
+    check(build(decoder_attention=[spec, "softmax"], norm="pre"), regard.facts(spec).split)
 
 
 @pytest.mark.parametrize("spec", taking("cross"))
@@ -77,7 +78,12 @@ def test_language_model(spec):
     for t in range(9):
         logits, state = model.extend(tokens[:, t : t + 1], state)
         steps.append(logits)
-    assert_close(torch.cat(steps, 1), whole)
+    steps = torch.cat(steps, 1)
+    if regard.facts(spec).split:
+        assert_close(steps, whole)
+    else:
+        assert steps.isfinite().all()
+        assert (steps - whole).abs().max() > 1e-9
 
 
 def test_beams_share_a_memory():

@@ -520,6 +520,9 @@ class Heads(Attention):
         """Role "cross": [B, H, T, D] of the queries over it."""
         raise NotImplementedError
 
+    def learn(self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor]) -> Tensor | None:
+        """In training, after the output of a call: what is learnt without gradients, and the second loss."""
+
     def probed(self, state: Any, first: int) -> Any:
         """A copy of the state whose values are the unit vectors of the positions from `first` on."""
         raise ValueError(
@@ -535,7 +538,7 @@ class Heads(Attention):
         y = self.output(o.transpose(1, 2).flatten(2))
         if self.shape.role == "cross" and self.output.bias is not None:
             y = torch.where(state.count[:, None, None] > 0, y, 0)
-        return Out(y, state)
+        return Out(y, state, loss=self.learn(rows, query, source) if self.training else None)
 
     def begin(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
         if self.shape.role == "cross":

@@ -1,0 +1,89 @@
+"""Routing attention against the k-means attention of the package `routing-transformer`, and how centroids learn."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+import regard
+from regard.attention.base import Attention, pack
+
+WIDTH, HEADS, D, CLUSTERS, WINDOW, N = 24, 3, 8, 4, 5, 18
+
+
+def build(role: str, *, shared: bool = True, spec: str = "") -> Attention:
+    torch.manual_seed(0)
+    spec = f"routing(clusters={CLUSTERS}, window={WINDOW}, shared={shared}{spec})"
+    return regard.attention(spec, width=WIDTH, heads=HEADS, role=role).double()
+
+
+@pytest.mark.parametrize(("role", "shared"), [("self", True), ("causal", True), ("self", False)])
+def test_same_centroids(role, shared):
+    peer = pytest.importorskip("routing_transformer.routing_transformer")
+    ours = build(role, shared=shared).eval()
+    theirs = peer.KmeansAttention(CLUSTERS, WINDOW, HEADS, D, causal=role == "causal", shared_qk=True).double().eval()
+    # so told, theirs takes queries and keys as they come, and lets tokens see themselves
+    theirs.shared_qk = False
+    theirs.kmeans.initted.fill_(True)
+    theirs.kmeans.means.copy_(ours.centroids)
+    x = torch.randn(2, N, WIDTH, dtype=torch.float64)
+    mine, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+    k, v = (ours.split(name, other) for name in "kv")
+    q = k if shared else ours.split("q", other)
+    z = theirs(F.layer_norm(q, (D,), eps=1e-6), F.layer_norm(k, (D,), eps=1e-6), v)[0]
+    z = ours.output(z.transpose(1, 2).flatten(2))
+    y = ours(mine)
+    # theirs adds 1e-5 to the number of times a token was picked
+    assert_close(y, z, rtol=1e-4, atol=1e-5)
+    toward = torch.randn_like(y)
+    (y * toward).sum().backward()
+    (z * toward).sum().backward()
+    assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("role", ["self", "causal"])
+def test_full(role):
+    """One centroid that picks all tokens: softmax attention of normalised queries and keys."""
+    torch.manual_seed(0)
+    layer = regard.attention("routing(clusters=1)", width=WIDTH, heads=HEADS, role=role).double().eval()
+    x = torch.randn(2, N, WIDTH, dtype=torch.float64)
+    k, v = F.layer_norm(layer.split("k", x), (D,), eps=1e-6), layer.split("v", x)
+    expected = F.scaled_dot_product_attention(k, k, v, is_causal=role == "causal")
+    assert_close(layer(x), layer.output(expected.transpose(1, 2).flatten(2)))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_centroids_follow_the_tokens(shared):
+    """A step by hand, over the real tokens only; none without training."""
+    layer = build("self", shared=shared, spec=", decay=0.9")
+    x = torch.randn(2, N, WIDTH, dtype=torch.float64)
+    keep = torch.arange(N) < torch.tensor([[N], [7]])
+    sums, counts, means = layer.sums.clone(), layer.counts.clone(), layer.centroids
+    layer.eval()
+    layer(x, keep=keep)
+    assert_close(layer.sums, sums, rtol=0, atol=0)
+    layer.train()
+    packed, rows = pack(x, keep)
+    loss = layer.run(packed, rows).loss
+    squares = []
+    for h in range(HEADS):
+        tokens = [
+            F.layer_norm(layer.split(name, x)[b, h, i], (D,), eps=1e-6)
+            for name in (("k",) if shared else ("q", "k"))
+            for b, i in keep.nonzero().tolist()
+        ]
+        groups = [[] for _ in range(CLUSTERS)]
+        for token in tokens:
+            nearest = int((means[h] @ token).argmax())
+            groups[nearest].append(token)
+            squares.append((token - means[h, nearest]).square().mean())
+        for c, group in enumerate(groups):
+            if group:
+                sums[h, c] = 0.9 * sums[h, c] + 0.1 * sum(group)
+                counts[h, c] = 0.9 * counts[h, c] + 0.1 * len(group)
+    assert_close(layer.sums, sums.detach())
+    assert_close(layer.counts, counts)
+    assert_close(loss, torch.stack(squares).mean())
+    loss.backward()
+    assert layer.project["k"].weight.grad.abs().max() > 0
+    assert layer.project["v"].weight.grad is None

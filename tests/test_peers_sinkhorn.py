@@ -1,0 +1,79 @@
+"""The sorting of Sinkhorn attention: against the package `sinkhorn-transformer`, whose attention itself is another one,
+and what a soft permutation must be."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+import regard
+from regard.attention.base import Attention, Mask, Rows
+
+WIDTH, HEADS, D, BLOCK, N = 24, 3, 8, 4, 28
+
+
+def build(role: str = "self", **options) -> Attention:
+    torch.manual_seed(0)
+    options = ", ".join(f"{key}={value}" for key, value in options.items())
+    spec = f"sinkhorn(block={BLOCK}, longest={N}, {options})"
+    return regard.attention(spec, width=WIDTH, heads=HEADS, role=role).double().eval()
+
+
+def sort(layer: Attention, x: torch.Tensor) -> torch.Tensor:
+    """S [B, H, U, U] of a layer."""
+    mask: Mask = layer.aligned(Rows.full(x))
+    return layer._sort(mask, layer.split("s", x).unflatten(2, (-1, BLOCK)))
+
+
+def test_same_order():
+    peer = pytest.importorskip("sinkhorn_transformer.sinkhorn_transformer")
+    layer = build(iterations=5, temperature=0.6)
+    x = torch.randn(2, N, WIDTH, dtype=torch.float64)
+    hidden = torch.relu(layer.split("s", x.unflatten(1, (-1, BLOCK)).sum(2)) + layer.offset[:, None])
+    logits = torch.einsum("bhud,hwd->bhuw", hidden, layer.place) / 0.6
+    expected = peer.sinkhorn_sorting_operator(logits.flatten(0, 1), 5)
+    assert_close(sort(layer, x).flatten(0, 1), expected)
+
+
+def test_rows_and_columns():
+    order = sort(build(iterations=400), torch.randn(2, N, WIDTH, dtype=torch.float64))
+    ones = torch.ones(2, HEADS, N // BLOCK, dtype=torch.float64)
+    assert_close(order.sum(2), ones)
+    assert_close(order.sum(3), ones, rtol=1e-3, atol=1e-3)
+
+
+def test_causal():
+    """Blocks mix earlier ones only, and no column takes more than it has at any time."""
+    order = sort(build("causal"), torch.randn(2, N, WIDTH, dtype=torch.float64))
+    assert not order.triu().any()
+    assert (order.tril(-1)[..., torch.ones_like(order[0, 0]).tril(-1).bool()] > 0).all()
+    assert (order[:, :, 1, 0] == 1).all()
+    assert (order <= 1 + 1e-12).all()
+
+
+def test_hard_permutation():
+    """Logits that name one block for each place: a query reads its block and the named one."""
+    layer = build(temperature=0.01)
+    with torch.no_grad():
+        layer.offset.zero_()
+        layer.place.zero_()
+        # block u is told by the u-th number of its tokens, and its place reads the next block
+        layer.project["s"].weight.zero_()
+        for u in range(N // BLOCK):
+            layer.project["s"].weight[u::D, u] = 1
+            layer.place[:, (u + 1) % (N // BLOCK), u] = 1
+    x = torch.randn(1, N, WIDTH, dtype=torch.float64)
+    x[..., : N // BLOCK] = F.one_hot(torch.arange(N) // BLOCK, N // BLOCK).double()
+    block = torch.arange(N) // BLOCK
+    gap = (block - block[:, None]) % (N // BLOCK)
+    q, k, v = (layer.split(name, x) for name in "qkv")
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=gap <= 1)
+    assert_close(layer(x), layer.output(expected.transpose(1, 2).flatten(2)))
+
+
+def test_noise_in_training_only():
+    layer = build()
+    x = torch.randn(1, N, WIDTH, dtype=torch.float64)
+    assert_close(layer(x), layer(x), rtol=0, atol=0)
+    layer.train()
+    assert (layer(x) - layer(x)).abs().max() > 1e-3
