@@ -341,7 +341,8 @@ class Attention(nn.Module):
         if self.shape.role == "cross":
             maps = self.map(blank(x, keep), memory=pack_memory(memory, memory_keep))
             maps = blank(maps, None if keep is None else keep[:, None])
-            return maps if memory_keep is None else unpack(maps, memory_keep[:, None, None], dim=3)
+            plain = memory_keep is None or self.facts.columns == "slots"
+            return maps if plain else unpack(maps, memory_keep[:, None, None], dim=3)
         if keep is None:
             return self.map(x, Rows.full(x))
         packed, rows = pack(x, keep)
