@@ -87,7 +87,7 @@ def draw(arguments: argparse.Namespace) -> None:
     from regard import draw as pictures
 
     name = parse(arguments.spec).name
-    if name in REGISTRIES["position"].names():
+    if name in REGISTRIES["position"].names() and name not in REGISTRIES["attention"].names():
         raise ValueError(f"{name!r} is a position scheme: draw it with a mechanism, softmax --position {name}")
     out = pictures.check(arguments.out)
     drawn = pictures.measure(

@@ -98,7 +98,7 @@ def test_beams_share_a_memory():
     assert_close(logits, model(source.repeat_interleave(3, 0), rows).logits[:, 2:])
 
 
-@pytest.mark.parametrize("spec", taking("self"))
+@pytest.mark.parametrize("spec", [*taking("self"), ["luna(length=3)", "softmax"], ["softmax", "luna(length=3)"]])
 def test_no_parameter_is_idle(spec):
     model = build(attention=spec, decoder_attention="softmax")
     model(ids(), ids(T=7, seed=2)).logits.square().sum().backward()

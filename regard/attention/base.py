@@ -60,6 +60,8 @@ class Facts:
     prefix: bool = True  # causal: the output at i does not move when later tokens come
     split: bool = True  # extend gives the same however the tokens are cut
     exact: bool = True  # False: a random or learnt approximation of its target
+    apart: bool = True  # heads work apart from each other: heads(a, a) = a
+    linear: bool = True  # the output is the map times the values; False: the mechanism writes its own map
     signed: bool = False  # weights may be negative or not sum to one
     columns: Literal["tokens", "slots"] = "tokens"  # what the columns of the map are
     padding: Literal["any", "none"] = "any"

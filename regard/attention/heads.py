@@ -83,7 +83,10 @@ class MixedHeads(Attention):
             state=None if None in states else max(states, key=lambda order: order.exponent),
             roles=tuple(role for role in self.facts.roles if all(role in fact.roles for fact in facts)),
             positions=tuple(kind for kind in self.facts.positions if all(kind in fact.positions for fact in facts)),
-            **{name: all(getattr(fact, name) for fact in facts) for name in ("prefix", "split", "exact")},
+            **{
+                name: all(getattr(fact, name) for fact in facts)
+                for name in ("prefix", "split", "exact", "apart", "linear")
+            },
             **{name: any(getattr(fact, name) for fact in facts) for name in ("signed", "loss")},
             padding="none" if any(fact.padding == "none" for fact in facts) else "any",
         )
@@ -114,7 +117,8 @@ class MixedHeads(Attention):
     def settle(self, first: Attention | None, fed: bool, read: bool) -> None:
         alike = isinstance(first, MixedHeads) and len(first.parts) == len(self.parts)
         for part, other in zip(self.parts, first.parts if alike else [None] * len(self.parts), strict=True):
-            part.settle(other, fed, read)
+            # the sum of the parts gives no stream and takes none
+            part.settle(other, False, False)
 
     def mix(self, rows, query, source, state=None, memory=None) -> tuple[Tensor, None]:
         """From projected inputs to [B, H, T, D], for `regard.attend`."""

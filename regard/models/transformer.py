@@ -183,10 +183,11 @@ class Stack(nn.Module):
         """Tells each layer which it may share with, the first of its kind, and whether a stream comes and is read."""
         for name in ("attention", "cross"):
             layers = [getattr(block, name) for block in self.blocks if getattr(block, name) is not None]
+            streams = [layer.facts.stream for layer in layers]
             first = {}
             for index, layer in enumerate(layers):
                 like = first.setdefault(type(layer), layer)
-                layer.settle(None if like is layer else like, index > 0, index + 1 < len(layers))
+                layer.settle(None if like is layer else like, any(streams[:index]), any(streams[index + 1 :]))
 
     def forward(
         self,
@@ -204,7 +205,8 @@ class Stack(nn.Module):
         after, losses, stream = [], [], None
         for block, state in zip(self.blocks, states or [None] * len(self.blocks), strict=True):
             out = block(x, rows, state=state, memory=memory, stream=stream, maps=maps)
-            x, stream = out.y, out.stream
+            # a layer without a stream of its own lets it pass
+            x, stream = out.y, stream if out.stream is None else out.stream
             if outputs is not None:
                 outputs.append(x)
             after.append(out.state)

@@ -1,0 +1,323 @@
+"""A window of neighbours, and summaries of everything that depend on what is there."""
+
+from dataclasses import replace
+from typing import Annotated, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.attention.base import Attention, Facts, Order, Out, Rows, Shape, masked_softmax
+from regard.kernels.band import band_parts
+from regard.kernels.parts import Part, Runs, union
+from regard.reference import blend
+from regard.spec import POSITIONS
+
+
+class LongShortState(NamedTuple):
+    """The last tokens of each row, newest at the right, and the summaries of the chunks that are complete."""
+
+    tail: tuple[Tensor, ...]  # k, v [B, H, w - 1, D] and p [B, H, w - 1, r]
+    long: tuple[Tensor, ...]  # k, v [B, H, C, D], r slots a chunk, in order
+    seen: Tensor  # [B]
+    top: int
+    even: bool
+
+    def select(self, rows: Tensor) -> "LongShortState":
+        tail, long = (tuple(part[rows] for part in parts) for parts in (self.tail, self.long))
+        return self._replace(tail=tail, long=long, seen=self.seen[rows])
+
+
+class LongShort(Attention):
+    """Zhu et al. 2021: each query attends, in one softmax, to r summaries of the sequence and to a window of it,
+
+        P = softmax over positions of X W_P [N, r] for each head,    K' = P^T K, V' = P^T V,
+        o_i = softmax(q_i [LN_G(K'); LN_L(K_window)]^T / sqrt(D)) [LN_G(V'); LN_L(V_window)].
+
+    DualLN: the two norms are over all heads of a token or summary at once, one of them for summaries (LN_G), one for
+    tokens (LN_L); norm=False leaves them out. Role "self": the row is cut into windows of w from its start; a query
+    sees its own and w / 2 tokens on either side of it. Role "causal": a query sees the last w tokens, itself among
+    them, and r summaries of each chunk of c tokens that was complete before its own chunk began.
+
+    Of two forms in the authors' code this is that of the paper: summaries are made of keys and values as projected, and
+    then normed. Their language model adds the relative positions of Transformer-XL; here positions are added to the
+    tokens. The map gives a summary's weight to the tokens that it is made of. Time N (w + r), causal N (w + r N / c).
+    """
+
+    facts = Facts(
+        name="longshort",
+        paper="Zhu et al. 2021, Long-Short Transformer: Efficient Transformers for Language and Vision",
+        link="arXiv 2107.02192",
+        family="low rank",
+        formula="o_i = softmax(q_i [LN(P^T K); LN(K_near)]^T / sqrt(D)) [LN(P^T V); LN(V_near)], P = softmax(X W_P)",
+        time=Order("N (w + r)", 1),
+        memory=Order("N", 1),
+        state=Order("w + r N / c", 1),
+        roles=("self", "causal"),
+        refusals=(("cross", "the window is around a query's own place, and a memory is another sequence"),),
+        exact=False,
+    )
+    examples = (
+        "longshort(window=4, rank=2, chunk=2)",
+        "longshort(window=5, rank=3, chunk=4)",
+        "longshort(window=3, rank=1, chunk=1, norm=False)",
+    )
+    reduces_to = (("longshort(window=66, rank=0, norm=False)", "softmax"),)
+    inputs = {"q": "query", "k": "key", "v": "value"}
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        window: Annotated[
+            int, "tokens of a window (w in the paper); causal: the last so many, the query's own too"
+        ] = 128,
+        rank: Annotated[int, "summaries of a head: of the row, or (causal) of each chunk (r in the paper)"] = 8,
+        chunk: Annotated[int, "causal: tokens that are summarised together (l in the paper), at most window"] = 64,
+        norm: Annotated[bool, "DualLN: a norm for the tokens and one for the summaries"] = True,
+    ):
+        super().__init__(shape)
+        for name, size, least in (("window", window, 1), ("rank", rank, 0), ("chunk", chunk, 1)):
+            if size < least:
+                raise ValueError(f"option {name!r} of 'longshort' must be at least {least}, got {size}")
+        causal = shape.role == "causal"
+        if causal and rank and window < chunk:
+            raise ValueError(
+                f"window must be at least chunk, got window={window}, chunk={chunk}: a query would see neither all "
+                f"tokens of its chunk nor a summary of them"
+            )
+        self.window, self.rank, self.chunk = window, rank, chunk
+        if causal and rank:
+            self.facts = replace(self.facts, time=Order("N (w + r N / c)", 2))
+        if causal and not rank:
+            self.facts = replace(self.facts, state=Order("w", 0))
+        self.position = None if shape.position is None else POSITIONS.build(shape.position, shape)
+        if self.position is not None and self.position.facts.kind != "input":
+            raise ValueError(
+                f"attention 'longshort' cannot take position {self.position.facts.name!r}: a summary of many tokens "
+                f"has no distance to a query; use one that is added to the tokens, such as sinusoidal"
+            )
+        H, G, D = shape.heads, shape.kv_heads, shape.head_width
+        self.project = nn.ModuleDict(
+            {
+                "q": nn.Linear(shape.width, H * D, bias=shape.bias),
+                "k": nn.Linear(shape.width, G * D, bias=shape.bias),
+                "v": nn.Linear(shape.width, G * D, bias=shape.bias),
+            }
+        )
+        # a bias would be the same at every position, and leave the softmax over positions as it is
+        self.summary = nn.Linear(shape.width, H * rank, bias=False) if rank else None
+        self.output = nn.Linear(H * D, shape.out_width, bias=shape.bias)
+        for linear in filter(None, [*self.project.values(), self.summary, self.output]):
+            nn.init.xavier_uniform_(linear.weight)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+        self.near_norm = nn.LayerNorm(H * D) if norm else None
+        self.long_norm = nn.LayerNorm(H * D) if norm and rank else None
+
+    def run(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
+        rows = rows or Rows.full(x)
+        q, k, v, p = self._read(x, rows)
+        after = None if state is None else self._grown(rows, state, k, v, p)
+        if self.shape.role == "self":
+            o = self._whole(rows, q, k, v, p)
+        elif state is None or state.top == 0:
+            # before the first token every row starts at 0, ragged or not
+            o = self._past(q, k, v, p)
+        else:
+            o = self._later(rows, state.tail, after.long, q, k, v)
+        return Out(self.output(o.transpose(1, 2).flatten(2)), after)
+
+    def begin(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
+        def zeros(slots: int, width: int) -> Tensor:
+            return torch.zeros(batch, self.shape.heads, slots, width, dtype=dtype, device=device)
+
+        D, W, slots = self.shape.head_width, self.window - 1, -(-(capacity or 0) // self.chunk) * self.rank
+        tail, long = (zeros(W, D), zeros(W, D), zeros(W, self.rank)), (zeros(slots, D), zeros(slots, D))
+        return Out(None, LongShortState(tail, long, torch.zeros(batch, dtype=torch.long, device=device), 0, True))
+
+    def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
+        if state is not None:
+            raise ValueError(
+                "attention 'longshort' keeps summaries, not tokens, so a state has no map: call weights(x) on the whole"
+            )
+        rows = rows or Rows.full(x)
+        q, k, _, p = self._read(x, rows)
+        # the value of a token is a unit vector, and that of a summary its share of each token
+        unit = torch.eye(rows.T, dtype=x.dtype, device=x.device).expand(*q.shape[:2], -1, -1)
+        if self.shape.role == "self":
+            return self._whole(rows, q, k, unit, p, probe=True)
+        return self._past(q, k, unit, p, probe=True)
+
+    def _read(self, x: Tensor, rows: Rows) -> tuple[Tensor, ...]:
+        """q, k, v [B, H, T, D] and the logits p of the summaries, [B, H, T, r]."""
+        x = x if self.position is None else self.position.add(x, rows)
+        q, k, v = (self.split(name, x) for name in self.project)
+        k, v = (part.repeat_interleave(self.shape.heads // self.shape.kv_heads, 1) for part in (k, v))
+        if self.summary is None:
+            return q, k, v, q[..., :0]
+        return q, k, v, self.summary(x).unflatten(2, (-1, self.rank)).transpose(1, 2)
+
+    def split(self, name: str, x: Tensor) -> Tensor:
+        """[B, n, E] -> [B, H or G, n, D]"""
+        return self.project[name](x).unflatten(2, (-1, self.shape.head_width)).transpose(1, 2)
+
+    def _norm(self, norm: nn.LayerNorm | None, part: Tensor) -> Tensor:
+        """A norm over all heads of [B, H, n, D]."""
+        if norm is None:
+            return part
+        return norm(part.transpose(1, 2).flatten(2)).unflatten(2, (self.shape.heads, -1)).transpose(1, 2)
+
+    def _tokens(self, k: Tensor, v: Tensor, probe: bool = False) -> tuple[Tensor, Tensor]:
+        """The keys and values of the window; those that probe for a map are no values to norm."""
+        return self._norm(self.near_norm, k), v if probe else self._norm(self.near_norm, v)
+
+    def _summaries(
+        self, k: Tensor, v: Tensor, p: Tensor, real: Tensor | None = None, probe: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """r of each of m groups of n tokens: [B, H, m, n, D], p [B, H, m, n, r] -> keys and values [B, H, m r, D]."""
+        shares = masked_softmax(p.mT, None if real is None else real[:, None, None, None]).to(k.dtype)
+        k, v = ((shares @ part).flatten(2, 3) for part in (k, v))
+        return self._norm(self.long_norm, k), v if probe else self._norm(self.long_norm, v)
+
+    def _whole(self, rows: Rows, q: Tensor, k: Tensor, v: Tensor, p: Tensor, probe: bool = False) -> Tensor:
+        """Role "self"."""
+        T, w, r = rows.T, self.window, self.rank
+        n, side = -(-T // w), max(w // 2, 1)
+        keys, values = self._summaries(*(part[:, :, None] for part in (k, v, p)), rows.real(), probe)
+        k, v = (F.pad(part, (0, 0, side, n * w - T + side)) for part in self._tokens(k, v, probe))
+        at = torch.arange(-r - side, n * w + side, device=q.device)
+        real = (at < -side) | ((at >= 0) & (at < rows.count[:, None]))
+        parts = [Part(Runs(0, n * w), Runs(0, r)), Part(Runs(0, w, n, w), Runs(r, w + 2 * side, n, w))]
+        q = F.pad(q, (0, 0, 0, n * w - T))
+        k, v = torch.cat([keys, k], 2), torch.cat([values, v], 2)
+        return union(q, k, v, parts, scale=self.scale, real=real)[:, :, :T]
+
+    def _past(self, q: Tensor, k: Tensor, v: Tensor, p: Tensor, probe: bool = False) -> Tensor:
+        """Role "causal" from the first token on: what is padded lies behind every real query."""
+        T, c, r = q.shape[2], self.chunk, self.rank
+        n = T // c if r else 0
+        parts = []
+        if n:
+            chunks = (part[:, :, : n * c].unflatten(2, (n, c)) for part in (k, v, p))
+            keys, values = self._summaries(*chunks, probe=probe)
+            # the queries at one place of their chunks, the first chunk left out, see a summary more each
+            rows = Runs(c, n, c, 1, c)
+            parts = [Part(rows, Runs(i, n, c, 0, r), causal=True) for i in range(r)]
+        k, v = self._tokens(k, v, probe)
+        if n:
+            q = F.pad(q, (0, 0, 0, n * c + c - T))
+            k, v = torch.cat([keys, k], 2), torch.cat([values, v], 2)
+        return union(q, k, v, parts + self._band(T, 0, n * r, q.device), scale=self.scale)[:, :, :T]
+
+    def _later(
+        self, rows: Rows, tail: tuple[Tensor, ...], long: tuple[Tensor, ...], q: Tensor, k: Tensor, v: Tensor
+    ) -> Tensor:
+        """Role "causal" after the tokens of `tail`, with the summaries up to those of the new tokens."""
+        T, W, slots = rows.T, self.window - 1, long[0].shape[2]
+        k, v = self._tokens(*(torch.cat([old, new], 2) for old, new in zip(tail, (k, v), strict=False)))
+        k, v = torch.cat([long[0], k], 2), torch.cat([long[1], v], 2)
+        steps = torch.arange(T, device=q.device)
+        complete = (rows.start[:, None] + steps) // self.chunk * self.rank  # [B, T]
+        visible = torch.arange(slots, device=q.device) < complete[..., None]
+        first = torch.arange(-slots - W, T, device=q.device)
+        real = (first < -W) | (first >= -rows.start[:, None])
+        parts = [Part(Runs(0, T), Runs(0, slots), mask=visible[:, None, None])]
+        return union(q, k, v, parts + self._band(T, W, slots, q.device), scale=self.scale, real=real)
+
+    def _band(self, T: int, shift: int, front: int, device: torch.device) -> list[Part]:
+        """The window of T queries over tokens that stand behind `front` summaries and begin `shift` before them."""
+        parts = band_parts(T, before=self.window - 1, after=0, shift=shift, device=device)
+        return [part._replace(cols=part.cols._replace(start=part.cols.start + front)) for part in parts]
+
+    def _grown(self, rows: Rows, state: LongShortState, k: Tensor, v: Tensor, p: Tensor) -> LongShortState:
+        T, W, c, r = rows.T, self.window - 1, self.chunk, self.rank
+        joined = [torch.cat([old, new], 2) for old, new in zip(state.tail, (k, v, p), strict=True)]
+        batch, device = torch.arange(len(k), device=k.device)[:, None], k.device
+
+        def take(first: Tensor, length: int) -> list[Tensor]:
+            """`length` tokens of each row from a slot of the joined ones on."""
+            at = (first[:, None] + torch.arange(length, device=device)).clamp(max=W + T - 1)
+            return [part.transpose(1, 2)[batch, at].transpose(1, 2) for part in joined]
+
+        long = state.long
+        if r:
+            # from the chunk that the new tokens begin in; one that is not complete is seen by no query and made again
+            m = (c - 1 + T) // c
+            chunks = (part.unflatten(2, (m, c)) for part in take(W - rows.start % c, m * c))
+            at = (rows.start // c * r)[:, None] + torch.arange(m * r, device=device)
+            need = (state.top // c + m) * r
+            long = tuple(
+                _written(old, new, batch, at, need) for old, new in zip(long, self._summaries(*chunks), strict=True)
+            )
+        tail, even = tuple(take(rows.count, W)), state.even and rows.at is not None
+        return LongShortState(tail, long, state.seen + rows.count, state.top + T, even)
+
+    @property
+    def scale(self) -> float:
+        return self.shape.head_width**-0.5
+
+    def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        H, D, T = self.shape.heads, self.shape.head_width, len(x)
+        x = x if self.position is None else self.position.plain_add(x)
+        q, k, v = ([self._plain(name, row) for row in x] for name in "qkv")
+        groups = [range(T)]
+        if self.shape.role == "causal":
+            groups = [range(first, first + self.chunk) for first in range(0, T - self.chunk + 1, self.chunk)]
+        long = [self._plain_summaries(group, x, k, v) for group in groups] if self.rank else []
+        near_k, near_v = ([_plain_norm(row, self.near_norm) for row in rows] for rows in (k, v))
+        y = []
+        for i in range(T):
+            if self.shape.role == "causal":
+                seen = range(max(0, i - self.window + 1), i + 1)
+                known = [pair for pairs in long[: i // self.chunk] for pair in pairs]
+            else:
+                first, side = i // self.window * self.window, max(self.window // 2, 1)
+                seen = range(max(0, first - side), min(T, first + self.window + side))
+                known = [pair for pairs in long for pair in pairs]
+            keys = [key for key, _ in known] + [near_k[j] for j in seen]
+            values = [value for _, value in known] + [near_v[j] for j in seen]
+            heads = []
+            for h in range(H):
+                own = slice(h * D, h * D + D)
+                logits = torch.stack([self.scale * (q[i][own] @ key[own]) for key in keys])
+                heads.append(blend(logits, [value[own] for value in values]))
+            y.append(self.output.weight @ torch.cat(heads) + (0 if self.output.bias is None else self.output.bias))
+        return torch.stack(y)
+
+    def _plain(self, name: str, row: Tensor) -> Tensor:
+        """A projected token with H heads, one behind the other."""
+        linear, D, H = self.project[name], self.shape.head_width, self.shape.heads
+        part = linear.weight @ row + (0 if linear.bias is None else linear.bias)
+        groups = len(part) // D
+        return torch.cat([part[h * groups // H * D : h * groups // H * D + D] for h in range(H)])
+
+    def _plain_summaries(
+        self, group: range, x: Tensor, k: list[Tensor], v: list[Tensor]
+    ) -> list[tuple[Tensor, Tensor]]:
+        D, W, found = self.shape.head_width, self.summary.weight, []
+        for i in range(self.rank):
+            heads = []
+            for h in range(self.shape.heads):
+                logits, own = torch.stack([W[h * self.rank + i] @ x[j] for j in group]), slice(h * D, h * D + D)
+                heads.append([blend(logits, [rows[j][own] for j in group]) for rows in (k, v)])
+            found.append(tuple(_plain_norm(torch.cat(parts), self.long_norm) for parts in zip(*heads, strict=True)))
+        return found
+
+
+def _written(old: Tensor, new: Tensor, batch: Tensor, at: Tensor, need: int) -> Tensor:
+    """New slots [B, H, n, D] at their places [B, n]: in place, or as a new tensor where gradients flow."""
+    grad = torch.is_grad_enabled()
+    if old.shape[2] < need:
+        old = F.pad(old, (0, 0, 0, (need if grad else max(need, 2 * old.shape[2])) - old.shape[2]))
+    if grad:
+        return old.transpose(1, 2).index_put((batch, at), new.transpose(1, 2)).transpose(1, 2)
+    old.transpose(1, 2)[batch, at] = new.transpose(1, 2)
+    return old
+
+
+def _plain_norm(vector: Tensor, norm: nn.LayerNorm | None) -> Tensor:
+    if norm is None:
+        return vector
+    away = vector - vector.sum() / len(vector)
+    return away / torch.sqrt((away * away).sum() / len(vector) + norm.eps) * norm.weight + norm.bias

@@ -1,0 +1,163 @@
+"""Segments that read the one before them: recurrence instead of a longer context."""
+
+from dataclasses import replace
+from typing import Annotated, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.attention.base import Attending, Facts, Mask, Order, Shape
+from regard.reference import Row
+
+
+class XLState(NamedTuple):
+    """The last tokens of each row, newest at the right: as the layer read them where gradients flow, so that what is
+    cut from its history is still projected by weights that learn; as keys and values otherwise."""
+
+    tail: tuple[Tensor, ...]  # x [B, 1, W, E], or k and v [B, G, W, D]
+    seen: Tensor  # [B]
+    top: int
+    even: bool
+
+    def select(self, rows: Tensor) -> "XLState":
+        return self._replace(tail=tuple(part[rows] for part in self.tail), seen=self.seen[rows])
+
+
+class XL(Attending):
+    """Dai et al. 2019: a row is cut into segments of n tokens. The queries of a segment, q from h, read keys and values
+    from h~ = [m; h], where m holds the inputs of the layer at the M tokens before the segment: query i of the segment
+    that begins at a sees the keys a - M <= j <= i, by the logits of position scheme "xl",
+
+        ((q_i + u) . k_j + (q_i + v) . W_R R_(i-j)) / sqrt(D),
+
+    unless the layer is built with another scheme, or with relative=False. Segments are counted from the first token of
+    a row, so that the cut of `extend` does not matter; segment=1 gives every query the M tokens before it, as the
+    authors' `same_length`. The paper's stop of gradients between segments is `regard.detach(state)`: calls of `extend`
+    with a segment each, and a detach between them, are the training of the paper. Time N (n + M), memory N.
+    """
+
+    facts = Facts(
+        name="xl",
+        paper="Dai et al. 2019, Transformer-XL: Attentive Language Models beyond a Fixed-Length Context",
+        link="arXiv 1901.02860",
+        family="recurrence",
+        formula="o_i = sum_j softmax_j(((q_i + u) . k_j + (q_i + v) . W_R R_(i-j)) / sqrt(D)) v_j over a - M <= j <= i",
+        time=Order("N (segment + memory)", 1),
+        memory=Order("N", 1),
+        state=Order("segment + memory", 0),
+        roles=("causal",),
+        refusals=(
+            ("self", "a segment reads those before it, so it has a direction"),
+            ("cross", "what a segment reads beside itself are tokens of its own row"),
+        ),
+        positions=("rotation", "bias", "content"),
+    )
+    examples = (
+        "xl(segment=4, memory=6)",
+        "xl(segment=5, memory=3, clamp=4)",
+        "xl(segment=1, memory=5, relative=False)",
+        "xl(segment=8, memory=0, relative=False)",
+    )
+    reduces_to = (
+        ("xl(segment=33, memory=0, relative=False)", "softmax"),
+        ("xl(segment=8, memory=33, relative=False)", "softmax"),
+        ("xl(segment=1, memory=5, relative=False)", "local(window=5)"),
+    )
+    grouped = True
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        segment: Annotated[int, "tokens of a segment (n)"] = 512,
+        memory: Annotated[int, "tokens before its segment that a query sees (M)"] = 512,
+        relative: Annotated[bool, "the paper's relative positions, where the layer is given no other scheme"] = True,
+        clamp: Annotated[int | None, "distances beyond are read as this one; None: all"] = None,
+    ):
+        if segment < 1:
+            raise ValueError(f"option 'segment' of 'xl' must be at least 1, got {segment}")
+        if clamp is not None and (not relative or shape.position is not None):
+            raise ValueError("option 'clamp' of 'xl' is for its own relative positions: leave it out")
+        if relative and shape.position is None:
+            shape = replace(shape, position="xl" if clamp is None else f"xl(clamp={clamp})")
+        super().__init__(shape)
+        self.segment, self.memory, self.reach = segment, memory, segment + memory - 1
+
+    def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.product(mask, q, k, v, self.scale)
+
+    def sources(self, x: Tensor) -> dict[str, Tensor]:
+        return super().sources(x) | {"x": x[:, None]}
+
+    def own(self, rows, query, source, state):
+        q, k, v = query["q"], source["k"], source["v"]
+        M, n, T, W = self.memory, self.segment, rows.T, self.reach
+        if state is None:
+            room = -T % n
+            k, v = (F.pad(part, (0, 0, M, room)) for part in (k, v))
+            return self._segments(rows.start, rows.count, F.pad(q, (0, 0, 0, room)), k, v)[:, :, :T], None
+        old_k, old_v = self._tail(state)
+        k, v = torch.cat([old_k, k], 2), torch.cat([old_v, v], 2)  # slot s is at start - W + s
+        end = rows.start + rows.count
+        inside = rows.start % n
+        if T == 1:
+            # positions from the first that the query sees, so that what lies before it is not real
+            first = (rows.start - inside - M).clamp(min=0)
+            at = rows.start - first
+            mask = Mask(at, at - W, end - first, 1, W + 1, causal=True, full=False, shift=W)
+            o = self.attend(mask, q, k, v)
+        else:
+            # laid out in segments, from the beginning of the one that the first new token stands in
+            length = -(-(n - 1 + T) // n) * n
+            grid = [_take(q, -inside, length), *(_take(part, n - 1 - inside, M + length) for part in (k, v))]
+            o = _take(self._segments(rows.start - inside, end, *grid), inside, T)
+        even = state.even and rows.at is not None
+        kept = (k, v)
+        if torch.is_grad_enabled() and len(state.tail) == 1:
+            kept = (torch.cat([state.tail[0], source["x"]], 2),)
+        # copies, lest a window hold on to a whole prompt
+        tail = tuple(_take(part, rows.count, W) for part in kept)
+        return o, XLState(tail, state.seen + rows.count, state.top + T, even)
+
+    def _segments(self, start: Tensor, end: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Whole segments of queries [B, H, N, D] from `start` [B] on, over keys and values from M before that on."""
+        M, n = self.memory, self.segment
+        count = q.shape[2] // n
+        folded = q.unflatten(2, (count, n)).transpose(1, 2).flatten(0, 1)
+        k, v = (part.unfold(2, M + n, n).permute(0, 2, 1, 4, 3).flatten(0, 1) for part in (k, v))
+        q0 = (start[:, None] + n * torch.arange(count, device=q.device)).flatten()
+        mask = Mask(q0, q0 - M, end.repeat_interleave(count), n, M + n, causal=True, full=False, shift=M)
+        return self.attend(mask, folded, k, v).unflatten(0, (-1, count)).transpose(1, 2).flatten(2, 3)
+
+    def _tail(self, state: XLState) -> tuple[Tensor, Tensor]:
+        """The keys and values that a state stands for."""
+        if len(state.tail) == 2:
+            return state.tail
+        x = state.tail[0][:, 0]
+        k, v = self.split("k", x), self.split("v", x)
+        if self.position is not None and self.position.facts.kind == "rotation":
+            at = state.seen[:, None] + torch.arange(-self.reach, 0, device=x.device)
+            k = self.position.rotate(k, at.clamp(min=0))
+        return k, v
+
+    def empty(self, batch, capacity, dtype, device):
+        x = torch.zeros(batch, 1, self.reach, self.shape.width, dtype=dtype, device=device)
+        return XLState((x,), torch.zeros(batch, dtype=torch.long, device=device), 0, True)
+
+    def probed_own(self, state, names, first):
+        at = state.seen[:, None] + torch.arange(-self.reach, 0, device=state.seen.device)
+        return state._replace(tail=self._swap(names, self._tail(state), at, first))
+
+    def plain(self, row: Row) -> Tensor:
+        outs = []
+        for i in range(row.T):
+            begin = i // self.segment * self.segment
+            outs.append(row.mix(i, range(max(0, begin - self.memory), i + 1), self.scale))
+        return torch.stack(outs)
+
+
+def _take(part: Tensor, first: Tensor, length: int) -> Tensor:
+    """`length` slots of each row of [B, G, n, D] from slot `first` [B] on; beyond the ends, those at the ends."""
+    at = (first[:, None] + torch.arange(length, device=part.device)).clamp(0, part.shape[2] - 1)
+    return part.gather(2, at[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[3]))

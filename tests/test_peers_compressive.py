@@ -1,0 +1,172 @@
+"""What the suite does not ask of the Compressive Transformer: its second losses, and labml's form of them."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import regard
+from regard.attention.base import Rows
+from regard.models.transformer import ModelConfig, Transformer
+
+WIDTH, HEADS, N = 16, 4, 6
+
+
+def layer_of(options: str = "", **sizes) -> regard.Attention:
+    torch.manual_seed(0)
+    spec = f"compressive(segment={N}, memory={N}, compressed=4, rate=3{options})"
+    return regard.attention(spec, width=WIDTH, heads=HEADS, role="causal", **sizes).double().train()
+
+
+def draw(B: int, T: int) -> torch.Tensor:
+    return torch.randn(B, T, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def test_attention_reconstruction_is_labmls():
+    compressive = pytest.importorskip("labml_nn.transformers.compressive")
+    from labml_nn.transformers.feed_forward import FeedForward
+    from labml_nn.transformers.xl.relative_mha import RelativeMultiHeadAttention
+
+    ours = layer_of(bias=True)
+    attention = RelativeMultiHeadAttention(HEADS, WIDTH)
+    squeeze = compressive.Conv1dCompression(3, WIDTH)
+    theirs = compressive.CompressiveTransformerLayer(
+        d_model=WIDTH,
+        self_attn=attention,
+        feed_forward=FeedForward(WIDTH, 8),
+        dropout_prob=0.0,
+        compress=squeeze,
+    ).double()
+    with torch.no_grad():
+        # in their class the queries and keys alone have no bias
+        for name in "qk":
+            ours.project[name].bias.zero_()
+        for name, part in (("q", attention.query), ("k", attention.key), ("v", attention.value)):
+            part.linear.weight.copy_(ours.project[name].weight)
+        ours.project["v"].bias.normal_()
+        attention.value.linear.bias.copy_(ours.project["v"].bias)
+        squeeze.conv.load_state_dict(ours.squeeze.state_dict())
+    loss = compressive.AttentionReconstructionLoss([theirs])
+    # their layer norms its inputs itself; ours is given what it reads
+    loss.norm = lambda norm, x: x
+    x = draw(2, 3 * N)
+    first, second, third = x.transpose(0, 1).split(N)
+    expected = (loss([second], [first]) + loss([third], [second])) / 2
+    got = ours.run(x).loss
+    assert_close(got, expected)
+    got.backward()
+    expected.backward()
+    assert_close(ours.squeeze.weight.grad, squeeze.conv.weight.grad)
+    assert_close(ours.squeeze.bias.grad, squeeze.conv.bias.grad)
+
+
+@pytest.mark.parametrize("function", ["conv", "dilated"])
+@pytest.mark.parametrize("loss", ["attention", "autoencoding"])
+def test_the_loss_trains_the_compression_and_nothing_else(function, loss):
+    layer = layer_of(f", function='{function}', loss='{loss}'")
+    assert layer.facts.loss
+    x = draw(2, 4 * N + 2).requires_grad_()
+    out = layer.run(x)
+    compression = {name for name, _ in layer.named_parameters() if name.startswith(("squeeze.", "restore."))}
+    out.loss.backward(retain_graph=True)
+    assert {name for name, part in layer.named_parameters() if part.grad is not None} == compression
+    assert all(part.grad.any() for name, part in layer.named_parameters() if name in compression)
+    assert x.grad is None
+    layer.zero_grad()
+    out.y.square().sum().backward()
+    trained = {name for name, part in layer.named_parameters() if part.grad is not None}
+    assert trained == {name for name, _ in layer.named_parameters()} - compression
+    # the output is the same, and no loss is made, outside of training
+    assert_close(layer.eval().run(x).y, out.y)
+    assert layer.run(x).loss is None
+
+
+@pytest.mark.parametrize("loss", ["attention", "autoencoding"])
+def test_autoencoding_and_attention_by_hand(loss):
+    layer, x = layer_of(f", loss='{loss}'"), draw(1, 3 * N - 2)
+    errors = []
+    for begin in (N, 2 * N):
+        old = x[0, begin - N : begin]
+        slots = layer.squeeze(old.T[None])
+        if loss == "autoencoding":
+            error = (layer.restore(slots)[0].T - old).square().mean()
+            errors += [error] * len(x[0, begin : begin + N])
+            continue
+        for h in x[0, begin : begin + N]:
+            reads = []
+            for source in (old, slots[0].T):
+                q, k, v = layer.project["q"](h), layer.project["k"](source), layer.project["v"](source)
+                heads = [slice(4 * head, 4 * head + 4) for head in range(HEADS)]
+                reads.append(torch.cat([torch.softmax(k[:, own] @ q[own] / 2, 0) @ v[:, own] for own in heads]))
+            errors.append((reads[0] - reads[1]).square().mean())
+    assert_close(layer.run(x).loss, torch.stack(errors).mean())
+
+
+@pytest.mark.parametrize("loss", ["attention", "autoencoding"])
+def test_the_loss_does_not_depend_on_the_cut(loss):
+    """Each call's loss is a mean over its tokens that have something to lose: weighted by those, they add up."""
+    layer, T = layer_of(f", loss='{loss}'"), 4 * N
+    x, keep = draw(2, T), torch.arange(T) < torch.tensor([T, 3 * N - 1])[:, None]
+    rows = Rows(torch.zeros(2, dtype=torch.long), keep.sum(1), T, None)
+    whole = layer.run(torch.where(keep[..., None], x, 0), rows).loss
+    for cuts in ([1] * T, [5, 1, 9, 1, T - 16]):
+        state, total, weight, first = layer.start(2), 0.0, 0, 0
+        for n in cuts:
+            count = keep[:, first : first + n].sum(1)
+            out = layer.run(x[:, first : first + n], Rows(state.seen, count, n, None), state=state)
+            asked = (torch.arange(first, first + n) >= N)[None] & keep[:, first : first + n]
+            total, weight = total + out.loss * asked.sum(), weight + asked.sum()
+            state, first = out.state, first + n
+        assert_close(total / weight, whole)
+
+
+def test_training_by_segments_stops_at_the_memory():
+    """Nothing goes back into the inputs of what was cut, but its keys and values still train their projections."""
+    layer, x = layer_of(", loss='none'"), draw(2, 4 * N).requires_grad_()
+    state = layer.start(2)
+    for part in x.split(N, 1)[:-1]:
+        _, state = layer.extend(part, state)
+    y, _ = layer.extend(x[:, -N:], regard.detach(state))
+    y.square().sum().backward()
+    assert not x.grad[:, :-N].any()
+    assert x.grad[:, -N:].any()
+    trained = layer.project["v"].weight.grad.clone()
+    layer.zero_grad()
+    y, _ = layer.extend(x[:, -N:], regard.detach(state._replace(tail=layer._full(state.tail))))
+    y.square().sum().backward()
+    assert (trained - layer.project["v"].weight.grad).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("function", ["mean", "used"])
+def test_the_map_is_what_reaches_a_query(function):
+    """Where slots are linear in the tokens the layer is so in its values, and the map can be told from outside."""
+    layer, x = layer_of(f", function='{function}'").eval(), draw(2, 5 * N + 1)
+    o = layer.weights(x) @ layer.split("v", x)
+    assert_close(layer.output(o.transpose(1, 2).flatten(2)), layer(x))
+
+
+def test_a_model_hands_the_losses_on():
+    torch.manual_seed(0)
+    spec = f"compressive(segment={N}, memory={N}, compressed=4, rate=2)"
+    sizes = {"vocabulary": 20, "width": WIDTH, "heads": HEADS, "inner": 8, "layers": 2, "dropout": 0.0}
+    model = Transformer(ModelConfig(kind="decoder", attention=spec, position="none", **sizes))
+    tokens = torch.randint(20, (2, 4 * N))
+    prediction = model(tokens)
+    (prediction.logits.square().mean() + prediction.loss).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert model.eval()(tokens).loss is None
+
+
+def test_what_it_refuses():
+    for options in ("segment=6, memory=8, rate=2", "segment=6, memory=6, rate=4"):
+        with pytest.raises(ValueError, match="multiple of segment"):
+            regard.attention(f"compressive({options})", width=16, heads=4, role="causal")
+    with pytest.raises(ValueError, match="leave it out"):
+        regard.attention("compressive(clamp=4, relative=False)", width=16, heads=4, role="causal")
+    with pytest.raises(ValueError, match="cannot take position 'rotary'"):
+        regard.attention("compressive", width=16, heads=4, role="causal", position="rotary")
+    q = torch.zeros(1, 4, 3, 4)
+    with pytest.raises(ValueError, match="no plain function"):
+        regard.attend("compressive(function='mean', relative=False)", q, q, q, causal=True)
+    layer = layer_of()
+    with pytest.raises(ValueError, match="a state has no map"):
+        layer.weights(draw(2, 3), state=layer.start(2))
