@@ -119,8 +119,8 @@ def _bare(spec: str, H: int, G: int, D: int, role: Role, dtype: torch.dtype, dev
         own = {name for name, _ in part.named_parameters() if not name.startswith(("project.", "output."))}
         if not isinstance(part, Heads) or own or set(part.inputs) != {"q", "k", "v"}:
             raise ValueError(
-                f"attention {part.facts.name!r} has parameters of its own, so it is no plain function of q, k and v: "
-                f"build it with regard.attention({part.facts.name!r}, width=..., heads=...)"
+                f"attention {part.facts.name!r} has parameters of its own or other inputs than q, k and v, so it is no "
+                f"plain function of them: build it with regard.attention({part.facts.name!r}, width=..., heads=...)"
             )
     return layer
 

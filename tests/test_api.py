@@ -30,7 +30,7 @@ def test_attend_is_the_layer_without_its_projections(spec):
     if not plain_function(spec):
         layer = Case(spec, regard.facts(spec).roles[0]).build()
         own = any(not name.startswith(("project.", "output.")) for name, _ in layer.named_parameters())
-        assert own or set(layer.inputs) != {"q", "k", "v"}
+        assert own or set(getattr(layer, "inputs", ())) != {"q", "k", "v"}
         return
     for role in regard.facts(spec).roles:
         case = Case(spec, role)

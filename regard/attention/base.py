@@ -420,12 +420,13 @@ class Attention(nn.Module):
         )
 
     def _check_tokens(self, x: Tensor, keep: Tensor | None, name: str, keep_name: str, width: int) -> None:
-        dtype = next(self.parameters()).dtype
         if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != width or 0 in x.shape:
             got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"{name} must be [batch >= 1, tokens >= 1, {width}], got {got}")
         if not x.is_floating_point():
             raise ValueError(f"{name} must hold floating-point vectors, got {x.dtype}: embed token ids first")
+        # a mixer may have no parameters, and then takes every type
+        dtype = next((parameter.dtype for parameter in self.parameters()), x.dtype)
         if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
             raise ValueError(f"{name} is {x.dtype} and the layer {dtype}: convert one with .to(...)")
         if keep is None:

@@ -1,0 +1,268 @@
+"""The Feedback Transformer: every layer reads one memory of the past, made of all layers.
+
+The same interface as a Transformer of kind "decoder". Tokens are read one after the other, in training too, for the
+memory of a token is needed by all layers of the next. Padding is met once: ids are moved to the left.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.attention.base import Cached, Mask, Rows, Shape, unpack
+from regard.kernels.dropout import Dropout
+from regard.models.transformer import Hidden, Prediction, _pack
+from regard.spec import ATTENTION, POSITIONS, parse
+
+
+@dataclass(frozen=True)
+class FeedbackConfig:
+    """What a Feedback Transformer is made of. `attention` takes a spec that compares a query with keys one by one."""
+
+    kind: Literal["feedback"] = "feedback"
+    vocabulary: int = 37000
+    width: int = 512
+    heads: int = 8
+    kv_heads: int | None = None
+    inner: int = 2048  # width inside the feed-forward layers
+    layers: int = 6
+    attention: str = "softmax"
+    position: str = "shaw(distance=128, values=False)"  # the paper's: a learnt vector for each distance, with the keys
+    span: int | None = None  # memories that a token reads, the last so many; None: all
+    shared: bool = True  # keys and values of a memory are made once, for all layers; False: by each layer
+    norm: Literal["post", "pre"] = "post"
+    activation: Literal["relu", "gelu"] = "relu"
+    bias: bool = False  # of the projections of attention
+    dropout: float = 0.1  # of the embeddings and of what each sublayer adds
+    tied: bool = True  # the output layer is the embedding
+
+    def __post_init__(self) -> None:
+        if self.kind != "feedback":
+            raise ValueError(f"kind must be 'feedback', got {self.kind!r}: other kinds are built from ModelConfig")
+        for name in ("vocabulary", "width", "heads", "inner", "layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.span is not None and self.span < 1:
+            raise ValueError(f"span must be at least 1, got {self.span}: leave it out to read all memories")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
+
+
+class FeedbackState(NamedTuple):
+    """The memories as keys and values, newest at the right: of each layer, or once where layers share them."""
+
+    parts: tuple[tuple[Tensor, Tensor], ...]  # [B, G, S, D]
+    seen: Tensor  # [B]
+    top: int  # the largest `seen`, or a bound of it
+    even: bool  # the host knows: every row has seen `top`
+
+    def select(self, rows: Tensor) -> "FeedbackState":
+        parts = tuple((k[rows], v[rows]) for k, v in self.parts)
+        return self._replace(parts=parts, seen=self.seen[rows])
+
+    def reorder(self, rows: Tensor) -> "FeedbackState":
+        """As `select`: there is no second memory that beams share."""
+        return self.select(rows)
+
+    def mask(self) -> Mask:
+        """Of one new token over the memories; its own is not yet among them."""
+        S = self.parts[0][0].shape[2]
+        return Mask(self.seen, self.seen - S, self.seen, 1, S, causal=False, full=self.even, shift=S)
+
+
+class FeedbackBlock(nn.Module):
+    """Attention to the memories, feed-forward: each around a residual."""
+
+    def __init__(self, config: FeedbackConfig):
+        super().__init__()
+        sizes = {"width": config.width, "heads": config.heads, "kv_heads": config.kv_heads, "bias": config.bias}
+        inside = POSITIONS.find(parse(config.position).name).facts.kind != "input"
+        # the role of one sequence, though queries and keys are made of different vectors: it has positions
+        shape = Shape.of(role="causal", position=config.position if inside else None, **sizes)
+        self.attention = ATTENTION.build(config.attention, shape)
+        facts = self.attention.facts
+        by_pairs = isinstance(self.attention, Cached) and set(self.attention.inputs) == {"q", "k", "v"}
+        if not by_pairs or "cross" not in facts.roles:
+            raise ValueError(
+                f"a feedback model cannot take attention {facts.name!r}: it must compare a query with keys one by one, "
+                f"wherever they stand, such as softmax or additive"
+            )
+        self.attention.settle(None, False, False)
+        self.inner = nn.Linear(config.width, config.inner)
+        self.outer = nn.Linear(config.inner, config.width)
+        for linear in (self.inner, self.outer):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+        self.norms = nn.ModuleList(nn.LayerNorm(config.width) for _ in range(2))
+        self.dropout = Dropout(config.dropout)
+        self.activation = {"relu": torch.relu, "gelu": F.gelu}[config.activation]
+        self.pre = config.norm == "pre"
+
+    def forward(self, x: Tensor, past: tuple[Tensor, Tensor], mask: Mask, maps: list[Tensor] | None = None) -> Tensor:
+        """One token [B, 1, E]; `maps` collects [B, H, 1, S]."""
+
+        def attend(x: Tensor) -> Tensor:
+            if maps is not None:
+                maps.append(self._map(x, past[0], mask))
+            if mask.S == 0:
+                return torch.zeros_like(x)
+            o = self._read(x, *past, mask)
+            y = self.attention.output(o.transpose(1, 2).flatten(2))
+            # a row without a memory adds nothing, not even a bias
+            return y if mask.full else torch.where(mask.end[:, None, None] > 0, y, 0)
+
+        def feed(x: Tensor) -> Tensor:
+            return self.outer(self.activation(self.inner(x)))
+
+        for sublayer, norm in zip((attend, feed), self.norms, strict=True):
+            x = x + self.dropout(sublayer(norm(x))) if self.pre else norm(x + self.dropout(sublayer(x)))
+        return x
+
+    def sources(self, memory: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, G, 1, D] of a memory [B, 1, E] at its places [B]."""
+        source = self.attention.sources(memory)
+        return self._placed(source["k"], at), source["v"]
+
+    def _read(self, x: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        q = self._placed(self.attention.split("q", x), mask.q0)
+        return self.attention.attend(mask, q=q, **self.attention.repeated({"k": k, "v": v}))
+
+    def _placed(self, part: Tensor, at: Tensor) -> Tensor:
+        scheme = self.attention.position
+        turns = scheme is not None and scheme.facts.kind == "rotation"
+        return scheme.rotate(part, at[:, None]) if turns else part
+
+    def _map(self, x: Tensor, k: Tensor, mask: Mask) -> Tensor:
+        """By values that are unit vectors, less what a position scheme adds to values of zero."""
+        at, maps = torch.arange(mask.S, device=x.device)[None], [k.new_zeros(len(x), self.attention.shape.heads, 1, 0)]
+        for first in range(0, mask.S, self.attention.shape.head_width):
+            unit = self.attention.unit(at, first, len(x))
+            maps.append(self._read(x, k, unit, mask) - self._read(x, k, torch.zeros_like(unit), mask))
+        return torch.cat(maps, -1)[..., : mask.S]
+
+
+class Feedback(nn.Module):
+    """Fan et al. 2020: at step t, with x_t^0 the embedded token and x_t^l what comes out of layer l,
+
+        m_t = sum_(l = 0..L) softmax(w)_l x_t^l,
+        z_t^l = Attn(x_t^l; m_(t - span) .. m_(t - 1)),    x_t^(l + 1) = FF(z_t^l),
+
+    so that the lowest layer of a token reads the highest of the tokens before it. The token itself is no key; the first
+    one has nothing to read, and its attention adds zeros. Keys and values are projected from m_t as it is, once for all
+    layers (`shared`), and are all that decoding keeps: a cache for one layer. Time N span in N steps, state span.
+
+    >>> model = Feedback(FeedbackConfig(vocabulary=8000, layers=4, span=100))
+    >>> logits = model(tokens, keep=keep).logits
+    """
+
+    def __init__(self, config: FeedbackConfig):
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        nn.init.normal_(self.embedding.weight, std=config.width**-0.5)
+        kind = POSITIONS.find(parse(config.position).name).facts.kind
+        shape = Shape.of(width=config.width, heads=config.heads, role="causal")
+        self.position = POSITIONS.build(config.position, shape) if kind == "input" else None
+        self.blocks = nn.ModuleList(FeedbackBlock(config) for _ in range(config.layers))
+        if config.shared:
+            for block in self.blocks:
+                for name in ("k", "v"):
+                    block.attention.project[name] = self.blocks[0].attention.project[name]
+        self.mixing = nn.Parameter(torch.zeros(config.layers + 1))
+        self.norm = nn.LayerNorm(config.width) if config.norm == "pre" else nn.Identity()
+        self.dropout = Dropout(config.dropout)
+        self.output = nn.Linear(config.width, config.vocabulary, bias=False)
+        if config.tied:
+            self.output.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor, *, keep: Tensor | None = None) -> Prediction:
+        """ids [B, T] -> logits at each position."""
+        logits = self.output(self.hidden(tokens, keep=keep).x)
+        return Prediction(logits if keep is None else unpack(logits, keep), None)
+
+    def hidden(self, tokens: Tensor, *, keep: Tensor | None = None) -> Hidden:
+        """`forward` before the output layer, which a loss puts on the real tokens only."""
+        packed, _ = _pack(tokens, keep)
+        # nobody reads the state behind the last token, so that padding needs no care here
+        return Hidden(self._read(packed, Rows.full(packed), self.start(len(packed)))[0], None)
+
+    def maps(self, tokens: Tensor, *, keep: Tensor | None = None) -> list[Tensor]:
+        """How much of each memory reaches each token, [B, H, T, T] a layer."""
+        packed, rows = _pack(tokens, keep)
+        steps = []
+        self._read(packed, Rows.full(packed), self.start(len(packed)), maps=steps)
+        found = []
+        for layer in range(self.config.layers):
+            own = steps[layer :: self.config.layers]
+            made = torch.cat([F.pad(part, (t - part.shape[3], rows.T - t)) for t, part in enumerate(own)], 2)
+            if keep is not None:
+                made = unpack(unpack(made, keep[:, None], dim=2), keep[:, None, None], dim=3)
+            found.append(made)
+        return found
+
+    def start(self, batch: int, *, memory: None = None, capacity: int | None = None) -> FeedbackState:
+        """The state before the first token; it grows by a memory a token, so that `capacity` reserves nothing."""
+        if memory is not None:
+            raise ValueError("a feedback model has no memory to read but its own: leave memory out")
+        weight, shape = self.output.weight, self.blocks[0].attention.shape
+        empty = weight.new_zeros(batch, shape.kv_heads, 0, shape.head_width)
+        kept = 1 if self.config.shared else self.config.layers
+        return FeedbackState(((empty, empty),) * kept, weight.new_zeros(batch, dtype=torch.long), 0, True)
+
+    def extend(
+        self, tokens: Tensor, state: FeedbackState, *, keep: Tensor | None = None
+    ) -> tuple[Tensor, FeedbackState]:
+        """New ids [B, n] -> logits [B, n, V] and the next state; a padded token leaves it as it was."""
+        packed, rows = _pack(tokens, keep)
+        if len(tokens) != len(state.seen):
+            raise ValueError(f"tokens have {len(tokens)} rows and the state {len(state.seen)}: select rows to match")
+        at = state.top if state.even and keep is None else None
+        x, state = self._read(packed, rows._replace(start=state.seen, at=at), state)
+        logits = self.output(x)
+        if keep is None:
+            return logits, state
+        # padding takes no room: no row has more memories than the longest
+        longest = int(state.seen.max())
+        parts = tuple(tuple(part[:, :, max(part.shape[2] - longest, 0) :] for part in pair) for pair in state.parts)
+        return unpack(logits, keep), state._replace(parts=parts, top=longest)
+
+    def _read(
+        self, ids: Tensor, rows: Rows, state: FeedbackState, maps: list[Tensor] | None = None
+    ) -> tuple[Tensor, FeedbackState]:
+        """What the output layer reads [B, T, E], and the state behind the real tokens."""
+        x = self.embedding(ids) * math.sqrt(self.config.width)
+        x = self.dropout(x if self.position is None else self.position.add(x, rows))
+        flags, outs = rows.real(), []
+        for t, token in enumerate(x.split(1, 1)):
+            out, memory = self._step(token, state, maps)
+            outs.append(out)
+            state = self._remember(memory, state, None if flags is None else flags[:, t])
+        return self.norm(torch.cat(outs, 1)), state
+
+    def _step(self, x: Tensor, state: FeedbackState, maps: list[Tensor] | None) -> tuple[Tensor, Tensor]:
+        """One token [B, 1, E] through the layers: what comes out, and its memory."""
+        mask, levels = state.mask(), [x]
+        for index, block in enumerate(self.blocks):
+            x = block(x, state.parts[0 if self.config.shared else index], mask, maps)
+            levels.append(x)
+        shares = torch.softmax(self.mixing, 0)
+        return x, sum(share * level for share, level in zip(shares, levels, strict=True))
+
+    def _remember(self, memory: Tensor, state: FeedbackState, real: Tensor | None) -> FeedbackState:
+        """The state with a memory more in the rows where the token was real."""
+        blocks = self.blocks[:1] if self.config.shared else self.blocks
+        parts = []
+        for block, pair in zip(blocks, state.parts, strict=True):
+            made = zip(pair, block.sources(memory, state.seen), strict=True)
+            parts.append(tuple(_append(old, new, real)[:, :, -(self.config.span or 0) :] for old, new in made))
+        seen = state.seen + (1 if real is None else real)
+        return FeedbackState(tuple(parts), seen, state.top + 1, state.even and real is None)
+
+
+def _append(old: Tensor, new: Tensor, real: Tensor | None) -> Tensor:
+    """[B, G, S, D] and one more at the right; where it is not real the old ones move there, and the first is empty."""
+    grown = torch.cat([old, new.to(old.dtype)], 2)
+    return grown if real is None else torch.where(real[:, None, None, None], grown, F.pad(old, (0, 0, 1, 0)))

@@ -1,0 +1,286 @@
+"""The Feedback Transformer: a loop reference, labml's two models, decoding and padding."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import regard
+from regard.decoding import DecodingConfig, generate
+from regard.models.feedback import Feedback, FeedbackConfig
+from regard.reference import Row
+
+SMALL = {"vocabulary": 50, "width": 16, "heads": 4, "inner": 32, "layers": 3, "dropout": 0.0}
+KEEP = torch.tensor([[0, 1, 1, 0, 1, 1, 1, 0, 1], [1] * 9, [1, 0, 0, 0, 0, 1, 0, 0, 0]]).bool()
+VARIANTS = [
+    {},
+    {"shared": False, "norm": "pre", "activation": "gelu"},
+    {"span": 3, "bias": True},
+    {"span": 2, "shared": False, "kv_heads": 2, "position": "rotary", "tied": False},
+    {"position": "sinusoidal", "attention": "additive"},
+    {"position": "alibi", "attention": "dot", "bias": True},
+    {"position": "xl", "span": 4, "bias": True},
+    {"position": "shaw(distance=2)"},
+    {"position": "none", "attention": "bilinear"},
+]
+
+
+def build(**options) -> Feedback:
+    """In float64, with no parameter at zero, where it would hide what it does."""
+    torch.manual_seed(0)
+    model = Feedback(FeedbackConfig(**(SMALL | options))).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.std() == 0:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def ids(B: int = 3, T: int = 9, seed: int = 1) -> Tensor:
+    return torch.randint(50, (B, T), generator=torch.Generator().manual_seed(seed))
+
+
+def linear(layer: torch.nn.Linear, x: Tensor) -> Tensor:
+    made = layer.weight @ x
+    return made if layer.bias is None else made + layer.bias
+
+
+def normed(x: Tensor, norm: torch.nn.LayerNorm) -> Tensor:
+    away = x - x.mean()
+    return away / torch.sqrt((away * away).mean() + norm.eps) * norm.weight + norm.bias
+
+
+def looked(layer, x: Tensor, memories: list[Tensor], span: int | None) -> Tensor:
+    """Attention of a vector at its place over the memories before it, head by head."""
+    t, D, scheme = len(memories), layer.shape.head_width, layer.position
+    if not t:
+        return torch.zeros_like(x)
+    first, heads = 0 if span is None else max(0, t - span), []
+    q, k, v = (
+        [linear(layer.project[name], vector) for vector in vectors]
+        for name, vectors in (("q", [x]), ("k", memories), ("v", memories))
+    )
+    for head in range(layer.shape.heads):
+        group = head * layer.shape.kv_heads // layer.shape.heads
+        own = slice(head * D, head * D + D)
+        query, keys = q[0][own], [key[group * D : group * D + D] for key in k]
+        if scheme is not None:
+            query = scheme.plain_rotate(query, t)
+            keys = [scheme.plain_rotate(key, j) for j, key in enumerate(keys)]
+        values = torch.stack([value[group * D : group * D + D] for value in v])
+        # the query at place t of as many, the others never read
+        queries = torch.stack([torch.full_like(query, torch.nan)] * t + [query])
+        row = Row(head, True, t + 1, t, {"q": queries, "k": torch.stack(keys), "v": values}, scheme)
+        heads.append(row.mix(t, range(first, t), layer.scale))
+    return linear(layer.output, torch.cat(heads))
+
+
+def reference(model: Feedback, tokens: Tensor) -> Tensor:
+    """One sequence [T] -> logits [T, V]: the formula, a token and a layer at a time."""
+    config = model.config
+    embedded = torch.stack([model.embedding.weight[token] * math.sqrt(config.width) for token in tokens])
+    embedded = embedded if model.position is None else model.position.plain_add(embedded)
+    activation = {"relu": torch.relu, "gelu": torch.nn.functional.gelu}[config.activation]
+    shares = torch.exp(model.mixing) / torch.exp(model.mixing).sum()
+    memories, logits = [], []
+    for x in embedded:
+        levels = [x]
+        for block in model.blocks:
+            inner, outer = block.norms
+            if config.norm == "pre":
+                x = x + looked(block.attention, normed(x, inner), memories, config.span)
+                x = x + linear(block.outer, activation(linear(block.inner, normed(x, outer))))
+            else:
+                x = normed(x + looked(block.attention, x, memories, config.span), inner)
+                x = normed(x + linear(block.outer, activation(linear(block.inner, x))), outer)
+            levels.append(x)
+        memories.append(sum(share * level for share, level in zip(shares, levels, strict=True)))
+        top = normed(x, model.norm) if config.norm == "pre" else x
+        logits.append(linear(model.output, top))
+    return torch.stack(logits)
+
+
+@pytest.mark.parametrize("options", [o for o in VARIANTS if "attention" not in o], ids=str)
+def test_reference(options):
+    """Outputs and the gradients of every parameter."""
+    model, tokens = build(**options), ids(B=2)
+    slow = torch.stack([reference(model, row) for row in tokens])
+    fast = model(tokens).logits
+    assert_close(fast, slow)
+    toward = torch.randn_like(fast)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    got = torch.autograd.grad((fast * toward).sum(), parameters)
+    for name, mine, other in zip(names, got, torch.autograd.grad((slow * toward).sum(), parameters), strict=True):
+        assert_close(mine, other, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+def test_decoding_is_the_whole_however_it_is_cut(options):
+    model, tokens = build(**options), ids()
+    for keep in (None, KEEP):
+        whole = model(tokens, keep=keep).logits
+        for cuts in ([9], [1] * 9, [3, 1, 5]):
+            state, pieces, first = model.start(3, capacity=9), [], 0
+            for n in cuts:
+                part = None if keep is None else keep[:, first : first + n]
+                logits, state = model.extend(tokens[:, first : first + n], state, keep=part)
+                pieces.append(logits)
+                first += n
+            assert_close(torch.cat(pieces, 1), whole)
+    for row in range(3):
+        alone = model(tokens[row : row + 1, KEEP[row]]).logits
+        assert_close(whole[row : row + 1, KEEP[row]], alone)
+    assert not whole[~KEEP].any()
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+def test_prompts_of_different_length_go_on_together(options):
+    """Then rows are chosen anew, as beams are."""
+    model, prompt, more = build(**options), ids(), ids(B=4, T=5, seed=2)
+    _, state = model.extend(prompt, model.start(3), keep=KEEP)
+    order = torch.tensor([2, 0, 0, 1])
+    branch = state.reorder(order)
+    steps = []
+    for token in more.split(1, 1):
+        logits, branch = model.extend(token, branch)
+        steps.append(logits)
+    for row, origin in enumerate(order):
+        own = torch.cat([prompt[origin, KEEP[origin]], more[row]])[None]
+        assert_close(torch.cat(steps, 1)[row : row + 1], model(own).logits[:, -5:])
+
+
+def test_the_future_is_not_read():
+    model, tokens, other = build(), ids(), ids(seed=5)
+    changed = torch.cat([tokens[:, :4], other[:, 4:]], 1)
+    assert_close(model(changed).logits[:, :4], model(tokens).logits[:, :4], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("options", "sets"), [({}, 1), ({"shared": False}, 3), ({"span": 4}, 1)])
+def test_the_state_is_the_memories_of_one_layer(options, sets):
+    model = build(**options)
+    _, state = model.extend(ids(T=9), model.start(3))
+    sizes = [tuple(part.shape) for pair in state.parts for part in pair]
+    assert sizes == [(3, 4, options.get("span", 9), 4)] * (2 * sets)
+    # padding takes no room
+    _, state = model.extend(ids(T=9), model.start(3), keep=KEEP & (torch.arange(9) < 5))
+    assert state.parts[0][0].shape[2] == min(options.get("span", 5), 5)
+
+
+def test_no_parameter_is_idle_and_segments_train():
+    model, tokens = build(), ids()
+    model(tokens).logits.square().sum().backward()
+    assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    whole = model(tokens).logits
+    logits, state = model.extend(tokens[:, :4], model.start(3))
+    late, _ = model.extend(tokens[:, 4:], regard.detach(state))
+    assert_close(torch.cat([logits, late], 1), whole)
+    model.zero_grad()
+    late.sum().backward()
+    cut = model.mixing.grad.clone()
+    model.zero_grad()
+    whole[:, 4:].sum().backward()
+    assert (cut - model.mixing.grad).abs().max() > 1e-9, "the history was to be cut"
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+def test_maps(options):
+    """Each token reads the memories before it, as many as the span, and the first none; a row as if alone."""
+    model, tokens = build(**options), ids()
+    whole = model.maps(tokens)
+    assert len(whole) == 3
+    span = options.get("span", 9)
+    for maps in whole:
+        assert maps.shape == (3, 4, 9, 9)
+        seen = torch.ones(9, 9).tril(-1).triu(-span).bool()
+        assert (maps[..., seen] > 0).all()
+        assert not maps[..., ~seen].any()
+        assert_close(maps.sum(-1)[..., 1:], torch.ones(3, 4, 8, dtype=torch.float64))
+    for row in range(3):
+        alone = model.maps(tokens[row : row + 1, KEEP[row]])
+        for mine, other in zip(model.maps(tokens, keep=KEEP), alone, strict=True):
+            assert_close(mine[row : row + 1, :, KEEP[row]][..., KEEP[row]], other)
+
+
+def test_generating():
+    """Greedy continuations of padded prompts, against whole forwards of each alone."""
+    model, prompt = build(), ids().clamp(min=4)
+    found = generate(model, prompt, KEEP, DecodingConfig(beam=1, maximum=5))
+    for row in range(3):
+        own, made = prompt[row : row + 1, KEEP[row]], []
+        for _ in range(5):
+            logits = model(own).logits[0, -1].clone()
+            logits[[0, 2]] = -torch.inf
+            token = logits.argmax()
+            own = torch.cat([own, token[None, None]], 1)
+            if token == 3:
+                break
+            made.append(token.item())
+        assert found[row][0].ids == made
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="cannot take attention 'linear': it must compare a query with keys"):
+        build(attention="linear", position="none")
+    with pytest.raises(ValueError, match="cannot take attention 'location'"):
+        build(attention="location", position="none")
+    with pytest.raises(ValueError, match="span must be at least 1, got 0"):
+        build(span=0)
+    model = build()
+    with pytest.raises(ValueError, match="tokens have 2 rows and the state 3"):
+        model.extend(ids(B=2), model.start(3))
+    with pytest.raises(ValueError, match="no memory to read"):
+        model.start(3, memory=torch.zeros(3, 5, 16))
+
+
+def labml(shared: bool) -> tuple[Feedback, torch.nn.Module]:
+    """Our model and labml's with the same weights, float64. Its terms (q + u) . k + q . U + S become ours, a vector U
+    for each distance and u a bias of the queries, with S = u . U; every one of them is there."""
+    peer = pytest.importorskip("labml_nn.transformers.feedback")
+    forward = pytest.importorskip("labml_nn.transformers.feed_forward")
+    torch.manual_seed(0)
+    attn = peer.FeedbackAttention(4, 16, 0.0, is_kv_precomputed=shared)
+    layer = peer.FeedbackTransformerLayer(
+        d_model=16, attn=attn, feed_forward=forward.FeedForward(16, 32, 0.0), dropout_prob=0.0
+    )
+    theirs = peer.FeedbackTransformerKV(layer, 3, 16, 4) if shared else peer.FeedbackTransformer(layer, 3)
+    theirs = theirs.double()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    ours = build(norm="pre", shared=shared, bias=True, position="shaw(distance=20, values=False, shared=False)")
+    with torch.no_grad():
+        ours.mixing.copy_(theirs.weights)
+        ours.norm.load_state_dict(theirs.norm.state_dict())
+        for block, other in zip(ours.blocks, theirs.layers, strict=True):
+            mine, its = block.attention, other.attn
+            table = its.key_pos_embeddings[-20:]  # distance 20 first
+            its.key_pos_bias[-20:] = torch.einsum("dhc,hc->dh", table, its.query_pos_bias)
+            mine.position.key_table[:, :20] = table.transpose(0, 1)
+            source = (theirs.key, theirs.value) if shared else (its.key, its.value)
+            for name, module in zip("qkv", (its.query, *source), strict=True):
+                mine.project[name].weight.copy_(module.linear.weight)
+                mine.project[name].bias.zero_()
+                if module.linear.bias is not None:
+                    mine.project[name].bias.copy_(module.linear.bias)
+            mine.project["q"].bias.copy_(its.query_pos_bias.flatten())
+            mine.output.load_state_dict(its.output.state_dict())
+            block.inner.load_state_dict(other.feed_forward.layer1.state_dict())
+            block.outer.load_state_dict(other.feed_forward.layer2.state_dict())
+            block.norms[0].load_state_dict(other.norm_self_attn.state_dict())
+            block.norms[1].load_state_dict(other.norm_ff.state_dict())
+    return ours, theirs
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_labml(shared):
+    ours, theirs = labml(shared)
+    tokens = ids(T=11)
+    embedded = ours.embedding(tokens) * math.sqrt(16)
+    x, z = ours.hidden(tokens).x, theirs(embedded.transpose(0, 1)).transpose(0, 1)
+    assert_close(x, z)
+    toward = torch.randn_like(x)
+    mine = torch.autograd.grad((x * toward).sum(), [ours.mixing, ours.blocks[0].outer.weight])
+    other = torch.autograd.grad((z * toward).sum(), [theirs.weights, theirs.layers[0].feed_forward.layer2.weight])
+    for a, b in zip(mine, other, strict=True):
+        assert_close(a, b)
