@@ -5,7 +5,7 @@ the layers only ever see rows that are real from the left, and what is padded co
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -103,21 +103,32 @@ class Prediction(NamedTuple):
 
 
 class Block(nn.Module):
-    """Attention, cross-attention where there is a memory, feed-forward: each around a residual."""
+    """Attention, cross-attention where there is a memory, feed-forward: each around a residual. Without a spec of its
+    own attention, it only reads a memory, of any length and width: what changes the length is made of it."""
 
-    def __init__(self, config: ModelConfig, spec: Spec, cross: Spec | None, role: Literal["self", "causal"]):
+    def __init__(
+        self,
+        config: ModelConfig,
+        spec: Spec | str | None,
+        cross: Spec | str | None,
+        role: Literal["self", "causal"] = "self",
+        memory_width: int | None = None,
+    ):
         super().__init__()
         sizes = {"width": config.width, "heads": config.heads, "kv_heads": config.kv_heads, "bias": config.bias}
         inside = POSITIONS.find(parse(config.position).name).facts.kind != "input"
         position = config.position if inside else None
-        self.attention = ATTENTION.build(spec, Shape.of(role=role, position=position, **sizes))
-        self.cross = None if cross is None else ATTENTION.build(cross, Shape.of(role="cross", **sizes))
+        own = Shape.of(role=role, position=position, **sizes)
+        look = Shape.of(role="cross", memory_width=memory_width, **sizes)
+        self.attention = None if spec is None else ATTENTION.build(spec, own)
+        self.cross = None if cross is None else ATTENTION.build(cross, look)
         self.inner = nn.Linear(config.width, config.inner)
         self.outer = nn.Linear(config.inner, config.width)
         for linear in (self.inner, self.outer):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
-        self.norms = nn.ModuleList(nn.LayerNorm(config.width) for _ in range(2 if cross is None else 3))
+        sublayers = 1 + (spec is not None) + (cross is not None)
+        self.norms = nn.ModuleList(nn.LayerNorm(config.width) for _ in range(sublayers))
         self.dropout = Dropout(config.dropout)
         self.activation = {"relu": torch.relu, "gelu": F.gelu}[config.activation]
         self.pre = config.norm == "pre"
@@ -154,10 +165,11 @@ class Block(nn.Module):
         def feed(x: Tensor) -> Tensor:
             return self.outer(self.activation(self.inner(x)))
 
-        sublayers = [attend, feed] if self.cross is None else [attend, look, feed]
+        sublayers = [attend] if self.attention is not None else []
+        sublayers += [feed] if self.cross is None else [look, feed]
         for sublayer, norm in zip(sublayers, self.norms, strict=True):
             x = x + self.dropout(sublayer(norm(x))) if self.pre else norm(x + self.dropout(sublayer(x)))
-        out = outs[0]
+        out = outs[0] if outs else Out(None)
         return Out(x, None if state is None else BlockState(out.state, cross), out.stream, out.loss)
 
 
@@ -177,17 +189,12 @@ class Stack(nn.Module):
         self.blocks = nn.ModuleList(Block(config, *pair, role) for pair in zip(own, crosses, strict=True))
         self.norm = nn.LayerNorm(config.width) if config.norm == "pre" else nn.Identity()
         self.dropout = Dropout(config.dropout)
-        self._settle()
+        settle(self.blocks)
 
-    def _settle(self) -> None:
-        """Tells each layer which it may share with, the first of its kind, and whether a stream comes and is read."""
-        for name in ("attention", "cross"):
-            layers = [getattr(block, name) for block in self.blocks if getattr(block, name) is not None]
-            streams = [layer.facts.stream for layer in layers]
-            first = {}
-            for index, layer in enumerate(layers):
-                like = first.setdefault(type(layer), layer)
-                layer.settle(None if like is layer else like, any(streams[:index]), any(streams[index + 1 :]))
+    def embed(self, ids: Tensor, rows: Rows) -> Tensor:
+        """[B, T] -> [B, T, E]"""
+        x = self.embedding(ids) * math.sqrt(self.embedding.embedding_dim)
+        return self.dropout(x if self.position is None else self.position.add(x, rows))
 
     def forward(
         self,
@@ -200,18 +207,43 @@ class Stack(nn.Module):
         outputs: list[Tensor] | None = None,
     ) -> Out:
         """`maps` and `outputs` collect those of each layer."""
-        x = self.embedding(ids) * math.sqrt(self.embedding.embedding_dim)
-        x = self.dropout(x if self.position is None else self.position.add(x, rows))
-        after, losses, stream = [], [], None
-        for block, state in zip(self.blocks, states or [None] * len(self.blocks), strict=True):
-            out = block(x, rows, state=state, memory=memory, stream=stream, maps=maps)
-            # a layer without a stream of its own lets it pass
-            x, stream = out.y, stream if out.stream is None else out.stream
-            if outputs is not None:
-                outputs.append(x)
-            after.append(out.state)
-            losses += [] if out.loss is None else [out.loss]
-        return Out(self.norm(x), tuple(after), stream, sum(losses) if losses else None)
+        x = self.embed(ids, rows)
+        out = through(self.blocks, x, rows, states=states, memory=memory, maps=maps, outputs=outputs)
+        return out._replace(y=self.norm(out.y))
+
+
+def settle(blocks: Iterable[Block]) -> None:
+    """Tells each layer which it may share with, the first of its kind, and whether a stream comes and is read."""
+    for name in ("attention", "cross"):
+        layers = [getattr(block, name) for block in blocks if getattr(block, name) is not None]
+        streams = [layer.facts.stream for layer in layers]
+        first = {}
+        for index, layer in enumerate(layers):
+            like = first.setdefault(type(layer), layer)
+            layer.settle(None if like is layer else like, any(streams[:index]), any(streams[index + 1 :]))
+
+
+def through(
+    blocks: Sequence[Block],
+    x: Tensor,
+    rows: Rows,
+    *,
+    states: Sequence[BlockState] | None = None,
+    memory: Memory | None = None,
+    maps: dict[str, list[Tensor]] | None = None,
+    outputs: list[Tensor] | None = None,
+) -> Out:
+    """One block after the other, with the second losses added up."""
+    after, losses, stream = [], [], None
+    for block, state in zip(blocks, states or [None] * len(blocks), strict=True):
+        out = block(x, rows, state=state, memory=memory, stream=stream, maps=maps)
+        # a layer without a stream of its own lets it pass
+        x, stream = out.y, stream if out.stream is None else out.stream
+        if outputs is not None:
+            outputs.append(x)
+        after.append(out.state)
+        losses += [] if out.loss is None else [out.loss]
+    return Out(x, tuple(after), stream, sum(losses) if losses else None)
 
 
 class Aligner(nn.Module):

@@ -1,0 +1,130 @@
+"""The Funnel-Transformer: blocks of layers on ever shorter sequences, and a decoder at full length where it is needed.
+
+Padding is met once, on token ids, as in the Transformer: a pooled vector is the mean of the real tokens of its window.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.attention.base import Memory, Out, Rows, blank
+from regard.models.pooling import Answer, EncoderConfig, at_least
+from regard.models.transformer import Block, Prediction, Stack, _pack, settle, through
+from regard.spec import Spec, over_layers
+
+
+@dataclass(frozen=True)
+class FunnelConfig(EncoderConfig):
+    """What a Funnel-Transformer is made of. `attention` takes specs of role "self", repeated over all layers;
+    `cross_attention` a spec of role "cross", for the pooled queries over what is not pooled yet."""
+
+    kind: Literal["funnel"] = "funnel"
+    layers: tuple[int, ...] = (4, 4, 4)  # of each block; every block after the first halves the sequence
+    decoder_layers: int = 2  # at full length, without classes
+    cross_attention: str = "softmax"
+    queries_only: bool = True  # only queries are pooled where a block begins; False: keys and values too
+    apart: bool = True  # the first token, a [CLS], is pooled with no other
+    norm: Literal["post", "pre"] = "post"
+    pooling: Literal["pma", "mean", "first"] = "first"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.layers or min(self.layers) < 1:
+            raise ValueError(f"layers must be at least 1 in each block, such as (4, 4, 4), got {self.layers}")
+        at_least(self, decoder_layers=0)
+
+
+class Funnel(nn.Module):
+    """Dai et al. 2020 (arXiv 2006.03236).
+
+    Where a block b > 0 begins, windows of two tokens become one, h' = mean(h), and the first layer has the queries h'
+    over the keys and values h,
+
+        h <- LN(h' + Attention(h', h, h)),    h <- LN(h + FFN(h)),
+
+    so that what is kept of the window is learnt; the other layers of the block see the short sequence only. The last
+    window of an odd number of tokens is one token. Without classes a decoder predicts every token: the last block's
+    vectors, each repeated over the tokens it stands for, plus the first block's output, through `decoder_layers` more.
+
+    Positions inside attention (relative ones, as in the paper) count the tokens of their block, and the first layer of
+    a block reads by content alone; those added to the input are there for all. Not causal: a pooled vector knows the
+    token behind. Time (N / 2^b)^2 of each layer, less than 4/3 of the first block's in all; memory N.
+
+    >>> model = Funnel(FunnelConfig(vocabulary=8000, layers=(4, 4, 4), classes=2))
+    >>> logits = model(tokens, keep=keep).logits
+    """
+
+    def __init__(self, config: FunnelConfig):
+        super().__init__()
+        self.config = config
+        layer = config.layer()
+        specs = over_layers(config.attention, sum(config.layers))
+        first, *others = config.layers
+        self.first = Stack(layer, config.vocabulary, first, specs[:first], None)
+        # pre-norm layers are followed by one norm, behind the last of them
+        self.first.norm = nn.Identity()
+        self.blocks = nn.ModuleList()
+        for count in others:
+            done = first + sum(len(block) for block in self.blocks)
+            self.blocks.append(self._block(specs[done : done + count]))
+        self.decoder = nn.ModuleList()
+        if config.classes is None and config.decoder_layers:
+            self.decoder.extend(Block(layer, spec, None) for spec in over_layers(specs[:1], config.decoder_layers))
+            settle(self.decoder)
+        self.norm = nn.LayerNorm(config.width) if config.norm == "pre" else nn.Identity()
+        self.answer = Answer(config, self.first.embedding, config.width)
+
+    def forward(self, tokens: Tensor, *, keep: Tensor | None = None) -> Prediction:
+        """ids [B, T] -> logits [B, T, V], or [B, classes]"""
+        packed, rows = _pack(tokens, keep)
+        outs, short = [self.first(packed, rows)], rows
+        for block in self.blocks:
+            out, short = self._shorten(block, outs[-1].y, short)
+            outs.append(out)
+        if self.config.classes is None:
+            x = outs[0].y + stretch(outs[-1].y, rows.T, 2 ** len(self.blocks), self.config.apart)
+            outs.append(through(self.decoder, x, rows))
+            short = rows
+        losses = [out.loss for out in outs if out.loss is not None]
+        memory = Memory(self.norm(outs[-1].y), None if keep is None else short.count)
+        return Prediction(self.answer(memory, keep), sum(losses) if losses else None)
+
+    def _block(self, specs: list[Spec]) -> nn.ModuleList:
+        layer, entry = self.config.layer(), (specs[0], None)
+        if self.config.queries_only:
+            entry = (None, self.config.cross_attention)
+        block = nn.ModuleList(Block(layer, *pair) for pair in [entry, *((spec, None) for spec in specs[1:])])
+        settle(block)
+        return block
+
+    def _shorten(self, block: nn.ModuleList, x: Tensor, rows: Rows) -> tuple[Out, Rows]:
+        """What a block makes of rows that it halves, and the rows."""
+        pooled, short = halve(x, rows, self.config.apart)
+        memory = None
+        if self.config.queries_only:
+            keys = block[0].norms[0](x) if block[0].pre else x
+            memory = Memory(keys, None if rows.at is not None else rows.count)
+        return through(block, pooled, short, memory=memory), short
+
+
+def halve(x: Tensor, rows: Rows, apart: bool) -> tuple[Tensor, Rows]:
+    """The means of windows of two real tokens, [B, T, E] -> [B, about T / 2, E]; the first token is left apart."""
+    real = rows.real()
+    x = x if real is None else blank(x, real)
+    # with a copy of itself the first token is a window
+    x = torch.cat([x[:, :1], x], 1) if apart else x
+    count = rows.count + (rows.count > 0) if apart else rows.count
+    T = (x.shape[1] + 1) // 2
+    sums = F.pad(x, (0, 0, 0, 2 * T - x.shape[1])).unflatten(1, (T, 2)).sum(2)
+    left = count[:, None] - 2 * torch.arange(T, device=x.device)
+    short = rows._replace(count=(count + 1) // 2, T=T)
+    return sums / left.clamp(1, 2)[..., None], short
+
+
+def stretch(x: Tensor, T: int, times: int, apart: bool) -> Tensor:
+    """Each vector repeated over the tokens it stands for: [B, n, E] -> [B, T, E]."""
+    steps = torch.arange(T, device=x.device)
+    return x[:, (steps + times - 1) // times if apart else steps // times]

@@ -1,0 +1,330 @@
+"""Perceivers: a few latent vectors read a long input, think among themselves, and are read in turn.
+
+`Perceiver` is the Perceiver and Perceiver IO, for whole sequences. `PerceiverAR` is a language model whose latents are
+the last tokens of the sequence. Padding is met once, on token ids, as in the Transformer.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.attention.base import Attention, Cached, CacheState, Memory, Rows, Shape, _grow, select, unpack
+from regard.kernels.dropout import Dropout
+from regard.models.pooling import Answer, EncoderConfig, at_least
+from regard.models.transformer import (
+    Block,
+    BlockState,
+    Hidden,
+    ModelConfig,
+    Prediction,
+    Specs,
+    Stack,
+    _pack,
+    settle,
+    through,
+)
+from regard.spec import POSITIONS, over_layers, parse
+
+
+@dataclass(frozen=True)
+class PerceiverConfig(EncoderConfig):
+    """What a Perceiver is made of. `attention` (among the latents) takes specs of role "self", `cross_attention`
+    (latents to input, outputs to latents) a spec of role "cross". Of `width` are the input and the outputs."""
+
+    kind: Literal["perceiver"] = "perceiver"
+    latents: int = 256
+    latent_width: int | None = None  # None: as `width`
+    layers: int = 6  # of self-attention in a block
+    blocks: int = 1  # how often the latents pass through these layers, with the same weights
+    reads: Literal["once", "each"] = "once"  # "each": the latents read the input again before every block
+    cross_attention: str = "softmax"
+    cross_heads: int | None = None  # None: as `heads`
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, latents=1, layers=1, blocks=1)
+        for name in ("latent_width", "cross_heads"):
+            if getattr(self, name) is not None:
+                at_least(self, **{name: 1})
+        if self.reads not in ("once", "each"):
+            raise ValueError(f"reads must be 'once' or 'each', got {self.reads!r}")
+        found = POSITIONS.find(parse(self.position).name).facts
+        if found.kind != "input":
+            raise ValueError(
+                f"a Perceiver cannot take position {found.name!r}: latents have no place that a distance could be "
+                f"measured from; use one that is added to the input, such as sinusoidal or learned"
+            )
+
+
+class Reader(nn.Module):
+    """x + Attention(LN(x), LN(memory)), then the feed-forward layer: a Block without self-attention whose memory has a
+    norm of its own where the layers are pre-norm."""
+
+    def __init__(self, config: ModelConfig, spec: str, memory_width: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(memory_width) if config.norm == "pre" else nn.Identity()
+        self.block = Block(config, None, spec, memory_width=memory_width)
+        settle([self.block])
+
+    def forward(self, x: Tensor, rows: Rows, memory: Memory) -> Tensor:
+        return self.block(x, rows, memory=memory._replace(x=self.norm(memory.x))).y
+
+
+class Perceiver(nn.Module):
+    """Jaegle et al. 2021 (Perceiver, arXiv 2103.03206) and 2022 (Perceiver IO, arXiv 2107.14795).
+
+    M latents z, learnt, read the input x once or, with reads="each", before every block; a block is `layers` of
+    self-attention among the latents, and all blocks are the same one. A second reading has weights of its own, which
+    all later ones share. In the papers' pre-norm form, with Z = LN(z) and X = LN(x),
+
+        z <- z + Attention(Z, X, X),  z <- z + MLP(LN(z));    then of each layer  z <- z + Attention(Z, Z, Z), ...
+
+    Without classes, an output query for each token reads the latents the same way (IO) and predicts the token: it is
+    one learnt vector with the token's position put in. With classes the latents are pooled: "mean" is the Perceiver's,
+    "pma" reads them by one more layer, as IO does. A padded token is read by nobody. Time N M + layers M^2, memory N.
+
+    >>> model = Perceiver(PerceiverConfig(vocabulary=256, latents=64, blocks=4, reads="each"))
+    >>> logits = model(tokens, keep=keep).logits
+    """
+
+    def __init__(self, config: PerceiverConfig):
+        super().__init__()
+        self.config = config
+        wide = config.latent_width or config.width
+        heads = config.cross_heads or config.heads
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        nn.init.normal_(self.embedding.weight, std=config.width**-0.5)
+        shape = Shape.of(width=config.width, heads=heads, role="self")
+        self.position = POSITIONS.build(config.position, shape)
+        self.dropout = Dropout(config.dropout)
+        self.latents = nn.Parameter(torch.empty(config.latents, wide).normal_(std=0.02))
+        reading = config.layer(width=wide, heads=heads, kv_heads=None)
+        again = config.reads == "each" and config.blocks > 1
+        self.readers = nn.ModuleList(
+            Reader(reading, config.cross_attention, config.width) for _ in range(2 if again else 1)
+        )
+        layer = config.layer(width=wide, position="none")
+        self.blocks = nn.ModuleList(Block(layer, spec, None) for spec in over_layers(config.attention, config.layers))
+        settle(self.blocks)
+        if config.classes is None:
+            self.query = nn.Parameter(torch.empty(config.width).normal_(std=0.02))
+            self.places = POSITIONS.build(config.position, shape)
+            answering = config.layer(heads=heads, kv_heads=None)
+            self.asker = Reader(answering, config.cross_attention, wide)
+        self.answer = Answer(config, self.embedding, config.width if config.classes is None else wide)
+
+    def forward(self, tokens: Tensor, *, keep: Tensor | None = None) -> Prediction:
+        """ids [B, T] -> logits [B, T, V], or [B, classes]"""
+        packed, rows = _pack(tokens, keep)
+        x = self.embedding(packed) * math.sqrt(self.config.width)
+        memory = Memory(self.dropout(self.position.add(x, rows)), None if keep is None else rows.count)
+        z, loss = self.think(memory)
+        if self.config.classes is None:
+            query = self.query.expand(*tokens.shape, -1)
+            y = self.asker(self.dropout(self.places.add(query, rows)), rows, Memory(z, None))
+            return Prediction(self.answer(Memory(y, memory.count), keep), loss)
+        return Prediction(self.answer(Memory(z, None), None), loss)
+
+    def think(self, memory: Memory) -> tuple[Tensor, Tensor | None]:
+        """The latents [B, M, E] after all blocks, and the second losses."""
+        z = self.latents.expand(len(memory.x), -1, -1)
+        rows, losses = Rows.full(z), []
+        for index in range(self.config.blocks):
+            if index < len(self.readers) or self.config.reads == "each":
+                z = self.readers[min(index, 1)](z, rows, memory)
+            out = through(self.blocks, z, rows)
+            z = out.y
+            losses += [] if out.loss is None else [out.loss]
+        return z, sum(losses) if losses else None
+
+
+@dataclass(frozen=True)
+class PerceiverARConfig:
+    """What a Perceiver AR is made of. Both attentions take specs of role "causal"."""
+
+    kind: Literal["perceiver-ar"] = "perceiver-ar"
+    vocabulary: int = 37000
+    width: int = 512
+    heads: int = 8
+    kv_heads: int | None = None
+    inner: int = 2048  # width inside the feed-forward layers
+    latents: int = 1024  # tokens at the end of a sequence that are thought about
+    layers: int = 6  # of attention among the latents, after the one that reads
+    attention: Specs | None = None  # among the latents; None: "local(window=latents - 1)"
+    cross_attention: str = "softmax"  # from the latents to all tokens
+    position: str = "sinusoidal"
+    norm: Literal["post", "pre"] = "pre"
+    activation: Literal["relu", "gelu"] = "gelu"
+    bias: bool = True  # of the projections of attention
+    dropout: float = 0.1  # of the embeddings and of what each sublayer adds
+    tied: bool = True  # the output layer is the embedding
+
+    def __post_init__(self) -> None:
+        if self.kind != "perceiver-ar":
+            raise ValueError(f"kind must be 'perceiver-ar', got {self.kind!r}: other kinds have configs of their own")
+        at_least(self, vocabulary=1, width=1, heads=1, inner=1, latents=2, layers=1, dropout=0)
+
+
+class PerceiverARState(NamedTuple):
+    """What a Perceiver AR keeps: in its first block of all tokens, in the others of the latents."""
+
+    blocks: tuple[BlockState, ...]
+    prefix: Tensor | None  # [B] tokens of each row that are only read; None: the first call decides
+    fixed: int | None  # the host knows: the prefix of every row
+    waiting: bool  # some row may still be in its prefix
+    seen: Tensor  # [B]
+    top: int
+    even: bool
+
+    def select(self, rows: Tensor) -> "PerceiverARState":
+        blocks = tuple(BlockState(select(own, rows), None) for own, _ in self.blocks)
+        prefix = None if self.prefix is None else self.prefix[rows]
+        return self._replace(blocks=blocks, prefix=prefix, seen=self.seen[rows])
+
+    def reorder(self, rows: Tensor) -> "PerceiverARState":
+        return self.select(rows)
+
+
+class PerceiverAR(nn.Module):
+    """Hawthorne et al. 2022 (arXiv 2202.07765): a language model over a long context, at the depth of a few tokens.
+
+    Of a sequence, the first tokens are a prefix that is only read, and those behind it are the latents, by default the
+    last M. A latent begins as the embedding of its own token, reads all tokens up to itself in the first layer
+    (causally, prefix included), then the latents up to itself in the others, and predicts the next token. At the prefix
+    there is nothing to predict with: logits are zeros there.
+
+    In decoding the latents grow beyond M. A latent then reads the M latents that end with itself, each as it was
+    when it was made (the published cache of fixed size), which is what "local(window=M - 1)" says in any call: while
+    there are at most M latents this is the paper's full attention, and `extend` equals `forward` at any number. What
+    does not equal is the answer at a token when the prefix is another one, which decides what its latents know.
+
+    One norm serves queries and keys of the first layer, where the authors have two: both are affine, so that they
+    differ by what projections with bias can hold. Time N M + layers M^2, memory N; state N + layers M.
+
+    >>> model = PerceiverAR(PerceiverARConfig(vocabulary=256, latents=512))
+    >>> logits = model(tokens).logits[:, -512:]
+    """
+
+    def __init__(self, config: PerceiverARConfig):
+        super().__init__()
+        self.config = config
+        names = ("vocabulary", "width", "heads", "kv_heads", "inner", "position", "norm", "activation", "bias")
+        layer = ModelConfig(kind="decoder", dropout=config.dropout, **{name: getattr(config, name) for name in names})
+        own = f"local(window={config.latents - 1})" if config.attention is None else config.attention
+        specs = [parse(config.cross_attention), *over_layers(own, config.layers)]
+        self.stack = Stack(layer, config.vocabulary, len(specs), specs, None)
+        self.output = nn.Linear(config.width, config.vocabulary, bias=False)
+        if config.tied:
+            self.output.weight = self.stack.embedding.weight
+
+    def forward(self, tokens: Tensor, *, keep: Tensor | None = None, prefix: int | Tensor | None = None) -> Prediction:
+        """ids [B, T] -> logits [B, T, V], zeros at the prefix. `prefix`: real tokens of each row that are only read,
+        one number or [B]; None: all but the last `latents`."""
+        x, loss = self.hidden(tokens, keep=keep, prefix=prefix)
+        # the output layer has no bias: zeros stay zeros
+        return Prediction(self.output(x if keep is None else unpack(x, keep)), loss)
+
+    def hidden(self, tokens: Tensor, *, keep: Tensor | None = None, prefix: int | Tensor | None = None) -> Hidden:
+        """`forward` before the output layer, which a loss puts on the real tokens behind the prefix only."""
+        packed, rows = _pack(tokens, keep)
+        x, _, loss = self._read(packed, rows, self.start(len(tokens), prefix=prefix), whole=True)
+        return Hidden(x, loss)
+
+    def start(self, batch: int, *, prefix: int | Tensor | None = None, capacity: int | None = None) -> PerceiverARState:
+        """The state before the first token. `prefix` as in `forward`; None: the tokens of the first call but its last
+        `latents`, so that a prompt is read as `forward` reads it. With a prefix the tokens may be cut anywhere."""
+        weight = self.output.weight
+        fixed = None
+        if isinstance(prefix, int) and not isinstance(prefix, bool):
+            fixed, prefix = prefix, torch.full((batch,), prefix, device=weight.device)
+        if prefix is not None:
+            if not isinstance(prefix, Tensor) or prefix.shape != (batch,) or prefix.dtype != torch.long:
+                got = f"{prefix.dtype} {list(prefix.shape)}" if isinstance(prefix, Tensor) else repr(prefix)
+                raise ValueError(f"prefix must be a whole number, or {batch} of them as a tensor, one a row; got {got}")
+            least = int(prefix.min()) if fixed is None else fixed
+            if least < 0:
+                raise ValueError(f"prefix must not be negative, got {least}")
+        blocks = []
+        for block in self.stack.blocks:
+            made = block.attention.begin(batch, capacity=capacity, dtype=weight.dtype, device=weight.device)
+            blocks.append(BlockState(made.state, None))
+        seen = torch.zeros(batch, dtype=torch.long, device=weight.device)
+        return PerceiverARState(tuple(blocks), prefix, fixed, True, seen, 0, True)
+
+    def extend(
+        self, tokens: Tensor, state: PerceiverARState, *, keep: Tensor | None = None
+    ) -> tuple[Tensor, PerceiverARState]:
+        """New ids [B, n] -> logits [B, n, V], zeros at the prefix, and the next state; the old one is used up."""
+        packed, rows = _pack(tokens, keep)
+        if len(tokens) != len(state.seen):
+            raise ValueError(f"tokens have {len(tokens)} rows and the state {len(state.seen)}: select rows to match")
+        x, state, _ = self._read(packed, rows, state, whole=False)
+        return self.output(x if keep is None else unpack(x, keep)), state
+
+    def _read(
+        self, ids: Tensor, rows: Rows, state: PerceiverARState, whole: bool
+    ) -> tuple[Tensor, PerceiverARState, Tensor | None]:
+        """Ids that are real from the left -> what predicts, [B, T, E] in their places, the next state, the second
+        losses. Of a whole sequence only the prefix goes by way of the state, and the next one is of no use."""
+        if state.prefix is None:
+            fixed = None if rows.at is None else max(0, rows.T - self.config.latents)
+            state = state._replace(prefix=(rows.count - self.config.latents).clamp(min=0), fixed=fixed)
+        even = state.even and rows.at is not None and state.fixed is not None
+        rows = rows._replace(start=state.seen, at=state.top if even else None)
+        after = state._replace(seen=rows.start + rows.count, top=state.top + rows.T, even=even)
+        prefix, latents = _part(rows, state)
+        if not even and state.waiting:
+            after = after._replace(waiting=bool((after.seen < state.prefix).any()))
+        x = self.stack.embed(ids, rows)
+        first, *others = self.stack.blocks
+        own, rest = state.blocks[0], state.blocks[1:]
+        if prefix.T:
+            read = x[:, : prefix.T]
+            read = first.norms[0](read) if first.pre else read
+            own = BlockState(_absorb(first.attention, read, prefix, own.own), None)
+        if not latents.T:
+            return torch.zeros_like(x), after._replace(blocks=(own, *rest)), None
+        steps = torch.arange(rows.T, device=x.device)
+        y = x[:, prefix.T :] if even else _gather(x, prefix.count[:, None] + steps[: latents.T])
+        read = first(y, latents, state=None if whole and not prefix.T else own)
+        at = None if latents.at is None else latents.at - state.fixed
+        among = latents._replace(start=(latents.start - state.prefix).clamp(min=0), at=at)
+        out = through(others, read.y, among, states=None if whole else rest)
+        y = self.stack.norm(out.y)
+        if even:
+            y = F.pad(y, (0, 0, prefix.T, 0))
+        else:
+            y = torch.where((steps >= prefix.count[:, None])[..., None], _gather(y, steps - prefix.count[:, None]), 0)
+        losses = [loss for loss in (read.loss, out.loss) if loss is not None]
+        return y, after._replace(blocks=(read.state, *out.state)), sum(losses) if losses else None
+
+
+def _part(rows: Rows, state: PerceiverARState) -> tuple[Rows, Rows]:
+    """The tokens of a call that belong to the prefix, and those behind it."""
+    if rows.at is not None:
+        P = min(max(state.fixed - rows.at, 0), rows.T)
+        skip, T = torch.full_like(rows.count, P), rows.T - P
+        return Rows(rows.start, skip, P, rows.at), Rows(rows.start + P, rows.count - P, T, rows.at + P)
+    if not state.waiting:
+        return rows._replace(count=torch.zeros_like(rows.count), T=0), rows
+    skip = torch.minimum((state.prefix - rows.start).clamp(min=0), rows.count)
+    P, T = torch.stack([skip.max(), (rows.count - skip).max()]).tolist()
+    return Rows(rows.start, skip, P, None), Rows(rows.start + skip, rows.count - skip, T, None)
+
+
+def _gather(x: Tensor, at: Tensor) -> Tensor:
+    """Rows of [B, T, E] at slots [B, n]; beyond the ends, those at the ends."""
+    return x.gather(1, at.clamp(0, x.shape[1] - 1)[..., None].expand(-1, -1, x.shape[2]))
+
+
+def _absorb(layer: Attention, x: Tensor, rows: Rows, state: Any) -> Any:
+    """The state after tokens whose answers nobody needs: where keys and values are kept, no query is answered."""
+    if not isinstance(layer, Cached):
+        return layer.run(x, rows, state=state).state
+    _, source = layer.read(x, rows, None)
+    parts = tuple(_grow(old, new, rows, state.top) for old, new in zip(state.parts, source.values(), strict=True))
+    return CacheState(parts, state.seen + rows.count, state.top + rows.T, state.even and rows.at is not None)

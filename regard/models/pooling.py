@@ -1,0 +1,192 @@
+"""From a sequence of any length to a few vectors, and what a model makes of them: classes.
+
+Also what the models that change the length have in common: a config, and the layer that answers.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention.base import Memory, Rows, blank, pack_memory, unpack
+from regard.models.transformer import Block, ModelConfig, Prediction, Specs, Stack, _pack, settle, through
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """What the models share that read a whole sequence and change its length. With `classes` a model answers with
+    their logits, [B, classes], from the vectors that `pooling` leaves; without, with logits of the vocabulary at every
+    token, [B, T, V]."""
+
+    kind: str = ""
+    vocabulary: int = 37000
+    classes: int | None = None
+    width: int = 512
+    heads: int = 8
+    kv_heads: int | None = None
+    inner: int = 2048  # width inside the feed-forward layers
+    attention: Specs = "softmax"
+    position: str = "sinusoidal"
+    norm: Literal["post", "pre"] = "pre"
+    activation: Literal["relu", "gelu"] = "gelu"
+    bias: bool = True  # of the projections of attention
+    dropout: float = 0.1  # of the embeddings and of what each sublayer adds
+    tied: bool = True  # without classes: the output layer is the embedding
+    pooling: Literal["pma", "mean", "first"] = "mean"  # with classes
+    seeds: int = 1  # of "pma": vectors that it leaves
+    seed_layers: int = 0  # of "pma": layers of self-attention among these vectors
+
+    def __post_init__(self) -> None:
+        expected = type(self).__dataclass_fields__["kind"].default
+        if self.kind != expected:
+            raise ValueError(f"kind must be {expected!r}, got {self.kind!r}: other kinds have configs of their own")
+        at_least(self, vocabulary=1, width=1, heads=1, inner=1, seeds=1, seed_layers=0, dropout=0)
+        if self.classes is not None:
+            at_least(self, classes=2)
+        if self.pooling not in ("pma", "mean", "first"):
+            raise ValueError(f"pooling must be 'pma', 'mean' or 'first', got {self.pooling!r}")
+        if self.pooling != "pma" and (self.seeds > 1 or self.seed_layers):
+            raise ValueError(f"seeds and seed_layers are for pooling 'pma', got pooling {self.pooling!r}")
+
+    def layer(self, **changes: int | str) -> ModelConfig:
+        """What a Block reads, perhaps of another width."""
+        shared = {field.name for field in fields(ModelConfig)} - {"kind", "layers", "decoder_layers", "cross_attention"}
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name in shared}
+        return ModelConfig(**({"kind": "encoder"} | own | changes))
+
+
+def at_least(config: object, **least: int) -> None:
+    """Refuses a config with a number below its bound."""
+    for name, bound in least.items():
+        if getattr(config, name) < bound:
+            raise ValueError(f"{name} must be at least {bound}, got {getattr(config, name)}")
+
+
+class Pooling(nn.Module):
+    """[B, T, E] -> [B, k, E], of the real tokens.
+
+    "mean" is their mean, "first" the first of them (k = 1), zeros where there is none. "pma" is pooling by multihead
+    attention of Lee et al. 2019 (Set Transformer, arXiv 1810.00825): k learnt seeds S [k, E] read the sequence Z,
+
+        PMA_k(Z) = MAB(S, rFF(Z)),    MAB(S, Y) = LN(A + rFF(A)),    A = LN(S + Multihead(S, Y, Y)),
+
+    where rFF(Z) = ReLU(Z W + b) and MAB is a layer of the Transformer without self-attention; with norm="pre" its norms
+    stand before the sublayers. `layers` of self-attention among the k vectors may follow (the paper's SAB). Where there
+    is no token, the seeds read nothing. Time N k, memory N.
+
+    >>> pool = Pooling(ModelConfig(kind="encoder", width=64, heads=4, inner=128), "pma", seeds=4)
+    >>> vectors = pool(x, keep=keep)
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        how: Literal["pma", "mean", "first"] = "pma",
+        *,
+        seeds: int = 1,
+        layers: int = 0,
+        attention: str = "softmax",
+    ):
+        super().__init__()
+        if how not in ("pma", "mean", "first"):
+            raise ValueError(f"pooling must be 'pma', 'mean' or 'first', got {how!r}")
+        if how != "pma" and (seeds != 1 or layers):
+            raise ValueError(f"seeds and layers are for pooling 'pma'; {how!r} leaves one vector as it is")
+        if seeds < 1:
+            raise ValueError(f"seeds must be at least 1, got {seeds}")
+        self.how, self.seeds = how, seeds
+        self.blocks = nn.ModuleList()
+        if how == "pma":
+            self.seed = nn.Parameter(nn.init.xavier_uniform_(torch.empty(seeds, config.width)))
+            self.feed = nn.Linear(config.width, config.width)
+            nn.init.xavier_uniform_(self.feed.weight)
+            nn.init.zeros_(self.feed.bias)
+            unplaced = replace(config, position="none")
+            self.blocks.append(Block(unplaced, None, attention))
+            self.blocks.extend(Block(unplaced, "softmax", None) for _ in range(layers))
+            settle(self.blocks)
+
+    def forward(self, x: Tensor, *, keep: Tensor | None = None) -> Tensor:
+        if x.dim() != 3 or not x.is_floating_point():
+            raise ValueError(f"x must be vectors [batch, tokens, width], got {x.dtype} {list(x.shape)}")
+        if keep is not None and (keep.dtype != torch.bool or keep.shape != x.shape[:2]):
+            expected = list(x.shape[:2])
+            raise ValueError(f"keep must be boolean {expected}, True = real token, got {keep.dtype} {list(keep.shape)}")
+        return self.run(pack_memory(x, keep))
+
+    def run(self, memory: Memory) -> Tensor:
+        """The same of rows that are real from the left."""
+        x, count = memory
+        if self.how == "pma":
+            seeds = self.seed.expand(len(x), -1, -1)
+            rows = Rows.full(seeds)
+            y = self.blocks[0](seeds, rows, memory=Memory(torch.relu(self.feed(x)), count)).y
+            return through(self.blocks[1:], y, rows).y
+        if self.how == "first":
+            return x[:, :1] if count is None else blank(x[:, :1], count[:, None] > 0)
+        if count is None:
+            return x.mean(1, keepdim=True)
+        real = torch.arange(x.shape[1], device=x.device) < count[:, None]
+        return blank(x, real).sum(1, keepdim=True) / count.clamp(min=1)[:, None, None]
+
+
+class Answer(nn.Module):
+    """From the vectors of the last layer to logits: of the classes, or at every token of the vocabulary."""
+
+    def __init__(self, config: EncoderConfig, embedding: nn.Embedding, width: int):
+        super().__init__()
+        self.pooling = None
+        if config.classes is None:
+            self.output = nn.Linear(width, config.vocabulary, bias=False)
+            if config.tied:
+                self.output.weight = embedding.weight
+            return
+        layer = config.layer(width=width)
+        self.pooling = Pooling(layer, config.pooling, seeds=config.seeds, layers=config.seed_layers)
+        self.norm = nn.LayerNorm(width) if config.norm == "pre" and config.pooling == "pma" else nn.Identity()
+        # each seed has a meaning of its own
+        self.output = nn.Linear(config.seeds * width, config.classes)
+
+    def forward(self, memory: Memory, keep: Tensor | None) -> Tensor:
+        """Rows that are real from the left -> [B, classes], or [B, T, V] at the places that `keep` names."""
+        if self.pooling is not None:
+            return self.output(self.norm(self.pooling.run(memory)).flatten(1))
+        logits = self.output(memory.x)
+        return logits if keep is None else unpack(logits, keep)
+
+
+@dataclass(frozen=True)
+class ClassifierConfig(EncoderConfig):
+    """An encoder of the Transformer and a pooling. Post-norm layers, ReLU and position="none" make it a Set
+    Transformer, with attention="set" for its induced attention."""
+
+    kind: Literal["classifier"] = "classifier"
+    classes: int | None = 2
+    layers: int = 6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, layers=1)
+        if self.classes is None:
+            raise ValueError("a classifier needs classes; for logits at every token build ModelConfig(kind='encoder')")
+
+
+class Classifier(nn.Module):
+    """Token ids in, logits of classes out.
+
+    >>> model = Classifier(ClassifierConfig(vocabulary=20, classes=10, attention="set(points=16)", pooling="pma"))
+    >>> logits = model(tokens, keep=keep).logits
+    """
+
+    def __init__(self, config: ClassifierConfig):
+        super().__init__()
+        self.config = config
+        self.encoder = Stack(config.layer(), config.vocabulary, config.layers, config.attention, None)
+        self.answer = Answer(config, self.encoder.embedding, config.width)
+
+    def forward(self, tokens: Tensor, *, keep: Tensor | None = None) -> Prediction:
+        """ids [B, T] -> logits [B, classes]"""
+        packed, rows = _pack(tokens, keep)
+        out = self.encoder(packed, rows)
+        return Prediction(self.answer(Memory(out.y, None if keep is None else rows.count), keep), out.loss)

@@ -1,0 +1,208 @@
+"""The Funnel-Transformer: the formulas of the paper in loops, padding that changes nothing, Hugging Face's Funnel."""
+
+import pytest
+import torch
+from lengths import (
+    VOCABULARY,
+    block,
+    check_gradients,
+    check_padding,
+    embedded,
+    gelu,
+    ids,
+    linear,
+    norm,
+    shaken,
+)
+from torch.testing import assert_close
+
+import regard
+from regard.attention.base import Rows
+from regard.models.funnel import Funnel, FunnelConfig, halve, stretch
+from regard.spec import ATTENTION
+
+SPECS = [ATTENTION.find(name).examples[0] for name in ATTENTION.names()]
+WIDTH = 16
+FORMS = [
+    {},
+    {"norm": "pre"},
+    {"apart": False},
+    {"queries_only": False},
+    {"classes": 5},
+    {"classes": 5, "apart": False, "pooling": "mean", "norm": "pre"},
+    {"layers": (1,), "decoder_layers": 0},
+    {"layers": (1, 1, 1), "decoder_layers": 1},
+]
+
+
+def build(**options) -> Funnel:
+    sizes = {"vocabulary": VOCABULARY, "width": WIDTH, "heads": 4, "inner": 32, "dropout": 0.0, "layers": (2, 2, 1)}
+    return shaken(Funnel(FunnelConfig(**(sizes | options))))
+
+
+def plain_halve(x: list, apart: bool) -> list:
+    windows = [x[:1]] if apart else []
+    rest = x[1:] if apart else x
+    windows += [rest[i : i + 2] for i in range(0, len(rest), 2)]
+    return [sum(window) / len(window) for window in windows]
+
+
+def plain(model: Funnel, row: torch.Tensor) -> torch.Tensor:
+    """The logits of one row in loops."""
+    config = model.config
+    x = embedded(model.first.embedding, model.first.position, row)
+    for layer in model.first.blocks:
+        x = block(layer, x, gelu)
+    begun = x
+    stands = [[t] for t in range(len(row))]  # the tokens that each vector stands for
+    for layers in model.blocks:
+        entry, *others = layers
+        pooled = torch.stack(plain_halve(list(x), config.apart))
+        groups = [stands[:1]] if config.apart else []
+        rest = stands[1:] if config.apart else stands
+        groups += [rest[i : i + 2] for i in range(0, len(rest), 2)]
+        stands = [[t for part in group for t in part] for group in groups]
+        if config.queries_only:
+            seen = torch.stack([norm(vector, entry.norms[0]) for vector in x]) if entry.pre else x
+            x = block(entry, pooled, gelu, seen)
+        else:
+            x = block(entry, pooled, gelu)
+        for layer in others:
+            x = block(layer, x, gelu)
+    if config.classes is None:
+        where = {t: slot for slot, tokens in enumerate(stands) for t in tokens}
+        x = torch.stack([begun[t] + x[where[t]] for t in range(len(row))])
+    for layer in model.decoder:
+        x = block(layer, x, gelu)
+    if config.norm == "pre":
+        x = torch.stack([norm(vector, model.norm) for vector in x])
+    if config.classes is None:
+        return x @ model.first.embedding.weight.T
+    return linear(x[0] if config.pooling == "first" else sum(x) / len(x), model.answer.output)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("T", [1, 2, 3, 4, 9])
+def test_reference(form, T):
+    model, tokens = build(**form), ids(B=2, T=T)
+    for row, logits in zip(tokens, model(tokens).logits, strict=True):
+        assert_close(logits, plain(model, row))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_padding_and_gradients(form):
+    model = build(**form)
+    check_padding(model)
+    check_gradients(model)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if "self" in regard.facts(spec).roles])
+def test_any_attention(spec):
+    check_padding(build(attention=spec))
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if "cross" in regard.facts(spec).roles])
+def test_any_attention_of_pooled_queries(spec):
+    check_padding(build(cross_attention=spec))
+
+
+@pytest.mark.parametrize("position", regard.names("position"))
+def test_positions(position):
+    check_padding(build(position=position))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_lengths(apart):
+    """What is stretched stands where its window stood, at every length."""
+    for T in range(1, 20):
+        x = torch.arange(T, dtype=torch.float64)[None, :, None]
+        rows, times = Rows.full(x), 1
+        for _ in range(3):
+            x, rows = halve(x, rows, apart)
+            times *= 2
+            back = stretch(x, T, times, apart)[0, :, 0]
+            assert rows.T == x.shape[1] == rows.count[0]
+            for t in range(T):
+                assert abs(back[t] - t) < times
+            assert not apart or back[0] == 0
+
+
+def peer(**options):
+    """Hugging Face's encoder and decoder at the sizes of `build`."""
+    peers = pytest.importorskip("transformers.models.funnel")
+    sizes = {"d_model": WIDTH, "n_head": 4, "d_head": 4, "d_inner": 32, "num_decoder_layers": 2}
+    off = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "truncate_seq": False}
+    config = {"vocab_size": VOCABULARY, "hidden_act": "gelu", "layer_norm_eps": 1e-5}
+    return shaken(peers.FunnelModel(peers.FunnelConfig(**config, **sizes, **off, **options)))
+
+
+@torch.no_grad()
+def compare(ours: Funnel, theirs, T: int) -> None:
+    """The same logits once our weights are theirs."""
+    layers = [*ours.first.blocks, *(layer for block in ours.blocks for layer in block), *ours.decoder]
+    others = [layer for block in theirs.encoder.blocks for layer in block] + list(theirs.decoder.layers)
+    for mine, other in zip(layers, others, strict=True):
+        attention, inside = mine.attention or mine.cross, other.attention
+        attention.project["q"].weight.copy_(inside.q_head.weight)
+        attention.project["q"].bias.zero_()
+        for name, head in (("k", inside.k_head), ("v", inside.v_head)):
+            attention.project[name].load_state_dict(head.state_dict())
+        attention.output.load_state_dict(inside.post_proj.state_dict())
+        if attention.position is None:
+            for part in (inside.r_kernel, inside.r_w_bias, inside.r_r_bias):
+                part.zero_()
+        else:
+            attention.position.project.weight.copy_(inside.r_kernel.flatten(1).T)
+            attention.position.u.copy_(inside.r_w_bias)
+            attention.position.v.copy_(inside.r_r_bias)
+        mine.inner.load_state_dict(other.ffn.linear_1.state_dict())
+        mine.outer.load_state_dict(other.ffn.linear_2.state_dict())
+        for layer, norms in zip(mine.norms, (inside.layer_norm, other.ffn.layer_norm), strict=True):
+            layer.load_state_dict(norms.state_dict())
+    tokens = ids(T=T)
+    x = ours.first.embed(tokens, Rows.full(tokens))
+    mask = torch.ones(x.shape[:2], dtype=torch.float64)
+    encoded = theirs.encoder(x, attention_mask=mask, output_hidden_states=True)
+    begun = encoded.hidden_states[len(ours.first.blocks)]
+    y = theirs.decoder(encoded.last_hidden_state, begun, attention_mask=mask).last_hidden_state
+    # their softmax reads logits in float32
+    assert_close(ours(tokens).logits, y @ ours.first.embedding.weight.T, rtol=1.3e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("queries_only", [False, True])
+@pytest.mark.parametrize("T", [5, 8, 9, 13])
+def test_it_is_that_of_hugging_face(apart, queries_only, T):
+    """With their relative positions set to nothing. Their tables of positions fail below 4 tokens."""
+    theirs = peer(block_sizes=[2, 2, 1], separate_cls=apart, pool_q_only=queries_only)
+    compare(build(apart=apart, queries_only=queries_only), theirs, T)
+
+
+@pytest.mark.parametrize("kind", ["relative_shift", "factorized"])
+def test_relative_positions_of_a_block_are_those_of_hugging_face(kind):
+    theirs = peer(block_sizes=[2], separate_cls=False, attention_type=kind)
+    compare(build(layers=(2,), apart=False, position="xl"), theirs, 9)
+
+
+@pytest.mark.parametrize(
+    "spec", [spec for spec in SPECS if regard.facts(spec).loss and "self" in regard.facts(spec).roles]
+)
+def test_second_losses_are_handed_on(spec):
+    """Of every layer: one before the length changes, one behind."""
+    small = {"layers": (1, 1), "queries_only": False, "decoder_layers": 0}
+    both, one = (build(attention=specs, **small).train()(ids()).loss for specs in (spec, [spec, "softmax"]))
+    assert both > one > 0
+    assert build()(ids()).loss is None
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match=r"layers must be at least 1 in each block, such as \(4, 4, 4\), got \(2, 0\)"):
+        FunnelConfig(layers=(2, 0))
+    with pytest.raises(ValueError, match="kind must be 'funnel', got 'encoder'"):
+        FunnelConfig(kind="encoder")
+    with pytest.raises(ValueError, match="'local' cannot take role 'cross'"):
+        build(cross_attention="local(window=2)")
+    with pytest.raises(ValueError, match="cannot take role 'self'"):
+        build(attention="xl")
+    with pytest.raises(ValueError, match="whole numbers"):
+        build()(torch.zeros(2, 3))
