@@ -199,8 +199,9 @@ def _word_maps(
     source, source_keep = _pad([[*side.ids, EOS] for side in sources], device)
     target, target_keep = _pad([[BOS, *side.ids] for side in targets], device)
     keeps = {"keep": source_keep, "target_keep": target_keep}
-    if layer == "aligner" or (layer is None and has_aligner(model)):
-        layers, consumes = [part.mean(1) for part in model.maps(source, target, place="aligner", **keeps)], True
+    # an aligner has one head: to ask for another is to ask for a layer that translates
+    if layer == "aligner" or (layer is None and head == "average" and has_aligner(model)):
+        layers, consumes = [_head(part, head) for part in model.maps(source, target, place="aligner", **keeps)], True
     else:
         layers, consumes = [_head(part, head) for part in model.maps(source, target, **keeps)], False
         layers = _pick(layers, layer)

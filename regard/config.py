@@ -1,7 +1,7 @@
 """What a run is made of: dataclasses that are at once the config file and the flags of the command line.
 
 `parse` reads a command line: a YAML file first (`--config`), then dotted flags over it. A key that nobody knows is an
-error. `to_json` and `from_json` are how a run keeps what it was made of.
+error. `from_json` reads back what a run keeps of its config.
 """
 
 import argparse
@@ -198,6 +198,14 @@ class TrainingConfig:
                 _at_least(self, **{name: 1})
         if self.average > self.keep:
             raise ValueError(f"training.average must be at most training.keep ({self.keep}), got {self.average}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"training.seed must be at least 0 and below 2^63, got {self.seed}")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"training.betas must be two numbers from 0 to below 1, got {list(self.betas)}")
+        if not self.epsilon > 0 or self.weight_decay < 0:
+            raise ValueError(
+                f"training.epsilon must be above 0 and weight_decay at least 0, got {self.epsilon}, {self.weight_decay}"
+            )
         if not 0 <= self.smoothing < 1:
             raise ValueError(f"training.smoothing must be at least 0 and below 1, got {self.smoothing}")
         if self.learning_rate is not None and not self.learning_rate > 0:
@@ -215,6 +223,10 @@ class TranslateConfig:
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelOptions = field(default_factory=ModelOptions)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+
+    def __post_init__(self) -> None:
+        if not self.out.strip():
+            raise ValueError("out must name a folder for the run")
 
 
 def _at_least(config: Any, **least: int) -> None:
@@ -259,14 +271,11 @@ def near(name: str, known: list[str]) -> str:
     return f", did you mean {close[0]!r}?" if close else ""
 
 
-def to_json(config: Any) -> dict[str, Any]:
-    """Plain values; `from_json` is the way back."""
-    return dataclasses.asdict(config)
-
-
 def from_json(cls: type, values: dict[str, Any]) -> Any:
     """A config from plain values, field by field: a name nobody knows, or a value of the wrong type, is an error."""
     fields = {item.name: item for item in dataclasses.fields(cls)}
+    if not isinstance(values, dict):
+        raise ValueError(f"expected the fields of {cls.__name__}: {', '.join(fields)}; got {values!r}")
     unknown = set(values) - set(fields)
     if unknown:
         raise ValueError(f"{cls.__name__} has no {', '.join(sorted(unknown))}; it has {', '.join(fields)}")

@@ -48,9 +48,12 @@ def train(argv: list[str]) -> int:
 def resume(arguments: argparse.Namespace) -> int:
     """regard resume"""
     from regard.training.display import Display
-    from regard.translation import resume_translator
+    from regard.training.run import Run
+    from regard.translation import read_config, resume_translator
 
-    display = Display(tensorboard=Path(arguments.run) / "tensorboard")
+    run = Run.open(arguments.run)
+    events = run.folder / "tensorboard" if read_config(run).training.tensorboard else None
+    display = Display(tensorboard=events)
     return _finish(lambda: resume_translator(arguments.run, display, arguments.steps), arguments.run)
 
 
@@ -98,10 +101,11 @@ def translate(arguments: argparse.Namespace) -> None:
 
 
 def _links(translator: Any, pairs: list[tuple[str, str]]) -> list[str]:
-    """Word links of each pair; none where a side is empty."""
+    """Word links of each pair; none where a side is empty or was cut."""
     from regard.alignment import align
 
-    real = [index for index, pair in enumerate(pairs) if pair[0].strip() and pair[1].strip()]
+    fits = [len(ids) <= translator.longest for ids in translator.source.encode_batch([pair[0] for pair in pairs])]
+    real = [index for index, pair in enumerate(pairs) if fits[index] and pair[0].strip() and pair[1].strip()]
     both = translator.source, translator.target
     found = align(translator.model, *both, [pairs[index] for index in real])
     links = [""] * len(pairs)
@@ -114,21 +118,17 @@ def evaluate(arguments: argparse.Namespace) -> None:
     """regard evaluate"""
     import math
 
-    from regard.data.text import read_pairs
-    from regard.translation import Translator, read_valid
+    from regard.translation import Translator
 
     translator = Translator.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
-    if arguments.source is None:
-        pairs, what = read_valid(arguments.run), "validation pairs of the run"
-    else:
-        found = read_pairs(arguments.source, arguments.target)
-        pairs, what = list(zip(found.source, found.target, strict=True)), arguments.source
+    pairs = _pairs(arguments)
+    what = "validation pairs of the run" if arguments.source is None else arguments.source
     found = translator.translate((source for source, _ in pairs), _decoding(arguments), warn=_warn)
     hypotheses = [best[0].text for best in found]
     if arguments.out is not None:
         Path(arguments.out).write_text("".join(line + "\n" for line in hypotheses), encoding="utf-8")
     scores = translator.scores(hypotheses, [target for _, target in pairs])
-    loss = translator.loss(translator.batches(pairs, 4096))
+    loss = translator.loss(translator.batches(pairs, 4096, warn=_warn))
     if arguments.json:
         values = {name: {"value": score.value, "signature": score.signature} for name, score in scores.items()}
         print(json.dumps({"pairs": len(pairs), "loss": loss, "perplexity": math.exp(min(loss, 50.0)), **values}))
@@ -142,16 +142,14 @@ def evaluate(arguments: argparse.Namespace) -> None:
 def align_pairs(arguments: argparse.Namespace) -> None:
     """regard align"""
     from regard import alignment
-    from regard.data.text import read_pairs
     from regard.metrics.alignment import error_rate, read_gold
-    from regard.translation import Translator, read_valid
+    from regard.translation import Translator
 
     forward = Translator.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
-    if arguments.source is None:
-        pairs = read_valid(arguments.run)
-    else:
-        found = read_pairs(arguments.source, arguments.target)
-        pairs = list(zip(found.source, found.target, strict=True))
+    if arguments.symmetrise is not None and arguments.reverse is None:
+        raise ValueError("--symmetrise needs --reverse, a run of the opposite direction")
+    pairs = _pairs(arguments)
+    _refuse_long(forward, pairs)
     options = {"read": arguments.read, "head": _whole(arguments.head)}
     if arguments.reverse is None:
         tokenizers = forward.source, forward.target
@@ -168,7 +166,8 @@ def align_pairs(arguments: argparse.Namespace) -> None:
         agreed = alignment.choose_layers(there, back)
         if len(agreed.rates) > 1:
             _warn(f"the layers that agree best: {agreed.forward} and {agreed.backward}")
-        found = alignment.align_both(there, back, layers=agreed[:2], method=arguments.symmetrise)
+        method = arguments.symmetrise or "grow-diagonal"
+        found = alignment.align_both(there, back, layers=agreed[:2], method=method)
     for part in found:
         print(part)
     if arguments.picture is not None:
@@ -182,6 +181,30 @@ def align_pairs(arguments: argparse.Namespace) -> None:
         _warn(f"picture of sentence {arguments.sentence}: {pictures.save(picture, arguments.picture)}")
     if arguments.gold is not None:
         print(error_rate([part.links for part in found], read_gold(arguments.gold)), file=sys.stderr)
+
+
+def _pairs(arguments: argparse.Namespace) -> list[tuple[str, str]]:
+    """Those of --source and --target, or what the run validates on."""
+    from regard.data.text import read_pairs
+    from regard.translation import read_valid
+
+    if arguments.source is None:
+        if arguments.target is not None:
+            raise ValueError("--target needs --source, the sentences it translates")
+        return read_valid(arguments.run)
+    found = read_pairs(arguments.source, arguments.target)
+    return list(zip(found.source, found.target, strict=True))
+
+
+def _refuse_long(translator: Any, pairs: list[tuple[str, str]]) -> None:
+    """Attention between all words of a very long pair would not end."""
+    for side, tokenizer in enumerate((translator.source, translator.target)):
+        for number, ids in enumerate(tokenizer.encode_batch([pair[side] for pair in pairs]), 1):
+            if len(ids) > 4 * translator.longest:
+                raise ValueError(
+                    f"pair {number} has {len(ids)} tokens, far more than the {translator.longest} the run was trained "
+                    "for: split it into sentences"
+                )
 
 
 def average(arguments: argparse.Namespace) -> None:
@@ -312,7 +335,7 @@ def add_verbs(verb: Verb) -> None:
     added.add_argument("--target", help="file of their translations")
     added.add_argument("--reverse", metavar="RUN", help="a run of the opposite direction: links of both become one")
     methods = ("intersection", "union", "grow-diagonal", "grow-diagonal-final-and")
-    added.add_argument("--symmetrise", choices=methods, default="grow-diagonal", help="how (default: grow-diagonal)")
+    added.add_argument("--symmetrise", choices=methods, help="how, with --reverse (default: grow-diagonal)")
     added.add_argument(
         "--layer", help="from 0, average or aligner (default: the aligner, the last but one, or by agreement)"
     )

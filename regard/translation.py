@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from regard.training.run import Run
 SHIPPED = Path(__file__).parent / "shipped" / "english-german"
 TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 16384}  # of the source, in a batch that is translated
 SAMPLES = 2  # shown at each evaluation
+BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # what would end a line or a column of output
 
 Pair = tuple[str, str]
 
@@ -94,13 +96,15 @@ class TranslationTask:
             tokenizer.encode_batch([pair[side] for pair in corpus.train])
             for side, tokenizer in enumerate((translator.source, translator.target))
         ]
-        # a row of a batch is its tokens and one special one, padded to a multiple
-        short = keep_short(*sides, min(data.maximum_length, training.tokens - 8))
-        if not short.source:
-            raise ValueError(f"no pair has at most {data.maximum_length} tokens: raise data.maximum_length")
-        self.dropped = short.dropped
         # few shapes, so that the steps can be recorded
         multiple = 8 if training.graphs and translator.device.type == "cuda" else 1
+        # a row of a batch is its tokens and one special one, padded to a multiple
+        self.most = min(data.maximum_length, training.tokens // multiple * multiple - 1)
+        short = keep_short(*sides, self.most)
+        if not short.source:
+            name = "data.maximum_length" if self.most == data.maximum_length else "training.tokens"
+            raise ValueError(f"no pair has at most {self.most} tokens: raise {name}")
+        self.dropped = short.dropped
         self.batches = Batches(
             short.source, short.target, tokens=training.tokens, seed=training.seed, multiple=multiple
         )
@@ -153,19 +157,17 @@ class Translator:
         """From a run folder; None: the translator that comes with Regard. `which` is a checkpoint: best, last, average
         or a step; None: the average where there is one, else the best. It translates; it is not for training on."""
         run = Run.open(SHIPPED if folder is None else folder)
-        facts = run.read_json("run.json")
-        if facts.get("task") != "translate":
-            raise ValueError(f"{run.folder} is a run of {facts.get('task')!r}, not of 'translate'")
-        config = from_json(models.config_class(facts["model"]), facts["model"])
-        source = Tokenizer.load(run.folder / "source.json")
-        own = run.folder / "target.json"
-        model = models.build(config)
-        model.load_state_dict(expand(run.find(which).tensors["model"]))
-        target = Tokenizer.load(own) if own.exists() else source
+        parts = read_parts(run)
+        model = models.build(parts.config)
+        try:
+            model.load_state_dict(expand(run.find(which).tensors["model"]))
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(f"the checkpoint does not fit the sizes in {run.folder}/run.json: {reason}") from error
         model = model.to(pick_device(device)).eval()
         if next(model.parameters()).device.type == "cpu":
             pack_linears(model)
-        return cls(model, source, target, facts["longest"])
+        return cls(model, parts.source, parts.target, parts.longest)
 
     @property
     def device(self) -> torch.device:
@@ -224,16 +226,21 @@ class Translator:
             yield found[number] if line.strip() else [nothing]
 
     def _text(self, ids: list[int]) -> str:
-        """On one line, whatever the model writes."""
-        return "".join(letter if letter.isprintable() else " " for letter in self.target.decode(ids))
+        """On one line and in one column, whatever the model writes."""
+        return BREAKS.sub(" ", self.target.decode(ids))
 
-    def batches(self, pairs: Sequence[Pair], tokens: int) -> Batches:
-        """Pairs as batches for the loss, from short to long, cut where they are too long for one."""
+    def batches(
+        self, pairs: Sequence[Pair], tokens: int, warn: Callable[[str], None] = lambda message: None
+    ) -> Batches:
+        """Pairs as batches for the loss, from short to long, cut where they are too long."""
         most = min(self.longest, tokens - 1)
         source, target = (
             [row[:most] for row in tokenizer.encode_batch([pair[side] for pair in pairs])]
             for side, tokenizer in enumerate((self.source, self.target))
         )
+        cut = sum(most in (len(one), len(other)) for one, other in zip(source, target, strict=True))
+        if cut:
+            warn(f"the loss is of the first {most} tokens of {cut} pairs that are as long or longer")
         return Batches(source, target, tokens=tokens, shuffle=False)
 
     def loss(self, batches: Batches, check: Callable[[], None] = lambda: None) -> float:
@@ -260,18 +267,65 @@ class Translator:
         }
 
 
+class Parts(NamedTuple):
+    """What a run folder says of its model."""
+
+    config: Any
+    source: Tokenizer
+    target: Tokenizer
+    longest: int
+
+
+def read_parts(run: Run) -> Parts:
+    """Sizes and tokenizers of a run; what does not belong together is an error in words."""
+    facts = run.read_json("run.json")
+    if facts.get("task") != "translate":
+        raise ValueError(f"{run.folder} is a run of {facts.get('task')!r}, not of 'translate'")
+    values, longest = facts.get("model"), facts.get("longest")
+    if not isinstance(values, dict) or not isinstance(longest, int):
+        raise ValueError(f"{run.folder}/run.json is damaged: it does not say the sizes of the model")
+    config = from_json(models.config_class(values), values)
+    own = "target.json" if (run.folder / "target.json").exists() else "source.json"
+    sizes = {"source.json": config.vocabulary, own: config.target_vocabulary or config.vocabulary}
+    found = {name: Tokenizer.load(run.folder / name) for name in sizes}
+    for name, size in sizes.items():
+        digest = facts.get("tokenizers", {}).get(name)
+        if found[name].size != size or (digest and digest != checkpoint.digest(run.folder / name)):
+            raise ValueError(
+                f"{run.folder}/{name} is not the tokenizer of this run: "
+                f"it has {found[name].size} tokens, the model {size}"
+            )
+    return Parts(config, found["source.json"], found[own], longest)
+
+
+def read_config(run: Run) -> TranslateConfig:
+    """What a run was begun with."""
+    path = run.folder / "config.yaml"
+    if not path.exists():
+        raise ValueError(f"{run.folder} has no config.yaml: a compact run translates, and cannot go on")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not readable YAML: {' '.join(str(error).split())}") from error
+    return from_json(TranslateConfig, values)
+
+
 def train_translator(config: TranslateConfig, display: Display) -> State:
-    """`regard train translate`: a new run."""
+    """`regard train translate`: a new run. Nothing is written before all is known to fit."""
+    Run.vacant(config.out)
     torch.manual_seed(config.training.seed)
     corpus = read_corpus(config.data, config.training.seed)
     source, target = learn_tokenizers(corpus.train, config.data)
     model_config = config.model.resolve(source.size, None if target is source else target.size)
     device = pick_device(config.training.device, config.training.precision)
     model = models.build(model_config)
+    translator = Translator(model.to(device), source, target, config.data.maximum_length)
+    task = TranslationTask(translator, corpus, config)
     run = Run.create(config.out)
     source.save(run.folder / "source.json")
     if target is not source:
         target.save(run.folder / "target.json")
+    names = [name for name in ("source.json", "target.json") if (run.folder / name).exists()]
     lines = (json.dumps({"source": one, "target": other}, ensure_ascii=False) for one, other in corpus.valid)
     run.write_text("valid.jsonl", "".join(line + "\n" for line in lines))
     run.write_text("config.yaml", yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False))
@@ -281,45 +335,42 @@ def train_translator(config: TranslateConfig, display: Display) -> State:
         "model": dataclasses.asdict(model_config),
         "longest": config.data.maximum_length,
         "parameters": sum(part.numel() for part in model.parameters()),
+        "tokenizers": {name: checkpoint.digest(run.folder / name) for name in names},
         "data": corpus.facts,
     }
     run.write_json("run.json", facts)
-    return _train(
-        Translator(model.to(device), source, target, config.data.maximum_length), corpus, config, run, display
-    )
+    return _train(task, corpus, config, run, display)
 
 
 def resume_translator(folder: str | Path, display: Display, steps: int | None = None) -> State:
     """`regard resume`: goes on with a run, or makes a finished one longer."""
     run = Run.open(folder)
-    config = from_json(TranslateConfig, yaml.safe_load((run.folder / "config.yaml").read_text(encoding="utf-8")))
+    config = read_config(run)
     if steps is not None:
         config = dataclasses.replace(config, training=dataclasses.replace(config.training, steps=steps))
-    facts = run.read_json("run.json")
+    parts = read_parts(run)
     corpus = read_corpus(config.data, config.training.seed)
-    if corpus.facts["sha256"] != facts["data"]["sha256"]:
+    if corpus.facts["sha256"] != run.read_json("run.json").get("data", {}).get("sha256"):
         raise ValueError(f"the training data of {run.folder} has changed since the run began: it cannot go on exactly")
-    source = Tokenizer.load(run.folder / "source.json")
-    own = run.folder / "target.json"
-    target = Tokenizer.load(own) if own.exists() else source
     device = pick_device(config.training.device, config.training.precision)
     torch.manual_seed(config.training.seed)
-    model = models.build(from_json(models.config_class(facts["model"]), facts["model"])).to(device)
+    model = models.build(parts.config).to(device)
     if steps is not None:
         run.write_text("config.yaml", yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False))
-    return _train(Translator(model, source, target, facts["longest"]), corpus, config, run, display)
+    translator = Translator(model, parts.source, parts.target, parts.longest)
+    return _train(TranslationTask(translator, corpus, config), corpus, config, run, display)
 
 
-def _train(translator: Translator, corpus: Corpus, config: TranslateConfig, run: Run, display: Display) -> State:
+def _train(task: TranslationTask, corpus: Corpus, config: TranslateConfig, run: Run, display: Display) -> State:
+    translator = task.translator
     if config.training.threads is not None:
         torch.set_num_threads(config.training.threads)
-    task = TranslationTask(translator, corpus, config)
     for name, part in corpus.facts.items():
         if name.startswith("skipped"):
             for reason, skipped in part.items():
                 display.note(f"left out {skipped['count']} lines: {reason}, first at {skipped['first']}")
     if task.dropped:
-        display.note(f"left out {task.dropped} pairs of more than {config.data.maximum_length} tokens")
+        display.note(f"left out {task.dropped} pairs of more than {task.most} tokens")
     count = sum(part.numel() for part in translator.model.parameters())
     display.note(
         f"{len(task.batches):,} pairs, {len(corpus.valid):,} to validate on; vocabulary {translator.source.size:,}"
@@ -347,7 +398,7 @@ def compact_run(folder: str | Path, out: str | Path, which: str | int | None = N
             small.write_text(name, (run.folder / name).read_text(encoding="utf-8"))
     found = run.find(which)
     state = {"step": found.state["step"], "compact": True}
-    path = checkpoint.write(small.checkpoints, "average", {"model": compact(found.tensors["model"])}, state)
+    path = checkpoint.write(small.checkpoints, "average", {"model": compact(expand(found.tensors["model"]))}, state)
     small.write_json("run.json", run.read_json("run.json"))
     return path
 
@@ -368,8 +419,10 @@ def pick_device(name: str, precision: str = "float32") -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ValueError(f"no device is called {name!r}: use auto, cpu, cuda or cuda:1") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device {name!r}: Regard runs on cpu and cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {name!r}: PyTorch sees no GPU here; use --training.device cpu")
+        raise ValueError(f"device {name!r}: PyTorch sees no GPU here; use cpu")
     if device.type == "cpu" and precision != "float32":
         raise ValueError(f"precision {precision!r} is for a GPU; on the CPU it is float32")
     return device

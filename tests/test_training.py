@@ -147,6 +147,15 @@ def test_R1_killed_runs_go_on_bit_for_bit(whole, tmp_path, deaths):
     assert_same(whole.out, settings.out)
 
 
+def test_R1_the_log_goes_on_within_a_line(tmp_path):
+    """The loss of a line is over all its steps, also where the run died between them."""
+    whole, other = (config(tmp_path, name, log_every=5) for name in ("whole", "other"))
+    finish(whole)
+    assert in_child(lambda: (dying(loop.Loop, "_update", 9), finish(other))) == -signal.SIGKILL
+    resume_translator(other.out, Display(quiet=True))
+    assert_same(whole.out, other.out)
+
+
 def test_R1_every_pair_once_an_epoch(tmp_path, monkeypatch):
     """The ledger: what the loop really asked for, over an interruption."""
     seen = []
@@ -335,9 +344,12 @@ def test_R8_no_poisoned_checkpoint(tmp_path, monkeypatch):
 
 def test_accumulated_batches_are_one_large_batch(tmp_path, monkeypatch):
     """The update is that of the mean over all tokens, whatever the batches hold."""
-    settings = config(tmp_path, accumulate=3, steps=1, evaluate_every=1, clip=None, weight_decay=0.0)
+    settings = config(tmp_path, accumulate=3, steps=1, evaluate_every=1, clip=None, weight_decay=0.0, auxiliary=0.7)
     settings = TranslateConfig(
-        settings.out, settings.data, ModelOptions(width=16, heads=2, inner=32, layers=1, dropout=0.0), settings.training
+        settings.out,
+        settings.data,
+        ModelOptions(width=16, heads=2, inner=32, layers=1, dropout=0.0, aligner="softmax"),
+        settings.training,
     )
     grads, batches = {}, []
     update, fetch, step = loop.Loop._update, loop.Loop._next_batch, torch.optim.AdamW.step
@@ -359,6 +371,7 @@ def test_accumulated_batches_are_one_large_batch(tmp_path, monkeypatch):
         parts = [self.task.loss(batch, self.config.smoothing) for batch in batches]
         assert len({int(part.tokens) for part in parts}) > 1
         mean = sum(part.total for part in parts) / sum(part.tokens for part in parts)
+        mean = mean + 0.7 * sum(part.second for part in parts) / 3
         for part, wanted in zip(model.parameters(), torch.autograd.grad(mean, list(model.parameters())), strict=True):
             assert_close(grads[id(part)], wanted)
         model.load_state_dict(after, strict=False)
@@ -368,6 +381,107 @@ def test_accumulated_batches_are_one_large_batch(tmp_path, monkeypatch):
     monkeypatch.setattr(loop.Loop, "_update", checked)
     finish(settings)
     assert len(batches) == 3
+
+
+def test_settings_reach_the_optimizer(tmp_path, monkeypatch):
+    settings = config(
+        tmp_path, clip=0.05, weight_decay=0.03, betas=(0.8, 0.9), epsilon=1e-7, schedule="cosine", learning_rate=0.01
+    )
+    seen, step = [], torch.optim.AdamW.step
+
+    def noted(self, *rest):
+        (group,) = self.param_groups
+        norm = torch.cat([part.grad.flatten() for part in group["params"]]).norm()
+        seen.append((group["lr"], group["betas"], group["eps"], group["weight_decay"], float(norm)))
+        return step(self, *rest)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", noted)
+    finish(settings)
+    assert len(seen) == 12
+    for number, (learning_rate, betas, epsilon, decay, norm) in enumerate(seen, 1):
+        assert_close(learning_rate, rate(settings.training, number, 16))
+        assert (betas, epsilon, decay) == ((0.8, 0.9), 1e-7, 0.03)
+        assert_close(norm, 0.05, rtol=1e-3, atol=0)
+    log = [record for record in Run(settings.out).records() if record["event"] == "step"]
+    assert_close([record["learning_rate"] for record in log], [part[0] for part in seen])
+    assert all(record["norm"] > 0.05 for record in log)
+
+
+def test_the_logged_loss_is_over_all_its_tokens(tmp_path, monkeypatch):
+    settings = config(tmp_path, log_every=4, accumulate=2)
+    sums, backward = [], loop.Loop._backward
+
+    def noted(self, batch, weights):
+        plain = backward(self, batch, weights)
+        sums.append((float(plain), self.task.tokens(batch)))
+        return plain
+
+    monkeypatch.setattr(loop.Loop, "_backward", noted)
+    finish(settings)
+    log = [record for record in Run(settings.out).records() if record["event"] == "step"]
+    assert [record["step"] for record in log] == [4, 8, 12]
+    for index, record in enumerate(log):
+        part = sums[8 * index : 8 * index + 8]
+        assert_close(record["loss"], sum(plain for plain, _ in part) / sum(tokens for _, tokens in part))
+
+
+def test_each_step_and_seed_draws_its_own(tmp_path):
+    draws = {loop._draw(seed, step) for seed in (0, 1, 2, 1 + 2**24, 2**62) for step in range(50)}
+    assert len(draws) == 250
+    assert all(0 <= draw < 2**64 for draw in draws)
+    settings = config(tmp_path, "one")
+    other = config(tmp_path, "two", seed=2)
+    finish(settings)
+    finish(other)
+    first, second = (Run(part.out).records()[0]["loss"] for part in (settings, other))
+    assert first != second
+
+
+def test_the_evaluation_uses_its_beam(tmp_path, monkeypatch):
+    beams, translate = [], Translator.translate
+    monkeypatch.setattr(
+        Translator,
+        "translate",
+        lambda self, lines, decoding, **rest: (beams.append(decoding.beam), translate(self, lines, decoding, **rest))[
+            1
+        ],
+    )
+    finish(config(tmp_path, beam=3))
+    assert set(beams) == {3}
+
+
+def test_long_pairs_are_left_out_and_said(tmp_path, capsys):
+    settings = config(tmp_path, steps=1)
+    with open(settings.data.source, "a", encoding="utf-8") as file:
+        file.write("one two\t" + "zwei " * 60 + "\n")
+    data = dataclasses.replace(settings.data, maximum_length=50)
+    train_translator(dataclasses.replace(settings, data=data), Display())
+    assert "left out 1 pairs of more than 50 tokens" in capsys.readouterr().err
+
+
+def test_a_start_that_fails_leaves_nothing(tmp_path):
+    for changes in ({"tokens": 1}, {"device": "meta"}):
+        with pytest.raises(ValueError, match=r"raise training.tokens|cpu and cuda"):
+            finish(config(tmp_path, **changes))
+        assert not (tmp_path / "run").exists()
+    for wrong in ({"betas": (0.9, 1.0)}, {"seed": -1}, {"epsilon": 0.0}, {"weight_decay": -1.0}):
+        with pytest.raises(ValueError, match=f"training.{next(iter(wrong))}|weight_decay"):
+            TrainingConfig(**wrong)
+
+
+def test_the_average_is_scored_and_grows_old(tmp_path, capsys):
+    settings = config(tmp_path, average=2)
+    finish(settings)
+    translator = Translator.load(settings.out, which="average")
+    found = translator.loss(translator.batches(read_valid(settings.out), 100))
+    assert_close(Run(settings.out).records()[-1]["loss"], found, rtol=1e-5, atol=1e-6)
+    assert Run(settings.out).find().path.name == "average"
+    run = yaml.safe_load((Path(settings.out) / "config.yaml").read_text())
+    run["training"]["average"] = 0
+    (Path(settings.out) / "config.yaml").write_text(yaml.safe_dump(run))
+    resume_translator(settings.out, Display(quiet=True), steps=15)
+    assert Run(settings.out).find().path.name != "average"
+    assert "the average is older than step-00000015" in capsys.readouterr().err
 
 
 def test_float16_lowers_its_scale_and_goes_on(tmp_path, monkeypatch):

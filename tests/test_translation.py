@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,13 +11,13 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from regard import cli, demo
+from regard import alignment, cli, demo
 from regard.config import DataConfig, ModelOptions, TrainingConfig, TranslateConfig
 from regard.data.generated import pairs
 from regard.decoding import DecodingConfig
 from regard.training.compact import compact, expand
 from regard.training.display import Display
-from regard.translation import SHIPPED, Translator, compact_run, train_translator
+from regard.translation import SHIPPED, Translator, compact_run, resume_translator, train_translator
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +192,81 @@ def test_compact(run, tmp_path, capsys):
         compact_run(run, tmp_path / "small")
 
 
+def test_a_compact_run_stays_what_it_is(run, tmp_path):
+    first, second = tmp_path / "one", tmp_path / "two"
+    compact_run(run, first)
+    compact_run(first, second)
+    ours, theirs = (Translator.load(folder).model.state_dict() for folder in (first, second))
+    assert_close(ours, theirs, rtol=0.01, atol=1e-3)
+    with pytest.raises(ValueError, match="a compact run translates"):
+        resume_translator(first, Display(quiet=True))
+
+
+def test_output_keeps_its_characters(shipped):
+    for text in (
+        "oui\u00a0!",
+        "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
+        "co\u00adop",
+        "\U0001f469\u200d\U0001f680",
+    ):
+        assert shipped._text(shipped.target.encode(text)) == text
+    assert shipped._text(shipped.target.encode("a\tb\nc\u2028d")) == "a b c d"
+
+
+def test_damage_is_said(run, tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    last = sorted((folder / "checkpoints").glob("step-*"))[-1]
+    data = bytearray((last / "model.safetensors").read_bytes())
+    data[-3] ^= 16
+    (last / "model.safetensors").write_bytes(data)
+    _, said = translated(monkeypatch, capsys, "Yes.\n", str(folder), "--checkpoint", "last", "--maximum", "3")
+    assert f"{last.name} is damaged" in said
+    for name, content, words in (
+        ("run.json", "{}", "not of 'translate'"),
+        ("run.json", '{"task": "translate"}', "is damaged"),
+        ("source.json", (SHIPPED / "source.json").read_text(encoding="utf-8"), "not the tokenizer of this run"),
+        ("config.yaml", "a: [", "not readable YAML"),
+        ("config.yaml", "", "expected the fields"),
+    ):
+        before = (folder / name).read_text(encoding="utf-8")
+        (folder / name).write_text(content, encoding="utf-8")
+        verb = ["resume", str(folder)] if name == "config.yaml" else ["translate", str(folder)]
+        feed(monkeypatch, "Yes.\n")
+        with pytest.raises(SystemExit) as ended:
+            cli.main(verb)
+        assert ended.value.code == 2
+        assert words in capsys.readouterr().err
+        (folder / name).write_text(before, encoding="utf-8")
+
+
+def test_links_of_both_directions_come_from_the_aligners(run, tmp_path, capsys):
+    pairs = [("It is two o'clock.", "Es ist zwei Uhr."), ("Yes, today.", "Ja, heute.")]
+    (tmp_path / "a.tsv").write_text("".join(f"{one}\t{two}\n" for one, two in pairs), encoding="utf-8")
+    assert cli.main(["align", run, "--reverse", run, "--source", str(tmp_path / "a.tsv")]) == 0
+    lines = capsys.readouterr().out.split("\n")[:-1]
+    translator = Translator.load(run)
+    both = translator.model, translator.source, translator.target
+    there = alignment.read_maps(*both, pairs, layer="aligner")
+    back = alignment.read_maps(*both, [(two, one) for one, two in pairs], layer="aligner")
+    assert lines == [str(part) for part in alignment.align_both(there, back)]
+
+
+def test_text_in_units(tmp_path, capsys, monkeypatch):
+    """BLEU of units is of their words as they are: joined, and not split again."""
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{one} a@@ b ,\tx@@ y {two} don't\n" for one in "cdefg" for two in "uvwst"]
+    Path("a.tsv").write_text("".join(lines), encoding="utf-8")
+    flags = ["--data.source", "a.tsv", "--data.tokenizer", "units", "--data.held_out", "2", "--training.steps", "1"]
+    flags += ["--model.width", "16", "--model.layers", "1", "--model.heads", "1", "--out", "r"]
+    assert cli.main(["train", "translate", *flags, "--training.tensorboard", "false"]) == 0
+    capsys.readouterr()
+    translator = Translator.load("r")
+    score = translator.scores(["xy u don't"] * 2, ["x@@ y u don't"] * 2)["bleu"]
+    assert "tok:none" in score.signature
+    assert translator.scores(["xy u don't so"], ["x@@ y u don't so"])["bleu"].value == pytest.approx(100)
+
+
 def test_compact_numbers():
     big, zero = torch.randn(100, 80), torch.zeros(100, 80)
     tied = {"a": big, "b": big, "c": zero, "d": torch.randn(7)}
@@ -220,6 +296,12 @@ def test_compact_numbers():
         (["align", "RUN", "--head", "7", "--layer", "0"], "head"),
         (["align", "RUN", "--layer", "top"], "top"),
         (["average", "FOLDER"], "is not a run"),
+        (["average", "RUN", "--last", "0"], "at least one checkpoint"),
+        (["evaluate", "RUN", "--target", "a.de"], "--target needs --source"),
+        (["align", "RUN", "--symmetrise", "union"], "--symmetrise needs --reverse"),
+        (["align", "RUN", "--layer", "aligner", "--head", "1"], "head"),
+        (["translate", "RUN", "--checkpoint", "²"], "best, last, average or a step"),
+        (["train", "translate", "--data.generated", "100", "--out", ""], "out must name a folder"),
         (["resume", "FOLDER"], "is not a run"),
         (["train", "sing"], "no task 'sing'"),
         (["train", "translate"], "data.source"),

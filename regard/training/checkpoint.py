@@ -142,7 +142,7 @@ def write(folder: Path, name: str, tensors: Mapping[str, Mapping[str, Tensor]], 
             files = {file: _write_file(writing / file, content) for file, content in contents.items()}
             manifest = _canonical({"format": FORMAT, "name": name, "files": files})
             _write_file(writing / MANIFEST, Content(len(manifest), [manifest]))
-            _sync(writing)
+            sync(writing)
             if os.path.lexists(final):
                 os.rename(final, replaced)
             os.rename(writing, final)
@@ -150,7 +150,7 @@ def write(folder: Path, name: str, tensors: Mapping[str, Mapping[str, Tensor]], 
             with suppress(OSError):
                 _settle(folder, name)
             raise
-        _sync(folder)
+        sync(folder)
     # the new one is safe: what cannot be removed now is no failure, and goes with the next write
     with suppress(OSError):
         _remove(replaced)
@@ -230,7 +230,7 @@ def prune(folder: Path, keep: Collection[str]) -> list[str]:
             _settle(folder, name)
             os.rename(folder / name, folder / f".removing-{name}")
         if removed:
-            _sync(folder)
+            sync(folder)
         for name in removed:
             _remove(folder / f".removing-{name}")
     return removed
@@ -385,7 +385,7 @@ def _settle(folder: Path, name: str) -> None:
         if not os.path.lexists(final):
             os.rename(replaced, final)
         # also where the new one is in place: its name may not have reached the disk when the old one goes
-        _sync(folder)
+        sync(folder)
         _remove(replaced)
     _remove(folder / f".writing-{name}")
     _remove(folder / f".removing-{name}")
@@ -404,10 +404,10 @@ def _make(folder: Path) -> None:
         above = folder.absolute().parent
         _make(above)
         os.mkdir(folder)
-        _sync(above)
+        sync(above)
 
 
-def _sync(folder: Path) -> None:
+def sync(folder: Path) -> None:
     """Flush a folder's list of names to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:

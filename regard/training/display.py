@@ -15,10 +15,12 @@ class Display:
         self.console = Console(stderr=True, highlight=False, markup=False, emoji=False, quiet=quiet)
         self.live = self.console.is_terminal and not quiet
         self.progress: Progress | None = None
-        self.writer = _writer(tensorboard) if tensorboard is not None else None
+        self.events, self.writer = tensorboard, None
 
     def begin(self, step: int, steps: int) -> None:
         self.steps = steps
+        if self.events is not None:
+            self.writer = _writer(self.events, step)
         if self.live:
             self.progress = Progress(
                 TextColumn("step"),
@@ -59,7 +61,7 @@ class Display:
         self.console.print(Text(f"{what}  validation  {line}{'  best so far' if best else ''}", "bold"), soft_wrap=True)
         for sample in samples:
             for name, text in sample.items():
-                self.console.print(Text(f"    {name:<10} {text}", "dim"), soft_wrap=True)
+                self.console.print(Text(f"    {name:<12} {text}", "dim"), soft_wrap=True)
         self._scalars(record, record["event"], tuple(metrics))
 
     def note(self, text: str, fleeting: bool = False) -> None:
@@ -88,10 +90,10 @@ def _clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}"
 
 
-def _writer(folder: Path) -> Any:
-    """TensorBoard's writer, or None where it is not installed."""
+def _writer(folder: Path, step: int) -> Any:
+    """TensorBoard's writer behind a step, or None where it is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    return SummaryWriter(str(folder))
+    return SummaryWriter(str(folder), purge_step=step + 1)

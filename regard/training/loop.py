@@ -7,6 +7,7 @@ again.
 """
 
 import dataclasses
+import hashlib
 import math
 import os
 import signal
@@ -79,6 +80,8 @@ class State:
     since_best: int = 0  # evaluations
     scale: float = FIRST_SCALE
     steady: int = 0  # steps since the scale moved
+    loss_sum: float = 0.0  # since the last line of the log
+    loss_tokens: int = 0
     seconds: float = 0.0
 
 
@@ -123,11 +126,11 @@ class Loop:
             with self._signals(), self.stream, _deterministic(self.config.deterministic):
                 while True:
                     self._evaluate_and_save()
+                    self._heed()
                     if self._done():
                         break
-                    self._heed()
                     self._update()
-            self._average()
+                self._average()
         finally:
             self.display.end()
         return self.state
@@ -213,6 +216,12 @@ class Loop:
             for name, part in self.task.model.named_parameters()
             if part.grad is not None and not part.grad.isfinite().all()
         ]
+        if not gradients:
+            # each is finite, but not the sum of their squares
+            sizes = {
+                name: part.grad.norm() for name, part in self.task.model.named_parameters() if part.grad is not None
+            }
+            gradients = [max(sizes, key=lambda name: sizes[name])]
         where = f"weight {weights[0]}" if weights else f"the gradient of {gradients[0]}"
         also = len(weights or gradients) - 1
         pairs = [int(index) for batch in batches for index in batch.index]
@@ -233,15 +242,16 @@ class Loop:
     def _scheduled(self, step: int) -> bool:
         """Whether a step has a checkpoint of its own, however often the run was interrupted."""
         every = self.config.save_every or self.config.evaluate_every
-        return step % every == 0 or self._evaluation_due(step)
+        return step > 0 and (step % every == 0 or self._evaluation_due(step))
 
     def _evaluate_and_save(self) -> None:
-        state = self.state
+        state, began = self.state, time.monotonic()
         if self._evaluation_due(state.step) and state.evaluated != state.step:
             self._evaluate()
             self._save()
         elif state.step != self.saved and self._scheduled(state.step):
             self._save()
+        self.sums["since"] += time.monotonic() - began
 
     def _done(self) -> bool:
         config, state = self.config, self.state
@@ -282,7 +292,7 @@ class Loop:
             "batch": first[1],
             "loss": float(sums["plain"]) / sums["tokens"],
             "learning_rate": rate(self.config, state.step, self.width),
-            "norm": sums["norm"],
+            "norm": sums["norm"] if math.isfinite(sums["norm"]) else None,
             "tokens_per_second": round(sums["tokens"] / max(1e-9, now - sums["since"])),
             "memory": _memory(self.device),
             "seconds": round(now - self.began, 1),
@@ -303,6 +313,7 @@ class Loop:
             if part.is_floating_point() and not part.isfinite().all():
                 raise TrainingError(f"step {state.step}: {name} is not finite; nothing was saved")
         state.seconds = time.monotonic() - self.began
+        state.loss_sum, state.loss_tokens = float(self.sums["plain"]), self.sums["tokens"]
         moments, facts = checkpoint.pack_optimizer(self.optimizer, model)
         tensors = {"model": dict(model.state_dict()), "optimizer": moments}
         checkpoint.write(
@@ -315,14 +326,14 @@ class Loop:
         steps = [int(name.removeprefix("step-")) for name in checkpoint.names(self.run.checkpoints)]
         scheduled = [step for step in steps if self._scheduled(step) and step <= state.step][-self.config.keep :]
         kept = {checkpoint.step_name(step) for step in (*scheduled, state.step, state.best_step) if step is not None}
-        checkpoint.prune(self.run.checkpoints, kept | {"average"})
+        checkpoint.prune(self.run.checkpoints, kept)
 
     def _restore(self) -> None:
         checkpoint.clean(self.run.checkpoints)
         found, skipped = checkpoint.newest(self.run.checkpoints)
         for path, why in skipped:
             self.display.note(f"{path.name} is damaged ({why}): going on from an older one")
-        self.saved = 0
+        self.saved = -1
         if found is None:
             return
         values = dict(found.state)
@@ -330,6 +341,8 @@ class Loop:
         self.state = State(**values)
         self.task.model.load_state_dict(found.tensors["model"])
         checkpoint.unpack_optimizer(self.optimizer, self.task.model, found.tensors["optimizer"], facts)
+        self.sums["plain"] += self.state.loss_sum
+        self.sums["tokens"] += self.state.loss_tokens
         self.run.rewind(self.state.step)
         self.saved = self.state.step
         self.display.note(f"going on from step {self.state.step}")
@@ -341,7 +354,7 @@ class Loop:
             self.task.model.load_state_dict(averaged)
             self.task.model.eval()
             with torch.inference_mode(), self._precision():
-                metrics, _ = self.task.evaluate(self.config.beam, lambda: None)
+                metrics, _ = self.task.evaluate(self.config.beam, self._heed)
             record = {"event": "average", "step": self.state.step, "epoch": self.state.epoch, **metrics}
             self.run.append(record)
             self.display.evaluated(record, [], False)
@@ -374,6 +387,8 @@ class Loop:
 def average(run: Run, count: int, scheduled: Callable[[int], bool] = lambda step: True) -> list[str]:
     """Writes checkpoints/average, the mean of the newest `count` checkpoints; returns their names."""
     names = [name for name in checkpoint.names(run.checkpoints) if scheduled(int(name.removeprefix("step-")))]
+    if count < 1:
+        raise ValueError(f"give at least one checkpoint to average, got {count}")
     names = names[-count:]
     if not names:
         raise ValueError(f"{run.folder} has no checkpoints to average")
@@ -389,7 +404,7 @@ def _better(metric: str, value: float, than: float) -> bool:
 
 def _draw(seed: int, step: int) -> int:
     """A seed for each step: no two steps of a run, and no two runs, share one but by chance."""
-    return int.from_bytes(((seed << 40) + step).to_bytes(16, "little", signed=True)[:8], "little") ^ 0x9E3779B97F4A7C15
+    return int.from_bytes(hashlib.blake2b(f"{seed} {step}".encode(), digest_size=8).digest(), "little")
 
 
 @contextmanager

@@ -9,6 +9,8 @@ RUN/log.jsonl        a line an event; what lies behind the checkpoint a run goes
 
 import json
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,14 @@ class Run:
 
     @classmethod
     def create(cls, folder: str | Path) -> "Run":
-        """A new run folder; one that holds a run already is refused."""
+        """A new run folder."""
+        run = cls.vacant(folder)
+        run.checkpoints.mkdir(parents=True, exist_ok=True)
+        return run
+
+    @classmethod
+    def vacant(cls, folder: str | Path) -> "Run":
+        """A place for a new run; one that holds a run already is refused."""
         run = cls(folder)
         if (run.folder / "run.json").exists():
             raise ValueError(
@@ -33,7 +42,6 @@ class Run:
             )
         if run.folder.exists() and not run.folder.is_dir():
             raise ValueError(f"{run.folder} is a file, not a folder for a run")
-        run.checkpoints.mkdir(parents=True, exist_ok=True)
         return run
 
     @classmethod
@@ -57,6 +65,7 @@ class Run:
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
+        checkpoint.sync(self.folder)
 
     def read_json(self, name: str) -> dict[str, Any]:
         path = self.folder / name
@@ -90,10 +99,19 @@ class Run:
         kept = [record for record in self.records() if record["step"] <= step]
         self.write_text(self.log.name, "".join(json.dumps(record) + "\n" for record in kept))
 
-    def find(self, which: str | int | None = None) -> checkpoint.Checkpoint:
-        """A checkpoint by name: best, last, average or a step; None: the average where there is one, else the best."""
+    def find(
+        self, which: str | int | None = None, say: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
+    ) -> checkpoint.Checkpoint:
+        """A checkpoint by name: best, last, average or a step; None: the average, or the best where there is none or
+        training went on after it. What is passed over is said."""
+        names = checkpoint.names(self.checkpoints)
         if which is None:
-            which = "average" if checkpoint.exists(self.checkpoints / "average") else "best"
+            which = "best"
+            if checkpoint.exists(self.checkpoints / "average"):
+                found = checkpoint.read(self.checkpoints / "average", only=("model",))
+                if not names or checkpoint.step_name(found.state["step"]) >= names[-1]:
+                    return found
+                say(f"{self.folder}: the average is older than {names[-1]}: the best checkpoint is used instead")
         if which == "average":
             if not checkpoint.exists(self.checkpoints / "average"):
                 raise ValueError(
@@ -101,17 +119,20 @@ class Run:
                 )
             return checkpoint.read(self.checkpoints / "average", only=("model",))
         if which in ("best", "last"):
-            last = checkpoint.newest(self.checkpoints, only=("model",)).checkpoint
+            last, skipped = checkpoint.newest(self.checkpoints, only=("model",))
             if last is None:
-                raise ValueError(f"{self.folder} has no checkpoint yet")
+                other = checkpoint.exists(self.checkpoints / "average")
+                raise ValueError(f"{self.folder} has " + ("only an average" if other else "no checkpoint yet"))
+            for path, why in skipped:
+                say(f"{path.name} is damaged ({why}): {last.path.name} is used instead")
             best = last.state.get("best_step")
             if which == "last" or best is None or best == last.state["step"]:
                 return last
             return checkpoint.read(self.checkpoints / checkpoint.step_name(best), only=("model",))
-        if not str(which).isdigit():
+        if not str(which).isdecimal():
             raise ValueError(f"a checkpoint is best, last, average or a step, got {which!r}")
         path = self.checkpoints / checkpoint.step_name(int(which))
         if not checkpoint.exists(path):
-            there = ", ".join(checkpoint.names(self.checkpoints)) or "none"
+            there = ", ".join(names) or "none"
             raise ValueError(f"{self.folder} has no checkpoint of step {which}; it has {there}")
         return checkpoint.read(path, only=("model",))
