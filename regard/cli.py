@@ -56,6 +56,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def list_mechanisms(arguments: argparse.Namespace) -> None:
     """regard list"""
+    if arguments.survey:
+        _print_survey(arguments.json)
+        return
     rows = [row for kind, registry in _registries(arguments.kind) for row in _rows(kind, registry)]
     families = sorted({row["family"] for row in rows})
     if arguments.family is not None:
@@ -67,6 +70,39 @@ def list_mechanisms(arguments: argparse.Namespace) -> None:
             print(json.dumps(row, default=str))
     else:
         _print_table(rows)
+
+
+def _print_survey(as_json: bool) -> None:
+    """The published table, with what the tests count beside it."""
+    from regard.survey import SYSTEMS, differs
+
+    notes: list[str] = []
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    for title in ("system", "class", "published", "decodes", "here", "time", "memory", "decodes", ""):
+        table.add_column(title, no_wrap=title != "here")
+    for system in SYSTEMS:
+        row = {**system._asdict(), "time": None, "memory": None, "decodes_here": None}
+        cells = [system.model or "-", "-", "-", "-", ""]
+        if system.word is not None:
+            facts = REGISTRIES["attention"].find(system.word).facts
+            time, memory = facts.time.exponent, facts.memory.exponent
+            decodes = facts.state is not None and "causal" in facts.roles
+            row |= {"time": time, "memory": memory, "decodes_here": decodes}
+            cells = [system.word, f"N^{time:g}", f"N^{memory:g}", "yes" if decodes else "no", ""]
+            if differs(system, time, decodes):
+                notes.append(system.note)
+                cells[-1] = f"[{len(notes)}]"
+        if as_json:
+            print(json.dumps(row))
+        published = (system.name, system.classes, system.complexity, "yes" if system.decodes else "no")
+        table.add_row(*map(Text, (*published, *cells)))
+    if not as_json:
+        console = _console(120)
+        console.print(table)
+        console.print()
+        for number, note in enumerate(notes, 1):
+            console.print(f"[{number}] {note}")
+        console.print("A model of regard.models stands where no exponent is; - is not in Regard yet.")
 
 
 def explain(arguments: argparse.Namespace) -> None:
@@ -397,11 +433,12 @@ def _parser() -> argparse.ArgumentParser:
         "list",
         list_mechanisms,
         "every mechanism: paper, family, cost, roles, what decoding keeps",
-        ["regard list", "regard list --family scores", "regard list --kind position --json"],
+        ["regard list", "regard list --family scores", "regard list --kind position --json", "regard list --survey"],
     )
     added.add_argument("--kind", help="only this kind, such as attention or position")
     added.add_argument("--family", help="only this family, such as scores or patterns")
     added.add_argument("--json", action="store_true", help="all facts and options, one JSON object a line")
+    added.add_argument("--survey", action="store_true", help="the survey's table of efficient Transformers beside ours")
 
     added = verb(
         "explain",

@@ -1,0 +1,105 @@
+"""The table of efficient Transformers (Tay et al. 2020, arXiv 2009.06732), with what is counted here beside it.
+
+Classes: FP fixed pattern, M memory, LP learnt pattern, LR low rank, KR kernel, RC recurrence, DS downsampling, Sparse
+sparse parameters or weights. N is the length. Our exponents are those that the tests count on a training step.
+"""
+
+from typing import NamedTuple
+
+
+class System(NamedTuple):
+    """A row as published, and the word (or model) it is here; `exponent` is the published complexity in N."""
+
+    name: str
+    complexity: str
+    exponent: float | None  # None: the survey's figure is not in N
+    decodes: bool
+    classes: str
+    word: str | None = None  # of the registry
+    model: str | None = None  # of regard.models
+    note: str = ""  # where ours differs: why
+
+
+FIXED = "the published figure takes a {} near the root of N; with a fixed one, as counted here, the square term grows"
+SYSTEMS = (
+    System(
+        "Memory Compressed",
+        "O(Nc^2)",
+        None,
+        True,
+        "FP+M",
+        "compressed",
+        note="Nc is N over the factor of compression: for a fixed factor it grows with the square of N",
+    ),
+    System("Image Transformer", "O(N m)", 1, True, "FP", "image"),
+    System("Set Transformer", "O(k N)", 1, False, "M", "set"),
+    System(
+        "Transformer-XL",
+        "O(N^2)",
+        2,
+        True,
+        "RC",
+        "xl",
+        note="the survey's N is a segment; over a text cut into segments of one size the work grows with the length",
+    ),
+    System("Sparse Transformer", "O(N sqrt N)", 1.5, True, "FP", "sparse", note=FIXED.format("stride")),
+    System("Reformer", "O(N log N)", 1, True, "LP", "reformer"),
+    System("Routing Transformer", "O(N sqrt N)", 1.5, True, "LP", "routing", note=FIXED.format("number of clusters")),
+    System("Axial Transformer", "O(N sqrt N)", 1.5, True, "FP", "axial"),
+    System(
+        "Compressive Transformer",
+        "O(N^2)",
+        2,
+        True,
+        "RC",
+        "compressive",
+        note="as Transformer-XL: segments and memories of one size make it grow with the length",
+    ),
+    System(
+        "Sinkhorn Transformer",
+        "O(B^2)",
+        None,
+        True,
+        "LP",
+        "sinkhorn",
+        note="B is a block; putting whole blocks in a new order mixes each with each, N^2 over the block",
+    ),
+    System("Longformer", "O(n (k + m))", 1, True, "FP+M", "longformer"),
+    System("ETC", "O(Ng^2 + N Ng)", 1, False, "FP+M", "etc"),
+    System("Synthesizer", "O(N^2)", 2, True, "LR+LP", "synthesizer"),
+    System("Performer", "O(N)", 1, True, "KR", "performer"),
+    System("Funnel Transformer", "O(N^2)", 2, True, "FP+DS", model="funnel"),
+    System("Linformer", "O(N)", 1, False, "LR", "linformer"),
+    System("Linear Transformer", "O(N)", 1, True, "KR", "linear"),
+    System("Big Bird", "O(N)", 1, False, "FP+M", "bigbird"),
+    System("Random Feature Attention", "O(N)", 1, True, "KR", "rfa"),
+    System("Long Short Transformer", "O(k N)", 1, True, "FP+LR", "longshort"),
+    System(
+        "Poolingformer",
+        "O(N)",
+        1,
+        False,
+        "FP+M",
+        "poolingformer",
+        note="decoding is ours: a query sees the pooled slots that have read their last token",
+    ),
+    System("Nyströmformer", "O(k N)", 1, False, "M+DS", "nystrom"),
+    System("Perceiver", "O(k N)", 1, True, "M+DS", model="perceiver"),
+    System("Clusterformer", "O(N log N)", 1, False, "LP", "clusterformer"),
+    System("Luna", "O(k N)", 1, True, "M", "luna"),
+    System("TokenLearner", "O(k^2)", None, False, "DS", model="tokenlearner"),
+    System("Adaptive Sparse Transformer", "O(N^2)", 2, True, "Sparse", "entmax"),
+    System("Product Key Memory", "O(N^2)", 2, True, "Sparse"),
+    System("Switch Transformer", "O(N^2)", 2, True, "Sparse"),
+    System("ST-MoE", "O(N^2)", 2, True, "Sparse"),
+    System("GShard", "O(N^2)", 2, True, "Sparse"),
+    System("Scaling Transformers", "O(N^2)", 2, True, "Sparse"),
+    System("GLaM", "O(N^2)", 2, True, "Sparse"),
+)
+CLOSE = 0.3  # exponents that differ by less are the same
+
+
+def differs(system: System, time: float, decodes: bool) -> bool:
+    """Whether what is counted here is not what was published."""
+    off = system.exponent is None or abs(time - system.exponent) > CLOSE
+    return off or decodes != system.decodes
