@@ -87,6 +87,7 @@ class Compressive(Attending):
         ),
         positions=("bias", "content"),
         exact=False,
+        linear=False,
     )
     examples = (
         "compressive(segment=4, memory=4, compressed=5, rate=2, loss='none')",
@@ -138,7 +139,7 @@ class Compressive(Attending):
         self.function, self.reach, self.slots = function, segment + memory - 1, segment // rate
         learns = function in ("conv", "dilated")
         self.loss: Loss = loss if learns else "none"
-        self.facts = replace(self.facts, loss=self.loss != "none")
+        self.facts = replace(self.facts, loss=self.loss != "none", apart=function != "used")
         E = shape.width
         self.squeeze = nn.Conv1d(E, E, rate, rate, dilation=1 + (function == "dilated")) if learns else None
         self.restore = nn.ConvTranspose1d(E, E, rate, rate) if self.loss == "autoencoding" else None

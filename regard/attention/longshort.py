@@ -56,6 +56,8 @@ class LongShort(Attention):
         roles=("self", "causal"),
         refusals=(("cross", "the window is around a query's own place, and a memory is another sequence"),),
         exact=False,
+        apart=False,
+        linear=False,
     )
     examples = (
         "longshort(window=4, rank=2, chunk=2)",
@@ -87,6 +89,7 @@ class LongShort(Attention):
                 f"tokens of its chunk nor a summary of them"
             )
         self.window, self.rank, self.chunk = window, rank, chunk
+        self.facts = replace(self.facts, apart=not norm, linear=not norm)
         if causal and rank:
             self.facts = replace(self.facts, time=Order("N (w + r N / c)", 2))
         if causal and not rank:

@@ -69,6 +69,8 @@ class Luna(Attention):
         memory=Order("N", 1),
         state=Order("l", 0),
         exact=False,
+        apart=False,
+        linear=False,
         stream=True,
     )
     examples = ("luna(length=5)", "luna(length=3, tied=False, activation='elu')")
@@ -89,7 +91,7 @@ class Luna(Attention):
         self.length, self.tied, self.activation = length, tied, activation
         causal = shape.role == "causal"
         if causal:
-            self.facts = replace(self.facts, signed=True)
+            self.facts = replace(self.facts, signed=True, apart=True, linear=True)
         self.position = None if shape.position is None else POSITIONS.build(shape.position, shape)
         if self.position is not None and self.position.facts.kind != "input":
             raise ValueError(

@@ -106,7 +106,7 @@ class Poolingformer(Attention):
         if kind not in ("input", *self.facts.positions):
             raise ValueError(
                 f"attention 'poolingformer' cannot take position {shape.position!r}: its first level is a window; use "
-                f"one that local attention takes, such as rotary or alibi"
+                f"one that local attention takes, such as rotary, alibi or sinusoidal"
             )
         wide_out = shape.heads * shape.head_width
         self.near = ATTENTION.build(f"local(window={window})", shape)
