@@ -298,7 +298,9 @@ def _fit(hint: Any, value: Any, name: str) -> Any:
         if value in arguments:
             return value
     elif origin is tuple and isinstance(value, (list, tuple)):
-        return tuple(_fit(part, item, name) for part, item in zip(arguments, value, strict=True))
+        parts = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
+        if len(parts) == len(value):
+            return tuple(_fit(part, item, name) for part, item in zip(parts, value, strict=True))
     elif origin in (list, Sequence) and isinstance(value, list):
         return [_fit(arguments[0], item, name) for item in value]
     elif hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):

@@ -1,15 +1,40 @@
-"""Models, by the kind their config names."""
+"""Models, by the kind that their config names."""
 
 from typing import Any
 
+from torch import nn
+
+from regard.models.feedback import Feedback, FeedbackConfig
+from regard.models.funnel import Funnel, FunnelConfig
+from regard.models.perceiver import Perceiver, PerceiverAR, PerceiverARConfig, PerceiverConfig
+from regard.models.pooling import Classifier, ClassifierConfig
 from regard.models.recurrent import Recurrent, RecurrentConfig
+from regard.models.tokenlearner import TokenLearner, TokenLearnerConfig
 from regard.models.transformer import ModelConfig, Transformer
 
+KINDS: dict[str, tuple[type, type[nn.Module]]] = {
+    **dict.fromkeys(("encoder", "decoder", "encoder-decoder"), (ModelConfig, Transformer)),
+    "recurrent": (RecurrentConfig, Recurrent),
+    "feedback": (FeedbackConfig, Feedback),
+    "classifier": (ClassifierConfig, Classifier),
+    "perceiver": (PerceiverConfig, Perceiver),
+    "perceiver-ar": (PerceiverARConfig, PerceiverAR),
+    "funnel": (FunnelConfig, Funnel),
+    "tokenlearner": (TokenLearnerConfig, TokenLearner),
+}
 
-def build(config: ModelConfig | RecurrentConfig) -> Transformer | Recurrent:
-    return Recurrent(config) if config.kind == "recurrent" else Transformer(config)
+
+def build(config: Any) -> nn.Module:
+    """The model of a config.
+
+    >>> model = build(PerceiverConfig(vocabulary=256, classes=10))
+    """
+    return KINDS[config.kind][1](config)
 
 
-def config_class(values: dict[str, Any]) -> type[ModelConfig] | type[RecurrentConfig]:
+def config_class(values: dict[str, Any]) -> type:
     """Which config plain values belong to."""
-    return RecurrentConfig if values.get("kind") == "recurrent" else ModelConfig
+    kind = values.get("kind")
+    if kind not in KINDS:
+        raise ValueError(f"no model is of kind {kind!r}; known: {', '.join(KINDS)}")
+    return KINDS[kind][0]
