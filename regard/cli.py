@@ -79,7 +79,7 @@ def _print_survey(as_json: bool) -> None:
     notes: list[str] = []
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     for title in ("system", "class", "published", "decodes", "here", "time", "memory", "decodes", ""):
-        table.add_column(title, no_wrap=title != "here")
+        table.add_column(title, overflow="fold")
     for system in SYSTEMS:
         row = {**system._asdict(), "time": None, "memory": None, "decodes_here": None}
         cells = [system.model or "-", "-", "-", "-", ""]

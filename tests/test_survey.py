@@ -27,7 +27,8 @@ def test_every_difference_has_its_reason(system):
     assert differs(system, facts.time.exponent, decodes) == bool(system.note)
 
 
-def test_the_table(capsys):
+def test_the_table(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
     assert cli.main(["list", "--survey"]) == 0
     said = capsys.readouterr().out
     for system in SYSTEMS:
