@@ -6,7 +6,7 @@ word that gets most. What goes to the end of the source sentence belongs to no w
 as it is, so that a piece that mostly looks there counts less among the pieces of its word.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.base import Attention
-from regard.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from regard.data.batches import padded, similar
+from regard.data.tokenizer import BOS, EOS, Tokenizer
 from regard.metrics.alignment import Links, Method, flip, format_links, symmetrise
 
 Read = Literal["consume", "predict"]
@@ -154,7 +155,7 @@ def read_maps(
     model.eval()
     try:
         with torch.inference_mode():
-            for group in _groups([max(map(len, (one.ids, two.ids))) + 1 for one, two in sides], tokens):
+            for group in similar([max(map(len, (one.ids, two.ids))) + 1 for one, two in sides], tokens):
                 sources, targets = zip(*(sides[index] for index in group), strict=True)
                 maps = _word_maps(model, sources, targets, layer, head, read)
                 for index, one, two, part in zip(group, sources, targets, maps, strict=True):
@@ -196,8 +197,8 @@ def _word_maps(
 ) -> np.ndarray:
     """[B, layers, target words, source words], padded with zeros."""
     device = next(model.parameters()).device
-    source, source_keep = _pad([[*side.ids, EOS] for side in sources], device)
-    target, target_keep = _pad([[BOS, *side.ids] for side in targets], device)
+    source, source_keep = padded([[*side.ids, EOS] for side in sources], device)
+    target, target_keep = padded([[BOS, *side.ids] for side in targets], device)
     keeps = {"keep": source_keep, "target_keep": target_keep}
     # an aligner has one head: to ask for another is to ask for a layer that translates
     if layer == "aligner" or (layer is None and head == "average" and has_aligner(model)):
@@ -220,26 +221,6 @@ def _members(sides: Sequence[_Side], length: int, shift: int) -> Tensor:
     for row, side in zip(members, sides, strict=True):
         row[side.owners, torch.arange(len(side.ids)) + shift] = 1
     return members
-
-
-def _pad(lists: Sequence[list[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Ids [B, T] with padding on the right, and which are real (None: all)."""
-    longest = max(map(len, lists))
-    ids = torch.tensor([[*ids, *[PAD] * (longest - len(ids))] for ids in lists])
-    keep = torch.arange(longest) < torch.tensor([len(ids) for ids in lists])[:, None]
-    return ids.to(device), None if keep.all() else keep.to(device)
-
-
-def _groups(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Indices of similar length, as many as fit into the padded tokens, one at least."""
-    group = []
-    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if group and (len(group) + 1) * lengths[index] > tokens:
-            yield group
-            group = []
-        group.append(index)
-    if group:
-        yield group
 
 
 def _head(maps: Tensor, head: int | Literal["average"]) -> Tensor:

@@ -15,9 +15,9 @@ import yaml
 
 from regard import __version__, models
 from regard.config import DataConfig, TranslateConfig, from_json
-from regard.data.batches import Batch, Batches, keep_short
+from regard.data.batches import Batch, Batches, keep_short, padded, similar
 from regard.data.text import read_pairs
-from regard.data.tokenizer import EOS, PAD, Tokenizer
+from regard.data.tokenizer import EOS, Tokenizer
 from regard.decoding import DecodingConfig, Hypothesis, decode
 from regard.kernels.packed import pack_linears
 from regard.metrics.translation import Score, bleu, chrf, exact_match
@@ -214,9 +214,11 @@ class Translator:
                 warn(f"line {done + number + 1}: {len(row)} tokens, only the first {self.longest} are translated")
                 del row[self.longest :]
         found: dict[int, list[Translation]] = {}
-        for group in _groups(ids, TOKENS_AT_ONCE.get(self.device.type, 4096)):
+        real = [number for number, row in enumerate(ids) if row]
+        for places in similar([len(ids[number]) + 1 for number in real], TOKENS_AT_ONCE.get(self.device.type, 4096)):
             check()
-            source, keep = _padded([[*ids[number], EOS] for number in group], self.device)
+            group = [real[place] for place in places]
+            source, keep = padded([[*ids[number], EOS] for number in group], self.device)
             with torch.inference_mode():
                 best = decode(self.model, source, keep, decoding)
             for number, hypotheses in zip(group, best, strict=True):
@@ -426,27 +428,6 @@ def pick_device(name: str, precision: str = "float32") -> torch.device:
     if device.type == "cpu" and precision != "float32":
         raise ValueError(f"precision {precision!r} is for a GPU; on the CPU it is float32")
     return device
-
-
-def _groups(rows: Sequence[Sequence[int]], tokens: int) -> Iterator[list[int]]:
-    """Row numbers in batches of similar length, longest first; empty rows are left out."""
-    order = sorted((number for number, row in enumerate(rows) if row), key=lambda number: -len(rows[number]))
-    group: list[int] = []
-    for number in order:
-        if group and (len(group) + 1) * (len(rows[group[0]]) + 1) > tokens:
-            yield group
-            group = []
-        group.append(number)
-    if group:
-        yield group
-
-
-def _padded(rows: list[list[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
-    width = max(map(len, rows))
-    ids = torch.tensor([[*row, *[PAD] * (width - len(row))] for row in rows])
-    lengths = torch.tensor([len(row) for row in rows])
-    keep = torch.arange(width) < lengths[:, None]
-    return ids.to(device), None if bool(keep.all()) else keep.to(device)
 
 
 def _plain(values: Any) -> Any:

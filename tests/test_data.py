@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from regard.data import tokenizer as tokenizer_file
-from regard.data.batches import Batches, keep_short
+from regard.data.batches import Batches, keep_short, padded, similar
 from regard.data.text import BadText, Skipped, open_lines, read_pairs, read_sentences
 from regard.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 
@@ -696,3 +696,19 @@ def test_a_million_pairs_are_planned_quickly():
     plan = batches.epoch(1)
     assert time.process_time() - start < 3  # about 0.4 s on a quiet machine
     assert np.array_equal(np.sort(np.concatenate(plan)), np.arange(1_000_000))
+
+
+def test_similar_lengths_under_a_budget():
+    lengths = [3, 9, 1, 4, 4, 12, 2, 9]
+    groups = list(similar(lengths, 12))
+    assert sorted(place for group in groups for place in group) == list(range(8))
+    assert [[lengths[place] for place in group] for group in groups] == [[12], [9], [9], [4, 4, 3], [2, 1]]
+    assert list(similar([50], 12)) == [[0]]
+    assert list(similar([], 12)) == []
+
+
+def test_padded_rows():
+    ids, keep = padded([[5, 6, 7], [8]], torch.device("cpu"))
+    assert ids.tolist() == [[5, 6, 7], [8, PAD, PAD]]
+    assert keep.tolist() == [[True] * 3, [True, False, False]]
+    assert padded([[5], [6]], torch.device("cpu"))[1] is None

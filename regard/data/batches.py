@@ -3,7 +3,7 @@
 To resume in the middle of an epoch takes two numbers, the epoch and the index of the batch: there is no other state.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -137,6 +137,26 @@ class Batches:
             if start == len(lengths):
                 return cuts
             cuts.append(start)
+
+
+def similar(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """Places of similar length, longest first, as many as fit into the padded tokens, one at least."""
+    group: list[int] = []
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        if group and (len(group) + 1) * lengths[group[0]] > tokens:
+            yield group
+            group = []
+        group.append(place)
+    if group:
+        yield group
+
+
+def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Ids [B, T] with padding on the right, and which are real (None: all)."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([[*row, *[PAD] * (longest - len(row))] for row in rows])
+    keep = torch.arange(longest) < torch.tensor([len(row) for row in rows])[:, None]
+    return ids.to(device), None if keep.all() else keep.to(device)
 
 
 class Ragged:
