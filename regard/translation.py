@@ -400,7 +400,7 @@ def compact_run(folder: str | Path, out: str | Path, which: str | int | None = N
             small.write_text(name, (run.folder / name).read_text(encoding="utf-8"))
     found = run.find(which)
     state = {"step": found.state["step"], "compact": True}
-    path = checkpoint.write(small.checkpoints, "average", {"model": compact(expand(found.tensors["model"]))}, state)
+    path = checkpoint.write(small.checkpoints, "average", {"model": compact(found.tensors["model"])}, state)
     small.write_json("run.json", run.read_json("run.json"))
     return path
 
