@@ -96,6 +96,7 @@ class Hidden(NamedTuple):
 
     x: Tensor
     loss: Tensor | None
+    statistics: dict[str, Tensor] | None = None  # of the layers, by name
 
 
 class Prediction(NamedTuple):
@@ -103,6 +104,7 @@ class Prediction(NamedTuple):
 
     logits: Tensor
     loss: Tensor | None
+    statistics: dict[str, Tensor] | None = None  # of the layers, by name
 
 
 class Block(nn.Module):
@@ -172,10 +174,9 @@ class Block(nn.Module):
         for sublayer, norm in zip(sublayers, self.norms, strict=True):
             x = x + self.dropout(sublayer(norm(x))) if self.pre else norm(x + self.dropout(sublayer(x)))
         out = outs[0] if self.attention is not None else Out(None)
-        losses = [out.loss for out in outs if out.loss is not None]
-        return Out(
-            x, None if state is None else BlockState(out.state, cross), out.stream, sum(losses) if losses else None
-        )
+        losses = [part.loss for part in outs if part.loss is not None]
+        loss, statistics = sum(losses) if losses else None, outs[-1].statistics
+        return Out(x, None if state is None else BlockState(out.state, cross), out.stream, loss, statistics)
 
 
 class Stack(nn.Module):
@@ -252,16 +253,23 @@ def through(
     outputs: list[Tensor] | None = None,
 ) -> Out:
     """One block after the other, with the second losses added up."""
-    after, losses, stream = [], [], None
+    outs, stream = [], None
     for block, state in zip(blocks, states or [None] * len(blocks), strict=True):
         out = block(x, rows, state=state, memory=memory, stream=stream, maps=maps)
         # a layer without a stream of its own lets it pass
         x, stream = out.y, stream if out.stream is None else out.stream
         if outputs is not None:
             outputs.append(x)
-        after.append(out.state)
-        losses += [] if out.loss is None else [out.loss]
-    return Out(x, tuple(after), stream, sum(losses) if losses else None)
+        outs.append(out)
+    loss, statistics = second({str(index): out for index, out in enumerate(outs)})
+    return Out(x, tuple(out.state for out in outs), stream, loss, statistics)
+
+
+def second(parts: dict[str, Out]) -> tuple[Tensor | None, dict[str, Tensor] | None]:
+    """The second losses of the parts added up, and their statistics as PART.NAME."""
+    losses = [part.loss for part in parts.values() if part.loss is not None]
+    found = {f"{part}.{name}": value for part, out in parts.items() for name, value in (out.statistics or {}).items()}
+    return sum(losses) if losses else None, found or None
 
 
 class Aligner(nn.Module):
@@ -330,9 +338,9 @@ class Transformer(nn.Module):
         target_keep: Tensor | None = None,
     ) -> Prediction:
         """ids [B, S] (and [B, T]) -> logits at each position of the last of them."""
-        x, loss = self.hidden(tokens, target, keep=keep, target_keep=target_keep)
+        x, loss, statistics = self.hidden(tokens, target, keep=keep, target_keep=target_keep)
         logits, keep = self.output(x), keep if target is None else target_keep
-        return Prediction(logits if keep is None else unpack(logits, keep), loss)
+        return Prediction(logits if keep is None else unpack(logits, keep), loss, statistics)
 
     def hidden(
         self,
@@ -346,18 +354,18 @@ class Transformer(nn.Module):
         if (target is None) == (self.config.kind == "encoder-decoder"):
             wants = "needs source and target ids" if target is None else "takes one sequence of ids"
             raise ValueError(f"a model of kind {self.config.kind!r} {wants}")
-        loss, memory = None, None
+        outs, memory = {}, None
         if target is not None:
-            out, memory = self._encode(tokens, keep)
-            loss, tokens, keep = out.loss, target, target_keep
+            outs["encoder"], memory = self._encode(tokens, keep)
+            tokens, keep = target, target_keep
         packed, rows = _pack(tokens, keep)
         learns = self.aligner is not None and self.training
         outputs = [] if learns else None
-        out = (self.decoder or self.encoder)(packed, rows, memory=memory, outputs=outputs)
-        losses = [part for part in (loss, out.loss) if part is not None]
+        last = "encoder" if self.decoder is None else "decoder"
+        outs[last] = out = (self.decoder or self.encoder)(packed, rows, memory=memory, outputs=outputs)
         if learns:
-            losses.append(self.aligner(outputs[0], rows, memory, packed, self.output.weight))
-        return Hidden(out.y, sum(losses) if losses else None)
+            outs["aligner"] = Out(None, loss=self.aligner(outputs[0], rows, memory, packed, self.output.weight))
+        return Hidden(out.y, *second(outs))
 
     def maps(
         self,
