@@ -112,7 +112,7 @@ def activate(name: Activation, x: Tensor) -> Tensor:
 
 def plain_linear(weight: Tensor, x: Tensor) -> Tensor:
     """weight [O, I] times x [I], as sums."""
-    return torch.stack([sum(w * u for w, u in zip(row, x, strict=True)) for row in weight])
+    return torch.stack([(row * x).sum() for row in weight])
 
 
 def plain_activation(name: Activation, x: Tensor) -> Tensor:

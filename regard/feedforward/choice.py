@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from regard.attention.base import Order, Out, Rows
 from regard.feedforward.base import Activation, FeedForward, FeedForwardFacts, Sizes, plain_linear
-from regard.feedforward.experts import Networks, plain_softmax, room, wide_linear
+from regard.feedforward.experts import Networks, plain_softmax, product_dtype, room, wide_linear
 from regard.kernels.grouped import Deal
 
 
@@ -57,8 +57,7 @@ class Choice(FeedForward):
 
     def run(self, x: Tensor, rows: Rows) -> Out:
         B, T, E = x.shape
-        kind = x.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        kind, dtype = x.device.type, product_dtype(x)
         shares, real = torch.softmax(wide_linear(x, self.router), -1), rows.real()  # [B, T, experts]
         wishes = shares if real is None else torch.where(real[..., None], shares, -1.0)
         at = wishes.detach().mT.topk(room(self.capacity * T / self.experts), -1).indices.transpose(0, 1)  # [e, B, c]

@@ -114,8 +114,7 @@ class Routed(FeedForward):
         sent = route.sent if real is None else real[:, None] if route.sent is None else route.sent & real[:, None]
         group = route.expert if sent is None else torch.where(sent, route.expert, self.experts)
         limit, most = self._limits(tokens, real)
-        kind = x.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        kind, dtype = x.device.type, product_dtype(x)
         # pairs of all first choices, then of all second ones
         group = group.T.flatten()
         dealt = deal(group, self.experts, dtype, (self.sizes.width, self.sizes.inner), most, limit)
@@ -165,6 +164,12 @@ class Routed(FeedForward):
 def room(tokens: float) -> int:
     """Rounded up; not by what a product of fractions is off."""
     return max(0, math.ceil(tokens - 1e-9))
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """What matrix products of x are made in: autocast's choice for float32, where it is on."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) and x.dtype != torch.float64 else x.dtype
 
 
 def wide_linear(x: Tensor, weight: Tensor) -> Tensor:

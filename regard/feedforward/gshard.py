@@ -33,7 +33,7 @@ class GShard(Pairs):
     examples = (
         "gshard(experts=4, capacity=1.5, threshold=0.0)",
         "gshard(experts=3, capacity=None)",
-        "gshard(experts=4, capacity=1.0)",
+        "gshard(experts=4, capacity=1.25)",
     )
 
     def __init__(

@@ -116,6 +116,6 @@ class Scaling(FeedForward):
                     if self.training:
                         through = allowed + soft[unit] - soft[unit].detach()
                         allowed = through if self.hard == 1 else soft[unit]
-                    total = total + (h[first + unit] * allowed).clamp(min=0) * self.outer[first + unit]
+                    total = total + torch.relu(h[first + unit] * allowed) * self.outer[first + unit]
             y.append(total)
         return Out(torch.stack(y))

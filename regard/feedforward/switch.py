@@ -34,7 +34,7 @@ class Switch(Routed):
     examples = (
         "switch(experts=4, capacity=1.0, jitter=0.0)",
         "switch(experts=3, capacity=None)",
-        "switch(experts=5, jitter=0.0, activation='gelu', gated=True)",
+        "switch(experts=5, capacity=0.8, jitter=0.0, activation='gelu', gated=True)",
     )
     reduces_to = (("switch(experts=1)", "dense(bias=False)"),)
 
