@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 CONFIG = Path(__file__).parent.parent / "configs" / "multi30k.yaml"
@@ -57,7 +58,7 @@ def flags(data: Path) -> list[str]:
     return ["--config", str(CONFIG), *given]
 
 
-def train(rows: list[str], data: Path, out: Path, jobs: int, minutes: float) -> None:
+def train(rows: dict[str, list[str]], data: Path, out: Path, jobs: int, minutes: float) -> None:
     """As many at a time as there are jobs; whoever is not done in time is stopped, and goes on the next time."""
     waiting, running, until = list(rows), {}, time.monotonic() + 60 * minutes
     while waiting or running:
@@ -68,7 +69,7 @@ def train(rows: list[str], data: Path, out: Path, jobs: int, minutes: float) -> 
             command = (
                 ["resume", str(folder)]
                 if again
-                else ["train", "translate", *flags(data), "--out", str(folder), *ROWS[name]]
+                else ["train", "translate", *flags(data), "--out", str(folder), *rows[name]]
             )
             with open(out / f"{slug(name)}.log", "a") as log:
                 environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -85,7 +86,9 @@ def train(rows: list[str], data: Path, out: Path, jobs: int, minutes: float) -> 
             until += 30
 
 
-def score(rows: list[str], data: Path, out: Path) -> None:
+def score(
+    rows: dict[str, list[str]], data: Path, out: Path, titles: list[str], describe: Callable[[Path], list[str]]
+) -> None:
     """The table, with what each run reached."""
     pairs = ["--source", file(data, "test.2016.en"), "--target", file(data, "test.2016.de"), "--beam", "5", "--json"]
     jobs = {
@@ -98,28 +101,36 @@ def score(rows: list[str], data: Path, out: Path) -> None:
         )
         for name in rows
     }
-    print("| attention | BLEU | parameters | steps |\n|---|---|---|---|")
+    print(f"| {' | '.join(titles)} |\n{'|---' * len(titles)}|")
     for name, job in jobs.items():
         found, errors = job.communicate()
         if job.returncode:
-            print(f"| {name} | {errors.strip().splitlines()[-1]} | | |")
+            print(f"| {name} | {errors.strip().splitlines()[-1]} {'|' * (len(titles) - 1)}")
             continue
-        facts = json.loads((out / slug(name) / "run.json").read_text())
-        log = (out / slug(name) / "log.jsonl").read_text().splitlines()
-        steps = max(json.loads(line)["step"] for line in log)
-        print(f"| {name} | {json.loads(found)['bleu']['value']:.2f} | {facts['parameters'] / 1e6:.2f}M | {steps} |")
+        bleu = f"{json.loads(found)['bleu']['value']:.2f}"
+        print(f"| {' | '.join([name, bleu, *describe(out / slug(name))])} |")
 
 
-def speed(rows: list[str], data: Path, out: Path) -> None:
+def read_log(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def describe(folder: Path) -> list[str]:
+    """Parameters and steps of a run."""
+    facts = json.loads((folder / "run.json").read_text())
+    return [f"{facts['parameters'] / 1e6:.2f}M", str(max(record["step"] for record in read_log(folder)))]
+
+
+def speed(rows: dict[str, list[str]], data: Path, out: Path, title: str) -> None:
     """Tokens a second, alone, in the second hundred of two hundred steps."""
-    print("\n| attention | target tokens/s |\n|---|---|")
+    print(f"\n| {title} | target tokens/s |\n|---|---|")
     for name in rows:
         folder = out / f"speed-{slug(name)}"
         few = ["--training.steps", "200", "--training.evaluate_every", "1000", "--training.save_every", "1000"]
         few += ["--training.log_every", "100", "--training.average", "0", "--data.valid_source", file(data, "valid.en")]
-        command = ["train", "translate", *flags(data), "--out", str(folder), *ROWS[name], *few]
+        command = ["train", "translate", *flags(data), "--out", str(folder), *rows[name], *few]
         subprocess.run([*REGARD, *command], check=True, capture_output=True)
-        records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+        records = read_log(folder)
         print(
             f"| {name} | {[part for part in records if part['event'] == 'step'][-1]['tokens_per_second']:,} |",
             flush=True,
@@ -130,22 +141,25 @@ def slug(name: str) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in name)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def run_rows(rows: dict[str, list[str]], titles: list[str], describe: Callable[[Path], list[str]], about: str) -> None:
+    """The program: trains rows, which are flags by name, and prints the table; `describe` fills it behind BLEU."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of the BPE text")
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--jobs", type=int, default=1, help="rows trained at a time (default: 1)")
     parser.add_argument("--minutes", type=float, default=1e6, help="stop all after so long; run again to go on")
-    parser.add_argument("--only", nargs="+", choices=ROWS, metavar="ROW", help="only these rows")
+    parser.add_argument("--only", nargs="+", choices=rows, metavar="ROW", help="only these rows")
     parser.add_argument("--speed", action="store_true", help="measure the training speed too")
+    parser.add_argument("--flags", default="", help="more flags of 'regard train', such as --training.steps 10")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    rows = arguments.only or list(ROWS)
+    more = arguments.flags.split()
+    rows = {name: given + more for name, given in rows.items() if name in (arguments.only or rows)}
     train(rows, arguments.data, arguments.out, arguments.jobs, arguments.minutes)
-    score(rows, arguments.data, arguments.out)
+    score(rows, arguments.data, arguments.out, titles, describe)
     if arguments.speed:
-        speed(rows, arguments.data, arguments.out)
+        speed(rows, arguments.data, arguments.out, titles[0])
 
 
 if __name__ == "__main__":
-    main()
+    run_rows(ROWS, ["attention", "BLEU", "parameters", "steps"], describe, __doc__)

@@ -19,6 +19,7 @@ from regard.data.batches import Batch, Batches, keep_short, padded, similar
 from regard.data.text import read_pairs
 from regard.data.tokenizer import EOS, Tokenizer
 from regard.decoding import DecodingConfig, Hypothesis, decode
+from regard.feedforward.base import active_parameters
 from regard.kernels.packed import pack_linears
 from regard.metrics.translation import Score, bleu, chrf, exact_match
 from regard.training import checkpoint
@@ -337,6 +338,7 @@ def train_translator(config: TranslateConfig, display: Display) -> State:
         "model": dataclasses.asdict(model_config),
         "longest": config.data.maximum_length,
         "parameters": sum(part.numel() for part in model.parameters()),
+        "active": active_parameters(model),
         "tokenizers": {name: checkpoint.digest(run.folder / name) for name in names},
         "data": corpus.facts,
     }
@@ -374,10 +376,12 @@ def _train(task: TranslationTask, corpus: Corpus, config: TranslateConfig, run: 
     if task.dropped:
         display.note(f"left out {task.dropped} pairs of more than {task.most} tokens")
     count = sum(part.numel() for part in translator.model.parameters())
+    active = active_parameters(translator.model)
+    of_them = "" if active == count else f", {active:,} of them active"
     display.note(
         f"{len(task.batches):,} pairs, {len(corpus.valid):,} to validate on; vocabulary {translator.source.size:,}"
         + (f" and {translator.target.size:,}" if translator.target is not translator.source else "")
-        + f"; {count:,} parameters on {translator.device}; {run.folder}"
+        + f"; {count:,} parameters{of_them} on {translator.device}; {run.folder}"
     )
     return train(task, config.training, run, display)
 

@@ -102,6 +102,15 @@ class FeedForward(nn.Module):
         return sum(part.numel() for part in self.parameters())
 
 
+def active_parameters(model: nn.Module) -> int:
+    """Parameters of a model that one token takes part in, its layers of experts counted as they say."""
+    idle = 0
+    for part in model.modules():
+        if isinstance(part, FeedForward):
+            idle += sum(parameter.numel() for parameter in part.parameters()) - part.active()
+    return sum(parameter.numel() for parameter in model.parameters()) - idle
+
+
 def activate(name: Activation, x: Tensor) -> Tensor:
     if name == "relu":
         return torch.relu(x)

@@ -1,5 +1,6 @@
 """Experts that choose their tokens."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -41,11 +42,13 @@ class Choice(FeedForward):
         sizes: Sizes,
         *,
         experts: Annotated[int, "how many"] = 8,
+        inner: Annotated[int | None, "width inside an expert (default: that of the model)"] = None,
         capacity: Annotated[float, "experts of a token, on average"] = 2.0,
         activation: Annotated[Activation, "inside the experts"] = "relu",
         gated: Annotated[bool, "gated experts, as in dense"] = False,
     ):
-        super().__init__(sizes)
+        super().__init__(sizes if inner is None else replace(sizes, inner=inner))
+        sizes = self.sizes
         if experts < 1 or not 0 < capacity <= experts:
             raise ValueError(
                 f"feedforward 'choice' needs a capacity above 0, at most the number of experts; got {capacity} and "

@@ -13,6 +13,7 @@ each expert was chosen for ("load") and of those dropped ("dropped").
 """
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -81,12 +82,13 @@ class Routed(FeedForward):
         *,
         experts: int,
         choices: int,
+        inner: int | None = None,
         capacity: float | None = None,
         activation: Activation = "relu",
         gated: bool = False,
         scaled: bool = False,
     ):
-        super().__init__(sizes)
+        super().__init__(sizes if inner is None else replace(sizes, inner=inner))
         if experts < choices or choices < 1:
             raise ValueError(
                 f"feedforward {self.facts.name!r} sends a token to {choices} experts: give at least as many experts, "
@@ -97,7 +99,7 @@ class Routed(FeedForward):
         self.experts, self.choices, self.capacity = experts, choices, capacity
         # small, so that at first all experts are about as likely
         self.router = nn.Parameter(torch.empty(experts, sizes.width).normal_(std=0.02))
-        self.networks = Networks(sizes, experts, activation, gated, scaled)
+        self.networks = Networks(self.sizes, experts, activation, gated, scaled)
 
     def route(self, x: Tensor, real: Tensor | None) -> Route:
         """Tokens [N, E], of which `real` are (None: all), to their experts; losses while training."""
