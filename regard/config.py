@@ -91,8 +91,10 @@ class ModelOptions:
     """of the decoder"""
     norm: Literal["post", "pre"] | None = None
     """where the layer norm stands: after the residual as in the paper, or before the sublayer"""
-    activation: Literal["relu", "gelu"] | None = None
-    """of the feed-forward layers"""
+    feedforward: str | list[str] | None = None
+    """spec of the feed-forward layers, or a list repeated over them, such as "dense(activation='gelu')" """
+    decoder_feedforward: str | list[str] | None = None
+    """spec of the decoder's feed-forward layers (default: as feedforward)"""
     bias: bool | None = None
     """of the projections of attention"""
     dropout: float | None = None

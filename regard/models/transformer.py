@@ -14,15 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attention.base import Memory, Out, Rows, Shape, pack, select, unpack
+from regard.feedforward.base import Sizes
 from regard.kernels.dropout import Dropout
-from regard.spec import ATTENTION, POSITIONS, Spec, over_layers, parse
+from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Spec, over_layers, parse, spec_list
 
 Specs = str | Sequence[str]
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What a model is made of. Each attention takes a spec, or a list of specs that is repeated over the layers."""
+    """What a model is made of. Attentions and feed-forward layers take a spec, or a list of specs that
+    is repeated over the layers."""
 
     kind: Literal["encoder", "decoder", "encoder-decoder"] = "encoder-decoder"
     vocabulary: int = 37000
@@ -38,7 +40,8 @@ class ModelConfig:
     cross_attention: Specs = "softmax"
     position: str = "sinusoidal"
     norm: Literal["post", "pre"] = "post"
-    activation: Literal["relu", "gelu"] = "relu"
+    feedforward: Specs = "dense"
+    decoder_feedforward: Specs | None = None  # None: as `feedforward`
     bias: bool = False  # of the projections of attention
     dropout: float = 0.1  # of the embeddings and of what each sublayer adds
     tied: bool = True  # the output layer is the embedding of the target
@@ -93,6 +96,7 @@ class Hidden(NamedTuple):
 
     x: Tensor
     loss: Tensor | None
+    statistics: dict[str, Tensor] | None = None  # of the layers, by name
 
 
 class Prediction(NamedTuple):
@@ -100,6 +104,7 @@ class Prediction(NamedTuple):
 
     logits: Tensor
     loss: Tensor | None
+    statistics: dict[str, Tensor] | None = None  # of the layers, by name
 
 
 class Block(nn.Module):
@@ -113,7 +118,9 @@ class Block(nn.Module):
         cross: Spec | str | None,
         role: Literal["self", "causal"] = "self",
         memory_width: int | None = None,
+        feedforward: Spec | str | None = None,
     ):
+        """`feedforward` None: the first that the config names."""
         super().__init__()
         sizes = {"width": config.width, "heads": config.heads, "kv_heads": config.kv_heads, "bias": config.bias}
         inside = POSITIONS.find(parse(config.position).name).facts.kind != "input"
@@ -122,15 +129,11 @@ class Block(nn.Module):
         look = Shape.of(role="cross", memory_width=memory_width, **sizes)
         self.attention = None if spec is None else ATTENTION.build(spec, own)
         self.cross = None if cross is None else ATTENTION.build(cross, look)
-        self.inner = nn.Linear(config.width, config.inner)
-        self.outer = nn.Linear(config.inner, config.width)
-        for linear in (self.inner, self.outer):
-            nn.init.xavier_uniform_(linear.weight)
-            nn.init.zeros_(linear.bias)
+        feedforward = spec_list(config.feedforward)[0] if feedforward is None else feedforward
+        self.feedforward = FEEDFORWARD.build(feedforward, Sizes(config.width, config.inner, role))
         sublayers = 1 + (spec is not None) + (cross is not None)
         self.norms = nn.ModuleList(nn.LayerNorm(config.width) for _ in range(sublayers))
         self.dropout = Dropout(config.dropout)
-        self.activation = {"relu": torch.relu, "gelu": F.gelu}[config.activation]
         self.pre = config.norm == "pre"
 
     def forward(
@@ -163,20 +166,32 @@ class Block(nn.Module):
             return self.cross.run(folded, Rows.full(folded), state=cross).y.reshape(x.shape)
 
         def feed(x: Tensor) -> Tensor:
-            return self.outer(self.activation(self.inner(x)))
+            outs.append(self.feedforward.run(x, rows))
+            return outs[-1].y
 
         sublayers = [attend] if self.attention is not None else []
         sublayers += [feed] if self.cross is None else [look, feed]
         for sublayer, norm in zip(sublayers, self.norms, strict=True):
             x = x + self.dropout(sublayer(norm(x))) if self.pre else norm(x + self.dropout(sublayer(x)))
-        out = outs[0] if outs else Out(None)
-        return Out(x, None if state is None else BlockState(out.state, cross), out.stream, out.loss)
+        out = outs[0] if self.attention is not None else Out(None)
+        losses = [part.loss for part in outs if part.loss is not None]
+        loss, statistics = sum(losses) if losses else None, outs[-1].statistics
+        return Out(x, None if state is None else BlockState(out.state, cross), out.stream, loss, statistics)
 
 
 class Stack(nn.Module):
     """The layers of an encoder or a decoder, with the embedding and the positions before them."""
 
-    def __init__(self, config: ModelConfig, vocabulary: int, layers: int, specs: Specs, cross: Specs | None):
+    def __init__(
+        self,
+        config: ModelConfig,
+        vocabulary: int,
+        layers: int,
+        specs: Specs,
+        cross: Specs | None,
+        feedforward: Specs | None = None,
+    ):
+        """`feedforward` None: as the config says."""
         super().__init__()
         role = "self" if cross is None and config.kind != "decoder" else "causal"
         self.embedding = nn.Embedding(vocabulary, config.width)
@@ -186,7 +201,11 @@ class Stack(nn.Module):
         self.position = POSITIONS.build(config.position, shape) if kind == "input" else None
         own = over_layers(specs, layers)
         crosses = [None] * layers if cross is None else over_layers(cross, layers)
-        self.blocks = nn.ModuleList(Block(config, *pair, role) for pair in zip(own, crosses, strict=True))
+        feeds = over_layers(config.feedforward if feedforward is None else feedforward, layers)
+        self.blocks = nn.ModuleList(
+            Block(config, spec, cross, role, feedforward=feed)
+            for spec, cross, feed in zip(own, crosses, feeds, strict=True)
+        )
         self.norm = nn.LayerNorm(config.width) if config.norm == "pre" else nn.Identity()
         self.dropout = Dropout(config.dropout)
         settle(self.blocks)
@@ -234,16 +253,23 @@ def through(
     outputs: list[Tensor] | None = None,
 ) -> Out:
     """One block after the other, with the second losses added up."""
-    after, losses, stream = [], [], None
+    outs, stream = [], None
     for block, state in zip(blocks, states or [None] * len(blocks), strict=True):
         out = block(x, rows, state=state, memory=memory, stream=stream, maps=maps)
         # a layer without a stream of its own lets it pass
         x, stream = out.y, stream if out.stream is None else out.stream
         if outputs is not None:
             outputs.append(x)
-        after.append(out.state)
-        losses += [] if out.loss is None else [out.loss]
-    return Out(x, tuple(after), stream, sum(losses) if losses else None)
+        outs.append(out)
+    loss, statistics = second({str(index): out for index, out in enumerate(outs)})
+    return Out(x, tuple(out.state for out in outs), stream, loss, statistics)
+
+
+def second(parts: dict[str, Out]) -> tuple[Tensor | None, dict[str, Tensor] | None]:
+    """The second losses of the parts added up, and their statistics as PART.NAME."""
+    losses = [part.loss for part in parts.values() if part.loss is not None]
+    found = {f"{part}.{name}": value for part, out in parts.items() for name, value in (out.statistics or {}).items()}
+    return sum(losses) if losses else None, found or None
 
 
 class Aligner(nn.Module):
@@ -294,7 +320,7 @@ class Transformer(nn.Module):
             specs = config.attention if config.decoder_attention is None else config.decoder_attention
             cross = config.cross_attention if config.kind == "encoder-decoder" else None
             vocabulary = config.target_vocabulary or config.vocabulary
-            self.decoder = Stack(config, vocabulary, decoder_layers, specs, cross)
+            self.decoder = Stack(config, vocabulary, decoder_layers, specs, cross, config.decoder_feedforward)
             if self.encoder is not None and config.target_vocabulary is None:
                 self.decoder.embedding = self.encoder.embedding
         embedding = (self.decoder or self.encoder).embedding
@@ -312,9 +338,9 @@ class Transformer(nn.Module):
         target_keep: Tensor | None = None,
     ) -> Prediction:
         """ids [B, S] (and [B, T]) -> logits at each position of the last of them."""
-        x, loss = self.hidden(tokens, target, keep=keep, target_keep=target_keep)
+        x, loss, statistics = self.hidden(tokens, target, keep=keep, target_keep=target_keep)
         logits, keep = self.output(x), keep if target is None else target_keep
-        return Prediction(logits if keep is None else unpack(logits, keep), loss)
+        return Prediction(logits if keep is None else unpack(logits, keep), loss, statistics)
 
     def hidden(
         self,
@@ -328,18 +354,18 @@ class Transformer(nn.Module):
         if (target is None) == (self.config.kind == "encoder-decoder"):
             wants = "needs source and target ids" if target is None else "takes one sequence of ids"
             raise ValueError(f"a model of kind {self.config.kind!r} {wants}")
-        loss, memory = None, None
+        outs, memory = {}, None
         if target is not None:
-            out, memory = self._encode(tokens, keep)
-            loss, tokens, keep = out.loss, target, target_keep
+            outs["encoder"], memory = self._encode(tokens, keep)
+            tokens, keep = target, target_keep
         packed, rows = _pack(tokens, keep)
         learns = self.aligner is not None and self.training
         outputs = [] if learns else None
-        out = (self.decoder or self.encoder)(packed, rows, memory=memory, outputs=outputs)
-        losses = [part for part in (loss, out.loss) if part is not None]
+        last = "encoder" if self.decoder is None else "decoder"
+        outs[last] = out = (self.decoder or self.encoder)(packed, rows, memory=memory, outputs=outputs)
         if learns:
-            losses.append(self.aligner(outputs[0], rows, memory, packed, self.output.weight))
-        return Hidden(out.y, sum(losses) if losses else None)
+            outs["aligner"] = Out(None, loss=self.aligner(outputs[0], rows, memory, packed, self.output.weight))
+        return Hidden(out.y, *second(outs))
 
     def maps(
         self,

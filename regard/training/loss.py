@@ -24,6 +24,7 @@ class Loss(NamedTuple):
     plain: Tensor  # -log p(token): what perplexity is made of
     tokens: Tensor  # how many
     second: Tensor | None = None  # the second losses of the layers, already a mean
+    statistics: dict[str, Tensor] | None = None  # of the layers, by name, without gradient
 
 
 def loss(model: nn.Module, batch: Any, smoothing: float = 0.0) -> Loss:
@@ -35,11 +36,11 @@ def loss(model: nn.Module, batch: Any, smoothing: float = 0.0) -> Loss:
     keeps = {"keep": batch.source_keep, "target_keep": batch.target_keep}
     target, keep = batch.target_out, batch.target_keep
     if not hasattr(model, "hidden"):
-        logits, second = model(batch.source, batch.target_in, **keeps)
+        logits, second, statistics = model(batch.source, batch.target_in, **keeps)
         real = target.flatten() if keep is None else target[keep]
         total, plain = smoothed(logits.flatten(0, 1) if keep is None else logits[keep], real, smoothing)
-        return Loss(total, plain, _count(target, keep), second)
-    x, second = model.hidden(batch.source, batch.target_in, **keeps)
+        return Loss(total, plain, _count(target, keep), second, statistics)
+    x, second, statistics = model.hidden(batch.source, batch.target_in, **keeps)
     x, target, ignores = x.flatten(0, 1), target.flatten(), False
     if keep is not None:
         packed, rows = pack(batch.target_out[..., None], keep)
@@ -51,7 +52,7 @@ def loss(model: nn.Module, batch: Any, smoothing: float = 0.0) -> Loss:
         else:
             x, target = x[real], target[real]
     total, plain = projected(x, model.output.weight, target, smoothing, model.output.bias, ignores=ignores)
-    return Loss(total, plain, _count(batch.target_out, keep), second)
+    return Loss(total, plain, _count(batch.target_out, keep), second, statistics)
 
 
 def smoothed(logits: Tensor, target: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
