@@ -91,6 +91,8 @@ class ModelOptions:
     """of the decoder"""
     norm: Literal["post", "pre"] | None = None
     """where the layer norm stands: after the residual as in the paper, or before the sublayer"""
+    reversible: bool | None = None
+    """layers that are undone in the backward pass, so that their number costs no memory; with norm pre"""
     activation: Literal["relu", "gelu"] | None = None
     """of the feed-forward layers"""
     bias: bool | None = None

@@ -156,10 +156,12 @@ class Rows(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What cross-attention reads: [B, S, E] and how many of each row are real (None: all)."""
+    """What cross-attention reads: [B, S, E] and how many of each row are real (None: all); and the stream of the layers
+    it comes from."""
 
     x: Tensor
     count: Tensor | None
+    stream: Tensor | None = None
 
 
 class Mask(NamedTuple):
