@@ -95,6 +95,8 @@ class ModelOptions:
     """spec of the feed-forward layers, or a list repeated over them, such as "dense(activation='gelu')" """
     decoder_feedforward: str | list[str] | None = None
     """spec of the decoder's feed-forward layers (default: as feedforward)"""
+    reversible: bool | None = None
+    """layers that are undone in the backward pass, so that their number costs no memory; with norm pre"""
     bias: bool | None = None
     """of the projections of attention"""
     dropout: float | None = None
