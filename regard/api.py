@@ -1,6 +1,7 @@
 """The public entry points: spec strings in, layers and tensors out."""
 
 import functools
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ def attention(
     head_width: int | None = None,
     memory_width: int | None = None,
     out_width: int | None = None,
-    bias: bool = False,
+    bias: bool | Literal["inputs"] = False,
     position: str | None = None,
 ) -> Attention:
     """A layer [B, T, width] -> [B, T, out_width].

@@ -83,6 +83,8 @@ class ModelOptions:
     """of each attention"""
     kv_heads: int | None = None
     """key and value heads, fewer than heads to share them"""
+    head_width: int | None = None
+    """of each head (default: width / heads)"""
     inner: int | None = None
     """width inside the feed-forward layers"""
     layers: int | None = None
@@ -90,15 +92,29 @@ class ModelOptions:
     decoder_layers: int | None = None
     """of the decoder"""
     norm: Literal["post", "pre"] | None = None
-    """where the layer norm stands: after the residual as in the paper, or before the sublayer"""
+    """where the norm stands: after the residual as in the paper, or before the sublayer"""
+    norm_kind: Literal["layer", "rms"] | None = None
+    """layer norm, or the root mean square alone (RMSNorm)"""
+    norm_epsilon: float | None = None
+    """added to the variance in each norm"""
+    final_norm: bool | None = None
+    """one more norm after the last layer (default: where norm is pre)"""
     activation: Literal["relu", "gelu"] | None = None
     """of the feed-forward layers"""
-    bias: bool | None = None
-    """of the projections of attention"""
+    bias: bool | Literal["inputs"] | None = None
+    """of the projections of attention; inputs: of queries, keys and values only"""
+    scaled_embedding: bool | None = None
+    """token vectors times the root of their width, as in the paper"""
+    normed_embedding: bool | None = None
+    """a norm over the sum of token vectors and positions, as in BERT"""
     dropout: float | None = None
     """of the embeddings and of what each sublayer adds"""
     tied: bool | None = None
     """the output layer is the embedding of the target"""
+    head: Literal["linear", "transform"] | None = None
+    """transform: a dense layer, GELU and a norm before the output layer, as in BERT"""
+    head_bias: bool | None = None
+    """a number for each token, added to its logit"""
     aligner: str | None = None
     """spec of one more attention that learns word alignments beside the translation, such as softmax"""
     input_feeding: bool | None = None
