@@ -81,8 +81,8 @@ class StackOptions:
     """how many"""
     norm: Literal["post", "pre"] | None = None
     """where the layer norm stands: after the residual as in the paper, or before the sublayer"""
-    activation: Literal["relu", "gelu"] | None = None
-    """of the feed-forward layers"""
+    feedforward: str | list[str] | None = None
+    """spec of the feed-forward layers, or a list repeated over them, such as "dense(activation='gelu')" """
     bias: bool | None = None
     """of the projections of attention"""
     dropout: float | None = None
@@ -129,6 +129,8 @@ class ModelOptions(StackOptions):
     """of the encoder, and of the decoder unless decoder_layers says otherwise"""
     decoder_layers: int | None = None
     """of the decoder"""
+    decoder_feedforward: str | list[str] | None = None
+    """spec of the decoder's feed-forward layers (default: as feedforward)"""
     aligner: str | None = None
     """spec of one more attention that learns word alignments beside the translation, such as softmax"""
     input_feeding: bool | None = None

@@ -295,7 +295,7 @@ def test_R5_a_full_disk_ends_in_words(tmp_path, monkeypatch, capsys):
 def test_R8_what_is_not_finite_is_caught_in_the_same_step(tmp_path, monkeypatch, what):
     settings = config(tmp_path)
     original = loop.Loop._update
-    name = "decoder.blocks.0.inner.weight"
+    name = "decoder.blocks.0.feedforward.inner.weight"
 
     def poisoned(self):
         if self.state.step == 7:
