@@ -14,15 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attention.base import Memory, Out, Rows, Shape, pack, select, unpack
+from regard.feedforward.base import Sizes
 from regard.kernels.dropout import Dropout
-from regard.spec import ATTENTION, POSITIONS, Spec, over_layers, parse
+from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Spec, over_layers, parse, spec_list
 
 Specs = str | Sequence[str]
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What a model is made of. Each attention takes a spec, or a list of specs that is repeated over the layers."""
+    """What a model is made of. Attentions and feed-forward layers take a spec, or a list of specs that
+    is repeated over the layers."""
 
     kind: Literal["encoder", "decoder", "encoder-decoder"] = "encoder-decoder"
     vocabulary: int = 37000
@@ -42,16 +44,16 @@ class ModelConfig:
     norm_kind: Literal["layer", "rms"] = "layer"
     norm_epsilon: float = 1e-5
     final_norm: bool | None = None  # one more norm after the last layer; None: where norm is "pre"
-    activation: Literal["relu", "gelu"] = "relu"
+    feedforward: Specs = "dense"
+    decoder_feedforward: Specs | None = None  # None: as `feedforward`
     bias: bool | Literal["inputs"] = False  # of the projections of attention; "inputs": not of the one behind it
     scaled_embedding: bool = True  # token vectors times sqrt(width)
     normed_embedding: bool = False  # a norm over token vectors and positions, as in BERT
     segments: int = 0  # learnt vectors that tell the parts of a text apart, added to its token vectors
     dropout: float = 0.1  # of the embeddings and of what each sublayer adds
     tied: bool = True  # the output layer is the embedding of the target
-    head: Literal["linear", "transform", "none"] = (
-        "linear"  # "transform": dense, GELU and norm first; "none": no logits
-    )
+    # "transform": a dense layer, GELU and a norm before the output layer; "none": no logits
+    head: Literal["linear", "transform", "none"] = "linear"
     head_bias: bool = False  # a number for each token, added to its logit
     pooler: bool = False  # `pooled`: a dense layer and tanh over the first token, as in BERT
     aligner: str | None = None  # spec of one more attention from target to source, which learns word alignments
@@ -143,7 +145,9 @@ class Block(nn.Module):
         cross: Spec | str | None,
         role: Literal["self", "causal"] = "self",
         memory_width: int | None = None,
+        feedforward: Spec | str | None = None,
     ):
+        """`feedforward` None: the first that the config names."""
         super().__init__()
         sizes = {name: getattr(config, name) for name in ("width", "heads", "kv_heads", "head_width", "bias")}
         inside = POSITIONS.find(parse(config.position).name).facts.kind != "input"
@@ -152,15 +156,11 @@ class Block(nn.Module):
         look = Shape.of(role="cross", memory_width=memory_width, **sizes)
         self.attention = None if spec is None else ATTENTION.build(spec, own)
         self.cross = None if cross is None else ATTENTION.build(cross, look)
-        self.inner = nn.Linear(config.width, config.inner)
-        self.outer = nn.Linear(config.inner, config.width)
-        for linear in (self.inner, self.outer):
-            nn.init.xavier_uniform_(linear.weight)
-            nn.init.zeros_(linear.bias)
+        feedforward = spec_list(config.feedforward)[0] if feedforward is None else feedforward
+        self.feedforward = FEEDFORWARD.build(feedforward, Sizes(config.width, config.inner, role))
         sublayers = 1 + (spec is not None) + (cross is not None)
         self.norms = nn.ModuleList(normalization(config) for _ in range(sublayers))
         self.dropout = Dropout(config.dropout)
-        self.activation = {"relu": torch.relu, "gelu": F.gelu}[config.activation]
         self.pre = config.norm == "pre"
 
     def forward(
@@ -193,20 +193,33 @@ class Block(nn.Module):
             return self.cross.run(folded, Rows.full(folded), state=cross).y.reshape(x.shape)
 
         def feed(x: Tensor) -> Tensor:
-            return self.outer(self.activation(self.inner(x)))
+            outs.append(self.feedforward.run(x, rows))
+            return outs[-1].y
 
         sublayers = [attend] if self.attention is not None else []
         sublayers += [feed] if self.cross is None else [look, feed]
         for sublayer, norm in zip(sublayers, self.norms, strict=True):
             x = x + self.dropout(sublayer(norm(x))) if self.pre else norm(x + self.dropout(sublayer(x)))
-        out = outs[0] if outs else Out(None)
-        return Out(x, None if state is None else BlockState(out.state, cross), out.stream, out.loss)
+        out = outs[0] if self.attention is not None else Out(None)
+        losses = [out.loss for out in outs if out.loss is not None]
+        return Out(
+            x, None if state is None else BlockState(out.state, cross), out.stream, sum(losses) if losses else None
+        )
 
 
 class Stack(nn.Module):
     """The layers of an encoder or a decoder, with the embedding and the positions before them."""
 
-    def __init__(self, config: ModelConfig, vocabulary: int, layers: int, specs: Specs, cross: Specs | None):
+    def __init__(
+        self,
+        config: ModelConfig,
+        vocabulary: int,
+        layers: int,
+        specs: Specs,
+        cross: Specs | None,
+        feedforward: Specs | None = None,
+    ):
+        """`feedforward` None: as the config says."""
         super().__init__()
         role = "self" if cross is None and config.kind != "decoder" else "causal"
         self.embedding = nn.Embedding(vocabulary, config.width)
@@ -216,7 +229,11 @@ class Stack(nn.Module):
         self.position = POSITIONS.build(config.position, shape) if kind == "input" else None
         own = over_layers(specs, layers)
         crosses = [None] * layers if cross is None else over_layers(cross, layers)
-        self.blocks = nn.ModuleList(Block(config, *pair, role) for pair in zip(own, crosses, strict=True))
+        feeds = over_layers(config.feedforward if feedforward is None else feedforward, layers)
+        self.blocks = nn.ModuleList(
+            Block(config, spec, cross, role, feedforward=feed)
+            for spec, cross, feed in zip(own, crosses, feeds, strict=True)
+        )
         final = config.norm == "pre" if config.final_norm is None else config.final_norm
         self.norm = normalization(config) if final else nn.Identity()
         self.embedding_norm = normalization(config) if config.normed_embedding else nn.Identity()
@@ -346,7 +363,7 @@ class Transformer(nn.Module):
             specs = config.attention if config.decoder_attention is None else config.decoder_attention
             cross = config.cross_attention if config.kind == "encoder-decoder" else None
             vocabulary = config.target_vocabulary or config.vocabulary
-            self.decoder = Stack(config, vocabulary, decoder_layers, specs, cross)
+            self.decoder = Stack(config, vocabulary, decoder_layers, specs, cross, config.decoder_feedforward)
             if self.encoder is not None and config.target_vocabulary is None:
                 self.decoder.embedding = self.encoder.embedding
         embedding = (self.decoder or self.encoder).embedding
