@@ -5,8 +5,9 @@ which of our parameters each of its tensors holds (`links`). Both directions fol
 family if its config goes there and comes back the same.
 """
 
+import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -106,7 +107,7 @@ class Family:
     spare: tuple[str, ...] = ()  # patterns of tensors that have no part in what is computed here
 
     def config(self, values: Values, names: set[str]) -> ModelConfig:
-        """Ours, from their settings and the names of their tensors."""
+        """Ours, from their settings and the names of their tensors, as `links` gives them."""
         for name, value in self.only.items():
             if values.get(name) not in (value, None):
                 raise ValueError(f"{self.name} with {name}={values[name]!r} is not known here, only {name}={value!r}")
@@ -187,7 +188,7 @@ class Encoder(Family):
         return {
             "head": "transform" if has_head else "none",
             "head_bias": has_head,
-            "pooler": self.pooler is not None and f"{self.prefix}{self.pooler}.weight" in names,
+            "pooler": self.pooler is not None and f"{self.pooler}.weight" in names,
             "position": f"learned(longest={rows})",
             "feedforward": dense(values.get(self.activation, "gelu")),
         }
@@ -532,3 +533,131 @@ FAMILIES = (
         windows=True,
     ),
 )
+
+
+# which family a model of ours is of
+
+
+def find(model_type: Any) -> Family:
+    """The family of this `model_type`."""
+    for family in FAMILIES:
+        if family.name == model_type:
+            return family
+    raise ValueError(
+        f"models of type {model_type!r} are not known here; known: {', '.join(family.name for family in FAMILIES)}"
+    )
+
+
+def choose(config: ModelConfig, special: Values, name: str | None = None) -> Family:
+    """The family that a model of ours is of, or whether it is of the one named; else what keeps it from that."""
+    candidates = FAMILIES if name is None else [find(name)]
+    found = {family.name: differences(family, config, special) for family in candidates}
+    nearest = min(found, key=lambda name: len(found[name]))
+    if found[nearest]:
+        raise ValueError(
+            f"no published family computes what this model computes; {'nearest is ' if name is None else ''}"
+            f"{nearest}, which differs in: {'; '.join(found[nearest])}"
+        )
+    return find(nearest)
+
+
+def differences(family: Family, config: ModelConfig, special: Values) -> list[str]:
+    """What a model of ours would have to be to be of a family, in words; none: it is."""
+    try:
+        values = family.values(config, special)
+        names = {link.theirs for link in family.links(config, values)}
+        theirs = settled(family.config(values, names))
+    except ValueError as error:
+        return [str(error)]
+    ours = settled(config)
+    return [
+        f"{name} {_shown(theirs[name])} (here {_shown(ours[name])})"
+        for name in ours
+        if not _covers(theirs[name], ours[name], name)
+    ]
+
+
+def settled(config: ModelConfig) -> Values:
+    """All that decides what a model computes, with nothing left open: to be compared."""
+    both = config.kind == "encoder-decoder"
+    layers = config.layers if config.decoder_layers is None else config.decoder_layers
+    feeds = config.feedforward if config.decoder_feedforward is None else config.decoder_feedforward
+    attention = config.attention if config.decoder_attention is None else config.decoder_attention
+    found = {item.name: getattr(config, item.name) for item in fields(config)}
+    for name in ("dropout", "aligner"):
+        del found[name]
+    return found | {
+        "kv_heads": config.kv_heads or config.heads,
+        "head_width": config.head_width or config.width // config.heads,
+        "final_norm": config.norm == "pre" if config.final_norm is None else config.final_norm,
+        "position": filled(POSITIONS, config.position),
+        "attention": [filled(ATTENTION, spec) for spec in over_layers(config.attention, config.layers)],
+        "feedforward": [filled(FEEDFORWARD, spec) for spec in over_layers(config.feedforward, config.layers)],
+        "decoder_layers": layers if both else None,
+        "decoder_attention": [filled(ATTENTION, spec) for spec in over_layers(attention, layers)] if both else None,
+        "decoder_feedforward": [filled(FEEDFORWARD, spec) for spec in over_layers(feeds, layers)] if both else None,
+        "cross_attention": (
+            [filled(ATTENTION, spec) for spec in over_layers(config.cross_attention, layers)] if both else None
+        ),
+    }
+
+
+def filled(registry: Registry, spec: Spec | str) -> Spec:
+    """A spec with the options it leaves out."""
+    spec = parse(spec)
+    known = {option.name: option.default for option in registry.options(spec.name)}
+    return replace(spec, options=tuple(sorted((known | dict(spec.options)).items())))
+
+
+def _covers(theirs: Any, ours: Any, name: str) -> bool:
+    """Whether a setting of theirs can stand for ours: the same, or with biases that are then zero, or positions that
+    are only laid out otherwise (`relaid`)."""
+    if isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
+        return all(_covers(one, other, name) for one, other in zip(theirs, ours, strict=True))
+    if isinstance(theirs, Spec) and isinstance(ours, Spec):
+        one, other = dict(theirs.options), dict(ours.options)
+        if name == "position" and "layout" in one and "layout" in other:
+            other["layout"] = one["layout"]
+        if "bias" in one and "bias" in other:
+            other["bias"] |= one["bias"]
+        return (theirs.name, theirs.parts, one) == (ours.name, ours.parts, other)
+    if name in ("bias", "head_bias"):
+        return theirs is True or theirs == ours or ours is False
+    return theirs == ours
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(dict.fromkeys(map(str, value))) if isinstance(value, list) else str(value)
+
+
+# the same numbers in another order
+
+CHANNELS = (
+    (r"(encoder|decoder)\.embedding\.weight|output\.weight", 1),
+    (r".*\.project\.\w+\.weight|.*\.feedforward\.(inner|gate)\.weight", 1),
+    (r".*\.(attention|cross)\.output\.(weight|bias)|.*\.feedforward\.outer\.(weight|bias)", 0),
+    (r".*norms?\.(\d+\.)?(weight|bias)", 0),
+)
+
+
+def relaid(config: ModelConfig, tensors: Tensors, layout: str) -> Tensors:
+    """The parameters of the same model with its sinusoids or rotary pairs laid out otherwise. Sines and cosines stand
+    in channels of the token vectors, whose order means nothing as long as all layers agree on it; rotary pairs in
+    channels of queries and keys, likewise."""
+    spec = parse(config.position)
+    now = option(POSITIONS, spec, "layout")
+    if now in (None, layout):
+        return tensors
+    width = config.width if spec.name == "sinusoidal" else config.head_width or config.width // config.heads
+    order = torch.arange(width).view(-1, 2).mT.flatten() if layout == "halves" else torch.arange(width).view(2, -1)
+    order = order.mT.flatten() if layout == "interleaved" else order
+    found = {}
+    for name, tensor in tensors.items():
+        if spec.name == "sinusoidal":
+            axis = next((axis for pattern, axis in CHANNELS if re.fullmatch(pattern, name)), None)
+            found[name] = tensor if axis is None else tensor.index_select(axis, order)
+        elif re.fullmatch(r".*\.attention\.project\.[qk]\.(weight|bias)", name):
+            found[name] = tensor.unflatten(0, (-1, width)).index_select(1, order).flatten(0, 1)
+        else:
+            found[name] = tensor
+    return found
