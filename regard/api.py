@@ -1,14 +1,16 @@
 """The public entry points: spec strings in, layers and tensors out."""
 
 import functools
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from regard.attention.base import Attention, Facts, Heads, Memory, Role, Rows, Shape, pack, unpack
 from regard.attention.heads import MixedHeads
+from regard.feedforward.base import FeedForward, FeedForwardFacts, Sizes
 from regard.positions.base import Position, PositionFacts
-from regard.spec import ATTENTION, POSITIONS, REGISTRIES, Spec, parse
+from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, REGISTRIES, Spec, parse
 
 
 def attention(
@@ -52,6 +54,15 @@ def position(spec: str | Spec, *, width: int, heads: int = 1, role: Role = "self
     return POSITIONS.build(spec, Shape.of(width=width, heads=heads, role=role))
 
 
+def feedforward(spec: str | Spec, *, width: int, inner: int, role: Literal["self", "causal"] = "self") -> FeedForward:
+    """A feed-forward layer [B, T, width] -> [B, T, width], `inner` wide inside.
+
+    >>> layer = regard.feedforward("dense(activation='silu', gated=True)", width=512, inner=1408)
+    >>> y = layer(x, keep=keep)
+    """
+    return FEEDFORWARD.build(spec, Sizes(width, inner, role))
+
+
 def attend(
     spec: str | Spec, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None, causal: bool = False
 ) -> Tensor:
@@ -84,18 +95,20 @@ def attend(
 
 
 def names(kind: str = "attention") -> list[str]:
-    """The registered names of a kind: "attention" or "position"."""
+    """The registered names of a kind: "attention", "feedforward" or "position"."""
     return _registry(kind).names()
 
 
-def facts(spec: str | Spec, kind: str = "attention") -> Facts | PositionFacts:
+def facts(spec: str | Spec, kind: str = "attention") -> Facts | FeedForwardFacts | PositionFacts:
     """What a mechanism declares of itself, with the options of the spec."""
     registry = _registry(kind)
     spec = parse(spec)
     for role in registry.find(spec.name).facts.roles:
         try:
+            feeds = registry is FEEDFORWARD
+            shape = Sizes(8, 16, role) if feeds else Shape.of(width=8 * spec.heads, heads=spec.heads, role=role)
             with torch.device("meta"):
-                return registry.build(spec, Shape.of(width=8 * spec.heads, heads=spec.heads, role=role)).facts
+                return registry.build(spec, shape).facts
         except ValueError as error:
             refused = error
     raise refused

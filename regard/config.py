@@ -60,7 +60,55 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class ModelOptions:
+class StackOptions:
+    """A preset, and what to change in it: whatever is left out is as the preset says."""
+
+    preset: str = "tiny"
+    """the sizes to begin with"""
+    attention: str | list[str] | None = None
+    """spec of the attention, or a list repeated over the layers"""
+    position: str | None = None
+    """spec of the positions, such as sinusoidal, rotary, alibi"""
+    width: int | None = None
+    """of the vectors between layers"""
+    heads: int | None = None
+    """of each attention"""
+    kv_heads: int | None = None
+    """key and value heads, fewer than heads to share them"""
+    inner: int | None = None
+    """width inside the feed-forward layers"""
+    layers: int | None = None
+    """how many"""
+    norm: Literal["post", "pre"] | None = None
+    """where the layer norm stands: after the residual as in the paper, or before the sublayer"""
+    feedforward: str | list[str] | None = None
+    """spec of the feed-forward layers, or a list repeated over them, such as "dense(activation='gelu')" """
+    bias: bool | None = None
+    """of the projections of attention"""
+    dropout: float | None = None
+    """of the embeddings and of what each sublayer adds"""
+    tied: bool | None = None
+    """the output layer is the embedding of the tokens"""
+
+    def changes(self) -> dict[str, Any]:
+        """What is given beside the preset."""
+        given = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        return {name: value for name, value in given.items() if value is not None and name != "preset"}
+
+    def resized(self, presets: dict[str, dict[str, Any]], cls: type, **sizes: Any) -> Any:
+        """The config of a model: the preset, what is changed in it, and sizes that come from elsewhere."""
+        if self.preset not in presets:
+            raise ValueError(f"model.preset must be one of {', '.join(presets)}, got {self.preset!r}")
+        changes = self.changes()
+        fields = {item.name for item in dataclasses.fields(cls)}
+        foreign = [name for name in changes if name not in fields]
+        if foreign:
+            raise ValueError(f"preset {self.preset!r} has no model.{', model.'.join(foreign)}")
+        return cls(**presets[self.preset] | changes | sizes)
+
+
+@dataclass(frozen=True)
+class ModelOptions(StackOptions):
     """A preset, and what to change in it: whatever is left out is as the preset says."""
 
     preset: str = "tiny"
@@ -73,32 +121,16 @@ class ModelOptions:
     """spec of the attention from target to source (default: softmax)"""
     bottleneck: bool | None = None
     """lstm and gru: no attention, only the last state of the encoder is handed over"""
-    position: str | None = None
-    """spec of the positions, such as sinusoidal, rotary, alibi"""
     width: int | None = None
     """of the vectors between layers; of lstm and gru: of the embeddings"""
     hidden: int | None = None
     """lstm and gru: width of the state"""
-    heads: int | None = None
-    """of each attention"""
-    kv_heads: int | None = None
-    """key and value heads, fewer than heads to share them"""
-    inner: int | None = None
-    """width inside the feed-forward layers"""
     layers: int | None = None
     """of the encoder, and of the decoder unless decoder_layers says otherwise"""
     decoder_layers: int | None = None
     """of the decoder"""
-    norm: Literal["post", "pre"] | None = None
-    """where the layer norm stands: after the residual as in the paper, or before the sublayer"""
-    activation: Literal["relu", "gelu"] | None = None
-    """of the feed-forward layers"""
-    bias: bool | None = None
-    """of the projections of attention"""
-    dropout: float | None = None
-    """of the embeddings and of what each sublayer adds"""
-    tied: bool | None = None
-    """the output layer is the embedding of the target"""
+    decoder_feedforward: str | list[str] | None = None
+    """spec of the decoder's feed-forward layers (default: as feedforward)"""
     aligner: str | None = None
     """spec of one more attention that learns word alignments beside the translation, such as softmax"""
     input_feeding: bool | None = None
@@ -106,24 +138,17 @@ class ModelOptions:
 
     def resolve(self, vocabulary: int, target_vocabulary: int | None) -> ModelConfig | RecurrentConfig:
         """The config of the model, for these vocabularies (None: the target shares the source's)."""
-        known = PRESETS | RECURRENT_PRESETS
-        if self.preset not in known:
-            raise ValueError(f"model.preset must be one of {', '.join(known)}, got {self.preset!r}")
-        cls = ModelConfig if self.preset in PRESETS else RecurrentConfig
-        changes = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
-        changes = {name: value for name, value in changes.items() if value is not None and name != "preset"}
-        if changes.pop("bottleneck", False):
+        options, cls = self, RecurrentConfig if self.preset in RECURRENT_PRESETS else ModelConfig
+        sizes: dict[str, Any] = {"vocabulary": vocabulary, "target_vocabulary": target_vocabulary}
+        if self.bottleneck:
             if cls is ModelConfig:
                 raise ValueError(f"model.bottleneck is for {' and '.join(RECURRENT_PRESETS)}, not {self.preset!r}")
-            if "attention" in changes:
+            if self.attention is not None:
                 raise ValueError("model.bottleneck means no attention: leave model.attention out")
-            changes["attention"] = None
-        fields = {item.name for item in dataclasses.fields(cls)}
-        foreign = [name for name in changes if name not in fields]
-        if foreign:
-            raise ValueError(f"preset {self.preset!r} has no model.{', model.'.join(foreign)}")
-        sizes = {"vocabulary": vocabulary, "target_vocabulary": target_vocabulary}
-        return cls(**known[self.preset] | changes | sizes)
+            sizes["attention"] = None
+        if self.bottleneck is not None:
+            options = dataclasses.replace(self, bottleneck=None)
+        return options.resized(PRESETS | RECURRENT_PRESETS, cls, **sizes)
 
 
 @dataclass(frozen=True)
@@ -164,10 +189,10 @@ class TrainingConfig:
     """updates between checkpoints (default: as evaluate_every)"""
     log_every: int = 50
     """updates between lines of the log"""
-    metric: Literal["bleu", "chrf", "exact", "loss"] = "bleu"
-    """of the validation: what makes a checkpoint the best, and what patience and goal look at"""
+    metric: str = "bleu"
+    """of the validation, such as loss or bleu: what makes a checkpoint the best, and what patience and goal look at"""
     beam: int = 1
-    """beam of the validation"""
+    """translate: beam of the validation"""
     patience: int | None = None
     """stop after so many evaluations without a better one"""
     goal: float | None = None

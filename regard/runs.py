@@ -10,51 +10,37 @@ from typing import Any
 
 Verb = Callable[[str, Any, str, list[str]], argparse.ArgumentParser]
 
-TASKS = {
-    "translate": (
-        "A translator from pairs of sentences: Transformer or recurrent, with any attention.",
-        (
-            "regard train translate --data.generated 20000 --model.preset tiny --training.steps 2000",
-            "regard train translate --data.source a.en --data.target a.de --out runs/a --model.attention performer",
-            "regard train translate --data.source pairs.tsv --model.attention '[\"local(window=16)\", softmax]'",
-            "regard train translate --config runs/a/config.yaml --out runs/b --training.seed 2",
-            "regard train translate --model.preset lstm --model.attention additive --data.generated 20000",
-        ),
-    )
-}
-
 
 def train(argv: list[str]) -> int:
     """regard train TASK --config FILE --section.key value ..."""
+    from regard import task as tasks
+    from regard.config import parse
+    from regard.training.display import Display
+
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: regard train TASK [--config FILE] [--section.key VALUE ...]\n\ntasks:")
-        for name, (about, examples) in TASKS.items():
-            print(f"  {name:<12} {about}\n\nexamples:\n  " + "\n  ".join(examples))
-        print("\nAll keys of a task: regard train translate --help")
+        for task in map(tasks.find, tasks.TASKS):
+            print(f"  {task.name:<12} {task.about}")
+        print("\nexamples:\n  " + "\n  ".join(tasks.find(name).examples[0] for name in tasks.TASKS))
+        print("\nAll keys of a task: " + ", ".join(f"regard train {name} --help" for name in tasks.TASKS))
         return 0
-    if argv[0] not in TASKS:
-        raise ValueError(f"no task {argv[0]!r}; known: {', '.join(TASKS)}")
-    from regard.config import TranslateConfig, parse
-    from regard.training.display import Display
-    from regard.translation import train_translator
-
-    about, examples = TASKS[argv[0]]
-    description = f"{about}\n\nexamples:\n  " + "\n  ".join(examples)
-    config = parse(TranslateConfig, argv[1:], f"regard train {argv[0]}", description)
+    task = tasks.find(argv[0])
+    description = f"{task.about}\n\nexamples:\n  " + "\n  ".join(task.examples)
+    config = parse(task.config, argv[1:], f"regard train {task.name}", description)
     events = Path(config.out) / "tensorboard" if config.training.tensorboard else None
-    return _finish(lambda: train_translator(config, Display(tensorboard=events)), config.out)
+    return _finish(lambda: tasks.train(task, config, Display(tensorboard=events)), config.out)
 
 
 def resume(arguments: argparse.Namespace) -> int:
     """regard resume"""
+    from regard import task as tasks
     from regard.training.display import Display
     from regard.training.run import Run
-    from regard.translation import read_config, resume_translator
 
     run = Run.open(arguments.run)
-    events = run.folder / "tensorboard" if read_config(run).training.tensorboard else None
+    events = run.folder / "tensorboard" if tasks.read_config(run).training.tensorboard else None
     display = Display(tensorboard=events)
-    return _finish(lambda: resume_translator(arguments.run, display, arguments.steps), arguments.run)
+    return _finish(lambda: tasks.resume(arguments.run, display, arguments.steps), arguments.run)
 
 
 def _finish(work: Callable[[], Any], run: str) -> int:
@@ -70,8 +56,16 @@ def _finish(work: Callable[[], Any], run: str) -> int:
         print(f"regard: {error}", file=sys.stderr)
         return 1
     best = f"; best at step {state.best_step}: {state.best:.4g}" if state.best is not None else ""
-    print(f"done after {state.step} steps{best}; translate with: regard translate {run}", file=sys.stderr)
+    print(f"done after {state.step} steps{best}; {_use(run)}", file=sys.stderr)
     return 0
+
+
+def _use(run: str) -> str:
+    """What to do with a run."""
+    from regard import task as tasks
+    from regard.training.run import Run
+
+    return tasks.of(Run.open(run)).use.format(run=run)
 
 
 def translate(arguments: argparse.Namespace) -> None:
@@ -115,7 +109,20 @@ def _links(translator: Any, pairs: list[tuple[str, str]]) -> list[str]:
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    """regard evaluate"""
+    """regard evaluate: the function of the run's task, after the flags of other tasks are refused"""
+    from regard import task as tasks
+    from regard.training.run import Run
+
+    name = tasks.of(Run.open(arguments.run)).name
+    for other, flags in arguments.flags.items():
+        for flag in flags:
+            if other != name and getattr(arguments, flag.dest) != flag.default:
+                raise ValueError(f"{flag.option_strings[0]} is for runs of {other!r}; {arguments.run} is of {name!r}")
+    EVALUATIONS[name](arguments)
+
+
+def evaluate_translator(arguments: argparse.Namespace) -> None:
+    """BLEU, chrF, exact match, loss"""
     import math
 
     from regard.translation import Translator
@@ -137,6 +144,9 @@ def evaluate(arguments: argparse.Namespace) -> None:
     for score in scores.values():
         print(score.text)
     print(f"loss = {loss:.4f} a token, perplexity = {math.exp(min(loss, 50.0)):.2f}")
+
+
+EVALUATIONS = {"translate": evaluate_translator}
 
 
 def align_pairs(arguments: argparse.Namespace) -> None:
@@ -221,14 +231,15 @@ def demo(console: Any, folder: Path) -> None:
     from regard import demo as show
     from regard import draw as pictures
     from regard.alignment import align
+    from regard.task import train
     from regard.training.display import Display
-    from regard.translation import Translator, read_valid, train_translator
+    from regard.translation import Task, Translator, read_valid
 
     console.print(
         "\nA translator of numbers, dates, times and amounts, trained now on sentences made up here\n", style="bold"
     )
     config = show.small_translator(folder / "translator")
-    train_translator(config, Display())
+    train(Task, config, Display())
     translator = Translator.load(config.out)
     pairs = read_valid(config.out)
     best = [found[0].text for found in translator.translate(source for source, _ in pairs)]
@@ -254,11 +265,11 @@ def demo(console: Any, folder: Path) -> None:
 
 def compact(arguments: argparse.Namespace) -> None:
     """regard compact"""
-    from regard.translation import compact_run
+    from regard.task import compact_run
 
     path = compact_run(arguments.run, arguments.out, arguments.checkpoint)
     size = sum(file.stat().st_size for file in path.iterdir())
-    print(f"{arguments.out}: {size / 1e6:.1f} MB of weights; translate with: regard translate {arguments.out}")
+    print(f"{arguments.out}: {size / 1e6:.1f} MB of weights; {_use(arguments.out)}")
 
 
 def add_verbs(verb: Verb) -> None:
@@ -266,7 +277,7 @@ def add_verbs(verb: Verb) -> None:
     verb(
         "train",
         None,
-        "train a model on your own data: regard train translate --help",
+        "train a model on your own data: regard train --help",
         [
             "regard train translate --data.source a.en --data.target a.de --model.attention performer",
             "regard train translate --help",
@@ -294,6 +305,7 @@ def add_verbs(verb: Verb) -> None:
     )
     added.add_argument("run", metavar="RUN", nargs="?", help="a run folder (default: the model that comes with Regard)")
     added.add_argument("--input", default="-", help="a file instead of standard input; .gz and .xz too")
+    _add_model(added)
     _add_decoding(added)
     added.add_argument("--nbest", type=int, help="so many translations a line, each behind its line number and a tab")
     added.add_argument("--scores", action="store_true", help="add a column: log probability over the length penalty")
@@ -307,18 +319,25 @@ def add_verbs(verb: Verb) -> None:
     added = verb(
         "evaluate",
         evaluate,
-        "BLEU and chrF with their sacreBLEU signatures, exact match, loss and perplexity",
+        "how good a model is, in the measures of its task",
         [
             "regard evaluate runs/translate",
             "regard evaluate runs/translate --source test.en --target test.de --beam 5 --out test.out",
         ],
     )
     added.add_argument("run", metavar="RUN", help="a run folder")
-    added.add_argument("--source", help="file of source sentences, or a TSV of pairs (default: the run's validation)")
-    added.add_argument("--target", help="file of references")
-    added.add_argument("--out", help="write the translations to this file")
     added.add_argument("--json", action="store_true", help="one JSON object")
-    _add_decoding(added)
+    _add_model(added)
+    group = added.add_argument_group("translate", "BLEU and chrF with their sacreBLEU signatures, exact match, loss")
+    flags = {
+        "translate": [
+            group.add_argument("--source", help="source sentences, or a TSV of pairs (default: the run's validation)"),
+            group.add_argument("--target", help="file of references"),
+            group.add_argument("--out", help="write the translations to this file"),
+            *_add_decoding(group),
+        ]
+    }
+    added.set_defaults(flags=flags)
 
     added = verb(
         "align",
@@ -354,7 +373,7 @@ def add_verbs(verb: Verb) -> None:
     added = verb(
         "average",
         average,
-        "average the newest checkpoints of a run into one, which translate then uses",
+        "average the newest checkpoints of a run into one, which is then used",
         ["regard average runs/translate --last 5"],
     )
     added.add_argument("run", metavar="RUN", help="a run folder")
@@ -376,12 +395,13 @@ def _add_model(added: argparse.ArgumentParser) -> None:
     added.add_argument("--device", default="auto", help="cpu, cuda ... (default: a GPU where there is one)")
 
 
-def _add_decoding(added: argparse.ArgumentParser) -> None:
-    _add_model(added)
-    added.add_argument("--beam", type=int, default=5, help="hypotheses followed at a time; 1 is greedy (default: 5)")
-    added.add_argument("--penalty", type=float, default=1.0, help="alpha of the GNMT length penalty (default: 1)")
-    added.add_argument("--minimum", type=int, default=1, help="fewest tokens (default: 1)")
-    added.add_argument("--maximum", type=int, help="most tokens (default: 1.5 times the source, and 10)")
+def _add_decoding(added: Any) -> list[argparse.Action]:
+    return [
+        added.add_argument("--beam", type=int, default=5, help="hypotheses followed at a time; 1: greedy (default: 5)"),
+        added.add_argument("--penalty", type=float, default=1.0, help="alpha of the GNMT length penalty (default: 1)"),
+        added.add_argument("--minimum", type=int, default=1, help="fewest tokens (default: 1)"),
+        added.add_argument("--maximum", type=int, help="most tokens (default: 1.5 times the source, and 10)"),
+    ]
 
 
 def _decoding(arguments: argparse.Namespace) -> Any:

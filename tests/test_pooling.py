@@ -104,7 +104,7 @@ def test_classifier(spec):
 @pytest.mark.parametrize("pooling", ["mean", "first", "pma"])
 @pytest.mark.parametrize("norms", ["pre", "post"])
 def test_classifier_reference(pooling, norms):
-    model = classifier(pooling=pooling, norm=norms, activation="relu")
+    model = classifier(pooling=pooling, norm=norms, feedforward="dense")
     tokens, answer = ids(B=2, T=6), model.answer
     for row, logits in zip(tokens, model(tokens).logits, strict=True):
         x = embedded(model.encoder.embedding, model.encoder.position, row)
@@ -120,7 +120,7 @@ def test_classifier_reference(pooling, norms):
 
 def test_a_set_transformer_reads_a_set():
     """Without positions, no order of the tokens changes the answer."""
-    model = classifier(attention="set(points=4)", pooling="pma", position="none", norm="post", activation="relu")
+    model = classifier(attention="set(points=4)", pooling="pma", position="none", norm="post", feedforward="dense")
     assert_close(model(ids()).logits, model(ids().flip(1)).logits)
 
 
@@ -150,8 +150,8 @@ def test_pma_is_that_of_pytorch_geometric(padded):
             mine.cross.project[name].weight.copy_(weight)
             mine.cross.project[name].bias.copy_(bias)
         mine.cross.output.load_state_dict(mab.attn.out_proj.state_dict())
-        mine.inner.load_state_dict(mab.lin.state_dict())
-        mine.outer.weight.copy_(torch.eye(WIDTH))
+        mine.feedforward.inner.load_state_dict(mab.lin.state_dict())
+        mine.feedforward.outer.weight.copy_(torch.eye(WIDTH))
         for layer, other in zip(mine.norms, (mab.layer_norm1, mab.layer_norm2), strict=True):
             layer.load_state_dict(other.state_dict())
     x = vectors(T=7)

@@ -229,6 +229,7 @@ class Out(NamedTuple):
     state: Any = None
     stream: Tensor | None = None
     loss: Tensor | None = None
+    statistics: dict[str, Tensor] | None = None  # what to log of it, by name
 
 
 class Attention(nn.Module):

@@ -61,15 +61,15 @@ class Funnel(nn.Module):
         super().__init__()
         self.config = config
         layer = config.layer()
-        specs = over_layers(config.attention, sum(config.layers))
+        specs, feeds = (over_layers(part, sum(config.layers)) for part in (config.attention, config.feedforward))
         first, *others = config.layers
-        self.first = Stack(layer, config.vocabulary, first, specs[:first], None)
+        self.first = Stack(layer, config.vocabulary, first, specs[:first], None, feeds[:first])
         # pre-norm layers are followed by one norm, behind the last of them
         self.first.norm = nn.Identity()
         self.blocks = nn.ModuleList()
         for count in others:
             done = first + sum(len(block) for block in self.blocks)
-            self.blocks.append(self._block(specs[done : done + count]))
+            self.blocks.append(self._block(specs[done : done + count], feeds[done : done + count]))
         self.decoder = nn.ModuleList()
         if config.classes is None and config.decoder_layers:
             self.decoder.extend(Block(layer, spec, None) for spec in over_layers(specs[:1], config.decoder_layers))
@@ -92,11 +92,12 @@ class Funnel(nn.Module):
         memory = Memory(self.norm(outs[-1].y), None if keep is None else short.count)
         return Prediction(self.answer(memory, keep), sum(losses) if losses else None)
 
-    def _block(self, specs: list[Spec]) -> nn.ModuleList:
+    def _block(self, specs: list[Spec], feeds: list[Spec]) -> nn.ModuleList:
         layer, entry = self.config.layer(), (specs[0], None)
         if self.config.queries_only:
             entry = (None, self.config.cross_attention)
-        block = nn.ModuleList(Block(layer, *pair) for pair in [entry, *((spec, None) for spec in specs[1:])])
+        pairs = [entry, *((spec, None) for spec in specs[1:])]
+        block = nn.ModuleList(Block(layer, *pair, feedforward=feed) for pair, feed in zip(pairs, feeds, strict=True))
         settle(block)
         return block
 

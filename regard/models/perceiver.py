@@ -108,7 +108,10 @@ class Perceiver(nn.Module):
             Reader(reading, config.cross_attention, config.width) for _ in range(2 if again else 1)
         )
         layer = config.layer(width=wide, position="none")
-        self.blocks = nn.ModuleList(Block(layer, spec, None) for spec in over_layers(config.attention, config.layers))
+        specs = (over_layers(part, config.layers) for part in (config.attention, config.feedforward))
+        self.blocks = nn.ModuleList(
+            Block(layer, spec, None, feedforward=feed) for spec, feed in zip(*specs, strict=True)
+        )
         settle(self.blocks)
         if config.classes is None:
             self.query = nn.Parameter(torch.empty(config.width).normal_(std=0.02))
@@ -158,7 +161,7 @@ class PerceiverARConfig:
     cross_attention: str = "softmax"  # from the latents to all tokens
     position: str = "sinusoidal"
     norm: Literal["post", "pre"] = "pre"
-    activation: Literal["relu", "gelu"] = "gelu"
+    feedforward: Specs = "dense(activation='gelu')"
     bias: bool = True  # of the projections of attention
     dropout: float = 0.1  # of the embeddings and of what each sublayer adds
     tied: bool = True  # the output layer is the embedding
@@ -212,7 +215,7 @@ class PerceiverAR(nn.Module):
     def __init__(self, config: PerceiverARConfig):
         super().__init__()
         self.config = config
-        names = ("vocabulary", "width", "heads", "kv_heads", "inner", "position", "norm", "activation", "bias")
+        names = ("vocabulary", "width", "heads", "kv_heads", "inner", "position", "norm", "feedforward", "bias")
         layer = ModelConfig(kind="decoder", dropout=config.dropout, **{name: getattr(config, name) for name in names})
         own = f"local(window={config.latents - 1})" if config.attention is None else config.attention
         specs = [parse(config.cross_attention), *over_layers(own, config.layers)]

@@ -29,7 +29,7 @@ class EncoderConfig:
     attention: Specs = "softmax"
     position: str = "sinusoidal"
     norm: Literal["post", "pre"] = "pre"
-    activation: Literal["relu", "gelu"] = "gelu"
+    feedforward: Specs = "dense(activation='gelu')"
     bias: bool = True  # of the projections of attention
     dropout: float = 0.1  # of the embeddings and of what each sublayer adds
     tied: bool = True  # without classes: the output layer is the embedding

@@ -109,13 +109,17 @@ class TokenLearner(nn.Module):
     def __init__(self, config: TokenLearnerConfig):
         super().__init__()
         self.config = config
-        specs, before = over_layers(config.attention, config.layers), config.before
-        self.first = Stack(config.layer(), config.vocabulary, before, specs[:before], None)
+        specs, feeds = (over_layers(part, config.layers) for part in (config.attention, config.feedforward))
+        before = config.before
+        self.first = Stack(config.layer(), config.vocabulary, before, specs[:before], None, feeds[:before])
         # pre-norm layers are followed by one norm, behind the last of them
         self.first.norm = nn.Identity()
         self.learner = Learner(config)
         unplaced = config.layer(position="none")
-        self.blocks = nn.ModuleList(Block(unplaced, spec, None) for spec in specs[before:])
+        self.blocks = nn.ModuleList(
+            Block(unplaced, spec, None, feedforward=feed)
+            for spec, feed in zip(specs[before:], feeds[before:], strict=True)
+        )
         settle(self.blocks)
         self.fuser = Fuser(config) if config.classes is None else None
         self.dropout = Dropout(config.dropout)

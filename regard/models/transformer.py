@@ -14,15 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attention.base import Memory, Out, Rows, Shape, pack, select, unpack
+from regard.feedforward.base import Sizes
 from regard.kernels.dropout import Dropout
-from regard.spec import ATTENTION, POSITIONS, Spec, over_layers, parse
+from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Spec, over_layers, parse, spec_list
 
 Specs = str | Sequence[str]
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What a model is made of. Each attention takes a spec, or a list of specs that is repeated over the layers."""
+    """What a model is made of. Attentions and feed-forward layers take a spec, or a list of specs that
+    is repeated over the layers."""
 
     kind: Literal["encoder", "decoder", "encoder-decoder"] = "encoder-decoder"
     vocabulary: int = 37000
@@ -38,7 +40,8 @@ class ModelConfig:
     cross_attention: Specs = "softmax"
     position: str = "sinusoidal"
     norm: Literal["post", "pre"] = "post"
-    activation: Literal["relu", "gelu"] = "relu"
+    feedforward: Specs = "dense"
+    decoder_feedforward: Specs | None = None  # None: as `feedforward`
     bias: bool = False  # of the projections of attention
     dropout: float = 0.1  # of the embeddings and of what each sublayer adds
     tied: bool = True  # the output layer is the embedding of the target
@@ -113,7 +116,9 @@ class Block(nn.Module):
         cross: Spec | str | None,
         role: Literal["self", "causal"] = "self",
         memory_width: int | None = None,
+        feedforward: Spec | str | None = None,
     ):
+        """`feedforward` None: the first that the config names."""
         super().__init__()
         sizes = {"width": config.width, "heads": config.heads, "kv_heads": config.kv_heads, "bias": config.bias}
         inside = POSITIONS.find(parse(config.position).name).facts.kind != "input"
@@ -122,15 +127,11 @@ class Block(nn.Module):
         look = Shape.of(role="cross", memory_width=memory_width, **sizes)
         self.attention = None if spec is None else ATTENTION.build(spec, own)
         self.cross = None if cross is None else ATTENTION.build(cross, look)
-        self.inner = nn.Linear(config.width, config.inner)
-        self.outer = nn.Linear(config.inner, config.width)
-        for linear in (self.inner, self.outer):
-            nn.init.xavier_uniform_(linear.weight)
-            nn.init.zeros_(linear.bias)
+        feedforward = spec_list(config.feedforward)[0] if feedforward is None else feedforward
+        self.feedforward = FEEDFORWARD.build(feedforward, Sizes(config.width, config.inner, role))
         sublayers = 1 + (spec is not None) + (cross is not None)
         self.norms = nn.ModuleList(nn.LayerNorm(config.width) for _ in range(sublayers))
         self.dropout = Dropout(config.dropout)
-        self.activation = {"relu": torch.relu, "gelu": F.gelu}[config.activation]
         self.pre = config.norm == "pre"
 
     def forward(
@@ -163,20 +164,33 @@ class Block(nn.Module):
             return self.cross.run(folded, Rows.full(folded), state=cross).y.reshape(x.shape)
 
         def feed(x: Tensor) -> Tensor:
-            return self.outer(self.activation(self.inner(x)))
+            outs.append(self.feedforward.run(x, rows))
+            return outs[-1].y
 
         sublayers = [attend] if self.attention is not None else []
         sublayers += [feed] if self.cross is None else [look, feed]
         for sublayer, norm in zip(sublayers, self.norms, strict=True):
             x = x + self.dropout(sublayer(norm(x))) if self.pre else norm(x + self.dropout(sublayer(x)))
-        out = outs[0] if outs else Out(None)
-        return Out(x, None if state is None else BlockState(out.state, cross), out.stream, out.loss)
+        out = outs[0] if self.attention is not None else Out(None)
+        losses = [out.loss for out in outs if out.loss is not None]
+        return Out(
+            x, None if state is None else BlockState(out.state, cross), out.stream, sum(losses) if losses else None
+        )
 
 
 class Stack(nn.Module):
     """The layers of an encoder or a decoder, with the embedding and the positions before them."""
 
-    def __init__(self, config: ModelConfig, vocabulary: int, layers: int, specs: Specs, cross: Specs | None):
+    def __init__(
+        self,
+        config: ModelConfig,
+        vocabulary: int,
+        layers: int,
+        specs: Specs,
+        cross: Specs | None,
+        feedforward: Specs | None = None,
+    ):
+        """`feedforward` None: as the config says."""
         super().__init__()
         role = "self" if cross is None and config.kind != "decoder" else "causal"
         self.embedding = nn.Embedding(vocabulary, config.width)
@@ -186,7 +200,11 @@ class Stack(nn.Module):
         self.position = POSITIONS.build(config.position, shape) if kind == "input" else None
         own = over_layers(specs, layers)
         crosses = [None] * layers if cross is None else over_layers(cross, layers)
-        self.blocks = nn.ModuleList(Block(config, *pair, role) for pair in zip(own, crosses, strict=True))
+        feeds = over_layers(config.feedforward if feedforward is None else feedforward, layers)
+        self.blocks = nn.ModuleList(
+            Block(config, spec, cross, role, feedforward=feed)
+            for spec, cross, feed in zip(own, crosses, feeds, strict=True)
+        )
         self.norm = nn.LayerNorm(config.width) if config.norm == "pre" else nn.Identity()
         self.dropout = Dropout(config.dropout)
         settle(self.blocks)
@@ -294,7 +312,7 @@ class Transformer(nn.Module):
             specs = config.attention if config.decoder_attention is None else config.decoder_attention
             cross = config.cross_attention if config.kind == "encoder-decoder" else None
             vocabulary = config.target_vocabulary or config.vocabulary
-            self.decoder = Stack(config, vocabulary, decoder_layers, specs, cross)
+            self.decoder = Stack(config, vocabulary, decoder_layers, specs, cross, config.decoder_feedforward)
             if self.encoder is not None and config.target_vocabulary is None:
                 self.decoder.embedding = self.encoder.embedding
         embedding = (self.decoder or self.encoder).embedding
