@@ -23,7 +23,7 @@ def attention(
     head_width: int | None = None,
     memory_width: int | None = None,
     out_width: int | None = None,
-    bias: bool = False,
+    bias: bool | Literal["inputs"] = False,
     position: str | None = None,
 ) -> Attention:
     """A layer [B, T, width] -> [B, T, out_width].

@@ -75,20 +75,36 @@ class StackOptions:
     """of each attention"""
     kv_heads: int | None = None
     """key and value heads, fewer than heads to share them"""
+    head_width: int | None = None
+    """of each head (default: width / heads)"""
     inner: int | None = None
     """width inside the feed-forward layers"""
     layers: int | None = None
     """how many"""
     norm: Literal["post", "pre"] | None = None
-    """where the layer norm stands: after the residual as in the paper, or before the sublayer"""
+    """where the norm stands: after the residual as in the paper, or before the sublayer"""
+    norm_kind: Literal["layer", "rms"] | None = None
+    """layer norm, or the root mean square alone (RMSNorm)"""
+    norm_epsilon: float | None = None
+    """added to the variance in each norm"""
+    final_norm: bool | None = None
+    """one more norm after the last layer (default: where norm is pre)"""
     feedforward: str | list[str] | None = None
     """spec of the feed-forward layers, or a list repeated over them, such as "dense(activation='gelu')" """
-    bias: bool | None = None
-    """of the projections of attention"""
+    bias: bool | Literal["inputs"] | None = None
+    """of the projections of attention; inputs: of queries, keys and values only"""
+    scaled_embedding: bool | None = None
+    """token vectors times the root of their width, as in the paper"""
+    normed_embedding: bool | None = None
+    """a norm over the sum of token vectors and positions, as in BERT"""
     dropout: float | None = None
     """of the embeddings and of what each sublayer adds"""
     tied: bool | None = None
     """the output layer is the embedding of the tokens"""
+    head: Literal["linear", "transform"] | None = None
+    """transform: a dense layer, GELU and a norm before the output layer, as in BERT"""
+    head_bias: bool | None = None
+    """a number for each token, added to its logit"""
 
     def changes(self) -> dict[str, Any]:
         """What is given beside the preset."""
