@@ -47,77 +47,63 @@ def keep_short(source_ids: Sequence[Sequence[int]], target_ids: Sequence[Sequenc
     return Short(source, target, index, len(source_ids) - len(index))
 
 
-class Batches:
-    """Every pair once an epoch, in batches of at most `tokens` padded tokens: rows times the length of the longest
-    source (with eos) or target (with bos or eos) in it, rounded up to a `multiple`, to which both sides are padded.
+class Plan:
+    """Which rows are in which batch: every row once an epoch, in batches of at most `tokens` padded tokens, rows times
+    the longest of them. `lengths` are what the rows take in a batch.
 
-    With `shuffle`, pairs of about equal length are put together anew in each epoch and the batches are shuffled;
-    without, they come from short to long.
+    With `shuffle`, rows of about equal length are put together anew in each epoch and the batches are shuffled;
+    without, they come from short to long. Among equal lengths, a smaller `finer`, from 0 to below 1, comes first.
     """
 
     def __init__(
         self,
-        source_ids: Sequence[Sequence[int]],
-        target_ids: Sequence[Sequence[int]],
+        lengths: np.ndarray,
         *,
         tokens: int,
         seed: int = 0,
         shuffle: bool = True,
-        multiple: int = 1,
+        finer: np.ndarray | None = None,
+        name: str = "text",
     ) -> None:
-        if len(source_ids) != len(target_ids):
-            raise ValueError(f"expected as many targets as sources, got {len(source_ids)} and {len(target_ids)}")
-        if len(source_ids) == 0:
-            raise ValueError("there is no pair to make batches of")
-        if seed < 0 or multiple < 1:
-            raise ValueError(f"seed must be at least 0 and multiple at least 1, got {seed} and {multiple}")
-        self.tokens, self.seed, self.shuffle, self.multiple = tokens, seed, shuffle, multiple
-        self.sources, self.targets = Ragged(source_ids), Ragged(target_ids)
-        # Of what a row takes in a batch: its tokens and one special one.
-        longest = np.maximum(self.sources.lengths, self.targets.lengths) + 1
-        self.lengths = -(-longest // multiple) * multiple
-        if (worst := self.lengths.max()) > tokens:
-            pair = int(self.lengths.argmax())
+        if len(lengths) == 0:
+            raise ValueError(f"there is no {name} to make batches of")
+        if seed < 0:
+            raise ValueError(f"seed must be at least 0, got {seed}")
+        if (worst := lengths.max()) > tokens:
+            row = int(lengths.argmax())
             raise ValueError(
-                f"pair {pair + 1} is too long: it takes {worst} tokens and a batch has at most {tokens}. "
-                "Allow more tokens in a batch or leave out long pairs"
+                f"{name} {row + 1} is too long: it takes {worst} tokens and a batch has at most {tokens}. "
+                f"Allow more tokens in a batch or leave out long {name}s"
             )
+        self.lengths, self.tokens, self.seed, self.shuffle, self.finer = lengths, tokens, seed, shuffle, finer
         self.planned: tuple[int, list[np.ndarray]] | None = None
 
     def __len__(self) -> int:
-        """How many pairs there are."""
+        """How many rows there are."""
         return len(self.lengths)
 
     def epoch(self, epoch: int) -> list[np.ndarray]:
-        """Which pairs each batch of an epoch has."""
+        """Which rows each batch of an epoch has."""
         if epoch < 0:
             raise ValueError(f"epochs are counted from 0, got {epoch}")
         if not self.shuffle:
             epoch = 0
         if self.planned is None or self.planned[0] != epoch:
-            self.planned = (epoch, self.plan(epoch))
+            self.planned = (epoch, self.draw(epoch))
         return self.planned[1]
 
-    def count(self, epoch: int) -> int:
-        """How many batches an epoch has; it differs a little from epoch to epoch."""
-        return len(self.epoch(epoch))
+    def rows(self, epoch: int, i: int) -> np.ndarray:
+        """Those of batch `i` of an epoch."""
+        parts = self.epoch(epoch)
+        if not 0 <= i < len(parts):
+            raise IndexError(f"epoch {epoch} has {len(parts)} batches, counted from 0, got {i}")
+        return parts[i]
 
-    def get(self, epoch: int, i: int) -> Batch:
-        """Batch `i` of an epoch."""
-        if not 0 <= i < self.count(epoch):
-            raise IndexError(f"epoch {epoch} has {self.count(epoch)} batches, counted from 0, got {i}")
-        index = self.epoch(epoch)[i]
-        source, source_keep = self.sources.padded(index, last=EOS, multiple=self.multiple)
-        target_out, target_keep = self.targets.padded(index, last=EOS, multiple=self.multiple)
-        target_in, _ = self.targets.padded(index, first=BOS, multiple=self.multiple)
-        return Batch(source, source_keep, target_in, target_out, target_keep, torch.from_numpy(index))
-
-    def plan(self, epoch: int) -> list[np.ndarray]:
+    def draw(self, epoch: int) -> list[np.ndarray]:
         # Only `random` is drawn and only stable sorts are used: numpy may change how it shuffles from one version to
         # the next.
         generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.seed, epoch])))
-        # Source lengths too, so that the shorter side is padded little.
-        key = self.lengths + self.sources.lengths / (self.sources.lengths.max() + 1)
+        key = self.lengths if self.finer is None else self.lengths + self.finer
         if self.shuffle:
             key = key + NOISE * generator.random(len(self))
         order = np.argsort(key, kind="stable")
@@ -137,6 +123,53 @@ class Batches:
             if start == len(lengths):
                 return cuts
             cuts.append(start)
+
+
+def rounded(lengths: np.ndarray, multiple: int) -> np.ndarray:
+    """Up to a multiple."""
+    if multiple < 1:
+        raise ValueError(f"multiple must be at least 1, got {multiple}")
+    return -(-lengths // multiple) * multiple
+
+
+class Batches:
+    """Batches of pairs by a `Plan`. A pair takes the longer of its source (with eos) and its target (with bos or eos),
+    rounded up to a `multiple`, to which both sides are padded."""
+
+    def __init__(
+        self,
+        source_ids: Sequence[Sequence[int]],
+        target_ids: Sequence[Sequence[int]],
+        *,
+        tokens: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        multiple: int = 1,
+    ) -> None:
+        if len(source_ids) != len(target_ids):
+            raise ValueError(f"expected as many targets as sources, got {len(source_ids)} and {len(target_ids)}")
+        self.sources, self.targets, self.multiple = Ragged(source_ids), Ragged(target_ids), multiple
+        # a pair takes its tokens and one special one
+        longest = rounded(np.maximum(self.sources.lengths, self.targets.lengths) + 1, multiple)
+        # source lengths too, so that the shorter side is padded little
+        finer = self.sources.lengths / (self.sources.lengths.max(initial=0) + 1)
+        self.plan = Plan(longest, tokens=tokens, seed=seed, shuffle=shuffle, finer=finer, name="pair")
+
+    def __len__(self) -> int:
+        """How many pairs there are."""
+        return len(self.plan)
+
+    def count(self, epoch: int) -> int:
+        """How many batches an epoch has; it differs a little from epoch to epoch."""
+        return len(self.plan.epoch(epoch))
+
+    def get(self, epoch: int, i: int) -> Batch:
+        """Batch `i` of an epoch."""
+        index = self.plan.rows(epoch, i)
+        source, source_keep = self.sources.padded(index, last=EOS, multiple=self.multiple)
+        target_out, target_keep = self.targets.padded(index, last=EOS, multiple=self.multiple)
+        target_in, _ = self.targets.padded(index, first=BOS, multiple=self.multiple)
+        return Batch(source, source_keep, target_in, target_out, target_keep, torch.from_numpy(index))
 
 
 def similar(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
@@ -170,9 +203,10 @@ class Ragged:
     def padded(
         self, index: np.ndarray, *, first: int | None = None, last: int | None = None, multiple: int = 1
     ) -> tuple[Tensor, Tensor | None]:
-        """Some rows with a token put before or after each, [B, T], and which tokens are real."""
+        """Some rows, perhaps with a token put before or after each, [B, T], and which tokens are real."""
         lengths, starts = self.lengths[index], self.starts[index]
-        width = -(-(int(lengths.max()) + 1) // multiple) * multiple
+        special = first is not None or last is not None
+        width = int(rounded(lengths.max() + special, multiple))
         places = np.arange(width)
         shift = first is not None
         own = (places >= shift) & (places < lengths[:, None] + shift)
@@ -182,5 +216,5 @@ class Ragged:
             table[:, 0] = first
         if last is not None:
             table[np.arange(len(index)), lengths] = last
-        keep = places <= lengths[:, None]
+        keep = places < lengths[:, None] + special
         return torch.from_numpy(table), None if keep.all() else torch.from_numpy(keep)
