@@ -1,6 +1,5 @@
 """Published models of each family, random and small: ours give their numbers, and they give ours."""
 
-
 import pytest
 import torch
 from torch.testing import assert_close
