@@ -78,20 +78,27 @@ def feedforward(spec: str | Spec, *, width: int, inner: int, role: Literal["self
 
 
 def attend(
-    spec: str | Spec, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None, causal: bool = False
+    spec: str | Spec,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keep: Tensor | None = None,
+    causal: bool = False,
+    cross: bool | None = None,
 ) -> Tensor:
     """Any mechanism without parameters of its own, as a function of q [B, H, T, D], k and v [B, G, S, D].
 
     `keep` [B, S] is True for real tokens. With T == S the queries are the keys' own tokens (role "self", or "causal");
-    with fewer queries and `causal` they are the last of them, as in decoding with a cache; otherwise the role is that
-    of cross-attention. Random features are drawn once and are the same in every call.
+    with fewer queries and `causal` they are the last of them, as in decoding with a cache; otherwise, or where `cross`
+    says so, the role is that of cross-attention. Random features are drawn once and are the same in every call.
 
     >>> y = regard.attend("local(window=256)", q, k, v, causal=True)
     """
-    _check_heads(q, k, v, keep, causal)
+    _check_heads(q, k, v, keep, causal, cross)
     _, H, T, D = q.shape
     S = k.shape[2]
-    role = "causal" if causal else "self" if T == S else "cross"
+    cross = T != S and not causal if cross is None else cross
+    role = "cross" if cross else "causal" if causal else "self"
     layer = _bare(str(parse(spec)), H, k.shape[1], D, role, q.dtype, q.device)
     if causal and T < S:
         if getattr(type(layer), "own", None) in (Cached.own, Tailed.own) and not getattr(layer, "front", 0):
@@ -188,7 +195,7 @@ def _leaves(layer: Attention) -> list[Attention]:
     return [leaf for part in layer.parts for leaf in _leaves(part)] if isinstance(layer, MixedHeads) else [layer]
 
 
-def _check_heads(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, causal: bool) -> None:
+def _check_heads(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, causal: bool, cross: bool | None) -> None:
     for name, part in (("q", q), ("k", k), ("v", v)):
         if not isinstance(part, Tensor) or part.dim() != 4:
             got = list(part.shape) if isinstance(part, Tensor) else type(part).__name__
@@ -202,6 +209,8 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, causal: b
             f"q [B, H, T, D] with k and v [B, G, S, D], G dividing H, expected; "
             f"got q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
         )
+    if cross is not None and ((causal and cross) or not (causal or cross or q.shape[2] == k.shape[2])):
+        raise ValueError(f"cross={cross} contradicts causal={causal} with {q.shape[2]} queries, {k.shape[2]} keys")
     if causal and q.shape[2] > k.shape[2]:
         raise ValueError(f"causal takes at most as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
     if keep is not None:

@@ -70,6 +70,18 @@ def test_attend_of_the_last_tokens(spec, padded):
         assert_close(regard.attend(spec, q[:, :, -T:], k, v, keep=keep, causal=True), whole[:, :, -T:])
 
 
+def test_attend_across_sequences_of_equal_length():
+    """Nothing but `cross` tells that the queries are not the keys' own: their padding is another."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 6, 2, 33, 4, dtype=torch.float64)
+    found = regard.attend("softmax", q, k, v, keep=holes(33), cross=True)
+    longer = regard.attend("softmax", torch.cat([q, q], 2), k, v, keep=holes(33))
+    assert_close(found, longer[:, :, :33])
+    for wrong in ({"causal": True, "cross": True}, {"cross": False}):
+        with pytest.raises(ValueError, match="contradicts"):
+            regard.attend("softmax", q[:, :, :5], k, v, **wrong)
+
+
 def test_attend_groups_heads():
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 4, 9, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
