@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.tokenizer import BOS, EOS, PAD
+from regard.data.tokenizer import BOS, EOS, PAD, SPECIAL, UNK
 
 NOISE = 1.0  # tokens: how far lengths are moved before sorting, so that pairs meet others in each epoch
 
@@ -170,6 +170,59 @@ class Batches:
         target_out, target_keep = self.targets.padded(index, last=EOS, multiple=self.multiple)
         target_in, _ = self.targets.padded(index, first=BOS, multiple=self.multiple)
         return Batch(source, source_keep, target_in, target_out, target_keep, torch.from_numpy(index))
+
+
+class Examples(NamedTuple):
+    """Texts with their classes as a model takes them, padded on the right; `keep` is None where nothing is."""
+
+    tokens: Tensor  # [B, T]
+    keep: Tensor | None
+    labels: Tensor  # [B], numbers of classes
+    index: Tensor  # [B], which texts
+
+    def to(self, device: torch.device | str) -> "Examples":
+        return Examples(*(None if part is None else part.to(device, non_blocking=True) for part in self))
+
+
+class LabelledBatches:
+    """Batches of texts with their classes, by a `Plan`. A share of `blanked` of the
+    tokens, special ones left alone, is replaced by the unknown one: a draw of seed, epoch and batch alone."""
+
+    def __init__(
+        self,
+        ids: Sequence[Sequence[int]],
+        labels: Sequence[int],
+        *,
+        tokens: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        multiple: int = 1,
+        blanked: float = 0.0,
+    ) -> None:
+        if len(ids) != len(labels):
+            raise ValueError(f"expected as many labels as texts, got {len(labels)} and {len(ids)}")
+        self.texts, self.labels = Ragged(ids), torch.tensor(labels)
+        self.multiple, self.blanked = multiple, blanked
+        self.plan = Plan(rounded(self.texts.lengths, multiple), tokens=tokens, seed=seed, shuffle=shuffle)
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    def count(self, epoch: int) -> int:
+        return len(self.plan.epoch(epoch))
+
+    def get(self, epoch: int, i: int) -> Examples:
+        index = self.plan.rows(epoch, i)
+        tokens, keep = self.texts.padded(index, multiple=self.multiple)
+        if self.blanked:
+            drawn = torch.from_numpy(drawing(self.plan.seed, epoch, i).random(tokens.shape)) < self.blanked
+            tokens = torch.where(drawn & (tokens >= len(SPECIAL)), UNK, tokens)
+        return Examples(tokens, keep, self.labels[index], torch.from_numpy(index))
+
+
+def drawing(seed: int, epoch: int, i: int) -> np.random.Generator:
+    """What is drawn for one batch. The plan of the epoch draws from [seed, epoch]."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch, i, 1])))
 
 
 def similar(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
