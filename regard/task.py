@@ -27,7 +27,7 @@ from regard.training.display import Display
 from regard.training.loop import State
 from regard.training.run import Run
 
-TASKS = {"translate": "regard.translation"}  # in which module
+TASKS = {"translate": "regard.translation", "language": "regard.language"}  # in which module
 
 
 class Data(Protocol):

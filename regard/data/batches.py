@@ -47,49 +47,27 @@ def keep_short(source_ids: Sequence[Sequence[int]], target_ids: Sequence[Sequenc
     return Short(source, target, index, len(source_ids) - len(index))
 
 
-class Batches:
-    """Every pair once an epoch, in batches of at most `tokens` padded tokens: rows times the length of the longest
-    source (with eos) or target (with bos or eos) in it, rounded up to a `multiple`, to which both sides are padded.
+class Planned:
+    """Every row once an epoch, in batches of at most `tokens` padded tokens: rows times the longest of `lengths`.
 
-    With `shuffle`, pairs of about equal length are put together anew in each epoch and the batches are shuffled;
-    without, they come from short to long.
+    With `shuffle`, rows of about equal length are put together anew in each epoch and the batches are shuffled;
+    without, they come from short to long. `key` tells rows of equal length apart, if it is below 1.
     """
 
     def __init__(
-        self,
-        source_ids: Sequence[Sequence[int]],
-        target_ids: Sequence[Sequence[int]],
-        *,
-        tokens: int,
-        seed: int = 0,
-        shuffle: bool = True,
-        multiple: int = 1,
+        self, lengths: np.ndarray, *, tokens: int, seed: int, shuffle: bool, key: np.ndarray | float = 0.0
     ) -> None:
-        if len(source_ids) != len(target_ids):
-            raise ValueError(f"expected as many targets as sources, got {len(source_ids)} and {len(target_ids)}")
-        if len(source_ids) == 0:
-            raise ValueError("there is no pair to make batches of")
-        if seed < 0 or multiple < 1:
-            raise ValueError(f"seed must be at least 0 and multiple at least 1, got {seed} and {multiple}")
-        self.tokens, self.seed, self.shuffle, self.multiple = tokens, seed, shuffle, multiple
-        self.sources, self.targets = Ragged(source_ids), Ragged(target_ids)
-        # Of what a row takes in a batch: its tokens and one special one.
-        longest = np.maximum(self.sources.lengths, self.targets.lengths) + 1
-        self.lengths = -(-longest // multiple) * multiple
-        if (worst := self.lengths.max()) > tokens:
-            pair = int(self.lengths.argmax())
-            raise ValueError(
-                f"pair {pair + 1} is too long: it takes {worst} tokens and a batch has at most {tokens}. "
-                "Allow more tokens in a batch or leave out long pairs"
-            )
+        if seed < 0:
+            raise ValueError(f"seed must be at least 0, got {seed}")
+        self.lengths, self.key, self.tokens, self.seed, self.shuffle = lengths, key, tokens, seed, shuffle
         self.planned: tuple[int, list[np.ndarray]] | None = None
 
     def __len__(self) -> int:
-        """How many pairs there are."""
+        """How many rows there are."""
         return len(self.lengths)
 
     def epoch(self, epoch: int) -> list[np.ndarray]:
-        """Which pairs each batch of an epoch has."""
+        """Which rows each batch of an epoch has."""
         if epoch < 0:
             raise ValueError(f"epochs are counted from 0, got {epoch}")
         if not self.shuffle:
@@ -102,22 +80,17 @@ class Batches:
         """How many batches an epoch has; it differs a little from epoch to epoch."""
         return len(self.epoch(epoch))
 
-    def get(self, epoch: int, i: int) -> Batch:
-        """Batch `i` of an epoch."""
+    def rows(self, epoch: int, i: int) -> np.ndarray:
+        """Which rows batch `i` of an epoch has."""
         if not 0 <= i < self.count(epoch):
             raise IndexError(f"epoch {epoch} has {self.count(epoch)} batches, counted from 0, got {i}")
-        index = self.epoch(epoch)[i]
-        source, source_keep = self.sources.padded(index, last=EOS, multiple=self.multiple)
-        target_out, target_keep = self.targets.padded(index, last=EOS, multiple=self.multiple)
-        target_in, _ = self.targets.padded(index, first=BOS, multiple=self.multiple)
-        return Batch(source, source_keep, target_in, target_out, target_keep, torch.from_numpy(index))
+        return self.epoch(epoch)[i]
 
     def plan(self, epoch: int) -> list[np.ndarray]:
         # Only `random` is drawn and only stable sorts are used: numpy may change how it shuffles from one version to
         # the next.
         generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.seed, epoch])))
-        # Source lengths too, so that the shorter side is padded little.
-        key = self.lengths + self.sources.lengths / (self.sources.lengths.max() + 1)
+        key = self.lengths + self.key
         if self.shuffle:
             key = key + NOISE * generator.random(len(self))
         order = np.argsort(key, kind="stable")
@@ -137,6 +110,49 @@ class Batches:
             if start == len(lengths):
                 return cuts
             cuts.append(start)
+
+
+class Batches(Planned):
+    """Every pair once an epoch. A pair is as long as its source (with eos) or target (with bos or eos), the longer of
+    the two, rounded up to a `multiple`, to which both sides are padded."""
+
+    def __init__(
+        self,
+        source_ids: Sequence[Sequence[int]],
+        target_ids: Sequence[Sequence[int]],
+        *,
+        tokens: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        multiple: int = 1,
+    ) -> None:
+        if len(source_ids) != len(target_ids):
+            raise ValueError(f"expected as many targets as sources, got {len(source_ids)} and {len(target_ids)}")
+        if len(source_ids) == 0:
+            raise ValueError("there is no pair to make batches of")
+        if multiple < 1:
+            raise ValueError(f"multiple must be at least 1, got {multiple}")
+        self.multiple = multiple
+        self.sources, self.targets = Ragged(source_ids), Ragged(target_ids)
+        # Of what a row takes in a batch: its tokens and one special one.
+        longest = np.maximum(self.sources.lengths, self.targets.lengths) + 1
+        lengths = -(-longest // multiple) * multiple
+        if (worst := lengths.max()) > tokens:
+            raise ValueError(
+                f"pair {int(lengths.argmax()) + 1} is too long: it takes {worst} tokens and a batch has at most "
+                f"{tokens}. Allow more tokens in a batch or leave out long pairs"
+            )
+        # Source lengths too, so that the shorter side is padded little.
+        key = self.sources.lengths / (self.sources.lengths.max() + 1)
+        super().__init__(lengths, tokens=tokens, seed=seed, shuffle=shuffle, key=key)
+
+    def get(self, epoch: int, i: int) -> Batch:
+        """Batch `i` of an epoch."""
+        index = self.rows(epoch, i)
+        source, source_keep = self.sources.padded(index, last=EOS, multiple=self.multiple)
+        target_out, target_keep = self.targets.padded(index, last=EOS, multiple=self.multiple)
+        target_in, _ = self.targets.padded(index, first=BOS, multiple=self.multiple)
+        return Batch(source, source_keep, target_in, target_out, target_keep, torch.from_numpy(index))
 
 
 def similar(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
