@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from regard import models, task
-from regard.config import ClassifyConfig, LabelledConfig
+from regard.config import ClassifyConfig, LabelledData
 from regard.data.batches import Examples, LabelledBatches, padded, similar
 from regard.data.labelled import Example, Labelled, class_names, class_numbers, read_labelled
 from regard.data.text import hold_out, shown
@@ -22,7 +22,7 @@ from regard.training.compact import expand
 from regard.training.loss import Loss, smoothed
 from regard.training.run import Run
 
-FILE = "tokens.json"  # of the tokenizer
+FILE = "tokenizer.json"
 TOKENS_AT_ONCE = {"cpu": 8192, "cuda": 65536}  # padded, in a batch that is classified
 SAMPLES = 3  # shown at each evaluation
 INITS = ("masked", "language")  # tasks whose runs a classifier can begin with
@@ -37,7 +37,7 @@ class Corpus(NamedTuple):
     facts: dict[str, Any]
 
 
-def read_corpus(config: LabelledConfig, seed: int) -> Corpus:
+def read_corpus(config: LabelledData, seed: int) -> Corpus:
     """The texts a config names. Without a validation file, some are held out."""
     if config.text is None:
         raise ValueError("training data: give data.text, a .csv, .tsv or .jsonl file, or texts beside data.labels")

@@ -270,12 +270,83 @@ class TranslateConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
     def __post_init__(self) -> None:
-        if not self.out.strip():
-            raise ValueError("out must name a folder for the run")
+        _named(self)
 
 
 @dataclass(frozen=True)
-class LabelledConfig:
+class LanguageData:
+    """Where the text comes from, and how it becomes tokens."""
+
+    text: str | list[str] | None = None
+    """file, folder (all files in it) or a list of them; plain, .gz or .xz, or - for standard input"""
+    valid: str | list[str] | None = None
+    """the same, to validate on; none: the last part of the text is held out"""
+    held_out: float = 0.1
+    """share of the characters that is held out where there is no validation file"""
+    documents: Literal["file", "line", "blank"] = "file"
+    """what one document is: a file, a line, or what blank lines separate; each ends in the end token"""
+    apart: bool = False
+    """true: a row of a batch is of one document, so attention never crosses into another; false: rows are cut from all
+    documents one after the other"""
+    skip_bad: bool = False
+    """leave out bad lines and count them, instead of stopping at the first"""
+    tokenizer: Literal["bpe", "characters", "bytes", "words"] = "bpe"
+    """bpe: learn byte pairs from the text; words: what spaces separate, and the ends of lines"""
+    vocabulary: int = 8000
+    """tokens to learn, at most (characters: all there are by default, bytes: always 260)"""
+    length: int = 256
+    """tokens that are read at a time, the longest context"""
+
+    def __post_init__(self) -> None:
+        _at_least(self, vocabulary=5, length=1)
+        if not 0 < self.held_out < 1:
+            raise ValueError(f"data.held_out must be above 0 and below 1, got {self.held_out}")
+        for name in ("text", "valid"):
+            value = getattr(self, name)
+            if value is not None and (not value or not all(value)):
+                raise ValueError(f"data.{name} must name at least one file or folder, got {value!r}")
+
+
+@dataclass(frozen=True)
+class LanguageOptions(StackOptions):
+    """A preset, and what to change in it: whatever is left out is as the preset says."""
+
+    preset: str = "gpt-nano"
+    """gpt-nano; gpt2, gpt2-medium, gpt2-large, gpt2-xl; modern, smollm2-135m: RMSNorm, SwiGLU, rotary, shared keys"""
+
+
+@dataclass(frozen=True)
+class LanguageConfig:
+    """A language model: its data, its model and its training."""
+
+    out: str = "runs/language"
+    """the run folder: config, tokenizer, checkpoints and log"""
+    data: LanguageData = field(default_factory=LanguageData)
+    model: LanguageOptions = field(default_factory=LanguageOptions)
+    training: TrainingConfig = field(
+        default_factory=lambda: TrainingConfig(
+            steps=5000,
+            schedule="cosine",
+            warmup=100,
+            betas=(0.9, 0.99),
+            epsilon=1e-8,
+            weight_decay=0.1,
+            smoothing=0.0,
+            metric="loss",
+        )
+    )
+
+    def __post_init__(self) -> None:
+        _named(self)
+
+
+def _named(config: Any) -> None:
+    if not config.out.strip():
+        raise ValueError("out must name a folder for the run")
+
+
+@dataclass(frozen=True)
+class LabelledData:
     """Where texts and their labels come from, and how text becomes tokens."""
 
     text: str | None = None
@@ -376,7 +447,7 @@ class ClassifyConfig:
     """the run folder: config, tokenizer, checkpoints and log"""
     init: str | None = None
     """a run of masked or language whose tokenizer and layers to begin with"""
-    data: LabelledConfig = field(default_factory=LabelledConfig)
+    data: LabelledData = field(default_factory=LabelledData)
     model: ClassifierOptions = field(default_factory=ClassifierOptions)
     training: TrainingConfig = field(
         default_factory=lambda: TrainingConfig(
@@ -385,13 +456,11 @@ class ClassifyConfig:
     )
 
     def __post_init__(self) -> None:
-        if not self.out.strip():
-            raise ValueError("out must name a folder for the run")
+        _named(self)
 
 
 def _at_least(config: Any, **least: int) -> None:
-    section = type(config).__name__.removesuffix("Config").removesuffix("Options").lower()
-    section = "data" if section == "labelled" else section
+    section = next(name for name in ("data", "model", "training") if name in type(config).__name__.lower())
     for name, bound in least.items():
         if getattr(config, name) < bound:
             raise ValueError(f"{section}.{name} must be at least {bound}, got {getattr(config, name)}")

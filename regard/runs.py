@@ -235,7 +235,93 @@ def classify(arguments: argparse.Namespace) -> None:
             sys.stdout.flush()
 
 
-EVALUATIONS = {"translate": evaluate_translator, "classify": evaluate_classifier}
+def evaluate_language(arguments: argparse.Namespace) -> None:
+    """Loss, perplexity, bits"""
+    from regard.data.documents import read_documents
+    from regard.language import LanguageModel, read_valid
+    from regard.task import read_parts
+    from regard.training.run import Run
+
+    language = LanguageModel.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    if arguments.text is None:
+        what, documents = "the run's validation", read_valid(arguments.run)
+    else:
+        unit = read_parts(Run.open(arguments.run)).facts.get("documents", "file")
+        what, documents = ", ".join(arguments.text), read_documents(arguments.text, unit)[0]
+    found = language.measure(documents, stride=arguments.stride)
+    if arguments.json:
+        print(json.dumps({"documents": len(documents), **found._asdict()}))
+        return
+    print(f"{len(documents):,} documents, {found.characters:,} characters, {found.tokens:,} tokens: {what}")
+    print(f"loss = {found.loss:.4f} a token, perplexity = {found.perplexity:.2f}")
+    print(f"bits per character = {found.bits_per_character:.4f}, bits per byte = {found.bits_per_byte:.4f}")
+    print(f"word perplexity = {found.word_perplexity:.2f} over {found.words:,} words and line ends")
+    if found.unknown:
+        _warn(f"{found.unknown:,} tokens are unknown to the model, and counted as one kind of token")
+
+
+EVALUATIONS = {"translate": evaluate_translator, "language": evaluate_language, "classify": evaluate_classifier}
+
+
+def generate(arguments: argparse.Namespace) -> None:
+    """regard generate"""
+    from regard.data.text import opened, read_sentences, shown
+    from regard.language import LanguageModel
+
+    language = LanguageModel.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    greedy = arguments.temperature == 0
+    if greedy and arguments.n > 1:
+        raise ValueError("--temperature 0 always gives the same text: leave --n out")
+    cuts = {name: getattr(arguments, name) for name in ("top_k", "top_p", "min_p")}
+    if greedy and any(value is not None for value in cuts.values()):
+        raise ValueError("--top-k, --top-p and --min-p cut draws: give a --temperature above 0")
+    drawn = {"beam": 1} if greedy else {"sample": True, "temperature": arguments.temperature, **cuts}
+    from regard.decoding import DecodingConfig
+
+    decoding = DecodingConfig(
+        nbest=arguments.n,
+        minimum=0,
+        maximum=arguments.maximum,
+        maximum_ratio=0,
+        maximum_extra=arguments.maximum,
+        repetition=arguments.repetition,
+        seed=arguments.seed,
+        **drawn,
+    )
+    if arguments.prompt is not None:
+        prompts = [arguments.prompt]
+    else:
+        with opened("-") as stream:
+            lines = list(read_sentences(stream, name=shown("-"), longest=1 << 31))
+        prompts = lines if arguments.lines else ["\n".join(lines)]
+    # one text to one reader comes word by word
+    live = arguments.n == 1 and not arguments.json and len(prompts) == 1
+    for number, prompt in enumerate(prompts):
+        if live:
+            _write(prompt)
+        found = language.generate(
+            prompt,
+            decoding,
+            stop=arguments.stop or (),
+            slide=arguments.slide,
+            say=(lambda sample, text: _write(text)) if live else None,
+        )
+        for part in found:
+            if arguments.json:
+                record = {"prompt": prompt, "text": part.text, "tokens": len(part.ids), "logprob": part.logprob}
+                print(json.dumps(record | {"ended": part.ended}, ensure_ascii=False), flush=True)
+            elif live:
+                _write("\n")
+            else:
+                print(("" if number == 0 and part is found[0] else "----\n") + prompt + part.text, flush=True)
+            room = None if language.limit is None else language.limit - len(language.encode(prompt)) + 1
+            if part.ended == "length" and room is not None and len(part.ids) == room < arguments.maximum:
+                _warn(f"stopped at the last of the model's {language.limit} positions; --slide goes on")
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def align_pairs(arguments: argparse.Namespace) -> None:
@@ -413,6 +499,7 @@ def add_verbs(verb: Verb) -> None:
             "regard evaluate runs/translate",
             "regard evaluate runs/translate --source test.en --target test.de --beam 5 --out test.out",
             "regard evaluate runs/classify --data test.csv --recall 0.95 --plot report.png",
+            "regard evaluate runs/language --text test.txt.xz --stride 64",
         ],
     )
     added.add_argument("run", metavar="RUN", help="a run folder")
@@ -436,6 +523,13 @@ def add_verbs(verb: Verb) -> None:
         *_add_threshold(group),
         group.add_argument("--plot", help="draw confusion matrix and precision-recall curve: .png, .svg or .pdf"),
     ]
+    group = added.add_argument_group("language", "loss, perplexity, bits per character and byte, word perplexity")
+    flags["language"] = [
+        group.add_argument(
+            "--text", nargs="+", metavar="FILE", help="files, folders, - (default: the run's validation)"
+        ),
+        group.add_argument("--stride", type=int, help="blocks overlap, and the last so many tokens of each count"),
+    ]
     added.set_defaults(flags=flags)
 
     added = verb(
@@ -453,6 +547,39 @@ def add_verbs(verb: Verb) -> None:
     added.add_argument("--json", action="store_true", help="a JSON object a line, with the probability of each label")
     _add_model(added)
     _add_threshold(added)
+
+    added = verb(
+        "generate",
+        generate,
+        "go on with a text; the prompt is an argument or standard input",
+        [
+            'regard generate runs/language "Once upon a time" --maximum 200 --temperature 0.8 --top-k 40',
+            'regard generate runs/language "ROMEO:" --n 3 --seed 7 --min-p 0.05 --stop "JULIET:"',
+            "regard generate runs/language < story.txt",
+            "regard generate runs/language --lines --json < prompts.txt > texts.jsonl",
+        ],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("prompt", metavar="PROMPT", nargs="?", help="the text to go on with (default: standard input)")
+    _add_model(added)
+    added.add_argument("--maximum", type=int, default=256, help="most tokens (default: 256)")
+    added.add_argument("--temperature", type=float, default=0.8, help="of the draws; 0: the best token (default: 0.8)")
+    added.add_argument("--top-k", type=int, help="draw among the k most probable tokens")
+    added.add_argument("--top-p", type=float, help="draw among the fewest tokens with this much probability")
+    added.add_argument("--min-p", type=float, help="draw among tokens with this share of the best one's probability")
+    added.add_argument(
+        "--repetition", type=float, default=1.0, help="above 1: tokens that came before are less likely (default: 1)"
+    )
+    added.add_argument(
+        "--stop", action="append", metavar="TEXT", help="end before this text; may be given several times"
+    )
+    added.add_argument("--n", type=int, default=1, help="so many texts (default: 1)")
+    added.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    added.add_argument(
+        "--slide", action="store_true", help="where the positions end, go on from the last half of the text"
+    )
+    added.add_argument("--lines", action="store_true", help="every line of standard input is a prompt")
+    added.add_argument("--json", action="store_true", help="one JSON object a text")
 
     added = verb(
         "align",
