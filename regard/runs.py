@@ -1,4 +1,4 @@
-"""The verbs over runs: train, resume, translate, evaluate, align, average. cli.py calls them; nothing else does."""
+"""The verbs over runs: train, resume, translate, classify, evaluate, align. cli.py calls them; nothing else does."""
 
 import argparse
 import json
@@ -146,7 +146,182 @@ def evaluate_translator(arguments: argparse.Namespace) -> None:
     print(f"loss = {loss:.4f} a token, perplexity = {math.exp(min(loss, 50.0)):.2f}")
 
 
-EVALUATIONS = {"translate": evaluate_translator}
+def evaluate_classifier(arguments: argparse.Namespace) -> None:
+    """Accuracy, confusion, precision, recall and F1, average precision, a threshold"""
+    from regard import classification
+
+    if arguments.plot is not None:
+        from regard import draw as pictures
+
+        pictures.check(arguments.plot)
+    classifier = classification.Classifier.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    threshold, chosen = _threshold(classifier, arguments)
+    if arguments.data is None:
+        if arguments.labels is not None:
+            raise ValueError("--labels needs --data, the texts they are of")
+        examples, name = classification.read_valid(arguments.run), f"the validation texts of {arguments.run}"
+        chosen = None  # on the very same texts
+    else:
+        from regard.data.labelled import read_labelled
+
+        found = read_labelled(arguments.data, arguments.labels, columns=_columns(arguments.columns))
+        examples, name = list(zip(found.texts, found.labels, strict=True)), arguments.data
+    found = classification.evaluate(classifier, examples, name=name, threshold=threshold, chosen=chosen, warn=_warn)
+    if arguments.plot is not None:
+        note = f"{len(examples):,} texts: {name}"
+        only = classifier.labels.index(threshold.label) if threshold else 1 if len(classifier.labels) == 2 else None
+        title = f"{arguments.run}: what it answers, and what a threshold would do"
+        picture = pictures.report_picture(found.report, title, note, only=only, chosen=found.reached)
+        _warn(f"picture: {pictures.save(picture, arguments.plot)}")
+    if arguments.json:
+        print(json.dumps({"run": arguments.run, "data": name} | found.to_json(), ensure_ascii=False))
+        return
+    print(f"{len(examples):,} texts: {name}")
+    print("\n".join(found.lines()))
+
+
+def _threshold(classifier: Any, arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """The threshold that --threshold gives, or that --recall or --precision asks for; and what the latter does to the
+    validation texts of the run, where it is chosen. None without any of the three."""
+    from regard.classification import Threshold, read_valid
+
+    wishes = {name: getattr(arguments, name) for name in ("threshold", "recall", "precision")}
+    given = {name: wish for name, wish in wishes.items() if wish is not None}
+    if len(given) > 1:
+        raise ValueError(f"give one of {', '.join(f'--{name}' for name in given)}")
+    if not given:
+        if arguments.positive is not None:
+            raise ValueError("--positive is the label of a threshold: give --recall, --precision or --threshold too")
+        return None, None
+    if "threshold" in given:
+        if not 0 <= given["threshold"] <= 1:
+            raise ValueError(f"--threshold is a probability, from 0 to 1, got {given['threshold']:g}")
+        return Threshold(classifier.positive(arguments.positive), given["threshold"]), None
+    return classifier.choose(read_valid(arguments.run), label=arguments.positive, **given)
+
+
+def _columns(text: str) -> tuple[str | int, str | int]:
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != 2 or not all(parts):
+        raise ValueError(f"--columns are two, of text and label, such as text,label or 0,1, got {text!r}")
+    first, second = (int(part) for part in parts) if all(part.isdecimal() for part in parts) else parts
+    return first, second
+
+
+def classify(arguments: argparse.Namespace) -> None:
+    """regard classify"""
+    from regard.classification import Classifier
+    from regard.data.text import opened, read_sentences, shown
+
+    classifier = Classifier.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    threshold, chosen = _threshold(classifier, arguments)
+    if chosen is not None:
+        _warn(
+            f"{threshold.label!r} from probability {threshold.value:.6g} on: recall {chosen.recall:.4f} and precision "
+            f"{chosen.precision:.4f} on the validation texts of the run"
+        )
+    with opened(arguments.input) as stream:
+        # a person at a terminal gets each answer at once
+        at_once = 1 if stream.isatty() else 1024
+        lines = read_sentences(stream, name=shown(arguments.input))
+        number = 0
+        while some := list(islice(lines, at_once)):
+            for answer in classifier.classify(some, threshold=threshold, first=number + 1, warn=_warn):
+                if arguments.json:
+                    print(json.dumps(None if answer is None else answer._asdict(), ensure_ascii=False))
+                else:
+                    print("" if answer is None else f"{answer.label}\t{answer.probability:.4f}")
+            number += len(some)
+            sys.stdout.flush()
+
+
+def evaluate_language(arguments: argparse.Namespace) -> None:
+    """Loss, perplexity, bits"""
+    from regard.data.documents import read_documents
+    from regard.language import LanguageModel, read_valid
+    from regard.task import read_parts
+    from regard.training.run import Run
+
+    language = LanguageModel.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    if arguments.text is None:
+        what, documents = "the run's validation", read_valid(arguments.run)
+    else:
+        unit = read_parts(Run.open(arguments.run)).facts.get("documents", "file")
+        what, documents = ", ".join(arguments.text), read_documents(arguments.text, unit)[0]
+    found = language.measure(documents, stride=arguments.stride)
+    if arguments.json:
+        print(json.dumps({"documents": len(documents), **found._asdict()}))
+        return
+    print(f"{len(documents):,} documents, {found.characters:,} characters, {found.tokens:,} tokens: {what}")
+    print(f"loss = {found.loss:.4f} a token, perplexity = {found.perplexity:.2f}")
+    print(f"bits per character = {found.bits_per_character:.4f}, bits per byte = {found.bits_per_byte:.4f}")
+    print(f"word perplexity = {found.word_perplexity:.2f} over {found.words:,} words and line ends")
+    if found.unknown:
+        _warn(f"{found.unknown:,} tokens are unknown to the model, and counted as one kind of token")
+
+
+EVALUATIONS = {"translate": evaluate_translator, "language": evaluate_language, "classify": evaluate_classifier}
+
+
+def generate(arguments: argparse.Namespace) -> None:
+    """regard generate"""
+    from regard.data.text import opened, read_sentences, shown
+    from regard.language import LanguageModel
+
+    language = LanguageModel.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    greedy = arguments.temperature == 0
+    if greedy and arguments.n > 1:
+        raise ValueError("--temperature 0 always gives the same text: leave --n out")
+    cuts = {name: getattr(arguments, name) for name in ("top_k", "top_p", "min_p")}
+    if greedy and any(value is not None for value in cuts.values()):
+        raise ValueError("--top-k, --top-p and --min-p cut draws: give a --temperature above 0")
+    drawn = {"beam": 1} if greedy else {"sample": True, "temperature": arguments.temperature, **cuts}
+    from regard.decoding import DecodingConfig
+
+    decoding = DecodingConfig(
+        nbest=arguments.n,
+        minimum=0,
+        maximum=arguments.maximum,
+        maximum_ratio=0,
+        maximum_extra=arguments.maximum,
+        repetition=arguments.repetition,
+        seed=arguments.seed,
+        **drawn,
+    )
+    if arguments.prompt is not None:
+        prompts = [arguments.prompt]
+    else:
+        with opened("-") as stream:
+            lines = list(read_sentences(stream, name=shown("-"), longest=1 << 31))
+        prompts = lines if arguments.lines else ["\n".join(lines)]
+    # one text to one reader comes word by word
+    live = arguments.n == 1 and not arguments.json and len(prompts) == 1
+    for number, prompt in enumerate(prompts):
+        if live:
+            _write(prompt)
+        found = language.generate(
+            prompt,
+            decoding,
+            stop=arguments.stop or (),
+            slide=arguments.slide,
+            say=(lambda sample, text: _write(text)) if live else None,
+        )
+        for part in found:
+            if arguments.json:
+                record = {"prompt": prompt, "text": part.text, "tokens": len(part.ids), "logprob": part.logprob}
+                print(json.dumps(record | {"ended": part.ended}, ensure_ascii=False), flush=True)
+            elif live:
+                _write("\n")
+            else:
+                print(("" if number == 0 and part is found[0] else "----\n") + prompt + part.text, flush=True)
+            room = None if language.limit is None else language.limit - len(language.encode(prompt)) + 1
+            if part.ended == "length" and room is not None and len(part.ids) == room < arguments.maximum:
+                _warn(f"stopped at the last of the model's {language.limit} positions; --slide goes on")
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def align_pairs(arguments: argparse.Namespace) -> None:
@@ -323,6 +498,8 @@ def add_verbs(verb: Verb) -> None:
         [
             "regard evaluate runs/translate",
             "regard evaluate runs/translate --source test.en --target test.de --beam 5 --out test.out",
+            "regard evaluate runs/classify --data test.csv --recall 0.95 --plot report.png",
+            "regard evaluate runs/language --text test.txt.xz --stride 64",
         ],
     )
     added.add_argument("run", metavar="RUN", help="a run folder")
@@ -337,7 +514,72 @@ def add_verbs(verb: Verb) -> None:
             *_add_decoding(group),
         ]
     }
+    about = "accuracy, confusion, precision, recall and F1 of each class, macro and micro, average precision"
+    group = added.add_argument_group("classify", about)
+    flags["classify"] = [
+        group.add_argument("--data", help="texts and labels: .csv, .tsv, .jsonl (default: the run's validation)"),
+        group.add_argument("--labels", help="file of the labels, line by line; --data is then texts, one a line"),
+        group.add_argument("--columns", default="text,label", help="names or numbers from 0 (default: text,label)"),
+        *_add_threshold(group),
+        group.add_argument("--plot", help="draw confusion matrix and precision-recall curve: .png, .svg or .pdf"),
+    ]
+    group = added.add_argument_group("language", "loss, perplexity, bits per character and byte, word perplexity")
+    flags["language"] = [
+        group.add_argument(
+            "--text", nargs="+", metavar="FILE", help="files, folders, - (default: the run's validation)"
+        ),
+        group.add_argument("--stride", type=int, help="blocks overlap, and the last so many tokens of each count"),
+    ]
     added.set_defaults(flags=flags)
+
+    added = verb(
+        "classify",
+        classify,
+        "the label of each line of standard input and its probability; as many lines out as in",
+        [
+            'echo "A fine film." | regard classify runs/classify',
+            "regard classify runs/classify --recall 0.95 --positive spam < texts.txt > labels.tsv",
+            "regard classify runs/classify --input texts.txt.xz --json",
+        ],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("--input", default="-", help="a file instead of standard input; .gz and .xz too")
+    added.add_argument("--json", action="store_true", help="a JSON object a line, with the probability of each label")
+    _add_model(added)
+    _add_threshold(added)
+
+    added = verb(
+        "generate",
+        generate,
+        "go on with a text; the prompt is an argument or standard input",
+        [
+            'regard generate runs/language "Once upon a time" --maximum 200 --temperature 0.8 --top-k 40',
+            'regard generate runs/language "ROMEO:" --n 3 --seed 7 --min-p 0.05 --stop "JULIET:"',
+            "regard generate runs/language < story.txt",
+            "regard generate runs/language --lines --json < prompts.txt > texts.jsonl",
+        ],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("prompt", metavar="PROMPT", nargs="?", help="the text to go on with (default: standard input)")
+    _add_model(added)
+    added.add_argument("--maximum", type=int, default=256, help="most tokens (default: 256)")
+    added.add_argument("--temperature", type=float, default=0.8, help="of the draws; 0: the best token (default: 0.8)")
+    added.add_argument("--top-k", type=int, help="draw among the k most probable tokens")
+    added.add_argument("--top-p", type=float, help="draw among the fewest tokens with this much probability")
+    added.add_argument("--min-p", type=float, help="draw among tokens with this share of the best one's probability")
+    added.add_argument(
+        "--repetition", type=float, default=1.0, help="above 1: tokens that came before are less likely (default: 1)"
+    )
+    added.add_argument(
+        "--stop", action="append", metavar="TEXT", help="end before this text; may be given several times"
+    )
+    added.add_argument("--n", type=int, default=1, help="so many texts (default: 1)")
+    added.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    added.add_argument(
+        "--slide", action="store_true", help="where the positions end, go on from the last half of the text"
+    )
+    added.add_argument("--lines", action="store_true", help="every line of standard input is a prompt")
+    added.add_argument("--json", action="store_true", help="one JSON object a text")
 
     added = verb(
         "align",
@@ -401,6 +643,16 @@ def _add_decoding(added: Any) -> list[argparse.Action]:
         added.add_argument("--penalty", type=float, default=1.0, help="alpha of the GNMT length penalty (default: 1)"),
         added.add_argument("--minimum", type=int, default=1, help="fewest tokens (default: 1)"),
         added.add_argument("--maximum", type=int, help="most tokens (default: 1.5 times the source, and 10)"),
+    ]
+
+
+def _add_threshold(added: Any) -> list[argparse.Action]:
+    told = "the threshold on the validation texts with the best {} that has at least this {}, such as {}"
+    return [
+        added.add_argument("--recall", type=float, help=told.format("precision", "recall", "0.95")),
+        added.add_argument("--precision", type=float, help=told.format("recall", "precision", "0.9")),
+        added.add_argument("--threshold", type=float, help="from this probability on the answer is --positive"),
+        added.add_argument("--positive", metavar="LABEL", help="of which label (default: of two labels, the second)"),
     ]
 
 

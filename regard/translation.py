@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
 from regard import task
 from regard.config import DataConfig, TranslateConfig
 from regard.data.batches import Batch, Batches, keep_short, padded, similar
-from regard.data.text import read_pairs
+from regard.data.text import hold_out, read_pairs
 from regard.data.tokenizer import EOS, Tokenizer
 from regard.decoding import DecodingConfig, Hypothesis, decode
 from regard.metrics.translation import Score, bleu, chrf, exact_match
@@ -63,22 +62,6 @@ def read_corpus(config: DataConfig, seed: int) -> Corpus:
         train, valid = hold_out(train, min(config.held_out, len(train) // 10), seed)
     digest = hashlib.sha256(json.dumps([train, valid]).encode()).hexdigest()
     return Corpus(train, valid, facts | {"pairs": len(train), "valid": len(valid), "sha256": digest})
-
-
-def hold_out(pairs: Sequence[Pair], count: int, seed: int) -> tuple[list[Pair], list[Pair]]:
-    """(rest, held out): a draw of `count` pairs with different sources; no source of theirs is left in the rest."""
-    if count < 1:
-        raise ValueError(f"{len(pairs)} pairs are too few to hold any out: give at least 10, or a validation file")
-    order = np.argsort(np.random.Generator(np.random.PCG64(seed)).random(len(pairs)), kind="stable")
-    held: dict[str, int] = {}
-    for index in order:
-        held.setdefault(pairs[index][0], int(index))
-        if len(held) == count:
-            break
-    rest = [pair for pair in pairs if pair[0] not in held]
-    if not rest:
-        raise ValueError("all pairs have the same few sources: give a validation file")
-    return rest, [pairs[index] for index in held.values()]
 
 
 class Task(task.Task):

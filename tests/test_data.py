@@ -425,8 +425,8 @@ def test_errors_in_the_text_reach_the_one_who_trains(tmp_path):
     for kind, size in (("bpe", 259), ("units", 4)):
         with pytest.raises(ValueError, match=f"at least {size + 1}, got {size}"):
             Tokenizer.train(["a"], size, kind)
-    with pytest.raises(ValueError, match="'words', expected one of: bpe, units"):
-        Tokenizer.train(["a"], 300, "words")
+    with pytest.raises(ValueError, match="'sounds', expected one of: bpe, units"):
+        Tokenizer.train(["a"], 300, "sounds")
     with pytest.raises(ValueError, match="minimum"):
         Tokenizer.train(["a"], 300, minimum=0)
     for kind in ("bpe", "units"):
@@ -596,7 +596,7 @@ def test_every_pair_comes_once_an_epoch_within_the_budget(count, tokens, multipl
 
 
 def plans(batches: Batches, epoch: int) -> list[list[int]]:
-    return [part.tolist() for part in batches.plan.epoch(epoch)]
+    return [part.tolist() for part in batches.epoch(epoch)]
 
 
 def test_the_order_depends_on_seed_and_epoch_alone():
@@ -635,12 +635,12 @@ def test_batches_are_mixed_anew_and_hold_similar_lengths():
     batches = Batches(source, target, tokens=2000)
     groups = [{frozenset(part) for part in plans(batches, epoch)} for epoch in (0, 1)]
     assert len(groups[0] & groups[1]) <= 0.1 * len(groups[0])
-    lengths = [max(batches.plan.lengths[part]) for part in batches.plan.epoch(0)]
+    lengths = [max(batches.lengths[part]) for part in batches.epoch(0)]
     assert lengths != sorted(lengths)
-    padded = sum(len(part) * max(batches.plan.lengths[part]) for part in batches.plan.epoch(0))
-    assert padded <= 1.1 * batches.plan.lengths.sum()
+    padded = sum(len(part) * max(batches.lengths[part]) for part in batches.epoch(0))
+    assert padded <= 1.1 * batches.lengths.sum()
     # About as few as there could be.
-    assert batches.count(0) <= 1.15 * batches.plan.lengths.sum() / 2000 + 1
+    assert batches.count(0) <= 1.15 * batches.lengths.sum() / 2000 + 1
 
 
 def test_without_shuffling_batches_go_from_short_to_long():
@@ -649,7 +649,7 @@ def test_without_shuffling_batches_go_from_short_to_long():
     assert (
         plans(batches, 0) == plans(batches, 9) == plans(Batches(source, target, tokens=200, seed=2, shuffle=False), 4)
     )
-    lengths = [batches.plan.lengths[n] for part in plans(batches, 0) for n in part]
+    lengths = [batches.lengths[n] for part in plans(batches, 0) for n in part]
     assert lengths == sorted(lengths)
 
 
@@ -670,7 +670,7 @@ def test_what_cannot_be_batched_is_refused_in_words():
         with pytest.raises(IndexError, match="has 1 batches"):
             batches.get(epoch, i)
     with pytest.raises(ValueError, match="epochs are counted from 0"):
-        batches.plan.epoch(-1)
+        batches.epoch(-1)
 
 
 def test_long_pairs_are_dropped_and_counted():
@@ -691,9 +691,9 @@ def test_batches_move_to_a_device():
 def test_a_million_pairs_are_planned_quickly():
     lengths = np.random.Generator(np.random.PCG64(0)).integers(0, 50, 1_000_000)
     batches = Batches([()] * 1_000_000, [()] * 1_000_000, tokens=4096)
-    batches.plan.lengths = lengths + 1
+    batches.lengths = lengths + 1
     start = time.process_time()
-    plan = batches.plan.epoch(1)
+    plan = batches.epoch(1)
     assert time.process_time() - start < 3  # about 0.4 s on a quiet machine
     assert np.array_equal(np.sort(np.concatenate(plan)), np.arange(1_000_000))
 

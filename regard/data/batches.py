@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.tokenizer import BOS, EOS, PAD
+from regard.data.tokenizer import BOS, EOS, PAD, SPECIAL, UNK
 
 NOISE = 1.0  # tokens: how far lengths are moved before sorting, so that pairs meet others in each epoch
 
@@ -47,35 +47,19 @@ def keep_short(source_ids: Sequence[Sequence[int]], target_ids: Sequence[Sequenc
     return Short(source, target, index, len(source_ids) - len(index))
 
 
-class Plan:
-    """Which rows are in which batch: every row once an epoch, in batches of at most `tokens` padded tokens, rows times
-    the longest of them. `lengths` are what the rows take in a batch.
+class Planned:
+    """Every row once an epoch, in batches of at most `tokens` padded tokens: rows times the longest of `lengths`.
 
     With `shuffle`, rows of about equal length are put together anew in each epoch and the batches are shuffled;
-    without, they come from short to long. Among equal lengths, a smaller `finer`, from 0 to below 1, comes first.
+    without, they come from short to long. `key` tells rows of equal length apart, if it is below 1.
     """
 
     def __init__(
-        self,
-        lengths: np.ndarray,
-        *,
-        tokens: int,
-        seed: int = 0,
-        shuffle: bool = True,
-        finer: np.ndarray | None = None,
-        name: str = "text",
+        self, lengths: np.ndarray, *, tokens: int, seed: int, shuffle: bool, key: np.ndarray | float = 0.0
     ) -> None:
-        if len(lengths) == 0:
-            raise ValueError(f"there is no {name} to make batches of")
         if seed < 0:
             raise ValueError(f"seed must be at least 0, got {seed}")
-        if (worst := lengths.max()) > tokens:
-            row = int(lengths.argmax())
-            raise ValueError(
-                f"{name} {row + 1} is too long: it takes {worst} tokens and a batch has at most {tokens}. "
-                f"Allow more tokens in a batch or leave out long {name}s"
-            )
-        self.lengths, self.tokens, self.seed, self.shuffle, self.finer = lengths, tokens, seed, shuffle, finer
+        self.lengths, self.key, self.tokens, self.seed, self.shuffle = lengths, key, tokens, seed, shuffle
         self.planned: tuple[int, list[np.ndarray]] | None = None
 
     def __len__(self) -> int:
@@ -89,21 +73,24 @@ class Plan:
         if not self.shuffle:
             epoch = 0
         if self.planned is None or self.planned[0] != epoch:
-            self.planned = (epoch, self.draw(epoch))
+            self.planned = (epoch, self.plan(epoch))
         return self.planned[1]
 
-    def rows(self, epoch: int, i: int) -> np.ndarray:
-        """Those of batch `i` of an epoch."""
-        parts = self.epoch(epoch)
-        if not 0 <= i < len(parts):
-            raise IndexError(f"epoch {epoch} has {len(parts)} batches, counted from 0, got {i}")
-        return parts[i]
+    def count(self, epoch: int) -> int:
+        """How many batches an epoch has; it differs a little from epoch to epoch."""
+        return len(self.epoch(epoch))
 
-    def draw(self, epoch: int) -> list[np.ndarray]:
+    def rows(self, epoch: int, i: int) -> np.ndarray:
+        """Which rows batch `i` of an epoch has."""
+        if not 0 <= i < self.count(epoch):
+            raise IndexError(f"epoch {epoch} has {self.count(epoch)} batches, counted from 0, got {i}")
+        return self.epoch(epoch)[i]
+
+    def plan(self, epoch: int) -> list[np.ndarray]:
         # Only `random` is drawn and only stable sorts are used: numpy may change how it shuffles from one version to
         # the next.
         generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.seed, epoch])))
-        key = self.lengths if self.finer is None else self.lengths + self.finer
+        key = self.lengths + self.key
         if self.shuffle:
             key = key + NOISE * generator.random(len(self))
         order = np.argsort(key, kind="stable")
@@ -125,16 +112,9 @@ class Plan:
             cuts.append(start)
 
 
-def rounded(lengths: np.ndarray, multiple: int) -> np.ndarray:
-    """Up to a multiple."""
-    if multiple < 1:
-        raise ValueError(f"multiple must be at least 1, got {multiple}")
-    return -(-lengths // multiple) * multiple
-
-
-class Batches:
-    """Batches of pairs by a `Plan`. A pair takes the longer of its source (with eos) and its target (with bos or eos),
-    rounded up to a `multiple`, to which both sides are padded."""
+class Batches(Planned):
+    """Every pair once an epoch. A pair is as long as its source (with eos) or target (with bos or eos), the longer of
+    the two, rounded up to a `multiple`, to which both sides are padded."""
 
     def __init__(
         self,
@@ -148,28 +128,83 @@ class Batches:
     ) -> None:
         if len(source_ids) != len(target_ids):
             raise ValueError(f"expected as many targets as sources, got {len(source_ids)} and {len(target_ids)}")
-        self.sources, self.targets, self.multiple = Ragged(source_ids), Ragged(target_ids), multiple
-        # a pair takes its tokens and one special one
-        longest = rounded(np.maximum(self.sources.lengths, self.targets.lengths) + 1, multiple)
-        # source lengths too, so that the shorter side is padded little
-        finer = self.sources.lengths / (self.sources.lengths.max(initial=0) + 1)
-        self.plan = Plan(longest, tokens=tokens, seed=seed, shuffle=shuffle, finer=finer, name="pair")
-
-    def __len__(self) -> int:
-        """How many pairs there are."""
-        return len(self.plan)
-
-    def count(self, epoch: int) -> int:
-        """How many batches an epoch has; it differs a little from epoch to epoch."""
-        return len(self.plan.epoch(epoch))
+        if len(source_ids) == 0:
+            raise ValueError("there is no pair to make batches of")
+        if multiple < 1:
+            raise ValueError(f"multiple must be at least 1, got {multiple}")
+        self.multiple = multiple
+        self.sources, self.targets = Ragged(source_ids), Ragged(target_ids)
+        # Of what a row takes in a batch: its tokens and one special one.
+        longest = np.maximum(self.sources.lengths, self.targets.lengths) + 1
+        lengths = -(-longest // multiple) * multiple
+        if (worst := lengths.max()) > tokens:
+            raise ValueError(
+                f"pair {int(lengths.argmax()) + 1} is too long: it takes {worst} tokens and a batch has at most "
+                f"{tokens}. Allow more tokens in a batch or leave out long pairs"
+            )
+        # Source lengths too, so that the shorter side is padded little.
+        key = self.sources.lengths / (self.sources.lengths.max() + 1)
+        super().__init__(lengths, tokens=tokens, seed=seed, shuffle=shuffle, key=key)
 
     def get(self, epoch: int, i: int) -> Batch:
         """Batch `i` of an epoch."""
-        index = self.plan.rows(epoch, i)
+        index = self.rows(epoch, i)
         source, source_keep = self.sources.padded(index, last=EOS, multiple=self.multiple)
         target_out, target_keep = self.targets.padded(index, last=EOS, multiple=self.multiple)
         target_in, _ = self.targets.padded(index, first=BOS, multiple=self.multiple)
         return Batch(source, source_keep, target_in, target_out, target_keep, torch.from_numpy(index))
+
+
+class Examples(NamedTuple):
+    """Texts with their classes as a model takes them, padded on the right; `keep` is None where nothing is."""
+
+    tokens: Tensor  # [B, T]
+    keep: Tensor | None
+    labels: Tensor  # [B], numbers of classes
+    index: Tensor  # [B], which texts
+
+    def to(self, device: torch.device | str) -> "Examples":
+        return Examples(*(None if part is None else part.to(device, non_blocking=True) for part in self))
+
+
+class LabelledBatches(Planned):
+    """Every text once an epoch, with its class. A share of `blanked` of the tokens, special ones left alone, is
+    replaced by the unknown one: a draw of seed, epoch and batch alone."""
+
+    def __init__(
+        self,
+        ids: Sequence[Sequence[int]],
+        labels: Sequence[int],
+        *,
+        tokens: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        multiple: int = 1,
+        blanked: float = 0.0,
+    ) -> None:
+        if len(ids) != len(labels):
+            raise ValueError(f"expected as many labels as texts, got {len(labels)} and {len(ids)}")
+        if not len(ids):
+            raise ValueError("there is no text to make batches of")
+        self.texts, self.labels = Ragged(ids), torch.tensor(labels)
+        self.multiple, self.blanked = multiple, blanked
+        lengths = -(-self.texts.lengths // multiple) * multiple
+        if (worst := lengths.max()) > tokens:
+            raise ValueError(f"a text of {worst} tokens does not fit into a batch of {tokens}: raise training.tokens")
+        super().__init__(lengths, tokens=tokens, seed=seed, shuffle=shuffle)
+
+    def get(self, epoch: int, i: int) -> Examples:
+        index = self.rows(epoch, i)
+        tokens, keep = self.texts.padded(index, multiple=self.multiple)
+        if self.blanked:
+            drawn = torch.from_numpy(drawing(self.seed, epoch, i).random(tokens.shape)) < self.blanked
+            tokens = torch.where(drawn & (tokens >= len(SPECIAL)), UNK, tokens)
+        return Examples(tokens, keep, self.labels[index], torch.from_numpy(index))
+
+
+def drawing(seed: int, epoch: int, i: int) -> np.random.Generator:
+    """What is drawn for one batch. The plan of the epoch draws from [seed, epoch]."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch, i, 1])))
 
 
 def similar(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
@@ -206,7 +241,7 @@ class Ragged:
         """Some rows, perhaps with a token put before or after each, [B, T], and which tokens are real."""
         lengths, starts = self.lengths[index], self.starts[index]
         special = first is not None or last is not None
-        width = int(rounded(lengths.max() + special, multiple))
+        width = -(-(int(lengths.max()) + special) // multiple) * multiple
         places = np.arange(width)
         shift = first is not None
         own = (places >= shift) & (places < lengths[:, None] + shift)
