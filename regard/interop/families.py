@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.attention.base import Rows, Shape
 from regard.models.transformer import ModelConfig
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Registry, Spec, over_layers, parse
 
@@ -120,6 +121,10 @@ class Family:
         values = {"model_type": self.name, "architectures": [self.architecture]} | own | self.only | special
         return values | self.express(config, values)
 
+    def constants(self, config: ModelConfig, values: Values) -> Tensors:
+        """Tensors that are computed and not learnt, and yet stand in their files."""
+        return {}
+
     def derive(self, values: Values, names: set[str]) -> Values:
         """What of ours is not simply one of theirs."""
         raise NotImplementedError
@@ -223,6 +228,13 @@ class Marian(Family):
     """Marian, with the norm after each sublayer, and Pegasus, with the norm before it."""
 
     parts: bool  # whether source and target may have a vocabulary each
+    tables: bool  # whether the sinusoids stand in the file
+
+    def constants(self, config, values):
+        rows = torch.zeros(1, values["max_position_embeddings"], config.width)
+        scheme = POSITIONS.build("sinusoidal(layout='halves')", Shape.of(width=config.width, heads=config.heads))
+        table = scheme.add(rows, Rows.full(rows))[0]
+        return {f"{name}.embed_positions.weight": table.clone() for name in ("encoder", "decoder") if self.tables}
 
     def derive(self, values, names):
         for name in ("attention_heads", "ffn_dim"):
@@ -516,6 +528,7 @@ FAMILIES = (
         only={"normalize_before": False, "normalize_embedding": False, "add_final_layer_norm": False},
         spare=MARIAN_SPARE,
         parts=True,
+        tables=False,
     ),
     Marian(
         name="pegasus",
@@ -526,6 +539,7 @@ FAMILIES = (
         always=MARIAN_ALWAYS | {"norm": "pre"},
         spare=MARIAN_SPARE,
         parts=False,
+        tables=True,
     ),
     Llama(
         name="llama",

@@ -172,6 +172,7 @@ def write(
         parts = tuple(_own(name, tensors) for name in link.ours)
         name = link.theirs if link.theirs in heads else prefix + link.theirs
         written[name] = link.form.write(parts).contiguous()
+    written |= {prefix + name: part for name, part in chosen.constants(config, values).items()}
     folder = vacant(folder)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(written, folder / SINGLE, metadata={"format": "pt"})
