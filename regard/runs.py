@@ -447,6 +447,31 @@ def compact(arguments: argparse.Namespace) -> None:
     print(f"{arguments.out}: {size / 1e6:.1f} MB of weights; {_use(arguments.out)}")
 
 
+def embed(arguments: argparse.Namespace) -> None:
+    """regard embed"""
+    import numpy as np
+
+    from regard.data.text import opened, read_sentences, shown
+    from regard.embedding import Embedder
+
+    embedder = Embedder.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    options = {"pooling": arguments.pooling, "normalized": not arguments.raw, "warn": _warn}
+    parts, number = [], 1
+    with opened(arguments.input) as stream:
+        lines = read_sentences(stream, name=shown(arguments.input))
+        while some := list(islice(lines, 1024)):
+            vectors = embedder.embed(some, first=number, **options)
+            number += len(some)
+            if arguments.out is not None:
+                parts.append(vectors)
+                continue
+            for vector in vectors:
+                print(json.dumps([round(float(value), 7) for value in vector]))
+    if arguments.out is not None:
+        width = embedder.model.config.width
+        np.save(arguments.out, np.concatenate([np.zeros((0, width), np.float32), *parts]))
+
+
 def import_model(arguments: argparse.Namespace) -> None:
     """regard import"""
     from regard import task as tasks
@@ -502,6 +527,24 @@ def add_verbs(verb: Verb) -> None:
     added.add_argument("--out", metavar="FOLDER", required=True, help="a new folder")
     added.add_argument("--family", help="of huggingface: gpt2, bert, marian, llama ... (default: the one that fits)")
     added.add_argument("--checkpoint", help="best, last, average or a step (default: the average, or else the best)")
+
+    added = verb(
+        "embed",
+        embed,
+        "turn each line of standard input into a vector, by an encoder (BERT and its like)",
+        [
+            "regard embed runs/minilm < sentences.txt > vectors.jsonl",
+            "regard embed runs/minilm --input sentences.txt --out vectors.npy",
+        ],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("--input", default="-", help="a file instead of standard input; .gz and .xz too")
+    added.add_argument("--out", help="a .npy file, [lines, width] (default: a JSON list a line)")
+    added.add_argument(
+        "--pooling", choices=("mean", "first", "pooler"), default="mean", help="over the tokens of a line"
+    )
+    added.add_argument("--raw", action="store_true", help="vectors as they are, instead of length one")
+    _add_model(added)
 
     verb(
         "train",
