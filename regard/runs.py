@@ -1,4 +1,4 @@
-"""The verbs over runs: train, resume, translate, evaluate, align, average. cli.py calls them; nothing else does."""
+"""The verbs over runs: train, resume, translate, classify, evaluate, align. cli.py calls them; nothing else does."""
 
 import argparse
 import json
@@ -146,6 +146,95 @@ def evaluate_translator(arguments: argparse.Namespace) -> None:
     print(f"loss = {loss:.4f} a token, perplexity = {math.exp(min(loss, 50.0)):.2f}")
 
 
+def evaluate_classifier(arguments: argparse.Namespace) -> None:
+    """Accuracy, confusion, precision, recall and F1, average precision, a threshold"""
+    from regard import classification
+
+    if arguments.plot is not None:
+        from regard import draw as pictures
+
+        pictures.check(arguments.plot)
+    classifier = classification.Classifier.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    threshold, chosen = _threshold(classifier, arguments)
+    if arguments.data is None:
+        if arguments.labels is not None:
+            raise ValueError("--labels needs --data, the texts they are of")
+        examples, name = classification.read_valid(arguments.run), f"the validation texts of {arguments.run}"
+        chosen = None  # on the very same texts
+    else:
+        from regard.data.labelled import read_labelled
+
+        found = read_labelled(arguments.data, arguments.labels, columns=_columns(arguments.columns))
+        examples, name = list(zip(found.texts, found.labels, strict=True)), arguments.data
+    found = classification.evaluate(classifier, examples, name=name, threshold=threshold, chosen=chosen, warn=_warn)
+    if arguments.plot is not None:
+        note = f"{len(examples):,} texts: {name}"
+        only = classifier.labels.index(threshold.label) if threshold else 1 if len(classifier.labels) == 2 else None
+        title = f"{arguments.run}: what it answers, and what a threshold would do"
+        picture = pictures.report_picture(found.report, title, note, only=only, chosen=found.reached)
+        _warn(f"picture: {pictures.save(picture, arguments.plot)}")
+    if arguments.json:
+        print(json.dumps({"run": arguments.run, "data": name} | found.to_json(), ensure_ascii=False))
+        return
+    print(f"{len(examples):,} texts: {name}")
+    print("\n".join(found.lines()))
+
+
+def _threshold(classifier: Any, arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """The threshold that --threshold gives, or that --recall or --precision asks for; and what the latter does to the
+    validation texts of the run, where it is chosen. None without any of the three."""
+    from regard.classification import Threshold, read_valid
+
+    wishes = {name: getattr(arguments, name) for name in ("threshold", "recall", "precision")}
+    given = {name: wish for name, wish in wishes.items() if wish is not None}
+    if len(given) > 1:
+        raise ValueError(f"give one of {', '.join(f'--{name}' for name in given)}")
+    if not given:
+        if arguments.positive is not None:
+            raise ValueError("--positive is the label of a threshold: give --recall, --precision or --threshold too")
+        return None, None
+    if "threshold" in given:
+        if not 0 <= given["threshold"] <= 1:
+            raise ValueError(f"--threshold is a probability, from 0 to 1, got {given['threshold']:g}")
+        return Threshold(classifier.positive(arguments.positive), given["threshold"]), None
+    return classifier.choose(read_valid(arguments.run), label=arguments.positive, **given)
+
+
+def _columns(text: str) -> tuple[str | int, str | int]:
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != 2 or not all(parts):
+        raise ValueError(f"--columns are two, of text and label, such as text,label or 0,1, got {text!r}")
+    first, second = (int(part) for part in parts) if all(part.isdecimal() for part in parts) else parts
+    return first, second
+
+
+def classify(arguments: argparse.Namespace) -> None:
+    """regard classify"""
+    from regard.classification import Classifier
+    from regard.data.text import opened, read_sentences, shown
+
+    classifier = Classifier.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    threshold, chosen = _threshold(classifier, arguments)
+    if chosen is not None:
+        _warn(
+            f"{threshold.label!r} from probability {threshold.value:.6g} on: recall {chosen.recall:.4f} and precision "
+            f"{chosen.precision:.4f} on the validation texts of the run"
+        )
+    with opened(arguments.input) as stream:
+        # a person at a terminal gets each answer at once
+        at_once = 1 if stream.isatty() else 1024
+        lines = read_sentences(stream, name=shown(arguments.input))
+        number = 0
+        while some := list(islice(lines, at_once)):
+            for answer in classifier.classify(some, threshold=threshold, first=number + 1, warn=_warn):
+                if arguments.json:
+                    print(json.dumps(None if answer is None else answer._asdict(), ensure_ascii=False))
+                else:
+                    print("" if answer is None else f"{answer.label}\t{answer.probability:.4f}")
+            number += len(some)
+            sys.stdout.flush()
+
+
 def evaluate_language(arguments: argparse.Namespace) -> None:
     """Loss, perplexity, bits"""
     from regard.data.documents import read_documents
@@ -171,7 +260,7 @@ def evaluate_language(arguments: argparse.Namespace) -> None:
         _warn(f"{found.unknown:,} tokens are unknown to the model, and counted as one kind of token")
 
 
-EVALUATIONS = {"translate": evaluate_translator, "language": evaluate_language}
+EVALUATIONS = {"translate": evaluate_translator, "language": evaluate_language, "classify": evaluate_classifier}
 
 
 def generate(arguments: argparse.Namespace) -> None:
@@ -409,6 +498,7 @@ def add_verbs(verb: Verb) -> None:
         [
             "regard evaluate runs/translate",
             "regard evaluate runs/translate --source test.en --target test.de --beam 5 --out test.out",
+            "regard evaluate runs/classify --data test.csv --recall 0.95 --plot report.png",
             "regard evaluate runs/language --text test.txt.xz --stride 64",
         ],
     )
@@ -424,6 +514,15 @@ def add_verbs(verb: Verb) -> None:
             *_add_decoding(group),
         ]
     }
+    about = "accuracy, confusion, precision, recall and F1 of each class, macro and micro, average precision"
+    group = added.add_argument_group("classify", about)
+    flags["classify"] = [
+        group.add_argument("--data", help="texts and labels: .csv, .tsv, .jsonl (default: the run's validation)"),
+        group.add_argument("--labels", help="file of the labels, line by line; --data is then texts, one a line"),
+        group.add_argument("--columns", default="text,label", help="names or numbers from 0 (default: text,label)"),
+        *_add_threshold(group),
+        group.add_argument("--plot", help="draw confusion matrix and precision-recall curve: .png, .svg or .pdf"),
+    ]
     group = added.add_argument_group("language", "loss, perplexity, bits per character and byte, word perplexity")
     flags["language"] = [
         group.add_argument(
@@ -432,6 +531,22 @@ def add_verbs(verb: Verb) -> None:
         group.add_argument("--stride", type=int, help="blocks overlap, and the last so many tokens of each count"),
     ]
     added.set_defaults(flags=flags)
+
+    added = verb(
+        "classify",
+        classify,
+        "the label of each line of standard input and its probability; as many lines out as in",
+        [
+            'echo "A fine film." | regard classify runs/classify',
+            "regard classify runs/classify --recall 0.95 --positive spam < texts.txt > labels.tsv",
+            "regard classify runs/classify --input texts.txt.xz --json",
+        ],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("--input", default="-", help="a file instead of standard input; .gz and .xz too")
+    added.add_argument("--json", action="store_true", help="a JSON object a line, with the probability of each label")
+    _add_model(added)
+    _add_threshold(added)
 
     added = verb(
         "generate",
@@ -528,6 +643,16 @@ def _add_decoding(added: Any) -> list[argparse.Action]:
         added.add_argument("--penalty", type=float, default=1.0, help="alpha of the GNMT length penalty (default: 1)"),
         added.add_argument("--minimum", type=int, default=1, help="fewest tokens (default: 1)"),
         added.add_argument("--maximum", type=int, help="most tokens (default: 1.5 times the source, and 10)"),
+    ]
+
+
+def _add_threshold(added: Any) -> list[argparse.Action]:
+    told = "the threshold on the validation texts with the best {} that has at least this {}, such as {}"
+    return [
+        added.add_argument("--recall", type=float, help=told.format("precision", "recall", "0.95")),
+        added.add_argument("--precision", type=float, help=told.format("recall", "precision", "0.9")),
+        added.add_argument("--threshold", type=float, help="from this probability on the answer is --positive"),
+        added.add_argument("--positive", metavar="LABEL", help="of which label (default: of two labels, the second)"),
     ]
 
 

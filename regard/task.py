@@ -27,7 +27,11 @@ from regard.training.display import Display
 from regard.training.loop import State
 from regard.training.run import Run
 
-TASKS = {"translate": "regard.translation", "language": "regard.language"}  # in which module
+TASKS = {  # in which module
+    "translate": "regard.translation",
+    "language": "regard.language",
+    "classify": "regard.classification",
+}
 
 
 class Data(Protocol):

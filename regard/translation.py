@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
 from regard import task
 from regard.config import DataConfig, TranslateConfig
 from regard.data.batches import Batch, Batches, keep_short, padded, similar
-from regard.data.text import read_pairs
-from regard.data.tokenizer import EOS, Tokenizer
+from regard.data.text import hold_out, read_pairs
+from regard.data.tokenizer import Tokenizer
 from regard.decoding import DecodingConfig, Hypothesis, decode
 from regard.metrics.translation import Score, bleu, chrf, exact_match
 from regard.training.loss import Loss, loss
@@ -63,22 +62,6 @@ def read_corpus(config: DataConfig, seed: int) -> Corpus:
         train, valid = hold_out(train, min(config.held_out, len(train) // 10), seed)
     digest = hashlib.sha256(json.dumps([train, valid]).encode()).hexdigest()
     return Corpus(train, valid, facts | {"pairs": len(train), "valid": len(valid), "sha256": digest})
-
-
-def hold_out(pairs: Sequence[Pair], count: int, seed: int) -> tuple[list[Pair], list[Pair]]:
-    """(rest, held out): a draw of `count` pairs with different sources; no source of theirs is left in the rest."""
-    if count < 1:
-        raise ValueError(f"{len(pairs)} pairs are too few to hold any out: give at least 10, or a validation file")
-    order = np.argsort(np.random.Generator(np.random.PCG64(seed)).random(len(pairs)), kind="stable")
-    held: dict[str, int] = {}
-    for index in order:
-        held.setdefault(pairs[index][0], int(index))
-        if len(held) == count:
-            break
-    rest = [pair for pair in pairs if pair[0] not in held]
-    if not rest:
-        raise ValueError("all pairs have the same few sources: give a validation file")
-    return rest, [pairs[index] for index in held.values()]
 
 
 class Task(task.Task):
@@ -133,7 +116,12 @@ class Task(task.Task):
             raise ValueError(f"no pair has at most {self.most} tokens: raise {name}")
         self.dropped = short.dropped
         self.batches = Batches(
-            short.source, short.target, tokens=training.tokens, seed=training.seed, multiple=multiple
+            short.source,
+            short.target,
+            tokens=training.tokens,
+            seed=training.seed,
+            multiple=multiple,
+            special=translator.special,
         )
         self.checks = translator.batches(data.valid, training.tokens)
 
@@ -204,6 +192,11 @@ class Translator:
         return cls(model, source, target, longest)
 
     @property
+    def special(self) -> tuple[int, int, int]:
+        """The ids that end a source, begin a target and end it."""
+        return self.source.eos, self.target.bos, self.target.eos
+
+    @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
@@ -247,14 +240,15 @@ class Translator:
             if len(row) > self.longest:
                 warn(f"line {done + number + 1}: {len(row)} tokens, only the first {self.longest} are translated")
                 del row[self.longest :]
+        special = {"bos": self.target.bos, "eos": self.target.eos, "forbidden": (self.target.pad, self.target.bos)}
         found: dict[int, list[Translation]] = {}
         real = [number for number, row in enumerate(ids) if row]
         for places in similar([len(ids[number]) + 1 for number in real], TOKENS_AT_ONCE.get(self.device.type, 4096)):
             check()
             group = [real[place] for place in places]
-            source, keep = padded([[*ids[number], EOS] for number in group], self.device)
+            source, keep = padded([[*ids[number], self.source.eos] for number in group], self.device)
             with torch.inference_mode():
-                best = decode(self.model, source, keep, decoding)
+                best = decode(self.model, source, keep, decoding, **special)
             for number, hypotheses in zip(group, best, strict=True):
                 found[number] = [Translation(self._text(part.ids), part.score, part) for part in hypotheses]
         for number, line in enumerate(lines):
@@ -277,7 +271,7 @@ class Translator:
         cut = sum(most in (len(one), len(other)) for one, other in zip(source, target, strict=True))
         if cut:
             warn(f"the loss is of the first {most} tokens of {cut} pairs that are as long or longer")
-        return Batches(source, target, tokens=tokens, shuffle=False)
+        return Batches(source, target, tokens=tokens, shuffle=False, special=self.special)
 
     def loss(self, batches: Batches, check: Callable[[], None] = lambda: None) -> float:
         """Mean over target tokens of -log p(token), without smoothing."""

@@ -17,11 +17,12 @@ from torch.testing import assert_close
 
 from regard import cli, task
 from regard.config import DataConfig, ModelOptions, TrainingConfig, TranslateConfig, from_json, parse
+from regard.data.text import hold_out
 from regard.training import checkpoint, loop
 from regard.training.display import Display
 from regard.training.run import Run
 from regard.training.schedule import rate
-from regard.translation import Task, Translator, hold_out, read_corpus, read_valid
+from regard.translation import Task, Translator, read_corpus, read_valid
 
 WORDS = ("one", "two", "three", "four", "five"), ("eins", "zwei", "drei", "vier", "fünf")
 TIMES = ("seconds", "tokens_per_second", "memory")

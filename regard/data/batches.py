@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.tokenizer import BOS, EOS, PAD
+from regard.data.tokenizer import BOS, EOS, PAD, SPECIAL, UNK
 
 NOISE = 1.0  # tokens: how far lengths are moved before sorting, so that pairs meet others in each epoch
 
@@ -125,14 +125,16 @@ class Batches(Planned):
         seed: int = 0,
         shuffle: bool = True,
         multiple: int = 1,
+        special: tuple[int, int, int] = (EOS, BOS, EOS),
     ) -> None:
+        """`special`: what ends a source, begins a target and ends it."""
         if len(source_ids) != len(target_ids):
             raise ValueError(f"expected as many targets as sources, got {len(source_ids)} and {len(target_ids)}")
         if len(source_ids) == 0:
             raise ValueError("there is no pair to make batches of")
         if multiple < 1:
             raise ValueError(f"multiple must be at least 1, got {multiple}")
-        self.multiple = multiple
+        self.multiple, self.special = multiple, special
         self.sources, self.targets = Ragged(source_ids), Ragged(target_ids)
         # Of what a row takes in a batch: its tokens and one special one.
         longest = np.maximum(self.sources.lengths, self.targets.lengths) + 1
@@ -149,10 +151,63 @@ class Batches(Planned):
     def get(self, epoch: int, i: int) -> Batch:
         """Batch `i` of an epoch."""
         index = self.rows(epoch, i)
-        source, source_keep = self.sources.padded(index, last=EOS, multiple=self.multiple)
-        target_out, target_keep = self.targets.padded(index, last=EOS, multiple=self.multiple)
-        target_in, _ = self.targets.padded(index, first=BOS, multiple=self.multiple)
+        close, begin, end = self.special
+        source, source_keep = self.sources.padded(index, last=close, multiple=self.multiple)
+        target_out, target_keep = self.targets.padded(index, last=end, multiple=self.multiple)
+        target_in, _ = self.targets.padded(index, first=begin, multiple=self.multiple)
         return Batch(source, source_keep, target_in, target_out, target_keep, torch.from_numpy(index))
+
+
+class Examples(NamedTuple):
+    """Texts with their classes as a model takes them, padded on the right; `keep` is None where nothing is."""
+
+    tokens: Tensor  # [B, T]
+    keep: Tensor | None
+    labels: Tensor  # [B], numbers of classes
+    index: Tensor  # [B], which texts
+
+    def to(self, device: torch.device | str) -> "Examples":
+        return Examples(*(None if part is None else part.to(device, non_blocking=True) for part in self))
+
+
+class LabelledBatches(Planned):
+    """Every text once an epoch, with its class. A share of `blanked` of the tokens, special ones left alone, is
+    replaced by the unknown one: a draw of seed, epoch and batch alone."""
+
+    def __init__(
+        self,
+        ids: Sequence[Sequence[int]],
+        labels: Sequence[int],
+        *,
+        tokens: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        multiple: int = 1,
+        blanked: float = 0.0,
+    ) -> None:
+        if len(ids) != len(labels):
+            raise ValueError(f"expected as many labels as texts, got {len(labels)} and {len(ids)}")
+        if not len(ids):
+            raise ValueError("there is no text to make batches of")
+        self.texts, self.labels = Ragged(ids), torch.tensor(labels)
+        self.multiple, self.blanked = multiple, blanked
+        lengths = -(-self.texts.lengths // multiple) * multiple
+        if (worst := lengths.max()) > tokens:
+            raise ValueError(f"a text of {worst} tokens does not fit into a batch of {tokens}: raise training.tokens")
+        super().__init__(lengths, tokens=tokens, seed=seed, shuffle=shuffle)
+
+    def get(self, epoch: int, i: int) -> Examples:
+        index = self.rows(epoch, i)
+        tokens, keep = self.texts.padded(index, multiple=self.multiple)
+        if self.blanked:
+            drawn = torch.from_numpy(drawing(self.seed, epoch, i).random(tokens.shape)) < self.blanked
+            tokens = torch.where(drawn & (tokens >= len(SPECIAL)), UNK, tokens)
+        return Examples(tokens, keep, self.labels[index], torch.from_numpy(index))
+
+
+def drawing(seed: int, epoch: int, i: int) -> np.random.Generator:
+    """What is drawn for one batch. The plan of the epoch draws from [seed, epoch]."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch, i, 1])))
 
 
 def similar(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
@@ -186,9 +241,10 @@ class Ragged:
     def padded(
         self, index: np.ndarray, *, first: int | None = None, last: int | None = None, multiple: int = 1
     ) -> tuple[Tensor, Tensor | None]:
-        """Some rows with a token put before or after each, [B, T], and which tokens are real."""
+        """Some rows, perhaps with a token put before or after each, [B, T], and which tokens are real."""
         lengths, starts = self.lengths[index], self.starts[index]
-        width = -(-(int(lengths.max()) + 1) // multiple) * multiple
+        special = first is not None or last is not None
+        width = -(-(int(lengths.max()) + special) // multiple) * multiple
         places = np.arange(width)
         shift = first is not None
         own = (places >= shift) & (places < lengths[:, None] + shift)
@@ -198,5 +254,5 @@ class Ragged:
             table[:, 0] = first
         if last is not None:
             table[np.arange(len(index)), lengths] = last
-        keep = places <= lengths[:, None]
+        keep = places < lengths[:, None] + special
         return torch.from_numpy(table), None if keep.all() else torch.from_numpy(keep)

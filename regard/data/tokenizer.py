@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import tokenizers
@@ -51,7 +51,7 @@ class Tokenizer:
 
     def __init__(self, kind: Kind, pieces: Sequence[str] | Sequence[tuple[str, str]]) -> None:
         self.kind, self.pieces = kind, pieces
-        self.pad, self.bos, self.eos = PAD, BOS, EOS
+        self.pad, self.unk, self.bos, self.eos = PAD, UNK, BOS, EOS
         if kind in ("bpe", "bytes"):
             # A token can come from several merges; its id is that of the first.
             self.vocabulary = list(dict.fromkeys([*BYTES, *(left + right for left, right in pieces)]))
@@ -178,10 +178,14 @@ class Tokenizer:
         path = Path(path)
         part = path.with_name(path.name + ".part")
         with open(part, "w", encoding="utf-8", newline="\n") as file:
-            json.dump({"format": FORMAT, "kind": self.kind, "pieces": self.pieces}, file, ensure_ascii=False, indent=0)
+            json.dump(self.saved(), file, ensure_ascii=False, indent=0)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
+
+    def saved(self) -> dict[str, Any]:
+        """What the file says."""
+        return {"format": FORMAT, "kind": self.kind, "pieces": self.pieces}
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
@@ -195,6 +199,13 @@ class Tokenizer:
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError(f"{path}: not a tokenizer of Regard: expected JSON with format {FORMAT!r}")
         kind, pieces = content.get("kind"), content.get("pieces")
+        if kind == "published":
+            from regard.data.published import Published
+
+            try:
+                return Published.restored(content)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from error
         if kind == "bpe" and are_merges(pieces):
             return cls(kind, [tuple(pair) for pair in pieces])
         if kind in list(SPLIT) and are_units(pieces):
