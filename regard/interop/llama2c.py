@@ -43,7 +43,7 @@ def read(path: str | Path) -> tuple[ModelConfig, Tensors, int]:
     if not fits:
         raise ValueError(f"{path} is not a model of llama2.c: its header gives {sizes}")
     D = E // H
-    N = f"decoder.blocks.{{}}."
+    N = "decoder.blocks.{}."
     # in the order of the file; those of a layer stand together, and some numbers are left over from older versions
     parts = [
         ("decoder.embedding.weight", 1, (V, E)),
