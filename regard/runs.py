@@ -314,7 +314,7 @@ def generate(arguments: argparse.Namespace) -> None:
                 _write("\n")
             else:
                 print(("" if number == 0 and part is found[0] else "----\n") + prompt + part.text, flush=True)
-            room = None if language.limit is None else language.limit - len(language.encode(prompt)) + 1
+            room = None if language.limit is None else language.limit - len(language.encode(prompt))
             if part.ended == "length" and room is not None and len(part.ids) == room < arguments.maximum:
                 _warn(f"stopped at the last of the model's {language.limit} positions; --slide goes on")
 
