@@ -234,13 +234,12 @@ class LanguageModel:
         if self.limit is not None and slide:
             model = Sliding(model, self.limit)
         elif self.limit is not None:
-            if len(ids) > self.limit:
+            if len(ids) >= self.limit:
                 raise ValueError(
                     f"the prompt has {len(ids)} tokens and the model {self.limit} positions: shorten it, or let the "
                     "context slide (--slide), which reads its last half"
                 )
-            # the last token is chosen and never read
-            most = min(most, self.limit - len(ids) + 1)
+            most = min(most, self.limit - len(ids))
         listeners = [Listener(self.tokenizer, ids, stop) for _ in range(decoding.nbest)]
 
         def watch(row: int, sample: int, token: int) -> bool:

@@ -240,10 +240,10 @@ def visible(text: str) -> str:
 
 
 def chunks(text: str) -> Iterator[str]:
-    """A long text in parts that no token of kind "bpe" crosses: cut behind the end of a line that ink follows."""
+    """A long text in parts that no token of kind "bpe" crosses: cut between a line and the next, both of ink."""
     start = 0
     while len(text) - start > LONG:
-        cut = re.compile(r"\n(?=\S)").search(text, start + LONG)
+        cut = re.compile(r"(?<=\S)\n(?=\S)").search(text, start + LONG)
         if cut is None:
             break
         yield text[start : cut.end()]
