@@ -33,6 +33,7 @@ class ModelConfig:
     width: int = 512
     heads: int = 8
     kv_heads: int | None = None
+    head_width: int | None = None  # None: width / heads
     inner: int = 2048  # width inside the feed-forward layers
     layers: int = 6
     decoder_layers: int | None = None  # None: as many as `layers`
@@ -41,12 +42,22 @@ class ModelConfig:
     cross_attention: Specs = "softmax"
     position: str = "sinusoidal"
     norm: Literal["post", "pre"] = "post"
+    norm_kind: Literal["layer", "rms"] = "layer"
+    norm_epsilon: float = 1e-5
+    final_norm: bool | None = None  # one more norm after the last layer; None: where norm is "pre"
     feedforward: Specs = "dense"
     decoder_feedforward: Specs | None = None  # None: as `feedforward`
     reversible: bool = False  # layers that are undone in the backward pass: their number costs no memory
-    bias: bool = False  # of the projections of attention
+    bias: bool | Literal["inputs"] = False  # of the projections of attention; "inputs": not of the one behind it
+    scaled_embedding: bool = True  # token vectors times sqrt(width)
+    normed_embedding: bool = False  # a norm over token vectors and positions, as in BERT
+    segments: int = 0  # learnt vectors that tell the parts of a text apart, added to its token vectors
     dropout: float = 0.1  # of the embeddings and of what each sublayer adds
     tied: bool = True  # the output layer is the embedding of the target
+    # "transform": a dense layer, GELU and a norm before the output layer; "none": no logits
+    head: Literal["linear", "transform", "none"] = "linear"
+    head_bias: bool = False  # a number for each token, added to its logit
+    pooler: bool = False  # `pooled`: a dense layer and tanh over the first token, as in BERT
     aligner: str | None = None  # spec of one more attention from target to source, which learns word alignments
 
     def __post_init__(self) -> None:
@@ -57,6 +68,18 @@ class ModelConfig:
             raise ValueError("reversible layers need norm='pre': what a norm behind the residual did cannot be undone")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
+        if self.head_width is not None and self.head_width < 1:
+            raise ValueError(f"head_width must be at least 1, got {self.head_width}")
+        if not self.norm_epsilon > 0:
+            raise ValueError(f"norm_epsilon must be above 0, got {self.norm_epsilon}")
+        if self.segments < 0:
+            raise ValueError(f"segments must not be negative, got {self.segments}")
+        for name in ("segments", "pooler"):
+            if getattr(self, name) and self.kind != "encoder":
+                raise ValueError(f"{name} is for kind 'encoder', got kind {self.kind!r}")
+        if self.head == "none" and (self.kind != "encoder" or self.head_bias):
+            got = f"kind {self.kind!r}" if self.kind != "encoder" else "head_bias"
+            raise ValueError(f"head 'none' is an encoder that gives vectors and no logits, got {got}")
         if self.aligner is not None and self.kind != "encoder-decoder":
             raise ValueError(f"aligner is for kind 'encoder-decoder', got kind {self.kind!r}")
         if self.target_vocabulary is not None and self.kind != "encoder-decoder":
@@ -68,6 +91,12 @@ PRESETS = {
     "base": {},
     "big": {"width": 1024, "heads": 16, "inner": 4096, "dropout": 0.3},
 }
+
+
+def normalization(config: ModelConfig) -> nn.Module:
+    """A norm of vectors, of the kind that the config names."""
+    kinds = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+    return kinds[config.norm_kind](config.width, eps=config.norm_epsilon)
 
 
 class BlockState(NamedTuple):
@@ -126,7 +155,7 @@ class Block(nn.Module):
     ):
         """`feedforward` None: the first that the config names."""
         super().__init__()
-        sizes = {"width": config.width, "heads": config.heads, "kv_heads": config.kv_heads, "bias": config.bias}
+        sizes = {name: getattr(config, name) for name in ("width", "heads", "kv_heads", "head_width", "bias")}
         inside = POSITIONS.find(parse(config.position).name).facts.kind != "input"
         position = config.position if inside else None
         own = Shape.of(role=role, position=position, **sizes)
@@ -136,7 +165,7 @@ class Block(nn.Module):
         feedforward = spec_list(config.feedforward)[0] if feedforward is None else feedforward
         self.feedforward = FEEDFORWARD.build(feedforward, Sizes(config.width, config.inner, role))
         sublayers = 1 + (spec is not None) + (cross is not None)
-        self.norms = nn.ModuleList(nn.LayerNorm(config.width) for _ in range(sublayers))
+        self.norms = nn.ModuleList(normalization(config) for _ in range(sublayers))
         self.dropout = Dropout(config.dropout)
         self.pre = config.norm == "pre"
 
@@ -233,28 +262,38 @@ class Stack(nn.Module):
             Block(config, spec, cross, role, feedforward=feed)
             for spec, cross, feed in zip(own, crosses, feeds, strict=True)
         )
-        self.norm = nn.LayerNorm(config.width) if config.norm == "pre" else nn.Identity()
+        final = config.norm == "pre" if config.final_norm is None else config.final_norm
+        self.norm = normalization(config) if final else nn.Identity()
+        self.embedding_norm = normalization(config) if config.normed_embedding else nn.Identity()
+        self.scale = math.sqrt(config.width) if config.scaled_embedding else 1.0
+        self.segments = nn.Embedding(config.segments, config.width) if config.segments else None
+        if self.segments is not None:
+            nn.init.normal_(self.segments.weight, std=0.02)
         self.dropout = Dropout(config.dropout)
         self.reversible = config.reversible
         settle(self.blocks)
 
-    def embed(self, ids: Tensor, rows: Rows) -> Tensor:
-        """[B, T] -> [B, T, E]"""
-        x = self.embedding(ids) * math.sqrt(self.embedding.embedding_dim)
-        return self.dropout(x if self.position is None else self.position.add(x, rows))
+    def embed(self, ids: Tensor, rows: Rows, segments: Tensor | None = None) -> Tensor:
+        """[B, T] -> [B, T, E]; without `segments` all tokens are of the first."""
+        x = self.embedding(ids) * self.scale
+        if self.segments is not None:
+            x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
+        x = x if self.position is None else self.position.add(x, rows)
+        return self.dropout(self.embedding_norm(x))
 
     def forward(
         self,
         ids: Tensor,
         rows: Rows,
         *,
+        segments: Tensor | None = None,
         states: Sequence[BlockState] | None = None,
         memory: Memory | None = None,
         maps: dict[str, list[Tensor]] | None = None,
         outputs: list[Tensor] | None = None,
     ) -> Out:
         """`maps` and `outputs` collect those of each layer."""
-        x = self.embed(ids, rows)
+        x = self.embed(ids, rows, segments)
         go = through_pair if self.reversible else through
         out = go(self.blocks, x, rows, states=states, memory=memory, maps=maps, outputs=outputs)
         return out._replace(y=self.norm(out.y))
@@ -375,6 +414,18 @@ class Aligner(nn.Module):
         return self.attention.map(self.norm(x), rows, memory=memory)
 
 
+class Transform(nn.Module):
+    """norm(GELU(W x + b)) before the output layer: the head of BERT (Devlin et al. 2019, arXiv 1810.04805)."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.width, config.width)
+        self.norm = normalization(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(F.gelu(self.dense(x)))
+
+
 class Transformer(nn.Module):
     """Vaswani et al. 2017, with any attention: token ids in, logits out.
 
@@ -399,9 +450,15 @@ class Transformer(nn.Module):
             if self.encoder is not None:
                 settle(self.encoder.blocks, self.decoder.blocks)
         embedding = (self.decoder or self.encoder).embedding
-        self.output = nn.Linear(config.width, embedding.num_embeddings, bias=False)
-        if config.tied:
-            self.output.weight = embedding.weight
+        self.transform = Transform(config) if config.head == "transform" else nn.Identity()
+        self.output = None
+        if config.head != "none":
+            self.output = nn.Linear(config.width, embedding.num_embeddings, bias=config.head_bias)
+            if config.tied:
+                self.output.weight = embedding.weight
+            if config.head_bias:
+                nn.init.zeros_(self.output.bias)
+        self.pooler = nn.Linear(config.width, config.width) if config.pooler else None
         self.aligner = None if config.aligner is None else Aligner(config)
 
     def forward(
@@ -411,9 +468,12 @@ class Transformer(nn.Module):
         *,
         keep: Tensor | None = None,
         target_keep: Tensor | None = None,
+        segments: Tensor | None = None,
     ) -> Prediction:
         """ids [B, S] (and [B, T]) -> logits at each position of the last of them."""
-        x, loss, statistics = self.hidden(tokens, target, keep=keep, target_keep=target_keep)
+        if self.output is None:
+            raise ValueError("this model has head 'none' and gives no logits: use encode (or pooled) for its vectors")
+        x, loss, statistics = self.hidden(tokens, target, keep=keep, target_keep=target_keep, segments=segments)
         logits, keep = self.output(x), keep if target is None else target_keep
         return Prediction(logits if keep is None else unpack(logits, keep), loss, statistics)
 
@@ -424,6 +484,7 @@ class Transformer(nn.Module):
         *,
         keep: Tensor | None = None,
         target_keep: Tensor | None = None,
+        segments: Tensor | None = None,
     ) -> Hidden:
         """`forward` before the output layer, which a loss puts on the real tokens only."""
         if (target is None) == (self.config.kind == "encoder-decoder"):
@@ -437,10 +498,11 @@ class Transformer(nn.Module):
         learns = self.aligner is not None and self.training
         outputs = [] if learns else None
         last = "encoder" if self.decoder is None else "decoder"
-        outs[last] = out = (self.decoder or self.encoder)(packed, rows, memory=memory, outputs=outputs)
+        stack, parts = self.decoder or self.encoder, self._segments(segments, tokens, keep)
+        outs[last] = out = stack(packed, rows, segments=parts, memory=memory, outputs=outputs)
         if learns:
             outs["aligner"] = Out(None, loss=self.aligner(outputs[0], rows, memory, packed, self.output.weight))
-        return Hidden(out.y, *second(outs))
+        return Hidden(self.transform(out.y), *second(outs))
 
     def maps(
         self,
@@ -449,6 +511,7 @@ class Transformer(nn.Module):
         *,
         keep: Tensor | None = None,
         target_keep: Tensor | None = None,
+        segments: Tensor | None = None,
         place: Literal["encoder", "decoder", "cross", "aligner"] | None = None,
     ) -> list[Tensor]:
         """What attends to what, [B, H, T, S] a layer: in the encoder, the decoder, or from target to source.
@@ -466,7 +529,7 @@ class Transformer(nn.Module):
         found = {{"cross": "cross", "aligner": "none"}.get(place, "own"): []}
         if place == "encoder" or target is None:
             stack, queries, keys = self.encoder or self.decoder, keep, keep
-            stack(*_pack(tokens, keep), maps=found)
+            stack(*_pack(tokens, keep), segments=self._segments(segments, tokens, keep), maps=found)
         else:
             memory = self.encode(tokens, keep=keep)
             packed, rows = _pack(target, target_keep)
@@ -487,16 +550,32 @@ class Transformer(nn.Module):
             maps.append(unpack(part, keys[:, None, None], dim=3) if padded else part)
         return maps
 
-    def encode(self, tokens: Tensor, *, keep: Tensor | None = None) -> Memory:
+    def encode(self, tokens: Tensor, *, keep: Tensor | None = None, segments: Tensor | None = None) -> Memory:
         """The encoder's last layer, with the real tokens of each row on the left."""
         if self.encoder is None:
             raise ValueError("a model of kind 'decoder' has no encoder: call it on the tokens, or use start and extend")
-        return self._encode(tokens, keep)[1]
+        return self._encode(tokens, keep, segments)[1]
 
-    def _encode(self, tokens: Tensor, keep: Tensor | None) -> tuple[Out, Memory]:
+    def pooled(self, tokens: Tensor, *, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        """One vector a row, [B, E]: tanh(W x + b) of the first real token x."""
+        if self.pooler is None:
+            raise ValueError("this model has no pooler: build it with pooler=True, or pool what encode returns")
+        return torch.tanh(self.pooler(self.encode(tokens, keep=keep, segments=segments).x[:, 0]))
+
+    def _encode(self, tokens: Tensor, keep: Tensor | None, segments: Tensor | None = None) -> tuple[Out, Memory]:
         packed, rows = _pack(tokens, keep)
-        out = self.encoder(packed, rows)
+        out = self.encoder(packed, rows, segments=self._segments(segments, tokens, keep))
         return out, Memory(out.y, None if keep is None else rows.count, out.stream)
+
+    def _segments(self, segments: Tensor | None, tokens: Tensor, keep: Tensor | None) -> Tensor | None:
+        """The segment of each token, moved with it."""
+        if segments is None:
+            return None
+        if not self.config.segments:
+            raise ValueError("this model knows no segments: leave them out, or build it with segments=2")
+        if segments.shape != tokens.shape:
+            raise ValueError(f"segments must be {list(tokens.shape)}, one a token, got {list(segments.shape)}")
+        return _pack(segments, keep)[0]
 
     def start(self, batch: int, *, memory: Memory | None = None, capacity: int | None = None) -> ModelState:
         """The decoder's state before the first token. A memory of B rows also serves k * B rows: beams."""
@@ -505,7 +584,7 @@ class Transformer(nn.Module):
         if (memory is None) != (self.encoder is None):
             needs = "needs memory=model.encode(source)" if memory is None else "has no memory to read"
             raise ValueError(f"a model of kind {self.config.kind!r} {needs}")
-        weight = self.output.weight
+        weight = self.decoder.embedding.weight
         options = {"dtype": weight.dtype, "device": weight.device}
         blocks, stream = [], memory and memory.stream
         for block in self.decoder.blocks:
@@ -524,7 +603,7 @@ class Transformer(nn.Module):
         even = state.even and keep is None
         rows = rows._replace(start=state.seen, at=state.top if even else None)
         out = self.decoder(packed, rows, states=state.blocks)
-        logits = self.output(out.y)
+        logits = self.output(self.transform(out.y))
         after = ModelState(out.state, state.seen + rows.count, state.top + rows.T, even)
         return logits if keep is None else unpack(logits, keep), after
 
