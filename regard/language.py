@@ -13,7 +13,7 @@ from regard import task
 from regard.config import LanguageConfig
 from regard.data.batches import padded, similar
 from regard.data.documents import Blocks, Documents, Pieces, Text, digest, hold_out, read_documents, stream
-from regard.data.tokenizer import BOS, PAD, UNK, Streamed, Tokenizer, chunks
+from regard.data.tokenizer import Streamed, Tokenizer, chunks
 from regard.decoding import DecodingConfig, Sliding, generate
 from regard.models.transformer import ModelConfig
 from regard.training.loss import Loss, text_loss
@@ -234,13 +234,12 @@ class LanguageModel:
         if self.limit is not None and slide:
             model = Sliding(model, self.limit)
         elif self.limit is not None:
-            if len(ids) > self.limit:
+            if len(ids) >= self.limit:
                 raise ValueError(
                     f"the prompt has {len(ids)} tokens and the model {self.limit} positions: shorten it, or let the "
                     "context slide (--slide), which reads its last half"
                 )
-            # the last token is chosen and never read
-            most = min(most, self.limit - len(ids) + 1)
+            most = min(most, self.limit - len(ids))
         listeners = [Listener(self.tokenizer, ids, stop) for _ in range(decoding.nbest)]
 
         def watch(row: int, sample: int, token: int) -> bool:
@@ -250,7 +249,8 @@ class LanguageModel:
             return stops
 
         config = DecodingConfig(**{**vars(decoding), "maximum": most, "maximum_ratio": 0, "maximum_extra": most})
-        forbidden = tuple({PAD, UNK, BOS, self.tokenizer.bos, self.tokenizer.pad} - {self.tokenizer.eos})
+        special = {self.tokenizer.pad, self.tokenizer.unk, self.tokenizer.bos}
+        forbidden = tuple(special - {self.tokenizer.eos, None})
         prompts = torch.tensor([ids], device=self.device)
         (found,) = generate(model, prompts, config=config, eos=self.tokenizer.eos, forbidden=forbidden, watch=watch)
         for sample, listener in enumerate(listeners):
@@ -282,10 +282,13 @@ class LanguageModel:
                     "a stride is for models that read all documents as one text; this one reads them apart"
                 )
             ids = [self.tokenizer.encode_text(text) for text in documents]
-            batches, unknown = Pieces(ids, self.tokenizer.eos, **sizes), sum(int((part == UNK).sum()) for part in ids)
+            batches, unknown = (
+                Pieces(ids, self.tokenizer.eos, **sizes),
+                sum(int((part == self.tokenizer.unk).sum()) for part in ids),
+            )
         else:
             ids = stream(documents, self.tokenizer)
-            batches, unknown = Blocks(ids, stride=stride, **sizes), int((ids == UNK).sum())
+            batches, unknown = Blocks(ids, stride=stride, **sizes), int((ids == self.tokenizer.unk).sum())
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         tokens = torch.zeros((), dtype=torch.long, device=self.device)
         with torch.inference_mode():

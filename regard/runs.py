@@ -378,9 +378,36 @@ def generate(arguments: argparse.Namespace) -> None:
                 _write("\n")
             else:
                 print(("" if number == 0 and part is found[0] else "----\n") + prompt + part.text, flush=True)
-            room = None if language.limit is None else language.limit - len(language.encode(prompt)) + 1
+            room = None if language.limit is None else language.limit - len(language.encode(prompt))
             if part.ended == "length" and room is not None and len(part.ids) == room < arguments.maximum:
                 _warn(f"stopped at the last of the model's {language.limit} positions; --slide goes on")
+
+
+def prompt(arguments: argparse.Namespace) -> None:
+    """regard prompt"""
+    from regard import fewshot
+    from regard.language import LanguageModel
+
+    try:
+        shots = [int(part) for part in arguments.shots.split(",")]
+    except ValueError as error:
+        raise ValueError(f"--shots are numbers of examples, such as 0,1,5, got {arguments.shots!r}") from error
+    loaded = fewshot.load(arguments.task)
+    language = LanguageModel.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    if arguments.show:
+        most = max(shots)
+        if not 0 <= most <= len(loaded.examples):
+            raise ValueError(f"{most} shots need as many examples; the task has {len(loaded.examples)}")
+        print(fewshot.prompt(loaded.task, loaded.examples[:most], loaded.queries[0]))
+        return
+    found = fewshot.run(language, loaded, shots, draws=arguments.draws, seed=arguments.seed)
+    if arguments.json:
+        print(json.dumps({"queries": len(loaded.queries), "results": fewshot.report(found)}))
+        return
+    print(f"{len(loaded.queries)} queries, by {loaded.task.score}\nshots  accuracy  spread over draws")
+    for part in found:
+        drawn = f"{100 * part.spread:6.2f}  of {len(part.draws)}" if len(part.draws) > 1 else "     -"
+        print(f"{part.shots:>5}  {100 * part.mean:7.2f}%  {drawn}")
 
 
 def _write(text: str) -> None:
@@ -662,6 +689,24 @@ def add_verbs(verb: Verb) -> None:
     added.add_argument("--top", type=int, default=5, help="candidates of each gap (default: 5)")
     added.add_argument("--mark", default="[mask]", help="what stands for a hidden token (default: [mask])")
     added.add_argument("--json", action="store_true", help="one JSON object a text, with candidates and probabilities")
+    _add_model(added)
+
+    added = verb(
+        "prompt",
+        prompt,
+        "how often a language model answers right, with so many solved examples before each question",
+        [
+            "regard prompt runs/language --task task.yaml --shots 0,1,5 --draws 10",
+            "regard prompt runs/language --task task.yaml --shots 2 --show",
+        ],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("--task", required=True, help="a YAML file: prompt, answer, choices, examples, queries")
+    added.add_argument("--shots", default="0", help="numbers of examples, such as 0,1,5 (default: 0)")
+    added.add_argument("--draws", type=int, default=5, help="choices of examples for each number (default: 5)")
+    added.add_argument("--seed", type=int, default=0, help="of the choices (default: 0)")
+    added.add_argument("--show", action="store_true", help="print the prompt of the first query instead")
+    added.add_argument("--json", action="store_true", help="one JSON object")
     _add_model(added)
 
     added = verb(

@@ -14,7 +14,7 @@ from regard import task
 from regard.config import DataConfig, TranslateConfig
 from regard.data.batches import Batch, Batches, keep_short, padded, similar
 from regard.data.text import BREAKS, hold_out, read_pairs
-from regard.data.tokenizer import EOS, Tokenizer
+from regard.data.tokenizer import Tokenizer
 from regard.decoding import DecodingConfig, Hypothesis, decode
 from regard.metrics.translation import Score, bleu, chrf, exact_match
 from regard.training.loss import Loss, loss
@@ -114,7 +114,12 @@ class Task(task.Task):
             raise ValueError(f"no pair has at most {self.most} tokens: raise {name}")
         self.dropped = short.dropped
         self.batches = Batches(
-            short.source, short.target, tokens=training.tokens, seed=training.seed, multiple=multiple
+            short.source,
+            short.target,
+            tokens=training.tokens,
+            seed=training.seed,
+            multiple=multiple,
+            special=translator.special,
         )
         self.checks = translator.batches(data.valid, training.tokens)
 
@@ -185,6 +190,11 @@ class Translator:
         return cls(model, source, target, longest)
 
     @property
+    def special(self) -> tuple[int, int, int]:
+        """The ids that end a source, begin a target and end it."""
+        return self.source.eos, self.target.bos, self.target.eos
+
+    @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
@@ -228,14 +238,15 @@ class Translator:
             if len(row) > self.longest:
                 warn(f"line {done + number + 1}: {len(row)} tokens, only the first {self.longest} are translated")
                 del row[self.longest :]
+        special = {"bos": self.target.bos, "eos": self.target.eos, "forbidden": (self.target.pad, self.target.bos)}
         found: dict[int, list[Translation]] = {}
         real = [number for number, row in enumerate(ids) if row]
         for places in similar([len(ids[number]) + 1 for number in real], TOKENS_AT_ONCE.get(self.device.type, 4096)):
             check()
             group = [real[place] for place in places]
-            source, keep = padded([[*ids[number], EOS] for number in group], self.device)
+            source, keep = padded([[*ids[number], self.source.eos] for number in group], self.device)
             with torch.inference_mode():
-                best = decode(self.model, source, keep, decoding)
+                best = decode(self.model, source, keep, decoding, **special)
             for number, hypotheses in zip(group, best, strict=True):
                 found[number] = [Translation(self._text(part.ids), part.score, part) for part in hypotheses]
         for number, line in enumerate(lines):
@@ -258,7 +269,7 @@ class Translator:
         cut = sum(most in (len(one), len(other)) for one, other in zip(source, target, strict=True))
         if cut:
             warn(f"the loss is of the first {most} tokens of {cut} pairs that are as long or longer")
-        return Batches(source, target, tokens=tokens, shuffle=False)
+        return Batches(source, target, tokens=tokens, shuffle=False, special=self.special)
 
     def loss(self, batches: Batches, check: Callable[[], None] = lambda: None) -> float:
         """Mean over target tokens of -log p(token), without smoothing."""

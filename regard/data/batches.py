@@ -125,14 +125,16 @@ class Batches(Planned):
         seed: int = 0,
         shuffle: bool = True,
         multiple: int = 1,
+        special: tuple[int, int, int] = (EOS, BOS, EOS),
     ) -> None:
+        """`special`: what ends a source, begins a target and ends it."""
         if len(source_ids) != len(target_ids):
             raise ValueError(f"expected as many targets as sources, got {len(source_ids)} and {len(target_ids)}")
         if len(source_ids) == 0:
             raise ValueError("there is no pair to make batches of")
         if multiple < 1:
             raise ValueError(f"multiple must be at least 1, got {multiple}")
-        self.multiple = multiple
+        self.multiple, self.special = multiple, special
         self.sources, self.targets = Ragged(source_ids), Ragged(target_ids)
         # Of what a row takes in a batch: its tokens and one special one.
         longest = np.maximum(self.sources.lengths, self.targets.lengths) + 1
@@ -149,9 +151,10 @@ class Batches(Planned):
     def get(self, epoch: int, i: int) -> Batch:
         """Batch `i` of an epoch."""
         index = self.rows(epoch, i)
-        source, source_keep = self.sources.padded(index, last=EOS, multiple=self.multiple)
-        target_out, target_keep = self.targets.padded(index, last=EOS, multiple=self.multiple)
-        target_in, _ = self.targets.padded(index, first=BOS, multiple=self.multiple)
+        close, begin, end = self.special
+        source, source_keep = self.sources.padded(index, last=close, multiple=self.multiple)
+        target_out, target_keep = self.targets.padded(index, last=end, multiple=self.multiple)
+        target_in, _ = self.targets.padded(index, first=begin, multiple=self.multiple)
         return Batch(source, source_keep, target_in, target_out, target_keep, torch.from_numpy(index))
 
 

@@ -132,7 +132,7 @@ class Blocks:
         stride: int | None = None,
     ) -> None:
         self.ids, self.length, self.rows, self.seed, self.shuffle = ids, length, tokens // length, seed, shuffle
-        self.stride = stride or length
+        self.stride = length if stride is None else stride
         self.planned: tuple[int, np.ndarray] | None = None
         if length > tokens:
             raise ValueError(f"a block of {length} tokens does not fit into a batch of {tokens}: raise training.tokens")

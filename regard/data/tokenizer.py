@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import tokenizers
@@ -51,7 +51,7 @@ class Tokenizer:
 
     def __init__(self, kind: Kind, pieces: Sequence[str] | Sequence[tuple[str, str]]) -> None:
         self.kind, self.pieces = kind, pieces
-        self.pad, self.bos, self.eos = PAD, BOS, EOS
+        self.pad, self.unk, self.bos, self.eos = PAD, UNK, BOS, EOS
         # a padded place is told by `keep` and not by its id, so the same id can hide a token at a real one
         self.mask = PAD
         if kind in ("bpe", "bytes"):
@@ -196,10 +196,14 @@ class Tokenizer:
         path = Path(path)
         part = path.with_name(path.name + ".part")
         with open(part, "w", encoding="utf-8", newline="\n") as file:
-            json.dump({"format": FORMAT, "kind": self.kind, "pieces": self.pieces}, file, ensure_ascii=False, indent=0)
+            json.dump(self.saved(), file, ensure_ascii=False, indent=0)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
+
+    def saved(self) -> dict[str, Any]:
+        """What the file says."""
+        return {"format": FORMAT, "kind": self.kind, "pieces": self.pieces}
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
@@ -213,6 +217,13 @@ class Tokenizer:
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError(f"{path}: not a tokenizer of Regard: expected JSON with format {FORMAT!r}")
         kind, pieces = content.get("kind"), content.get("pieces")
+        if kind == "published":
+            from regard.data.published import Published
+
+            try:
+                return Published.restored(content)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from error
         if kind == "bpe" and are_merges(pieces):
             return cls(kind, [tuple(pair) for pair in pieces])
         if kind in list(SPLIT) and are_units(pieces):
@@ -247,10 +258,10 @@ def visible(text: str) -> str:
 
 
 def chunks(text: str) -> Iterator[str]:
-    """A long text in parts that no token of kind "bpe" crosses: cut behind the end of a line that ink follows."""
+    """A long text in parts that no token of kind "bpe" crosses: cut between a line and the next, both of ink."""
     start = 0
     while len(text) - start > LONG:
-        cut = re.compile(r"\n(?=\S)").search(text, start + LONG)
+        cut = re.compile(r"(?<=\S)\n(?=\S)").search(text, start + LONG)
         if cut is None:
             break
         yield text[start : cut.end()]

@@ -52,9 +52,8 @@ class ModelConfig:
     segments: int = 0  # learnt vectors that tell the parts of a text apart, added to its token vectors
     dropout: float = 0.1  # of the embeddings and of what each sublayer adds
     tied: bool = True  # the output layer is the embedding of the target
-    head: Literal["linear", "transform", "none"] = (
-        "linear"  # "transform": dense, GELU and norm first; "none": no logits
-    )
+    # "transform": a dense layer, GELU and a norm before the output layer; "none": no logits
+    head: Literal["linear", "transform", "none"] = "linear"
     head_bias: bool = False  # a number for each token, added to its logit
     pooler: bool = False  # `pooled`: a dense layer and tanh over the first token, as in BERT
     aligner: str | None = None  # spec of one more attention from target to source, which learns word alignments
