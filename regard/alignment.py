@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.attention.base import Attention
 from regard.data.batches import padded, similar
-from regard.data.tokenizer import BOS, EOS, Tokenizer
+from regard.data.tokenizer import Tokenizer
 from regard.metrics.alignment import Links, Method, flip, format_links, symmetrise
 
 Read = Literal["consume", "predict"]
@@ -180,11 +180,13 @@ class _Side(NamedTuple):
     ids: list[int]
     owners: list[int]  # the word of each id
     words: list[str]
+    bos: int
+    eos: int
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, text: str) -> "_Side":
         ids, owners = tokenizer.words(text)
-        return cls(ids, owners, tokenizer.split_words(text))
+        return cls(ids, owners, tokenizer.split_words(text), tokenizer.bos, tokenizer.eos)
 
 
 def _word_maps(
@@ -197,8 +199,8 @@ def _word_maps(
 ) -> np.ndarray:
     """[B, layers, target words, source words], padded with zeros."""
     device = next(model.parameters()).device
-    source, source_keep = padded([[*side.ids, EOS] for side in sources], device)
-    target, target_keep = padded([[BOS, *side.ids] for side in targets], device)
+    source, source_keep = padded([[*side.ids, side.eos] for side in sources], device)
+    target, target_keep = padded([[side.bos, *side.ids] for side in targets], device)
     keeps = {"keep": source_keep, "target_keep": target_keep}
     # an aligner has one head: to ask for another is to ask for a layer that translates
     if layer == "aligner" or (layer is None and head == "average" and has_aligner(model)):

@@ -17,7 +17,7 @@ SMALL = {"vocabulary": 50, "width": 16, "heads": 4, "inner": 32, "layers": 3, "d
 KEEP = torch.tensor([[0, 1, 1, 0, 1, 1, 1, 0, 1], [1] * 9, [1, 0, 0, 0, 0, 1, 0, 0, 0]]).bool()
 VARIANTS = [
     {},
-    {"shared": False, "norm": "pre", "activation": "gelu"},
+    {"shared": False, "norm": "pre", "feedforward": "dense(activation='gelu')"},
     {"span": 3, "bias": True},
     {"span": 2, "shared": False, "kv_heads": 2, "position": "rotary", "tied": False},
     {"position": "sinusoidal", "attention": "additive"},
@@ -83,19 +83,19 @@ def reference(model: Feedback, tokens: Tensor) -> Tensor:
     config = model.config
     embedded = torch.stack([model.embedding.weight[token] * math.sqrt(config.width) for token in tokens])
     embedded = embedded if model.position is None else model.position.plain_add(embedded)
-    activation = {"relu": torch.relu, "gelu": torch.nn.functional.gelu}[config.activation]
+    activation = {"relu": torch.relu, "gelu": torch.nn.functional.gelu}[model.blocks[0].feedforward.activation]
     shares = torch.exp(model.mixing) / torch.exp(model.mixing).sum()
     memories, logits = [], []
     for x in embedded:
         levels = [x]
         for block in model.blocks:
-            inner, outer = block.norms
+            (inner, outer), feed = block.norms, block.feedforward
             if config.norm == "pre":
                 x = x + looked(block.attention, normed(x, inner), memories, config.span)
-                x = x + linear(block.outer, activation(linear(block.inner, normed(x, outer))))
+                x = x + linear(feed.outer, activation(linear(feed.inner, normed(x, outer))))
             else:
                 x = normed(x + looked(block.attention, x, memories, config.span), inner)
-                x = normed(x + linear(block.outer, activation(linear(block.inner, x))), outer)
+                x = normed(x + linear(feed.outer, activation(linear(feed.inner, x))), outer)
             levels.append(x)
         memories.append(sum(share * level for share, level in zip(shares, levels, strict=True)))
         top = normed(x, model.norm) if config.norm == "pre" else x
@@ -259,7 +259,9 @@ def test_peer(span):
                 block.attention.project[name].weight.copy_(weight)
                 block.attention.project[name].bias.zero_()
             block.attention.output.load_state_dict(other.to_out.state_dict())
-            for mine, its in zip((block.inner, block.outer), (forward.fn.fn[0], forward.fn.fn[2]), strict=True):
+            for mine, its in zip(
+                (block.feedforward.inner, block.feedforward.outer), (forward.fn.fn[0], forward.fn.fn[2]), strict=True
+            ):
                 mine.load_state_dict(its.state_dict())
             for mine, its in zip(block.norms, (attend.fn.fn.norm, forward.fn.norm), strict=True):
                 mine.load_state_dict(its.state_dict())
@@ -267,7 +269,7 @@ def test_peer(span):
     x, z = ours.hidden(tokens).x @ weight.T, theirs(tokens) - theirs.to_logits[1].bias
     assert_close(x, z)
     toward = torch.randn_like(x)
-    mine = torch.autograd.grad((x * toward).sum(), [ours.mixing, ours.blocks[0].outer.weight])
+    mine = torch.autograd.grad((x * toward).sum(), [ours.mixing, ours.blocks[0].feedforward.outer.weight])
     other = torch.autograd.grad((z * toward).sum(), [theirs.layer_weight, theirs.layers[0][1].fn.fn[2].weight])
     for a, b in zip(mine, other, strict=True):
         assert_close(a, b)

@@ -160,6 +160,87 @@ def test_presets_have_the_sizes_of_the_paper():
     assert counts["big"] == 214_171_648
 
 
+PUBLISHED = {
+    "norm": "pre",
+    "norm_kind": "rms",
+    "norm_epsilon": 1e-6,
+    "head_width": 6,
+    "kv_heads": 2,
+    "bias": "inputs",
+    "scaled_embedding": False,
+    "normed_embedding": True,
+    "head": "transform",
+    "head_bias": True,
+    "tied": False,
+    "position": "rotary",
+}
+
+
+def test_options_of_published_models():
+    """Each option is there in the parameters, and decoding and padding hold with all of them."""
+    model = build(**PUBLISHED)
+    check(model)
+    block = model.decoder.blocks[0]
+    for layer in (block.attention, block.cross):
+        assert layer.project["q"].weight.shape == (24, 16)
+        assert layer.project["k"].bias.shape == (12,)
+        assert layer.output.bias is None
+    norms = [part for part in model.modules() if isinstance(part, torch.nn.RMSNorm)]
+    # an encoder layer has two and a decoder layer three; with embedding, end and head
+    assert len(norms) == 2 * 2 + 2 * 3 + 2 * 2 + 1
+    assert {norm.eps for norm in norms} == {1e-6}
+    assert not [part for part in model.modules() if isinstance(part, torch.nn.LayerNorm)]
+    model(ids(), ids(T=7, seed=2)).logits.square().sum().backward()
+    assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
+
+
+@pytest.mark.parametrize("final", [None, True, False])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_final_norm(norm, final):
+    model = build(kind="decoder", norm=norm, final_norm=final)
+    assert isinstance(model.decoder.norm, torch.nn.LayerNorm) == (norm == "pre" if final is None else final)
+
+
+def test_embedding_and_head_by_hand():
+    """BERT's order: vectors, segments and positions are added, then normed; dense, GELU and norm before the logits."""
+    options = {
+        "normed_embedding": True,
+        "scaled_embedding": False,
+        "head": "transform",
+        "head_bias": True,
+        "segments": 2,
+    }
+    model = build(kind="encoder", pooler=True, position="learned(longest=9)", **options)
+    for name in ("bias", "norm.bias", "norm.weight", "dense.bias"):
+        part = model.output.bias if name == "bias" else model.transform.get_parameter(name)
+        torch.nn.init.normal_(part)
+    torch.nn.init.normal_(model.encoder.embedding_norm.weight)
+    tokens, segments = ids(), ids(seed=5) % 2
+    whole = model(tokens, keep=KEEP, segments=segments).logits
+    pooled = model.pooled(tokens, keep=KEEP, segments=segments)
+    stack, head = model.encoder, model.transform
+    for row in range(3):
+        own, parts = tokens[row, KEEP[row]], segments[row, KEEP[row]]
+        x = stack.embedding.weight[own] + stack.segments.weight[parts] + stack.position.table[: len(own)]
+        x = torch.nn.functional.layer_norm(x, [16], stack.embedding_norm.weight, stack.embedding_norm.bias)[None]
+        for block in stack.blocks:
+            x = block(x, Rows.full(x)).y
+        y = torch.nn.functional.gelu(x @ head.dense.weight.T + head.dense.bias)
+        y = torch.nn.functional.layer_norm(y, [16], head.norm.weight, head.norm.bias)
+        assert_close(whole[row, KEEP[row]], (y @ stack.embedding.weight.T + model.output.bias)[0])
+        assert_close(pooled[row], torch.tanh(model.pooler(x[0, 0])))
+    maps = model.maps(tokens, keep=KEEP, segments=segments)
+    assert (maps[0] - model.maps(tokens, keep=KEEP)[0]).abs().max() > 1e-6
+    assert_close(model(tokens).logits, model(tokens, segments=torch.zeros_like(tokens)).logits)
+
+
+def test_an_encoder_without_a_head():
+    model = build(kind="encoder", head="none")
+    assert model.encode(ids(), keep=KEEP).x.shape == (3, 9, 16)
+    with pytest.raises(ValueError, match="gives no logits"):
+        model(ids())
+
+
 def test_bad_input():
     with pytest.raises(ValueError, match="needs source and target"):
         build()(ids())
@@ -179,6 +260,20 @@ def test_bad_input():
         build(dropout=1.0)
     with pytest.raises(ValueError, match="target_vocabulary"):
         build(kind="decoder", target_vocabulary=9)
+    with pytest.raises(ValueError, match="segments is for kind 'encoder'"):
+        build(kind="decoder", segments=2)
+    with pytest.raises(ValueError, match="knows no segments"):
+        build(kind="encoder")(ids(), segments=ids())
+    with pytest.raises(ValueError, match="segments must be"):
+        build(kind="encoder", segments=2)(ids(), segments=ids(T=8))
+    with pytest.raises(ValueError, match="head 'none'"):
+        build(kind="decoder", head="none")
+    with pytest.raises(ValueError, match="no pooler"):
+        build(kind="encoder").pooled(ids())
+    with pytest.raises(ValueError, match="norm_epsilon"):
+        build(norm_epsilon=0.0)
+    with pytest.raises(ValueError, match="bias must be"):
+        build(bias="outputs")
     with pytest.raises(ValueError, match="'linformer' cannot take role 'causal'"):
         build(kind="decoder", attention="linformer")
 

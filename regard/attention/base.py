@@ -80,7 +80,7 @@ class Shape:
     head_width: int
     memory_width: int
     out_width: int
-    bias: bool = False
+    bias: bool | Literal["inputs"] = False
     position: str | None = None
     first_head: int = 0  # where these heads stand among `all_heads`, inside heads(...)
     all_heads: int = 0
@@ -96,7 +96,7 @@ class Shape:
         head_width: int | None = None,
         memory_width: int | None = None,
         out_width: int | None = None,
-        bias: bool = False,
+        bias: bool | Literal["inputs"] = False,
         position: str | None = None,
     ) -> "Shape":
         sizes = {"width": width, "heads": heads, "kv_heads": kv_heads, "head_width": head_width}
@@ -114,8 +114,8 @@ class Shape:
             raise ValueError(
                 f"heads {heads} is not divisible by kv_heads {kv_heads}: each must serve equally many heads"
             )
-        if not isinstance(bias, bool):
-            raise ValueError(f"bias must be True or False, got {bias!r}")
+        if not isinstance(bias, bool) and bias != "inputs":
+            raise ValueError(f"bias must be True, False or 'inputs' (not of the projection behind), got {bias!r}")
         if memory_width is not None and role != "cross":
             raise ValueError(f"memory_width is for role 'cross'; role {role!r} has no memory")
         return cls(
@@ -130,6 +130,14 @@ class Shape:
             position=position,
             all_heads=heads,
         )
+
+    @property
+    def input_bias(self) -> bool:
+        return self.bias is not False
+
+    @property
+    def output_bias(self) -> bool:
+        return self.bias is True
 
 
 class Rows(NamedTuple):
@@ -231,6 +239,7 @@ class Out(NamedTuple):
     state: Any = None
     stream: Tensor | None = None
     loss: Tensor | None = None
+    statistics: dict[str, Tensor] | None = None  # what to log of it, by name
 
 
 class Attention(nn.Module):
@@ -498,8 +507,8 @@ class Heads(Attention):
         for name, kind in self.inputs.items():
             wide = shape.width if kind == "query" or shape.role != "cross" else shape.memory_width
             out = sizes.get(kind, shape.kv_heads * shape.head_width)
-            self.project[name] = nn.Linear(wide, out, bias=shape.bias or kind == "gate")
-        self.output = nn.Linear(shape.heads * shape.head_width, shape.out_width, bias=shape.bias)
+            self.project[name] = nn.Linear(wide, out, bias=shape.input_bias or kind == "gate")
+        self.output = nn.Linear(shape.heads * shape.head_width, shape.out_width, bias=shape.output_bias)
         for linear in [*self.project.values(), self.output]:
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:

@@ -78,7 +78,7 @@ class Compressed(Heads):
         for name in ("k", "v"):
             mean = torch.eye(D).div(factor).repeat(G, factor, 1, 1)
             self.register_parameter(f"conv_{name}", nn.Parameter(mean))  # [G, factor, D in, D out]
-            self.register_parameter(f"offset_{name}", nn.Parameter(torch.zeros(G, D)) if shape.bias else None)
+            self.register_parameter(f"offset_{name}", nn.Parameter(torch.zeros(G, D)) if shape.input_bias else None)
             self.register_parameter(f"first_{name}", nn.Parameter(torch.zeros(G, D)) if first == "learnt" else None)
 
     def own(self, rows, query, source, state):

@@ -14,16 +14,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attention.base import Memory, Out, Rows, Shape, pack, select, unpack
+from regard.feedforward.base import Sizes
 from regard.kernels.dropout import Dropout
 from regard.models.reversible import Coupled, Sublayer
-from regard.spec import ATTENTION, POSITIONS, Spec, over_layers, parse
+from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Spec, over_layers, parse, spec_list
 
 Specs = str | Sequence[str]
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What a model is made of. Each attention takes a spec, or a list of specs that is repeated over the layers."""
+    """What a model is made of. Attentions and feed-forward layers take a spec, or a list of specs that
+    is repeated over the layers."""
 
     kind: Literal["encoder", "decoder", "encoder-decoder"] = "encoder-decoder"
     vocabulary: int = 37000
@@ -31,6 +33,7 @@ class ModelConfig:
     width: int = 512
     heads: int = 8
     kv_heads: int | None = None
+    head_width: int | None = None  # None: width / heads
     inner: int = 2048  # width inside the feed-forward layers
     layers: int = 6
     decoder_layers: int | None = None  # None: as many as `layers`
@@ -39,11 +42,22 @@ class ModelConfig:
     cross_attention: Specs = "softmax"
     position: str = "sinusoidal"
     norm: Literal["post", "pre"] = "post"
+    norm_kind: Literal["layer", "rms"] = "layer"
+    norm_epsilon: float = 1e-5
+    final_norm: bool | None = None  # one more norm after the last layer; None: where norm is "pre"
+    feedforward: Specs = "dense"
+    decoder_feedforward: Specs | None = None  # None: as `feedforward`
     reversible: bool = False  # layers that are undone in the backward pass: their number costs no memory
-    activation: Literal["relu", "gelu"] = "relu"
-    bias: bool = False  # of the projections of attention
+    bias: bool | Literal["inputs"] = False  # of the projections of attention; "inputs": not of the one behind it
+    scaled_embedding: bool = True  # token vectors times sqrt(width)
+    normed_embedding: bool = False  # a norm over token vectors and positions, as in BERT
+    segments: int = 0  # learnt vectors that tell the parts of a text apart, added to its token vectors
     dropout: float = 0.1  # of the embeddings and of what each sublayer adds
     tied: bool = True  # the output layer is the embedding of the target
+    # "transform": a dense layer, GELU and a norm before the output layer; "none": no logits
+    head: Literal["linear", "transform", "none"] = "linear"
+    head_bias: bool = False  # a number for each token, added to its logit
+    pooler: bool = False  # `pooled`: a dense layer and tanh over the first token, as in BERT
     aligner: str | None = None  # spec of one more attention from target to source, which learns word alignments
 
     def __post_init__(self) -> None:
@@ -54,6 +68,18 @@ class ModelConfig:
             raise ValueError("reversible layers need norm='pre': what a norm behind the residual did cannot be undone")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
+        if self.head_width is not None and self.head_width < 1:
+            raise ValueError(f"head_width must be at least 1, got {self.head_width}")
+        if not self.norm_epsilon > 0:
+            raise ValueError(f"norm_epsilon must be above 0, got {self.norm_epsilon}")
+        if self.segments < 0:
+            raise ValueError(f"segments must not be negative, got {self.segments}")
+        for name in ("segments", "pooler"):
+            if getattr(self, name) and self.kind != "encoder":
+                raise ValueError(f"{name} is for kind 'encoder', got kind {self.kind!r}")
+        if self.head == "none" and (self.kind != "encoder" or self.head_bias):
+            got = f"kind {self.kind!r}" if self.kind != "encoder" else "head_bias"
+            raise ValueError(f"head 'none' is an encoder that gives vectors and no logits, got {got}")
         if self.aligner is not None and self.kind != "encoder-decoder":
             raise ValueError(f"aligner is for kind 'encoder-decoder', got kind {self.kind!r}")
         if self.target_vocabulary is not None and self.kind != "encoder-decoder":
@@ -65,6 +91,12 @@ PRESETS = {
     "base": {},
     "big": {"width": 1024, "heads": 16, "inner": 4096, "dropout": 0.3},
 }
+
+
+def normalization(config: ModelConfig) -> nn.Module:
+    """A norm of vectors, of the kind that the config names."""
+    kinds = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+    return kinds[config.norm_kind](config.width, eps=config.norm_epsilon)
 
 
 class BlockState(NamedTuple):
@@ -97,6 +129,7 @@ class Hidden(NamedTuple):
 
     x: Tensor
     loss: Tensor | None
+    statistics: dict[str, Tensor] | None = None  # of the layers, by name
 
 
 class Prediction(NamedTuple):
@@ -104,6 +137,7 @@ class Prediction(NamedTuple):
 
     logits: Tensor
     loss: Tensor | None
+    statistics: dict[str, Tensor] | None = None  # of the layers, by name
 
 
 class Block(nn.Module):
@@ -117,24 +151,22 @@ class Block(nn.Module):
         cross: Spec | str | None,
         role: Literal["self", "causal"] = "self",
         memory_width: int | None = None,
+        feedforward: Spec | str | None = None,
     ):
+        """`feedforward` None: the first that the config names."""
         super().__init__()
-        sizes = {"width": config.width, "heads": config.heads, "kv_heads": config.kv_heads, "bias": config.bias}
+        sizes = {name: getattr(config, name) for name in ("width", "heads", "kv_heads", "head_width", "bias")}
         inside = POSITIONS.find(parse(config.position).name).facts.kind != "input"
         position = config.position if inside else None
         own = Shape.of(role=role, position=position, **sizes)
         look = Shape.of(role="cross", memory_width=memory_width, **sizes)
         self.attention = None if spec is None else ATTENTION.build(spec, own)
         self.cross = None if cross is None else ATTENTION.build(cross, look)
-        self.inner = nn.Linear(config.width, config.inner)
-        self.outer = nn.Linear(config.inner, config.width)
-        for linear in (self.inner, self.outer):
-            nn.init.xavier_uniform_(linear.weight)
-            nn.init.zeros_(linear.bias)
+        feedforward = spec_list(config.feedforward)[0] if feedforward is None else feedforward
+        self.feedforward = FEEDFORWARD.build(feedforward, Sizes(config.width, config.inner, role))
         sublayers = 1 + (spec is not None) + (cross is not None)
-        self.norms = nn.ModuleList(nn.LayerNorm(config.width) for _ in range(sublayers))
+        self.norms = nn.ModuleList(normalization(config) for _ in range(sublayers))
         self.dropout = Dropout(config.dropout)
-        self.activation = {"relu": torch.relu, "gelu": F.gelu}[config.activation]
         self.pre = config.norm == "pre"
 
     def forward(
@@ -181,7 +213,7 @@ class Block(nn.Module):
             return Out(self.cross.run(folded, Rows.full(folded), state=cross).y.reshape(x.shape))
 
         def feed(x: Tensor, stream: Tensor | None) -> Out:
-            return Out(self.outer(self.activation(self.inner(x))))
+            return self.feedforward.run(x, rows)
 
         def adding(sublayer: Sublayer, norm: nn.Module) -> Sublayer:
             def add(x: Tensor, stream: Tensor | None) -> Out:
@@ -199,13 +231,23 @@ class Block(nn.Module):
 def gathered(x: Tensor, stream: Tensor | None, outs: list[Out], state: BlockState | None) -> Out:
     """What a layer gives, of what its sublayers gave."""
     losses = [out.loss for out in outs if out.loss is not None]
-    return Out(x, state and state._replace(own=outs[0].state), stream, sum(losses) if losses else None)
+    own = state and state._replace(own=outs[0].state)
+    return Out(x, own, stream, sum(losses) if losses else None, outs[-1].statistics)
 
 
 class Stack(nn.Module):
     """The layers of an encoder or a decoder, with the embedding and the positions before them."""
 
-    def __init__(self, config: ModelConfig, vocabulary: int, layers: int, specs: Specs, cross: Specs | None):
+    def __init__(
+        self,
+        config: ModelConfig,
+        vocabulary: int,
+        layers: int,
+        specs: Specs,
+        cross: Specs | None,
+        feedforward: Specs | None = None,
+    ):
+        """`feedforward` None: as the config says."""
         super().__init__()
         role = "self" if cross is None and config.kind != "decoder" else "causal"
         self.embedding = nn.Embedding(vocabulary, config.width)
@@ -215,29 +257,43 @@ class Stack(nn.Module):
         self.position = POSITIONS.build(config.position, shape) if kind == "input" else None
         own = over_layers(specs, layers)
         crosses = [None] * layers if cross is None else over_layers(cross, layers)
-        self.blocks = nn.ModuleList(Block(config, *pair, role) for pair in zip(own, crosses, strict=True))
-        self.norm = nn.LayerNorm(config.width) if config.norm == "pre" else nn.Identity()
+        feeds = over_layers(config.feedforward if feedforward is None else feedforward, layers)
+        self.blocks = nn.ModuleList(
+            Block(config, spec, cross, role, feedforward=feed)
+            for spec, cross, feed in zip(own, crosses, feeds, strict=True)
+        )
+        final = config.norm == "pre" if config.final_norm is None else config.final_norm
+        self.norm = normalization(config) if final else nn.Identity()
+        self.embedding_norm = normalization(config) if config.normed_embedding else nn.Identity()
+        self.scale = math.sqrt(config.width) if config.scaled_embedding else 1.0
+        self.segments = nn.Embedding(config.segments, config.width) if config.segments else None
+        if self.segments is not None:
+            nn.init.normal_(self.segments.weight, std=0.02)
         self.dropout = Dropout(config.dropout)
         self.reversible = config.reversible
         settle(self.blocks)
 
-    def embed(self, ids: Tensor, rows: Rows) -> Tensor:
-        """[B, T] -> [B, T, E]"""
-        x = self.embedding(ids) * math.sqrt(self.embedding.embedding_dim)
-        return self.dropout(x if self.position is None else self.position.add(x, rows))
+    def embed(self, ids: Tensor, rows: Rows, segments: Tensor | None = None) -> Tensor:
+        """[B, T] -> [B, T, E]; without `segments` all tokens are of the first."""
+        x = self.embedding(ids) * self.scale
+        if self.segments is not None:
+            x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
+        x = x if self.position is None else self.position.add(x, rows)
+        return self.dropout(self.embedding_norm(x))
 
     def forward(
         self,
         ids: Tensor,
         rows: Rows,
         *,
+        segments: Tensor | None = None,
         states: Sequence[BlockState] | None = None,
         memory: Memory | None = None,
         maps: dict[str, list[Tensor]] | None = None,
         outputs: list[Tensor] | None = None,
     ) -> Out:
         """`maps` and `outputs` collect those of each layer."""
-        x = self.embed(ids, rows)
+        x = self.embed(ids, rows, segments)
         go = through_pair if self.reversible else through
         out = go(self.blocks, x, rows, states=states, memory=memory, maps=maps, outputs=outputs)
         return out._replace(y=self.norm(out.y))
@@ -271,15 +327,22 @@ def through(
     outputs: list[Tensor] | None = None,
 ) -> Out:
     """One block after the other, with the second losses added up."""
-    after, losses, stream = [], [], memory and memory.stream
+    outs, stream = [], memory and memory.stream
     for block, state in zip(blocks, states or [None] * len(blocks), strict=True):
         out = block(x, rows, state=state, memory=memory, stream=stream, maps=maps)
         x, stream = out.y, out.stream
         if outputs is not None:
             outputs.append(x)
-        after.append(out.state)
-        losses += [] if out.loss is None else [out.loss]
-    return Out(x, tuple(after), stream, sum(losses) if losses else None)
+        outs.append(out)
+    loss, statistics = second({str(index): out for index, out in enumerate(outs)})
+    return Out(x, tuple(out.state for out in outs), stream, loss, statistics)
+
+
+def second(parts: dict[str, Out]) -> tuple[Tensor | None, dict[str, Tensor] | None]:
+    """The second losses of the parts added up, and their statistics as PART.NAME."""
+    losses = [part.loss for part in parts.values() if part.loss is not None]
+    found = {f"{part}.{name}": value for part, out in parts.items() for name, value in (out.statistics or {}).items()}
+    return sum(losses) if losses else None, found or None
 
 
 def through_pair(
@@ -294,31 +357,36 @@ def through_pair(
 ) -> Out:
     """`through` with two streams of residuals that read each other in turn, and their mean behind the last layer. In
     training each sublayer is undone and run again on the way back: see `Coupled`."""
-    stream = memory and memory.stream
+    stream, outs = memory and memory.stream, []
 
     def sublayers(x: Tensor | None) -> list[list[Sublayer]]:
         read = memory and memory._replace(x=x)
         given = zip(blocks, states or [None] * len(blocks), strict=True)
         return [block.sublayers(rows, state=state, memory=read, maps=maps) for block, state in given]
 
+    def passed(a: Tensor, b: Tensor, out: Out) -> None:
+        if outputs is not None:
+            outputs.append((a + b) / 2)
+        # without what is as large as the input
+        outs.append(out._replace(y=None))
+
     if torch.is_grad_enabled() and states is None and maps is None:
         # one that several layers share is given once
         parameters = dict.fromkeys(p for block in blocks for p in block.parameters() if p.requires_grad)
-        given = blocks, sublayers, outputs, x, stream, memory and memory.x
+        given = blocks, sublayers, passed, x, stream, memory and memory.x
         a, b, stream, loss = Coupled.apply(*given, *parameters)
-        return Out((a + b) / 2, (None,) * len(blocks), stream, loss)
-    a, b, after, losses = x, x, [], []
+        # what the layers made in there has no gradients, and what they counted needs none
+        statistics = second({str(index): out for index, out in enumerate(outs)})[1]
+        return Out((a + b) / 2, (None,) * len(blocks), stream, loss, statistics)
+    a = b = x
     for parts, state in zip(sublayers(memory and memory.x), states or [None] * len(blocks), strict=True):
-        outs = []
+        made = []
         for part in parts:
-            outs.append(part(b, stream))
-            a, b, stream = b, a + outs[-1].y, outs[-1].stream
-        out = gathered((a + b) / 2, stream, outs, state)
-        if outputs is not None:
-            outputs.append(out.y)
-        after.append(out.state)
-        losses += [] if out.loss is None else [out.loss]
-    return Out(out.y, tuple(after), stream, sum(losses) if losses else None)
+            made.append(part(b, stream))
+            a, b, stream = b, a + made[-1].y, made[-1].stream
+        passed(a, b, gathered(None, stream, made, state))
+    loss, statistics = second({str(index): out for index, out in enumerate(outs)})
+    return Out((a + b) / 2, tuple(out.state for out in outs), stream, loss, statistics)
 
 
 class Aligner(nn.Module):
@@ -351,6 +419,18 @@ class Aligner(nn.Module):
         return self.attention.map(self.norm(x), rows, memory=memory)
 
 
+class Transform(nn.Module):
+    """norm(GELU(W x + b)) before the output layer: the head of BERT (Devlin et al. 2019, arXiv 1810.04805)."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.width, config.width)
+        self.norm = normalization(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(F.gelu(self.dense(x)))
+
+
 class Transformer(nn.Module):
     """Vaswani et al. 2017, with any attention: token ids in, logits out.
 
@@ -369,15 +449,21 @@ class Transformer(nn.Module):
             specs = config.attention if config.decoder_attention is None else config.decoder_attention
             cross = config.cross_attention if config.kind == "encoder-decoder" else None
             vocabulary = config.target_vocabulary or config.vocabulary
-            self.decoder = Stack(config, vocabulary, decoder_layers, specs, cross)
+            self.decoder = Stack(config, vocabulary, decoder_layers, specs, cross, config.decoder_feedforward)
             if self.encoder is not None and config.target_vocabulary is None:
                 self.decoder.embedding = self.encoder.embedding
             if self.encoder is not None:
                 settle(self.encoder.blocks, self.decoder.blocks)
         embedding = (self.decoder or self.encoder).embedding
-        self.output = nn.Linear(config.width, embedding.num_embeddings, bias=False)
-        if config.tied:
-            self.output.weight = embedding.weight
+        self.transform = Transform(config) if config.head == "transform" else nn.Identity()
+        self.output = None
+        if config.head != "none":
+            self.output = nn.Linear(config.width, embedding.num_embeddings, bias=config.head_bias)
+            if config.tied:
+                self.output.weight = embedding.weight
+            if config.head_bias:
+                nn.init.zeros_(self.output.bias)
+        self.pooler = nn.Linear(config.width, config.width) if config.pooler else None
         self.aligner = None if config.aligner is None else Aligner(config)
 
     def forward(
@@ -387,11 +473,14 @@ class Transformer(nn.Module):
         *,
         keep: Tensor | None = None,
         target_keep: Tensor | None = None,
+        segments: Tensor | None = None,
     ) -> Prediction:
         """ids [B, S] (and [B, T]) -> logits at each position of the last of them."""
-        x, loss = self.hidden(tokens, target, keep=keep, target_keep=target_keep)
+        if self.output is None:
+            raise ValueError("this model has head 'none' and gives no logits: use encode (or pooled) for its vectors")
+        x, loss, statistics = self.hidden(tokens, target, keep=keep, target_keep=target_keep, segments=segments)
         logits, keep = self.output(x), keep if target is None else target_keep
-        return Prediction(logits if keep is None else unpack(logits, keep), loss)
+        return Prediction(logits if keep is None else unpack(logits, keep), loss, statistics)
 
     def hidden(
         self,
@@ -400,23 +489,25 @@ class Transformer(nn.Module):
         *,
         keep: Tensor | None = None,
         target_keep: Tensor | None = None,
+        segments: Tensor | None = None,
     ) -> Hidden:
         """`forward` before the output layer, which a loss puts on the real tokens only."""
         if (target is None) == (self.config.kind == "encoder-decoder"):
             wants = "needs source and target ids" if target is None else "takes one sequence of ids"
             raise ValueError(f"a model of kind {self.config.kind!r} {wants}")
-        loss, memory = None, None
+        outs, memory = {}, None
         if target is not None:
-            out, memory = self._encode(tokens, keep)
-            loss, tokens, keep = out.loss, target, target_keep
+            outs["encoder"], memory = self._encode(tokens, keep)
+            tokens, keep = target, target_keep
         packed, rows = _pack(tokens, keep)
         learns = self.aligner is not None and self.training
         outputs = [] if learns else None
-        out = (self.decoder or self.encoder)(packed, rows, memory=memory, outputs=outputs)
-        losses = [part for part in (loss, out.loss) if part is not None]
+        last = "encoder" if self.decoder is None else "decoder"
+        stack, parts = self.decoder or self.encoder, self._segments(segments, tokens, keep)
+        outs[last] = out = stack(packed, rows, segments=parts, memory=memory, outputs=outputs)
         if learns:
-            losses.append(self.aligner(outputs[0], rows, memory, packed, self.output.weight))
-        return Hidden(out.y, sum(losses) if losses else None)
+            outs["aligner"] = Out(None, loss=self.aligner(outputs[0], rows, memory, packed, self.output.weight))
+        return Hidden(self.transform(out.y), *second(outs))
 
     def maps(
         self,
@@ -425,6 +516,7 @@ class Transformer(nn.Module):
         *,
         keep: Tensor | None = None,
         target_keep: Tensor | None = None,
+        segments: Tensor | None = None,
         place: Literal["encoder", "decoder", "cross", "aligner"] | None = None,
     ) -> list[Tensor]:
         """What attends to what, [B, H, T, S] a layer: in the encoder, the decoder, or from target to source.
@@ -442,7 +534,7 @@ class Transformer(nn.Module):
         found = {{"cross": "cross", "aligner": "none"}.get(place, "own"): []}
         if place == "encoder" or target is None:
             stack, queries, keys = self.encoder or self.decoder, keep, keep
-            stack(*_pack(tokens, keep), maps=found)
+            stack(*_pack(tokens, keep), segments=self._segments(segments, tokens, keep), maps=found)
         else:
             memory = self.encode(tokens, keep=keep)
             packed, rows = _pack(target, target_keep)
@@ -463,16 +555,32 @@ class Transformer(nn.Module):
             maps.append(unpack(part, keys[:, None, None], dim=3) if padded else part)
         return maps
 
-    def encode(self, tokens: Tensor, *, keep: Tensor | None = None) -> Memory:
+    def encode(self, tokens: Tensor, *, keep: Tensor | None = None, segments: Tensor | None = None) -> Memory:
         """The encoder's last layer, with the real tokens of each row on the left."""
         if self.encoder is None:
             raise ValueError("a model of kind 'decoder' has no encoder: call it on the tokens, or use start and extend")
-        return self._encode(tokens, keep)[1]
+        return self._encode(tokens, keep, segments)[1]
 
-    def _encode(self, tokens: Tensor, keep: Tensor | None) -> tuple[Out, Memory]:
+    def pooled(self, tokens: Tensor, *, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        """One vector a row, [B, E]: tanh(W x + b) of the first real token x."""
+        if self.pooler is None:
+            raise ValueError("this model has no pooler: build it with pooler=True, or pool what encode returns")
+        return torch.tanh(self.pooler(self.encode(tokens, keep=keep, segments=segments).x[:, 0]))
+
+    def _encode(self, tokens: Tensor, keep: Tensor | None, segments: Tensor | None = None) -> tuple[Out, Memory]:
         packed, rows = _pack(tokens, keep)
-        out = self.encoder(packed, rows)
+        out = self.encoder(packed, rows, segments=self._segments(segments, tokens, keep))
         return out, Memory(out.y, None if keep is None else rows.count, out.stream)
+
+    def _segments(self, segments: Tensor | None, tokens: Tensor, keep: Tensor | None) -> Tensor | None:
+        """The segment of each token, moved with it."""
+        if segments is None:
+            return None
+        if not self.config.segments:
+            raise ValueError("this model knows no segments: leave them out, or build it with segments=2")
+        if segments.shape != tokens.shape:
+            raise ValueError(f"segments must be {list(tokens.shape)}, one a token, got {list(segments.shape)}")
+        return _pack(segments, keep)[0]
 
     def start(self, batch: int, *, memory: Memory | None = None, capacity: int | None = None) -> ModelState:
         """The decoder's state before the first token. A memory of B rows also serves k * B rows: beams."""
@@ -481,7 +589,7 @@ class Transformer(nn.Module):
         if (memory is None) != (self.encoder is None):
             needs = "needs memory=model.encode(source)" if memory is None else "has no memory to read"
             raise ValueError(f"a model of kind {self.config.kind!r} {needs}")
-        weight = self.output.weight
+        weight = self.decoder.embedding.weight
         options = {"dtype": weight.dtype, "device": weight.device}
         blocks, stream = [], memory and memory.stream
         for block in self.decoder.blocks:
@@ -500,7 +608,7 @@ class Transformer(nn.Module):
         even = state.even and keep is None
         rows = rows._replace(start=state.seen, at=state.top if even else None)
         out = self.decoder(packed, rows, states=state.blocks)
-        logits = self.output(out.y)
+        logits = self.output(self.transform(out.y))
         after = ModelState(out.state, state.seen + rows.count, state.top + rows.T, even)
         return logits if keep is None else unpack(logits, keep), after
 
