@@ -132,7 +132,8 @@ class Task(task.Task):
         samples = []
         if self.language.decodes:
             decoding = DecodingConfig(sample=True, maximum_ratio=0, maximum_extra=SAMPLE)
-            (text,) = self.language.generate("", decoding, slide=True)
+            with torch.autocast(self.language.device.type, enabled=False):
+                (text,) = self.language.generate("", decoding, slide=True)
             samples = [{"sample": line} for line in text.text.strip("\n").split("\n")]
         return {name: value for name, value in found._asdict().items() if isinstance(value, float)}, samples
 
