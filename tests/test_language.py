@@ -553,7 +553,7 @@ def test_likelihoods_are_those_of_the_whole_model():
     for (context, rest), (logp, count) in zip(pairs, found, strict=True):
         before, after = language.encode(context), language.tokenizer.encode(rest)
         logits = language.model(torch.tensor([before + after])).logits[0].log_softmax(1)
-        expected = sum(float(logits[len(before) - 1 + at, token]) for at, token in enumerate(after))
+        expected = sum(logits[len(before) - 1 + at, token].item() for at, token in enumerate(after))
         assert count == len(after)
         assert logp == pytest.approx(expected, rel=1e-4)
 
@@ -693,15 +693,18 @@ def test_evaluate_prints(run, tmp_path, capsys):
 
 
 def test_prompt_prints(run, tmp_path, capsys):
-    path = write_task(tmp_path)
+    short = {"description": "", "prompt": "{text}:", "answer": "{label}", "separator": " ", "choices": ["a", "b"]}
+    short["examples"] = [{"text": "e", "label": "a"}, {"text": "w", "label": "b"}]
+    short["queries"] = [{"text": "th", "label": "a"}, {"text": "w", "label": "b"}]
+    path = write_task(tmp_path, **short)
     assert cli.main(["prompt", run, "--task", path, "--shots", "0,1", "--draws", "2"]) == 0
     assert "shots  accuracy" in capsys.readouterr().out
     assert cli.main(["prompt", run, "--task", path, "--shots", "1", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["results"][0]["draws"]) == 5
-    path = write_task(tmp_path, score="generation", choices=None)
-    assert cli.main(["prompt", run, "--task", path]) == 0
+    path = write_task(tmp_path, **short | {"score": "generation", "maximum": 3})
+    assert cli.main(["prompt", run, "--task", path, "--shots", "2"]) == 0
     assert cli.main(["prompt", run, "--task", path, "--shots", "2", "--show"]) == 0
-    assert capsys.readouterr().out.rstrip().endswith("Review: fine\nAnswer:")
+    assert capsys.readouterr().out.endswith("e:a w:b th:\n")
 
 
 @pytest.mark.parametrize(
@@ -726,6 +729,7 @@ def test_prompt_prints(run, tmp_path, capsys):
         (["prompt", "RUN", "--task", "gone.yaml"], "gone.yaml: no such file"),
         (["prompt", "RUN", "--task", "TASK", "--shots", "few"], "--shots are numbers"),
         (["prompt", "RUN", "--task", "TASK", "--shots", "99"], "99 shots need as many"),
+        (["prompt", "RUN", "--task", "TASK", "--shots", "2"], "more than the 16 positions of the model"),
         (["translate", "RUN"], "is a run of 'language', not of 'translate'"),
         (["align", "RUN"], "is a run of 'language', not of 'translate'"),
     ],
