@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import regard
+from regard import task
 from regard.kernels import grouped
 from regard.models import build
 from regard.models.feedback import FeedbackConfig
@@ -26,7 +27,6 @@ from regard.training import checkpoint, loop
 from regard.training.compact import compact, expand
 from regard.training.display import Display, experts
 from regard.training.run import Run
-from regard.translation import resume_translator
 
 SIZES = {"vocabulary": 40, "width": 16, "heads": 2, "inner": 32, "dropout": 0.0}
 SPECS = [FEEDFORWARD.find(name).examples[0] for name in FEEDFORWARD.names()]
@@ -212,7 +212,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
         finish(other)
 
     assert in_child(dies) == -signal.SIGKILL
-    resume_translator(other.out, Display(quiet=True))
+    task.resume(other.out, Display(quiet=True))
     assert_same(whole.out, other.out)
     means = [checkpoint.read(Run(folder).checkpoints / "average").tensors["model"] for folder in (whole.out, other.out)]
     assert any("feedforward.norm.mean" in name for name in means[0])

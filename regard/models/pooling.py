@@ -4,13 +4,15 @@ Also what the models that change the length have in common: a config, and the la
 """
 
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from regard.attention.base import Memory, Out, Rows, blank, pack_memory, unpack
-from regard.models.transformer import Block, ModelConfig, Prediction, Specs, Stack, _pack, second, settle, through
+from regard.models.transformer import Block, ModelConfig, Prediction, Specs, Transformer, _pack, second, settle, through
+
+How = Literal["pma", "mean", "first", "last"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class EncoderConfig:
     bias: bool = True  # of the projections of attention
     dropout: float = 0.1  # of the embeddings and of what each sublayer adds
     tied: bool = True  # without classes: the output layer is the embedding
-    pooling: Literal["pma", "mean", "first"] = "mean"  # with classes
+    pooling: How = "mean"  # with classes
     seeds: int = 1  # of "pma": vectors that it leaves
     seed_layers: int = 0  # of "pma": layers of self-attention among these vectors
 
@@ -44,8 +46,8 @@ class EncoderConfig:
         at_least(self, vocabulary=1, width=1, heads=1, inner=1, seeds=1, seed_layers=0, dropout=0)
         if self.classes is not None:
             at_least(self, classes=2)
-        if self.pooling not in ("pma", "mean", "first"):
-            raise ValueError(f"pooling must be 'pma', 'mean' or 'first', got {self.pooling!r}")
+        if self.pooling not in get_args(How):
+            raise ValueError(f"pooling must be one of {', '.join(get_args(How))}, got {self.pooling!r}")
         if self.pooling != "pma" and (self.seeds > 1 or self.seed_layers):
             raise ValueError(f"seeds and seed_layers are for pooling 'pma', got pooling {self.pooling!r}")
 
@@ -66,8 +68,9 @@ def at_least(config: object, **least: int) -> None:
 class Pooling(nn.Module):
     """[B, T, E] -> [B, k, E], of the real tokens.
 
-    "mean" is their mean, "first" the first of them (k = 1), zeros where there is none. "pma" is pooling by multihead
-    attention of Lee et al. 2019 (Set Transformer, arXiv 1810.00825): k learnt seeds S [k, E] read the sequence Z,
+    "mean" is their mean, "first" and "last" the first and the last of them (k = 1), zeros where there is none. "pma" is
+    pooling by multihead attention of Lee et al. 2019 (Set Transformer, arXiv 1810.00825): k learnt seeds S [k, E] read
+    the sequence Z,
 
         PMA_k(Z) = MAB(S, rFF(Z)),    MAB(S, Y) = LN(A + rFF(A)),    A = LN(S + Multihead(S, Y, Y)),
 
@@ -82,15 +85,15 @@ class Pooling(nn.Module):
     def __init__(
         self,
         config: ModelConfig,
-        how: Literal["pma", "mean", "first"] = "pma",
+        how: How = "pma",
         *,
         seeds: int = 1,
         layers: int = 0,
         attention: str = "softmax",
     ):
         super().__init__()
-        if how not in ("pma", "mean", "first"):
-            raise ValueError(f"pooling must be 'pma', 'mean' or 'first', got {how!r}")
+        if how not in get_args(How):
+            raise ValueError(f"pooling must be one of {', '.join(get_args(How))}, got {how!r}")
         if how != "pma" and (seeds != 1 or layers):
             raise ValueError(f"seeds and layers are for pooling 'pma'; {how!r} leaves one vector as it is")
         if seeds < 1:
@@ -117,7 +120,7 @@ class Pooling(nn.Module):
 
     def run(self, memory: Memory) -> Out:
         """The same of rows that are real from the left."""
-        x, count = memory
+        x, count = memory.x, memory.count
         if self.how == "pma":
             seeds = self.seed.expand(len(x), -1, -1)
             rows = Rows.full(seeds)
@@ -127,6 +130,11 @@ class Pooling(nn.Module):
             return Out(others.y, None, None, loss, statistics)
         if self.how == "first":
             return Out(x[:, :1] if count is None else blank(x[:, :1], count[:, None] > 0))
+        if self.how == "last" and count is None:
+            return Out(x[:, -1:])
+        if self.how == "last":
+            at = (count - 1).clamp(min=0)[:, None, None].expand(-1, 1, x.shape[2])
+            return Out(blank(x.gather(1, at), count[:, None] > 0))
         if count is None:
             return Out(x.mean(1, keepdim=True))
         real = torch.arange(x.shape[1], device=x.device) < count[:, None]
@@ -162,16 +170,22 @@ class Answer(nn.Module):
 
 @dataclass(frozen=True)
 class ClassifierConfig(EncoderConfig):
-    """An encoder of the Transformer and a pooling. Post-norm layers, ReLU and position="none" make it a Set
-    Transformer, with attention="set" for its induced attention."""
+    """An encoder of the Transformer and a pooling; or, causal, a decoder that is best read at its last token. Post-norm
+    layers, ReLU and position="none" make it a Set Transformer, with attention="set" for its induced attention."""
 
     kind: Literal["classifier"] = "classifier"
     classes: int | None = 2
     layers: int = 6
+    causal: bool = False  # a token sees those before it only
+    body: ModelConfig | None = None  # the layers of a model that is trained already; None: as the other fields say
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, layers=1)
+        for name in ("vocabulary", "width") if self.body is not None else ():
+            if getattr(self.body, name) != getattr(self, name):
+                both = getattr(self, name), getattr(self.body, name)
+                raise ValueError(f"{name} must be that of the body, got {both[0]} and {both[1]}")
         if self.classes is None:
             raise ValueError("a classifier needs classes; for logits at every token build ModelConfig(kind='encoder')")
 
@@ -186,12 +200,14 @@ class Classifier(nn.Module):
     def __init__(self, config: ClassifierConfig):
         super().__init__()
         self.config = config
-        self.encoder = Stack(config.layer(), config.vocabulary, config.layers, config.attention, None)
-        self.answer = Answer(config, self.encoder.embedding, config.width)
+        kind = "decoder" if config.causal else "encoder"
+        body = Transformer(config.body or config.layer(kind=kind, layers=config.layers))
+        self.stack = body.encoder or body.decoder
+        self.answer = Answer(config, self.stack.embedding, config.width)
 
     def forward(self, tokens: Tensor, *, keep: Tensor | None = None) -> Prediction:
         """ids [B, T] -> logits [B, classes]"""
         packed, rows = _pack(tokens, keep)
-        out = self.encoder(packed, rows)
+        out = self.stack(packed, rows)
         logits, pooled = self.answer(Memory(out.y, None if keep is None else rows.count), keep)
         return Prediction(logits, *second({"encoder": out, "pooling": pooled}))

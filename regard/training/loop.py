@@ -12,6 +12,7 @@ import math
 import os
 import signal
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -46,26 +47,31 @@ class Stopped(Exception):
 
 
 class Batches(Protocol):
-    """The batches of an epoch, by their index."""
+    """The batches of an epoch, by their index: a function of nothing but the seed, the epoch and the index."""
 
     def count(self, epoch: int) -> int: ...
 
-    def get(self, epoch: int, index: int) -> Any: ...
+    def get(self, epoch: int, index: int) -> Any:
+        """A NamedTuple of tensors or None on the host, with `to(device)`; `index` among them says which examples."""
 
 
-class Task(Protocol):
-    """What the loop trains: a model, its batches, its loss and its validation."""
+class Trained(Protocol):
+    """What the loop asks of a task."""
 
     model: nn.Module
     batches: Batches
 
-    def loss(self, batch: Any, smoothing: float) -> Loss: ...
+    @abstractmethod
+    def loss(self, batch: Any, smoothing: float) -> Loss:
+        """Sums over what is counted in a batch, tokens for the most part."""
 
+    @abstractmethod
     def tokens(self, batch: Any) -> int:
-        """How many tokens the loss of the batch is a sum over, known to the host."""
+        """How many the loss of the batch is a sum over, known to the host."""
 
-    def evaluate(self, beam: int, check: Callable[[], None]) -> tuple[dict[str, float], list[dict[str, str]]]:
-        """Metrics of the validation and a few samples; calls `check` often, which may raise."""
+    @abstractmethod
+    def evaluate(self, check: Callable[[], None]) -> tuple[dict[str, float], list[dict[str, str]]]:
+        """Metrics of the validation, `loss` among them, and a few samples; calls `check` often, which may raise."""
 
 
 @dataclass
@@ -88,7 +94,7 @@ class State:
     seconds: float = 0.0
 
 
-def train(task: Task, config: TrainingConfig, run: Run, display: Display) -> State:
+def train(task: Trained, config: TrainingConfig, run: Run, display: Display) -> State:
     """Trains until the steps, the patience or the goal is reached, going on from the newest good checkpoint."""
     return Loop(task, config, run, display).go()
 
@@ -96,7 +102,7 @@ def train(task: Task, config: TrainingConfig, run: Run, display: Display) -> Sta
 class Loop:
     """One run in progress."""
 
-    def __init__(self, task: Task, config: TrainingConfig, run: Run, display: Display):
+    def __init__(self, task: Trained, config: TrainingConfig, run: Run, display: Display):
         self.task, self.config, self.run, self.display = task, config, run, display
         self.device = next(task.model.parameters()).device
         self.width = task.model.config.width
@@ -238,13 +244,13 @@ class Loop:
             gradients = [max(sizes, key=lambda name: sizes[name])]
         where = f"weight {weights[0]}" if weights else f"the gradient of {gradients[0]}"
         also = len(weights or gradients) - 1
-        pairs = [int(index) for batch in batches for index in batch.index]
-        shown = ", ".join(map(str, pairs[:10])) + (f" and {len(pairs) - 10} more" if len(pairs) > 10 else "")
+        which = [int(index) for batch in batches for index in batch.index]
+        shown = ", ".join(map(str, which[:10])) + (f" and {len(which) - 10} more" if len(which) > 10 else "")
         names = checkpoint.names(self.run.checkpoints)
         left = f"the last good checkpoint is {names[-1]}" if names else "there is no checkpoint yet"
         raise TrainingError(
             f"step {self.state.step + 1}: {where} is not finite{f' (and {also} more)' if also else ''}; "
-            f"loss {float(plain):g}; epoch {first[0]}, batch {first[1]}, pairs {shown}; nothing was saved of "
+            f"loss {float(plain):g}; epoch {first[0]}, batch {first[1]}, examples {shown}; nothing was saved of "
             f"this step, {left}. A smaller learning_rate, a longer warmup or a smaller clip usually helps"
         )
 
@@ -283,7 +289,7 @@ class Loop:
         self.display.note(f"evaluating at step {state.step} ...", fleeting=True)
         try:
             with torch.inference_mode(), self._precision():
-                metrics, samples = self.task.evaluate(config.beam, self._heed)
+                metrics, samples = self.task.evaluate(self._heed)
         finally:
             self.task.model.train()
         value = metrics[config.metric]
@@ -376,7 +382,7 @@ class Loop:
             self.task.model.load_state_dict(averaged)
             self.task.model.eval()
             with torch.inference_mode(), self._precision():
-                metrics, _ = self.task.evaluate(self.config.beam, self._heed)
+                metrics, _ = self.task.evaluate(self._heed)
             record = {"event": "average", "step": self.state.step, "epoch": self.state.epoch, **metrics}
             self.run.append(record)
             self.display.evaluated(record, [], False)
