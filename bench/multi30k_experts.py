@@ -9,6 +9,7 @@ dropped and how busy the busiest expert of any layer was, 1 being an even share.
 GPU; --speed measures each alone afterwards.
 """
 
+import json
 from statistics import median
 
 import side
@@ -29,7 +30,7 @@ FEEDS = {
     "scaling": "scaling(inner=2048, block=16, rank=14)",
 }
 ROWS = {
-    name: feed if isinstance(feed, list) else ["--model.feedforward", f"[dense, {feed}]"]
+    name: feed if isinstance(feed, list) else ["--model.feedforward", json.dumps(["dense", feed])]
     for name, feed in FEEDS.items()
 }
 ROWS["choice in the encoder"] += ["--model.decoder_feedforward", "dense"]
