@@ -82,7 +82,7 @@ def _print_survey(as_json: bool) -> None:
         table.add_column(title, overflow="fold")
     for system in SYSTEMS:
         row = {**system._asdict(), "time": None, "memory": None, "decodes_here": None}
-        cells = [system.model or "-", "-", "-", "-", ""]
+        cells = [system.model or system.feedforward or "-", "-", "-", "-", ""]
         if system.word is not None:
             facts = REGISTRIES["attention"].find(system.word).facts
             time, memory = facts.time.exponent, facts.memory.exponent
@@ -102,7 +102,7 @@ def _print_survey(as_json: bool) -> None:
         console.print()
         for number, note in enumerate(notes, 1):
             console.print(f"[{number}] {note}")
-        console.print("A model of regard.models stands where no exponent is; - is not in Regard yet.")
+        console.print("No exponent: a model of regard.models, or a feed-forward layer, beside any attention.")
 
 
 def explain(arguments: argparse.Namespace) -> None:

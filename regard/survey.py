@@ -18,6 +18,7 @@ class System(NamedTuple):
     classes: str
     word: str | None = None  # of the registry
     model: str | None = None  # of regard.models
+    feedforward: str | None = None  # of the registry of feed-forward layers
     note: str = ""  # where ours differs: why
 
 
@@ -90,12 +91,12 @@ SYSTEMS = (
     System("Luna", "O(k N)", 1, True, "M", "luna"),
     System("TokenLearner", "O(k^2)", None, False, "DS", model="tokenlearner"),
     System("Adaptive Sparse Transformer", "O(N^2)", 2, True, "Sparse", "entmax"),
-    System("Product Key Memory", "O(N^2)", 2, True, "Sparse"),
-    System("Switch Transformer", "O(N^2)", 2, True, "Sparse"),
-    System("ST-MoE", "O(N^2)", 2, True, "Sparse"),
-    System("GShard", "O(N^2)", 2, True, "Sparse"),
-    System("Scaling Transformers", "O(N^2)", 2, True, "Sparse"),
-    System("GLaM", "O(N^2)", 2, True, "Sparse"),
+    System("Product Key Memory", "O(N^2)", 2, True, "Sparse", feedforward="productkey"),
+    System("Switch Transformer", "O(N^2)", 2, True, "Sparse", feedforward="switch"),
+    System("ST-MoE", "O(N^2)", 2, True, "Sparse", feedforward="stmoe"),
+    System("GShard", "O(N^2)", 2, True, "Sparse", feedforward="gshard"),
+    System("Scaling Transformers", "O(N^2)", 2, True, "Sparse", "scaling", feedforward="scaling"),
+    System("GLaM", "O(N^2)", 2, True, "Sparse", feedforward="glam"),
 )
 CLOSE = 0.3  # exponents that differ by less are the same
 

@@ -8,7 +8,7 @@ from regard import cli
 from regard.models.funnel import Funnel
 from regard.models.perceiver import Perceiver
 from regard.models.tokenlearner import TokenLearner
-from regard.spec import ATTENTION
+from regard.spec import ATTENTION, FEEDFORWARD
 from regard.survey import SYSTEMS, differs
 
 MODELS = {"funnel": Funnel, "perceiver": Perceiver, "tokenlearner": TokenLearner}
@@ -18,6 +18,8 @@ def test_all_systems_of_the_survey():
     assert len(SYSTEMS) == 33
     assert len({system.name for system in SYSTEMS}) == 33
     assert {system.model for system in SYSTEMS} - {None} == set(MODELS)
+    assert {system.feedforward for system in SYSTEMS} - {None} <= set(FEEDFORWARD.names())
+    assert all(system.word or system.model or system.feedforward for system in SYSTEMS)
 
 
 @pytest.mark.parametrize("system", [system for system in SYSTEMS if system.word], ids=lambda system: system.word)
