@@ -18,6 +18,7 @@ import regard
 from regard import task
 from regard.attention.base import Rows
 from regard.kernels import grouped
+from regard.kernels.packed import pack_linears
 from regard.models import build
 from regard.models.feedback import FeedbackConfig
 from regard.models.funnel import FunnelConfig
@@ -250,6 +251,17 @@ def test_experts_that_choose_are_not_for_decoders():
     with pytest.raises(ValueError, match="later ones too"):
         Transformer(ModelConfig(layers=2, feedforward="choice", **SIZES))
     Transformer(ModelConfig(layers=2, feedforward="choice", decoder_feedforward="dense", **SIZES))
+
+
+@pytest.mark.parametrize("spec", CAUSAL)
+def test_a_packed_model_answers_the_same(spec):
+    """Linear layers laid out for a CPU, also where a layer reads their weights itself."""
+    torch.manual_seed(0)
+    model = Transformer(ModelConfig(layers=2, feedforward=spec, **SIZES)).eval()
+    source, target = ids(), ids(T=9, seed=2)
+    with torch.inference_mode():
+        whole = model(source, target, keep=holes()).logits
+        assert_close(pack_linears(model)(source, target, keep=holes()).logits, whole, rtol=1e-4, atol=1e-5)
 
 
 def test_experts_are_made_small_as_matrices_are():
