@@ -95,8 +95,8 @@ def test_second_losses_and_the_aligner(layers, monkeypatch):
     spec = "compressive(segment=4, memory=4, compressed=5, rate=2)"
     got = same(build(kind="decoder", attention=[spec, "softmax"][:layers], layers=layers), monkeypatch)
     assert got["second"] > 0
-    got = same(build(aligner="softmax", layers=layers, dropout=0.2), monkeypatch)
-    assert got["aligner.attention.project.q.weight"].any()
+    got = same(build(aligner=True, layers=layers, dropout=0.2), monkeypatch)
+    assert got["aligner.query.weight"].any()
 
 
 def test_what_is_learnt_without_gradients_is_learnt_once(monkeypatch):
