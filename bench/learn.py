@@ -37,6 +37,7 @@ SPECS = {
     "clustered": "clustered(clusters=32, topk=32)",
     "clusterformer": "clusterformer(clusters=8, chunk=32, bank=1024, every=50)",
     "compressive": "compressive(segment=32, memory=32, compressed=32, rate=2)",
+    "entmax": "entmax(alpha=1.5)",
     "etc": "etc(globals=16, radius=32)",
     "gmlp": f"gmlp(longest={LENGTH})",
     "globals": "globals(tokens=16)",
@@ -119,7 +120,7 @@ def main() -> int:
         "--only", nargs="+", metavar="SPEC", help="only these (default: SPECS, or each with its defaults)"
     )
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="only these tasks")
-    parser.add_argument("--steps", type=int, default=1500, help="updates (default: 1500)")
+    parser.add_argument("--steps", type=int, default=1000, help="updates (default: 1000)")
     parser.add_argument("--length", type=int, default=LENGTH, help=f"tokens (default: {LENGTH}, which EXPECTED is for)")
     parser.add_argument("--batch", type=int, default=32, help="rows (default: 32)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
