@@ -74,26 +74,23 @@ def list_mechanisms(arguments: argparse.Namespace) -> None:
 
 def _print_survey(as_json: bool) -> None:
     """The published table, with what the tests count beside it."""
-    from regard.survey import SYSTEMS, differs
+    from regard.survey import SYSTEMS, differs, here
 
     notes: list[str] = []
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    for title in ("system", "class", "published", "decodes", "here", "time", "memory", "decodes", ""):
+    for title in ("system", "class", "published", "decodes", "here", "kind", "time", "memory", "decodes", ""):
         table.add_column(title, overflow="fold")
     for system in SYSTEMS:
-        row = {**system._asdict(), "time": None, "memory": None, "decodes_here": None}
-        cells = [system.model or "-", "-", "-", "-", ""]
-        if system.word is not None:
-            facts = REGISTRIES["attention"].find(system.word).facts
-            time, memory = facts.time.exponent, facts.memory.exponent
-            decodes = facts.state is not None and "causal" in facts.roles
-            row |= {"time": time, "memory": memory, "decodes_here": decodes}
-            cells = [system.word, f"N^{time:g}", f"N^{memory:g}", "yes" if decodes else "no", ""]
-            if differs(system, time, decodes):
-                notes.append(system.note)
-                cells[-1] = f"[{len(notes)}]"
+        name, found = system.word or system.model or system.feedforward, here(system)
+        kind = "attention" if system.word else "model" if system.model else "feed-forward"
+        cells = [name, kind, f"N^{found.time:g}", f"N^{found.memory:g}", "yes" if found.decodes else "no", ""]
+        if differs(system):
+            notes.append(system.note)
+            cells[-1] = f"[{len(notes)}]"
         if as_json:
-            print(json.dumps(row))
+            published = {name: getattr(system, name) for name in ("name", "complexity", "decodes", "classes", "note")}
+            ours = {"here": name, "kind": kind, "time": found.time, "memory": found.memory}
+            print(json.dumps(published | ours | {"decodes_here": found.decodes}))
         published = (system.name, system.classes, system.complexity, "yes" if system.decodes else "no")
         table.add_row(*map(Text, (*published, *cells)))
     if not as_json:
@@ -102,7 +99,7 @@ def _print_survey(as_json: bool) -> None:
         console.print()
         for number, note in enumerate(notes, 1):
             console.print(f"[{number}] {note}")
-        console.print("A model of regard.models stands where no exponent is; - is not in Regard yet.")
+        console.print("A feed-forward layer stands beside softmax attention, whose exponents these are.")
 
 
 def explain(arguments: argparse.Namespace) -> None:
