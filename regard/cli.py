@@ -287,9 +287,11 @@ def example_lines(kind: str, registry: Registry, spec: Spec) -> list[str]:
             f'regard draw softmax --position "{drawn}" --length 32 --role {role} --weights --out {spec.name}.png',
         ]
     if kind == "feedforward":
+        decoder = "" if "causal" in regard.facts(spec, kind).roles else " --model.decoder_feedforward dense"
         return [
             f'layer = regard.feedforward("{built}", width=512, inner=2048, role="{role}")',
-            f'regard train translate --model.feedforward "{built}" --help',
+            f'regard train translate --data.generated 5000 --model.feedforward "{built}"{decoder} '
+            f"--out runs/{spec.name}",
         ]
     return []
 
@@ -333,6 +335,7 @@ def _sentences(facts: Any, reduces_to: tuple[tuple[str, str], ...]) -> list[tupl
             "weights may be negative or not sum to one",
             "weights are at least zero and sum to one in each row that sees a key",
         ),
+        "random": ("draws numbers while it trains", None),
         "loss": ("trains a second loss", None),
         "stream": ("carries a second sequence from layer to layer", None),
     }
@@ -344,6 +347,15 @@ def _sentences(facts: Any, reduces_to: tuple[tuple[str, str], ...]) -> list[tupl
             if sentence is not None and not causal_only:
                 title = "prefix-invariant" if key == "prefix" else key
                 lines.append((title, f"{'yes' if holds else 'no'}: {sentence}"))
+    competes = {
+        "token": "an answer depends on its token alone",
+        "row": "tokens of a row compete",
+        "earlier": "a token may be turned away because of tokens before it, in its row or in the rows before",
+        "batch": "a token may be turned away or moved by any token of the batch, later ones too",
+    }
+    for key in ("training", "evaluation"):
+        if key in known:
+            lines.append((key, competes[known.pop(key)]))
     columns = {"tokens": "a column of the map is a token", "slots": "a column of the map is a slot of its own"}
     if "columns" in known:
         lines.append(("columns", columns[known.pop("columns")]))
