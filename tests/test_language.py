@@ -494,22 +494,37 @@ def test_prompts_past_the_last_position(run, language):
 
 
 def test_sliding_reads_the_last_half_again():
-    language = untrained(position="learned(longest=8)")
-    model, prompt = language.model, torch.tensor([[5, 6, 7, 8, 9, 10]])
-    (best,) = generate(Sliding(model, 8), prompt, config=greedy(9))[0]
-    text, context, ids = prompt[0].tolist(), prompt[0].tolist(), []
-    for _ in range(9):
-        if len(context) > 8:
-            context = text[-4:]
-        logits = model(torch.tensor([context])).logits[0, -1]
-        logits[[0, 2]] = -math.inf
-        ids.append(int(logits.argmax()))
-        text, context = [*text, ids[-1]], [*context, ids[-1]]
-        if ids[-1] == EOS:
-            break
-    assert best.ids == [id for id in ids if id != EOS]
-    (two,) = generate(Sliding(model, 8), prompt, config=sampled(20, nbest=3))
-    assert len(two) == 3
+    model, longest = untrained(position="learned(longest=8)").model, 8
+    text = torch.randint(4, 30, (2, 40), generator=torch.Generator().manual_seed(0))
+    sliding = Sliding(model, longest)
+    state, context, end = sliding.start(2), text[:, :0], 0
+    for size in (3, 4, 1, 1, 1, 2, 1, 1, 1, 12, 1, 1, 1, 1, 1, 1):
+        new, end = text[:, end : end + size], end + size
+        context = torch.cat([context, new], 1)
+        if context.shape[1] > longest:
+            context = text[:, end - longest // 2 : end]
+        logits, state = sliding.extend(new, state)
+        assert_close(logits[:, -1], model(context).logits[:, -1])
+    assert len(generate(sliding, text[:, :9], config=sampled(20, nbest=3))[0]) == 3
+
+
+def test_special_tokens_are_never_written():
+    language = untrained(head_bias=True)
+    with torch.no_grad():
+        language.model.output.bias[:3] = 1e4
+    for decoding in (greedy(9), sampled(9)):
+        (found,) = language.generate("Three", decoding)
+        assert min(found.ids) >= 4
+
+
+def test_a_prompt_begins_as_the_documents_did(tmp_path):
+    assert untrained(start=EOS).encode("Th")[0] == EOS
+    assert len(untrained().encode("Th")) == 2
+    assert untrained().tokenizer.decode(untrained().encode("")) == "\n"
+    settings = config(tmp_path, data={"apart": True, "documents": "blank"}, steps=1)
+    finish(settings)
+    language = LanguageModel.load(settings.out)
+    assert (language.apart, language.start, language.length) == (True, EOS, 16)
 
 
 class Counted(TorchDispatchMode):
