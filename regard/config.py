@@ -180,7 +180,7 @@ class TrainingConfig:
     steps: int = 10_000
     """updates in all"""
     tokens: int = 4096
-    """padded tokens of a batch, at most, on the longer of the two sides"""
+    """padded tokens of a batch, at most; of translate on the longer of the two sides"""
     accumulate: int = 1
     """batches an update; the loss is the mean over all their tokens"""
     learning_rate: float | None = None

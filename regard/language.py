@@ -131,7 +131,7 @@ class Task(task.Task):
         found = self.language.measure(self.data.valid, check=check)
         samples = []
         if self.language.decodes:
-            decoding = DecodingConfig(sample=True, maximum_ratio=0, maximum_extra=SAMPLE)
+            decoding = DecodingConfig(sample=True, maximum=SAMPLE)
             with torch.autocast(self.language.device.type, enabled=False):
                 (text,) = self.language.generate("", decoding, slide=True)
             samples = [{"sample": line} for line in text.text.strip("\n").split("\n")]
@@ -213,7 +213,7 @@ class LanguageModel:
 
     def __call__(self, prompt: str) -> str:
         """The most probable way to go on, up to the length the model was trained for."""
-        (found,) = self.generate(prompt, DecodingConfig(beam=1, maximum_ratio=0, maximum_extra=self.length))
+        (found,) = self.generate(prompt, DecodingConfig(beam=1, maximum=self.length))
         return found.text
 
     def encode(self, prompt: str) -> list[int]:
@@ -230,14 +230,14 @@ class LanguageModel:
         slide: bool = False,
         say: Callable[[int, str], None] | None = None,
     ) -> list[Continuation]:
-        """Goes on with a prompt, `decoding.nbest` times. `say(sample, text)` gets each text piece by piece, as it
+        """Goes on with a prompt, `decoding.nbest` times, by at most `decoding.maximum` tokens. `say(sample, text)` gets each text piece by piece, as it
         comes. A text ends before the first of the `stop` strings. Where the positions of the model end, or the length
         it was trained for if they do not, `slide` lets it go on from the last half of its context."""
         self._check_decodes()
         if not all(stop):
             raise ValueError("a stop string must not be empty")
         ids = self.encode(prompt)
-        model, most = self.model, decoding.limit(len(ids))
+        model, most = self.model, decoding.maximum or decoding.limit(len(ids))
         if slide:
             model = Sliding(model, self.limit or self.length)
         elif self.limit is not None:

@@ -78,11 +78,11 @@ def untrained(length: int = 16, text: str = BOOK, start: int | None = None, apar
 
 
 def greedy(most: int, **options) -> DecodingConfig:
-    return DecodingConfig(beam=1, minimum=0, maximum=most, maximum_ratio=0, maximum_extra=most, **options)
+    return DecodingConfig(beam=1, minimum=0, maximum=most, **options)
 
 
 def sampled(most: int, **options) -> DecodingConfig:
-    return DecodingConfig(sample=True, minimum=0, maximum=most, maximum_ratio=0, maximum_extra=most, **options)
+    return DecodingConfig(sample=True, minimum=0, maximum=most, **options)
 
 
 # tokens
@@ -505,7 +505,7 @@ def test_sliding_reads_the_last_half_again():
             context = text[:, end - longest // 2 : end]
         logits, state = sliding.extend(new, state)
         assert_close(logits[:, -1], model(context).logits[:, -1])
-    assert len(generate(sliding, text[:, :9], config=sampled(20, nbest=3))[0]) == 3
+    assert len(generate(sliding, text[:, :9], config=sampled(20, nbest=3, maximum_extra=20))[0]) == 3
 
 
 def test_special_tokens_are_never_written():
