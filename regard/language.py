@@ -230,9 +230,10 @@ class LanguageModel:
         slide: bool = False,
         say: Callable[[int, str], None] | None = None,
     ) -> list[Continuation]:
-        """Goes on with a prompt, `decoding.nbest` times, by at most `decoding.maximum` tokens. `say(sample, text)` gets each text piece by piece, as it
-        comes. A text ends before the first of the `stop` strings. Where the positions of the model end, or the length
-        it was trained for if they do not, `slide` lets it go on from the last half of its context."""
+        """Goes on with a prompt, `decoding.nbest` times, by at most `decoding.maximum` tokens. `say(sample, text)` gets
+        each text piece by piece, as it comes. A text ends before the first of the `stop` strings. Where the positions
+        of the model end, or the length it was trained for if they do not, `slide` lets it go on from the last half of
+        its context."""
         self._check_decodes()
         if not all(stop):
             raise ValueError("a stop string must not be empty")
