@@ -16,7 +16,7 @@ SPECS = (
     "softmax",
     "local(window=32)",
     "strided(stride=16)",
-    "sparse",
+    "sparse(pattern='fixed', stride=16, summary=4)",
     "heads(local(window=16), strided(stride=16), globals(tokens=4), softmax)",
     "['local(window=32)', softmax]",
     "linear",
@@ -24,7 +24,7 @@ SPECS = (
     "performer",
     "rfa",
     "synthesizer(longest=256)",
-    "image",
+    "image(block=32, memory=32)",
 )
 ROWS = {spec: ["--model.attention", spec] for spec in SPECS}
 

@@ -323,6 +323,8 @@ class LanguageConfig:
 
     out: str = "runs/language"
     """the run folder: config, tokenizer, checkpoints and log"""
+    init: str | None = None
+    """a run of language to begin with: its weights, its sizes and its tokenizer"""
     data: LanguageData = field(default_factory=LanguageData)
     model: LanguageOptions = field(default_factory=LanguageOptions)
     training: TrainingConfig = field(

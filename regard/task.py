@@ -232,20 +232,25 @@ def load(folder: str | Path, task: str, *, which: str | int | None = None, devic
     run = Run.open(folder)
     parts = read_parts(run, task)
     model = models.build(parts.size)
-    tensors = expand(run.find(which).tensors["model"])
+    load_weights(model, run, which)
+    model = model.to(pick_device(device)).eval()
+    if next(model.parameters()).device.type == "cpu":
+        pack_linears(model)
+    return Loaded(model, parts, run)
+
+
+def load_weights(model: nn.Module, run: Run, which: str | int | None = None) -> None:
+    """Those of a checkpoint of a run into a model of its sizes."""
     # before 0.2 a block had its feed-forward layer in itself
     tensors = {
-        re.sub(r"(blocks\.\d+\.)(inner|outer)\.", r"\1feedforward.\2.", name): part for name, part in tensors.items()
+        re.sub(r"(blocks\.\d+\.)(inner|outer)\.", r"\1feedforward.\2.", name): part
+        for name, part in expand(run.find(which).tensors["model"]).items()
     }
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"the checkpoint does not fit the sizes in {run.folder}/run.json: {reason}") from error
-    model = model.to(pick_device(device)).eval()
-    if next(model.parameters()).device.type == "cpu":
-        pack_linears(model)
-    return Loaded(model, parts, run)
 
 
 def read_config(run: Run) -> Any:

@@ -1,5 +1,6 @@
 """Language models from the outside: text of any kind, blocks and documents, training, measures, generation, prompts."""
 
+import dataclasses
 import gzip
 import io
 import json
@@ -284,6 +285,19 @@ def test_a_run_learns_and_is_passed_on(run, tmp_path):
     ours, theirs = (LanguageModel.load(folder).measure([RHYME]).loss for folder in (run, small))
     assert abs(ours - theirs) < 0.02
     assert cli.main(["average", run, "--last", "2"]) == 0
+
+
+def test_a_run_begins_with_another(run, tmp_path):
+    """One step at a rate of nothing: the same model, tokenizer and loss, on other text."""
+    (tmp_path / "book.txt").write_text("Three fine mice.\n" * 40)
+    settings = config(tmp_path, steps=1, learning_rate=1e-30, weight_decay=0.0)
+    settings = dataclasses.replace(settings, init=run, model=LanguageOptions(dropout=0.2))
+    finish(settings)
+    ours, theirs = LanguageModel.load(run, which="best"), LanguageModel.load(settings.out)
+    assert theirs.tokenizer.encode(BOOK) == ours.tokenizer.encode(BOOK)
+    assert ours.measure([RHYME]).loss == pytest.approx(theirs.measure([RHYME]).loss)
+    with pytest.raises(ValueError, match="as it was trained, but for dropout"):
+        finish(dataclasses.replace(settings, out=str(tmp_path / "b"), model=LanguageOptions(width=8)))
 
 
 def test_what_does_not_fit_is_said_before_anything_is_written(tmp_path):
