@@ -147,7 +147,8 @@ def test_files_folders_and_archives(tmp_path):
     (tmp_path / "b" / "two.txt.gz").write_bytes(gzip.compress(b"three\n"))
     (tmp_path / "b" / ".hidden").write_bytes(b"\xff")
     (tmp_path / "a.xz").write_bytes(lzma.compress(b"zero\n\n \nnull\n"))
-    texts, skipped = read_documents([str(tmp_path / "b"), str(tmp_path / "a.xz")], "file")
+    # hidden is what is hidden in the folder, not the way to it
+    texts, skipped = read_documents([str(tmp_path / "b" / ".." / "b"), str(tmp_path / "a.xz")], "file")
     assert texts == ["one\ntwo\n", "three\n", "zero\n\n \nnull\n"]
     assert skipped == {}
     assert read_documents([str(tmp_path / "a.xz")], "line")[0] == ["zero\n", "null\n"]
