@@ -39,7 +39,7 @@ def main() -> None:
     side.train("language", rows, common, given.out, given.jobs, given.minutes)
     print("| attention | test perplexity | validation | parameters | tokens |\n|---|---|---|---|---|")
     text = ["--text", side.file(given.data, "test.txt")]
-    found = side.evaluate(list(rows), given.out, text, jobs=4)
+    found = side.evaluate(list(rows), given.out, text)
     for name, test in sorted(found.items(), key=lambda item: item[1].get("word_perplexity", 1e9)):
         if "error" in test:
             print(f"| {name} | {test['error']} | | | |")
