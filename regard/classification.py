@@ -113,8 +113,9 @@ class Task(task.Task):
         if longest < 1:
             raise ValueError(f"training.tokens must leave room for a text, got {training.tokens}")
         self.classifier = Classifier(model, tokenizers[FILE], data.labels, longest)
-        ids = self.classifier.encode([text for text, _ in data.train])
-        self.cut = sum(len(row) == longest + 2 for row in ids)
+        cut: list[str] = []
+        ids = self.classifier.encode([text for text, _ in data.train], warn=cut.append)
+        self.cut = len(cut)
         self.batches = LabelledBatches(
             ids,
             class_numbers([label for _, label in data.train], data.labels, "the training data"),
@@ -122,6 +123,7 @@ class Task(task.Task):
             seed=training.seed,
             multiple=multiple,
             blanked=config.data.blanked,
+            unknown=tokenizers[FILE].unk,
         )
 
     def loss(self, batch: Examples, smoothing: float) -> Loss:
@@ -157,7 +159,7 @@ class Task(task.Task):
 
     def notes(self) -> list[str]:
         longest, classifier = self.classifier.longest, self.classifier
-        cut = [f"{self.cut:,} texts of {longest} tokens or more are cut there"] if self.cut else []
+        cut = [f"{self.cut:,} texts of more than {longest} tokens are cut there"] if self.cut else []
         return [
             *cut,
             f"{len(self.batches):,} texts, {len(self.valid):,} to validate on; {len(classifier.labels)} classes; "
@@ -242,7 +244,7 @@ class Classifier:
         for number, row in zip(numbers or count(1), rows, strict=False):
             if len(row) > self.longest:
                 warn(f"text {number}: {len(row)} tokens, only the first {self.longest} are read")
-        return [[self.tokenizer.bos, *row[: self.longest], self.tokenizer.eos] for row in rows]
+        return [self.tokenizer.framed(row[: self.longest]) for row in rows]
 
     def probabilities(
         self,
