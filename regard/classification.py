@@ -127,9 +127,9 @@ class Task(task.Task):
         )
 
     def loss(self, batch: Examples, smoothing: float) -> Loss:
-        logits, second = self.model(batch.tokens, keep=batch.keep)
+        logits, second, statistics = self.model(batch.tokens, keep=batch.keep)
         total, plain = smoothed(logits, batch.labels, smoothing)
-        return Loss(total, plain, torch.full((), len(batch.labels), device=logits.device), second)
+        return Loss(total, plain, torch.full((), len(batch.labels), device=logits.device), second, statistics)
 
     def tokens(self, batch: Examples) -> int:
         return len(batch.labels)

@@ -151,6 +151,8 @@ class ModelOptions(StackOptions):
     """of the decoder"""
     decoder_feedforward: str | list[str] | None = None
     """spec of the decoder's feed-forward layers (default: as feedforward)"""
+    reversible: bool | None = None
+    """layers that are undone in the backward pass, so that their number costs no memory; with norm pre"""
     aligner: str | None = None
     """spec of one more attention that learns word alignments beside the translation, such as softmax"""
     input_feeding: bool | None = None

@@ -1,5 +1,6 @@
 """Language models: trained from running text, loaded from a run, measured, and asked to go on with a text."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from regard.data.documents import Blocks, Documents, Pieces, Text, digest, hold_
 from regard.data.tokenizer import Streamed, Tokenizer, chunks
 from regard.decoding import DecodingConfig, Sliding, generate
 from regard.models.transformer import ModelConfig
+from regard.spec import parse
 from regard.training.loss import Loss, text_loss
 from regard.training.run import Run
 
@@ -90,7 +92,11 @@ class Task(task.Task):
 
     @classmethod
     def size(cls, config: LanguageConfig, tokenizers: dict[str, Tokenizer], data: Documents) -> ModelConfig:
-        return config.model.resized(PRESETS, ModelConfig, vocabulary=tokenizers[FILE].size)
+        size = config.model.resized(PRESETS, ModelConfig, vocabulary=tokenizers[FILE].size)
+        if parse(size.position) == parse("learned"):
+            # as long as what is read: positions that no text reached would stay as they were drawn
+            size = dataclasses.replace(size, position=f"learned(longest={config.data.length})")
+        return size
 
     def __init__(self, config: LanguageConfig, data: Documents, tokenizers: dict[str, Tokenizer], model: nn.Module):
         self.model, self.data, self.unit = model, data, config.data.documents
@@ -126,7 +132,8 @@ class Task(task.Task):
         samples = []
         if self.language.decodes:
             decoding = DecodingConfig(sample=True, maximum_ratio=0, maximum_extra=SAMPLE)
-            (text,) = self.language.generate("", decoding)
+            with torch.autocast(self.language.device.type, enabled=False):
+                (text,) = self.language.generate("", decoding, slide=True)
             samples = [{"sample": line} for line in text.text.strip("\n").split("\n")]
         return {name: value for name, value in found._asdict().items() if isinstance(value, float)}, samples
 
@@ -224,15 +231,15 @@ class LanguageModel:
         say: Callable[[int, str], None] | None = None,
     ) -> list[Continuation]:
         """Goes on with a prompt, `decoding.nbest` times. `say(sample, text)` gets each text piece by piece, as it
-        comes. A text ends before the first of the `stop` strings. Where the positions of the model end, `slide` lets it
-        go on from the last half of its context."""
+        comes. A text ends before the first of the `stop` strings. Where the positions of the model end, or the length
+        it was trained for if they do not, `slide` lets it go on from the last half of its context."""
         self._check_decodes()
         if not all(stop):
             raise ValueError("a stop string must not be empty")
         ids = self.encode(prompt)
         model, most = self.model, decoding.limit(len(ids))
-        if self.limit is not None and slide:
-            model = Sliding(model, self.limit)
+        if slide:
+            model = Sliding(model, self.limit or self.length)
         elif self.limit is not None:
             if len(ids) >= self.limit:
                 raise ValueError(

@@ -538,8 +538,105 @@ def compact(arguments: argparse.Namespace) -> None:
     print(f"{arguments.out}: {size / 1e6:.1f} MB of weights; {_use(arguments.out)}")
 
 
+def embed(arguments: argparse.Namespace) -> None:
+    """regard embed"""
+    import numpy as np
+
+    from regard.data.text import opened, read_sentences, shown
+    from regard.embedding import Embedder
+
+    embedder = Embedder.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    options = {"pooling": arguments.pooling, "normalized": not arguments.raw, "warn": _warn}
+    parts, number = [], 1
+    with opened(arguments.input) as stream:
+        lines = read_sentences(stream, name=shown(arguments.input))
+        while some := list(islice(lines, 1024)):
+            vectors = embedder.embed(some, first=number, **options)
+            number += len(some)
+            if arguments.out is not None:
+                parts.append(vectors)
+                continue
+            for vector in vectors:
+                print(json.dumps([round(float(value), 7) for value in vector]))
+    if arguments.out is not None:
+        width = embedder.model.config.width
+        np.save(arguments.out, np.concatenate([np.zeros((0, width), np.float32), *parts]))
+
+
+def import_model(arguments: argparse.Namespace) -> None:
+    """regard import"""
+    from regard import task as tasks
+    from regard.interop.runs import import_model
+
+    out = arguments.out or f"runs/{Path(arguments.source).resolve().stem}"
+    found = import_model(arguments.source, out, arguments.tokenizer)
+    for note in found.notes:
+        _warn(note)
+    use = tasks.find(found.task).use.format(run=out)
+    print(f"{out}: a run of {found.task!r}, {found.parameters:,} parameters; {use}")
+
+
+def export_run(arguments: argparse.Namespace) -> None:
+    """regard export"""
+    from regard.interop.runs import export_run
+
+    options = {"which": arguments.checkpoint, "family": arguments.family}
+    found = export_run(arguments.run, arguments.out, arguments.format, **options)
+    for note in found.notes:
+        _warn(note)
+    print(f"{found.folder}: {found.family}, {sum(f.stat().st_size for f in found.folder.rglob('*')) / 1e6:.1f} MB")
+
+
 def add_verbs(verb: Verb) -> None:
     """The flags of each verb."""
+    added = verb(
+        "import",
+        import_model,
+        "make a run of a published model: GPT-2, BERT, RoBERTa, DistilBERT, Marian, Llama and their like, llama2.c",
+        [
+            "regard import models/gpt2 --out runs/gpt2",
+            "regard import models/opus-mt-en-de",
+            "regard import stories260K.bin --tokenizer tok512.bin --out runs/stories",
+        ],
+    )
+    kinds = "a Hugging Face folder (config.json, safetensors, tokenizer), or a llama2.c file"
+    added.add_argument("source", metavar="FOLDER", help=kinds)
+    added.add_argument("--out", metavar="RUN", help="the run folder (default: runs/ and the name of the source)")
+    added.add_argument("--tokenizer", help="folder of the tokenizer (default: FOLDER); of llama2.c the tok*.bin file")
+
+    added = verb(
+        "export",
+        export_run,
+        "write a run for others: a Hugging Face folder, or a CTranslate2 folder of a translator",
+        [
+            "regard export runs/gpt2 --format huggingface --out models/mine",
+            "regard export runs/translate --format ctranslate2 --out models/fast",
+        ],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("--format", choices=("huggingface", "ctranslate2"), required=True, help="who is to open it")
+    added.add_argument("--out", metavar="FOLDER", required=True, help="a new folder")
+    added.add_argument("--family", help="of huggingface: gpt2, bert, marian, llama ... (default: the one that fits)")
+    added.add_argument("--checkpoint", help="best, last, average or a step (default: the average, or else the best)")
+
+    added = verb(
+        "embed",
+        embed,
+        "turn each line of standard input into a vector, by an encoder (BERT and its like)",
+        [
+            "regard embed runs/minilm < sentences.txt > vectors.jsonl",
+            "regard embed runs/minilm --input sentences.txt --out vectors.npy",
+        ],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("--input", default="-", help="a file instead of standard input; .gz and .xz too")
+    added.add_argument("--out", help="a .npy file, [lines, width] (default: a JSON list a line)")
+    added.add_argument(
+        "--pooling", choices=("mean", "first", "pooler"), default="mean", help="over the tokens of a line"
+    )
+    added.add_argument("--raw", action="store_true", help="vectors as they are, instead of length one")
+    _add_model(added)
+
     verb(
         "train",
         None,

@@ -9,6 +9,7 @@ Which of its tasks a run folder belongs to is written in its run.json.
 
 import dataclasses
 import importlib
+import re
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -193,7 +194,11 @@ def read_parts(run: Run, task: str | None = None) -> Parts:
         raise ValueError(f"{run.folder} is a run of {facts.get('task')!r}, not of {task!r}")
     if not isinstance(facts.get("model"), dict):
         raise ValueError(f"{run.folder}/run.json is damaged: it does not say the sizes of the model")
-    size = from_json(models.config_class(facts["model"]), facts["model"])
+    values = dict(facts["model"])
+    if "activation" in values:
+        # before 0.2, when there was one kind of feed-forward layer
+        values["feedforward"] = f"dense(activation={values.pop('activation')!r})"
+    size = from_json(models.config_class(values), values)
     tokenizers = {}
     for name in tokenizer_names(run):
         tokenizers[name] = Tokenizer.load(run.folder / name)
@@ -227,8 +232,13 @@ def load(folder: str | Path, task: str, *, which: str | int | None = None, devic
     run = Run.open(folder)
     parts = read_parts(run, task)
     model = models.build(parts.size)
+    tensors = expand(run.find(which).tensors["model"])
+    # before 0.2 a block had its feed-forward layer in itself
+    tensors = {
+        re.sub(r"(blocks\.\d+\.)(inner|outer)\.", r"\1feedforward.\2.", name): part for name, part in tensors.items()
+    }
     try:
-        model.load_state_dict(expand(run.find(which).tensors["model"]))
+        model.load_state_dict(tensors)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"the checkpoint does not fit the sizes in {run.folder}/run.json: {reason}") from error

@@ -57,6 +57,7 @@ PUBLISHED = {
         "MarianMTModel",
         MARIAN | {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 50, "pad_token_id": 49},
     ),
+    "pegasus": ("PegasusForConditionalGeneration", MARIAN | {"activation_function": "relu", "scale_embedding": True}),
     "llama": ("LlamaForCausalLM", LLAMA),
     "llama, other": (
         "LlamaForCausalLM",
@@ -110,7 +111,7 @@ def theirs(model, tokens, target=None, keep=KEEP, target_keep=None, segments=Non
     padded = model.config.pad_token_id or 0
     inputs = {"input_ids": torch.where(keep, tokens, padded), "attention_mask": keep.long()}
     name = model.config.model_type
-    if name == "marian":
+    if name in ("marian", "pegasus"):
         inputs |= {"decoder_input_ids": target, "decoder_attention_mask": target_keep.long()}
     elif name not in ("roberta", "distilbert"):
         inputs["position_ids"] = POSITIONS
@@ -128,7 +129,7 @@ def compare(model, own: torch.nn.Module) -> None:
     """With padding on both sides, segments, a pooler, and (decoders) step by step."""
     kind, tokens = own.config.kind, ids(model)
     keep = KEEP
-    if model.config.model_type in ("distilbert", "marian"):
+    if model.config.model_type in ("distilbert", "marian", "pegasus"):
         # they count padding and cannot be told otherwise
         keep = torch.cat([KEEP[:2], KEEP[:1]])
     if kind == "encoder-decoder":

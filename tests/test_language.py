@@ -289,7 +289,7 @@ def test_a_run_learns_and_is_passed_on(run, tmp_path):
 def test_what_does_not_fit_is_said_before_anything_is_written(tmp_path):
     for data, words in (
         ({"text": None}, "give data.text"),
-        ({"length": 2000}, "2000 does not fit into a batch|2000 is more than the model has positions"),
+        ({"length": 2000}, "2000 tokens does not fit into a batch"),
         ({"length": 1000, "tokenizer": "words"}, "too few for blocks|does not fit"),
         ({"text": str(tmp_path / "gone.txt")}, "no such file"),
     ):
@@ -299,8 +299,8 @@ def test_what_does_not_fit_is_said_before_anything_is_written(tmp_path):
         assert not Path(settings.out).exists()
     with pytest.raises(ValueError, match="metric of language must be one of loss"):
         finish(config(tmp_path, metric="bleu"))
-    with pytest.raises(ValueError, match="1500 is more than the model has positions for, 1024"):
-        finish(config(tmp_path, data={"length": 1500}, tokens=2000))
+    with pytest.raises(ValueError, match="150 is more than the model has positions for, 64"):
+        finish(config(tmp_path, data={"length": 150}, model={"position": "learned(longest=64)"}, tokens=2000))
 
 
 GPT2 = {"gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200}
@@ -483,11 +483,11 @@ def test_repetition_counts_prompt_and_output(language):
 
 
 def test_prompts_past_the_last_position(run, language):
-    assert language.limit == 1024
-    prompt = (BOOK * 2)[:1100]
-    with pytest.raises(ValueError, match=r"1100 tokens and the model 1024 positions.*--slide"):
+    assert language.limit == 16
+    prompt = BOOK[:40]
+    with pytest.raises(ValueError, match=r"40 tokens and the model 16 positions.*--slide"):
         language.generate(prompt, greedy(5))
-    (found,) = language.generate(BOOK[:1020], greedy(50))
+    (found,) = language.generate(BOOK[:12], greedy(50))
     assert (len(found.ids), found.ended) == (4, "length")
     (found,) = language.generate(prompt, greedy(5), slide=True)
     assert len(found.ids) == 5
@@ -553,7 +553,7 @@ def test_likelihoods_are_those_of_the_whole_model():
     for (context, rest), (logp, count) in zip(pairs, found, strict=True):
         before, after = language.encode(context), language.tokenizer.encode(rest)
         logits = language.model(torch.tensor([before + after])).logits[0].log_softmax(1)
-        expected = sum(float(logits[len(before) - 1 + at, token]) for at, token in enumerate(after))
+        expected = sum(logits[len(before) - 1 + at, token].item() for at, token in enumerate(after))
         assert count == len(after)
         assert logp == pytest.approx(expected, rel=1e-4)
 
@@ -693,15 +693,18 @@ def test_evaluate_prints(run, tmp_path, capsys):
 
 
 def test_prompt_prints(run, tmp_path, capsys):
-    path = write_task(tmp_path)
+    short = {"description": "", "prompt": "{text}:", "answer": "{label}", "separator": " ", "choices": ["a", "b"]}
+    short["examples"] = [{"text": "e", "label": "a"}, {"text": "w", "label": "b"}]
+    short["queries"] = [{"text": "th", "label": "a"}, {"text": "w", "label": "b"}]
+    path = write_task(tmp_path, **short)
     assert cli.main(["prompt", run, "--task", path, "--shots", "0,1", "--draws", "2"]) == 0
     assert "shots  accuracy" in capsys.readouterr().out
     assert cli.main(["prompt", run, "--task", path, "--shots", "1", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["results"][0]["draws"]) == 5
-    path = write_task(tmp_path, score="generation", choices=None)
-    assert cli.main(["prompt", run, "--task", path]) == 0
+    path = write_task(tmp_path, **short | {"score": "generation", "maximum": 3})
+    assert cli.main(["prompt", run, "--task", path, "--shots", "2"]) == 0
     assert cli.main(["prompt", run, "--task", path, "--shots", "2", "--show"]) == 0
-    assert capsys.readouterr().out.rstrip().endswith("Review: fine\nAnswer:")
+    assert capsys.readouterr().out.endswith("e:a w:b th:\n")
 
 
 @pytest.mark.parametrize(
@@ -719,13 +722,14 @@ def test_prompt_prints(run, tmp_path, capsys):
         (["generate", "RUN", "x", "--temperature", "0", "--top-k", "2"], "cut draws"),
         (["generate", "RUN", "x", "--maximum", "0"], "maximum must be"),
         (["generate", "RUN", "x", "--min-p", "2"], "min_p must be"),
-        (["generate", "RUN", "x" * 2000], "2000 tokens and the model 1024 positions"),
+        (["generate", "RUN", "x" * 2000], "2000 tokens and the model 16 positions"),
         (["evaluate", "RUN", "--source", "a"], "--source is for runs of 'translate'"),
         (["evaluate", "RUN", "--text", "gone.txt"], "gone.txt: no such file"),
         (["evaluate", "RUN", "--stride", "0"], "stride must be"),
         (["prompt", "RUN", "--task", "gone.yaml"], "gone.yaml: no such file"),
         (["prompt", "RUN", "--task", "TASK", "--shots", "few"], "--shots are numbers"),
         (["prompt", "RUN", "--task", "TASK", "--shots", "99"], "99 shots need as many"),
+        (["prompt", "RUN", "--task", "TASK", "--shots", "2"], "more than the 16 positions of the model"),
         (["translate", "RUN"], "is a run of 'language', not of 'translate'"),
         (["align", "RUN"], "is a run of 'language', not of 'translate'"),
     ],

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.attention.base import Rows, Shape
 from regard.models.transformer import ModelConfig
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Registry, Spec, over_layers, parse
 
@@ -120,6 +121,10 @@ class Family:
         values = {"model_type": self.name, "architectures": [self.architecture]} | own | self.only | special
         return values | self.express(config, values)
 
+    def constants(self, config: ModelConfig, values: Values) -> Tensors:
+        """Tensors that are computed and not learnt, and yet stand in their files."""
+        return {}
+
     def derive(self, values: Values, names: set[str]) -> Values:
         """What of ours is not simply one of theirs."""
         raise NotImplementedError
@@ -218,12 +223,24 @@ class Encoder(Family):
             yield from output(self.decoder, config)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Marian(Family):
+    """Marian, with the norm after each sublayer, and Pegasus, with the norm before it."""
+
+    parts: bool  # whether source and target may have a vocabulary each
+    tables: bool  # whether the sinusoids stand in the file
+
+    def constants(self, config, values):
+        rows = torch.zeros(1, values["max_position_embeddings"], config.width)
+        scheme = POSITIONS.build("sinusoidal(layout='halves')", Shape.of(width=config.width, heads=config.heads))
+        table = scheme.add(rows, Rows.full(rows))[0]
+        return {f"{name}.embed_positions.weight": table.clone() for name in ("encoder", "decoder") if self.tables}
+
     def derive(self, values, names):
         for name in ("attention_heads", "ffn_dim"):
             if values.get(f"encoder_{name}") != values.get(f"decoder_{name}"):
-                raise ValueError(f"marian with encoder_{name} unlike decoder_{name} is not known here")
-        shared = values.get("share_encoder_decoder_embeddings", True)
+                raise ValueError(f"{self.name} with encoder_{name} unlike decoder_{name} is not known here")
+        shared = not self.parts or values.get("share_encoder_decoder_embeddings", True)
         return {
             "decoder_layers": values["decoder_layers"],
             "target_vocabulary": None if shared else values.get("decoder_vocab_size") or values["vocab_size"],
@@ -232,13 +249,15 @@ class Marian(Family):
 
     def express(self, config, values):
         decoder_layers = config.layers if config.decoder_layers is None else config.decoder_layers
-        return {
+        vocabularies = {
+            "share_encoder_decoder_embeddings": config.target_vocabulary is None,
+            "decoder_vocab_size": config.target_vocabulary or config.vocabulary,
+        }
+        return (vocabularies if self.parts else {}) | {
             "is_encoder_decoder": True,
             "decoder_layers": decoder_layers,
             "decoder_attention_heads": config.heads,
             "decoder_ffn_dim": config.inner,
-            "share_encoder_decoder_embeddings": config.target_vocabulary is None,
-            "decoder_vocab_size": config.target_vocabulary or config.vocabulary,
             "activation_function": activation(config),
             "attention_dropout": 0.0,
             "max_position_embeddings": values.get("max_position_embeddings", 512),
@@ -262,6 +281,8 @@ class Marian(Family):
                 yield from link(f"{theirs}.fc1", f"{ours}.feedforward.inner")
                 yield from link(f"{theirs}.fc2", f"{ours}.feedforward.outer")
                 yield from link(f"{theirs}.final_layer_norm", f"{ours}.norms.{len(attentions)}")
+            if config.norm == "pre":
+                yield from link(f"{stack}.layer_norm", f"{stack}.norm")
         yield Link("final_logits_bias", ("output.bias",), ROW)
         yield from output("lm_head", config)
 
@@ -336,6 +357,10 @@ class Llama(Family):
         yield from output("lm_head", config)
 
 
+def _or(value: int | None, other: int) -> int:
+    return other if value is None else value
+
+
 BERT_FIELDS = {
     "vocabulary": ("vocab_size", 30522),
     "width": ("hidden_size", 768),
@@ -364,6 +389,23 @@ BERT_LAYER = {
     "output.dense": "feedforward.outer",
     "output.LayerNorm": "norms.1",
 }
+MARIAN_FIELDS = {
+    "vocabulary": ("vocab_size", 58101),
+    "width": ("d_model", 1024),
+    "heads": ("encoder_attention_heads", 16),
+    "layers": ("encoder_layers", 12),
+    "inner": ("encoder_ffn_dim", 4096),
+    "dropout": ("dropout", 0.1),
+    "scaled_embedding": ("scale_embedding", False),
+    "tied": ("tie_word_embeddings", True),
+}
+MARIAN_ALWAYS = {
+    "kind": "encoder-decoder",
+    "bias": True,
+    "head_bias": True,
+    "position": "sinusoidal(layout='halves')",
+}
+MARIAN_SPARE = (r"(encoder|decoder)\.embed_positions\.weight", r"(encoder|decoder)\.embed_tokens\.weight")
 LLAMA_FIELDS = {
     "vocabulary": ("vocab_size", 32000),
     "width": ("hidden_size", 4096),
@@ -467,7 +509,7 @@ FAMILIES = (
         spare=(r"lm_head\.decoder\.bias", r"embeddings\.position_ids"),
         activation="hidden_act",
         # positions are counted on from the id of padding
-        positions_begin=lambda values: values.get("pad_token_id", 1) + 1,
+        positions_begin=lambda values: _or(values.get("pad_token_id"), 1) + 1,
         embedding=BERT_EMBEDDING,
         layer=BERT_LAYER,
         layers="encoder.layer",
@@ -481,25 +523,23 @@ FAMILIES = (
         architecture="MarianMTModel",
         task="translate",
         prefix="model.",
-        fields={
-            "vocabulary": ("vocab_size", 58101),
-            "width": ("d_model", 1024),
-            "heads": ("encoder_attention_heads", 16),
-            "layers": ("encoder_layers", 12),
-            "inner": ("encoder_ffn_dim", 4096),
-            "dropout": ("dropout", 0.1),
-            "scaled_embedding": ("scale_embedding", False),
-            "tied": ("tie_word_embeddings", True),
-        },
-        always={
-            "kind": "encoder-decoder",
-            "norm": "post",
-            "bias": True,
-            "head_bias": True,
-            "position": "sinusoidal(layout='halves')",
-        },
+        fields=MARIAN_FIELDS,
+        always=MARIAN_ALWAYS | {"norm": "post"},
         only={"normalize_before": False, "normalize_embedding": False, "add_final_layer_norm": False},
-        spare=(r"(encoder|decoder)\.embed_positions\.weight", r"(encoder|decoder)\.embed_tokens\.weight"),
+        spare=MARIAN_SPARE,
+        parts=True,
+        tables=False,
+    ),
+    Marian(
+        name="pegasus",
+        architecture="PegasusForConditionalGeneration",
+        task="translate",
+        prefix="model.",
+        fields=MARIAN_FIELDS,
+        always=MARIAN_ALWAYS | {"norm": "pre"},
+        spare=MARIAN_SPARE,
+        parts=False,
+        tables=True,
     ),
     Llama(
         name="llama",

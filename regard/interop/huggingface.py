@@ -172,20 +172,21 @@ def write(
         parts = tuple(_own(name, tensors) for name in link.ours)
         name = link.theirs if link.theirs in heads else prefix + link.theirs
         written[name] = link.form.write(parts).contiguous()
+    written |= {prefix + name: part for name, part in chosen.constants(config, values).items()}
     folder = vacant(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     save_file(written, folder / SINGLE, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return chosen
 
 
 def vacant(folder: str | Path) -> Path:
-    """A new folder, or an empty one."""
+    """Where a new folder may be made: nothing is there, or an empty folder."""
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file, not a folder to write to")
     if folder.is_dir() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty: choose another --out")
-    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 

@@ -14,7 +14,7 @@ import torch
 from regard.data.published import Published
 from regard.interop.families import Tensors
 from regard.interop.huggingface import completed
-from regard.interop.vocabularies import SPACE, Pieces, from_pieces
+from regard.interop.vocabularies import SPACE, Pieces, from_pieces, opened
 from regard.models.transformer import ModelConfig
 
 HEADER = struct.Struct("<7i")
@@ -114,5 +114,5 @@ def read_tokenizer(path: str | Path, size: int) -> Published:
     kinds = [2, 3, 3] + [6 if name.startswith("<0x") and len(name) == 6 else 1 for name in names[3:]]
     spaced = [name.strip("\n") for name in names[:3]] + [name.replace(" ", SPACE) for name in names[3:]]
     pieces = Pieces(spaced, scores, kinds, True, 6 in kinds, b"", prefix=True, squeezes=False)
-    content = json.loads(from_pieces(pieces).to_str())
+    content = json.loads(opened(from_pieces(pieces), "<s>").to_str())
     return Published(content, {"unk": 0, "bos": 1, "eos": 1}, size)

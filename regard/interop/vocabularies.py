@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from regard.data.published import Published
 from regard.interop.families import Values
@@ -43,12 +43,24 @@ def _content(folder: Path) -> dict[str, Any]:
         library = byte_pairs(folder)
     elif (folder / "tokenizer.model").is_file():
         library = from_pieces(read_pieces(folder / "tokenizer.model"))
+        said = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+        if said.get("add_bos_token", True):
+            opened(library, "<s>")
     else:
         raise ValueError(
             f"{folder} has no tokenizer: expected tokenizer.json, vocab.txt, vocab.json with merges.txt, or "
             "tokenizer.model"
         )
     return json.loads(library.to_str())
+
+
+def opened(library: tokenizers.Tokenizer, name: str) -> tokenizers.Tokenizer:
+    """Puts a special token before each text that is encoded with special tokens."""
+    id = library.token_to_id(name)
+    if id is not None:
+        library.add_special_tokens([name])
+        library.post_processor = processors.TemplateProcessing(single=f"{name} $A", special_tokens=[(name, id)])
+    return library
 
 
 def special_ids(folder: Path, values: Values, library: tokenizers.Tokenizer) -> dict[str, int | None]:
@@ -202,9 +214,11 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 def from_pieces(pieces: Pieces) -> tokenizers.Tokenizer:
     """The same tokenizer in the `tokenizers` library."""
-    # control tokens are no text: a name with a space never comes up, since spaces are written otherwise
+    # Control tokens are no text, and no merge makes them; of unigrams, which any text may name, they get a name with a
+    # space, since spaces in text are written otherwise.
+    hidden = () if pieces.pairs else (3, 5)
     names = [
-        f"special {name}" if kind in (3, 5) else name for name, kind in zip(pieces.names, pieces.kinds, strict=True)
+        f"special {name}" if kind in hidden else name for name, kind in zip(pieces.names, pieces.kinds, strict=True)
     ]
     unknown = names[pieces.unknown]
     steps: list[Any] = [normalizers.Precompiled(pieces.character_map)] if pieces.character_map else []

@@ -24,6 +24,7 @@ class Loss(NamedTuple):
     plain: Tensor  # -log p(token): what perplexity is made of
     tokens: Tensor  # how many
     second: Tensor | None = None  # the second losses of the layers, already a mean
+    statistics: dict[str, Tensor] | None = None  # of the layers, by name, without gradient
 
 
 def loss(model: nn.Module, batch: Any, smoothing: float = 0.0) -> Loss:
@@ -65,11 +66,11 @@ def _loss(
     """A model with `hidden` and a linear `output` takes the fast way; of any other the logits are asked."""
     _check(smoothing)
     if not hasattr(model, "hidden"):
-        logits, second = model(*inputs, **keeps)
+        logits, second, statistics = model(*inputs, **keeps)
         real = goal.flatten() if keep is None else goal[keep]
         total, plain = smoothed(logits.flatten(0, 1) if keep is None else logits[keep], real, smoothing)
-        return Loss(total, plain, _count(goal, keep), second)
-    x, second = model.hidden(*inputs, **keeps)
+        return Loss(total, plain, _count(goal, keep), second, statistics)
+    x, second, statistics = model.hidden(*inputs, **keeps)
     x, target = x.flatten(0, 1), goal.flatten()
     if keep is not None:
         packed, rows = pack(goal[..., None], keep)
@@ -83,7 +84,7 @@ def _loss(
         asked = target != IGNORED
         x, target, ignores = x[asked], target[asked], False
     total, plain = projected(x, model.output.weight, target, smoothing, model.output.bias, ignores=ignores)
-    return Loss(total, plain, _count(goal, keep), second)
+    return Loss(total, plain, _count(goal, keep), second, statistics)
 
 
 def smoothed(logits: Tensor, target: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
