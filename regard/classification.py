@@ -19,6 +19,7 @@ from regard.data.text import hold_out, shown
 from regard.data.tokenizer import Tokenizer
 from regard.metrics.classification import Choice, Report, choose, decide, report
 from regard.training.compact import expand
+from regard.training.graphs import few_lengths
 from regard.training.loss import Loss, smoothed
 from regard.training.run import Run
 
@@ -106,7 +107,8 @@ class Task(task.Task):
         self.model, self.valid = model, data.valid
         training = config.training
         # few shapes, so that the steps can be recorded
-        multiple = 8 if training.graphs and next(model.parameters()).is_cuda else 1
+        records = training.graphs and next(model.parameters()).is_cuda
+        multiple = few_lengths(config.data.maximum_length) if records else 1
         longest = min(config.data.maximum_length, training.tokens // multiple * multiple - 2)
         limit = models.positions(model)
         longest = longest if limit is None else min(longest, limit - 2)

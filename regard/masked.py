@@ -15,6 +15,7 @@ from regard.data.documents import Blocks, Documents, stream
 from regard.data.masking import Hidden, MaskedBatches, Masking, Texts
 from regard.data.tokenizer import Tokenizer, chunks
 from regard.models.transformer import ModelConfig
+from regard.training.graphs import few_lengths
 from regard.training.loss import IGNORED, Loss, hidden_loss
 
 FILE = "tokenizer.json"
@@ -80,7 +81,8 @@ class Task(task.Task):
             )
         self.masking = Masking(tokenizers[FILE], wishes.masked, whole_words=wishes.whole_words)
         # few shapes, so that the steps can be recorded
-        multiple = 8 if config.training.graphs and next(model.parameters()).is_cuda else 1
+        records = config.training.graphs and next(model.parameters()).is_cuda
+        multiple = few_lengths(wishes.length) if records else 1
         sizes = {"tokens": config.training.tokens, "seed": config.training.seed, "multiple": multiple}
         self.batches = MaskedBatches(self.masked.rows(data.train, **sizes), self.masking)
 
