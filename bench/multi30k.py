@@ -3,11 +3,13 @@
     python bench/multi30k.py --data FOLDER --out runs/multi30k --jobs 8
 
 FOLDER holds train, valid and test.2016 in .en and .de, as BPE units (plain, .gz or .xz). Every row is trained by
-configs/multi30k.yaml and scored on test2016: tokenised BLEU, beam 5, the average of the last ten checkpoints. Training
-speed is measured afterwards, one row at a time, with --speed. Finished runs are not trained again.
+configs/multi30k.yaml and scored on test2016: tokenised BLEU, beam 5, the average of the last ten checkpoints. --steps
+makes the same schedule shorter for all. Speed is that of rows which share one GPU; --speed measures each alone
+afterwards. Finished runs are not trained again.
 """
 
 from pathlib import Path
+from statistics import median
 
 import side
 
@@ -38,30 +40,38 @@ ROWS = {
 }
 
 
-def flags(data: Path) -> list[str]:
+def flags(data: Path, steps: int | None) -> list[str]:
     names = {"source": "train.en", "target": "train.de", "valid_source": "valid.en", "valid_target": "valid.de"}
     given = [part for key, name in names.items() for part in (f"--data.{key}", side.file(data, name))]
-    return ["--config", str(CONFIG), *given]
+    if steps is None:
+        return ["--config", str(CONFIG), *given]
+    shares = {"steps": 1, "warmup": 6, "evaluate_every": 2, "save_every": 36}  # as in the config
+    short = [part for key, share in shares.items() for part in (f"--training.{key}", str(steps // share))]
+    return ["--config", str(CONFIG), *given, *short]
 
 
 def main() -> None:
     parser = side.arguments(__doc__, ROWS)
+    parser.add_argument("--steps", type=int, help="updates of every row (default: as the config says)")
     parser.add_argument("--speed", action="store_true", help="measure the training speed too")
     given = parser.parse_args()
     rows = {name: ROWS[name] for name in given.only or ROWS}
-    side.train("translate", rows, flags(given.data), given.out, given.jobs, given.minutes)
+    common = flags(given.data, given.steps)
+    side.train("translate", rows, common, given.out, given.jobs, given.minutes)
     test = {"source": side.file(given.data, "test.2016.en"), "target": side.file(given.data, "test.2016.de")}
     asked = [part for name, path in test.items() for part in (f"--{name}", path)]
-    print("| attention | BLEU | parameters | steps |\n|---|---|---|---|")
+    print("| attention | BLEU | parameters | steps | target tokens/s |\n|---|---|---|---|---|")
     for name, found in side.evaluate(list(rows), given.out, [*asked, "--beam", "5"]).items():
         if "error" in found:
-            print(f"| {name} | {found['error']} | | |")
+            print(f"| {name} | {found['error']} | | | |")
             continue
         run = side.facts(given.out, name)
-        print(f"| {name} | {found['bleu']['value']:.2f} | {run['parameters'] / 1e6:.2f}M | {run['steps']} |")
+        speeds = [record["tokens_per_second"] for record in side.records(given.out, name) if record["event"] == "step"]
+        sizes = f"{found['bleu']['value']:.2f} | {run['parameters'] / 1e6:.2f}M | {run['steps']}"
+        print(f"| {name} | {sizes} | {median(speeds):,.0f} |")
     if given.speed:
         print("\n| attention | target tokens/s |\n|---|---|")
-        for name, tokens in side.speed("translate", rows, flags(given.data), given.out).items():
+        for name, tokens in side.speed("translate", rows, common, given.out).items():
             print(f"| {name} | {tokens:,} |", flush=True)
 
 

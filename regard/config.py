@@ -153,8 +153,8 @@ class ModelOptions(StackOptions):
     """spec of the decoder's feed-forward layers (default: as feedforward)"""
     reversible: bool | None = None
     """layers that are undone in the backward pass, so that their number costs no memory; with norm pre"""
-    aligner: str | None = None
-    """spec of one more attention that learns word alignments beside the translation, such as softmax"""
+    aligner: bool | None = None
+    """one more layer, which learns word alignments beside the translation"""
     input_feeding: bool | None = None
     """lstm and gru: the last attention output is part of the next input"""
 

@@ -13,7 +13,7 @@ from regard.attention.base import Memory, Rows
 from regard.config import ModelOptions
 from regard.models.reversible import Coupled
 from regard.models.transformer import ModelConfig, Transformer, through_pair
-from regard.spec import ATTENTION
+from regard.spec import ATTENTION, FEEDFORWARD
 
 SMALL = {"vocabulary": 40, "width": 16, "heads": 4, "inner": 32, "layers": 3, "dropout": 0.0, "norm": "pre"}
 
@@ -41,22 +41,22 @@ def step(model: Transformer, monkeypatch: pytest.MonkeyPatch, plain: bool) -> di
         # two passes before the way back: the layers have gone on learning when the first is run again
         total = 0
         for _ in range(2):
-            logits, second, _ = model(*given, keep=KEEP)
+            logits, second, statistics = model(*given, keep=KEEP)
             total = total + logits.square().mean() + (0 if second is None else 0.3 * second)
         total.backward()
     found = {"loss": total.detach()} | ({} if second is None else {"second": second.detach()})
+    found |= {f"counted {name}": value for name, value in (statistics or {}).items()}
     return found | {name: p.grad for name, p in model.named_parameters()} | dict(model.named_buffers())
 
 
-def undone_by_nobody(blocks, sublayers, outputs, x, stream, memory, *parameters):
+def undone_by_nobody(layers, sublayers, passed, x, stream, memory, *parameters):
     a, b, losses = x, x, []
     for parts in sublayers(memory):
         for part in parts:
             out = part(b, stream)
             a, b, stream = b, a + out.y, out.stream
             losses += [] if out.loss is None else [out.loss]
-        if outputs is not None:
-            outputs.append((a + b) / 2)
+        passed(a, b, out)
     return a, b, stream, sum(losses) if losses else None
 
 
@@ -82,13 +82,20 @@ def test_gradients_are_those_of_autograd(name, monkeypatch):
         same(build(kind="decoder", attention=spec, **options), monkeypatch)
 
 
+@pytest.mark.parametrize("name", FEEDFORWARD.names())
+def test_feedforward_layers(name, monkeypatch):
+    model = build(kind="encoder", feedforward=FEEDFORWARD.find(name).examples[0], dropout=0.3)
+    got = same(model, monkeypatch)
+    assert ("second" in got) == FEEDFORWARD.find(name).facts.loss
+
+
 @pytest.mark.parametrize("layers", [1, 3])
 def test_second_losses_and_the_aligner(layers, monkeypatch):
     spec = "compressive(segment=4, memory=4, compressed=5, rate=2)"
     got = same(build(kind="decoder", attention=[spec, "softmax"][:layers], layers=layers), monkeypatch)
     assert got["second"] > 0
-    got = same(build(aligner="softmax", layers=layers, dropout=0.2), monkeypatch)
-    assert got["aligner.attention.project.q.weight"].any()
+    got = same(build(aligner=True, layers=layers, dropout=0.2), monkeypatch)
+    assert got["aligner.query.weight"].any()
 
 
 def test_what_is_learnt_without_gradients_is_learnt_once(monkeypatch):
@@ -103,7 +110,7 @@ def test_two_sublayers_are_the_formula_of_the_paper():
     (block,) = model.encoder.blocks
     x = torch.randn(2, 5, 16).double()
     y1 = x + block.attention(block.norms[0](x))
-    y2 = x + block.outer(torch.relu(block.inner(block.norms[1](y1))))
+    y2 = x + block.feedforward.outer(torch.relu(block.feedforward.inner(block.norms[1](y1))))
     for grad in (True, False):
         with torch.set_grad_enabled(grad):
             assert_close(through_pair([block], x, Rows.full(x)).y, (y1 + y2) / 2)
@@ -115,7 +122,7 @@ def test_three_sublayers_take_turns():
     x, memory = torch.randn(2, 5, 16).double(), torch.randn(2, 7, 16).double()
     y1 = x + block.attention(block.norms[0](x))
     y2 = x + block.cross(block.norms[1](y1), memory=memory)
-    z1 = y1 + block.outer(torch.relu(block.inner(block.norms[2](y2))))
+    z1 = y1 + block.feedforward.outer(torch.relu(block.feedforward.inner(block.norms[2](y2))))
     for grad in (True, False):
         with torch.set_grad_enabled(grad):
             assert_close(through_pair([block], x, Rows.full(x), memory=Memory(memory, None)).y, (y2 + z1) / 2)
@@ -140,13 +147,13 @@ def test_decoding_is_the_forward_pass(attention):
 
 def test_some_parameters_may_be_frozen_and_gradients_asked_for():
     model = build(kind="encoder")
-    model.encoder.blocks[1].inner.weight.requires_grad_(False)
-    weight = model.encoder.blocks[0].outer.weight
+    model.encoder.blocks[1].feedforward.inner.weight.requires_grad_(False)
+    weight = model.encoder.blocks[0].feedforward.outer.weight
     (found,) = torch.autograd.grad(model(ids()).logits.square().mean(), [weight])
     assert weight.grad is None
     model(ids()).logits.square().mean().backward()
     assert_close(found, weight.grad)
-    assert model.encoder.blocks[1].inner.weight.grad is None
+    assert model.encoder.blocks[1].feedforward.inner.weight.grad is None
 
 
 def test_half_precision_chosen_from_outside():

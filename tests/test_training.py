@@ -350,7 +350,7 @@ def test_accumulated_batches_are_one_large_batch(tmp_path, monkeypatch):
     settings = TranslateConfig(
         settings.out,
         settings.data,
-        ModelOptions(width=16, heads=2, inner=32, layers=1, dropout=0.0, aligner="softmax"),
+        ModelOptions(width=16, heads=2, inner=32, layers=1, dropout=0.0, aligner=True),
         settings.training,
     )
     grads, batches = {}, []

@@ -32,7 +32,7 @@ def run(tmp_path_factory) -> str:
         TranslateConfig(
             out=str(folder),
             data=DataConfig(generated=300, held_out=20, vocabulary=400),
-            model=ModelOptions(width=32, heads=2, inner=64, layers=2, norm="pre", aligner="softmax"),
+            model=ModelOptions(width=32, heads=2, inner=64, layers=2, norm="pre", aligner=True),
             training=TrainingConfig(steps=20, tokens=512, evaluate_every=10, average=2, keep=2, tensorboard=False),
         ),
         Display(quiet=True),

@@ -120,7 +120,7 @@ class Pooling(nn.Module):
 
     def run(self, memory: Memory) -> Out:
         """The same of rows that are real from the left."""
-        x, count = memory
+        x, count = memory.x, memory.count
         if self.how == "pma":
             seeds = self.seed.expand(len(x), -1, -1)
             rows = Rows.full(seeds)

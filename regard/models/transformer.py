@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from regard.attention.base import Memory, Out, Rows, Shape, pack, select, unpack
 from regard.feedforward.base import Sizes
 from regard.kernels.dropout import Dropout
+from regard.models.aligner import Aligner
 from regard.models.reversible import Coupled, Sublayer
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Spec, over_layers, parse, spec_list
 
@@ -58,7 +59,7 @@ class ModelConfig:
     head: Literal["linear", "transform", "none"] = "linear"
     head_bias: bool = False  # a number for each token, added to its logit
     pooler: bool = False  # `pooled`: a dense layer and tanh over the first token, as in BERT
-    aligner: str | None = None  # spec of one more attention from target to source, which learns word alignments
+    aligner: bool = False  # one more layer, which learns word alignments beside the translation
 
     def __post_init__(self) -> None:
         for name in ("vocabulary", "width", "heads", "inner", "layers"):
@@ -80,7 +81,7 @@ class ModelConfig:
         if self.head == "none" and (self.kind != "encoder" or self.head_bias):
             got = f"kind {self.kind!r}" if self.kind != "encoder" else "head_bias"
             raise ValueError(f"head 'none' is an encoder that gives vectors and no logits, got {got}")
-        if self.aligner is not None and self.kind != "encoder-decoder":
+        if self.aligner and self.kind != "encoder-decoder":
             raise ValueError(f"aligner is for kind 'encoder-decoder', got kind {self.kind!r}")
         if self.target_vocabulary is not None and self.kind != "encoder-decoder":
             raise ValueError(f"target_vocabulary is for kind 'encoder-decoder', got kind {self.kind!r}")
@@ -357,61 +358,36 @@ def through_pair(
 ) -> Out:
     """`through` with two streams of residuals that read each other in turn, and their mean behind the last layer. In
     training each sublayer is undone and run again on the way back: see `Coupled`."""
-    stream = memory and memory.stream
+    stream, outs = memory and memory.stream, []
 
     def sublayers(x: Tensor | None) -> list[list[Sublayer]]:
         read = memory and memory._replace(x=x)
         given = zip(blocks, states or [None] * len(blocks), strict=True)
         return [block.sublayers(rows, state=state, memory=read, maps=maps) for block, state in given]
 
+    def passed(a: Tensor, b: Tensor, out: Out) -> None:
+        if outputs is not None:
+            outputs.append((a + b) / 2)
+        # without what is as large as the input
+        outs.append(out._replace(y=None))
+
     if torch.is_grad_enabled() and states is None and maps is None:
         # one that several layers share is given once
         parameters = dict.fromkeys(p for block in blocks for p in block.parameters() if p.requires_grad)
-        given = blocks, sublayers, outputs, x, stream, memory and memory.x
+        given = blocks, sublayers, passed, x, stream, memory and memory.x
         a, b, stream, loss = Coupled.apply(*given, *parameters)
-        return Out((a + b) / 2, (None,) * len(blocks), stream, loss)
-    a, b, layers = x, x, []
+        # what the layers made in there has no gradients, and what they counted needs none
+        statistics = second({str(index): out for index, out in enumerate(outs)})[1]
+        return Out((a + b) / 2, (None,) * len(blocks), stream, loss, statistics)
+    a = b = x
     for parts, state in zip(sublayers(memory and memory.x), states or [None] * len(blocks), strict=True):
-        outs = []
+        made = []
         for part in parts:
-            outs.append(part(b, stream))
-            a, b, stream = b, a + outs[-1].y, outs[-1].stream
-        out = gathered((a + b) / 2, stream, outs, state)
-        if outputs is not None:
-            outputs.append(out.y)
-        layers.append(out)
-    loss, statistics = second({str(index): layer for index, layer in enumerate(layers)})
-    return Out(out.y, tuple(layer.state for layer in layers), stream, loss, statistics)
-
-
-class Aligner(nn.Module):
-    """One head from target to source that learns which source words a target word comes from.
-
-    It looks from the state of the first decoder layer that has read a target token, and must name that token again
-    from nothing but the source vectors it attends to: it can only do so where the translation of the token stands. Its
-    gradients go no further, so the translator is as it would be without it. The idea of a layer that sees the source
-    alone is of Zenkel et al. 2019 (arXiv 1901.11359), that of reading attention after the token of Chen et al. 2020
-    (arXiv 2004.14837).
-    """
-
-    def __init__(self, config: ModelConfig):
-        super().__init__()
-        self.norm = nn.LayerNorm(config.width)
-        self.attention = ATTENTION.build(config.aligner, Shape.of(width=config.width, heads=1, role="cross"))
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(self, x: Tensor, rows: Rows, memory: Memory, ids: Tensor, weight: Tensor) -> Tensor:
-        """The mean over the real tokens but the first, which is no word, of -log p(token)."""
-        x, memory = self.norm(x.detach()), memory._replace(x=self.dropout(memory.x.detach()))
-        logits = F.linear(self.attention.run(x, rows, memory=memory).y, weight.detach())
-        logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-        words = torch.arange(rows.T, device=ids.device) > 0
-        real = rows.real()
-        ids = torch.where(words if real is None else real & words, ids, -100)
-        return F.cross_entropy(logits.flatten(0, 1), ids.flatten(), ignore_index=-100)
-
-    def map(self, x: Tensor, rows: Rows, memory: Memory) -> Tensor:
-        return self.attention.map(self.norm(x), rows, memory=memory)
+            made.append(part(b, stream))
+            a, b, stream = b, a + made[-1].y, made[-1].stream
+        passed(a, b, gathered(None, stream, made, state))
+    loss, statistics = second({str(index): out for index, out in enumerate(outs)})
+    return Out((a + b) / 2, tuple(out.state for out in outs), stream, loss, statistics)
 
 
 class Transform(nn.Module):
@@ -459,7 +435,7 @@ class Transformer(nn.Module):
             if config.head_bias:
                 nn.init.zeros_(self.output.bias)
         self.pooler = nn.Linear(config.width, config.width) if config.pooler else None
-        self.aligner = None if config.aligner is None else Aligner(config)
+        self.aligner = Aligner(config.width, embedding.num_embeddings) if config.aligner else None
 
     def forward(
         self,
@@ -493,7 +469,7 @@ class Transformer(nn.Module):
         outs, memory = {}, None
         if target is not None:
             outs["encoder"], memory = self._encode(tokens, keep)
-            tokens, keep = target, target_keep
+            source, tokens, keep = (tokens, keep), target, target_keep
         packed, rows = _pack(tokens, keep)
         learns = self.aligner is not None and self.training
         outputs = [] if learns else None
@@ -501,7 +477,7 @@ class Transformer(nn.Module):
         stack, parts = self.decoder or self.encoder, self._segments(segments, tokens, keep)
         outs[last] = out = stack(packed, rows, segments=parts, memory=memory, outputs=outputs)
         if learns:
-            outs["aligner"] = Out(None, loss=self.aligner(outputs[0], rows, memory, packed, self.output.weight))
+            outs["aligner"] = Out(None, loss=self.aligner(*self._aligned(outputs, rows, memory, source, packed)))
         return Hidden(self.transform(out.y), *second(outs))
 
     def maps(
@@ -537,18 +513,22 @@ class Transformer(nn.Module):
             self.decoder(packed, rows, memory=memory, maps=found, outputs=outputs)
             stack, queries, keys = self.decoder, target_keep, target_keep if place == "decoder" else keep
             if place == "aligner":
-                found = {place: [self.aligner.map(outputs[0], rows, memory)]}
-        layers = (
-            [self.aligner.attention]
-            if place == "aligner"
-            else [block.cross if place == "cross" else block.attention for block in stack.blocks]
-        )
+                found = {place: [self.aligner.map(*self._aligned(outputs, rows, memory, (tokens, keep), packed))]}
+        layers = [block.cross if place == "cross" else block.attention for block in stack.blocks]
+        columns = ["tokens"] if place == "aligner" else [layer.facts.columns for layer in layers]
         maps = []
-        for layer, part in zip(layers, next(iter(found.values())), strict=True):
+        for names, part in zip(columns, next(iter(found.values())), strict=True):
             part = part if queries is None else unpack(part, queries[:, None], dim=2)
-            padded = keys is not None and layer.facts.columns == "tokens"
+            padded = keys is not None and names == "tokens"
             maps.append(unpack(part, keys[:, None, None], dim=3) if padded else part)
         return maps
+
+    def _aligned(
+        self, outputs: list[Tensor], rows: Rows, memory: Memory, source: tuple[Tensor, Tensor | None], target: Tensor
+    ) -> tuple[Tensor, Rows, Memory, Tensor, Tensor, Tensor, Tensor]:
+        """What the aligner reads. The last layer but one of a decoder knows best where the translation goes on."""
+        x, ids = outputs[max(len(outputs) - 2, 0)], _pack(*source)[0]
+        return x, rows, memory, ids, target, self.encoder.embedding.weight, self.output.weight
 
     def encode(self, tokens: Tensor, *, keep: Tensor | None = None, segments: Tensor | None = None) -> Memory:
         """The encoder's last layer, with the real tokens of each row on the left."""
