@@ -32,10 +32,12 @@ ROWS = {spec: ["--model.attention", spec] for spec in SPECS} | {
 
 def main() -> None:
     parser = side.arguments(__doc__, ROWS)
+    parser.add_argument("--steps", type=int, help="updates of each row (default: as the config says)")
     parser.add_argument("--speed", action="store_true", help="measure the training speed too")
     given = parser.parse_args()
     rows = {name: ROWS[name] for name in given.only or ROWS}
     common = ["--config", str(CONFIG), "--data.text", side.file(given.data, "train.jsonl")]
+    common += [] if given.steps is None else ["--training.steps", str(given.steps)]
     side.train("classify", rows, common, given.out, given.jobs, given.minutes)
     found = side.evaluate(list(rows), given.out, ["--data", side.file(given.data, "test.jsonl")], jobs=given.jobs)
     print("| attention | test accuracy | average precision | validation | parameters | steps | minutes |")

@@ -9,21 +9,24 @@ The rows "masked first" begin with runs of configs/sst2-masked.yaml, which saw t
 """
 
 import lzma
+from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import side
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 LABELS = ("negative", "positive")
-SEEDS = (1, 2, 3)
-SCRATCH = {f"from scratch, seed {seed}": ["--training.seed", str(seed)] for seed in SEEDS} | {
+SEEDS = {f"seed {seed}": ["--training.seed", str(seed)] for seed in (1, 2, 3)}
+SCRATCH = {f"from scratch, {name}": flags for name, flags in SEEDS.items()} | {
     "from scratch, local(window=4)": ["--model.attention", "local(window=4)"],
     "from scratch, linear": ["--model.attention", "linear"],
     "from scratch, byte pairs": ["--data.tokenizer", "bpe"],
-    "from scratch, mean of the tokens": ["--model.pooling", "mean", "--model.seeds", "null"],
+    "from scratch, read by seeds": ["--model.pooling", "pma", "--model.seeds", "4"],
     "from scratch, no token blanked": ["--data.blanked", "0"],
 }
-MASKED = {f"masked, seed {seed}": ["--training.seed", str(seed)] for seed in SEEDS}
+MASKED = {f"masked, {name}": flags for name, flags in SEEDS.items()}
+TUNED = {f"masked first, {name}": flags for name, flags in SEEDS.items()}
 
 
 def prepare(data: Path, out: Path) -> dict[str, str]:
@@ -55,59 +58,46 @@ def prepare(data: Path, out: Path) -> dict[str, str]:
     return paths
 
 
+def train(task: str, rows: side.Rows, data: list[str], given: Namespace) -> None:
+    config = {"masked": "sst2-masked.yaml", "classify": "sst2.yaml", "tuned": "sst2-tuned.yaml"}[task]
+    common = ["--config", str(CONFIGS / config), *data]
+    side.train(task.replace("tuned", "classify"), rows, common, given.out, given.jobs, given.minutes)
+
+
 def main() -> None:
-    tuned = {
-        f"masked first, seed {seed}": [
-            "--init",
-            f"OUT/{side.slug(f'masked, seed {seed}')}",
-            "--training.seed",
-            str(seed),
-        ]
-        for seed in SEEDS
-    }
-    parser = side.arguments(__doc__, SCRATCH | tuned)
-    given = parser.parse_args()
+    given = side.arguments(__doc__, SCRATCH | TUNED).parse_args()
+    wanted = given.only or [*SCRATCH, *TUNED]
     paths = prepare(given.data, given.out / "data")
-    chosen = given.only or list(SCRATCH | tuned)
-    scratch = {name: flags for name, flags in SCRATCH.items() if name in chosen}
-    tuned = {
-        name: [flag.replace("OUT", str(given.out)) for flag in flags] for name, flags in tuned.items() if name in chosen
-    }
-    text = [
-        "--config",
-        str(CONFIGS / "sst2-masked.yaml"),
-        "--data.text",
-        paths["train-text"],
-        "--data.valid",
-        paths["dev-text"],
-    ]
     labelled = ["--data.text", paths["train"], "--data.valid_text", paths["dev"]]
-    first = {name: flags for name, flags in MASKED.items() if name.replace("masked", "masked first") in chosen}
-    # the long runs first
-    side.train("masked", first, text, given.out, given.jobs, given.minutes)
-    side.train(
-        "classify", scratch, ["--config", str(CONFIGS / "sst2.yaml"), *labelled], given.out, given.jobs, given.minutes
-    )
-    side.train(
-        "classify",
-        tuned,
-        ["--config", str(CONFIGS / "sst2-tuned.yaml"), *labelled],
-        given.out,
-        given.jobs,
-        given.minutes,
-    )
+    text = ["--data.text", paths["train-text"], "--data.valid", paths["dev-text"]]
+    scratch = {name: flags for name, flags in SCRATCH.items() if name in wanted}
+    bodies = dict(zip(TUNED, MASKED, strict=True))
+    tuned = {
+        name: [*flags, "--init", str(given.out / side.slug(bodies[name]))]
+        for name, flags in TUNED.items()
+        if name in wanted
+    }
+    # neither waits for the other
+    with ThreadPoolExecutor() as pool:
+        jobs = [
+            pool.submit(train, "masked", {bodies[name]: MASKED[bodies[name]] for name in tuned}, text, given),
+            pool.submit(train, "classify", scratch, labelled, given),
+        ]
+        for job in jobs:
+            job.result()
+    train("tuned", tuned, labelled, given)
     rows = [*scratch, *tuned]
     dev, test = side.evaluate(rows, given.out, []), side.evaluate(rows, given.out, ["--data", paths["test"]])
     print("| | dev | test | test F1 | average precision | parameters |\n|---|---|---|---|---|---|")
     for name in rows:
-        if "error" in test[name]:
-            print(f"| {name} | | {test[name]['error']} | | | |")
+        found = test[name]
+        if "error" in found:
+            print(f"| {name} | | {found['error']} | | | |")
             continue
         size = side.facts(given.out, name)["parameters"] / 1e6
-        numbers = (
-            f"{100 * dev[name]['accuracy']:.2f} | {100 * test[name]['accuracy']:.2f} | {test[name]['macro']['f1']:.4f}"
-        )
-        print(f"| {name} | {numbers} | {test[name]['average_precision']:.4f} | {size:.2f}M |")
+        accuracies = f"{100 * dev[name]['accuracy']:.2f} | {100 * found['accuracy']:.2f}"
+        f1, area = found["macro"]["f1"], found["average_precision"]
+        print(f"| {name} | {accuracies} | {f1:.4f} | {area:.4f} | {size:.2f}M |")
 
 
 if __name__ == "__main__":

@@ -347,7 +347,7 @@ def read_valid(folder: str | Path) -> list[Example]:
     """The texts a run validates on."""
     path = Run.open(folder).folder / "valid.jsonl"
     if not path.exists():
-        raise ValueError(f"{folder} keeps no validation texts: give --data")
+        raise ValueError(f"{folder} keeps no validation texts: give --data, and --threshold instead of a wish")
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
     return [(record["text"], record["label"]) for record in records]
 
