@@ -33,6 +33,7 @@ from regard.data.batches import LabelledBatches
 from regard.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from regard.training import loop
 from regard.training.display import Display
+from regard.training.graphs import few_lengths
 from regard.training.run import Run
 
 GOOD, BAD = ("fine", "great", "lovely", "superb"), ("awful", "dull", "poor", "weak")
@@ -233,6 +234,13 @@ def test_the_loss_is_of_the_right_class(tmp_path):
         assert batch.tokens[place, : len(text.split()) + 2].tolist() == tokenizers["tokenizer.json"].framed(
             tokenizers["tokenizer.json"].encode(text)
         )
+
+
+@pytest.mark.parametrize("longest", [1, 62, 512, 513, 4094, 16384])
+def test_rows_have_few_lengths_on_a_gpu(longest):
+    multiple = few_lengths(longest)
+    assert multiple % 8 == 0
+    assert -(-(longest + 2) // multiple) <= 65
 
 
 # runs
