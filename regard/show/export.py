@@ -72,8 +72,8 @@ def bundle() -> str:
         parts.append(f"const {done[path]} = (() => {{\n{text}\nreturn {{ {', '.join(names)} }};\n}})();")
         return done[path]
 
-    add((PAGE / "main.js").resolve())
-    script = '"use strict";\n' + "\n".join(parts)
+    main = add((PAGE / "main.js").resolve())
+    script = "\n".join(['"use strict";', *parts, f"{main}.start();"])
     if "</script" in script.lower() or re.search(r"^import ", script, re.M):
         raise ValueError("a module of the page breaks the rules of export.py")
     return script

@@ -7,7 +7,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import regard
 from regard.attention.base import Heads, Mask, Rows
-from regard.show import maps
 from regard.show.maps import Given
 from regard.show.wire import Reply
 from regard.spec import POSITIONS, parse
