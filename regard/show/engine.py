@@ -62,27 +62,42 @@ class Engine:
         positions = [_facts(POSITIONS, name) for name in POSITIONS.names()]
         return Reply({"version": __version__, "runs": runs, "mechanisms": mechanisms, "positions": positions})
 
-    def reading(self, run: str, place: str, text: str, target: str) -> Reading:
+    def reading(self, run: str, place: str, text: str, target: str, layers: int | None = None) -> Reading:
+        """What the first layers were given, or all of them."""
+
         def size(reading: Reading) -> int:
             # what was given, and the projections that will be kept of it
             return 4 * sum(given.x.nbytes for given in reading.layers)
 
         key = run, place, text, target
-        return self._texts.get(key, lambda: self.subject(run).read(place, text, target), size)
+        for kept in self._texts.kept:
+            # one that went as deep or deeper will do
+            if kept[:4] == key and (kept[4] is None or (layers is not None and kept[4] >= layers)):
+                layers = kept[4]
+                break
+        return self._texts.get((*key, layers), lambda: self.subject(run).read(place, text, target, layers), size)
 
     def read(self, run: str, place: str, text: str, target: str = "") -> Reply:
         """Tokens and layers; of short texts all weights too."""
-        found = self.reading(run, place, text, target)
-        layers = [
-            {"spec": given.layer.facts.name, "heads": given.heads, "signed": given.layer.facts.signed,
-             "slots": given.layer.facts.columns == "slots"} for given in found.layers
-        ]  # fmt: skip
+        found = self.reading(run, place, text, target, layers=1)
         T, S = len(found.queries), len(found.keys)
-        small = sum(given.heads * T * S for given in found.layers) <= SMALL
+        # how many layers there are, and of what, a word tells as well as a text
+        known = self.reading(run, place, "a", "a").layers
+        layers = [
+            {
+                "spec": given.layer.facts.name,
+                "heads": given.heads,
+                "signed": given.layer.facts.signed,
+                "slots": given.layer.facts.columns == "slots",
+            }
+            for given in known
+        ]
+        small = sum(given.heads * T * S for given in known) <= SMALL
         if not small and any(layer["slots"] for layer in layers):
             raise ValueError("this attention looks at slots of its own, not at tokens: give it a shorter text")
         arrays = {}
         if small:
+            found = self.reading(run, place, text, target)
             arrays = {f"layer{i}": _numbers(maps.whole(given)) for i, given in enumerate(found.layers)}
         meta = {
             "queries": found.queries,
@@ -101,14 +116,14 @@ class Engine:
         head: int | None = None,
     ) -> Reply:  # fmt: skip
         """A piece of the map at a zoom level, of one head or of all."""
-        given = self._layer(self.reading(run, place, text, target), layer, head)
+        given = self._layer(self.reading(run, place, text, target, layer + 1), layer, head)
         made = maps.tile(given, level, row, column, head)
         arrays = {"largest": made.largest} | ({} if level == 0 else {"mean": made.mean})
         return Reply({"scale": made.scale, "signed": made.signed}, arrays)
 
     def rows(self, run: str, place: str, text: str, layer: int, first: int, count: int = 1, target: str = "") -> Reply:
         """Exact rows of the map, of all heads."""
-        given = self._layer(self.reading(run, place, text, target), layer)
+        given = self._layer(self.reading(run, place, text, target, layer + 1), layer)
         last = min(first + count, given.T)
         if first >= last:
             raise ValueError(f"there is no token {first}: the text has {given.T}, counted from 0")
@@ -120,7 +135,7 @@ class Engine:
         self, run: str, place: str, text: str, layer: int, first: int, count: int, most: int = 6, target: str = ""
     ) -> Reply:
         """The keys that get most of each query, of all heads."""
-        given = self._layer(self.reading(run, place, text, target), layer)
+        given = self._layer(self.reading(run, place, text, target, layer + 1), layer)
         last = min(first + count, given.T)
         if first >= last:
             raise ValueError(f"there is no token {first}: the text has {given.T}, counted from 0")
@@ -225,7 +240,7 @@ class Engine:
         words, D = ["Thinking", "Machines"], 64
         generator = torch.Generator().manual_seed(1)
         q = torch.randn(D, generator=generator, dtype=torch.float64)
-        # any two keys with these products will do: a random part at right angles to q, and the part that gives the score
+        # any two keys with these products will do: random ones, moved along q until the score is right
         k = torch.randn(2, D, generator=generator, dtype=torch.float64)
         k = k + ((torch.tensor([112.0, 96.0], dtype=torch.float64) - k @ q) / (q @ q))[:, None] * q
         v = torch.randn(2, D, generator=generator, dtype=torch.float64)

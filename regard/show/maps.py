@@ -27,7 +27,7 @@ from regard.attention.heads import MixedHeads
 from regard.attention.softmax import Softmax
 
 WHOLE = 1024  # tokens up to which a map may be taken whole
-TILE_ROWS, TILE_COLUMNS = 128, 512  # cells of a tile
+TILE_ROWS, TILE_COLUMNS = 64, 512  # cells of a tile
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,22 @@ class Given:
         return self.x.shape[1] if self.memory is None else self.memory.x.shape[1]
 
 
+class Enough(Exception):
+    """Ends a model's run when the layers wanted have been reached."""
+
+
 @contextmanager
-def record(model: nn.Module) -> Iterator[list[Given]]:
-    """Inside, each map that the model takes of a layer is not computed: what the layer was given is kept instead."""
+def record(model: nn.Module, most: int | None = None) -> Iterator[list[Given]]:
+    """Inside, each map that the model takes of a layer is not computed: what the layer was given is kept instead. The
+    run ends at layer `most`: what comes behind it is not computed."""
     found: list[Given] = []
     layers = [part for part in model.modules() if isinstance(part, Attention)]
 
     def keep(layer: Attention) -> Callable[..., Tensor]:
         def map(x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
             found.append(Given(layer, x, rows or Rows.full(x), memory, stream))
+            if len(found) == most:
+                raise Enough
             return x.new_zeros(1, 1, 1, 1)
 
         return map
@@ -76,6 +83,8 @@ def record(model: nn.Module) -> Iterator[list[Given]]:
         layer.map = keep(layer)
     try:
         yield found
+    except Enough:
+        pass
     finally:
         for layer in layers:
             del layer.map

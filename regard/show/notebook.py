@@ -64,6 +64,7 @@ def still(subject: Any, text: str, target: str, place: str) -> str:
     """The Heads view of a text as one file; a translator's as Translate, unless a place is asked for."""
     from regard.show.engine import Engine
     from regard.show.export import page
+    from regard.show.maps import TILE_ROWS
 
     engine = Engine({subject.name: lambda: subject})
     reading = {"run": subject.name, "place": place, "text": text, "target": target}
@@ -73,7 +74,7 @@ def still(subject: Any, text: str, target: str, place: str) -> str:
         # the picture of all heads of the first layer, from far enough away to fit
         span = max(len(found["queries"]), len(found["keys"]))
         level = max(0, (span - 1).bit_length() - 9)
-        bands = -(-len(found["queries"]) // (128 << level))
+        bands = -(-len(found["queries"]) // (TILE_ROWS << level))
         questions += [
             {"name": "tile", "values": reading | {"layer": 0, "level": level, "row": row, "column": 0}}
             for row in range(bands)

@@ -65,19 +65,23 @@ def _geometry(seen: Tensor, role: str) -> Tensor:
     full_column = ((seen | ~possible).all(0) & (counts[1] > S // 4))[None]
     spread = (full_row | full_column) & seen
     near = torch.zeros_like(seen)
-    if T == S:
-        for direction in (-1, 1):
-            alive = torch.ones(T, dtype=torch.bool)
-            for gap in range(T):
-                at = torch.arange(T)
-                to = at + direction * gap
-                inside = (to >= 0) & (to < S)
-                alive = alive & inside & seen[at, to.clamp(0, S - 1)]
-                near[at[alive], to[alive]] = True
-        spread = spread & ~near if not bool(spread.all()) else spread
+    at = torch.arange(T)
+    for direction in (-1, 1) if T == S else ():
+        # how far each query sees without a gap; a run that ends at the border could go on
+        runs, clipped, alive = torch.zeros(T, dtype=torch.long), torch.zeros(T, dtype=torch.bool), at >= 0
+        for gap in range(T):
+            to = at + direction * gap
+            inside = (to >= 0) & (to < S) & possible[at, to.clamp(0, S - 1)]
+            clipped |= alive & ~inside
+            alive = alive & inside & seen[at, to.clamp(0, S - 1)]
+            runs = torch.where(alive, gap, runs)
+        free = runs[~clipped & ~full_row[:, 0]]
+        reach = int(free.max()) if len(free) else T
+        gaps = (torch.arange(S) - at[:, None]) * direction
+        near |= (gaps >= 0) & (gaps <= torch.minimum(runs, torch.tensor(reach))[:, None])
     why = torch.where(seen, REASONS.index("stride"), 0)
-    why = torch.where(near & seen, REASONS.index("local"), why)
-    return torch.where(spread, REASONS.index("global"), why)
+    why = torch.where(spread, REASONS.index("global"), why)
+    return torch.where(near & seen, REASONS.index("local"), why)
 
 
 class Written(TorchDispatchMode):

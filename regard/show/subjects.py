@@ -47,7 +47,8 @@ class Subject:
     facts: dict[str, Any] = field(default_factory=dict)
 
     @torch.no_grad()
-    def read(self, place: str, text: str, target: str | None) -> Reading:
+    def read(self, place: str, text: str, target: str | None, most: int | None = None) -> Reading:
+        """What each layer at a place is given, up to layer `most`."""
         if place not in self.places:
             raise ValueError(f"{self.name} attends in {', '.join(self.places)}; got {place!r}")
         ids, cut = self._ids(self.encode(text), len(self.begins) + len(self.ends))
@@ -56,14 +57,14 @@ class Subject:
             raise ValueError("the text is empty: type some words")
         names = self.names(ids)
         if self.target_encode is None or place == "encoder":
-            with record(self.model) as given:
+            with record(self.model, most) as given:
                 self._maps(ids, None, place)
             _check_finite(given)
             predicted = [*names[1:], "?"] if place == "decoder" else None
             return Reading(names, names, predicted, None, given, cut)
         target = target or self.translator(text)
         out, more = self._ids(self.target_encode(target), 1)
-        with record(self.model) as given:
+        with record(self.model, most) as given:
             self._maps(ids, [BOS, *out], place)
         _check_finite(given)
         queries = self.target_names([BOS, *out])
@@ -153,8 +154,8 @@ OPENERS = {"translate": _open_translator}
 
 EXAMPLES = (
     "Where is the station?",
-    "The animal didn't cross the street because it was too tired.",
     "My brother lives in Berlin and works as a teacher.",
+    "The animal didn't cross the street because it was too tired.",
     "What would you do if you were in my place?",
 )
 

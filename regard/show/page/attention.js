@@ -5,8 +5,9 @@ import { el, tokenNode, plainToken, number } from "./ui.js";
 import { HEADS, image, codedImage, largest, fit } from "./colour.js";
 import { ask } from "./client.js";
 
-const ROW = 26;
-const TILE_ROWS = 128;
+// a row of tokens grows with the letters
+const ROW = Math.round(1.7 * parseFloat(getComputedStyle(document.documentElement).fontSize));
+const TILE_ROWS = 64;
 const TILE_COLUMNS = 512;
 
 // The weights of a reading. `values` is what names it to the server; `skip` leaves out the first query.
@@ -101,6 +102,7 @@ export class Lines {
     this.body = el("div", { className: "lanes-body" }, this.left, el("div", { className: "middle" }, this.canvas), this.right);
     this.scroller = el("div", { className: "lanes" }, this.body);
     this.note = el("p", { className: "quiet lane-names" });
+    this.scroller.style.setProperty("--row", `${ROW}px`);
     host.append(this.note, this.scroller);
     this.hover = null;
     this.found = new Map();
@@ -363,16 +365,16 @@ export class Matrix {
     const { weights } = this;
     const labels = Math.min(120, this.box.clientWidth / 4);
     this.width = this.box.clientWidth - labels;
-    const tall = Math.max(280, Math.min(this.width, window.innerHeight - 320));
+    const tall = Math.max(280, Math.min(this.width, window.innerHeight - 310 - (weights.small ? labels : 0)));
     this.height = weights.T < weights.S ? Math.max(200, Math.min(tall, tall * weights.T / weights.S + 40)) : tall;
     this.box.style.setProperty("--labels", `${labels}px`);
     const context = fit(this.canvas, this.width, this.height);
     if (this.scale === null) {
-      this.least = Math.min(this.width / weights.S, this.height / weights.T);
+      this.least = Math.min((this.width - 2) / weights.S, (this.height - 2) / weights.T);
       this.scale = Math.min(this.least, 48);
       this.least = this.scale;
-      this.x = (this.width - weights.S * this.scale) / 2;
-      this.y = Math.max(0, (this.height - weights.T * this.scale) / 2);
+      this.x = 1;
+      this.y = 1;
     }
     context.imageSmoothingEnabled = false;
     if (this.whole) {

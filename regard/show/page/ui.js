@@ -15,7 +15,7 @@ export function el(tag, attributes = {}, ...children) {
 // a number to read, with all its digits for whoever asks
 export function number(value, digits = 3) {
   const size = Math.abs(value);
-  const short = size !== 0 && (size < 10 ** -digits || size >= 1e5) ? value.toExponential(2) : value.toFixed(digits);
+  const short = size >= 1e5 || (size > 0 && size < 1e-4) ? value.toExponential(1) : size > 0 && size < 10 ** -digits ? value.toPrecision(1) : value.toFixed(digits);
   return el("data", { value: String(value), title: String(value) }, short);
 }
 

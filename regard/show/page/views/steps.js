@@ -111,16 +111,16 @@ export function mount(host, app) {
       return body;
     };
     const name = plainToken(queries[query]);
-    const bar = (share) => { const part = el("span", { className: "bar" }); part.style.inlineSize = `${100 * share}%`; return el("span", { className: "track" }, part); };
+    const bar = (share) => { const part = el("span", { className: share < 0 ? "bar against" : "bar" }); part.style.inlineSize = `${100 * Math.abs(share)}%`; return el("span", { className: "track" }, part); };
     const highest = largest(arrays.scores.values);
     const best = [...arrays.weights.values.keys()].reduce((a, b) => (v("weights", b) > v("weights", a) ? b : a), 0);
     const steps = [
       ["Query, key and value", `${name} asks with its query; every token offers a key and a value. Each is a vector of ${D} numbers.`, "q_i = x_i W_Q,  k_j = x_j W_K,  v_j = x_j W_V",
         el("div", {}, el("div", { className: "step-row" }, el("b", {}, "q"), strip(arrays.q.values, top), vector(arrays.q.values)), table((at) => [el("i", {}, "k"), strip(row("k", at), top), vector(row("k", at)), el("i", {}, "v"), strip(row("v", at), most), vector(row("v", at))]))],
       ["Scores", meta.plain ? "The query times each key: large where they point the same way." : "The query times each key. This mechanism goes on from here in its own way: see its formula.", "s_j = q_i · k_j",
-        table((at) => [bar(Math.abs(v("scores", at)) / highest), number(v("scores", at), 2)])],
+        table((at) => [bar(v("scores", at) / highest), number(v("scores", at), 2)])],
       ["Divided by the root of the width", `√${D} = ${Math.sqrt(D).toFixed(2)} keeps the scores from growing with the width.`, "s_j / √D",
-        table((at) => [bar(Math.abs(v("scaled", at)) / largest(arrays.scaled.values)), number(v("scaled", at), 3)])],
+        table((at) => [bar(v("scaled", at) / largest(arrays.scaled.values)), number(v("scaled", at), 3)])],
       [meta.plain ? "Softmax" : "Weights", `Shares that add up to one: ${v("weights", best).toFixed(2)} of ${name}’s attention goes to ${best === query ? "itself" : plainToken(keys[best])}.`, meta.plain ? "a_j = exp(s_j / √D) / Σ_m exp(s_m / √D)" : meta.formula,
         table((at) => [bar(v("weights", at)), number(v("weights", at), 3)])],
       ["Values, weighted", "Each value is made as strong as its share.", "a_j v_j", table((at) => [strip(row("weighted", at), mixed), vector(row("weighted", at))])],
@@ -128,7 +128,7 @@ export function mount(host, app) {
     ];
     const list = el("ol", { className: "steps" });
     steps.forEach(([heading, words, formula, body], at) => {
-      const fold = el("details", { className: "step", open: at !== 0 }, el("summary", {}, el("span", { className: "count" }, String(at + 1)), heading), el("p", {}, words), el("details", { className: "formula" }, el("summary", {}, "Formula"), el("code", {}, formula)), body);
+      const fold = el("details", { className: "step", open: true }, el("summary", {}, el("span", { className: "count" }, String(at + 1)), heading), el("p", {}, words), el("details", { className: "formula" }, el("summary", {}, "Formula"), el("code", {}, formula)), body);
       list.append(el("li", {}, fold));
     });
     parts.picture.replaceChildren(who, list);
@@ -150,8 +150,8 @@ export function mount(host, app) {
     });
     parts.picture.replaceChildren(el("div", { className: "beside" }, ...boxes));
     parts.numbers.replaceChildren(
-      el("p", { className: "reading" }, "Before the encoder the two ", el("b", {}, meta.word), "s are alike: cosine ", number(meta.before, 3), "."),
-      el("p", { className: "reading" }, "After this layer: ", number(meta.after, 3), ". The sentence has told them apart."),
+      el("p", { className: "reading" }, "Before the encoder the two ", el("b", {}, meta.word), "s differ by their places only: cosine ", number(meta.before, 3), "."),
+      el("p", { className: "reading" }, "After this layer: ", number(meta.after, 3), "."),
       el("details", { className: "formula" }, el("summary", {}, "Formula"), el("code", {}, "d = Σ_j c_j,  c_j = Σ_h a_hj v_hj W_h;  share of j = c_j · d / |d|²")),
     );
   }

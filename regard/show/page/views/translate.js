@@ -162,8 +162,9 @@ function trace(steps, at) {
   return path;
 }
 
-const WIDE = 104;
-const TALL = 34;
+const LETTER = parseFloat(getComputedStyle(document.documentElement).fontSize);
+const WIDE = Math.round(7.2 * LETTER);
+const TALL = Math.round(2.2 * LETTER);
 
 // the search: a column a step, what lived in it from best to worst; the way of the winner is drawn strong
 function tree(made) {
