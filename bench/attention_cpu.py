@@ -47,6 +47,7 @@ LENGTHS = (1024, 2048, 4096, 8192, 16384)
 WARM_UP = 64  # tokens of the step that starts threads and libraries
 # Sizes that people use at these lengths. What is registered and not named here runs with its defaults, long enough.
 FAIR = {
+    "axial": ("axial(width=128)",),
     "bigbird": ("bigbird(block=64, random=3)",),
     "globals": ("globals(tokens=16)",),
     "heads": ("heads(local(window=256), strided(stride=128))",),
@@ -54,6 +55,9 @@ FAIR = {
     "local": ("local(window=256)",),
     "longformer": ("longformer(window=256, globals=16)",),
     "performer": ("performer(features=256)",),
+    "reformer": ("reformer(chunk=64, buckets=256, rounds=2)",),
+    "routing": ("routing(clusters=128)",),
+    "sinkhorn": ("sinkhorn(block=128, longest={longest})",),
     "sparse": ("sparse(pattern='fixed', stride=128, summary=8)", "sparse(pattern='strided', stride=128)"),
     "strided": ("strided(stride=128)",),
 }

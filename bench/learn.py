@@ -30,7 +30,7 @@ def learn(spec: str, name: str, *, steps: int, length: int, batch: int, seed: in
     generator = torch.Generator().manual_seed(seed)
     for step in range(steps):
         found = task.draw(batch, length, generator)
-        logits, second = model(found.tokens, keep=found.keep)
+        logits, second, _ = model(found.tokens, keep=found.keep)
         loss = F.cross_entropy(logits.flatten(0, 1), found.answers.flatten(), ignore_index=IGNORED)
         for group in optimizer.param_groups:
             group["lr"] = 3e-3 * min(1, (step + 1) / 100) * (1 - step / steps)

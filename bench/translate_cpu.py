@@ -159,7 +159,11 @@ def _fill_marian(layer: nn.Module, block: nn.Module) -> None:
         for linear, mine in zip(linears, (*own.project.values(), own.output), strict=True):
             linear.weight.copy_(mine.weight)
             linear.bias.zero_()
-    for peer, own in ((layer.fc1, block.inner), (layer.fc2, block.outer), *zip(norms, block.norms, strict=True)):
+    for peer, own in (
+        (layer.fc1, block.feedforward.inner),
+        (layer.fc2, block.feedforward.outer),
+        *zip(norms, block.norms, strict=True),
+    ):
         peer.load_state_dict(own.state_dict())
 
 
@@ -206,8 +210,8 @@ def _fill_ctranslate(layer: Any, block: nn.Module) -> None:
         fill(layer.attention.linear[1], [k, v])
         fill(layer.attention.linear[2], [block.cross.output])
         norm(layer.attention.layer_norm, block.norms[1])
-    fill(layer.ffn.linear_0, [block.inner])
-    fill(layer.ffn.linear_1, [block.outer])
+    fill(layer.ffn.linear_0, [block.feedforward.inner])
+    fill(layer.ffn.linear_1, [block.feedforward.outer])
     norm(layer.ffn.layer_norm, block.norms[-1])
 
 

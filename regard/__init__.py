@@ -1,6 +1,6 @@
 """Regard: every attention, one Transformer. Train it, run it, see it, compare it."""
 
-from regard.api import attend, attention, facts, names, position
+from regard.api import attend, attention, facts, feedforward, names, position
 from regard.attention.base import Attention, Facts, detach, select
 from regard.models.transformer import ModelConfig, Transformer
 from regard.show.notebook import show
@@ -15,6 +15,7 @@ __all__ = [
     "attention",
     "detach",
     "facts",
+    "feedforward",
     "names",
     "over_layers",
     "position",

@@ -1,14 +1,30 @@
 """The public entry points: spec strings in, layers and tensors out."""
 
 import functools
+from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from regard.attention.base import Attention, Facts, Heads, Memory, Role, Rows, Shape, pack, unpack
+from regard.attention.base import (
+    Attention,
+    Cached,
+    Facts,
+    Heads,
+    Mask,
+    Memory,
+    Role,
+    Rows,
+    Shape,
+    Tailed,
+    pack,
+    unpack,
+)
 from regard.attention.heads import MixedHeads
+from regard.feedforward.base import FeedForward, FeedForwardFacts, Sizes
 from regard.positions.base import Position, PositionFacts
-from regard.spec import ATTENTION, POSITIONS, REGISTRIES, Spec, parse
+from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, REGISTRIES, Spec, parse
 
 
 def attention(
@@ -21,7 +37,7 @@ def attention(
     head_width: int | None = None,
     memory_width: int | None = None,
     out_width: int | None = None,
-    bias: bool = False,
+    bias: bool | Literal["inputs"] = False,
     position: str | None = None,
 ) -> Attention:
     """A layer [B, T, width] -> [B, T, out_width].
@@ -52,21 +68,43 @@ def position(spec: str | Spec, *, width: int, heads: int = 1, role: Role = "self
     return POSITIONS.build(spec, Shape.of(width=width, heads=heads, role=role))
 
 
+def feedforward(spec: str | Spec, *, width: int, inner: int, role: Literal["self", "causal"] = "self") -> FeedForward:
+    """A feed-forward layer [B, T, width] -> [B, T, width], `inner` wide inside.
+
+    >>> layer = regard.feedforward("dense(activation='silu', gated=True)", width=512, inner=1408)
+    >>> y = layer(x, keep=keep)
+    """
+    return FEEDFORWARD.build(spec, Sizes(width, inner, role))
+
+
 def attend(
-    spec: str | Spec, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None, causal: bool = False
+    spec: str | Spec,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keep: Tensor | None = None,
+    causal: bool = False,
+    cross: bool | None = None,
 ) -> Tensor:
     """Any mechanism without parameters of its own, as a function of q [B, H, T, D], k and v [B, G, S, D].
 
     `keep` [B, S] is True for real tokens. With T == S the queries are the keys' own tokens (role "self", or "causal");
-    otherwise the roles of cross-attention apply. Random features are drawn once and are the same in every call.
+    with fewer queries and `causal` they are the last of them, as in decoding with a cache; otherwise, or where `cross`
+    says so, the role is that of cross-attention. Random features are drawn once and are the same in every call.
 
     >>> y = regard.attend("local(window=256)", q, k, v, causal=True)
     """
-    _check_heads(q, k, v, keep, causal)
+    _check_heads(q, k, v, keep, causal, cross)
     _, H, T, D = q.shape
     S = k.shape[2]
-    role = "causal" if causal else "self" if T == S else "cross"
+    cross = T != S and not causal if cross is None else cross
+    role = "cross" if cross else "causal" if causal else "self"
     layer = _bare(str(parse(spec)), H, k.shape[1], D, role, q.dtype, q.device)
+    if causal and T < S:
+        if getattr(type(layer), "own", None) in (Cached.own, Tailed.own) and not getattr(layer, "front", 0):
+            return _last(layer, q, k, v, keep)
+        # what is not made of single keys reads the queries of all tokens, of which only the last are wanted
+        return attend(spec, F.pad(q, (0, 0, S - T, 0)), k, v, keep, causal=True)[:, :, S - T :]
     if keep is None:
         rows = Rows.full(q.transpose(1, 2))
         memory = Memory(k.transpose(1, 2), None)
@@ -83,19 +121,46 @@ def attend(
     return unpack(o, keep[:, None], dim=2)
 
 
+def _last(layer: Cached | Tailed, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
+    """Causal attention of the last T tokens of each row over all S, or as many as the mechanism reaches back."""
+    B, _, T, _ = q.shape
+    S, device = k.shape[2], q.device
+    real = torch.ones(B, S, dtype=torch.bool, device=device) if keep is None else keep
+    end, fresh = real.sum(1), real[:, S - T :].sum(1)
+    first = end - fresh  # [B] position of the first query
+    if keep is not None:
+        q = pack(q.transpose(1, 2).flatten(2), keep[:, S - T :])[0].unflatten(2, q.shape[1::2]).transpose(1, 2)
+        k, v = (
+            pack(part.transpose(1, 2).flatten(2), keep)[0].unflatten(2, part.shape[1::2]).transpose(1, 2)
+            for part in (k, v)
+        )
+    mask = Mask(first, torch.zeros_like(first), end, T, S, True, keep is None, S - T if keep is None else None)
+    if isinstance(layer, Tailed):
+        # as many keys as a tail would hold, at the same distance from the queries in every row
+        shift = min(S - T, layer.reach)
+        at = first[:, None] - shift + torch.arange(shift + T, device=device)  # [B, shift + T] positions
+        index = at.clamp(0, S - 1)[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[3])
+        k, v = k.gather(2, index), v.gather(2, index)
+        mask = mask._replace(k0=at[:, 0], S=shift + T, shift=shift)
+    o = layer.attend(mask, q=q, **layer.repeated({"k": k, "v": v}))
+    return o if keep is None else unpack(o, keep[:, None, S - T :], dim=2)
+
+
 def names(kind: str = "attention") -> list[str]:
-    """The registered names of a kind: "attention" or "position"."""
+    """The registered names of a kind: "attention", "feedforward" or "position"."""
     return _registry(kind).names()
 
 
-def facts(spec: str | Spec, kind: str = "attention") -> Facts | PositionFacts:
+def facts(spec: str | Spec, kind: str = "attention") -> Facts | FeedForwardFacts | PositionFacts:
     """What a mechanism declares of itself, with the options of the spec."""
     registry = _registry(kind)
     spec = parse(spec)
     for role in registry.find(spec.name).facts.roles:
         try:
+            feeds = registry is FEEDFORWARD
+            shape = Sizes(8, 16, role) if feeds else Shape.of(width=8 * spec.heads, heads=spec.heads, role=role)
             with torch.device("meta"):
-                return registry.build(spec, Shape.of(width=8 * spec.heads, heads=spec.heads, role=role)).facts
+                return registry.build(spec, shape).facts
         except ValueError as error:
             refused = error
     raise refused
@@ -130,7 +195,7 @@ def _leaves(layer: Attention) -> list[Attention]:
     return [leaf for part in layer.parts for leaf in _leaves(part)] if isinstance(layer, MixedHeads) else [layer]
 
 
-def _check_heads(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, causal: bool) -> None:
+def _check_heads(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, causal: bool, cross: bool | None) -> None:
     for name, part in (("q", q), ("k", k), ("v", v)):
         if not isinstance(part, Tensor) or part.dim() != 4:
             got = list(part.shape) if isinstance(part, Tensor) else type(part).__name__
@@ -144,8 +209,10 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, causal: b
             f"q [B, H, T, D] with k and v [B, G, S, D], G dividing H, expected; "
             f"got q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
         )
-    if causal and q.shape[2] != k.shape[2]:
-        raise ValueError(f"causal needs as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
+    if cross is not None and ((causal and cross) or not (causal or cross or q.shape[2] == k.shape[2])):
+        raise ValueError(f"cross={cross} contradicts causal={causal} with {q.shape[2]} queries, {k.shape[2]} keys")
+    if causal and q.shape[2] > k.shape[2]:
+        raise ValueError(f"causal takes at most as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
     if keep is not None:
         boolean = isinstance(keep, Tensor) and keep.dtype == torch.bool
         if not boolean or keep.shape != (len(k), k.shape[2]):

@@ -296,6 +296,11 @@ def example_lines(kind: str, registry: Registry, spec: Spec) -> list[str]:
             f'layer = regard.attention("softmax", width=512, heads=8, role="{role}", position="{built}")',
             f'regard draw softmax --position "{drawn}" --length 32 --role {role} --weights --out {spec.name}.png',
         ]
+    if kind == "feedforward":
+        return [
+            f'layer = regard.feedforward("{built}", width=512, inner=2048, role="{role}")',
+            f'regard train translate --model.feedforward "{built}" --help',
+        ]
     return []
 
 
@@ -442,7 +447,7 @@ def _parser() -> argparse.ArgumentParser:
         "every mechanism: paper, family, cost, roles, what decoding keeps",
         ["regard list", "regard list --family scores", "regard list --kind position --json", "regard list --survey"],
     )
-    added.add_argument("--kind", help="only this kind, such as attention or position")
+    added.add_argument("--kind", help="only this kind, such as attention, feedforward or position")
     added.add_argument("--family", help="only this family, such as scores or patterns")
     added.add_argument("--json", action="store_true", help="all facts and options, one JSON object a line")
     added.add_argument("--survey", action="store_true", help="the survey's table of efficient Transformers beside ours")

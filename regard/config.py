@@ -14,7 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from regard.models.funnel import FunnelConfig
+from regard.models.perceiver import PerceiverConfig
+from regard.models.pooling import ClassifierConfig, How
 from regard.models.recurrent import RECURRENT_PRESETS, RecurrentConfig
+from regard.models.tokenlearner import TokenLearnerConfig
 from regard.models.transformer import PRESETS, ModelConfig
 
 
@@ -60,7 +64,71 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class ModelOptions:
+class StackOptions:
+    """A preset, and what to change in it: whatever is left out is as the preset says."""
+
+    preset: str = "tiny"
+    """the sizes to begin with"""
+    attention: str | list[str] | None = None
+    """spec of the attention, or a list repeated over the layers"""
+    position: str | None = None
+    """spec of the positions, such as sinusoidal, rotary, alibi"""
+    width: int | None = None
+    """of the vectors between layers"""
+    heads: int | None = None
+    """of each attention"""
+    kv_heads: int | None = None
+    """key and value heads, fewer than heads to share them"""
+    head_width: int | None = None
+    """of each head (default: width / heads)"""
+    inner: int | None = None
+    """width inside the feed-forward layers"""
+    layers: int | None = None
+    """how many"""
+    norm: Literal["post", "pre"] | None = None
+    """where the norm stands: after the residual as in the paper, or before the sublayer"""
+    norm_kind: Literal["layer", "rms"] | None = None
+    """layer norm, or the root mean square alone (RMSNorm)"""
+    norm_epsilon: float | None = None
+    """added to the variance in each norm"""
+    final_norm: bool | None = None
+    """one more norm after the last layer (default: where norm is pre)"""
+    feedforward: str | list[str] | None = None
+    """spec of the feed-forward layers, or a list repeated over them, such as "dense(activation='gelu')" """
+    bias: bool | Literal["inputs"] | None = None
+    """of the projections of attention; inputs: of queries, keys and values only"""
+    scaled_embedding: bool | None = None
+    """token vectors times the root of their width, as in the paper"""
+    normed_embedding: bool | None = None
+    """a norm over the sum of token vectors and positions, as in BERT"""
+    dropout: float | None = None
+    """of the embeddings and of what each sublayer adds"""
+    tied: bool | None = None
+    """the output layer is the embedding of the tokens"""
+    head: Literal["linear", "transform"] | None = None
+    """transform: a dense layer, GELU and a norm before the output layer, as in BERT"""
+    head_bias: bool | None = None
+    """a number for each token, added to its logit"""
+
+    def changes(self) -> dict[str, Any]:
+        """What is given beside the preset."""
+        given = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        return {name: value for name, value in given.items() if value is not None and name != "preset"}
+
+    def resized(self, presets: dict[str, dict[str, Any]], cls: type, **sizes: Any) -> Any:
+        """The config of a model: the preset, what is changed in it, and sizes that come from elsewhere."""
+        if self.preset not in presets:
+            raise ValueError(f"model.preset must be one of {', '.join(presets)}, got {self.preset!r}")
+        changes = self.changes()
+        fields = {item.name for item in dataclasses.fields(cls)}
+        foreign = [name for name in changes if name not in fields]
+        if foreign:
+            raise ValueError(f"preset {self.preset!r} has no model.{', model.'.join(foreign)}")
+        return cls(**presets[self.preset] | changes | sizes)
+
+
+@dataclass(frozen=True)
+class ModelOptions(StackOptions):
     """A preset, and what to change in it: whatever is left out is as the preset says."""
 
     preset: str = "tiny"
@@ -73,57 +141,36 @@ class ModelOptions:
     """spec of the attention from target to source (default: softmax)"""
     bottleneck: bool | None = None
     """lstm and gru: no attention, only the last state of the encoder is handed over"""
-    position: str | None = None
-    """spec of the positions, such as sinusoidal, rotary, alibi"""
     width: int | None = None
     """of the vectors between layers; of lstm and gru: of the embeddings"""
     hidden: int | None = None
     """lstm and gru: width of the state"""
-    heads: int | None = None
-    """of each attention"""
-    kv_heads: int | None = None
-    """key and value heads, fewer than heads to share them"""
-    inner: int | None = None
-    """width inside the feed-forward layers"""
     layers: int | None = None
     """of the encoder, and of the decoder unless decoder_layers says otherwise"""
     decoder_layers: int | None = None
     """of the decoder"""
-    norm: Literal["post", "pre"] | None = None
-    """where the layer norm stands: after the residual as in the paper, or before the sublayer"""
-    activation: Literal["relu", "gelu"] | None = None
-    """of the feed-forward layers"""
-    bias: bool | None = None
-    """of the projections of attention"""
-    dropout: float | None = None
-    """of the embeddings and of what each sublayer adds"""
-    tied: bool | None = None
-    """the output layer is the embedding of the target"""
-    aligner: str | None = None
-    """spec of one more attention that learns word alignments beside the translation, such as softmax"""
+    decoder_feedforward: str | list[str] | None = None
+    """spec of the decoder's feed-forward layers (default: as feedforward)"""
+    reversible: bool | None = None
+    """layers that are undone in the backward pass, so that their number costs no memory; with norm pre"""
+    aligner: bool | None = None
+    """one more layer, which learns word alignments beside the translation"""
     input_feeding: bool | None = None
     """lstm and gru: the last attention output is part of the next input"""
 
     def resolve(self, vocabulary: int, target_vocabulary: int | None) -> ModelConfig | RecurrentConfig:
         """The config of the model, for these vocabularies (None: the target shares the source's)."""
-        known = PRESETS | RECURRENT_PRESETS
-        if self.preset not in known:
-            raise ValueError(f"model.preset must be one of {', '.join(known)}, got {self.preset!r}")
-        cls = ModelConfig if self.preset in PRESETS else RecurrentConfig
-        changes = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
-        changes = {name: value for name, value in changes.items() if value is not None and name != "preset"}
-        if changes.pop("bottleneck", False):
+        options, cls = self, RecurrentConfig if self.preset in RECURRENT_PRESETS else ModelConfig
+        sizes: dict[str, Any] = {"vocabulary": vocabulary, "target_vocabulary": target_vocabulary}
+        if self.bottleneck:
             if cls is ModelConfig:
                 raise ValueError(f"model.bottleneck is for {' and '.join(RECURRENT_PRESETS)}, not {self.preset!r}")
-            if "attention" in changes:
+            if self.attention is not None:
                 raise ValueError("model.bottleneck means no attention: leave model.attention out")
-            changes["attention"] = None
-        fields = {item.name for item in dataclasses.fields(cls)}
-        foreign = [name for name in changes if name not in fields]
-        if foreign:
-            raise ValueError(f"preset {self.preset!r} has no model.{', model.'.join(foreign)}")
-        sizes = {"vocabulary": vocabulary, "target_vocabulary": target_vocabulary}
-        return cls(**known[self.preset] | changes | sizes)
+            sizes["attention"] = None
+        if self.bottleneck is not None:
+            options = dataclasses.replace(self, bottleneck=None)
+        return options.resized(PRESETS | RECURRENT_PRESETS, cls, **sizes)
 
 
 @dataclass(frozen=True)
@@ -164,10 +211,10 @@ class TrainingConfig:
     """updates between checkpoints (default: as evaluate_every)"""
     log_every: int = 50
     """updates between lines of the log"""
-    metric: Literal["bleu", "chrf", "exact", "loss"] = "bleu"
-    """of the validation: what makes a checkpoint the best, and what patience and goal look at"""
+    metric: str = "bleu"
+    """of the validation, such as loss or bleu: what makes a checkpoint the best, and what patience and goal look at"""
     beam: int = 1
-    """beam of the validation"""
+    """translate: beam of the validation"""
     patience: int | None = None
     """stop after so many evaluations without a better one"""
     goal: float | None = None
@@ -225,12 +272,238 @@ class TranslateConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
     def __post_init__(self) -> None:
-        if not self.out.strip():
-            raise ValueError("out must name a folder for the run")
+        _named(self)
+
+
+@dataclass(frozen=True)
+class LanguageData:
+    """Where the text comes from, and how it becomes tokens."""
+
+    text: str | list[str] | None = None
+    """file, folder (all files in it) or a list of them; plain, .gz or .xz, or - for standard input"""
+    valid: str | list[str] | None = None
+    """the same, to validate on; none: the last part of the text is held out"""
+    held_out: float = 0.1
+    """share of the characters that is held out where there is no validation file"""
+    documents: Literal["file", "line", "blank"] = "file"
+    """what one document is: a file, a line, or what blank lines separate; each ends in the end token"""
+    apart: bool = False
+    """true: a row of a batch is of one document, so attention never crosses into another; false: rows are cut from all
+    documents one after the other"""
+    skip_bad: bool = False
+    """leave out bad lines and count them, instead of stopping at the first"""
+    tokenizer: Literal["bpe", "characters", "bytes", "words"] = "bpe"
+    """bpe: learn byte pairs from the text; words: what spaces separate, and the ends of lines"""
+    vocabulary: int = 8000
+    """tokens to learn, at most (characters: all there are by default, bytes: always 260)"""
+    length: int = 256
+    """tokens that are read at a time, the longest context"""
+
+    def __post_init__(self) -> None:
+        _at_least(self, vocabulary=5, length=1)
+        if not 0 < self.held_out < 1:
+            raise ValueError(f"data.held_out must be above 0 and below 1, got {self.held_out}")
+        for name in ("text", "valid"):
+            value = getattr(self, name)
+            if value is not None and (not value or not all(value)):
+                raise ValueError(f"data.{name} must name at least one file or folder, got {value!r}")
+
+
+@dataclass(frozen=True)
+class LanguageOptions(StackOptions):
+    """A preset, and what to change in it: whatever is left out is as the preset says."""
+
+    preset: str = "gpt-nano"
+    """gpt-nano; gpt2, gpt2-medium, gpt2-large, gpt2-xl; modern, smollm2-135m: RMSNorm, SwiGLU, rotary, shared keys"""
+
+
+@dataclass(frozen=True)
+class LanguageConfig:
+    """A language model: its data, its model and its training."""
+
+    out: str = "runs/language"
+    """the run folder: config, tokenizer, checkpoints and log"""
+    data: LanguageData = field(default_factory=LanguageData)
+    model: LanguageOptions = field(default_factory=LanguageOptions)
+    training: TrainingConfig = field(
+        default_factory=lambda: TrainingConfig(
+            steps=5000,
+            schedule="cosine",
+            warmup=100,
+            betas=(0.9, 0.99),
+            epsilon=1e-8,
+            weight_decay=0.1,
+            smoothing=0.0,
+            metric="loss",
+        )
+    )
+
+    def __post_init__(self) -> None:
+        _named(self)
+
+
+@dataclass(frozen=True)
+class MaskedData(LanguageData):
+    """Where the text comes from, how it becomes tokens, and which of them are hidden."""
+
+    masked: float = 0.15
+    """share of the tokens to name: 80 % of them are hidden, 10 % replaced by others, 10 % stay"""
+    whole_words: bool = False
+    """choose whole words instead of single tokens"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.masked < 1:
+            raise ValueError(f"data.masked must be above 0 and below 1, got {self.masked}")
+
+
+@dataclass(frozen=True)
+class MaskedOptions(StackOptions):
+    """A preset, and what to change in it: whatever is left out is as the preset says."""
+
+    preset: str = "bert-tiny"
+    """bert-tiny, bert-mini, bert-small, bert, bert-large"""
+
+
+@dataclass(frozen=True)
+class MaskedConfig:
+    """A model that names hidden tokens: its data, its model and its training."""
+
+    out: str = "runs/masked"
+    """the run folder: config, tokenizer, checkpoints and log"""
+    data: MaskedData = field(default_factory=MaskedData)
+    model: MaskedOptions = field(default_factory=MaskedOptions)
+    training: TrainingConfig = field(
+        default_factory=lambda: TrainingConfig(
+            steps=5000, schedule="cosine", warmup=500, weight_decay=0.01, smoothing=0.0, metric="loss"
+        )
+    )
+
+    def __post_init__(self) -> None:
+        _named(self)
+
+
+def _named(config: Any) -> None:
+    if not config.out.strip():
+        raise ValueError("out must name a folder for the run")
+
+
+@dataclass(frozen=True)
+class LabelledData:
+    """Where texts and their labels come from, and how text becomes tokens."""
+
+    text: str | None = None
+    """file of texts and labels: .csv, .tsv or .jsonl, plain, .gz or .xz; with labels: of texts alone, one a line"""
+    labels: str | None = None
+    """file of their labels, line by line"""
+    columns: tuple[str | int, str | int] = ("text", "label")
+    """of text and label: names, or numbers from 0 where a CSV or TSV file has no line of names"""
+    valid_text: str | None = None
+    """file to validate on, as text; none: some texts are held out"""
+    valid_labels: str | None = None
+    """file of their labels, as labels"""
+    held_out: int = 1000
+    """texts held out where there is no validation file, at most a tenth of all; none of them is trained on"""
+    skip_bad: bool = False
+    """leave out bad lines and count them, instead of stopping at the first"""
+    tokenizer: Literal["bpe", "words", "characters", "bytes"] = "bpe"
+    """bpe: learn byte pairs from the text; words: what white space separates; or characters; or bytes"""
+    vocabulary: int = 8000
+    """tokens to learn, at most"""
+    maximum_length: int = 512
+    """longest text in tokens; what is longer is cut"""
+    blanked: float = 0.0
+    """share of the tokens that training replaces by the unknown one, drawn anew each time a text comes"""
+
+    def __post_init__(self) -> None:
+        _at_least(self, held_out=1, vocabulary=5, maximum_length=1)
+        if not 0 <= self.blanked < 1:
+            raise ValueError(f"data.blanked must be at least 0 and below 1, got {self.blanked}")
+        for name in ("labels", "valid_labels"):
+            before = name.replace("labels", "text")
+            if getattr(self, name) is not None and getattr(self, before) is None:
+                raise ValueError(f"data.{name} is given without data.{before}")
+        if len(self.columns) != 2:
+            raise ValueError(f"data.columns must be those of text and label, got {list(self.columns)}")
+
+
+SHORTENING = {
+    "perceiver": (PerceiverConfig, {"width": 128, "heads": 4, "inner": 256, "layers": 4, "latents": 64}),
+    "funnel": (FunnelConfig, {"width": 128, "heads": 4, "inner": 256, "layers": (2, 2, 2)}),
+    "tokenlearner": (TokenLearnerConfig, {"width": 128, "heads": 4, "inner": 256, "layers": 4, "tokens": 8}),
+}
+
+
+@dataclass(frozen=True)
+class ClassifierOptions(StackOptions):
+    """A preset, and what to change in it: whatever is left out is as the preset says. With init: only dropout, pooling,
+    seeds and seed_layers; the rest comes from that run."""
+
+    preset: str = "tiny"
+    """tiny, base or big (Transformers), perceiver, funnel or tokenlearner (which shorten the text)"""
+    layers: int | list[int] | None = None
+    """how many; of funnel: in each block"""
+    causal: bool | None = None
+    """a token sees those before it only, as in a decoder"""
+    pooling: How | None = None
+    """what is read: pma (learnt seeds attend to all tokens), their mean, the first or the last (default: mean;
+    of causal layers: last; of funnel: first)"""
+    seeds: int | None = None
+    """of pma: vectors that it leaves"""
+    seed_layers: int | None = None
+    """of pma: layers of self-attention among these vectors"""
+    latents: int | None = None
+    """perceiver: vectors that read the text"""
+    tokens: int | None = None
+    """tokenlearner: learnt tokens"""
+
+    def resolve(self, vocabulary: int, classes: int, body: ModelConfig | None = None) -> Any:
+        """The config of the model; a `body` is that of a trained model, whose layers it takes."""
+        sizes: dict[str, Any] = {"vocabulary": vocabulary, "classes": classes}
+        if body is not None:
+            taken = ("dropout", "pooling", "seeds", "seed_layers")
+            foreign = [name for name in self.changes() if name not in taken]
+            if foreign or self.preset != "tiny":
+                given = ", ".join(f"model.{name}" for name in foreign or ["preset"])
+                raise ValueError(
+                    f"{given}: with --init only {', '.join(taken)} are free, the rest is as it was trained"
+                )
+            body = dataclasses.replace(body, dropout=body.dropout if self.dropout is None else self.dropout)
+            shared = ("width", "heads", "kv_heads", "inner", "layers", "attention", "feedforward", "position", "norm")
+            sizes |= {name: getattr(body, name) for name in shared}
+            sizes |= {"body": body, "dropout": body.dropout, "causal": body.kind == "decoder"}
+        cls = SHORTENING[self.preset][0] if self.preset in SHORTENING else ClassifierConfig
+        options = self
+        if cls is FunnelConfig and isinstance(self.layers, list):
+            sizes["layers"], options = tuple(self.layers), dataclasses.replace(self, layers=None)
+        if (self.causal or sizes.get("causal")) and self.pooling is None:
+            sizes["pooling"] = "last"
+        known = PRESETS | {name: sizes for name, (_, sizes) in SHORTENING.items()}
+        return options.resized(known, cls, **sizes)
+
+
+@dataclass(frozen=True)
+class ClassifyConfig:
+    """A classifier: its data, its model and its training."""
+
+    out: str = "runs/classify"
+    """the run folder: config, tokenizer, checkpoints and log"""
+    init: str | None = None
+    """a run of masked or language whose tokenizer and layers to begin with"""
+    data: LabelledData = field(default_factory=LabelledData)
+    model: ClassifierOptions = field(default_factory=ClassifierOptions)
+    training: TrainingConfig = field(
+        default_factory=lambda: TrainingConfig(
+            steps=2000, schedule="cosine", warmup=200, metric="accuracy", evaluate_every=200
+        )
+    )
+
+    def __post_init__(self) -> None:
+        _named(self)
 
 
 def _at_least(config: Any, **least: int) -> None:
-    section = type(config).__name__.removesuffix("Config").removesuffix("Options").lower()
+    section = next(name for name in ("data", "model", "training") if name in type(config).__name__.lower())
     for name, bound in least.items():
         if getattr(config, name) < bound:
             raise ValueError(f"{section}.{name} must be at least {bound}, got {getattr(config, name)}")

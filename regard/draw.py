@@ -18,6 +18,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 import regard
+from regard.metrics.classification import Choice, Report
 from regard.spec import parse
 
 LONGEST = 1024  # tokens; beyond, cells are smaller than pixels
@@ -192,6 +193,67 @@ def alignment_picture(
         linewidths=2,
         label="link",
     )
+    _words(figure, title.replace("$", r"\$"), note.replace("$", r"\$"))
+    return figure
+
+
+def report_picture(
+    report: Report, title: str, note: str, *, only: int | None = None, chosen: Choice | None = None
+) -> Figure:
+    """The confusion matrix beside the precision-recall curve of each class, or of `only` one; a chosen threshold is
+    marked on the curve."""
+    C = len(report.labels)
+    side = min(9.0, max(4.2, 1.6 + 0.45 * C))
+    figure = Figure(figsize=(side + 6.4, max(4.8, side + 0.4)), dpi=150, layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[side, 6.0])
+    names = [
+        textwrap.shorten(label, 16, placeholder="...") if C > 2 else textwrap.fill(label, 14) for label in report.labels
+    ]
+    # shades are shares of the truth, so that a rare class is as visible as a common one
+    shares = report.confusion / np.maximum(report.confusion.sum(1, keepdims=True), 1)
+    left.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    ticks = range(0, C, -(-C // 40))
+    left.set_xticks(ticks, [names[at] for at in ticks], rotation=90 if C > 4 else 0, fontsize=9, parse_math=False)
+    left.set_yticks(ticks, [names[at] for at in ticks], fontsize=9, parse_math=False)
+    left.set_xlabel("answer", color=INK)
+    left.set_ylabel("truth", color=INK)
+    for truth, answer in np.ndindex(C, C) if C <= 12 else ():
+        count, share = report.confusion[truth, answer], shares[truth, answer]
+        words = f"{count:,}\n{100 * share:.1f} %" if C <= 6 else f"{count:,}"
+        left.text(
+            answer,
+            truth,
+            words,
+            ha="center",
+            va="center",
+            fontsize=12 if C <= 4 else 8,
+            color="white" if share > 0.5 else INK,
+        )
+    left.set_title(f"accuracy {100 * report.accuracy:.2f} %, macro F1 {report.macro.f1:.3f}", fontsize=11, color=INK)
+    drawn = [only] if only is not None else [index for index, curve in enumerate(report.curves) if curve is not None]
+    for place, index in enumerate(drawn[: len(COLOURS)]):
+        curve, score = report.curves[index], report.classes[index]
+        if curve is None:
+            continue
+        # the point that takes nothing ends the curve at the left
+        label = f"{names[index]}: AP {score.average_precision:.3f}".replace("$", r"\$")
+        steps = np.append(curve.recall, 0.0), np.append(curve.precision, 1.0)
+        right.plot(*steps, color=COLOURS[place], linewidth=1.8, label=label, drawstyle="steps-post")
+        if len(drawn) == 1:
+            always = score.count / report.count
+            right.axhline(always, color=FAINT, linewidth=1, linestyle=":", label=f"answering it always: {always:.3f}")
+    if chosen is not None:
+        words = f"from {chosen.threshold:.3f} on: recall {chosen.recall:.3f}, precision {chosen.precision:.3f}"
+        right.plot(chosen.recall, chosen.precision, "o", markersize=9, color=COLOURS[5], label=words)
+    right.set(xlim=(0, 1.01), ylim=(0, 1.01), xlabel="recall", ylabel="precision")
+    right.grid(color="#E4E4E4", linewidth=0.6)
+    more = len(drawn) - len(COLOURS)
+    right.set_title(
+        "precision and recall" + (f", {more} more classes not drawn" if more > 0 else ""), fontsize=11, color=INK
+    )
+    right.legend(loc="lower left", frameon=False, fontsize=9)
+    for edge in ("top", "right"):
+        right.spines[edge].set_visible(False)
     _words(figure, title.replace("$", r"\$"), note.replace("$", r"\$"))
     return figure
 

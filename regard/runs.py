@@ -1,4 +1,4 @@
-"""The verbs over runs: train, resume, translate, evaluate, align, average. cli.py calls them; nothing else does."""
+"""The verbs over runs: train, resume, translate, classify, evaluate, align. cli.py calls them; nothing else does."""
 
 import argparse
 import json
@@ -10,51 +10,37 @@ from typing import Any
 
 Verb = Callable[[str, Any, str, list[str]], argparse.ArgumentParser]
 
-TASKS = {
-    "translate": (
-        "A translator from pairs of sentences: Transformer or recurrent, with any attention.",
-        (
-            "regard train translate --data.generated 20000 --model.preset tiny --training.steps 2000",
-            "regard train translate --data.source a.en --data.target a.de --out runs/a --model.attention performer",
-            "regard train translate --data.source pairs.tsv --model.attention '[\"local(window=16)\", softmax]'",
-            "regard train translate --config runs/a/config.yaml --out runs/b --training.seed 2",
-            "regard train translate --model.preset lstm --model.attention additive --data.generated 20000",
-        ),
-    )
-}
-
 
 def train(argv: list[str]) -> int:
     """regard train TASK --config FILE --section.key value ..."""
+    from regard import task as tasks
+    from regard.config import parse
+    from regard.training.display import Display
+
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: regard train TASK [--config FILE] [--section.key VALUE ...]\n\ntasks:")
-        for name, (about, examples) in TASKS.items():
-            print(f"  {name:<12} {about}\n\nexamples:\n  " + "\n  ".join(examples))
-        print("\nAll keys of a task: regard train translate --help")
+        for task in map(tasks.find, tasks.TASKS):
+            print(f"  {task.name:<12} {task.about}")
+        print("\nexamples:\n  " + "\n  ".join(tasks.find(name).examples[0] for name in tasks.TASKS))
+        print("\nAll keys of a task: " + ", ".join(f"regard train {name} --help" for name in tasks.TASKS))
         return 0
-    if argv[0] not in TASKS:
-        raise ValueError(f"no task {argv[0]!r}; known: {', '.join(TASKS)}")
-    from regard.config import TranslateConfig, parse
-    from regard.training.display import Display
-    from regard.translation import train_translator
-
-    about, examples = TASKS[argv[0]]
-    description = f"{about}\n\nexamples:\n  " + "\n  ".join(examples)
-    config = parse(TranslateConfig, argv[1:], f"regard train {argv[0]}", description)
+    task = tasks.find(argv[0])
+    description = f"{task.about}\n\nexamples:\n  " + "\n  ".join(task.examples)
+    config = parse(task.config, argv[1:], f"regard train {task.name}", description)
     events = Path(config.out) / "tensorboard" if config.training.tensorboard else None
-    return _finish(lambda: train_translator(config, Display(tensorboard=events)), config.out)
+    return _finish(lambda: tasks.train(task, config, Display(tensorboard=events)), config.out)
 
 
 def resume(arguments: argparse.Namespace) -> int:
     """regard resume"""
+    from regard import task as tasks
     from regard.training.display import Display
     from regard.training.run import Run
-    from regard.translation import read_config, resume_translator
 
     run = Run.open(arguments.run)
-    events = run.folder / "tensorboard" if read_config(run).training.tensorboard else None
+    events = run.folder / "tensorboard" if tasks.read_config(run).training.tensorboard else None
     display = Display(tensorboard=events)
-    return _finish(lambda: resume_translator(arguments.run, display, arguments.steps), arguments.run)
+    return _finish(lambda: tasks.resume(arguments.run, display, arguments.steps), arguments.run)
 
 
 def _finish(work: Callable[[], Any], run: str) -> int:
@@ -70,8 +56,16 @@ def _finish(work: Callable[[], Any], run: str) -> int:
         print(f"regard: {error}", file=sys.stderr)
         return 1
     best = f"; best at step {state.best_step}: {state.best:.4g}" if state.best is not None else ""
-    print(f"done after {state.step} steps{best}; translate with: regard translate {run}", file=sys.stderr)
+    print(f"done after {state.step} steps{best}; {_use(run)}", file=sys.stderr)
     return 0
+
+
+def _use(run: str) -> str:
+    """What to do with a run."""
+    from regard import task as tasks
+    from regard.training.run import Run
+
+    return tasks.of(Run.open(run)).use.format(run=run)
 
 
 def translate(arguments: argparse.Namespace) -> None:
@@ -115,7 +109,21 @@ def _links(translator: Any, pairs: list[tuple[str, str]]) -> list[str]:
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    """regard evaluate"""
+    """regard evaluate: the function of the run's task, after the flags of other tasks are refused"""
+    from regard import task as tasks
+    from regard.training.run import Run
+
+    name = tasks.of(Run.open(arguments.run)).name
+    own = arguments.flags[name]
+    for other, flags in arguments.flags.items():
+        for flag in flags:
+            if flag not in own and getattr(arguments, flag.dest) != flag.default:
+                raise ValueError(f"{flag.option_strings[0]} is for runs of {other!r}; {arguments.run} is of {name!r}")
+    EVALUATIONS[name](arguments)
+
+
+def evaluate_translator(arguments: argparse.Namespace) -> None:
+    """BLEU, chrF, exact match, loss"""
     import math
 
     from regard.translation import Translator
@@ -137,6 +145,274 @@ def evaluate(arguments: argparse.Namespace) -> None:
     for score in scores.values():
         print(score.text)
     print(f"loss = {loss:.4f} a token, perplexity = {math.exp(min(loss, 50.0)):.2f}")
+
+
+def evaluate_classifier(arguments: argparse.Namespace) -> None:
+    """Accuracy, confusion, precision, recall and F1, average precision, a threshold"""
+    from regard import classification
+
+    if arguments.plot is not None:
+        from regard import draw as pictures
+
+        pictures.check(arguments.plot)
+    classifier = classification.Classifier.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    threshold, chosen = _threshold(classifier, arguments)
+    if arguments.data is None:
+        if arguments.labels is not None:
+            raise ValueError("--labels needs --data, the texts they are of")
+        examples, name = classification.read_valid(arguments.run), f"the validation texts of {arguments.run}"
+        chosen = None  # on the very same texts
+    else:
+        from regard.data.labelled import read_labelled
+
+        found = read_labelled(arguments.data, arguments.labels, columns=_columns(arguments.columns))
+        examples, name = list(zip(found.texts, found.labels, strict=True)), arguments.data
+    found = classification.evaluate(classifier, examples, name=name, threshold=threshold, chosen=chosen, warn=_warn)
+    if arguments.plot is not None:
+        note = f"{len(examples):,} texts: {name}"
+        only = classifier.labels.index(threshold.label) if threshold else 1 if len(classifier.labels) == 2 else None
+        title = f"{arguments.run}: what it answers, and what a threshold would do"
+        picture = pictures.report_picture(found.report, title, note, only=only, chosen=found.reached)
+        _warn(f"picture: {pictures.save(picture, arguments.plot)}")
+    if arguments.json:
+        print(json.dumps({"run": arguments.run, "data": name} | found.to_json(), ensure_ascii=False))
+        return
+    print(f"{len(examples):,} texts: {name}")
+    print("\n".join(found.lines()))
+
+
+def evaluate_masked(arguments: argparse.Namespace) -> None:
+    """Loss, perplexity and accuracy of hidden tokens"""
+    from regard.data.documents import read_documents
+    from regard.data.masking import Masking
+    from regard.masked import MaskedModel, read_valid
+    from regard.task import read_parts
+    from regard.training.run import Run
+
+    masked = MaskedModel.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    facts = read_parts(Run.open(arguments.run)).facts
+    if arguments.text is None:
+        what, documents = "the run's validation", read_valid(arguments.run)
+    else:
+        what, documents = ", ".join(arguments.text), read_documents(arguments.text, facts.get("documents", "file"))[0]
+    masking = Masking(masked.tokenizer, facts.get("masked", 0.15), whole_words=bool(facts.get("whole_words")))
+    found = masked.measure(documents, masking)
+    if arguments.json:
+        print(json.dumps({"documents": len(documents), **found._asdict()}))
+        return
+    print(f"{len(documents):,} documents, {found.tokens:,} hidden tokens: {what}")
+    print(f"loss = {found.loss:.4f} a hidden token, perplexity = {found.perplexity:.2f}")
+    print(f"accuracy = {found.accuracy:.2f} %")
+
+
+def fill(arguments: argparse.Namespace) -> None:
+    """regard fill"""
+    from regard.data.text import BREAKS, opened, read_sentences, shown
+    from regard.masked import Filled, MaskedModel
+
+    masked = MaskedModel.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    options = {"top": arguments.top, "mark": arguments.mark}
+    if arguments.text is not None:
+        found = masked.fill(arguments.text, **options)
+        if arguments.json:
+            print(json.dumps(_filled(found), ensure_ascii=False))
+            return
+        for number, gap in enumerate(found.gaps, 1):
+            print(f"{arguments.mark} {number}" if len(found.gaps) > 1 else arguments.mark)
+            for candidate in gap:
+                print(f"  {candidate.probability:.4f}  {candidate.text}")
+        print(found.text)
+        return
+    with opened("-") as stream:
+        for number, line in enumerate(read_sentences(stream, name=shown("-")), 1):
+            found = Filled(line, [])
+            if arguments.mark in line:
+                try:
+                    found = masked.fill(line, **options)
+                except ValueError as error:
+                    _warn(f"line {number}: {error}; it goes out as it came in")
+            print(json.dumps(_filled(found), ensure_ascii=False) if arguments.json else BREAKS.sub(" ", found.text))
+
+
+def _filled(found: Any) -> dict[str, Any]:
+    gaps = [[{"text": one.text, "probability": one.probability} for one in gap] for gap in found.gaps]
+    return {"text": found.text, "gaps": gaps}
+
+
+def _threshold(classifier: Any, arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """The threshold that --threshold gives, or that --recall or --precision asks for; and what the latter does to the
+    validation texts of the run, where it is chosen. None without any of the three."""
+    from regard.classification import Threshold, read_valid
+
+    wishes = {name: getattr(arguments, name) for name in ("threshold", "recall", "precision")}
+    given = {name: wish for name, wish in wishes.items() if wish is not None}
+    if len(given) > 1:
+        raise ValueError(f"give one of {', '.join(f'--{name}' for name in given)}")
+    if not given:
+        if arguments.positive is not None:
+            raise ValueError("--positive is the label of a threshold: give --recall, --precision or --threshold too")
+        return None, None
+    if "threshold" in given:
+        if not 0 <= given["threshold"] <= 1:
+            raise ValueError(f"--threshold is a probability, from 0 to 1, got {given['threshold']:g}")
+        return Threshold(classifier.positive(arguments.positive), given["threshold"]), None
+    return classifier.choose(read_valid(arguments.run), label=arguments.positive, **given)
+
+
+def _columns(text: str) -> tuple[str | int, str | int]:
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != 2 or not all(parts):
+        raise ValueError(f"--columns are two, of text and label, such as text,label or 0,1, got {text!r}")
+    first, second = (int(part) for part in parts) if all(part.isdecimal() for part in parts) else parts
+    return first, second
+
+
+def classify(arguments: argparse.Namespace) -> None:
+    """regard classify"""
+    from regard.classification import Classifier
+    from regard.data.text import opened, read_sentences, shown
+
+    classifier = Classifier.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    threshold, chosen = _threshold(classifier, arguments)
+    if chosen is not None:
+        _warn(
+            f"{threshold.label!r} from probability {threshold.value:.6g} on: recall {chosen.recall:.4f} and precision "
+            f"{chosen.precision:.4f} on the validation texts of the run"
+        )
+    with opened(arguments.input) as stream:
+        # a person at a terminal gets each answer at once
+        at_once = 1 if stream.isatty() else 1024
+        lines = read_sentences(stream, name=shown(arguments.input))
+        number = 0
+        while some := list(islice(lines, at_once)):
+            for answer in classifier.classify(some, threshold=threshold, first=number + 1, warn=_warn):
+                if arguments.json:
+                    print(json.dumps(None if answer is None else answer._asdict(), ensure_ascii=False))
+                else:
+                    print("" if answer is None else f"{answer.label}\t{answer.probability:.4f}")
+            number += len(some)
+            sys.stdout.flush()
+
+
+def evaluate_language(arguments: argparse.Namespace) -> None:
+    """Loss, perplexity, bits"""
+    from regard.data.documents import read_documents
+    from regard.language import LanguageModel, read_valid
+    from regard.task import read_parts
+    from regard.training.run import Run
+
+    language = LanguageModel.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    if arguments.text is None:
+        what, documents = "the run's validation", read_valid(arguments.run)
+    else:
+        unit = read_parts(Run.open(arguments.run)).facts.get("documents", "file")
+        what, documents = ", ".join(arguments.text), read_documents(arguments.text, unit)[0]
+    found = language.measure(documents, stride=arguments.stride)
+    if arguments.json:
+        print(json.dumps({"documents": len(documents), **found._asdict()}))
+        return
+    print(f"{len(documents):,} documents, {found.characters:,} characters, {found.tokens:,} tokens: {what}")
+    print(f"loss = {found.loss:.4f} a token, perplexity = {found.perplexity:.2f}")
+    print(f"bits per character = {found.bits_per_character:.4f}, bits per byte = {found.bits_per_byte:.4f}")
+    print(f"word perplexity = {found.word_perplexity:.2f} over {found.words:,} words and line ends")
+    if found.unknown:
+        _warn(f"{found.unknown:,} tokens are unknown to the model, and counted as one kind of token")
+
+
+EVALUATIONS = {
+    "translate": evaluate_translator,
+    "language": evaluate_language,
+    "masked": evaluate_masked,
+    "classify": evaluate_classifier,
+}
+
+
+def generate(arguments: argparse.Namespace) -> None:
+    """regard generate"""
+    from regard.data.text import opened, read_sentences, shown
+    from regard.language import LanguageModel
+
+    language = LanguageModel.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    greedy = arguments.temperature == 0
+    if greedy and arguments.n > 1:
+        raise ValueError("--temperature 0 always gives the same text: leave --n out")
+    cuts = {name: getattr(arguments, name) for name in ("top_k", "top_p", "min_p")}
+    if greedy and any(value is not None for value in cuts.values()):
+        raise ValueError("--top-k, --top-p and --min-p cut draws: give a --temperature above 0")
+    drawn = {"beam": 1} if greedy else {"sample": True, "temperature": arguments.temperature, **cuts}
+    from regard.decoding import DecodingConfig
+
+    decoding = DecodingConfig(
+        nbest=arguments.n,
+        minimum=0,
+        maximum=arguments.maximum,
+        maximum_ratio=0,
+        maximum_extra=arguments.maximum,
+        repetition=arguments.repetition,
+        seed=arguments.seed,
+        **drawn,
+    )
+    if arguments.prompt is not None:
+        prompts = [arguments.prompt]
+    else:
+        with opened("-") as stream:
+            lines = list(read_sentences(stream, name=shown("-"), longest=1 << 31))
+        prompts = lines if arguments.lines else ["\n".join(lines)]
+    # one text to one reader comes word by word
+    live = arguments.n == 1 and not arguments.json and len(prompts) == 1
+    for number, prompt in enumerate(prompts):
+        if live:
+            _write(prompt)
+        found = language.generate(
+            prompt,
+            decoding,
+            stop=arguments.stop or (),
+            slide=arguments.slide,
+            say=(lambda sample, text: _write(text)) if live else None,
+        )
+        for part in found:
+            if arguments.json:
+                record = {"prompt": prompt, "text": part.text, "tokens": len(part.ids), "logprob": part.logprob}
+                print(json.dumps(record | {"ended": part.ended}, ensure_ascii=False), flush=True)
+            elif live:
+                _write("\n")
+            else:
+                print(("" if number == 0 and part is found[0] else "----\n") + prompt + part.text, flush=True)
+            room = None if language.limit is None else language.limit - len(language.encode(prompt))
+            if part.ended == "length" and room is not None and len(part.ids) == room < arguments.maximum:
+                _warn(f"stopped at the last of the model's {language.limit} positions; --slide goes on")
+
+
+def prompt(arguments: argparse.Namespace) -> None:
+    """regard prompt"""
+    from regard import fewshot
+    from regard.language import LanguageModel
+
+    try:
+        shots = [int(part) for part in arguments.shots.split(",")]
+    except ValueError as error:
+        raise ValueError(f"--shots are numbers of examples, such as 0,1,5, got {arguments.shots!r}") from error
+    loaded = fewshot.load(arguments.task)
+    language = LanguageModel.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    if arguments.show:
+        most = max(shots)
+        if not 0 <= most <= len(loaded.examples):
+            raise ValueError(f"{most} shots need as many examples; the task has {len(loaded.examples)}")
+        print(fewshot.prompt(loaded.task, loaded.examples[:most], loaded.queries[0]))
+        return
+    found = fewshot.run(language, loaded, shots, draws=arguments.draws, seed=arguments.seed)
+    if arguments.json:
+        print(json.dumps({"queries": len(loaded.queries), "results": fewshot.report(found)}))
+        return
+    print(f"{len(loaded.queries)} queries, by {loaded.task.score}\nshots  accuracy  spread over draws")
+    for part in found:
+        drawn = f"{100 * part.spread:6.2f}  of {len(part.draws)}" if len(part.draws) > 1 else "     -"
+        print(f"{part.shots:>5}  {100 * part.mean:7.2f}%  {drawn}")
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def align_pairs(arguments: argparse.Namespace) -> None:
@@ -221,14 +497,15 @@ def demo(console: Any, folder: Path) -> None:
     from regard import demo as show
     from regard import draw as pictures
     from regard.alignment import align
+    from regard.task import train
     from regard.training.display import Display
-    from regard.translation import Translator, read_valid, train_translator
+    from regard.translation import Task, Translator, read_valid
 
     console.print(
         "\nA translator of numbers, dates, times and amounts, trained now on sentences made up here\n", style="bold"
     )
     config = show.small_translator(folder / "translator")
-    train_translator(config, Display())
+    train(Task, config, Display())
     translator = Translator.load(config.out)
     pairs = read_valid(config.out)
     best = [found[0].text for found in translator.translate(source for source, _ in pairs)]
@@ -240,7 +517,7 @@ def demo(console: Any, folder: Path) -> None:
     source = show.SENTENCES[0]
     both = translator.source, translator.target
     (found,) = align(translator.model, *both, [(source, translator(source))])
-    note = "The attention of the aligner, which learnt beside the translator. Ringed: the word links."
+    note = "What the aligner learnt beside the translator. Ringed: the word links."
     picture = pictures.alignment_picture(
         found.matrix, found.source, found.target, found.links, "Where each German word comes from", note
     )
@@ -254,19 +531,116 @@ def demo(console: Any, folder: Path) -> None:
 
 def compact(arguments: argparse.Namespace) -> None:
     """regard compact"""
-    from regard.translation import compact_run
+    from regard.task import compact_run
 
     path = compact_run(arguments.run, arguments.out, arguments.checkpoint)
     size = sum(file.stat().st_size for file in path.iterdir())
-    print(f"{arguments.out}: {size / 1e6:.1f} MB of weights; translate with: regard translate {arguments.out}")
+    print(f"{arguments.out}: {size / 1e6:.1f} MB of weights; {_use(arguments.out)}")
+
+
+def embed(arguments: argparse.Namespace) -> None:
+    """regard embed"""
+    import numpy as np
+
+    from regard.data.text import opened, read_sentences, shown
+    from regard.embedding import Embedder
+
+    embedder = Embedder.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    options = {"pooling": arguments.pooling, "normalized": not arguments.raw, "warn": _warn}
+    parts, number = [], 1
+    with opened(arguments.input) as stream:
+        lines = read_sentences(stream, name=shown(arguments.input))
+        while some := list(islice(lines, 1024)):
+            vectors = embedder.embed(some, first=number, **options)
+            number += len(some)
+            if arguments.out is not None:
+                parts.append(vectors)
+                continue
+            for vector in vectors:
+                print(json.dumps([round(float(value), 7) for value in vector]))
+    if arguments.out is not None:
+        width = embedder.model.config.width
+        np.save(arguments.out, np.concatenate([np.zeros((0, width), np.float32), *parts]))
+
+
+def import_model(arguments: argparse.Namespace) -> None:
+    """regard import"""
+    from regard import task as tasks
+    from regard.interop.runs import import_model
+
+    out = arguments.out or f"runs/{Path(arguments.source).resolve().stem}"
+    found = import_model(arguments.source, out, arguments.tokenizer)
+    for note in found.notes:
+        _warn(note)
+    use = tasks.find(found.task).use.format(run=out)
+    print(f"{out}: a run of {found.task!r}, {found.parameters:,} parameters; {use}")
+
+
+def export_run(arguments: argparse.Namespace) -> None:
+    """regard export"""
+    from regard.interop.runs import export_run
+
+    options = {"which": arguments.checkpoint, "family": arguments.family}
+    found = export_run(arguments.run, arguments.out, arguments.format, **options)
+    for note in found.notes:
+        _warn(note)
+    print(f"{found.folder}: {found.family}, {sum(f.stat().st_size for f in found.folder.rglob('*')) / 1e6:.1f} MB")
 
 
 def add_verbs(verb: Verb) -> None:
     """The flags of each verb."""
+    added = verb(
+        "import",
+        import_model,
+        "make a run of a published model: GPT-2, BERT, RoBERTa, DistilBERT, Marian, Llama and their like, llama2.c",
+        [
+            "regard import models/gpt2 --out runs/gpt2",
+            "regard import models/opus-mt-en-de",
+            "regard import stories260K.bin --tokenizer tok512.bin --out runs/stories",
+        ],
+    )
+    kinds = "a Hugging Face folder (config.json, safetensors, tokenizer), or a llama2.c file"
+    added.add_argument("source", metavar="FOLDER", help=kinds)
+    added.add_argument("--out", metavar="RUN", help="the run folder (default: runs/ and the name of the source)")
+    added.add_argument("--tokenizer", help="folder of the tokenizer (default: FOLDER); of llama2.c the tok*.bin file")
+
+    added = verb(
+        "export",
+        export_run,
+        "write a run for others: a Hugging Face folder, or a CTranslate2 folder of a translator",
+        [
+            "regard export runs/gpt2 --format huggingface --out models/mine",
+            "regard export runs/translate --format ctranslate2 --out models/fast",
+        ],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("--format", choices=("huggingface", "ctranslate2"), required=True, help="who is to open it")
+    added.add_argument("--out", metavar="FOLDER", required=True, help="a new folder")
+    added.add_argument("--family", help="of huggingface: gpt2, bert, marian, llama ... (default: the one that fits)")
+    added.add_argument("--checkpoint", help="best, last, average or a step (default: the average, or else the best)")
+
+    added = verb(
+        "embed",
+        embed,
+        "turn each line of standard input into a vector, by an encoder (BERT and its like)",
+        [
+            "regard embed runs/minilm < sentences.txt > vectors.jsonl",
+            "regard embed runs/minilm --input sentences.txt --out vectors.npy",
+        ],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("--input", default="-", help="a file instead of standard input; .gz and .xz too")
+    added.add_argument("--out", help="a .npy file, [lines, width] (default: a JSON list a line)")
+    added.add_argument(
+        "--pooling", choices=("mean", "first", "pooler"), default="mean", help="over the tokens of a line"
+    )
+    added.add_argument("--raw", action="store_true", help="vectors as they are, instead of length one")
+    _add_model(added)
+
     verb(
         "train",
         None,
-        "train a model on your own data: regard train translate --help",
+        "train a model on your own data: regard train --help",
         [
             "regard train translate --data.source a.en --data.target a.de --model.attention performer",
             "regard train translate --help",
@@ -294,6 +668,7 @@ def add_verbs(verb: Verb) -> None:
     )
     added.add_argument("run", metavar="RUN", nargs="?", help="a run folder (default: the model that comes with Regard)")
     added.add_argument("--input", default="-", help="a file instead of standard input; .gz and .xz too")
+    _add_model(added)
     _add_decoding(added)
     added.add_argument("--nbest", type=int, help="so many translations a line, each behind its line number and a tab")
     added.add_argument("--scores", action="store_true", help="add a column: log probability over the length penalty")
@@ -307,18 +682,129 @@ def add_verbs(verb: Verb) -> None:
     added = verb(
         "evaluate",
         evaluate,
-        "BLEU and chrF with their sacreBLEU signatures, exact match, loss and perplexity",
+        "how good a model is, in the measures of its task",
         [
             "regard evaluate runs/translate",
             "regard evaluate runs/translate --source test.en --target test.de --beam 5 --out test.out",
+            "regard evaluate runs/classify --data test.csv --recall 0.95 --plot report.png",
+            "regard evaluate runs/language --text test.txt.xz --stride 64",
         ],
     )
     added.add_argument("run", metavar="RUN", help="a run folder")
-    added.add_argument("--source", help="file of source sentences, or a TSV of pairs (default: the run's validation)")
-    added.add_argument("--target", help="file of references")
-    added.add_argument("--out", help="write the translations to this file")
     added.add_argument("--json", action="store_true", help="one JSON object")
-    _add_decoding(added)
+    _add_model(added)
+    group = added.add_argument_group("translate", "BLEU and chrF with their sacreBLEU signatures, exact match, loss")
+    flags = {
+        "translate": [
+            group.add_argument("--source", help="source sentences, or a TSV of pairs (default: the run's validation)"),
+            group.add_argument("--target", help="file of references"),
+            group.add_argument("--out", help="write the translations to this file"),
+            *_add_decoding(group),
+        ]
+    }
+    about = "accuracy, confusion, precision, recall and F1 of each class, macro and micro, average precision"
+    group = added.add_argument_group("classify", about)
+    flags["classify"] = [
+        group.add_argument("--data", help="texts and labels: .csv, .tsv, .jsonl (default: the run's validation)"),
+        group.add_argument("--labels", help="file of the labels, line by line; --data is then texts, one a line"),
+        group.add_argument("--columns", default="text,label", help="names or numbers from 0 (default: text,label)"),
+        *_add_threshold(group),
+        group.add_argument("--plot", help="draw confusion matrix and precision-recall curve: .png, .svg or .pdf"),
+    ]
+    group = added.add_argument_group("language", "loss, perplexity, bits per character and byte, word perplexity")
+    flags["language"] = [
+        group.add_argument(
+            "--text", nargs="+", metavar="FILE", help="files, folders, - (default: the run's validation)"
+        ),
+        group.add_argument("--stride", type=int, help="blocks overlap, and the last so many tokens of each count"),
+    ]
+    added.add_argument_group("masked", "loss, perplexity and accuracy of hidden tokens; --text as of language")
+    flags["masked"] = flags["language"][:1]
+    added.set_defaults(flags=flags)
+
+    added = verb(
+        "classify",
+        classify,
+        "the label of each line of standard input and its probability; as many lines out as in",
+        [
+            'echo "A fine film." | regard classify runs/classify',
+            "regard classify runs/classify --recall 0.95 --positive spam < texts.txt > labels.tsv",
+            "regard classify runs/classify --input texts.txt.xz --json",
+        ],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("--input", default="-", help="a file instead of standard input; .gz and .xz too")
+    added.add_argument("--json", action="store_true", help="a JSON object a line, with the probability of each label")
+    _add_model(added)
+    _add_threshold(added)
+
+    added = verb(
+        "generate",
+        generate,
+        "go on with a text; the prompt is an argument or standard input",
+        [
+            'regard generate runs/language "Once upon a time" --maximum 200 --temperature 0.8 --top-k 40',
+            'regard generate runs/language "ROMEO:" --n 3 --seed 7 --min-p 0.05 --stop "JULIET:"',
+            "regard generate runs/language < story.txt",
+            "regard generate runs/language --lines --json < prompts.txt > texts.jsonl",
+        ],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("prompt", metavar="PROMPT", nargs="?", help="the text to go on with (default: standard input)")
+    _add_model(added)
+    added.add_argument("--maximum", type=int, default=256, help="most tokens (default: 256)")
+    added.add_argument("--temperature", type=float, default=0.8, help="of the draws; 0: the best token (default: 0.8)")
+    added.add_argument("--top-k", type=int, help="draw among the k most probable tokens")
+    added.add_argument("--top-p", type=float, help="draw among the fewest tokens with this much probability")
+    added.add_argument("--min-p", type=float, help="draw among tokens with this share of the best one's probability")
+    added.add_argument(
+        "--repetition", type=float, default=1.0, help="above 1: tokens that came before are less likely (default: 1)"
+    )
+    added.add_argument(
+        "--stop", action="append", metavar="TEXT", help="end before this text; may be given several times"
+    )
+    added.add_argument("--n", type=int, default=1, help="so many texts (default: 1)")
+    added.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    added.add_argument(
+        "--slide", action="store_true", help="where the positions end, go on from the last half of the text"
+    )
+    added.add_argument("--lines", action="store_true", help="every line of standard input is a prompt")
+    added.add_argument("--json", action="store_true", help="one JSON object a text")
+
+    added = verb(
+        "fill",
+        fill,
+        "name the hidden words of a text, with their probabilities; the text is an argument or standard input",
+        [
+            'regard fill runs/masked "I took my [mask] for a walk"',
+            'regard fill runs/masked "The [mask] of the [mask] was cold." --top 10',
+            "regard fill runs/masked < gaps.txt > filled.txt",
+        ],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("text", metavar="TEXT", nargs="?", help="with [mask] in it (default: each line of stdin)")
+    added.add_argument("--top", type=int, default=5, help="candidates of each gap (default: 5)")
+    added.add_argument("--mark", default="[mask]", help="what stands for a hidden token (default: [mask])")
+    added.add_argument("--json", action="store_true", help="one JSON object a text, with candidates and probabilities")
+    _add_model(added)
+
+    added = verb(
+        "prompt",
+        prompt,
+        "how often a language model answers right, with so many solved examples before each question",
+        [
+            "regard prompt runs/language --task task.yaml --shots 0,1,5 --draws 10",
+            "regard prompt runs/language --task task.yaml --shots 2 --show",
+        ],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("--task", required=True, help="a YAML file: prompt, answer, choices, examples, queries")
+    added.add_argument("--shots", default="0", help="numbers of examples, such as 0,1,5 (default: 0)")
+    added.add_argument("--draws", type=int, default=5, help="choices of examples for each number (default: 5)")
+    added.add_argument("--seed", type=int, default=0, help="of the choices (default: 0)")
+    added.add_argument("--show", action="store_true", help="print the prompt of the first query instead")
+    added.add_argument("--json", action="store_true", help="one JSON object")
+    _add_model(added)
 
     added = verb(
         "align",
@@ -343,8 +829,8 @@ def add_verbs(verb: Verb) -> None:
     added.add_argument(
         "--read",
         choices=("consume", "predict"),
-        help="at the step that reads the target word, or the one that predicts it "
-        "(default: consume of an aligner, predict of other attention)",
+        default="predict",
+        help="at the step that reads the target word, or the one that predicts it (default: predict)",
     )
     added.add_argument("--gold", help="links to compare with, S-S sure and SpS possible, from 1: AER on stderr")
     added.add_argument("--picture", help="draw one sentence into this .png, .svg or .pdf")
@@ -354,7 +840,7 @@ def add_verbs(verb: Verb) -> None:
     added = verb(
         "average",
         average,
-        "average the newest checkpoints of a run into one, which translate then uses",
+        "average the newest checkpoints of a run into one, which is then used",
         ["regard average runs/translate --last 5"],
     )
     added.add_argument("run", metavar="RUN", help="a run folder")
@@ -376,12 +862,23 @@ def _add_model(added: argparse.ArgumentParser) -> None:
     added.add_argument("--device", default="auto", help="cpu, cuda ... (default: a GPU where there is one)")
 
 
-def _add_decoding(added: argparse.ArgumentParser) -> None:
-    _add_model(added)
-    added.add_argument("--beam", type=int, default=5, help="hypotheses followed at a time; 1 is greedy (default: 5)")
-    added.add_argument("--penalty", type=float, default=1.0, help="alpha of the GNMT length penalty (default: 1)")
-    added.add_argument("--minimum", type=int, default=1, help="fewest tokens (default: 1)")
-    added.add_argument("--maximum", type=int, help="most tokens (default: 1.5 times the source, and 10)")
+def _add_decoding(added: Any) -> list[argparse.Action]:
+    return [
+        added.add_argument("--beam", type=int, default=5, help="hypotheses followed at a time; 1: greedy (default: 5)"),
+        added.add_argument("--penalty", type=float, default=1.0, help="alpha of the GNMT length penalty (default: 1)"),
+        added.add_argument("--minimum", type=int, default=1, help="fewest tokens (default: 1)"),
+        added.add_argument("--maximum", type=int, help="most tokens (default: 1.5 times the source, and 10)"),
+    ]
+
+
+def _add_threshold(added: Any) -> list[argparse.Action]:
+    told = "the threshold on the validation texts with the best {} that has at least this {}, such as {}"
+    return [
+        added.add_argument("--recall", type=float, help=told.format("precision", "recall", "0.95")),
+        added.add_argument("--precision", type=float, help=told.format("recall", "precision", "0.9")),
+        added.add_argument("--threshold", type=float, help="from this probability on the answer is --positive"),
+        added.add_argument("--positive", metavar="LABEL", help="of which label (default: of two labels, the second)"),
+    ]
 
 
 def _decoding(arguments: argparse.Namespace) -> Any:

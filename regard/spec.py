@@ -64,6 +64,14 @@ def parse(text: "str | Spec") -> Spec:
 
 def over_layers(specs: "str | Spec | Sequence[str | Spec]", layers: int) -> list[Spec]:
     """One spec a layer: a list (also written `"[local(window=64), softmax]"`) is repeated until the layers run out."""
+    listed = spec_list(specs)
+    if len(listed) > layers:
+        raise ValueError(f"{len(listed)} specs for {layers} layers: give at most one spec a layer")
+    return [listed[layer % len(listed)] for layer in range(layers)]
+
+
+def spec_list(specs: "str | Spec | Sequence[str | Spec]") -> list[Spec]:
+    """One spec or several, as a list."""
     if isinstance(specs, str) and specs.strip().startswith("["):
         try:
             tree = ast.parse(specs.strip(), mode="eval").body
@@ -76,9 +84,7 @@ def over_layers(specs: "str | Spec | Sequence[str | Spec]", layers: int) -> list
         specs = [specs]
     if not specs:
         raise ValueError("the list of specs is empty; name at least one mechanism")
-    if len(specs) > layers:
-        raise ValueError(f"{len(specs)} specs for {layers} layers: give at most one spec a layer")
-    return [parse(specs[layer % len(specs)]) for layer in range(layers)]
+    return [parse(spec) for spec in specs]
 
 
 def _read(tree: ast.expr, text: str) -> Spec:
@@ -214,5 +220,6 @@ def _guess(name: str, known: list[str]) -> str:
 
 
 ATTENTION = Registry("attention", "regard.attention")
+FEEDFORWARD = Registry("feedforward", "regard.feedforward")
 POSITIONS = Registry("position", "regard.positions")
-REGISTRIES = {registry.kind: registry for registry in (ATTENTION, POSITIONS)}
+REGISTRIES = {registry.kind: registry for registry in (ATTENTION, FEEDFORWARD, POSITIONS)}

@@ -1,37 +1,29 @@
 """Translators: trained from text, loaded from a run, asked for translations, scores and alignments."""
 
-import dataclasses
 import hashlib
 import json
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-import yaml
+from torch import nn
 
-from regard import __version__, models
-from regard.config import DataConfig, TranslateConfig, from_json
+from regard import task
+from regard.config import DataConfig, TranslateConfig
 from regard.data.batches import Batch, Batches, keep_short, padded, similar
-from regard.data.text import read_pairs
-from regard.data.tokenizer import EOS, Tokenizer
+from regard.data.text import BREAKS, hold_out, read_pairs
+from regard.data.tokenizer import Tokenizer
 from regard.decoding import DecodingConfig, Hypothesis, decode
-from regard.kernels.packed import pack_linears
 from regard.metrics.translation import Score, bleu, chrf, exact_match
-from regard.training import checkpoint
-from regard.training.compact import compact, expand
-from regard.training.display import Display
-from regard.training.loop import State, train
 from regard.training.loss import Loss, loss
 from regard.training.run import Run
 
+FILES = ("source.json", "target.json")  # of the tokenizers; the second where the target has its own
 SHIPPED = Path(__file__).parent / "shipped" / "english-german"
 TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 16384}  # of the source, in a batch that is translated
 SAMPLES = 2  # shown at each evaluation
-BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # what would end a line or a column of output
 
 Pair = tuple[str, str]
 
@@ -70,45 +62,66 @@ def read_corpus(config: DataConfig, seed: int) -> Corpus:
     return Corpus(train, valid, facts | {"pairs": len(train), "valid": len(valid), "sha256": digest})
 
 
-def hold_out(pairs: Sequence[Pair], count: int, seed: int) -> tuple[list[Pair], list[Pair]]:
-    """(rest, held out): a draw of `count` pairs with different sources; no source of theirs is left in the rest."""
-    if count < 1:
-        raise ValueError(f"{len(pairs)} pairs are too few to hold any out: give at least 10, or a validation file")
-    order = np.argsort(np.random.Generator(np.random.PCG64(seed)).random(len(pairs)), kind="stable")
-    held: dict[str, int] = {}
-    for index in order:
-        held.setdefault(pairs[index][0], int(index))
-        if len(held) == count:
-            break
-    rest = [pair for pair in pairs if pair[0] not in held]
-    if not rest:
-        raise ValueError("all pairs have the same few sources: give a validation file")
-    return rest, [pairs[index] for index in held.values()]
+class Task(task.Task):
+    """Pairs in, translations out."""
 
+    name = "translate"
+    about = "A translator from pairs of sentences: Transformer or recurrent, with any attention."
+    examples = (
+        "regard train translate --data.generated 20000 --model.preset tiny --training.steps 2000",
+        "regard train translate --data.source a.en --data.target a.de --out runs/a --model.attention performer",
+        "regard train translate --data.source pairs.tsv --model.attention '[\"local(window=16)\", softmax]'",
+        "regard train translate --config runs/a/config.yaml --out runs/b --training.seed 2",
+        "regard train translate --model.preset lstm --model.attention additive --data.generated 20000",
+    )
+    use = "translate with: regard translate {run}"
+    config = TranslateConfig
+    metrics = ("bleu", "chrf", "exact", "loss")
 
-class TranslationTask:
-    """What the training loop asks of a translator."""
+    @classmethod
+    def read(cls, config: TranslateConfig) -> Corpus:
+        return read_corpus(config.data, config.training.seed)
 
-    def __init__(self, translator: "Translator", corpus: Corpus, config: TranslateConfig):
-        self.translator, self.model, self.valid = translator, translator.model, corpus.valid
-        data, training = config.data, config.training
+    @classmethod
+    def learn(cls, data: Corpus, config: TranslateConfig) -> dict[str, Tokenizer]:
+        """One for both sides where they share it."""
+        sides = [[pair[side] for pair in data.train] for side in (0, 1)]
+        texts = {"source.json": sides[0] + sides[1]} if config.data.shared else dict(zip(FILES, sides, strict=True))
+        size, kind = config.data.vocabulary, config.data.tokenizer
+        return {name: Tokenizer.train(lines, size, kind) for name, lines in texts.items()}
+
+    @classmethod
+    def size(cls, config: TranslateConfig, tokenizers: dict[str, Tokenizer], data: Corpus) -> Any:
+        source, target = tokenizers["source.json"], tokenizers.get("target.json")
+        return config.model.resolve(source.size, None if target is None else target.size)
+
+    def __init__(self, config: TranslateConfig, data: Corpus, tokenizers: dict[str, Tokenizer], model: nn.Module):
+        source, target = (tokenizers.get(name, tokenizers["source.json"]) for name in FILES)
+        self.translator = translator = Translator(model, source, target, config.data.maximum_length)
+        self.model, self.valid, self.beam = model, data.valid, config.training.beam
+        training = config.training
         sides = [
-            tokenizer.encode_batch([pair[side] for pair in corpus.train])
-            for side, tokenizer in enumerate((translator.source, translator.target))
+            tokenizer.encode_batch([pair[side] for pair in data.train])
+            for side, tokenizer in enumerate((source, target))
         ]
         # few shapes, so that the steps can be recorded
         multiple = 8 if training.graphs and translator.device.type == "cuda" else 1
         # a row of a batch is its tokens and one special one, padded to a multiple
-        self.most = min(data.maximum_length, training.tokens // multiple * multiple - 1)
+        self.most = min(config.data.maximum_length, training.tokens // multiple * multiple - 1)
         short = keep_short(*sides, self.most)
         if not short.source:
-            name = "data.maximum_length" if self.most == data.maximum_length else "training.tokens"
+            name = "data.maximum_length" if self.most == config.data.maximum_length else "training.tokens"
             raise ValueError(f"no pair has at most {self.most} tokens: raise {name}")
         self.dropped = short.dropped
         self.batches = Batches(
-            short.source, short.target, tokens=training.tokens, seed=training.seed, multiple=multiple
+            short.source,
+            short.target,
+            tokens=training.tokens,
+            seed=training.seed,
+            multiple=multiple,
+            special=translator.special,
         )
-        self.checks = translator.batches(corpus.valid, training.tokens)
+        self.checks = translator.batches(data.valid, training.tokens)
 
     def loss(self, batch: Batch, smoothing: float) -> Loss:
         return loss(self.model, batch, smoothing)
@@ -116,10 +129,10 @@ class TranslationTask:
     def tokens(self, batch: Batch) -> int:
         return batch.target_out.numel() if batch.target_keep is None else int(batch.target_keep.sum())
 
-    def evaluate(self, beam: int, check: Callable[[], None]) -> tuple[dict[str, float], list[dict[str, str]]]:
+    def evaluate(self, check: Callable[[], None]) -> tuple[dict[str, float], list[dict[str, str]]]:
         plain = self.translator.loss(self.checks, check)
         sources = (source for source, _ in self.valid)
-        best = self.translator.translate(sources, DecodingConfig(beam=beam), check=check)
+        best = self.translator.translate(sources, DecodingConfig(beam=self.beam), check=check)
         hypotheses = [translations[0].text for translations in best]
         scores = self.translator.scores(hypotheses, [target for _, target in self.valid])
         samples = [
@@ -128,6 +141,19 @@ class TranslationTask:
         ]
         metrics = {name: score.value for name, score in scores.items()}
         return {"loss": plain, "perplexity": math.exp(min(plain, 50.0)), **metrics}, samples
+
+    def facts(self) -> dict[str, Any]:
+        return {"longest": self.translator.longest}
+
+    def files(self) -> dict[str, str]:
+        lines = (json.dumps({"source": one, "target": other}, ensure_ascii=False) for one, other in self.valid)
+        return {"valid.jsonl": "".join(line + "\n" for line in lines)}
+
+    def notes(self) -> list[str]:
+        source, target = self.translator.source, self.translator.target
+        left_out = [f"left out {self.dropped} pairs of more than {self.most} tokens"] if self.dropped else []
+        sizes = f"{source.size:,}" + (f" and {target.size:,}" if target is not source else "")
+        return [*left_out, f"{len(self.batches):,} pairs, {len(self.valid):,} to validate on; vocabulary {sizes}"]
 
 
 class Translation(NamedTuple):
@@ -146,7 +172,7 @@ class Translator:
     'Wo ist der Bahnhof?'
     """
 
-    def __init__(self, model: torch.nn.Module, source: Tokenizer, target: Tokenizer, longest: int):
+    def __init__(self, model: nn.Module, source: Tokenizer, target: Tokenizer, longest: int):
         self.model, self.source, self.target = model, source, target
         self.longest = longest  # tokens of a sentence; more are cut off
 
@@ -156,18 +182,17 @@ class Translator:
     ) -> "Translator":
         """From a run folder; None: the translator that comes with Regard. `which` is a checkpoint: best, last, average
         or a step; None: the average where there is one, else the best. It translates; it is not for training on."""
-        run = Run.open(SHIPPED if folder is None else folder)
-        parts = read_parts(run)
-        model = models.build(parts.config)
-        try:
-            model.load_state_dict(expand(run.find(which).tensors["model"]))
-        except RuntimeError as error:
-            reason = " ".join(str(error).split())[:200]
-            raise ValueError(f"the checkpoint does not fit the sizes in {run.folder}/run.json: {reason}") from error
-        model = model.to(pick_device(device)).eval()
-        if next(model.parameters()).device.type == "cpu":
-            pack_linears(model)
-        return cls(model, parts.source, parts.target, parts.longest)
+        model, parts, run = task.load(SHIPPED if folder is None else folder, "translate", which=which, device=device)
+        longest = parts.facts.get("longest")
+        if not isinstance(longest, int):
+            raise ValueError(f"{run.folder}/run.json is damaged: it does not say how long a sentence may be")
+        source, target = (parts.tokenizers.get(name, parts.tokenizers["source.json"]) for name in FILES)
+        return cls(model, source, target, longest)
+
+    @property
+    def special(self) -> tuple[int, int, int]:
+        """The ids that end a source, begin a target and end it."""
+        return self.source.eos, self.target.bos, self.target.eos
 
     @property
     def device(self) -> torch.device:
@@ -213,14 +238,15 @@ class Translator:
             if len(row) > self.longest:
                 warn(f"line {done + number + 1}: {len(row)} tokens, only the first {self.longest} are translated")
                 del row[self.longest :]
+        special = {"bos": self.target.bos, "eos": self.target.eos, "forbidden": (self.target.pad, self.target.bos)}
         found: dict[int, list[Translation]] = {}
         real = [number for number, row in enumerate(ids) if row]
         for places in similar([len(ids[number]) + 1 for number in real], TOKENS_AT_ONCE.get(self.device.type, 4096)):
             check()
             group = [real[place] for place in places]
-            source, keep = padded([[*ids[number], EOS] for number in group], self.device)
+            source, keep = padded([[*ids[number], self.source.eos] for number in group], self.device)
             with torch.inference_mode():
-                best = decode(self.model, source, keep, decoding)
+                best = decode(self.model, source, keep, decoding, **special)
             for number, hypotheses in zip(group, best, strict=True):
                 found[number] = [Translation(self._text(part.ids), part.score, part) for part in hypotheses]
         for number, line in enumerate(lines):
@@ -243,7 +269,7 @@ class Translator:
         cut = sum(most in (len(one), len(other)) for one, other in zip(source, target, strict=True))
         if cut:
             warn(f"the loss is of the first {most} tokens of {cut} pairs that are as long or longer")
-        return Batches(source, target, tokens=tokens, shuffle=False)
+        return Batches(source, target, tokens=tokens, shuffle=False, special=self.special)
 
     def loss(self, batches: Batches, check: Callable[[], None] = lambda: None) -> float:
         """Mean over target tokens of -log p(token), without smoothing."""
@@ -269,142 +295,6 @@ class Translator:
         }
 
 
-class Parts(NamedTuple):
-    """What a run folder says of its model."""
-
-    config: Any
-    source: Tokenizer
-    target: Tokenizer
-    longest: int
-
-
-def read_parts(run: Run) -> Parts:
-    """Sizes and tokenizers of a run; what does not belong together is an error in words."""
-    facts = run.read_json("run.json")
-    if facts.get("task") != "translate":
-        raise ValueError(f"{run.folder} is a run of {facts.get('task')!r}, not of 'translate'")
-    values, longest = facts.get("model"), facts.get("longest")
-    if not isinstance(values, dict) or not isinstance(longest, int):
-        raise ValueError(f"{run.folder}/run.json is damaged: it does not say the sizes of the model")
-    config = from_json(models.config_class(values), values)
-    own = "target.json" if (run.folder / "target.json").exists() else "source.json"
-    sizes = {"source.json": config.vocabulary, own: config.target_vocabulary or config.vocabulary}
-    found = {name: Tokenizer.load(run.folder / name) for name in sizes}
-    for name, size in sizes.items():
-        digest = facts.get("tokenizers", {}).get(name)
-        if found[name].size != size or (digest and digest != checkpoint.digest(run.folder / name)):
-            raise ValueError(
-                f"{run.folder}/{name} is not the tokenizer of this run: "
-                f"it has {found[name].size} tokens, the model {size}"
-            )
-    return Parts(config, found["source.json"], found[own], longest)
-
-
-def read_config(run: Run) -> TranslateConfig:
-    """What a run was begun with."""
-    path = run.folder / "config.yaml"
-    if not path.exists():
-        raise ValueError(f"{run.folder} has no config.yaml: a compact run translates, and cannot go on")
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not readable YAML: {' '.join(str(error).split())}") from error
-    return from_json(TranslateConfig, values)
-
-
-def train_translator(config: TranslateConfig, display: Display) -> State:
-    """`regard train translate`: a new run. Nothing is written before all is known to fit."""
-    Run.vacant(config.out)
-    torch.manual_seed(config.training.seed)
-    corpus = read_corpus(config.data, config.training.seed)
-    source, target = learn_tokenizers(corpus.train, config.data)
-    model_config = config.model.resolve(source.size, None if target is source else target.size)
-    device = pick_device(config.training.device, config.training.precision)
-    model = models.build(model_config)
-    translator = Translator(model.to(device), source, target, config.data.maximum_length)
-    task = TranslationTask(translator, corpus, config)
-    run = Run.create(config.out)
-    source.save(run.folder / "source.json")
-    if target is not source:
-        target.save(run.folder / "target.json")
-    names = [name for name in ("source.json", "target.json") if (run.folder / name).exists()]
-    lines = (json.dumps({"source": one, "target": other}, ensure_ascii=False) for one, other in corpus.valid)
-    run.write_text("valid.jsonl", "".join(line + "\n" for line in lines))
-    run.write_text("config.yaml", yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False))
-    facts = {
-        "task": "translate",
-        "regard": __version__,
-        "model": dataclasses.asdict(model_config),
-        "longest": config.data.maximum_length,
-        "parameters": sum(part.numel() for part in model.parameters()),
-        "tokenizers": {name: checkpoint.digest(run.folder / name) for name in names},
-        "data": corpus.facts,
-    }
-    run.write_json("run.json", facts)
-    return _train(task, corpus, config, run, display)
-
-
-def resume_translator(folder: str | Path, display: Display, steps: int | None = None) -> State:
-    """`regard resume`: goes on with a run, or makes a finished one longer."""
-    run = Run.open(folder)
-    config = read_config(run)
-    if steps is not None:
-        config = dataclasses.replace(config, training=dataclasses.replace(config.training, steps=steps))
-    parts = read_parts(run)
-    corpus = read_corpus(config.data, config.training.seed)
-    if corpus.facts["sha256"] != run.read_json("run.json").get("data", {}).get("sha256"):
-        raise ValueError(f"the training data of {run.folder} has changed since the run began: it cannot go on exactly")
-    device = pick_device(config.training.device, config.training.precision)
-    torch.manual_seed(config.training.seed)
-    model = models.build(parts.config).to(device)
-    if steps is not None:
-        run.write_text("config.yaml", yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False))
-    translator = Translator(model, parts.source, parts.target, parts.longest)
-    return _train(TranslationTask(translator, corpus, config), corpus, config, run, display)
-
-
-def _train(task: TranslationTask, corpus: Corpus, config: TranslateConfig, run: Run, display: Display) -> State:
-    translator = task.translator
-    if config.training.threads is not None:
-        torch.set_num_threads(config.training.threads)
-    for name, part in corpus.facts.items():
-        if name.startswith("skipped"):
-            for reason, skipped in part.items():
-                display.note(f"left out {skipped['count']} lines: {reason}, first at {skipped['first']}")
-    if task.dropped:
-        display.note(f"left out {task.dropped} pairs of more than {task.most} tokens")
-    count = sum(part.numel() for part in translator.model.parameters())
-    display.note(
-        f"{len(task.batches):,} pairs, {len(corpus.valid):,} to validate on; vocabulary {translator.source.size:,}"
-        + (f" and {translator.target.size:,}" if translator.target is not translator.source else "")
-        + f"; {count:,} parameters on {translator.device}; {run.folder}"
-    )
-    return train(task, config.training, run, display)
-
-
-def learn_tokenizers(pairs: Sequence[Pair], config: DataConfig) -> tuple[Tokenizer, Tokenizer]:
-    """Of source and target; the same one twice where they share it."""
-    sides = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    if config.shared:
-        both = Tokenizer.train([*sides[0], *sides[1]], config.vocabulary, config.tokenizer)
-        return both, both
-    source, target = (Tokenizer.train(side, config.vocabulary, config.tokenizer) for side in sides)
-    return source, target
-
-
-def compact_run(folder: str | Path, out: str | Path, which: str | int | None = None) -> Path:
-    """A run folder with one checkpoint in 8 bits and nothing of its training: to be passed on."""
-    run, small = Run.open(folder), Run.create(out)
-    for name in ("source.json", "target.json"):
-        if (run.folder / name).exists():
-            small.write_text(name, (run.folder / name).read_text(encoding="utf-8"))
-    found = run.find(which)
-    state = {"step": found.state["step"], "compact": True}
-    path = checkpoint.write(small.checkpoints, "average", {"model": compact(found.tensors["model"])}, state)
-    small.write_json("run.json", run.read_json("run.json"))
-    return path
-
-
 def read_valid(folder: str | Path) -> list[Pair]:
     """The pairs a run validates on."""
     path = Run.open(folder).folder / "valid.jsonl"
@@ -412,26 +302,3 @@ def read_valid(folder: str | Path) -> list[Pair]:
         raise ValueError(f"{folder} keeps no validation pairs: give --source and --target")
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
     return [(record["source"], record["target"]) for record in records]
-
-
-def pick_device(name: str, precision: str = "float32") -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"no device is called {name!r}: use auto, cpu, cuda or cuda:1") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"device {name!r}: Regard runs on cpu and cuda")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {name!r}: PyTorch sees no GPU here; use cpu")
-    if device.type == "cpu" and precision != "float32":
-        raise ValueError(f"precision {precision!r} is for a GPU; on the CPU it is float32")
-    return device
-
-
-def _plain(values: Any) -> Any:
-    """Tuples as lists, for YAML."""
-    if isinstance(values, dict):
-        return {name: _plain(value) for name, value in values.items()}
-    return [_plain(value) for value in values] if isinstance(values, tuple | list) else values

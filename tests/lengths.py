@@ -54,7 +54,7 @@ def block(layer: Block, x: Tensor, activation: Callable[[Tensor], Tensor], memor
     first, second = layer.norms
 
     def feed(vector: Tensor) -> Tensor:
-        return linear(activation(linear(vector, layer.inner)), layer.outer)
+        return linear(activation(linear(vector, layer.feedforward.inner)), layer.feedforward.outer)
 
     read = torch.stack([norm(vector, first) for vector in x]) if layer.pre else x
     read = attention.reference(read) if memory is None else attention.reference(read, memory)

@@ -56,6 +56,32 @@ def test_attend_is_the_layer_without_its_projections(spec):
         assert_close(y, layer(**given, **masks))
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    "spec", [spec for spec in SPECS if "causal" in regard.facts(spec).roles and plain_function(spec)]
+)
+def test_attend_of_the_last_tokens(spec, padded):
+    """As with a cache: the last queries over all keys are the last rows of the whole, whatever stands before them."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(6, heads, 33, 4, dtype=torch.float64) for heads in (4, 4, 4))
+    keep = holes(33) if padded else None
+    whole = regard.attend(spec, q, k, v, keep=keep, causal=True)
+    for T in (1, 3, 32):
+        assert_close(regard.attend(spec, q[:, :, -T:], k, v, keep=keep, causal=True), whole[:, :, -T:])
+
+
+def test_attend_across_sequences_of_equal_length():
+    """Nothing but `cross` tells that the queries are not the keys' own: their padding is another."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 6, 2, 33, 4, dtype=torch.float64)
+    found = regard.attend("softmax", q, k, v, keep=holes(33), cross=True)
+    longer = regard.attend("softmax", torch.cat([q, q], 2), k, v, keep=holes(33))
+    assert_close(found, longer[:, :, :33])
+    for wrong in ({"causal": True, "cross": True}, {"cross": False}):
+        with pytest.raises(ValueError, match="contradicts"):
+            regard.attend("softmax", q[:, :, :5], k, v, **wrong)
+
+
 def test_attend_groups_heads():
     torch.manual_seed(0)
     q, k, v = torch.randn(2, 4, 9, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)

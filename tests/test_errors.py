@@ -173,7 +173,7 @@ def test_states_of_another_kind(x):
             layer.start(batch, capacity=capacity)
     with pytest.raises(ValueError, match="memory"):
         layer.start(2, memory_keep=torch.ones(2, 5, dtype=torch.bool))
-    with pytest.raises(ValueError, match="bias must be True or False"):
+    with pytest.raises(ValueError, match="bias must be True, False or 'inputs'"):
         regard.attention("softmax", width=16, heads=4, bias="no")
     with pytest.raises(ValueError, match="batch >= 1"):
         layer(x[:0])
@@ -189,8 +189,8 @@ def test_attend(x):
     ]:
         with pytest.raises(ValueError, match=words):
             regard.attend("softmax", *given)
-    with pytest.raises(ValueError, match="as many queries as keys"):
-        regard.attend("softmax", q[:, :, :3], q, q, causal=True)
+    with pytest.raises(ValueError, match="at most as many queries as keys"):
+        regard.attend("softmax", q, q[:, :, :3], q[:, :, :3], causal=True)
     for keep in (torch.ones(2, 5), [[True] * 5] * 2):
         with pytest.raises(ValueError, match="keep must be boolean"):
             regard.attend("softmax", q, q, q, keep=keep)

@@ -16,7 +16,7 @@ SMALL = {"vocabulary": 50, "width": 16, "heads": 4, "inner": 32, "layers": 3, "d
 KEEP = torch.tensor([[0, 1, 1, 0, 1, 1, 1, 0, 1], [1] * 9, [1, 0, 0, 0, 0, 1, 0, 0, 0]]).bool()
 VARIANTS = [
     {},
-    {"shared": False, "norm": "pre", "activation": "gelu"},
+    {"shared": False, "norm": "pre", "feedforward": "dense(activation='gelu')"},
     {"span": 3, "bias": True},
     {"span": 2, "shared": False, "kv_heads": 2, "position": "rotary", "tied": False},
     {"position": "sinusoidal", "attention": "additive"},
@@ -82,19 +82,19 @@ def reference(model: Feedback, tokens: Tensor) -> Tensor:
     config = model.config
     embedded = torch.stack([model.embedding.weight[token] * math.sqrt(config.width) for token in tokens])
     embedded = embedded if model.position is None else model.position.plain_add(embedded)
-    activation = {"relu": torch.relu, "gelu": torch.nn.functional.gelu}[config.activation]
+    activation = {"relu": torch.relu, "gelu": torch.nn.functional.gelu}[model.blocks[0].feedforward.activation]
     shares = torch.exp(model.mixing) / torch.exp(model.mixing).sum()
     memories, logits = [], []
     for x in embedded:
         levels = [x]
         for block in model.blocks:
-            inner, outer = block.norms
+            (inner, outer), feed = block.norms, block.feedforward
             if config.norm == "pre":
                 x = x + looked(block.attention, normed(x, inner), memories, config.span)
-                x = x + linear(block.outer, activation(linear(block.inner, normed(x, outer))))
+                x = x + linear(feed.outer, activation(linear(feed.inner, normed(x, outer))))
             else:
                 x = normed(x + looked(block.attention, x, memories, config.span), inner)
-                x = normed(x + linear(block.outer, activation(linear(block.inner, x))), outer)
+                x = normed(x + linear(feed.outer, activation(linear(feed.inner, x))), outer)
             levels.append(x)
         memories.append(sum(share * level for share, level in zip(shares, levels, strict=True)))
         top = normed(x, model.norm) if config.norm == "pre" else x
@@ -265,8 +265,8 @@ def labml(shared: bool) -> tuple[Feedback, torch.nn.Module]:
                     mine.project[name].bias.copy_(module.linear.bias)
             mine.project["q"].bias.copy_(its.query_pos_bias.flatten())
             mine.output.load_state_dict(its.output.state_dict())
-            block.inner.load_state_dict(other.feed_forward.layer1.state_dict())
-            block.outer.load_state_dict(other.feed_forward.layer2.state_dict())
+            block.feedforward.inner.load_state_dict(other.feed_forward.layer1.state_dict())
+            block.feedforward.outer.load_state_dict(other.feed_forward.layer2.state_dict())
             block.norms[0].load_state_dict(other.norm_self_attn.state_dict())
             block.norms[1].load_state_dict(other.norm_ff.state_dict())
     return ours, theirs
@@ -280,7 +280,7 @@ def test_labml(shared):
     x, z = ours.hidden(tokens).x, theirs(embedded.transpose(0, 1)).transpose(0, 1)
     assert_close(x, z)
     toward = torch.randn_like(x)
-    mine = torch.autograd.grad((x * toward).sum(), [ours.mixing, ours.blocks[0].outer.weight])
+    mine = torch.autograd.grad((x * toward).sum(), [ours.mixing, ours.blocks[0].feedforward.outer.weight])
     other = torch.autograd.grad((z * toward).sum(), [theirs.weights, theirs.layers[0].feed_forward.layer2.weight])
     for a, b in zip(mine, other, strict=True):
         assert_close(a, b)

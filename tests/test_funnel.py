@@ -155,8 +155,8 @@ def compare(ours: Funnel, theirs, T: int) -> None:
             attention.position.project.weight.copy_(inside.r_kernel.flatten(1).T)
             attention.position.u.copy_(inside.r_w_bias)
             attention.position.v.copy_(inside.r_r_bias)
-        mine.inner.load_state_dict(other.ffn.linear_1.state_dict())
-        mine.outer.load_state_dict(other.ffn.linear_2.state_dict())
+        mine.feedforward.inner.load_state_dict(other.ffn.linear_1.state_dict())
+        mine.feedforward.outer.load_state_dict(other.ffn.linear_2.state_dict())
         for layer, norms in zip(mine.norms, (inside.layer_norm, other.ffn.layer_norm), strict=True):
             layer.load_state_dict(norms.state_dict())
     tokens = ids(T=T)

@@ -47,10 +47,10 @@ def test_layer(padded):
     """A post-norm block of our Transformer is a layer of theirs."""
     torch.manual_seed(0)
     theirs = FNetLayer(CONFIG).double()
-    options = {"width": WIDTH, "heads": 4, "inner": INNER, "dropout": 0.0, "activation": "gelu"}
+    options = {"width": WIDTH, "heads": 4, "inner": INNER, "dropout": 0.0, "feedforward": "dense(activation='gelu')"}
     ours = Block(ModelConfig(kind="encoder", **options), parse("fnet"), None, "self").double()
     pairs = {"norms.0": theirs.fourier.output.LayerNorm, "norms.1": theirs.output.LayerNorm}
-    pairs |= {"inner": theirs.intermediate.dense, "outer": theirs.output.dense}
+    pairs |= {"feedforward.inner": theirs.intermediate.dense, "feedforward.outer": theirs.output.dense}
     for name, module in pairs.items():
         for parameter in module.parameters():
             torch.nn.init.normal_(parameter, std=0.5)

@@ -30,7 +30,14 @@ def test_block():
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.7)
     config = ModelConfig(
-        kind="encoder", width=WIDTH, heads=4, inner=20, norm="pre", activation="gelu", dropout=0.0, position="none"
+        kind="encoder",
+        width=WIDTH,
+        heads=4,
+        inner=20,
+        norm="pre",
+        feedforward="dense(activation='gelu')",
+        dropout=0.0,
+        position="none",
     )
     ours = Block(config, parse(f"mixer(longest={LONGEST}, inner={INNER})"), None, "self").double()
     with torch.no_grad():
@@ -38,7 +45,7 @@ def test_block():
         ours.attention.gather_offset.copy_(tokens.fn[0].bias)
         ours.attention.spread.copy_(tokens.fn[3].weight[..., 0])
         ours.attention.spread_offset.copy_(tokens.fn[3].bias)
-    for mine, other in ((ours.inner, channels.fn[0]), (ours.outer, channels.fn[3])):
+    for mine, other in ((ours.feedforward.inner, channels.fn[0]), (ours.feedforward.outer, channels.fn[3])):
         mine.load_state_dict(other.state_dict())
     for mine, other in zip(ours.norms, theirs, strict=True):
         mine.load_state_dict(other.norm.state_dict())

@@ -136,8 +136,8 @@ def test_it_is_that_of_hugging_face(padded):
         for name, other in zip("qkv", (inside.query, inside.key, inside.value), strict=True):
             attention.project[name].load_state_dict(other.state_dict())
         attention.output.load_state_dict(theirs.attention.output.dense.state_dict())
-        layer.inner.load_state_dict(theirs.mlp.dense1.state_dict())
-        layer.outer.load_state_dict(theirs.mlp.dense2.state_dict())
+        layer.feedforward.inner.load_state_dict(theirs.mlp.dense1.state_dict())
+        layer.feedforward.outer.load_state_dict(theirs.mlp.dense2.state_dict())
         for mine, other in zip(layer.norms, (inside.layernorm1, theirs.layernorm), strict=True):
             mine.load_state_dict(other.state_dict())
 
@@ -151,11 +151,11 @@ def test_it_is_that_of_hugging_face(padded):
     mask = None
     if padded:
         mask = torch.where(torch.arange(9) < count[:, None], 0.0, -torch.inf).double()[:, None, None]
-    ours, _ = model.think(Memory(x, count))
+    ours = model.think(Memory(x, count)).y
     theirs = encoder(model.latents.expand(3, -1, -1), inputs=x, inputs_mask=mask).last_hidden_state
     assert_close(ours, theirs)
     queries = torch.randn(3, 6, WIDTH, dtype=torch.float64)
-    asked = asking(queries, Rows.full(queries), Memory(ours, None))
+    asked = asking(queries, Rows.full(queries), Memory(ours, None)).y
     assert_close(asked, decoder(queries, inputs=theirs)[0])
 
 
@@ -174,8 +174,8 @@ def plain_ar(model: PerceiverAR, row: torch.Tensor, prefix: int) -> torch.Tensor
         for i, vector in enumerate(queries):
             seen = torch.stack([norm(key, part.norms[0]) for key in keys[sees(i)]])
             vector = vector + part.attention.reference(seen)[-1]
-            hidden = gelu(linear(norm(vector, part.norms[1]), part.inner))
-            outs.append(vector + linear(hidden, part.outer))
+            hidden = gelu(linear(norm(vector, part.norms[1]), part.feedforward.inner))
+            outs.append(vector + linear(hidden, part.feedforward.outer))
         return torch.stack(outs)
 
     z = layer(first, x[prefix:], x, lambda i: slice(0, prefix + i + 1))
@@ -245,7 +245,10 @@ def test_ar_positions(position):
 def test_ar_without_prefix_is_the_transformer():
     model = ar(attention=["softmax", "local(window=2)"])
     config = ModelConfig(
-        **(SIZES | {"layers": 3, "kind": "decoder", "norm": "pre", "activation": "gelu", "bias": True}),
+        **(
+            SIZES
+            | {"layers": 3, "kind": "decoder", "norm": "pre", "feedforward": "dense(activation='gelu')", "bias": True}
+        ),
         attention=["softmax", "softmax", "local(window=2)"],
     )
     other = Transformer(config).double().eval()

@@ -10,12 +10,12 @@ from torch.testing import assert_close
 import regard
 from regard.attention.base import Rows
 from regard.models.pooling import Classifier, ClassifierConfig, Pooling
-from regard.models.transformer import ModelConfig, through
+from regard.models.transformer import ModelConfig, Transformer, through
 from regard.spec import ATTENTION
 
 WIDTH = 16
 LAYER = ModelConfig(kind="encoder", width=WIDTH, heads=4, inner=24, bias=True, dropout=0.0)
-HOW = [("mean", {}), ("first", {}), ("pma", {"seeds": 3}), ("pma", {"seeds": 2, "layers": 2})]
+HOW = [("mean", {}), ("first", {}), ("last", {}), ("pma", {"seeds": 3}), ("pma", {"seeds": 2, "layers": 2})]
 SPECS = [ATTENTION.find(name).examples[0] for name in ATTENTION.names()]
 CROSS = [spec for spec in SPECS if "cross" in regard.facts(spec).roles]
 SELF = [spec for spec in SPECS if "self" in regard.facts(spec).roles]
@@ -33,6 +33,8 @@ def plain(layer: Pooling, x: torch.Tensor) -> torch.Tensor:
     """One row [T, E] -> [k, E] in loops."""
     if layer.how == "first":
         return x[:1]
+    if layer.how == "last":
+        return x[-1:]
     if layer.how == "mean":
         return (sum(x) / len(x))[None]
     y = block(layer.blocks[0], layer.seed, relu, torch.stack([relu(linear(z, layer.feed)) for z in x]))
@@ -78,11 +80,11 @@ def test_padding(how, options, fill):
 
 
 @pytest.mark.parametrize(("how", "options"), HOW)
-def test_order_matters_to_the_first_only(how, options):
+def test_order_matters_to_the_first_and_the_last_only(how, options):
     layer, x = pool(how, **options), vectors()
     y, turned = layer(x), layer(x.flip(1))
-    if how == "first":
-        assert_close(turned, x[:, -1:])
+    if how in ("first", "last"):
+        assert_close(turned, x[:, -1:] if how == "first" else x[:, :1])
     else:
         assert_close(y, turned)
 
@@ -101,34 +103,54 @@ def test_classifier(spec):
     check_gradients(model)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "first", "pma"])
+@pytest.mark.parametrize("pooling", ["mean", "first", "last", "pma"])
 @pytest.mark.parametrize("norms", ["pre", "post"])
 def test_classifier_reference(pooling, norms):
-    model = classifier(pooling=pooling, norm=norms, activation="relu")
+    model = classifier(pooling=pooling, norm=norms, feedforward="dense")
     tokens, answer = ids(B=2, T=6), model.answer
     for row, logits in zip(tokens, model(tokens).logits, strict=True):
-        x = embedded(model.encoder.embedding, model.encoder.position, row)
-        for layer in model.encoder.blocks:
+        x = embedded(model.stack.embedding, model.stack.position, row)
+        for layer in model.stack.blocks:
             x = block(layer, x, relu)
         if norms == "pre":
-            x = torch.stack([norm(vector, model.encoder.norm) for vector in x])
+            x = torch.stack([norm(vector, model.stack.norm) for vector in x])
         y = plain(answer.pooling, x)[0]
         if norms == "pre" and pooling == "pma":
             y = norm(y, answer.norm)
         assert_close(logits, linear(y, answer.output))
 
 
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_a_classifier_takes_the_layers_of_a_trained_model(kind):
+    body = ModelConfig(kind=kind, vocabulary=VOCABULARY, width=WIDTH, heads=4, inner=24, layers=2, dropout=0.0)
+    trained = shaken(Transformer(body))
+    model = classifier(body=body, causal=kind == "decoder", pooling="last")
+    model.stack.load_state_dict((trained.encoder or trained.decoder).state_dict())
+    tokens = ids()
+    assert_close(model(tokens).logits, model.answer.output(trained.hidden(tokens).x[:, -1]))
+    with pytest.raises(ValueError, match=f"width must be that of the body, got 8 and {WIDTH}"):
+        classifier(body=body, width=8)
+
+
+def test_a_causal_classifier_sees_no_token_behind():
+    model = classifier(causal=True, pooling="first")
+    changed = ids()
+    changed[:, 1:] = (changed[:, 1:] + 1) % VOCABULARY
+    assert_close(model(ids()).logits, model(changed).logits, rtol=0, atol=0)
+    check_padding(classifier(causal=True, pooling="last"))
+
+
 def test_a_set_transformer_reads_a_set():
     """Without positions, no order of the tokens changes the answer."""
-    model = classifier(attention="set(points=4)", pooling="pma", position="none", norm="post", activation="relu")
+    model = classifier(attention="set(points=4)", pooling="pma", position="none", norm="post", feedforward="dense")
     assert_close(model(ids()).logits, model(ids().flip(1)).logits)
 
 
 @pytest.mark.parametrize("spec", [spec for spec in SELF if regard.facts(spec).loss])
 def test_second_losses_are_handed_on(spec):
     model, tokens = classifier(attention=["softmax", spec]), ids()
-    x = through(model.encoder.blocks[:1], model.encoder.embed(tokens, Rows.full(tokens)), Rows.full(tokens)).y
-    last = copy.deepcopy(model.encoder.blocks[1]).train()  # which may learn from what it reads
+    x = through(model.stack.blocks[:1], model.stack.embed(tokens, Rows.full(tokens)), Rows.full(tokens)).y
+    last = copy.deepcopy(model.stack.blocks[1]).train()  # which may learn from what it reads
     found = model.train()(tokens).loss
     assert_close(found, last.attention.run(last.norms[0](x), Rows.full(x)).loss)
     assert classifier()(tokens).loss is None
@@ -150,8 +172,8 @@ def test_pma_is_that_of_pytorch_geometric(padded):
             mine.cross.project[name].weight.copy_(weight)
             mine.cross.project[name].bias.copy_(bias)
         mine.cross.output.load_state_dict(mab.attn.out_proj.state_dict())
-        mine.inner.load_state_dict(mab.lin.state_dict())
-        mine.outer.weight.copy_(torch.eye(WIDTH))
+        mine.feedforward.inner.load_state_dict(mab.lin.state_dict())
+        mine.feedforward.outer.weight.copy_(torch.eye(WIDTH))
         for layer, other in zip(mine.norms, (mab.layer_norm1, mab.layer_norm2), strict=True):
             layer.load_state_dict(other.state_dict())
     x = vectors(T=7)
@@ -160,7 +182,7 @@ def test_pma_is_that_of_pytorch_geometric(padded):
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="pooling must be 'pma', 'mean' or 'first', got 'max'"):
+    with pytest.raises(ValueError, match="pooling must be one of pma, mean, first, last, got 'max'"):
         Pooling(LAYER, "max")
     with pytest.raises(ValueError, match="seeds and layers are for pooling 'pma'; 'mean' leaves one vector"):
         Pooling(LAYER, "mean", seeds=2)

@@ -160,6 +160,87 @@ def test_presets_have_the_sizes_of_the_paper():
     assert counts["big"] == 214_171_648
 
 
+PUBLISHED = {
+    "norm": "pre",
+    "norm_kind": "rms",
+    "norm_epsilon": 1e-6,
+    "head_width": 6,
+    "kv_heads": 2,
+    "bias": "inputs",
+    "scaled_embedding": False,
+    "normed_embedding": True,
+    "head": "transform",
+    "head_bias": True,
+    "tied": False,
+    "position": "rotary",
+}
+
+
+def test_options_of_published_models():
+    """Each option is there in the parameters, and decoding and padding hold with all of them."""
+    model = build(**PUBLISHED)
+    check(model)
+    block = model.decoder.blocks[0]
+    for layer in (block.attention, block.cross):
+        assert layer.project["q"].weight.shape == (24, 16)
+        assert layer.project["k"].bias.shape == (12,)
+        assert layer.output.bias is None
+    norms = [part for part in model.modules() if isinstance(part, torch.nn.RMSNorm)]
+    # an encoder layer has two and a decoder layer three; with embedding, end and head
+    assert len(norms) == 2 * 2 + 2 * 3 + 2 * 2 + 1
+    assert {norm.eps for norm in norms} == {1e-6}
+    assert not [part for part in model.modules() if isinstance(part, torch.nn.LayerNorm)]
+    model(ids(), ids(T=7, seed=2)).logits.square().sum().backward()
+    assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
+
+
+@pytest.mark.parametrize("final", [None, True, False])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_final_norm(norm, final):
+    model = build(kind="decoder", norm=norm, final_norm=final)
+    assert isinstance(model.decoder.norm, torch.nn.LayerNorm) == (norm == "pre" if final is None else final)
+
+
+def test_embedding_and_head_by_hand():
+    """BERT's order: vectors, segments and positions are added, then normed; dense, GELU and norm before the logits."""
+    options = {
+        "normed_embedding": True,
+        "scaled_embedding": False,
+        "head": "transform",
+        "head_bias": True,
+        "segments": 2,
+    }
+    model = build(kind="encoder", pooler=True, position="learned(longest=9)", **options)
+    for name in ("bias", "norm.bias", "norm.weight", "dense.bias"):
+        part = model.output.bias if name == "bias" else model.transform.get_parameter(name)
+        torch.nn.init.normal_(part)
+    torch.nn.init.normal_(model.encoder.embedding_norm.weight)
+    tokens, segments = ids(), ids(seed=5) % 2
+    whole = model(tokens, keep=KEEP, segments=segments).logits
+    pooled = model.pooled(tokens, keep=KEEP, segments=segments)
+    stack, head = model.encoder, model.transform
+    for row in range(3):
+        own, parts = tokens[row, KEEP[row]], segments[row, KEEP[row]]
+        x = stack.embedding.weight[own] + stack.segments.weight[parts] + stack.position.table[: len(own)]
+        x = torch.nn.functional.layer_norm(x, [16], stack.embedding_norm.weight, stack.embedding_norm.bias)[None]
+        for block in stack.blocks:
+            x = block(x, Rows.full(x)).y
+        y = torch.nn.functional.gelu(x @ head.dense.weight.T + head.dense.bias)
+        y = torch.nn.functional.layer_norm(y, [16], head.norm.weight, head.norm.bias)
+        assert_close(whole[row, KEEP[row]], (y @ stack.embedding.weight.T + model.output.bias)[0])
+        assert_close(pooled[row], torch.tanh(model.pooler(x[0, 0])))
+    maps = model.maps(tokens, keep=KEEP, segments=segments)
+    assert (maps[0] - model.maps(tokens, keep=KEEP)[0]).abs().max() > 1e-6
+    assert_close(model(tokens).logits, model(tokens, segments=torch.zeros_like(tokens)).logits)
+
+
+def test_an_encoder_without_a_head():
+    model = build(kind="encoder", head="none")
+    assert model.encode(ids(), keep=KEEP).x.shape == (3, 9, 16)
+    with pytest.raises(ValueError, match="gives no logits"):
+        model(ids())
+
+
 def test_bad_input():
     with pytest.raises(ValueError, match="needs source and target"):
         build()(ids())
@@ -179,13 +260,28 @@ def test_bad_input():
         build(dropout=1.0)
     with pytest.raises(ValueError, match="target_vocabulary"):
         build(kind="decoder", target_vocabulary=9)
+    with pytest.raises(ValueError, match="segments is for kind 'encoder'"):
+        build(kind="decoder", segments=2)
+    with pytest.raises(ValueError, match="knows no segments"):
+        build(kind="encoder")(ids(), segments=ids())
+    with pytest.raises(ValueError, match="segments must be"):
+        build(kind="encoder", segments=2)(ids(), segments=ids(T=8))
+    with pytest.raises(ValueError, match="head 'none'"):
+        build(kind="decoder", head="none")
+    with pytest.raises(ValueError, match="no pooler"):
+        build(kind="encoder").pooled(ids())
+    with pytest.raises(ValueError, match="norm_epsilon"):
+        build(norm_epsilon=0.0)
+    with pytest.raises(ValueError, match="bias must be"):
+        build(bias="outputs")
     with pytest.raises(ValueError, match="'linformer' cannot take role 'causal'"):
         build(kind="decoder", attention="linformer")
 
 
 def test_the_aligner_learns_and_leaves_the_translator_alone():
-    """Its gradients stop at its own weights; its map is what it attends with; without it nothing changes."""
-    plain, model = build(norm="pre"), build(norm="pre", aligner="softmax")
+    """Its gradients stop at its own weights; its map is the posterior; without it nothing changes."""
+    plain, model = build(norm="pre"), build(norm="pre", aligner=True)
+    torch.nn.init.normal_(model.aligner.bias)
     source, target = ids(), ids(T=7, seed=2)
     keeps = {"keep": KEEP, "target_keep": TARGET_KEEP}
     missing, unexpected = model.load_state_dict(plain.state_dict(), strict=False)
@@ -197,20 +293,28 @@ def test_the_aligner_learns_and_leaves_the_translator_alone():
     loss.backward()
     for name, part in model.named_parameters():
         assert (part.grad is not None and bool(part.grad.any())) == name.startswith("aligner."), name
-    # by hand: one row at a time, the token that was read named again from the source alone
+    # by hand: a row, a target token and a source token at a time
     model.eval()
+    aligner, E = model.aligner, model.config.width
+    (maps,) = model.maps(source, target, **keeps, place="aligner")
     total, count = 0.0, 0
     for row in range(3):
         own, other = source[row : row + 1, KEEP[row]], target[row : row + 1, TARGET_KEEP[row]]
         outputs = []
         memory = model.encode(own)
         model.decoder(other, Rows.full(other), memory=memory, outputs=outputs)
-        x = model.aligner.norm(outputs[0])
-        y = model.aligner.attention(x, memory=memory.x)
-        logs = torch.log_softmax(y @ model.output.weight.T, -1)[0]
-        total -= sum(logs[t, other[0, t]] for t in range(1, other.shape[1]))
-        count += other.shape[1] - 1
-        (maps,) = model.maps(source, target, **keeps, place="aligner")
-        wanted = model.aligner.attention.weights(x, memory=memory.x)[0]
-        assert_close(maps[row][:, TARGET_KEEP[row]][..., KEEP[row]], wanted)
+        queries = aligner.query(aligner.norm(outputs[-2][0]))
+        keys = aligner.key(aligner.memory_norm(memory.x[0]))
+        found = maps[row, 0][TARGET_KEEP[row]]
+        assert not found[:, ~KEEP[row]].any()
+        for t, query in enumerate(queries):
+            terms = torch.softmax(torch.stack([query @ key / E**0.5 for key in keys]), 0)
+            if t + 1 < other.shape[1]:
+                for s, token in enumerate(own[0]):
+                    word = model.encoder.embedding.weight[token] * E**0.5
+                    word = aligner.token_norm(word + aligner.outer(torch.relu(aligner.inner(word))))
+                    entry = torch.softmax(model.output.weight @ word + aligner.bias, 0)
+                    terms = torch.cat([terms[:s], terms[s : s + 1] * entry[other[0, t + 1]], terms[s + 1 :]])
+                total, count = total - terms.sum().log(), count + 1
+            assert_close(found[t, KEEP[row]], terms / terms.sum())
     assert_close(loss, total / count)

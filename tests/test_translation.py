@@ -15,20 +15,22 @@ from regard import alignment, cli, demo
 from regard.config import DataConfig, ModelOptions, TrainingConfig, TranslateConfig
 from regard.data.generated import pairs
 from regard.decoding import DecodingConfig
+from regard.task import compact_run, resume, train
 from regard.training.compact import compact, expand
 from regard.training.display import Display
-from regard.translation import SHIPPED, Translator, compact_run, resume_translator, train_translator
+from regard.translation import SHIPPED, Task, Translator
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> str:
     """A few steps on a generated corpus: it translates badly, and all its parts are there."""
     folder = tmp_path_factory.mktemp("run") / "run"
-    train_translator(
+    train(
+        Task,
         TranslateConfig(
             out=str(folder),
             data=DataConfig(generated=300, held_out=20, vocabulary=400),
-            model=ModelOptions(width=32, heads=2, inner=64, layers=2, norm="pre", aligner="softmax"),
+            model=ModelOptions(width=32, heads=2, inner=64, layers=2, norm="pre", aligner=True),
             training=TrainingConfig(steps=20, tokens=512, evaluate_every=10, average=2, keep=2, tensorboard=False),
         ),
         Display(quiet=True),
@@ -198,8 +200,8 @@ def test_a_compact_run_stays_what_it_is(run, tmp_path):
     compact_run(first, second)
     ours, theirs = (Translator.load(folder).model.state_dict() for folder in (first, second))
     assert_close(ours, theirs, rtol=0, atol=0)
-    with pytest.raises(ValueError, match="a compact run translates"):
-        resume_translator(first, Display(quiet=True))
+    with pytest.raises(ValueError, match="a compact run is to be used"):
+        resume(first, Display(quiet=True))
 
 
 def test_output_keeps_its_characters(shipped):

@@ -80,7 +80,7 @@ class Shape:
     head_width: int
     memory_width: int
     out_width: int
-    bias: bool = False
+    bias: bool | Literal["inputs"] = False
     position: str | None = None
     first_head: int = 0  # where these heads stand among `all_heads`, inside heads(...)
     all_heads: int = 0
@@ -96,7 +96,7 @@ class Shape:
         head_width: int | None = None,
         memory_width: int | None = None,
         out_width: int | None = None,
-        bias: bool = False,
+        bias: bool | Literal["inputs"] = False,
         position: str | None = None,
     ) -> "Shape":
         sizes = {"width": width, "heads": heads, "kv_heads": kv_heads, "head_width": head_width}
@@ -114,8 +114,8 @@ class Shape:
             raise ValueError(
                 f"heads {heads} is not divisible by kv_heads {kv_heads}: each must serve equally many heads"
             )
-        if not isinstance(bias, bool):
-            raise ValueError(f"bias must be True or False, got {bias!r}")
+        if not isinstance(bias, bool) and bias != "inputs":
+            raise ValueError(f"bias must be True, False or 'inputs' (not of the projection behind), got {bias!r}")
         if memory_width is not None and role != "cross":
             raise ValueError(f"memory_width is for role 'cross'; role {role!r} has no memory")
         return cls(
@@ -130,6 +130,14 @@ class Shape:
             position=position,
             all_heads=heads,
         )
+
+    @property
+    def input_bias(self) -> bool:
+        return self.bias is not False
+
+    @property
+    def output_bias(self) -> bool:
+        return self.bias is True
 
 
 class Rows(NamedTuple):
@@ -156,10 +164,12 @@ class Rows(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What cross-attention reads: [B, S, E] and how many of each row are real (None: all)."""
+    """What cross-attention reads: [B, S, E] and how many of each row are real (None: all); and the stream of the layers
+    it comes from."""
 
     x: Tensor
     count: Tensor | None
+    stream: Tensor | None = None
 
 
 class Mask(NamedTuple):
@@ -229,6 +239,7 @@ class Out(NamedTuple):
     state: Any = None
     stream: Tensor | None = None
     loss: Tensor | None = None
+    statistics: dict[str, Tensor] | None = None  # what to log of it, by name
 
 
 class Attention(nn.Module):
@@ -390,11 +401,19 @@ class Attention(nn.Module):
         """[B, H, T, S]; never consumes the state."""
         raise NotImplementedError
 
+    def slots(self, x: Tensor, rows: Rows | None = None, *, memory: Memory | None = None) -> Tensor:
+        """[B, H, slots, D]: the values that the columns of a map stand for, where facts.columns is "slots"."""
+        raise NotImplementedError
+
     def settle(self, first: "Attention | None", fed: bool, read: bool) -> None:
         """A stack of layers says once: the layer to share with, whether a stream comes in, whether it is read."""
 
     def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         """One unpadded sequence [T, E] -> [T, E]: the formula in loops."""
+        raise NotImplementedError
+
+    def reference_loss(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        """The second loss of one unpadded sequence, in loops; of a mechanism whose facts say that it trains one."""
         raise NotImplementedError
 
     # bad input
@@ -488,8 +507,8 @@ class Heads(Attention):
         for name, kind in self.inputs.items():
             wide = shape.width if kind == "query" or shape.role != "cross" else shape.memory_width
             out = sizes.get(kind, shape.kv_heads * shape.head_width)
-            self.project[name] = nn.Linear(wide, out, bias=shape.bias or kind == "gate")
-        self.output = nn.Linear(shape.heads * shape.head_width, shape.out_width, bias=shape.bias)
+            self.project[name] = nn.Linear(wide, out, bias=shape.input_bias or kind == "gate")
+        self.output = nn.Linear(shape.heads * shape.head_width, shape.out_width, bias=shape.output_bias)
         for linear in [*self.project.values(), self.output]:
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:
@@ -640,15 +659,16 @@ class Heads(Attention):
         return o
 
     def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
-        placed = x if self.position is None else self.position.plain_add(x)
-        source = memory if self.shape.role == "cross" else placed
-        outs = []
-        for head in range(self.shape.heads):
-            values = {name: self._plain(name, kind, head, placed, source) for name, kind in self.inputs.items()}
-            row = Row(head, self.shape.role == "causal", len(x), len(source), values, self.position)
-            outs.append(self.plain(row))
+        outs = [self.plain(self.plain_row(head, x, memory)) for head in range(self.shape.heads)]
         y = torch.cat(outs, -1) @ self.output.weight.T
         return y if self.output.bias is None else y + self.output.bias
+
+    def plain_row(self, head: int, x: Tensor, memory: Tensor | None = None) -> Row:
+        """What a head reads of one unpadded sequence."""
+        placed = x if self.position is None else self.position.plain_add(x)
+        source = memory if self.shape.role == "cross" else placed
+        values = {name: self._plain(name, kind, head, placed, source) for name, kind in self.inputs.items()}
+        return Row(head, self.shape.role == "causal", len(x), len(source), values, self.position)
 
     def plain(self, row: Row) -> Tensor:
         """The formula for one head of one unpadded sequence, in loops: [T, D]."""

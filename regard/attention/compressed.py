@@ -78,7 +78,7 @@ class Compressed(Heads):
         for name in ("k", "v"):
             mean = torch.eye(D).div(factor).repeat(G, factor, 1, 1)
             self.register_parameter(f"conv_{name}", nn.Parameter(mean))  # [G, factor, D in, D out]
-            self.register_parameter(f"offset_{name}", nn.Parameter(torch.zeros(G, D)) if shape.bias else None)
+            self.register_parameter(f"offset_{name}", nn.Parameter(torch.zeros(G, D)) if shape.input_bias else None)
             self.register_parameter(f"first_{name}", nn.Parameter(torch.zeros(G, D)) if first == "learnt" else None)
 
     def own(self, rows, query, source, state):
@@ -123,6 +123,12 @@ class Compressed(Heads):
             visible = self._some(rows.count, k) if self.shape.role == "self" else self._finished(rows, k)
         k = k.repeat_interleave(self.shape.heads // self.shape.kv_heads, 1)
         return masked_softmax(query["q"] * self.scale @ k.mT, visible)
+
+    def slots(self, x, rows=None, *, memory=None) -> Tensor:
+        rows = rows or Rows.full(x)
+        source = self.read(x, rows, memory)[1]
+        v = self._compress(rows.real(), source)[1] if memory is None else self.fix(source, memory).parts[1]
+        return v.repeat_interleave(self.shape.heads // self.shape.kv_heads, 1)
 
     def empty(self, batch, capacity, dtype, device):
         G, D, f = self.shape.kv_heads, self.shape.head_width, self.factor

@@ -95,6 +95,8 @@ class Compressive(Attending):
         "compressive(segment=6, memory=6, compressed=9, rate=3, function='max')",
         "compressive(segment=4, memory=4, compressed=5, rate=2, function='dilated', loss='none')",
         "compressive(segment=10, memory=10, compressed=3, rate=5, function='used')",
+        "compressive(segment=4, memory=4, compressed=5, rate=2)",
+        "compressive(segment=3, memory=6, compressed=5, rate=3, function='dilated', loss='autoencoding')",
     )
     reduces_to = (
         (
@@ -359,9 +361,39 @@ class Compressive(Attending):
                         one = [torch.tensor(float(j == begin - M + place), dtype=x.dtype) for j in seen]
                         usage[place] += float(blend(logits, one))
             if begin >= M:
-                slots += self._plain_squeezed(x[begin - M : begin - M + n], usage)
+                made = self._plain_squeezed(x[begin - M : begin - M + n], usage)
+                slots += made if self.loss == "none" else [slot.detach() for slot in made]
         y = torch.cat([torch.stack(out) for out in outs], -1) @ self.output.weight.T
         return y if self.output.bias is None else y + self.output.bias
+
+    def reference_loss(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        x, errors = x.detach() if self.position is None else self.position.plain_add(x.detach()), []
+        for i in range(self.memory, len(x)):
+            first = i // self.segment * self.segment - self.memory
+            old = x[first : first + self.segment]
+            slots = torch.stack(self._plain_squeezed(old, []))
+            if self.loss == "autoencoding":
+                # slot s gives the tokens s c + u
+                made = torch.einsum("se,efu->suf", slots, self.restore.weight).flatten(0, 1) + self.restore.bias
+                errors.append(((made - old) ** 2).mean())
+                continue
+            lost = []
+            for h in range(self.shape.heads):
+                (q,) = self._plain("q", "query", h, x[i : i + 1], x).detach()
+                reads = []
+                for source in (old, slots):
+                    k, v = (self._frozen(name, h, source) for name in "kv")
+                    reads.append(blend(torch.stack([self.scale * (q @ key) for key in k]), list(v)))
+                lost.append(((reads[0] - reads[1]) ** 2).mean())
+            errors.append(sum(lost) / len(lost))
+        return sum(errors) / max(len(errors), 1)
+
+    def _frozen(self, name: str, h: int, x: Tensor) -> Tensor:
+        """Keys or values of a head, by a projection that does not learn."""
+        D, linear = self.shape.head_width, self.project[name]
+        own = slice(h * self.shape.kv_heads // self.shape.heads * D, None)
+        part = x @ linear.weight.detach()[own][:D].T
+        return part if linear.bias is None else part + linear.bias.detach()[own][:D]
 
     def _plain_squeezed(self, old: Tensor, usage: list[float]) -> list[Tensor]:
         c, n = self.rate, self.segment
@@ -379,7 +411,7 @@ class Compressive(Attending):
                 slot = self.squeeze.bias + sum(
                     self.squeeze.weight[:, :, u] @ old[j] for u, j in enumerate(places) if 0 <= j < n
                 )
-            slots.append(slot if self.loss == "none" else slot.detach())
+            slots.append(slot)
         return slots
 
 

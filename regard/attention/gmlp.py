@@ -56,9 +56,9 @@ class Gated(Mixing):
         self.longest = longest
         share = self.share(expansion // 2 * shape.width)
         self.size = share.stop - share.start
-        self.bypass = nn.Linear(shape.width, self.size, bias=shape.bias)
-        self.gate = nn.Linear(shape.width, self.size, bias=shape.bias)
-        self.output = nn.Linear(self.size, shape.out_width, bias=shape.bias)
+        self.bypass = nn.Linear(shape.width, self.size, bias=shape.input_bias)
+        self.gate = nn.Linear(shape.width, self.size, bias=shape.input_bias)
+        self.output = nn.Linear(self.size, shape.out_width, bias=shape.output_bias)
         for linear in (self.bypass, self.gate, self.output):
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:

@@ -103,14 +103,14 @@ class LongShort(Attention):
         H, G, D = shape.heads, shape.kv_heads, shape.head_width
         self.project = nn.ModuleDict(
             {
-                "q": nn.Linear(shape.width, H * D, bias=shape.bias),
-                "k": nn.Linear(shape.width, G * D, bias=shape.bias),
-                "v": nn.Linear(shape.width, G * D, bias=shape.bias),
+                "q": nn.Linear(shape.width, H * D, bias=shape.input_bias),
+                "k": nn.Linear(shape.width, G * D, bias=shape.input_bias),
+                "v": nn.Linear(shape.width, G * D, bias=shape.input_bias),
             }
         )
         # a bias would be the same at every position, and leave the softmax over positions as it is
         self.summary = nn.Linear(shape.width, H * rank, bias=False) if rank else None
-        self.output = nn.Linear(H * D, shape.out_width, bias=shape.bias)
+        self.output = nn.Linear(H * D, shape.out_width, bias=shape.output_bias)
         for linear in filter(None, [*self.project.values(), self.summary, self.output]):
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:

@@ -108,8 +108,8 @@ class Luna(Attention):
             sizes["v"] = (wide, narrow)
         if tied:
             sizes = {name: size for name, size in sizes.items() if name not in ("packed_v", "v")}
-        self.linears = nn.ModuleDict({name: nn.Linear(*size, bias=shape.bias) for name, size in sizes.items()})
-        self.output = nn.Linear(wide, shape.out_width, bias=shape.bias)
+        self.linears = nn.ModuleDict({name: nn.Linear(*size, bias=shape.input_bias) for name, size in sizes.items()})
+        self.output = nn.Linear(wide, shape.out_width, bias=shape.output_bias)
         for name, linear in (*self.linears.items(), ("output", self.output)):
             nn.init.xavier_uniform_(linear.weight, gain=1.0 if name == "output" else 2**-0.5)
             if linear.bias is not None:
@@ -125,6 +125,7 @@ class Luna(Attention):
                     f"length={first.length}; give them the same"
                 )
             self.packed = first.packed
+        self.packed_norm = None
         if read and self.shape.role != "causal":
             if self.output.in_features != self.shape.width:
                 raise ValueError(

@@ -114,9 +114,9 @@ class Poolingformer(Attention):
         self.far = Pooled(inner, self.facts, wide, kernel, stride, pooling)
         # the levels are added before they are projected
         self.near.output = self.far.output = nn.Identity()
-        self.output = nn.Linear(wide_out, shape.out_width, bias=shape.bias)
+        self.output = nn.Linear(wide_out, shape.out_width, bias=shape.output_bias)
         nn.init.xavier_uniform_(self.output.weight)
-        if shape.bias:
+        if shape.output_bias:
             nn.init.zeros_(self.output.bias)
 
     def run(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:

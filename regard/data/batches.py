@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.tokenizer import BOS, EOS, PAD
+from regard.data.tokenizer import BOS, EOS, PAD, SPECIAL, UNK
 
 NOISE = 1.0  # tokens: how far lengths are moved before sorting, so that pairs meet others in each epoch
 
@@ -47,49 +47,27 @@ def keep_short(source_ids: Sequence[Sequence[int]], target_ids: Sequence[Sequenc
     return Short(source, target, index, len(source_ids) - len(index))
 
 
-class Batches:
-    """Every pair once an epoch, in batches of at most `tokens` padded tokens: rows times the length of the longest
-    source (with eos) or target (with bos or eos) in it, rounded up to a `multiple`, to which both sides are padded.
+class Planned:
+    """Every row once an epoch, in batches of at most `tokens` padded tokens: rows times the longest of `lengths`.
 
-    With `shuffle`, pairs of about equal length are put together anew in each epoch and the batches are shuffled;
-    without, they come from short to long.
+    With `shuffle`, rows of about equal length are put together anew in each epoch and the batches are shuffled;
+    without, they come from short to long. `key` tells rows of equal length apart, if it is below 1.
     """
 
     def __init__(
-        self,
-        source_ids: Sequence[Sequence[int]],
-        target_ids: Sequence[Sequence[int]],
-        *,
-        tokens: int,
-        seed: int = 0,
-        shuffle: bool = True,
-        multiple: int = 1,
+        self, lengths: np.ndarray, *, tokens: int, seed: int, shuffle: bool, key: np.ndarray | float = 0.0
     ) -> None:
-        if len(source_ids) != len(target_ids):
-            raise ValueError(f"expected as many targets as sources, got {len(source_ids)} and {len(target_ids)}")
-        if len(source_ids) == 0:
-            raise ValueError("there is no pair to make batches of")
-        if seed < 0 or multiple < 1:
-            raise ValueError(f"seed must be at least 0 and multiple at least 1, got {seed} and {multiple}")
-        self.tokens, self.seed, self.shuffle, self.multiple = tokens, seed, shuffle, multiple
-        self.sources, self.targets = Ragged(source_ids), Ragged(target_ids)
-        # Of what a row takes in a batch: its tokens and one special one.
-        longest = np.maximum(self.sources.lengths, self.targets.lengths) + 1
-        self.lengths = -(-longest // multiple) * multiple
-        if (worst := self.lengths.max()) > tokens:
-            pair = int(self.lengths.argmax())
-            raise ValueError(
-                f"pair {pair + 1} is too long: it takes {worst} tokens and a batch has at most {tokens}. "
-                "Allow more tokens in a batch or leave out long pairs"
-            )
+        if seed < 0:
+            raise ValueError(f"seed must be at least 0, got {seed}")
+        self.lengths, self.key, self.tokens, self.seed, self.shuffle = lengths, key, tokens, seed, shuffle
         self.planned: tuple[int, list[np.ndarray]] | None = None
 
     def __len__(self) -> int:
-        """How many pairs there are."""
+        """How many rows there are."""
         return len(self.lengths)
 
     def epoch(self, epoch: int) -> list[np.ndarray]:
-        """Which pairs each batch of an epoch has."""
+        """Which rows each batch of an epoch has."""
         if epoch < 0:
             raise ValueError(f"epochs are counted from 0, got {epoch}")
         if not self.shuffle:
@@ -102,22 +80,17 @@ class Batches:
         """How many batches an epoch has; it differs a little from epoch to epoch."""
         return len(self.epoch(epoch))
 
-    def get(self, epoch: int, i: int) -> Batch:
-        """Batch `i` of an epoch."""
+    def rows(self, epoch: int, i: int) -> np.ndarray:
+        """Which rows batch `i` of an epoch has."""
         if not 0 <= i < self.count(epoch):
             raise IndexError(f"epoch {epoch} has {self.count(epoch)} batches, counted from 0, got {i}")
-        index = self.epoch(epoch)[i]
-        source, source_keep = self.sources.padded(index, last=EOS, multiple=self.multiple)
-        target_out, target_keep = self.targets.padded(index, last=EOS, multiple=self.multiple)
-        target_in, _ = self.targets.padded(index, first=BOS, multiple=self.multiple)
-        return Batch(source, source_keep, target_in, target_out, target_keep, torch.from_numpy(index))
+        return self.epoch(epoch)[i]
 
     def plan(self, epoch: int) -> list[np.ndarray]:
         # Only `random` is drawn and only stable sorts are used: numpy may change how it shuffles from one version to
         # the next.
         generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.seed, epoch])))
-        # Source lengths too, so that the shorter side is padded little.
-        key = self.lengths + self.sources.lengths / (self.sources.lengths.max() + 1)
+        key = self.lengths + self.key
         if self.shuffle:
             key = key + NOISE * generator.random(len(self))
         order = np.argsort(key, kind="stable")
@@ -137,6 +110,104 @@ class Batches:
             if start == len(lengths):
                 return cuts
             cuts.append(start)
+
+
+class Batches(Planned):
+    """Every pair once an epoch. A pair is as long as its source (with eos) or target (with bos or eos), the longer of
+    the two, rounded up to a `multiple`, to which both sides are padded."""
+
+    def __init__(
+        self,
+        source_ids: Sequence[Sequence[int]],
+        target_ids: Sequence[Sequence[int]],
+        *,
+        tokens: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        multiple: int = 1,
+        special: tuple[int, int, int] = (EOS, BOS, EOS),
+    ) -> None:
+        """`special`: what ends a source, begins a target and ends it."""
+        if len(source_ids) != len(target_ids):
+            raise ValueError(f"expected as many targets as sources, got {len(source_ids)} and {len(target_ids)}")
+        if len(source_ids) == 0:
+            raise ValueError("there is no pair to make batches of")
+        if multiple < 1:
+            raise ValueError(f"multiple must be at least 1, got {multiple}")
+        self.multiple, self.special = multiple, special
+        self.sources, self.targets = Ragged(source_ids), Ragged(target_ids)
+        # Of what a row takes in a batch: its tokens and one special one.
+        longest = np.maximum(self.sources.lengths, self.targets.lengths) + 1
+        lengths = -(-longest // multiple) * multiple
+        if (worst := lengths.max()) > tokens:
+            raise ValueError(
+                f"pair {int(lengths.argmax()) + 1} is too long: it takes {worst} tokens and a batch has at most "
+                f"{tokens}. Allow more tokens in a batch or leave out long pairs"
+            )
+        # Source lengths too, so that the shorter side is padded little.
+        key = self.sources.lengths / (self.sources.lengths.max() + 1)
+        super().__init__(lengths, tokens=tokens, seed=seed, shuffle=shuffle, key=key)
+
+    def get(self, epoch: int, i: int) -> Batch:
+        """Batch `i` of an epoch."""
+        index = self.rows(epoch, i)
+        close, begin, end = self.special
+        source, source_keep = self.sources.padded(index, last=close, multiple=self.multiple)
+        target_out, target_keep = self.targets.padded(index, last=end, multiple=self.multiple)
+        target_in, _ = self.targets.padded(index, first=begin, multiple=self.multiple)
+        return Batch(source, source_keep, target_in, target_out, target_keep, torch.from_numpy(index))
+
+
+class Examples(NamedTuple):
+    """Texts with their classes as a model takes them, padded on the right; `keep` is None where nothing is."""
+
+    tokens: Tensor  # [B, T]
+    keep: Tensor | None
+    labels: Tensor  # [B], numbers of classes
+    index: Tensor  # [B], which texts
+
+    def to(self, device: torch.device | str) -> "Examples":
+        return Examples(*(None if part is None else part.to(device, non_blocking=True) for part in self))
+
+
+class LabelledBatches(Planned):
+    """Every text once an epoch, with its class. A share of `blanked` of the tokens, special ones left alone, is
+    replaced by the unknown one: a draw of seed, epoch and batch alone."""
+
+    def __init__(
+        self,
+        ids: Sequence[Sequence[int]],
+        labels: Sequence[int],
+        *,
+        tokens: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        multiple: int = 1,
+        blanked: float = 0.0,
+    ) -> None:
+        if len(ids) != len(labels):
+            raise ValueError(f"expected as many labels as texts, got {len(labels)} and {len(ids)}")
+        if not len(ids):
+            raise ValueError("there is no text to make batches of")
+        self.texts, self.labels = Ragged(ids), torch.tensor(labels)
+        self.multiple, self.blanked = multiple, blanked
+        lengths = -(-self.texts.lengths // multiple) * multiple
+        if (worst := lengths.max()) > tokens:
+            raise ValueError(f"a text of {worst} tokens does not fit into a batch of {tokens}: raise training.tokens")
+        super().__init__(lengths, tokens=tokens, seed=seed, shuffle=shuffle)
+
+    def get(self, epoch: int, i: int) -> Examples:
+        index = self.rows(epoch, i)
+        tokens, keep = self.texts.padded(index, multiple=self.multiple)
+        if self.blanked:
+            drawn = torch.from_numpy(drawing(self.seed, epoch, i).random(tokens.shape)) < self.blanked
+            tokens = torch.where(drawn & (tokens >= len(SPECIAL)), UNK, tokens)
+        return Examples(tokens, keep, self.labels[index], torch.from_numpy(index))
+
+
+def drawing(seed: int, epoch: int, i: int) -> np.random.Generator:
+    """What is drawn for one batch. The plan of the epoch draws from [seed, epoch]."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch, i, 1])))
 
 
 def similar(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
@@ -170,9 +241,10 @@ class Ragged:
     def padded(
         self, index: np.ndarray, *, first: int | None = None, last: int | None = None, multiple: int = 1
     ) -> tuple[Tensor, Tensor | None]:
-        """Some rows with a token put before or after each, [B, T], and which tokens are real."""
+        """Some rows, perhaps with a token put before or after each, [B, T], and which tokens are real."""
         lengths, starts = self.lengths[index], self.starts[index]
-        width = -(-(int(lengths.max()) + 1) // multiple) * multiple
+        special = first is not None or last is not None
+        width = -(-(int(lengths.max()) + special) // multiple) * multiple
         places = np.arange(width)
         shift = first is not None
         own = (places >= shift) & (places < lengths[:, None] + shift)
@@ -182,5 +254,5 @@ class Ragged:
             table[:, 0] = first
         if last is not None:
             table[np.arange(len(index)), lengths] = last
-        keep = places <= lengths[:, None]
+        keep = places < lengths[:, None] + special
         return torch.from_numpy(table), None if keep.all() else torch.from_numpy(keep)

@@ -13,15 +13,20 @@ import re
 import stat
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+Pair = tuple[str, str]
 
 LONGEST = 1_000_000  # characters in a line
 STANDARD_INPUT = "-"
 
 CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # what would end a line or a column of output
 MARK = b"\xef\xbb\xbf"
 SKIPPED_AT_ONCE = 1 << 16  # bytes, of a line that is too long to be kept
 WARNINGS = 10  # lines that are warned of one by one
@@ -272,3 +277,19 @@ def column_pairs(
         else:
             empty = columns[0] if not first.strip() else columns[1]
             yield BadText(name, line.number, "empty column", f" {empty + 1}, where text is needed")
+
+
+def hold_out(pairs: Sequence[Pair], count: int, seed: int) -> tuple[list[Pair], list[Pair]]:
+    """(rest, held out): a draw of `count` pairs with different sources; no source of theirs is left in the rest."""
+    if count < 1:
+        raise ValueError(f"{len(pairs)} pairs are too few to hold any out: give at least 10, or a validation file")
+    order = np.argsort(np.random.Generator(np.random.PCG64(seed)).random(len(pairs)), kind="stable")
+    held: dict[str, int] = {}
+    for index in order:
+        held.setdefault(pairs[index][0], int(index))
+        if len(held) == count:
+            break
+    rest = [pair for pair in pairs if pair[0] not in held]
+    if not rest:
+        raise ValueError("all pairs have the same few sources: give a validation file")
+    return rest, [pairs[index] for index in held.values()]

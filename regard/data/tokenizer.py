@@ -6,7 +6,9 @@ digits stand alone, and a word carries the space before it; one space is put bef
 `decode`, so that a word has the same ids at the start of a line and inside it. Text is not normalised.
 
 Kind "units" is for text that is split into units by spaces already, where a unit that ends in "@@" continues in the
-next one (subword-nmt). A unit that is not in the vocabulary is unknown.
+next one (subword-nmt). Kind "words" is for running text: what white space separates, and the end of each line; other
+white space is not kept. Kind "characters" are the characters of the text it learnt from. What is not in the vocabulary
+of these three is unknown. Kind "bytes" are the 256 bytes of UTF-8, and learns nothing.
 
 Text never turns into one of the special tokens, whatever it looks like. One tokenizer trained on both languages is a
 shared vocabulary, two are separate ones.
@@ -16,38 +18,50 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 PAD, UNK, BOS, EOS = range(4)
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # as they are shown; text that reads so is plain text
 
-Kind = Literal["bpe", "units"]
+Kind = Literal["bpe", "units", "words", "characters", "bytes"]
 FORMAT = "regard tokenizer 1"
 CONTINUES = "@@"
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())  # one character for each byte
 # Words, single digits, runs of other signs, each with the space before; white space that is left over.
+SPLIT: dict[str, Callable[[str], list[str]]] = {
+    "units": str.split,
+    "words": re.compile(r"\n|\S+").findall,
+    "characters": list,
+}
+LONG = 1 << 20  # characters that are encoded at a time
 PIECES = r" ?\p{L}[\p{L}\p{M}]*| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 class Tokenizer:
-    """Made by `Tokenizer.train` or `Tokenizer.load`. `pieces` are the merges of kind "bpe", the units of "units"."""
+    """Made by `Tokenizer.train` or `Tokenizer.load`. `pieces` are the merges of kind "bpe", none of "bytes", and the
+    vocabulary of the others."""
 
     def __init__(self, kind: Kind, pieces: Sequence[str] | Sequence[tuple[str, str]]) -> None:
         self.kind, self.pieces = kind, pieces
-        if kind == "bpe":
+        self.pad, self.unk, self.bos, self.eos = PAD, UNK, BOS, EOS
+        # a padded place is told by `keep` and not by its id, so the same id can hide a token at a real one
+        self.mask = PAD
+        if kind in ("bpe", "bytes"):
             # A token can come from several merges; its id is that of the first.
             self.vocabulary = list(dict.fromkeys([*BYTES, *(left + right for left, right in pieces)]))
             self.bpe = byte_pair_encoder(self.vocabulary, pieces)
+            self.bare = byte_pair_encoder(self.vocabulary, pieces, bare=True)  # for what goes on inside a text
         else:
             self.vocabulary = list(pieces)
-            self.ids = {unit: id for id, unit in enumerate(self.vocabulary, len(SPECIAL))}
+        self.ids = {unit: id for id, unit in enumerate(self.vocabulary, len(SPECIAL))}
 
     @classmethod
     def train(cls, lines: Iterable[str], size: int, kind: Kind = "bpe", *, minimum: int = 1) -> "Tokenizer":
@@ -55,14 +69,18 @@ class Tokenizer:
         seen fewer than `minimum` times are left out. Equal lines give equal ids, on every machine."""
         if kind not in get_args(Kind):
             raise ValueError(f"unknown kind of tokenizer {kind!r}, expected one of: {', '.join(get_args(Kind))}")
-        least = len(SPECIAL) + (len(BYTES) if kind == "bpe" else 1)
+        least = len(SPECIAL) + (len(BYTES) if kind in ("bpe", "bytes") else 1)
         if size < least:
             raise ValueError(f"the vocabulary of kind {kind!r} needs a size of at least {least}, got {size}")
         if minimum < 1:
             raise ValueError(f"minimum must be at least 1, got {minimum}")
         if kind == "bpe":
             return cls(kind, learned_merges(lines, size - len(SPECIAL), minimum))
-        counts = Counter(unit for line in lines for unit in line.split())
+        if kind == "bytes":
+            return cls(kind, [])
+        counts: Counter[str] = Counter()
+        for line in lines:
+            counts.update(SPLIT[kind](line))
         # Sorted by count and then by the unit itself, not by where it came first, so the order of lines is no matter.
         units = sorted((-count, unit) for unit, count in counts.items() if count >= minimum)
         if not units:
@@ -81,20 +99,60 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         if self.kind == "bpe":
             return [encoding.ids for encoding in self.bpe.encode_batch_fast(texts)]
-        return [[self.ids.get(unit, UNK) for unit in text.split()] for text in texts]
+        return [self.encode_text(text).tolist() for text in texts]
+
+    def encode_text(self, text: str) -> np.ndarray:
+        """The ids of a text of any length, a book: as `encode`, with little memory."""
+        if self.kind == "bytes":
+            table = np.array([self.ids[CHARACTER_OF[byte]] for byte in range(256)], dtype=np.int32)
+            return table[np.frombuffer(text.encode(), np.uint8)]
+        if self.kind == "characters":
+            found, places = np.unique(np.frombuffer(text.encode("utf-32-le"), np.uint32), return_inverse=True)
+            return np.array([self.ids.get(chr(code), UNK) for code in found], dtype=np.int32)[places]
+        if self.kind != "bpe":
+            return np.array([self.ids.get(unit, UNK) for unit in SPLIT[self.kind](text)], dtype=np.int32)
+        ids: list[int] = []
+        for number, part in enumerate(chunks(text)):
+            ids += (self.bare if number else self.bpe).encode(part).ids
+        return np.array(ids, dtype=np.int32)
+
+    def encode_around(self, parts: Sequence[str]) -> list[int]:
+        """The ids of a text with the mask between each two of its parts. The mask stands for one token: of kind "bpe"
+        a word takes the space before it along."""
+        ids: list[int] = []
+        for number, part in enumerate(parts):
+            if self.kind == "bpe" and number < len(parts) - 1:
+                part = part.removesuffix(" ")
+            if self.kind == "bpe":
+                # an empty text is no space
+                encoder = self.bare if number else self.bpe
+                found = encoder.encode(part).ids if part else []
+            else:
+                found = self.encode(part)
+            ids += [*found, self.mask] if number < len(parts) - 1 else found
+        return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids. Special ones are left out, but an unknown unit is shown as <unk>. A text may hold any
         character, also "\\n", if the ids say so; bytes that are not UTF-8 become U+FFFD."""
         ids = self.checked(ids)
-        if self.kind == "units":
-            return joined(self.tokens(id for id in ids if id not in (PAD, BOS, EOS)))
-        return self.bpe.decode([id for id in ids if id >= len(SPECIAL)]).removeprefix(" ")
+        if self.kind in ("bpe", "bytes"):
+            text = self.bpe.decode([id for id in ids if id >= len(SPECIAL)])
+            return text.removeprefix(" ") if self.kind == "bpe" else text
+        units = self.names(id for id in ids if id not in (PAD, BOS, EOS))
+        if self.kind == "characters":
+            return "".join(units)
+        return joined(units) if self.kind == "units" else re.sub(" ?\n ?", "\n", " ".join(units))
+
+    def names(self, ids: Iterable[int]) -> list[str]:
+        return [SPECIAL[id] if id < len(SPECIAL) else self.vocabulary[id - len(SPECIAL)] for id in ids]
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """Each token in a form to print: "▁" stands for a space, and what is no text is escaped."""
-        names = [SPECIAL[id] if id < len(SPECIAL) else self.vocabulary[id - len(SPECIAL)] for id in self.checked(ids)]
-        return names if self.kind == "units" else [printable(name) for name in names]
+        names = self.names(self.checked(ids))
+        if self.kind == "units":
+            return names
+        return [printable(name) if self.kind in ("bpe", "bytes") else visible(name) for name in names]
 
     def words(self, text: str) -> tuple[list[int], list[int]]:
         """The ids of a text, and for each the number of the word it is part of, from 0. Words are what white space
@@ -106,15 +164,20 @@ class Tokenizer:
         if self.kind == "units":
             ends = accumulate((not unit.endswith(CONTINUES) for unit in text.split()), initial=0)
             return ids, [min(place, len(words) - 1) for place, _ in zip(ends, ids, strict=False)]
-        # White space belongs to the word after it, and every token to the word of its last byte.
-        owners, word, inside = [0], -1, False
+        if self.kind == "words":
+            ends = accumulate((unit != "\n" for unit in SPLIT["words"](text)), initial=0)
+            return ids, [min(place, len(words) - 1) for place, _ in zip(ends, ids, strict=False)]
+        # White space belongs to the word after it, and every token to the word of its last byte; before the text of
+        # kind "bpe" stands one more.
+        owners, word, inside = [0] if self.kind == "bpe" else [], -1, False
         for character in text:
             word += not inside and not character.isspace()
             inside = not character.isspace()
             owners += [word if inside else word + 1] * len(character.encode())
         places, end = [], 0
-        for id in ids:
-            end += len(self.vocabulary[id - len(SPECIAL)])
+        lengths = [len(letter.encode()) for letter in text] if self.kind == "characters" else None
+        for number, id in enumerate(ids):
+            end += len(self.vocabulary[id - len(SPECIAL)]) if lengths is None else lengths[number]
             places.append(min(owners[end - 1], len(words) - 1))
         return ids, places
 
@@ -123,20 +186,24 @@ class Tokenizer:
         return joined(text.split()).split() if self.kind == "units" else text.split()
 
     def unknown(self, texts: Iterable[str]) -> Counter[str]:
-        """The units without an id and how often they come; none ever of kind "bpe"."""
-        if self.kind == "bpe":
+        """The units without an id and how often they come; none ever of kinds "bpe" and "bytes"."""
+        if self.kind in ("bpe", "bytes"):
             return Counter()
-        return Counter(unit for text in texts for unit in text.split() if unit not in self.ids)
+        return Counter(unit for text in texts for unit in SPLIT[self.kind](text) if unit not in self.ids)
 
     def save(self, path: str | Path) -> None:
         """Write a JSON file, whole or not at all."""
         path = Path(path)
         part = path.with_name(path.name + ".part")
         with open(part, "w", encoding="utf-8", newline="\n") as file:
-            json.dump({"format": FORMAT, "kind": self.kind, "pieces": self.pieces}, file, ensure_ascii=False, indent=0)
+            json.dump(self.saved(), file, ensure_ascii=False, indent=0)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
+
+    def saved(self) -> dict[str, Any]:
+        """What the file says."""
+        return {"format": FORMAT, "kind": self.kind, "pieces": self.pieces}
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
@@ -150,9 +217,18 @@ class Tokenizer:
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError(f"{path}: not a tokenizer of Regard: expected JSON with format {FORMAT!r}")
         kind, pieces = content.get("kind"), content.get("pieces")
+        if kind == "published":
+            from regard.data.published import Published
+
+            try:
+                return Published.restored(content)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from error
         if kind == "bpe" and are_merges(pieces):
             return cls(kind, [tuple(pair) for pair in pieces])
-        if kind == "units" and are_units(pieces):
+        if kind in list(SPLIT) and are_units(pieces):
+            return cls(kind, pieces)
+        if kind == "bytes" and pieces == []:
             return cls(kind, pieces)
         raise ValueError(f"{path}: the tokenizer is damaged: its pieces do not make a vocabulary of kind {kind!r}")
 
@@ -173,13 +249,30 @@ def printable(piece: str) -> str:
     """A byte-level token as text where its bytes are, as escapes where they are not."""
     if piece in SPECIAL:
         return piece
-    text = bytes(BYTE_OF[character] for character in piece).decode(errors="backslashreplace").replace(" ", "▁")
+    return visible(bytes(BYTE_OF[character] for character in piece).decode(errors="backslashreplace"))
+
+
+def visible(text: str) -> str:
+    text = text.replace(" ", "▁")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def skeleton(model: models.BPE) -> tokenizers.Tokenizer:
+def chunks(text: str) -> Iterator[str]:
+    """A long text in parts that no token of kind "bpe" crosses: cut between a line and the next, both of ink."""
+    start = 0
+    while len(text) - start > LONG:
+        cut = re.compile(r"(?<=\S)\n(?=\S)").search(text, start + LONG)
+        if cut is None:
+            break
+        yield text[start : cut.end()]
+        start = cut.end()
+    yield text[start:]
+
+
+def skeleton(model: models.BPE, bare: bool = False) -> tokenizers.Tokenizer:
     encoder = tokenizers.Tokenizer(model)
-    encoder.normalizer = normalizers.Prepend(" ")
+    if not bare:
+        encoder.normalizer = normalizers.Prepend(" ")
     encoder.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(tokenizers.Regex(PIECES), "isolated"),
@@ -190,11 +283,13 @@ def skeleton(model: models.BPE) -> tokenizers.Tokenizer:
     return encoder
 
 
-def byte_pair_encoder(vocabulary: Sequence[str], merges: Sequence[tuple[str, str]]) -> tokenizers.Tokenizer:
+def byte_pair_encoder(
+    vocabulary: Sequence[str], merges: Sequence[tuple[str, str]], bare: bool = False
+) -> tokenizers.Tokenizer:
     # The names of the special tokens hold a space, which no byte-level token does: text cannot be one of them.
     names = [f"special {name}" for name in SPECIAL]
     ids = {name: id for id, name in enumerate([*names, *vocabulary])}
-    return skeleton(models.BPE(ids, list(merges)))
+    return skeleton(models.BPE(ids, list(merges)), bare)
 
 
 def learned_merges(lines: Iterable[str], size: int, minimum: int) -> list[tuple[str, str]]:
@@ -238,3 +333,27 @@ def byte_of_characters() -> dict[str, int]:
 
 
 BYTE_OF = byte_of_characters()
+CHARACTER_OF = {byte: character for character, byte in BYTE_OF.items()}
+
+
+class Streamed:
+    """Text that comes token by token: `add` gives what a token adds, as soon as its last byte is there. What a token
+    costs does not grow: only those since the last text but one are decoded again."""
+
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
+        self.tokenizer, self.ids = tokenizer, list(before[-8:])
+        self.done = len(self.ids)  # tokens whose text was given
+
+    def add(self, id: int) -> str:
+        self.ids.append(int(id))
+        text = self.pending()
+        # no character has more than four bytes: what is longer than that is none
+        if not text or (text.endswith("\ufffd") and len(self.ids) - self.done < 4):
+            return ""
+        self.ids, self.done = self.ids[self.done :], len(self.ids) - self.done
+        return text
+
+    def pending(self) -> str:
+        """What was not given yet, also half a character."""
+        before = self.tokenizer.decode(self.ids[: self.done])
+        return self.tokenizer.decode(self.ids)[len(before) :]

@@ -5,5 +5,6 @@ Read base.py first, then greedy.py (one token a row) and beam.py.
 
 from regard.decoding.base import DecodingConfig, Hypothesis
 from regard.decoding.decode import decode, generate, search
+from regard.decoding.sliding import Sliding
 
-__all__ = ["DecodingConfig", "Hypothesis", "decode", "generate", "search"]
+__all__ = ["DecodingConfig", "Hypothesis", "Sliding", "decode", "generate", "search"]

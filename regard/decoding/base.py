@@ -32,6 +32,8 @@ class DecodingConfig:
     temperature: float = 1.0
     top_k: int | None = None  # draw among the k most probable tokens
     top_p: float | None = None  # draw among the fewest tokens that hold this much of the probability
+    min_p: float | None = None  # draw among the tokens with at least this share of the best one's probability
+    repetition: float = 1.0  # of tokens that were there before, positive logits are divided by this, others multiplied
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -51,13 +53,19 @@ class DecodingConfig:
             )
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p!r}")
+        if self.min_p is not None and not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p must be from 0 to 1, got {self.min_p!r}")
+        if not 0 < self.repetition < math.inf:
+            raise ValueError(f"repetition must be above 0, and 1 for no penalty, got {self.repetition!r}")
         if self.maximum is not None and self.maximum < self.minimum:
             raise ValueError(f"maximum {self.maximum} is below minimum {self.minimum}")
         if not self.sample:
             if self.nbest > self.beam:
                 raise ValueError(f"nbest {self.nbest} is more than beam {self.beam} can find: make beam at least nbest")
-            if self.temperature != 1 or self.top_k is not None or self.top_p is not None:
-                raise ValueError("temperature, top_k and top_p are for sampling: set sample=True as well")
+            if self.temperature != 1 or any(cut is not None for cut in (self.top_k, self.top_p, self.min_p)):
+                raise ValueError("temperature, top_k, top_p and min_p are for sampling: set sample=True as well")
+            if self.repetition != 1 and self.beam > 1:
+                raise ValueError(f"repetition is for sampling and for beam=1, got beam={self.beam}")
 
     def limit(self, length: int) -> int:
         """The most tokens for a source of this length."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.decoding.base import DecodingConfig, Hypothesis
 from regard.decoding.beam import beam
-from regard.decoding.greedy import walk
+from regard.decoding.greedy import Watch, walk
 
 # as in regard.data.tokenizer, of which decoding needs nothing else
 PAD, BOS, EOS = 0, 2, 3
@@ -51,9 +51,11 @@ def generate(
     *,
     eos: int = EOS,
     forbidden: tuple[int, ...] = (PAD, BOS),
+    watch: Watch | None = None,
 ) -> list[list[Hypothesis]]:
     """Prompt ids [B, T], with any padding -> the n best continuations of each row, as `decode` gives them. The limits
-    take the prompt for the source, so set `maximum`."""
+    take the prompt for the source, so set `maximum`. `watch(row, sample, token)` is called for each token as soon as it
+    is chosen, and ends what it returns True for: to show text while it comes, and to stop at a word."""
     config = config or DecodingConfig()
     lengths, keep = _lengths(model, prompt, keep, "prompt")
     if not lengths:
@@ -69,7 +71,10 @@ def generate(
         last = torch.where(keep, torch.arange(keep.shape[1], device=keep.device), 0).amax(1)
         logits = logits[torch.arange(len(last), device=keep.device), last]
     draws = _draws(prompt, keep, limits, config) if config.sample else None
-    return search(model, logits, state, limits, config, eos=eos, forbidden=forbidden, draws=draws)
+    used = torch.zeros_like(logits, dtype=torch.bool)
+    used.scatter_(1, prompt if keep is None else torch.where(keep, prompt, prompt.gather(1, last[:, None])), True)
+    options = {"eos": eos, "forbidden": forbidden, "draws": draws, "used": used, "watch": watch}
+    return search(model, logits, state, limits, config, **options)
 
 
 @torch.inference_mode()
@@ -83,17 +88,22 @@ def search(
     eos: int = EOS,
     forbidden: tuple[int, ...] = (PAD, BOS),
     draws: Tensor | None = None,
+    used: Tensor | None = None,
+    watch: Watch | None = None,
 ) -> list[list[Hypothesis]]:
     """The search itself, from the logits [B, V] of the first token and the state that gave them, one row a sentence.
-    `limits` are the most tokens of each; `draws` [B, nbest, max(limits) + 1] in [0, 1) decide the samples."""
+    `limits` are the most tokens of each; `draws` [B, nbest, max(limits) + 1] in [0, 1) decide the samples; `used`
+    [B, V] are the tokens of the prompt."""
     V = logits.shape[1]
     if eos in forbidden or not all(0 <= token < V for token in (eos, *forbidden)):
         raise ValueError(f"eos {eos} and forbidden {forbidden} must be different ids from 0 to {V - 1}")
     if config.sample != (draws is not None):
         raise ValueError("draws are needed for sampling, and only there")
     if config.sample or config.beam == 1:
-        pool = walk(model, logits, state, limits, config, eos, forbidden, draws)
+        pool = walk(model, logits, state, limits, config, eos, forbidden, draws, used, watch)
     else:
+        if watch is not None:
+            raise ValueError("watch sees tokens that stay: use sample=True or beam=1")
         pool = beam(model, logits, state, limits, config, eos, forbidden)
     return pool.lists()
 

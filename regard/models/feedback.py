@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attention.base import Cached, Mask, Rows, Shape, unpack
+from regard.feedforward.base import Sizes
 from regard.kernels.dropout import Dropout
-from regard.models.transformer import Hidden, Prediction, _pack
-from regard.spec import ATTENTION, POSITIONS, parse
+from regard.models.transformer import Hidden, Prediction, Specs, _pack
+from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Spec, over_layers, parse
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class FeedbackConfig:
     span: int | None = None  # memories that a token reads, the last so many; None: all
     shared: bool = True  # keys and values of a memory are made once, for all layers; False: by each layer
     norm: Literal["post", "pre"] = "post"
-    activation: Literal["relu", "gelu"] = "relu"
+    feedforward: Specs = "dense"
     bias: bool = False  # of the projections of attention
     dropout: float = 0.1  # of the embeddings and of what each sublayer adds
     tied: bool = True  # the output layer is the embedding
@@ -76,7 +77,7 @@ class FeedbackState(NamedTuple):
 class FeedbackBlock(nn.Module):
     """Attention to the memories, feed-forward: each around a residual."""
 
-    def __init__(self, config: FeedbackConfig):
+    def __init__(self, config: FeedbackConfig, feedforward: Spec | str):
         super().__init__()
         sizes = {"width": config.width, "heads": config.heads, "kv_heads": config.kv_heads, "bias": config.bias}
         inside = POSITIONS.find(parse(config.position).name).facts.kind != "input"
@@ -91,14 +92,15 @@ class FeedbackBlock(nn.Module):
                 f"wherever they stand, such as softmax or additive"
             )
         self.attention.settle(None, False, False)
-        self.inner = nn.Linear(config.width, config.inner)
-        self.outer = nn.Linear(config.inner, config.width)
-        for linear in (self.inner, self.outer):
-            nn.init.xavier_uniform_(linear.weight)
-            nn.init.zeros_(linear.bias)
+        self.feedforward = FEEDFORWARD.build(feedforward, Sizes(config.width, config.inner, "causal"))
+        feeds = self.feedforward.facts
+        if feeds.loss or feeds.training != "token":
+            raise ValueError(
+                f"a feedback model reads tokens one by one: it cannot take feedforward {feeds.name!r}, which lets "
+                f"tokens compete or trains a second loss; use one that works on each token alone, such as dense"
+            )
         self.norms = nn.ModuleList(nn.LayerNorm(config.width) for _ in range(2))
         self.dropout = Dropout(config.dropout)
-        self.activation = {"relu": torch.relu, "gelu": F.gelu}[config.activation]
         self.pre = config.norm == "pre"
 
     def forward(self, x: Tensor, past: tuple[Tensor, Tensor], mask: Mask, maps: list[Tensor] | None = None) -> Tensor:
@@ -115,7 +117,7 @@ class FeedbackBlock(nn.Module):
             return y if mask.full else torch.where(mask.end[:, None, None] > 0, y, 0)
 
         def feed(x: Tensor) -> Tensor:
-            return self.outer(self.activation(self.inner(x)))
+            return self.feedforward.run(x, Rows.full(x)).y
 
         for sublayer, norm in zip((attend, feed), self.norms, strict=True):
             x = x + self.dropout(sublayer(norm(x))) if self.pre else norm(x + self.dropout(sublayer(x)))
@@ -166,7 +168,9 @@ class Feedback(nn.Module):
         kind = POSITIONS.find(parse(config.position).name).facts.kind
         shape = Shape.of(width=config.width, heads=config.heads, role="causal")
         self.position = POSITIONS.build(config.position, shape) if kind == "input" else None
-        self.blocks = nn.ModuleList(FeedbackBlock(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(
+            FeedbackBlock(config, feedforward) for feedforward in over_layers(config.feedforward, config.layers)
+        )
         if config.shared:
             for block in self.blocks:
                 for name in ("k", "v"):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.attention.base import Memory, Out, Rows, blank
 from regard.models.pooling import Answer, EncoderConfig, at_least
-from regard.models.transformer import Block, Prediction, Stack, _pack, settle, through
+from regard.models.transformer import Block, Prediction, Stack, _pack, second, settle, through
 from regard.spec import Spec, over_layers
 
 
@@ -61,15 +61,15 @@ class Funnel(nn.Module):
         super().__init__()
         self.config = config
         layer = config.layer()
-        specs = over_layers(config.attention, sum(config.layers))
+        specs, feeds = (over_layers(part, sum(config.layers)) for part in (config.attention, config.feedforward))
         first, *others = config.layers
-        self.first = Stack(layer, config.vocabulary, first, specs[:first], None)
+        self.first = Stack(layer, config.vocabulary, first, specs[:first], None, feeds[:first])
         # pre-norm layers are followed by one norm, behind the last of them
         self.first.norm = nn.Identity()
         self.blocks = nn.ModuleList()
         for count in others:
             done = first + sum(len(block) for block in self.blocks)
-            self.blocks.append(self._block(specs[done : done + count]))
+            self.blocks.append(self._block(specs[done : done + count], feeds[done : done + count]))
         self.decoder = nn.ModuleList()
         if config.classes is None and config.decoder_layers:
             self.decoder.extend(Block(layer, spec, None) for spec in over_layers(specs[:1], config.decoder_layers))
@@ -88,15 +88,18 @@ class Funnel(nn.Module):
             x = outs[0].y + stretch(outs[-1].y, rows.T, 2 ** len(self.blocks), self.config.apart)
             outs.append(through(self.decoder, x, rows))
             short = rows
-        losses = [out.loss for out in outs if out.loss is not None]
         memory = Memory(self.norm(outs[-1].y), None if keep is None else short.count)
-        return Prediction(self.answer(memory, keep), sum(losses) if losses else None)
+        logits, pooled = self.answer(memory, keep)
+        return Prediction(
+            logits, *second({f"block{index}": out for index, out in enumerate(outs)} | {"pooling": pooled})
+        )
 
-    def _block(self, specs: list[Spec]) -> nn.ModuleList:
+    def _block(self, specs: list[Spec], feeds: list[Spec]) -> nn.ModuleList:
         layer, entry = self.config.layer(), (specs[0], None)
         if self.config.queries_only:
             entry = (None, self.config.cross_attention)
-        block = nn.ModuleList(Block(layer, *pair) for pair in [entry, *((spec, None) for spec in specs[1:])])
+        pairs = [entry, *((spec, None) for spec in specs[1:])]
+        block = nn.ModuleList(Block(layer, *pair, feedforward=feed) for pair, feed in zip(pairs, feeds, strict=True))
         settle(block)
         return block
 

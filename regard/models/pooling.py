@@ -4,13 +4,15 @@ Also what the models that change the length have in common: a config, and the la
 """
 
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from regard.attention.base import Memory, Rows, blank, pack_memory, unpack
-from regard.models.transformer import Block, ModelConfig, Prediction, Specs, Stack, _pack, settle, through
+from regard.attention.base import Memory, Out, Rows, blank, pack_memory, unpack
+from regard.models.transformer import Block, ModelConfig, Prediction, Specs, Transformer, _pack, second, settle, through
+
+How = Literal["pma", "mean", "first", "last"]
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,11 @@ class EncoderConfig:
     attention: Specs = "softmax"
     position: str = "sinusoidal"
     norm: Literal["post", "pre"] = "pre"
-    activation: Literal["relu", "gelu"] = "gelu"
+    feedforward: Specs = "dense(activation='gelu')"
     bias: bool = True  # of the projections of attention
     dropout: float = 0.1  # of the embeddings and of what each sublayer adds
     tied: bool = True  # without classes: the output layer is the embedding
-    pooling: Literal["pma", "mean", "first"] = "mean"  # with classes
+    pooling: How = "mean"  # with classes
     seeds: int = 1  # of "pma": vectors that it leaves
     seed_layers: int = 0  # of "pma": layers of self-attention among these vectors
 
@@ -44,8 +46,8 @@ class EncoderConfig:
         at_least(self, vocabulary=1, width=1, heads=1, inner=1, seeds=1, seed_layers=0, dropout=0)
         if self.classes is not None:
             at_least(self, classes=2)
-        if self.pooling not in ("pma", "mean", "first"):
-            raise ValueError(f"pooling must be 'pma', 'mean' or 'first', got {self.pooling!r}")
+        if self.pooling not in get_args(How):
+            raise ValueError(f"pooling must be one of {', '.join(get_args(How))}, got {self.pooling!r}")
         if self.pooling != "pma" and (self.seeds > 1 or self.seed_layers):
             raise ValueError(f"seeds and seed_layers are for pooling 'pma', got pooling {self.pooling!r}")
 
@@ -66,8 +68,9 @@ def at_least(config: object, **least: int) -> None:
 class Pooling(nn.Module):
     """[B, T, E] -> [B, k, E], of the real tokens.
 
-    "mean" is their mean, "first" the first of them (k = 1), zeros where there is none. "pma" is pooling by multihead
-    attention of Lee et al. 2019 (Set Transformer, arXiv 1810.00825): k learnt seeds S [k, E] read the sequence Z,
+    "mean" is their mean, "first" and "last" the first and the last of them (k = 1), zeros where there is none. "pma" is
+    pooling by multihead attention of Lee et al. 2019 (Set Transformer, arXiv 1810.00825): k learnt seeds S [k, E] read
+    the sequence Z,
 
         PMA_k(Z) = MAB(S, rFF(Z)),    MAB(S, Y) = LN(A + rFF(A)),    A = LN(S + Multihead(S, Y, Y)),
 
@@ -82,15 +85,15 @@ class Pooling(nn.Module):
     def __init__(
         self,
         config: ModelConfig,
-        how: Literal["pma", "mean", "first"] = "pma",
+        how: How = "pma",
         *,
         seeds: int = 1,
         layers: int = 0,
         attention: str = "softmax",
     ):
         super().__init__()
-        if how not in ("pma", "mean", "first"):
-            raise ValueError(f"pooling must be 'pma', 'mean' or 'first', got {how!r}")
+        if how not in get_args(How):
+            raise ValueError(f"pooling must be one of {', '.join(get_args(How))}, got {how!r}")
         if how != "pma" and (seeds != 1 or layers):
             raise ValueError(f"seeds and layers are for pooling 'pma'; {how!r} leaves one vector as it is")
         if seeds < 1:
@@ -113,22 +116,29 @@ class Pooling(nn.Module):
         if keep is not None and (keep.dtype != torch.bool or keep.shape != x.shape[:2]):
             expected = list(x.shape[:2])
             raise ValueError(f"keep must be boolean {expected}, True = real token, got {keep.dtype} {list(keep.shape)}")
-        return self.run(pack_memory(x, keep))
+        return self.run(pack_memory(x, keep)).y
 
-    def run(self, memory: Memory) -> Tensor:
+    def run(self, memory: Memory) -> Out:
         """The same of rows that are real from the left."""
-        x, count = memory
+        x, count = memory.x, memory.count
         if self.how == "pma":
             seeds = self.seed.expand(len(x), -1, -1)
             rows = Rows.full(seeds)
-            y = self.blocks[0](seeds, rows, memory=Memory(torch.relu(self.feed(x)), count)).y
-            return through(self.blocks[1:], y, rows).y
+            first = self.blocks[0](seeds, rows, memory=Memory(torch.relu(self.feed(x)), count))
+            others = through(self.blocks[1:], first.y, rows)
+            loss, statistics = second({"seeds": first, "others": others})
+            return Out(others.y, None, None, loss, statistics)
         if self.how == "first":
-            return x[:, :1] if count is None else blank(x[:, :1], count[:, None] > 0)
+            return Out(x[:, :1] if count is None else blank(x[:, :1], count[:, None] > 0))
+        if self.how == "last" and count is None:
+            return Out(x[:, -1:])
+        if self.how == "last":
+            at = (count - 1).clamp(min=0)[:, None, None].expand(-1, 1, x.shape[2])
+            return Out(blank(x.gather(1, at), count[:, None] > 0))
         if count is None:
-            return x.mean(1, keepdim=True)
+            return Out(x.mean(1, keepdim=True))
         real = torch.arange(x.shape[1], device=x.device) < count[:, None]
-        return blank(x, real).sum(1, keepdim=True) / count.clamp(min=1)[:, None, None]
+        return Out(blank(x, real).sum(1, keepdim=True) / count.clamp(min=1)[:, None, None])
 
 
 class Answer(nn.Module):
@@ -148,26 +158,34 @@ class Answer(nn.Module):
         # each seed has a meaning of its own
         self.output = nn.Linear(config.seeds * width, config.classes)
 
-    def forward(self, memory: Memory, keep: Tensor | None) -> Tensor:
-        """Rows that are real from the left -> [B, classes], or [B, T, V] at the places that `keep` names."""
+    def forward(self, memory: Memory, keep: Tensor | None) -> tuple[Tensor, Out]:
+        """Rows that are real from the left -> [B, classes], or [B, T, V] at the places that `keep` names; and what the
+        pooling has to say besides."""
         if self.pooling is not None:
-            return self.output(self.norm(self.pooling.run(memory)).flatten(1))
+            pooled = self.pooling.run(memory)
+            return self.output(self.norm(pooled.y).flatten(1)), pooled
         logits = self.output(memory.x)
-        return logits if keep is None else unpack(logits, keep)
+        return logits if keep is None else unpack(logits, keep), Out(None)
 
 
 @dataclass(frozen=True)
 class ClassifierConfig(EncoderConfig):
-    """An encoder of the Transformer and a pooling. Post-norm layers, ReLU and position="none" make it a Set
-    Transformer, with attention="set" for its induced attention."""
+    """An encoder of the Transformer and a pooling; or, causal, a decoder that is best read at its last token. Post-norm
+    layers, ReLU and position="none" make it a Set Transformer, with attention="set" for its induced attention."""
 
     kind: Literal["classifier"] = "classifier"
     classes: int | None = 2
     layers: int = 6
+    causal: bool = False  # a token sees those before it only
+    body: ModelConfig | None = None  # the layers of a model that is trained already; None: as the other fields say
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, layers=1)
+        for name in ("vocabulary", "width") if self.body is not None else ():
+            if getattr(self.body, name) != getattr(self, name):
+                both = getattr(self, name), getattr(self.body, name)
+                raise ValueError(f"{name} must be that of the body, got {both[0]} and {both[1]}")
         if self.classes is None:
             raise ValueError("a classifier needs classes; for logits at every token build ModelConfig(kind='encoder')")
 
@@ -182,11 +200,14 @@ class Classifier(nn.Module):
     def __init__(self, config: ClassifierConfig):
         super().__init__()
         self.config = config
-        self.encoder = Stack(config.layer(), config.vocabulary, config.layers, config.attention, None)
-        self.answer = Answer(config, self.encoder.embedding, config.width)
+        kind = "decoder" if config.causal else "encoder"
+        body = Transformer(config.body or config.layer(kind=kind, layers=config.layers))
+        self.stack = body.encoder or body.decoder
+        self.answer = Answer(config, self.stack.embedding, config.width)
 
     def forward(self, tokens: Tensor, *, keep: Tensor | None = None) -> Prediction:
         """ids [B, T] -> logits [B, classes]"""
         packed, rows = _pack(tokens, keep)
-        out = self.encoder(packed, rows)
-        return Prediction(self.answer(Memory(out.y, None if keep is None else rows.count), keep), out.loss)
+        out = self.stack(packed, rows)
+        logits, pooled = self.answer(Memory(out.y, None if keep is None else rows.count), keep)
+        return Prediction(logits, *second({"encoder": out, "pooling": pooled}))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.attention.base import Memory, Rows, masked_softmax, unpack
 from regard.kernels.dropout import Dropout
 from regard.models.pooling import Answer, EncoderConfig, at_least
-from regard.models.transformer import Block, Prediction, Stack, _pack, settle, through
+from regard.models.transformer import Block, Prediction, Stack, _pack, second, settle, through
 from regard.spec import over_layers
 
 
@@ -109,13 +109,17 @@ class TokenLearner(nn.Module):
     def __init__(self, config: TokenLearnerConfig):
         super().__init__()
         self.config = config
-        specs, before = over_layers(config.attention, config.layers), config.before
-        self.first = Stack(config.layer(), config.vocabulary, before, specs[:before], None)
+        specs, feeds = (over_layers(part, config.layers) for part in (config.attention, config.feedforward))
+        before = config.before
+        self.first = Stack(config.layer(), config.vocabulary, before, specs[:before], None, feeds[:before])
         # pre-norm layers are followed by one norm, behind the last of them
         self.first.norm = nn.Identity()
         self.learner = Learner(config)
         unplaced = config.layer(position="none")
-        self.blocks = nn.ModuleList(Block(unplaced, spec, None) for spec in specs[before:])
+        self.blocks = nn.ModuleList(
+            Block(unplaced, spec, None, feedforward=feed)
+            for spec, feed in zip(specs[before:], feeds[before:], strict=True)
+        )
         settle(self.blocks)
         self.fuser = Fuser(config) if config.classes is None else None
         self.dropout = Dropout(config.dropout)
@@ -128,12 +132,12 @@ class TokenLearner(nn.Module):
         first = self.first(packed, rows)
         z = self.learner(first.y, rows)
         out = through(self.blocks, z, Rows.full(z))
-        losses = [part.loss for part in (first, out) if part.loss is not None]
         y, count = out.y, None
         if self.fuser is not None:
             y = first.y + self.dropout(self.fuser(y, first.y))
             count = None if keep is None else rows.count
-        return Prediction(self.answer(Memory(self.norm(y), count), keep), sum(losses) if losses else None)
+        logits, pooled = self.answer(Memory(self.norm(y), count), keep)
+        return Prediction(logits, *second({"first": first, "learnt": out, "pooling": pooled}))
 
     def map(self, tokens: Tensor, *, keep: Tensor | None = None) -> Tensor:
         """How much of each token goes into each learnt one, [B, S, T]."""

@@ -12,9 +12,10 @@ import math
 import os
 import signal
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -29,6 +30,7 @@ from regard.training.run import Run
 from regard.training.schedule import rate
 
 LOWER_IS_BETTER = ("loss",)
+PLAIN = "plain"  # what a batch tells of its loss; layers tell theirs with their names before a dot
 FIRST_SCALE, LEAST_SCALE, STEPS_TO_DOUBLE = 2.0**16, 2.0**-6, 2000  # of the loss, under float16
 
 
@@ -45,26 +47,31 @@ class Stopped(Exception):
 
 
 class Batches(Protocol):
-    """The batches of an epoch, by their index."""
+    """The batches of an epoch, by their index: a function of nothing but the seed, the epoch and the index."""
 
     def count(self, epoch: int) -> int: ...
 
-    def get(self, epoch: int, index: int) -> Any: ...
+    def get(self, epoch: int, index: int) -> Any:
+        """A NamedTuple of tensors or None on the host, with `to(device)`; `index` among them says which examples."""
 
 
-class Task(Protocol):
-    """What the loop trains: a model, its batches, its loss and its validation."""
+class Trained(Protocol):
+    """What the loop asks of a task."""
 
     model: nn.Module
     batches: Batches
 
-    def loss(self, batch: Any, smoothing: float) -> Loss: ...
+    @abstractmethod
+    def loss(self, batch: Any, smoothing: float) -> Loss:
+        """Sums over what is counted in a batch, tokens for the most part."""
 
+    @abstractmethod
     def tokens(self, batch: Any) -> int:
-        """How many tokens the loss of the batch is a sum over, known to the host."""
+        """How many the loss of the batch is a sum over, known to the host."""
 
-    def evaluate(self, beam: int, check: Callable[[], None]) -> tuple[dict[str, float], list[dict[str, str]]]:
-        """Metrics of the validation and a few samples; calls `check` often, which may raise."""
+    @abstractmethod
+    def evaluate(self, check: Callable[[], None]) -> tuple[dict[str, float], list[dict[str, str]]]:
+        """Metrics of the validation, `loss` among them, and a few samples; calls `check` often, which may raise."""
 
 
 @dataclass
@@ -82,10 +89,12 @@ class State:
     steady: int = 0  # steps since the scale moved
     loss_sum: float = 0.0  # since the last line of the log
     loss_tokens: int = 0
+    statistics: dict[str, Any] = field(default_factory=dict)  # sums of those of the layers, since the same line
+    batches: int = 0  # that they are of
     seconds: float = 0.0
 
 
-def train(task: Task, config: TrainingConfig, run: Run, display: Display) -> State:
+def train(task: Trained, config: TrainingConfig, run: Run, display: Display) -> State:
     """Trains until the steps, the patience or the goal is reached, going on from the newest good checkpoint."""
     return Loop(task, config, run, display).go()
 
@@ -93,7 +102,7 @@ def train(task: Task, config: TrainingConfig, run: Run, display: Display) -> Sta
 class Loop:
     """One run in progress."""
 
-    def __init__(self, task: Task, config: TrainingConfig, run: Run, display: Display):
+    def __init__(self, task: Trained, config: TrainingConfig, run: Run, display: Display):
         self.task, self.config, self.run, self.display = task, config, run, display
         self.device = next(task.model.parameters()).device
         self.width = task.model.config.width
@@ -146,7 +155,8 @@ class Loop:
         tokens = sum(self.task.tokens(batch) for batch in batches)
         scale = state.scale if config.precision == "float16" else 1.0
         weights = [scale / tokens, scale * config.auxiliary / len(batches)]
-        plain = sum(self.backward(batch, weights) for batch in batches)
+        found = [self.backward(batch, weights) for batch in batches]
+        plain = sum(part.pop(PLAIN) for part in found)
         parameters = [part for part in self.task.model.parameters() if part.grad is not None]
         norm = nn.utils.get_total_norm([part.grad for part in parameters], foreach=True) / scale
         size = float(norm)
@@ -162,6 +172,7 @@ class Loop:
                 group["lr"] = learning_rate
             self.optimizer.step()
             self._steady()
+            self._tell(found)
         self._clear()
         state.step += 1
         self.sums["plain"] += plain.double()
@@ -171,13 +182,22 @@ class Loop:
         if state.step % config.log_every == 0:
             self._log(first)
 
-    def _backward(self, batch: Any, weights: list[float] | Tensor) -> Tensor:
-        """Adds the gradients of a batch; weights are those of the loss and of the second losses."""
+    def _backward(self, batch: Any, weights: list[float] | Tensor) -> dict[str, Tensor]:
+        """Adds the gradients of a batch; weights are those of the loss and of the second losses. The plain loss comes
+        back, and what the layers have to tell."""
         with self._precision():
             loss = self.loss(batch if isinstance(weights, Tensor) else batch.to(self.device), self.config.smoothing)
         goal = loss.total * weights[0]
         (goal if loss.second is None else goal + loss.second * weights[1]).backward()
-        return loss.plain
+        return {PLAIN: loss.plain, **(loss.statistics or {})}
+
+    def _tell(self, found: list[dict[str, Tensor]]) -> None:
+        """Adds what the layers tell of each batch."""
+        sums = self.sums["statistics"]
+        for part in found:
+            for name, value in part.items():
+                sums[name] = sums.get(name, 0) + value.double()
+        self.sums["batches"] += len(found)
 
     def _clear(self) -> None:
         if self.records:
@@ -224,13 +244,13 @@ class Loop:
             gradients = [max(sizes, key=lambda name: sizes[name])]
         where = f"weight {weights[0]}" if weights else f"the gradient of {gradients[0]}"
         also = len(weights or gradients) - 1
-        pairs = [int(index) for batch in batches for index in batch.index]
-        shown = ", ".join(map(str, pairs[:10])) + (f" and {len(pairs) - 10} more" if len(pairs) > 10 else "")
+        which = [int(index) for batch in batches for index in batch.index]
+        shown = ", ".join(map(str, which[:10])) + (f" and {len(which) - 10} more" if len(which) > 10 else "")
         names = checkpoint.names(self.run.checkpoints)
         left = f"the last good checkpoint is {names[-1]}" if names else "there is no checkpoint yet"
         raise TrainingError(
             f"step {self.state.step + 1}: {where} is not finite{f' (and {also} more)' if also else ''}; "
-            f"loss {float(plain):g}; epoch {first[0]}, batch {first[1]}, pairs {shown}; nothing was saved of "
+            f"loss {float(plain):g}; epoch {first[0]}, batch {first[1]}, examples {shown}; nothing was saved of "
             f"this step, {left}. A smaller learning_rate, a longer warmup or a smaller clip usually helps"
         )
 
@@ -269,7 +289,7 @@ class Loop:
         self.display.note(f"evaluating at step {state.step} ...", fleeting=True)
         try:
             with torch.inference_mode(), self._precision():
-                metrics, samples = self.task.evaluate(config.beam, self._heed)
+                metrics, samples = self.task.evaluate(self._heed)
         finally:
             self.task.model.train()
         value = metrics[config.metric]
@@ -297,13 +317,16 @@ class Loop:
             "memory": _memory(self.device),
             "seconds": round(now - self.began, 1),
         }
+        if sums["statistics"]:
+            record["layers"] = _by_layer(sums["statistics"], sums["batches"])
         self.run.append(record)
         self.display.logged(record)
         self.sums = self._zero()
 
     def _zero(self) -> dict[str, Any]:
         plain = torch.zeros((), dtype=torch.float64, device=self.device)
-        return {"plain": plain, "tokens": 0, "norm": 0.0, "since": time.monotonic()}
+        since = time.monotonic()
+        return {"plain": plain, "tokens": 0, "norm": 0.0, "statistics": {}, "batches": 0, "since": since}
 
     # checkpoints
 
@@ -314,6 +337,8 @@ class Loop:
                 raise TrainingError(f"step {state.step}: {name} is not finite; nothing was saved")
         state.seconds = time.monotonic() - self.began
         state.loss_sum, state.loss_tokens = float(self.sums["plain"]), self.sums["tokens"]
+        state.statistics = {name: value.tolist() for name, value in self.sums["statistics"].items()}
+        state.batches = self.sums["batches"]
         moments, facts = checkpoint.pack_optimizer(self.optimizer, model)
         tensors = {"model": dict(model.state_dict()), "optimizer": moments}
         checkpoint.write(
@@ -343,6 +368,9 @@ class Loop:
         checkpoint.unpack_optimizer(self.optimizer, self.task.model, found.tensors["optimizer"], facts)
         self.sums["plain"] += self.state.loss_sum
         self.sums["tokens"] += self.state.loss_tokens
+        self.sums["batches"] += self.state.batches
+        for name, value in self.state.statistics.items():
+            self.sums["statistics"][name] = torch.tensor(value, dtype=torch.float64, device=self.device)
         self.run.rewind(self.state.step)
         self.saved = self.state.step
         self.display.note(f"going on from step {self.state.step}")
@@ -354,7 +382,7 @@ class Loop:
             self.task.model.load_state_dict(averaged)
             self.task.model.eval()
             with torch.inference_mode(), self._precision():
-                metrics, _ = self.task.evaluate(self.config.beam, self._heed)
+                metrics, _ = self.task.evaluate(self._heed)
             record = {"event": "average", "step": self.state.step, "epoch": self.state.epoch, **metrics}
             self.run.append(record)
             self.display.evaluated(record, [], False)
@@ -396,6 +424,15 @@ def average(run: Run, count: int, scheduled: Callable[[int], bool] = lambda step
     step = int(names[-1].removeprefix("step-"))
     checkpoint.write(run.checkpoints, "average", {"model": tensors}, {"step": step, "averaged": names})
     return names
+
+
+def _by_layer(sums: dict[str, Tensor], batches: int) -> dict[str, dict[str, Any]]:
+    """Means of what the layers told, {layer: {name: a number or a list of them}}."""
+    layers: dict[str, dict[str, Any]] = {}
+    for whole, value in sums.items():
+        layer, name = whole.rsplit(".", 1)
+        layers.setdefault(layer, {})[name] = (value / batches).round(decimals=4).tolist()
+    return layers
 
 
 def _better(metric: str, value: float, than: float) -> bool:

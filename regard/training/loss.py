@@ -24,34 +24,67 @@ class Loss(NamedTuple):
     plain: Tensor  # -log p(token): what perplexity is made of
     tokens: Tensor  # how many
     second: Tensor | None = None  # the second losses of the layers, already a mean
+    statistics: dict[str, Tensor] | None = None  # of the layers, by name, without gradient
 
 
 def loss(model: nn.Module, batch: Any, smoothing: float = 0.0) -> Loss:
-    """The loss of a sequence-to-sequence model on a batch (source, source_keep, target_in, target_out, target_keep).
-
-    A model with `hidden` and a linear `output` takes the fast way; of any other the logits are asked.
-    """
-    _check(smoothing)
+    """The loss of a sequence-to-sequence model on a batch (source, source_keep, target_in, target_out, target_keep)."""
     keeps = {"keep": batch.source_keep, "target_keep": batch.target_keep}
-    target, keep = batch.target_out, batch.target_keep
+    return _loss(model, (batch.source, batch.target_in), keeps, batch.target_out, batch.target_keep, smoothing)
+
+
+def text_loss(model: nn.Module, batch: Any, smoothing: float = 0.0, *, ignores: bool = False) -> Loss:
+    """The loss of a model that reads one sequence, on a batch (tokens, target, keep). `ignores`: some targets are
+    IGNORED, and the loss is of the others."""
+    keep = batch.keep
+    return _loss(model, (batch.tokens,), {"keep": keep}, batch.target, keep, smoothing, ignores)
+
+
+def hidden_loss(model: nn.Module, batch: Any, smoothing: float = 0.0) -> Loss:
+    """The loss of a model that names hidden tokens, on a batch (tokens, keep, places, targets): only these places are
+    projected. Rows are padded on the right."""
+    _check(smoothing)
+    x, second = model.hidden(batch.tokens, keep=batch.keep)
+    x = x.gather(1, batch.places[..., None].expand(-1, -1, x.shape[2])).flatten(0, 1)
+    target, ignores = batch.targets.flatten(), x.is_cuda
+    if not ignores:
+        asked = target != IGNORED
+        x, target = x[asked], target[asked]
+    total, plain = projected(x, model.output.weight, target, smoothing, model.output.bias, ignores=ignores)
+    return Loss(total, plain, _count(batch.targets, None), second)
+
+
+def _loss(
+    model: nn.Module,
+    inputs: tuple[Tensor, ...],
+    keeps: dict[str, Tensor | None],
+    goal: Tensor,
+    keep: Tensor | None,
+    smoothing: float,
+    ignores: bool = False,
+) -> Loss:
+    """A model with `hidden` and a linear `output` takes the fast way; of any other the logits are asked."""
+    _check(smoothing)
     if not hasattr(model, "hidden"):
-        logits, second = model(batch.source, batch.target_in, **keeps)
-        real = target.flatten() if keep is None else target[keep]
+        logits, second, statistics = model(*inputs, **keeps)
+        real = goal.flatten() if keep is None else goal[keep]
         total, plain = smoothed(logits.flatten(0, 1) if keep is None else logits[keep], real, smoothing)
-        return Loss(total, plain, _count(target, keep), second)
-    x, second = model.hidden(batch.source, batch.target_in, **keeps)
-    x, target, ignores = x.flatten(0, 1), target.flatten(), False
+        return Loss(total, plain, _count(goal, keep), second, statistics)
+    x, second, statistics = model.hidden(*inputs, **keeps)
+    x, target = x.flatten(0, 1), goal.flatten()
     if keep is not None:
-        packed, rows = pack(batch.target_out[..., None], keep)
+        packed, rows = pack(goal[..., None], keep)
         real, target = rows.real().flatten(), packed.flatten()
-        ignores = x.is_cuda
-        if ignores:
+        if x.is_cuda:
             # all positions: to pick the real ones, the host would have to wait for their number
-            target = torch.where(real, target, IGNORED)
+            target, ignores = torch.where(real, target, IGNORED), True
         else:
             x, target = x[real], target[real]
+    if ignores and not x.is_cuda:
+        asked = target != IGNORED
+        x, target, ignores = x[asked], target[asked], False
     total, plain = projected(x, model.output.weight, target, smoothing, model.output.bias, ignores=ignores)
-    return Loss(total, plain, _count(batch.target_out, keep), second)
+    return Loss(total, plain, _count(goal, keep), second, statistics)
 
 
 def smoothed(logits: Tensor, target: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -139,7 +172,8 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _count(target: Tensor, keep: Tensor | None) -> Tensor:
-    return torch.full((), target.numel(), device=target.device) if keep is None else keep.sum()
+    real = target != IGNORED
+    return (real if keep is None else real & keep).sum()
 
 
 def _check(smoothing: float) -> None:

@@ -1,0 +1,422 @@
+"""Classifiers of texts: trained from labelled text, alone or over the layers of a trained model, asked and measured."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from regard import models, task
+from regard.config import ClassifyConfig, LabelledData
+from regard.data.batches import Examples, LabelledBatches, padded, similar
+from regard.data.labelled import Example, Labelled, class_names, class_numbers, read_labelled
+from regard.data.text import hold_out, shown
+from regard.data.tokenizer import Tokenizer
+from regard.metrics.classification import Choice, Report, choose, decide, report
+from regard.training.compact import expand
+from regard.training.loss import Loss, smoothed
+from regard.training.run import Run
+
+FILE = "tokenizer.json"
+TOKENS_AT_ONCE = {"cpu": 8192, "cuda": 65536}  # padded, in a batch that is classified
+SAMPLES = 3  # shown at each evaluation
+INITS = ("masked", "language")  # tasks whose runs a classifier can begin with
+
+
+class Corpus(NamedTuple):
+    """Texts with labels to train on and to validate on, the classes, and what was done to get them."""
+
+    train: list[Example]
+    valid: list[Example]
+    labels: list[str]
+    facts: dict[str, Any]
+
+
+def read_corpus(config: LabelledData, seed: int) -> Corpus:
+    """The texts a config names. Without a validation file, some are held out."""
+    if config.text is None:
+        raise ValueError("training data: give data.text, a .csv, .tsv or .jsonl file, or texts beside data.labels")
+
+    def read(text: str, labels: str | None) -> Labelled:
+        return read_labelled(text, labels, columns=config.columns, skip_bad=config.skip_bad)
+
+    found = read(config.text, config.labels)
+    names = class_names(found.labels, shown(config.labels or config.text))
+    train = list(zip(found.texts, found.labels, strict=True))
+    facts = {"skipped": {reason: part._asdict() for reason, part in found.skipped.items()}}
+    if config.valid_text is not None:
+        found = read(config.valid_text, config.valid_labels)
+        class_numbers(found.labels, names, shown(config.valid_labels or config.valid_text))
+        valid = list(zip(found.texts, found.labels, strict=True))
+        facts["skipped_valid"] = {reason: part._asdict() for reason, part in found.skipped.items()}
+    else:
+        train, valid = hold_out(train, min(config.held_out, len(train) // 10), seed)
+    digest = hashlib.sha256(json.dumps([train, valid, names]).encode()).hexdigest()
+    return Corpus(train, valid, names, facts | {"texts": len(train), "valid": len(valid), "sha256": digest})
+
+
+class Task(task.Task):
+    """Texts in, labels out."""
+
+    name = "classify"
+    about = "A classifier from texts and labels, from scratch or over a trained run of masked or language."
+    examples = (
+        "regard train classify --data.text reviews.csv --out runs/reviews",
+        "regard train classify --data.text train.tsv --data.columns '[sentence, label]' --data.valid_text dev.tsv",
+        "regard train classify --data.text texts.txt --data.labels labels.txt --model.attention performer",
+        "regard train classify --data.text reviews.jsonl.xz --init runs/masked --out runs/tuned",
+        "regard train classify --data.text reviews.csv --data.tokenizer bytes --model.preset perceiver",
+    )
+    use = "classify with: regard classify {run} < texts.txt"
+    config = ClassifyConfig
+    metrics = ("accuracy", "f1", "average_precision", "loss")
+
+    @classmethod
+    def read(cls, config: ClassifyConfig) -> Corpus:
+        return read_corpus(config.data, config.training.seed)
+
+    @classmethod
+    def learn(cls, data: Corpus, config: ClassifyConfig) -> dict[str, Tokenizer]:
+        if config.init is not None:
+            return {FILE: _trained(config.init).tokenizer}
+        lines = [text for text, _ in data.train]
+        return {FILE: Tokenizer.train(lines, config.data.vocabulary, config.data.tokenizer)}
+
+    @classmethod
+    def size(cls, config: ClassifyConfig, tokenizers: dict[str, Tokenizer], data: Corpus) -> Any:
+        body = None if config.init is None else _trained(config.init).size
+        return config.model.resolve(tokenizers[FILE].size, len(data.labels), body)
+
+    @classmethod
+    def build(cls, config: ClassifyConfig, size: Any) -> nn.Module:
+        model = models.build(size)
+        if config.init is not None:
+            stack = f"{size.body.kind}."
+            tensors = expand(Run.open(config.init).find().tensors["model"])
+            own = {name.removeprefix(stack): tensor for name, tensor in tensors.items() if name.startswith(stack)}
+            model.stack.load_state_dict(own)
+        return model
+
+    def __init__(self, config: ClassifyConfig, data: Corpus, tokenizers: dict[str, Tokenizer], model: nn.Module):
+        self.model, self.valid = model, data.valid
+        training = config.training
+        # few shapes, so that the steps can be recorded
+        multiple = 8 if training.graphs and next(model.parameters()).is_cuda else 1
+        longest = min(config.data.maximum_length, training.tokens // multiple * multiple - 2)
+        limit = models.positions(model)
+        longest = longest if limit is None else min(longest, limit - 2)
+        if longest < 1:
+            raise ValueError(f"training.tokens must leave room for a text, got {training.tokens}")
+        self.classifier = Classifier(model, tokenizers[FILE], data.labels, longest)
+        ids = self.classifier.encode([text for text, _ in data.train])
+        self.cut = sum(len(row) == longest + 2 for row in ids)
+        self.batches = LabelledBatches(
+            ids,
+            class_numbers([label for _, label in data.train], data.labels, "the training data"),
+            tokens=training.tokens,
+            seed=training.seed,
+            multiple=multiple,
+            blanked=config.data.blanked,
+        )
+
+    def loss(self, batch: Examples, smoothing: float) -> Loss:
+        logits, second, statistics = self.model(batch.tokens, keep=batch.keep)
+        total, plain = smoothed(logits, batch.labels, smoothing)
+        return Loss(total, plain, torch.full((), len(batch.labels), device=logits.device), second, statistics)
+
+    def tokens(self, batch: Examples) -> int:
+        return len(batch.labels)
+
+    def evaluate(self, check: Callable[[], None]) -> tuple[dict[str, float], list[dict[str, str]]]:
+        texts = [text for text, _ in self.valid]
+        truth, probabilities = self.classifier.answers(self.valid, check=check)
+        found = report(truth, probabilities, self.classifier.labels)
+        metrics = {
+            "loss": mean_loss(truth, probabilities),
+            "accuracy": 100 * found.accuracy,
+            "f1": 100 * found.macro.f1,
+            "average_precision": 100 * (found.average_precision or 0.0),
+        }
+        samples = [
+            {"text": texts[index][:100], "label": self.valid[index][1], "answer": str(answer)}
+            for index, answer in enumerate(map(self.classifier.answer, probabilities[:SAMPLES]))
+        ]
+        return metrics, samples
+
+    def facts(self) -> dict[str, Any]:
+        return {"labels": self.classifier.labels, "longest": self.classifier.longest}
+
+    def files(self) -> dict[str, str]:
+        lines = (json.dumps({"text": text, "label": label}, ensure_ascii=False) for text, label in self.valid)
+        return {"valid.jsonl": "".join(line + "\n" for line in lines)}
+
+    def notes(self) -> list[str]:
+        longest, classifier = self.classifier.longest, self.classifier
+        cut = [f"{self.cut:,} texts of {longest} tokens or more are cut there"] if self.cut else []
+        return [
+            *cut,
+            f"{len(self.batches):,} texts, {len(self.valid):,} to validate on; {len(classifier.labels)} classes; "
+            f"vocabulary {classifier.tokenizer.size:,}",
+        ]
+
+
+class Trained(NamedTuple):
+    """What a classifier takes of a run."""
+
+    tokenizer: Tokenizer
+    size: Any
+
+
+def _trained(folder: str) -> Trained:
+    run = Run.open(folder)
+    parts = task.read_parts(run)
+    if parts.facts.get("task") not in INITS:
+        raise ValueError(f"--init {folder} is a run of {parts.facts.get('task')!r}, expected {' or '.join(INITS)}")
+    (tokenizer,) = parts.tokenizers.values()
+    return Trained(tokenizer, parts.size)
+
+
+class Answer(NamedTuple):
+    """The most probable label of a text, and the probability of each."""
+
+    label: str
+    probability: float
+    probabilities: dict[str, float]
+
+    def __str__(self) -> str:
+        return f"{self.label} ({self.probability:.3f})"
+
+
+class Threshold(NamedTuple):
+    """From which probability on a text is given the label; below, it gets the most probable other one."""
+
+    label: str
+    value: float
+
+
+class Classifier:
+    """A model with its tokenizer and its labels.
+
+    >>> classifier = Classifier.load("runs/reviews")
+    >>> classifier("A fine film.").label
+    'positive'
+    """
+
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer, labels: Sequence[str], longest: int):
+        self.model, self.tokenizer, self.labels = model, tokenizer, list(labels)
+        self.longest = longest  # tokens of a text; more are cut off
+
+    @classmethod
+    def load(cls, folder: str | Path, *, which: str | int | None = None, device: str = "auto") -> "Classifier":
+        """From a run folder. `which` is a checkpoint: best, last, average or a step; None: the average where there is
+        one, else the best."""
+        model, parts, run = task.load(folder, "classify", which=which, device=device)
+        labels, longest = parts.facts.get("labels"), parts.facts.get("longest")
+        named = isinstance(labels, list) and all(isinstance(label, str) for label in labels)
+        if not named or len(labels) != parts.size.classes or not isinstance(longest, int):
+            raise ValueError(f"{run.folder}/run.json is damaged: it does not say the {parts.size.classes} labels")
+        (tokenizer,) = parts.tokenizers.values()
+        return cls(model, tokenizer, labels, longest)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def __call__(self, text: str) -> Answer:
+        return self.answer(self.probabilities([text])[0])
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        numbers: Iterable[int] | None = None,
+        warn: Callable[[str], None] = lambda message: None,
+    ) -> list[list[int]]:
+        """bos, the ids of each text (cut where it is too long), eos. `numbers` are those of the texts in warnings."""
+        rows = self.tokenizer.encode_batch(texts)
+        for number, row in zip(numbers or count(1), rows, strict=False):
+            if len(row) > self.longest:
+                warn(f"text {number}: {len(row)} tokens, only the first {self.longest} are read")
+        return [[self.tokenizer.bos, *row[: self.longest], self.tokenizer.eos] for row in rows]
+
+    def probabilities(
+        self,
+        texts: Sequence[str],
+        *,
+        numbers: Iterable[int] | None = None,
+        warn: Callable[[str], None] = lambda message: None,
+        check: Callable[[], None] = lambda: None,
+    ) -> np.ndarray:
+        """[N, classes]. `check` is called between batches and may raise."""
+        rows = self.encode(texts, numbers=numbers, warn=warn)
+        found = np.zeros((len(rows), len(self.labels)))
+        for group in similar(list(map(len, rows)), TOKENS_AT_ONCE.get(self.device.type, 8192)):
+            check()
+            tokens, keep = padded([rows[number] for number in group], self.device)
+            with torch.inference_mode():
+                logits = self.model(tokens, keep=keep).logits
+            found[group] = logits.double().softmax(1).cpu().numpy()
+        return found
+
+    def answer(self, probabilities: np.ndarray, threshold: Threshold | None = None) -> Answer:
+        best = int(probabilities.argmax())
+        if threshold is not None:
+            index = self.labels.index(threshold.label)
+            others = np.where(np.arange(len(self.labels)) == index, -1.0, probabilities)
+            best = index if probabilities[index] >= threshold.value else int(others.argmax())
+        every = dict(zip(self.labels, map(float, probabilities), strict=True))
+        return Answer(self.labels[best], float(probabilities[best]), every)
+
+    def answers(
+        self,
+        examples: Sequence[Example],
+        *,
+        name: str = "the data",
+        warn: Callable[[str], None] = lambda message: None,
+        check: Callable[[], None] = lambda: None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers of the right classes [N], and the probabilities of all [N, classes]."""
+        truth = class_numbers([label for _, label in examples], self.labels, name)
+        return np.array(truth), self.probabilities([text for text, _ in examples], warn=warn, check=check)
+
+    def classify(
+        self,
+        lines: Iterable[str],
+        *,
+        threshold: Threshold | None = None,
+        at_once: int = 1024,
+        first: int = 1,
+        warn: Callable[[str], None] = lambda message: None,
+    ) -> Iterator[Answer | None]:
+        """The answer to each line, in order; None to a blank one. `first` is the number of the first in warnings."""
+        lines = iter(lines)
+        while some := list(islice(lines, at_once)):
+            real = [number for number, line in enumerate(some) if line.strip()]
+            numbers = [first + number for number in real]
+            found = self.probabilities([some[number] for number in real], numbers=numbers, warn=warn)
+            answers = dict(zip(real, found, strict=True))
+            for number in range(len(some)):
+                yield self.answer(answers[number], threshold) if number in answers else None
+            first += len(some)
+
+    def choose(
+        self,
+        examples: Sequence[Example],
+        *,
+        label: str | None = None,
+        recall: float | None = None,
+        precision: float | None = None,
+    ) -> tuple[Threshold, Choice]:
+        """The threshold of a label (of two, the second unless said otherwise) that reaches a recall or a precision on
+        some examples, and what it does to them."""
+        label = self.positive(label)
+        truth, probabilities = self.answers(examples)
+        index = self.labels.index(label)
+        try:
+            found = choose(truth == index, probabilities[:, index], recall=recall, precision=precision)
+        except ValueError as error:
+            raise ValueError(f"label {label!r}: {error}") from error
+        return Threshold(label, found.threshold), found
+
+    def positive(self, label: str | None) -> str:
+        """The label that a threshold is of."""
+        if label is None and len(self.labels) == 2:
+            return self.labels[1]
+        if label not in self.labels:
+            said = "say which label it is of" if label is None else f"no label is called {label!r}"
+            raise ValueError(f"a threshold is of one label: {said} (--positive); known: {', '.join(self.labels)}")
+        return label
+
+
+def mean_loss(truth: np.ndarray, probabilities: np.ndarray) -> float:
+    """Mean of -log p(right class)."""
+    right = probabilities[np.arange(len(truth)), truth]
+    return float(-np.log(np.maximum(right, np.finfo(np.float64).tiny)).mean())
+
+
+def read_valid(folder: str | Path) -> list[Example]:
+    """The texts a run validates on."""
+    path = Run.open(folder).folder / "valid.jsonl"
+    if not path.exists():
+        raise ValueError(f"{folder} keeps no validation texts: give --data")
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+    return [(record["text"], record["label"]) for record in records]
+
+
+class Evaluation(NamedTuple):
+    """What `regard evaluate` says of a classifier."""
+
+    loss: float
+    report: Report
+    threshold: Threshold | None
+    chosen: Choice | None  # on the validation texts of the run, where the threshold was chosen
+    reached: Choice | None  # on these texts
+
+    def to_json(self) -> dict[str, Any]:
+        values = {"loss": self.loss} | self.report.to_json()
+        if self.threshold is not None:
+            values["threshold"] = self.threshold._asdict() | {
+                "validation": None if self.chosen is None else self.chosen._asdict(),
+                "here": self.reached._asdict(),
+            }
+        return values
+
+    def lines(self) -> list[str]:
+        """For people."""
+        found, score = self.report, "{:<{wide}}  {:>9} {:>9} {:>9} {:>9} {:>9}"
+        wide = max(len("micro"), *(len(label) for label in found.labels))
+        lines = [
+            f"accuracy = {100 * found.accuracy:.2f} %, loss = {self.loss:.4f}, "
+            f"average precision = {_share(found.average_precision)}",
+            "",
+            score.format("", "precision", "recall", "F1", "AP", "examples", wide=wide),
+        ]
+        for part in found.classes:
+            shares = map(_share, (*part.shares, part.average_precision))
+            lines.append(score.format(part.label, *shares, part.count, wide=wide))
+        for name, shares in (("macro", found.macro), ("micro", found.micro)):
+            lines.append(score.format(name, *map(_share, shares), "", found.count, wide=wide))
+        cell = max(6, len(f"{found.confusion.max():,}"), *(min(12, len(label)) for label in found.labels))
+        lines += [
+            "",
+            "truth \\ answer".ljust(max(wide, 14)) + "".join(f"  {name[:12]:>{cell}}" for name in found.labels),
+        ]
+        for label, row in zip(found.labels, found.confusion, strict=True):
+            lines.append(label.ljust(max(wide, 14)) + "".join(f"  {count:>{cell},}" for count in row))
+        if self.threshold is not None:
+            lines += ["", f"{self.threshold.label!r} from probability {self.threshold.value:.6g} on:"]
+            for where, part in (("validation", self.chosen), ("here", self.reached)):
+                if part is not None:
+                    lines.append(
+                        f"  {where:<10}  recall {part.recall:.4f} ({part.right:,} of {part.positives:,} found), "
+                        f"precision {part.precision:.4f} ({part.taken - part.right:,} of {part.taken:,} taken wrongly)"
+                    )
+        return lines
+
+
+def evaluate(
+    classifier: Classifier,
+    examples: Sequence[Example],
+    *,
+    name: str = "the data",
+    threshold: Threshold | None = None,
+    chosen: Choice | None = None,
+    warn: Callable[[str], None] = lambda message: None,
+) -> Evaluation:
+    """Everything about the answers to some examples."""
+    truth, probabilities = classifier.answers(examples, name=name, warn=warn)
+    reached = None
+    if threshold is not None:
+        index = classifier.labels.index(threshold.label)
+        reached = decide(truth == index, probabilities[:, index], threshold.value)
+    found = report(truth, probabilities, classifier.labels)
+    return Evaluation(mean_loss(truth, probabilities), found, threshold, chosen, reached)
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

@@ -1,0 +1,1 @@
+"""Feed-forward layers: one file each. Read base.py, then dense.py."""

@@ -1,0 +1,198 @@
+"""Hugging Face folders: config.json and safetensors into a model of ours, and back.
+
+Only safetensors are read. `.bin` and `.pt` files are pickles, which can run code, and are refused.
+"""
+
+import json
+import re
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from regard import models
+from regard.interop.families import Family, Tensors, Values, choose, find, option, relaid
+from regard.models.transformer import ModelConfig
+from regard.spec import POSITIONS
+
+CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+LIMIT = 64 * 2**20  # bytes of a JSON file
+
+
+class Model(NamedTuple):
+    """A model as a config and its parameters; and of its family what is not in these."""
+
+    config: ModelConfig
+    tensors: Tensors
+    family: Family
+    values: Values  # all of their config.json
+    notes: list[str]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > LIMIT:
+            raise ValueError(f"{path} has more than {LIMIT:,} bytes: not a file of settings")
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not readable JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(values).__name__}")
+    return values
+
+
+class Weights:
+    """The tensors of a folder by name, in one file or several; each is read when it is asked for."""
+
+    def __init__(self, folder: Path, files: ExitStack):
+        self.path = folder
+        names = [SINGLE]
+        if (folder / INDEX).is_file():
+            placed = read_json(folder / INDEX).get("weight_map")
+            if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
+                raise ValueError(f"{folder / INDEX} does not say in which file each tensor is")
+            names = sorted(set(placed.values()))
+            for name in names:
+                if Path(name).name != name or not name.endswith(".safetensors"):
+                    raise ValueError(f"{folder / INDEX} names {name!r}, which is not a safetensors file beside it")
+        elif not (folder / SINGLE).is_file():
+            pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+            if pickles:
+                raise ValueError(
+                    f"{folder} has its weights in {pickles[0]}, a pickle, which can run code when it is opened: it is "
+                    f"not read. Ask for {SINGLE}, or write one with save_pretrained of transformers"
+                )
+            raise ValueError(f"{folder} has no {SINGLE} and no {INDEX}")
+        self.files = {}
+        for name in names:
+            try:
+                file = files.enter_context(safe_open(folder / name, "pt"))
+            except (SafetensorError, OSError) as error:
+                raise ValueError(f"{folder / name} is not a readable safetensors file: {error}") from error
+            self.files |= dict.fromkeys(file.keys(), file)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.files[name].get_tensor(name)
+
+
+def read(folder: str | Path) -> Model:
+    """The model in a folder that `save_pretrained` wrote."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}")
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder} has no {CONFIG}: it is not a model of Hugging Face")
+    values = read_json(folder / CONFIG)
+    family = find(values.get("model_type"))
+    with ExitStack() as files:
+        weights = Weights(folder, files)
+        try:
+            return assembled(family, values, weights)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{folder / CONFIG} is not that of a {family.name} model: {error!r}") from error
+
+
+def assembled(family: Family, values: Values, weights: Weights) -> Model:
+    """Our parameters from their tensors; all of ours must be there, and all of theirs must be known."""
+    # old files call the numbers of a norm gamma and beta
+    old = {".gamma": ".weight", ".beta": ".bias"}
+    named = {
+        re.sub(r"\.(gamma|beta)$", lambda found: old[found[0]], name.removeprefix(family.prefix)): name
+        for name in weights.files
+    }
+    config = family.config(values, set(named))
+    expected = shapes(config)
+    tensors: Tensors = {}
+    for theirs, ours, form in family.links(config, values):
+        if theirs not in named:
+            raise ValueError(f"{weights.path} lacks the tensor {theirs!r} that a {family.name} model has")
+        for name, part in zip(ours, form.read(weights[named.pop(theirs)]), strict=True):
+            if tuple(part.shape) != expected[name]:
+                raise ValueError(
+                    f"{theirs!r} in {weights.path} gives {list(part.shape)}, its config {list(expected[name])}"
+                )
+            # in memory of its own, not as a part of the whole that was read
+            tensors[name] = part.float().clone(memory_format=torch.contiguous_format)
+    tied = {name for name in named if re.fullmatch(r".*(lm_head|decoder|vocab_projector)\.weight", name)}
+    spare = {name for name in named if any(re.fullmatch(pattern, name) for pattern in family.spare)}
+    unknown = sorted(set(named) - spare - (tied if config.tied else set()))
+    if unknown:
+        raise ValueError(
+            f"{weights.path} has tensors that are not known of {family.name}, such as {unknown[0]!r}: "
+            f"{', '.join(values.get('architectures') or ['its architecture'])} cannot be imported as it is"
+        )
+    notes = [f"left out, of no use here: {', '.join(sorted(spare))}"] if spare else []
+    return Model(config, completed(config, tensors), family, values, notes)
+
+
+def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        return {name: tuple(part.shape) for name, part in models.build(config).state_dict().items()}
+
+
+def completed(config: ModelConfig, tensors: Tensors) -> Tensors:
+    """All names of a model, also those that share a tensor with another."""
+    with torch.device("meta"):
+        state = models.build(config).state_dict(keep_vars=True)
+    shared = {id(part): tensors[name] for name, part in state.items() if name in tensors}
+    missing = [name for name, part in state.items() if id(part) not in shared]
+    if missing:
+        raise ValueError(f"nothing was read for the parameter {missing[0]!r} of the model")
+    return {name: shared[id(part)] for name, part in state.items()}
+
+
+def write(
+    folder: str | Path,
+    config: ModelConfig,
+    tensors: Tensors,
+    *,
+    special: Values | None = None,
+    family: str | None = None,
+) -> Family:
+    """A folder that `from_pretrained` opens. `special` are settings of theirs that have no counterpart in ours, such as
+    the ids of special tokens."""
+    special = special or {}
+    chosen = choose(config, special, family)
+    values = chosen.values(config, special)
+    links = list(chosen.links(config, values))
+    theirs = chosen.config(values, {link.theirs for link in links})
+    tensors = relaid(config, tensors, option(POSITIONS, theirs.position, "layout"))
+    # a model without a head has no prefix
+    prefix = "" if values["architectures"][0].endswith("Model") and config.head == "none" else chosen.prefix
+    heads = {link.theirs for link in links if link.ours[0].startswith(("output.", "transform."))}
+    written = {}
+    for link in links:
+        parts = tuple(_own(name, tensors) for name in link.ours)
+        name = link.theirs if link.theirs in heads else prefix + link.theirs
+        written[name] = link.form.write(parts).contiguous()
+    written |= {prefix + name: part for name, part in chosen.constants(config, values).items()}
+    folder = vacant(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(written, folder / SINGLE, metadata={"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return chosen
+
+
+def vacant(folder: str | Path) -> Path:
+    """Where a new folder may be made: nothing is there, or an empty folder."""
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file, not a folder to write to")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty: choose another --out")
+    return folder
+
+
+def _own(name: str, tensors: Tensors) -> Tensor:
+    """A parameter; a bias that the model does without is zero."""
+    if name in tensors or not name.endswith(".bias"):
+        return tensors[name]
+    weight = tensors[name.removesuffix("bias") + "weight"]
+    return weight.new_zeros(weight.shape[0])

@@ -1,0 +1,250 @@
+"""Published models as runs, and runs as what others open: `regard import` and `regard export`."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import tokenizers as library
+from tokenizers import AddedToken, decoders, pre_tokenizers, processors
+from tokenizers import models as vocabularies
+
+from regard import __version__, task
+from regard.data.published import Published
+from regard.data.tokenizer import SPECIAL, Tokenizer
+from regard.interop import huggingface, llama2c
+from regard.interop.families import Values, longest
+from regard.interop.vocabularies import read_tokenizers
+from regard.models.transformer import ModelConfig
+from regard.training import checkpoint
+from regard.training.compact import expand
+from regard.training.run import Run
+
+Format = Literal["huggingface", "ctranslate2"]
+LONGEST = 512  # tokens of a text, where nothing says how many a model was trained for
+CARRIED = "published"  # the folder of a run for the files that its tokenizer came from
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "target_vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "source.spm",
+    "target.spm",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+
+class Imported(NamedTuple):
+    """What was found, and what is said of it."""
+
+    run: Run
+    task: str
+    config: ModelConfig
+    parameters: int
+    notes: list[str]
+
+
+def import_model(source: str | Path, out: str | Path, tokenizer: str | Path | None = None) -> Imported:
+    """A run folder from a Hugging Face folder, or from a llama2.c file with its tokenizer. Nothing is written before
+    all of it is read."""
+    source = Path(source)
+    Run.vacant(out)
+    if source.is_dir():
+        found = huggingface.read(source)
+        place = source if tokenizer is None else Path(tokenizer)
+        if not place.is_dir():
+            raise ValueError(f"--tokenizer must be a folder with the files of a tokenizer, got {place}")
+        carried = [place / name for name in TOKENIZER_FILES if (place / name).is_file()]
+        config, tensors, notes = found.config, found.tensors, found.notes
+        tokenizers = read_tokenizers(place, found.values, config.vocabulary, config.target_vocabulary)
+        kind = found.family.task
+        facts = _facts(kind, found.values, config, tokenizers)
+        facts["published"] = {"family": found.family.name}
+    elif source.is_file():
+        config, tensors, length = llama2c.read(source)
+        if tokenizer is None:
+            raise ValueError(f"{source} holds no tokenizer: give the tok*.bin that belongs to it as --tokenizer")
+        tokenizers, notes, carried = {"tokenizer.json": llama2c.read_tokenizer(tokenizer, config.vocabulary)}, [], []
+        kind = "language"
+        facts = {"length": length, "start": tokenizers["tokenizer.json"].bos, "apart": False, "documents": "file"}
+        facts["published"] = {"family": "llama2.c"}
+    else:
+        raise ValueError(f"there is no folder and no file {source}")
+    run = Run.create(out)
+    for name, part in tokenizers.items():
+        part.save(run.folder / name)
+    for path in carried:
+        (run.folder / CARRIED).mkdir(exist_ok=True)
+        shutil.copyfile(path, run.folder / CARRIED / path.name)
+    checkpoint.write(run.checkpoints, checkpoint.step_name(0), {"model": tensors}, {"step": 0})
+    parameters = sum(part.numel() for part in {id(part): part for part in tensors.values()}.values())
+    run.write_json(
+        "run.json",
+        {
+            "task": kind,
+            "regard": __version__,
+            "model": dataclasses.asdict(config),
+            **facts,
+            "parameters": parameters,
+            "tokenizers": {name: checkpoint.digest(run.folder / name) for name in tokenizers},
+        },
+    )
+    return Imported(run, kind, config, parameters, notes)
+
+
+def _facts(kind: str, values: Values, config: ModelConfig, tokenizers: dict[str, Published]) -> dict[str, Any]:
+    """What a task has to know of its runs beside the model."""
+    said = values.get("max_position_embeddings", values.get("n_positions", LONGEST))
+    length = longest(config) or int(said)
+    if kind == "translate":
+        return {"longest": min(length, LONGEST)}
+    (tokenizer,) = tokenizers.values()
+    if tokenizer.eos is None or (kind == "masked" and tokenizer.bos is None):
+        raise ValueError("the tokenizer does not say which token ends a text (and, of an encoder, which one opens it)")
+    if kind == "masked":
+        return {"length": length, "documents": "line", "apart": True, "masked": 0.15, "whole_words": False}
+    # what the tokenizer itself puts before a text
+    opened = tokenizer.library.encode("a").ids
+    start = tokenizer.bos if opened and opened[0] == tokenizer.bos else None
+    return {"length": length, "start": start, "apart": False, "documents": "file"}
+
+
+class Exported(NamedTuple):
+    folder: Path
+    family: str
+    notes: list[str]
+
+
+def export_run(
+    folder: str | Path, out: str | Path, format: Format, *, which: str | int | None = None, family: str | None = None
+) -> Exported:
+    """What others open, from a run."""
+    run = Run.open(folder)
+    parts = task.read_parts(run)
+    config = parts.size
+    if not isinstance(config, ModelConfig):
+        raise ValueError(f"{run.folder} is a model of kind {config.kind!r}: only Transformers have a form of others")
+    tensors = expand(run.find(which).tensors["model"])
+    notes = ["the aligner is left out: it takes no part in translating"] if config.aligner else []
+    target = huggingface.vacant(out)
+    if format == "ctranslate2":
+        from regard.interop import ctranslate2
+
+        if parts.facts.get("task") != "translate":
+            raise ValueError(
+                f"CTranslate2 takes translators here, and {run.folder} is a run of {parts.facts['task']!r}"
+            )
+        ctranslate2.write(target, config, tensors, _sides(parts.tokenizers), int(parts.facts["longest"]))
+        chosen = "ctranslate2"
+    else:
+        family = family or _family(parts.facts)
+        special = _special(parts)
+        chosen = huggingface.write(target, config, tensors, special=special, family=family).name
+        _write_generation(target, parts, special)
+    carried = run.folder / CARRIED
+    if carried.is_dir() and format == "huggingface":
+        for path in sorted(carried.iterdir()):
+            shutil.copyfile(path, target / path.name)
+    else:
+        _write_tokenizers(target, parts)
+    return Exported(target, chosen, notes)
+
+
+def _family(facts: dict[str, Any]) -> str | None:
+    """The family that a run was imported from, where that is one of Hugging Face."""
+    published = facts.get("published")
+    name = published.get("family") if isinstance(published, dict) else None
+    return None if name == "llama2.c" else name
+
+
+def _sides(tokenizers: dict[str, Tokenizer]) -> tuple[Tokenizer, Tokenizer]:
+    source = tokenizers["source.json"]
+    return source, tokenizers.get("target.json", source)
+
+
+def _special(parts: task.Parts) -> Values:
+    """The settings of theirs that come from tokenizers and lengths."""
+    *_, tokenizer = parts.tokenizers.values()
+    ids = {f"{name}_token_id": getattr(tokenizer, name) for name in ("pad", "bos", "eos")}
+    if parts.facts["task"] == "translate":
+        # room for the longest translation: 1.5 times the source, and 10
+        return ids | {
+            "decoder_start_token_id": tokenizer.bos,
+            "forced_eos_token_id": None,
+            "max_position_embeddings": 2 * int(parts.facts["longest"]) + 16,
+        }
+    return ids | {"max_position_embeddings": int(parts.facts["length"])}
+
+
+def _write_generation(folder: Path, parts: task.Parts, special: Values) -> None:
+    """How their `generate` begins and ends a text."""
+    if parts.facts["task"] == "masked":
+        return
+    settings = {name: special[name] for name in special if name.endswith("_token_id") and special[name] is not None}
+    if parts.facts["task"] == "translate":
+        never = {special["pad_token_id"], special["bos_token_id"]} - {special["eos_token_id"], None}
+        settings |= {"max_length": special["max_position_embeddings"], "bad_words_ids": [[id] for id in sorted(never)]}
+    _write_json(folder / "generation_config.json", settings)
+
+
+def _write_tokenizers(folder: Path, parts: task.Parts) -> None:
+    """tokenizer.json for the `tokenizers` library and for Hugging Face; that of the target, where it has one, in a
+    folder of its own."""
+    for name, tokenizer in parts.tokenizers.items():
+        place = folder / "target" if name == "target.json" else folder
+        place.mkdir(exist_ok=True)
+        content = tokenizer.content if isinstance(tokenizer, Published) else published(tokenizer, parts.facts)
+        _write_json(place / "tokenizer.json", content)
+        settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        for role in ("pad", "unk", "bos", "eos", "mask"):
+            id = getattr(tokenizer, role, None)
+            if id is not None:
+                settings[f"{role}_token"] = tokenizer.names([id])[0]
+        _write_json(place / "tokenizer_config.json", settings)
+
+
+def published(tokenizer: Tokenizer, facts: dict[str, Any]) -> dict[str, Any]:
+    """A tokenizer of ours as a tokenizer.json, which puts the special tokens around a text that the task wants there.
+    Every text has the same ids; of kinds that forget white space, the text of ids is theirs with single spaces."""
+    ids = {name: id for id, name in enumerate([*SPECIAL, *tokenizer.vocabulary])}
+    if tokenizer.kind in ("bpe", "bytes"):
+        content = json.loads((tokenizer.bpe if tokenizer.kind == "bpe" else tokenizer.bare).to_str())
+        content["model"]["vocab"] = ids
+        made = library.Tokenizer.from_str(json.dumps(content))
+        if tokenizer.kind == "bpe":
+            made.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    else:
+        made = library.Tokenizer(vocabularies.WordLevel(ids, SPECIAL[tokenizer.unk]))
+        letters = tokenizer.kind == "characters"
+        pattern = r"[\s\S]" if letters else r"\n|\S+" if tokenizer.kind == "words" else r"\S+"
+        made.pre_tokenizer = pre_tokenizers.Split(library.Regex(pattern), "removed", invert=True)
+        if letters:
+            made.decoder = decoders.Fuse()
+    made.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL])
+    before, after = _frame(tokenizer, facts)
+    template = [*(SPECIAL[id] for id in before), "$A", *(SPECIAL[id] for id in after)]
+    made.post_processor = processors.TemplateProcessing(
+        single=" ".join(template), special_tokens=[(SPECIAL[id], id) for id in {*before, *after}]
+    )
+    return json.loads(made.to_str())
+
+
+def _frame(tokenizer: Tokenizer, facts: dict[str, Any]) -> tuple[list[int], list[int]]:
+    """The special ids before and after a text."""
+    if facts["task"] == "translate":
+        return [], [tokenizer.eos]
+    if facts["task"] == "masked":
+        return ([tokenizer.bos], [tokenizer.eos]) if facts.get("apart") else ([tokenizer.eos], [])
+    start = facts.get("start")
+    return ([] if start is None else [start]), []
+
+
+def _write_json(path: Path, values: Values) -> None:
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,176 @@
+"""How good the answers of a classifier are: counted by scikit-learn, gathered here.
+
+Truth and answers are numbers of classes, 0 to C - 1; probabilities are [N, C]. A share of nothing (the precision of a
+class that nobody answers) is 0, as scikit-learn counts it; the average precision of a class that nothing belongs to is
+None.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Shares(NamedTuple):
+    """precision: how many of those taken are right; recall: how many of those that are right were taken; F1 is their
+    harmonic mean."""
+
+    precision: float
+    recall: float
+    f1: float
+
+
+class ClassScore(NamedTuple):
+    """One class against all others."""
+
+    label: str
+    shares: Shares
+    average_precision: float | None  # the area under its precision-recall curve, summed in steps
+    count: int  # examples that belong to it
+
+
+class Curve(NamedTuple):
+    """Precision and recall of a class when it is answered from a threshold of its probability on, lowest first."""
+
+    thresholds: np.ndarray
+    precision: np.ndarray
+    recall: np.ndarray
+
+
+class Report(NamedTuple):
+    """All that is said of a set of answers."""
+
+    labels: list[str]
+    count: int
+    accuracy: float
+    confusion: np.ndarray  # [truth, answer]
+    classes: list[ClassScore]
+    macro: Shares  # the mean over the classes
+    micro: Shares  # of all decisions together; each example having one class, all three are the accuracy
+    average_precision: float | None  # the mean over the classes that something belongs to
+    curves: list[Curve | None]  # of each class
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, without the curves."""
+        return {
+            "examples": self.count,
+            "accuracy": self.accuracy,
+            "macro": self.macro._asdict(),
+            "micro": self.micro._asdict(),
+            "average_precision": self.average_precision,
+            "labels": self.labels,
+            "confusion": self.confusion.tolist(),
+            "classes": {
+                score.label: score.shares._asdict()
+                | {"average_precision": score.average_precision, "examples": score.count}
+                for score in self.classes
+            },
+        }
+
+
+class Choice(NamedTuple):
+    """A threshold and what it does to the examples it was tried on."""
+
+    threshold: float
+    precision: float
+    recall: float
+    taken: int
+    right: int
+    positives: int
+
+
+def report(truth: Sequence[int], probabilities: np.ndarray, labels: Sequence[str]) -> Report:
+    """Every measure of the most probable answers, and the curves behind them."""
+    from sklearn.metrics import accuracy_score, confusion_matrix, precision_recall_fscore_support
+
+    truth, probabilities = _checked(truth, probabilities, len(labels))
+    answers, every = probabilities.argmax(1), range(len(labels))
+    each = precision_recall_fscore_support(truth, answers, labels=list(every), zero_division=0)
+    whole = {
+        how: Shares(
+            *map(
+                float,
+                precision_recall_fscore_support(truth, answers, labels=list(every), average=how, zero_division=0)[:3],
+            )
+        )
+        for how in ("macro", "micro")
+    }
+    curves = [curve(truth == index, probabilities[:, index]) for index in every]
+    areas = [average_precision(truth == index, probabilities[:, index]) for index in every]
+    known = [area for area in areas if area is not None]
+    return Report(
+        labels=list(labels),
+        count=len(truth),
+        accuracy=float(accuracy_score(truth, answers)),
+        confusion=confusion_matrix(truth, answers, labels=list(every)),
+        classes=[
+            ClassScore(
+                labels[index], Shares(*(float(part[index]) for part in each[:3])), areas[index], int(each[3][index])
+            )
+            for index in every
+        ],
+        macro=whole["macro"],
+        micro=whole["micro"],
+        average_precision=sum(known) / len(known) if known else None,
+        curves=curves,
+    )
+
+
+def curve(positive: np.ndarray, scores: np.ndarray) -> Curve | None:
+    """One point for each score that occurs: taken is what scores at least so much. None where nothing is positive."""
+    from sklearn.metrics import precision_recall_curve
+
+    if not positive.any():
+        return None
+    precision, recall, thresholds = precision_recall_curve(positive, scores)
+    # the last point, which takes nothing, has no threshold
+    return Curve(thresholds, precision[:-1], recall[:-1])
+
+
+def average_precision(positive: np.ndarray, scores: np.ndarray) -> float | None:
+    from sklearn.metrics import average_precision_score
+
+    return float(average_precision_score(positive, scores)) if positive.any() else None
+
+
+def choose(
+    positive: np.ndarray, scores: np.ndarray, *, recall: float | None = None, precision: float | None = None
+) -> Choice:
+    """The threshold with the best precision among those that reach the recall, or the best recall among those that
+    reach the precision. One that nothing reaches is an error that says how far one can get."""
+    if (recall is None) == (precision is None):
+        raise ValueError("a threshold is chosen for a recall or for a precision: give one of them")
+    name, wanted = ("recall", recall) if precision is None else ("precision", precision)
+    if not 0 < wanted <= 1:
+        raise ValueError(f"a wanted {name} is above 0 and at most 1, got {wanted:g}")
+    found = curve(np.asarray(positive, bool), np.asarray(scores, np.float64))
+    if found is None:
+        raise ValueError("no example belongs to the class, so no threshold can be chosen for it")
+    reached, better = (found.recall, found.precision) if precision is None else (found.precision, found.recall)
+    fits = np.flatnonzero(reached >= wanted)
+    if not len(fits):
+        raise ValueError(f"no threshold reaches {name} {wanted:g}: the most is {reached.max():.4f}")
+    # of equally good ones, the one that also has more of what was wanted
+    best = max(fits, key=lambda index: (better[index], reached[index]))
+    return decide(positive, scores, float(found.thresholds[best]))
+
+
+def decide(positive: np.ndarray, scores: np.ndarray, threshold: float) -> Choice:
+    """What a threshold does: taken are the examples that score at least so much."""
+    positive, taken = np.asarray(positive, bool), np.asarray(scores) >= threshold
+    right, count, positives = int((positive & taken).sum()), int(taken.sum()), int(positive.sum())
+    return Choice(threshold, right / max(1, count), right / max(1, positives), count, right, positives)
+
+
+def _checked(truth: Sequence[int], probabilities: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    truth, probabilities = np.asarray(truth, np.int64), np.asarray(probabilities, np.float64)
+    if not len(truth) or probabilities.shape != (len(truth), classes):
+        raise ValueError(
+            f"a report needs one probability of each of {classes} classes for each of at least one example, "
+            f"got {list(probabilities.shape)} for {len(truth)}"
+        )
+    if truth.min() < 0 or truth.max() >= classes:
+        raise ValueError(f"classes are 0 to {classes - 1}, got {truth.min()} to {truth.max()}")
+    if not np.isfinite(probabilities).all():
+        raise ValueError("some probabilities are not finite: the model is broken")
+    return truth, probabilities

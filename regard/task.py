@@ -1,0 +1,291 @@
+"""What a model is trained for. A task is one file with one class `Task` on the class below, and one line in TASKS.
+
+    train    reads the data, learns the tokenizers, builds the model, writes the run folder, and trains
+    resume   opens the run folder, reads the data again, and goes on
+    load     opens the run folder for use: the model and its tokenizers, nothing of the training
+
+Which of its tasks a run folder belongs to is written in its run.json.
+"""
+
+import dataclasses
+import importlib
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import torch
+import yaml
+from torch import nn
+
+from regard import __version__, models
+from regard.config import from_json
+from regard.data.tokenizer import Tokenizer
+from regard.kernels.packed import pack_linears
+from regard.training import checkpoint, loop
+from regard.training.compact import compact, expand
+from regard.training.display import Display
+from regard.training.loop import State
+from regard.training.run import Run
+
+TASKS = {  # in which module
+    "translate": "regard.translation",
+    "language": "regard.language",
+    "masked": "regard.masked",
+    "classify": "regard.classification",
+}
+
+
+class Data(Protocol):
+    """What a task trains and validates on. The `sha256` among its facts tells whether it is still the same."""
+
+    facts: dict[str, Any]
+
+
+class Task(loop.Trained, ABC):
+    """One kind of run: what its command line, its run folder and the training loop ask of it.
+
+    The class says how data, tokenizers and model come to be. An instance has them all, and what the loop asks for:
+    `model`, `batches`, `loss`, `tokens` and `evaluate` (training/loop.py).
+    """
+
+    name: ClassVar[str]
+    about: ClassVar[str]  # one sentence for the help
+    examples: ClassVar[tuple[str, ...]]  # command lines
+    use: ClassVar[str]  # what to do with a finished run, with {run} for its folder
+    config: ClassVar[type]  # a dataclass with out, data, model and training
+    metrics: ClassVar[tuple[str, ...]]  # names in the result of `evaluate` that training.metric may be
+
+    @classmethod
+    @abstractmethod
+    def read(cls, config: Any) -> Data:
+        """The data that a config names."""
+
+    @classmethod
+    @abstractmethod
+    def learn(cls, data: Any, config: Any) -> dict[str, Tokenizer]:
+        """The tokenizers of a new run, by the names of their files."""
+
+    @classmethod
+    @abstractmethod
+    def size(cls, config: Any, tokenizers: dict[str, Tokenizer], data: Any) -> Any:
+        """The config of the model of a new run."""
+
+    @classmethod
+    def build(cls, config: Any, size: Any) -> nn.Module:
+        """The model before its first step: drawn at random, where nothing else is said."""
+        return models.build(size)
+
+    @abstractmethod
+    def __init__(self, config: Any, data: Any, tokenizers: dict[str, Tokenizer], model: nn.Module):
+        """Everything ready for the first step, on the model's device."""
+
+    # what the run folder keeps beside config, tokenizers and checkpoints
+
+    def facts(self) -> dict[str, Any]:
+        """What has to be known of the task to use the model, for run.json."""
+        return {}
+
+    def files(self) -> dict[str, str]:
+        """Texts by the names of their files."""
+        return {}
+
+    def notes(self) -> list[str]:
+        """What is said before the first step."""
+        return []
+
+
+def find(name: Any) -> type[Task]:
+    """The class of a task."""
+    if name not in TASKS:
+        raise ValueError(f"no task {name!r}; known: {', '.join(TASKS)}")
+    return importlib.import_module(TASKS[name]).Task
+
+
+def of(run: Run) -> type[Task]:
+    """The class of the task that a run folder belongs to."""
+    name = run.read_json("run.json").get("task")
+    if name not in TASKS:
+        raise ValueError(f"{run.folder} is a run of {name!r}, which is none of {', '.join(TASKS)}")
+    return find(name)
+
+
+def train(task: type[Task], config: Any, display: Display) -> State:
+    """`regard train`: a new run. Nothing is written before all is known to fit."""
+    _check_metric(task, config)
+    Run.vacant(config.out)
+    data = task.read(config)
+    tokenizers = task.learn(data, config)
+    size = task.size(config, tokenizers, data)
+    ready = _ready(task, config, data, tokenizers, size)
+    run = Run.create(config.out)
+    for name, tokenizer in tokenizers.items():
+        tokenizer.save(run.folder / name)
+    for name, text in ready.files().items():
+        run.write_text(name, text)
+    run.write_text("config.yaml", _yaml(config))
+    facts = {
+        "task": task.name,
+        "regard": __version__,
+        "model": dataclasses.asdict(size),
+        **ready.facts(),
+        "parameters": sum(part.numel() for part in ready.model.parameters()),
+        "tokenizers": {name: checkpoint.digest(run.folder / name) for name in tokenizers},
+        "data": data.facts,
+    }
+    run.write_json("run.json", facts)
+    return _go(ready, data, config, run, display)
+
+
+def resume(folder: str | Path, display: Display, steps: int | None = None) -> State:
+    """`regard resume`: goes on with a run, or makes a finished one longer."""
+    run = Run.open(folder)
+    task, config = of(run), read_config(run)
+    if steps is not None:
+        config = dataclasses.replace(config, training=dataclasses.replace(config.training, steps=steps))
+    parts = read_parts(run)
+    data = task.read(config)
+    if data.facts["sha256"] != parts.facts.get("data", {}).get("sha256"):
+        raise ValueError(f"the training data of {run.folder} has changed since the run began: it cannot go on exactly")
+    ready = _ready(task, config, data, parts.tokenizers, parts.size)
+    if steps is not None:
+        run.write_text("config.yaml", _yaml(config))
+    return _go(ready, data, config, run, display)
+
+
+def _ready(task: type[Task], config: Any, data: Data, tokenizers: dict[str, Tokenizer], size: Any) -> Task:
+    device = pick_device(config.training.device, config.training.precision)
+    torch.manual_seed(config.training.seed)
+    return task(config, data, tokenizers, task.build(config, size).to(device))
+
+
+def _go(task: Task, data: Data, config: Any, run: Run, display: Display) -> State:
+    if config.training.threads is not None:
+        torch.set_num_threads(config.training.threads)
+    for name, part in data.facts.items():
+        if name.startswith("skipped"):
+            for reason, skipped in part.items():
+                display.note(f"left out {skipped['count']} lines: {reason}, first at {skipped['first']}")
+    count, device = (sum(part.numel() for part in task.model.parameters()), next(task.model.parameters()).device)
+    *before, last = task.notes()
+    for note in (*before, f"{last}; {count:,} parameters on {device}; {run.folder}"):
+        display.note(note)
+    return loop.train(task, config.training, run, display)
+
+
+def _check_metric(task: type[Task], config: Any) -> None:
+    if config.training.metric not in task.metrics:
+        known = ", ".join(task.metrics)
+        raise ValueError(f"training.metric of {task.name} must be one of {known}, got {config.training.metric!r}")
+
+
+class Parts(NamedTuple):
+    """What a run folder says of its model."""
+
+    facts: dict[str, Any]  # all of run.json
+    size: Any  # the config of the model
+    tokenizers: dict[str, Tokenizer]  # by the names of their files
+
+
+def read_parts(run: Run, task: str | None = None) -> Parts:
+    """Sizes and tokenizers of a run (of a task); what does not belong together is an error in words."""
+    facts = run.read_json("run.json")
+    if task is not None and facts.get("task") != task:
+        raise ValueError(f"{run.folder} is a run of {facts.get('task')!r}, not of {task!r}")
+    if not isinstance(facts.get("model"), dict):
+        raise ValueError(f"{run.folder}/run.json is damaged: it does not say the sizes of the model")
+    size = from_json(models.config_class(facts["model"]), facts["model"])
+    tokenizers = {}
+    for name in tokenizer_names(run):
+        tokenizers[name] = Tokenizer.load(run.folder / name)
+        expected = (name == "target.json" and size.target_vocabulary) or size.vocabulary
+        digest = facts.get("tokenizers", {}).get(name)
+        if tokenizers[name].size != expected or (digest and digest != checkpoint.digest(run.folder / name)):
+            raise ValueError(
+                f"{run.folder}/{name} is not the tokenizer of this run: "
+                f"it has {tokenizers[name].size} tokens, the model {expected}"
+            )
+    return Parts(facts, size, tokenizers)
+
+
+def tokenizer_names(run: Run) -> list[str]:
+    """The files of a run that hold its tokenizers; before 0.2 run.json did not name them."""
+    named = run.read_json("run.json").get("tokenizers")
+    return list(named) if named else [name for name in ("source.json", "target.json") if (run.folder / name).exists()]
+
+
+class Loaded(NamedTuple):
+    """A model that was trained, on its device, and what its run folder says of it. It is not for training on."""
+
+    model: nn.Module
+    parts: Parts
+    run: Run
+
+
+def load(folder: str | Path, task: str, *, which: str | int | None = None, device: str = "auto") -> Loaded:
+    """From a run folder. `which` is a checkpoint: best, last, average or a step; None: the average where there is one,
+    else the best."""
+    run = Run.open(folder)
+    parts = read_parts(run, task)
+    model = models.build(parts.size)
+    try:
+        model.load_state_dict(expand(run.find(which).tensors["model"]))
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"the checkpoint does not fit the sizes in {run.folder}/run.json: {reason}") from error
+    model = model.to(pick_device(device)).eval()
+    if next(model.parameters()).device.type == "cpu":
+        pack_linears(model)
+    return Loaded(model, parts, run)
+
+
+def read_config(run: Run) -> Any:
+    """What a run was begun with."""
+    path = run.folder / "config.yaml"
+    if not path.exists():
+        raise ValueError(f"{run.folder} has no config.yaml: a compact run is to be used, and cannot go on")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not readable YAML: {' '.join(str(error).split())}") from error
+    return from_json(of(run).config, values)
+
+
+def compact_run(folder: str | Path, out: str | Path, which: str | int | None = None) -> Path:
+    """A run folder with one checkpoint in 8 bits and nothing of its training: to be passed on."""
+    run = Run.open(folder)
+    names, facts = tokenizer_names(run), run.read_json("run.json")
+    small = Run.create(out)
+    for name in names:
+        small.write_text(name, (run.folder / name).read_text(encoding="utf-8"))
+    found = run.find(which)
+    state = {"step": found.state["step"], "compact": True}
+    path = checkpoint.write(small.checkpoints, "average", {"model": compact(found.tensors["model"])}, state)
+    small.write_json("run.json", facts)
+    return path
+
+
+def pick_device(name: str, precision: str = "float32") -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"no device is called {name!r}: use auto, cpu, cuda or cuda:1") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device {name!r}: Regard runs on cpu and cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r}: PyTorch sees no GPU here; use cpu")
+    if device.type == "cpu" and precision != "float32":
+        raise ValueError(f"precision {precision!r} is for a GPU; on the CPU it is float32")
+    return device
+
+
+def _yaml(config: Any) -> str:
+    return yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False)
+
+
+def _plain(values: Any) -> Any:
+    """Tuples as lists, for YAML."""
+    if isinstance(values, dict):
+        return {name: _plain(value) for name, value in values.items()}
+    return [_plain(value) for value in values] if isinstance(values, tuple | list) else values
