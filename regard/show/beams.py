@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.data.tokenizer import EOS
 from regard.decoding import DecodingConfig, Hypothesis, decode
 
 
@@ -64,9 +63,10 @@ class Watched:
         return logits, WatchedState(after, list(range(len(tokens))))
 
 
-def watch(model: Any, ids: list[int], beam: int, seen: Callable[[list[Beam]], None]) -> list[Hypothesis]:
+def watch(translator: Any, ids: list[int], beam: int, seen: Callable[[list[Beam]], None]) -> list[Hypothesis]:
     """The hypotheses of a sentence, best first; `seen` may raise to end the search."""
-    device = next(model.parameters()).device
-    source = torch.tensor([[*ids, EOS]], device=device)
+    target = translator.target
+    special = {"bos": target.bos, "eos": target.eos, "forbidden": (target.pad, target.bos)}
+    source = torch.tensor([[*ids, translator.source.eos]], device=translator.device)
     config = DecodingConfig(beam=beam, nbest=beam)
-    return decode(Watched(model, seen), source, config=config)[0]
+    return decode(Watched(translator.model, seen), source, config=config, **special)[0]

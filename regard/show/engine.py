@@ -14,7 +14,7 @@ from torch import Tensor
 from regard import __version__
 from regard.attention.base import Heads, Rows
 from regard.attention.softmax import Softmax
-from regard.data.tokenizer import BOS, EOS
+from regard.metrics.classification import report
 from regard.show import maps, pictures
 from regard.show.beams import Beam, watch
 from regard.show.maps import Cache, Given
@@ -163,7 +163,7 @@ class Engine:
             if not ids or not text.strip():
                 raise ValueError("there is nothing to translate yet: type a sentence")
             cut, ids = len(ids) > translator.longest, ids[: translator.longest]
-            source = [*ids, EOS]
+            source = [*ids, translator.source.eos]
             emit({"source": translator.source.tokens(source), "cut": cut, "longest": translator.longest})
             places: dict[tuple[int, ...], list[int]] = {}
             steps = 0
@@ -181,7 +181,7 @@ class Engine:
                 places.update({beam.path: [steps, i] for i, beam in enumerate(beams)})
                 steps += 1
 
-            found = watch(subject.model, ids, beam, seen)
+            found = watch(translator, ids, beam, seen)
             return {
                 "found": [
                     {
@@ -199,10 +199,30 @@ class Engine:
     @torch.no_grad()
     def _link(subject: Subject, source: list[int], path: tuple[int, ...]) -> tuple[int, float]:
         """Which source token the newest target token came from, as the attention that predicted it says."""
-        target = torch.tensor([[BOS, *path[:-1]]])
-        found = subject.model.maps(torch.tensor([source]), target)
+        device = subject.translator.device
+        target = torch.tensor([[subject.translator.target.bos, *path[:-1]]], device=device)
+        found = subject.model.maps(torch.tensor([source], device=device), target)
         layer = found[max(len(found) - 2, 0)][0, :, -1].mean(0)[: len(source)]
         return int(layer.argmax()), float(layer.max())
+
+    # classification
+
+    def results(self, run: str) -> Reply:
+        """What a classifier answers to the texts it validates on, and how good that is."""
+        subject = self.subject(run)
+        if subject.classifier is None:
+            raise ValueError(f"{run} does not classify; choose another run")
+        if not subject.labelled:
+            raise ValueError(f"{run} keeps no texts to validate on: nothing is known of its answers")
+        truth, probabilities = subject.classifier.answers(subject.labelled)
+        found = report(truth, probabilities, subject.classifier.labels)
+        meta = found.to_json() | {
+            "labels": found.labels,
+            "confusion": found.confusion.tolist(),
+            "texts": [text[:300] for text, _ in subject.labelled],
+        }
+        arrays = {"truth": truth.astype(np.int32), "probabilities": probabilities.astype(np.float32)}
+        return Reply(meta, arrays)
 
     # six steps
 

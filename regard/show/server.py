@@ -62,6 +62,7 @@ QUESTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # name: (needed
     "rows": (LAYER | {"first": whole(0, LONGEST)}, {"count": whole(1, 64), "target": TEXT}),
     "top": (LAYER | {"first": whole(0, LONGEST), "count": whole(1, 128)}, {"most": whole(1, 16), "target": TEXT}),
     "steps": (LAYER | {"head": whole(0, 999), "query": whole(0, LONGEST)}, {"target": TEXT}),
+    "results": ({"run": NAME}, {}),
     "example": ({}, {}),
     "moves": ({"run": NAME, "text": TEXT, "other": TEXT, "word": NAME, "layer": whole(0, 999)}, {}),
     "pattern": ({"spec": SPEC, "role": ROLE, "length": whole(2, 128), "heads": whole(1, 16)}, {"seed": whole(0, 9999)}),

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.data.tokenizer import BOS, EOS
+from regard.attention.base import Rows
 from regard.show.maps import Given, limit, record
 from regard.training.run import Run
 
@@ -40,6 +40,8 @@ class Subject:
     target_encode: Callable[[str], list[int]] | None = None
     target_names: Callable[[list[int]], list[str]] | None = None
     translator: Any = None
+    classifier: Any = None
+    labelled: tuple[tuple[str, str], ...] = ()  # texts to validate on and their labels
     examples: tuple[str, ...] = ()
     begins: tuple[int, ...] = ()  # special tokens before a text, and after it
     ends: tuple[int, ...] = ()
@@ -64,11 +66,12 @@ class Subject:
             return Reading(names, names, predicted, None, given, cut)
         target = target or self.translator(text)
         out, more = self._ids(self.target_encode(target), 1)
+        bos, eos = self.translator.target.bos, self.translator.target.eos
         with record(self.model, most) as given:
-            self._maps(ids, [BOS, *out], place)
+            self._maps(ids, [bos, *out], place)
         _check_finite(given)
-        queries = self.target_names([BOS, *out])
-        predicted = self.target_names([*out, EOS])
+        queries = self.target_names([bos, *out])
+        predicted = self.target_names([*out, eos])
         return Reading(queries, queries if place == "decoder" else names, predicted, target, given, cut or more)
 
     def tokens(self, text: str) -> list[str]:
@@ -81,7 +84,9 @@ class Subject:
         device = next(self.model.parameters()).device
         source = torch.tensor([ids], device=device)
         places = {"place": place} if len(self.places) > 1 else {}
-        if target is None:
+        if not hasattr(self.model, "maps"):
+            self.model.stack(source, Rows.full(source), maps={"own": []})
+        elif target is None:
             self.model.maps(source, **places)
         else:
             self.model.maps(source, torch.tensor([target], device=device), **places)
@@ -105,7 +110,7 @@ def of_translator(name: str, title: str, translator: Any, examples: tuple[str, .
         target_names=translator.target.tokens,
         translator=translator,
         examples=examples,
-        ends=(EOS,),
+        ends=(translator.source.eos,),
         facts=describe(model, translator.longest),
     )
 
@@ -150,7 +155,71 @@ def _open_translator(folder: str | Path, name: str, device: str) -> Subject:
     return of_translator(name, name, translator, examples)
 
 
-OPENERS = {"translate": _open_translator}
+def _open_language(folder: str | Path, name: str, device: str) -> Subject:
+    from regard.language import LanguageModel, read_valid
+
+    language = LanguageModel.load(folder, device=device)
+    begins = () if language.start is None else (language.start,)
+    subject = _of_text(name, "language", language, ("decoder",), _lines(read_valid, folder), language.length)
+    subject.begins, subject.longest = begins, min(LONGEST, language.limit or LONGEST)
+    return subject
+
+
+def _open_masked(folder: str | Path, name: str, device: str) -> Subject:
+    from regard.language import read_valid
+    from regard.masked import MaskedModel
+
+    masked = MaskedModel.load(folder, device=device)
+    subject = _of_text(name, "masked", masked, ("encoder",), _lines(read_valid, folder), masked.length)
+    tokenizer = masked.tokenizer
+    subject.begins, subject.ends = ((tokenizer.bos,), (tokenizer.eos,)) if masked.apart else ((tokenizer.eos,), ())
+    subject.longest = min(LONGEST, masked.limit or LONGEST)
+    return subject
+
+
+def _open_classifier(folder: str | Path, name: str, device: str) -> Subject:
+    from regard.classification import Classifier, read_valid
+
+    classifier = Classifier.load(folder, device=device)
+    try:
+        labelled = tuple(read_valid(folder)[:EXAMINED])
+    except ValueError:
+        labelled = ()
+    place = "decoder" if classifier.model.config.causal else "encoder"
+    examples = tuple(text[:300] for text, _ in labelled[:4])
+    subject = _of_text(name, "classify", classifier, (place,), examples, classifier.longest)
+    subject.begins, subject.ends = (classifier.tokenizer.bos,), (classifier.tokenizer.eos,)
+    subject.classifier, subject.labelled = classifier, labelled
+    subject.longest = min(LONGEST, classifier.longest + 2)
+    return subject
+
+
+def _of_text(
+    name: str, task: str, thing: Any, places: tuple[str, ...], examples: tuple[str, ...], longest: int
+) -> Subject:
+    """Any run that reads one text."""
+    tokenizer = thing.tokenizer
+    facts = describe(thing.model, longest)
+    encode, names = tokenizer.encode, tokenizer.tokens
+    return Subject(name, name, task, thing.model, encode, names, places, examples=examples, facts=facts)
+
+
+def _lines(read: Callable[[str | Path], list[str]], folder: str | Path) -> tuple[str, ...]:
+    """The beginnings of some texts of a run."""
+    try:
+        texts = read(folder)[:4]
+    except ValueError:
+        return ()
+    return tuple(" ".join(text[:400].split())[:160] for text in texts if text.strip())
+
+
+EXAMINED = 2000  # texts of a classifier that are shown
+OPENERS = {
+    "translate": _open_translator,
+    "language": _open_language,
+    "masked": _open_masked,
+    "classify": _open_classifier,
+}
 
 EXAMPLES = (
     "Where is the station?",

@@ -9,6 +9,7 @@ import { mount as heads, title as headsTitle } from "./views/heads.js";
 import { mount as steps, title as stepsTitle } from "./views/steps.js";
 import { mount as mechanisms, title as mechanismsTitle } from "./views/mechanisms.js";
 import { mount as positions, title as positionsTitle } from "./views/positions.js";
+import { mount as results, title as resultsTitle } from "./views/results.js";
 
 const VIEWS = {
   translate: [translateTitle, translate],
@@ -16,6 +17,7 @@ const VIEWS = {
   steps: [stepsTitle, steps],
   mechanisms: [mechanismsTitle, mechanisms],
   positions: [positionsTitle, positions],
+  results: [resultsTitle, results],
 };
 const THEMES = ["auto", "light", "dark"];
 const byId = (id) => document.getElementById(id);
@@ -23,6 +25,7 @@ let about = null;
 let current = null;
 let name = null;
 let slow = null;
+let last = "";
 let theme = "auto";
 
 const app = {
@@ -47,7 +50,7 @@ const app = {
     const bar = byId("progress");
     bar.hidden = share >= 1;
     bar.value = share;
-    if (share < 1) byId("status").textContent = `${words}: ${Math.round(100 * share)} %`;
+    byId("status").textContent = share < 1 ? `${words}: ${Math.round(100 * share)} %` : last;
   },
   done(words) {
     clearTimeout(slow);
@@ -55,6 +58,7 @@ const app = {
     byId("cancel").hidden = true;
     byId("progress").hidden = true;
     byId("status").className = "";
+    last = words;
     byId("status").textContent = words;
     byId("link").href = hash() || "#";
   },
@@ -65,7 +69,8 @@ const app = {
 };
 
 function views() {
-  const shown = Object.entries(VIEWS).filter(([key]) => key !== "translate" || about.runs.some((run) => run.task === "translate"));
+  const needs = { translate: "translate", results: "classify" };
+  const shown = Object.entries(VIEWS).filter(([key]) => !needs[key] || about.runs.some((run) => run.task === needs[key]));
   return Object.fromEntries(shown);
 }
 
