@@ -139,6 +139,13 @@ def draw(arguments: argparse.Namespace) -> None:
         print(f"At this length it sees all there is; smaller options show the pattern, such as {cls.examples[0]}")
 
 
+def show(arguments: argparse.Namespace) -> None:
+    """regard show"""
+    from regard.show import verb
+
+    verb.show(arguments)
+
+
 def demo(arguments: argparse.Namespace) -> None:
     """regard demo"""
     from regard import demo as show
@@ -492,6 +499,25 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("--out", default="demo", help="folder of pictures and run, made if needed (default: demo)")
     added.add_argument("--sentence", help="your own words for the mechanisms")
     added.add_argument("--part", choices=("mechanisms", "translate"), help="only this part")
+
+    added = verb(
+        "show",
+        show,
+        "a local page: translate and see what attends to what, step by step, head by head, mechanism by mechanism",
+        [
+            "regard show",
+            "regard show runs/translate runs/other --port 8000",
+            'regard show runs/translate --text "Where is the station?" --out page.html',
+        ],
+    )
+    added.add_argument("runs", metavar="RUN", nargs="*", help="run folders, beside the model that comes with Regard")
+    added.add_argument("--text", help="what to read first")
+    added.add_argument("--out", help="write one HTML file that opens without a server, and serve nothing")
+    added.add_argument("--place", choices=("encoder", "decoder", "cross", "aligner"), help="which attention, for --out")
+    added.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    added.add_argument("--port", type=int, default=8642, help="0 takes a free one (default: 8642)")
+    added.add_argument("--device", default="cpu", help="cpu, cuda ... (default: cpu)")
+    added.add_argument("--no-browser", action="store_true", help="print the address and open nothing")
 
     runs.add_verbs(verb)
     return parser
