@@ -198,10 +198,7 @@ def read_parts(run: Run, task: str | None = None) -> Parts:
         raise ValueError(f"{run.folder} is a run of {facts.get('task')!r}, not of {task!r}")
     if not isinstance(facts.get("model"), dict):
         raise ValueError(f"{run.folder}/run.json is damaged: it does not say the sizes of the model")
-    values = dict(facts["model"])
-    if "activation" in values:
-        # before 0.2, when there was one kind of feed-forward layer
-        values["feedforward"] = f"dense(activation={values.pop('activation')!r})"
+    values = _modern(facts["model"])
     size = from_json(models.config_class(values), values)
     tokenizers = {}
     for name in tokenizer_names(run):
@@ -214,6 +211,17 @@ def read_parts(run: Run, task: str | None = None) -> Parts:
                 f"it has {tokenizers[name].size} tokens, the model {expected}"
             )
     return Parts(facts, size, tokenizers)
+
+
+def _modern(values: dict[str, Any]) -> dict[str, Any]:
+    """Sizes as they are named now. Before 0.2 there was one kind of feed-forward layer, and another aligner, which is
+    left out: a model that had it translates."""
+    values = dict(values)
+    if "activation" in values:
+        values["feedforward"] = f"dense(activation={values.pop('activation')!r})"
+    if not isinstance(values.get("aligner", False), bool):
+        values["aligner"] = False
+    return values
 
 
 def tokenizer_names(run: Run) -> list[str]:
@@ -236,20 +244,26 @@ def load(folder: str | Path, task: str, *, which: str | int | None = None, devic
     run = Run.open(folder)
     parts = read_parts(run, task)
     model = models.build(parts.size)
-    tensors = expand(run.find(which).tensors["model"])
-    # before 0.2 a block had its feed-forward layer in itself
+    load_weights(model, run, which)
+    model = model.to(pick_device(device)).eval()
+    if next(model.parameters()).device.type == "cpu":
+        pack_linears(model)
+    return Loaded(model, parts, run)
+
+
+def load_weights(model: nn.Module, run: Run, which: str | int | None = None) -> None:
+    """Those of a checkpoint of a run into a model of its sizes."""
     tensors = {
-        re.sub(r"(blocks\.\d+\.)(inner|outer)\.", r"\1feedforward.\2.", name): part for name, part in tensors.items()
+        # before 0.2 a block had its feed-forward layer in itself
+        re.sub(r"(blocks\.\d+\.)(inner|outer)\.", r"\1feedforward.\2.", name): part
+        for name, part in expand(run.find(which).tensors["model"]).items()
+        if not name.startswith("aligner.") or getattr(model, "aligner", None) is not None
     }
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"the checkpoint does not fit the sizes in {run.folder}/run.json: {reason}") from error
-    model = model.to(pick_device(device)).eval()
-    if next(model.parameters()).device.type == "cpu":
-        pack_linears(model)
-    return Loaded(model, parts, run)
 
 
 def read_config(run: Run) -> Any:

@@ -54,7 +54,7 @@ class Scaling(Attention):
         paper="Jaszczur et al. 2021, Sparse is Enough in Scaling Transformers",
         link="arXiv 2111.12763",
         family="scores",
-        formula="o_i = sum_j softmax_j(q_i . k_j / sqrt(D)) v_j;  q, k, v = conv(z),  z_(s, m) = sum_i x_i A_si B_im",
+        formula="o_i = sum_j softmax_j(q_i . k_j / sqrt(D)) v_j;  q, k, v = conv(z),  z_sm = sum_i x_i A_si B_im",
         time=Order("N^2", 2),
         memory=Order("N", 1),
         state=Order("N", 1),
