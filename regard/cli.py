@@ -139,6 +139,13 @@ def draw(arguments: argparse.Namespace) -> None:
         print(f"At this length it sees all there is; smaller options show the pattern, such as {cls.examples[0]}")
 
 
+def show(arguments: argparse.Namespace) -> None:
+    """regard show"""
+    from regard.show import verb
+
+    verb.show(arguments)
+
+
 def demo(arguments: argparse.Namespace) -> None:
     """regard demo"""
     from regard import demo as show
@@ -287,9 +294,11 @@ def example_lines(kind: str, registry: Registry, spec: Spec) -> list[str]:
             f'regard draw softmax --position "{drawn}" --length 32 --role {role} --weights --out {spec.name}.png',
         ]
     if kind == "feedforward":
+        decoder = "" if "causal" in regard.facts(spec, kind).roles else " --model.decoder_feedforward dense"
         return [
             f'layer = regard.feedforward("{built}", width=512, inner=2048, role="{role}")',
-            f'regard train translate --model.feedforward "{built}" --help',
+            f'regard train translate --data.generated 5000 --model.feedforward "{built}"{decoder} '
+            f"--out runs/{spec.name}",
         ]
     return []
 
@@ -333,6 +342,7 @@ def _sentences(facts: Any, reduces_to: tuple[tuple[str, str], ...]) -> list[tupl
             "weights may be negative or not sum to one",
             "weights are at least zero and sum to one in each row that sees a key",
         ),
+        "random": ("draws numbers while it trains", None),
         "loss": ("trains a second loss", None),
         "stream": ("carries a second sequence from layer to layer", None),
     }
@@ -344,6 +354,15 @@ def _sentences(facts: Any, reduces_to: tuple[tuple[str, str], ...]) -> list[tupl
             if sentence is not None and not causal_only:
                 title = "prefix-invariant" if key == "prefix" else key
                 lines.append((title, f"{'yes' if holds else 'no'}: {sentence}"))
+    competes = {
+        "token": "an answer depends on its token alone",
+        "row": "tokens of a row compete",
+        "earlier": "a token may be turned away because of tokens before it, in its row or in the rows before",
+        "batch": "a token may be turned away or moved by any token of the batch, later ones too",
+    }
+    for key in ("training", "evaluation"):
+        if key in known:
+            lines.append((key, competes[known.pop(key)]))
     columns = {"tokens": "a column of the map is a token", "slots": "a column of the map is a slot of its own"}
     if "columns" in known:
         lines.append(("columns", columns[known.pop("columns")]))
@@ -480,6 +499,25 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("--out", default="demo", help="folder of pictures and run, made if needed (default: demo)")
     added.add_argument("--sentence", help="your own words for the mechanisms")
     added.add_argument("--part", choices=("mechanisms", "translate"), help="only this part")
+
+    added = verb(
+        "show",
+        show,
+        "a local page: translate and see what attends to what, step by step, head by head, mechanism by mechanism",
+        [
+            "regard show",
+            "regard show runs/translate runs/other --port 8000",
+            'regard show runs/translate --text "Where is the station?" --out page.html',
+        ],
+    )
+    added.add_argument("runs", metavar="RUN", nargs="*", help="run folders, beside the model that comes with Regard")
+    added.add_argument("--text", help="what to read first")
+    added.add_argument("--out", help="write one HTML file that opens without a server, and serve nothing")
+    added.add_argument("--place", choices=("encoder", "decoder", "cross", "aligner"), help="which attention, for --out")
+    added.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    added.add_argument("--port", type=int, default=8642, help="0 takes a free one (default: 8642)")
+    added.add_argument("--device", default="cpu", help="cpu, cuda ... (default: cpu)")
+    added.add_argument("--no-browser", action="store_true", help="print the address and open nothing")
 
     runs.add_verbs(verb)
     return parser
