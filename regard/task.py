@@ -21,6 +21,7 @@ from torch import nn
 from regard import __version__, models
 from regard.config import from_json
 from regard.data.tokenizer import Tokenizer
+from regard.feedforward.base import active_parameters
 from regard.kernels.packed import pack_linears
 from regard.training import checkpoint, loop
 from regard.training.compact import compact, expand
@@ -130,6 +131,7 @@ def train(task: type[Task], config: Any, display: Display) -> State:
         "model": dataclasses.asdict(size),
         **ready.facts(),
         "parameters": sum(part.numel() for part in ready.model.parameters()),
+        "active": active_parameters(ready.model),
         "tokenizers": {name: checkpoint.digest(run.folder / name) for name in tokenizers},
         "data": data.facts,
     }
@@ -167,8 +169,10 @@ def _go(task: Task, data: Data, config: Any, run: Run, display: Display) -> Stat
             for reason, skipped in part.items():
                 display.note(f"left out {skipped['count']} lines: {reason}, first at {skipped['first']}")
     count, device = (sum(part.numel() for part in task.model.parameters()), next(task.model.parameters()).device)
+    active = active_parameters(task.model)
+    of_them = "" if active == count else f", {active:,} of them active"
     *before, last = task.notes()
-    for note in (*before, f"{last}; {count:,} parameters on {device}; {run.folder}"):
+    for note in (*before, f"{last}; {count:,} parameters{of_them} on {device}; {run.folder}"):
         display.note(note)
     return loop.train(task, config.training, run, display)
 
