@@ -330,6 +330,7 @@ EVALUATIONS = {
 def generate(arguments: argparse.Namespace) -> None:
     """regard generate"""
     from regard.data.text import opened, read_sentences, shown
+    from regard.decoding import DecodingConfig
     from regard.language import LanguageModel
 
     language = LanguageModel.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
@@ -340,8 +341,6 @@ def generate(arguments: argparse.Namespace) -> None:
     if greedy and any(value is not None for value in cuts.values()):
         raise ValueError("--top-k, --top-p and --min-p cut draws: give a --temperature above 0")
     drawn = {"beam": 1} if greedy else {"sample": True, "temperature": arguments.temperature, **cuts}
-    from regard.decoding import DecodingConfig
-
     decoding = DecodingConfig(
         nbest=arguments.n,
         minimum=0,
