@@ -16,7 +16,7 @@ SPECS = (
     "softmax",
     "local(window=32)",
     "strided(stride=16)",
-    "sparse",
+    "sparse(pattern='fixed', stride=16, summary=4)",
     "heads(local(window=16), strided(stride=16), globals(tokens=4), softmax)",
     "['local(window=32)', softmax]",
     "linear",
@@ -24,7 +24,7 @@ SPECS = (
     "performer",
     "rfa",
     "synthesizer(longest=256)",
-    "image",
+    "image(block=32, memory=32)",
 )
 ROWS = {spec: ["--model.attention", spec] for spec in SPECS}
 
@@ -39,7 +39,7 @@ def main() -> None:
     side.train("language", rows, common, given.out, given.jobs, given.minutes)
     print("| attention | test perplexity | validation | parameters | tokens |\n|---|---|---|---|---|")
     text = ["--text", side.file(given.data, "test.txt")]
-    found = side.evaluate(list(rows), given.out, text, jobs=4)
+    found = side.evaluate(list(rows), given.out, text)
     for name, test in sorted(found.items(), key=lambda item: item[1].get("word_perplexity", 1e9)):
         if "error" in test:
             print(f"| {name} | {test['error']} | | | |")

@@ -346,8 +346,6 @@ def generate(arguments: argparse.Namespace) -> None:
         nbest=arguments.n,
         minimum=0,
         maximum=arguments.maximum,
-        maximum_ratio=0,
-        maximum_extra=arguments.maximum,
         repetition=arguments.repetition,
         seed=arguments.seed,
         **drawn,

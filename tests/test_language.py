@@ -1,5 +1,6 @@
 """Language models from the outside: text of any kind, blocks and documents, training, measures, generation, prompts."""
 
+import dataclasses
 import gzip
 import io
 import json
@@ -78,11 +79,11 @@ def untrained(length: int = 16, text: str = BOOK, start: int | None = None, apar
 
 
 def greedy(most: int, **options) -> DecodingConfig:
-    return DecodingConfig(beam=1, minimum=0, maximum=most, maximum_ratio=0, maximum_extra=most, **options)
+    return DecodingConfig(beam=1, minimum=0, maximum=most, **options)
 
 
 def sampled(most: int, **options) -> DecodingConfig:
-    return DecodingConfig(sample=True, minimum=0, maximum=most, maximum_ratio=0, maximum_extra=most, **options)
+    return DecodingConfig(sample=True, minimum=0, maximum=most, **options)
 
 
 # tokens
@@ -146,7 +147,8 @@ def test_files_folders_and_archives(tmp_path):
     (tmp_path / "b" / "two.txt.gz").write_bytes(gzip.compress(b"three\n"))
     (tmp_path / "b" / ".hidden").write_bytes(b"\xff")
     (tmp_path / "a.xz").write_bytes(lzma.compress(b"zero\n\n \nnull\n"))
-    texts, skipped = read_documents([str(tmp_path / "b"), str(tmp_path / "a.xz")], "file")
+    # hidden is what is hidden in the folder, not the way to it
+    texts, skipped = read_documents([str(tmp_path / "b" / ".." / "b"), str(tmp_path / "a.xz")], "file")
     assert texts == ["one\ntwo\n", "three\n", "zero\n\n \nnull\n"]
     assert skipped == {}
     assert read_documents([str(tmp_path / "a.xz")], "line")[0] == ["zero\n", "null\n"]
@@ -284,6 +286,19 @@ def test_a_run_learns_and_is_passed_on(run, tmp_path):
     ours, theirs = (LanguageModel.load(folder).measure([RHYME]).loss for folder in (run, small))
     assert abs(ours - theirs) < 0.02
     assert cli.main(["average", run, "--last", "2"]) == 0
+
+
+def test_a_run_begins_with_another(run, tmp_path):
+    """One step at a rate of nothing: the same model, tokenizer and loss, on other text."""
+    (tmp_path / "book.txt").write_text("Three fine mice.\n" * 40)
+    settings = config(tmp_path, steps=1, learning_rate=1e-30, weight_decay=0.0)
+    settings = dataclasses.replace(settings, init=run, model=LanguageOptions(dropout=0.2))
+    finish(settings)
+    ours, theirs = LanguageModel.load(run, which="best"), LanguageModel.load(settings.out)
+    assert theirs.tokenizer.encode(BOOK) == ours.tokenizer.encode(BOOK)
+    assert ours.measure([RHYME]).loss == pytest.approx(theirs.measure([RHYME]).loss)
+    with pytest.raises(ValueError, match="as it was trained, but for dropout"):
+        finish(dataclasses.replace(settings, out=str(tmp_path / "b"), model=LanguageOptions(width=8)))
 
 
 def test_what_does_not_fit_is_said_before_anything_is_written(tmp_path):
@@ -494,22 +509,37 @@ def test_prompts_past_the_last_position(run, language):
 
 
 def test_sliding_reads_the_last_half_again():
-    language = untrained(position="learned(longest=8)")
-    model, prompt = language.model, torch.tensor([[5, 6, 7, 8, 9, 10]])
-    (best,) = generate(Sliding(model, 8), prompt, config=greedy(9))[0]
-    text, context, ids = prompt[0].tolist(), prompt[0].tolist(), []
-    for _ in range(9):
-        if len(context) > 8:
-            context = text[-4:]
-        logits = model(torch.tensor([context])).logits[0, -1]
-        logits[[0, 2]] = -math.inf
-        ids.append(int(logits.argmax()))
-        text, context = [*text, ids[-1]], [*context, ids[-1]]
-        if ids[-1] == EOS:
-            break
-    assert best.ids == [id for id in ids if id != EOS]
-    (two,) = generate(Sliding(model, 8), prompt, config=sampled(20, nbest=3))
-    assert len(two) == 3
+    model, longest = untrained(position="learned(longest=8)").model, 8
+    text = torch.randint(4, 30, (2, 40), generator=torch.Generator().manual_seed(0))
+    sliding = Sliding(model, longest)
+    state, context, end = sliding.start(2), text[:, :0], 0
+    for size in (3, 4, 1, 1, 1, 2, 1, 1, 1, 12, 1, 1, 1, 1, 1, 1):
+        new, end = text[:, end : end + size], end + size
+        context = torch.cat([context, new], 1)
+        if context.shape[1] > longest:
+            context = text[:, end - longest // 2 : end]
+        logits, state = sliding.extend(new, state)
+        assert_close(logits[:, -1], model(context).logits[:, -1])
+    assert len(generate(sliding, text[:, :9], config=sampled(20, nbest=3, maximum_extra=20))[0]) == 3
+
+
+def test_special_tokens_are_never_written():
+    language = untrained(head_bias=True)
+    with torch.no_grad():
+        language.model.output.bias[:3] = 1e4
+    for decoding in (greedy(9), sampled(9)):
+        (found,) = language.generate("Three", decoding)
+        assert min(found.ids) >= 4
+
+
+def test_a_prompt_begins_as_the_documents_did(tmp_path):
+    assert untrained(start=EOS).encode("Th")[0] == EOS
+    assert len(untrained().encode("Th")) == 2
+    assert untrained().tokenizer.decode(untrained().encode("")) == "\n"
+    settings = config(tmp_path, data={"apart": True, "documents": "blank"}, steps=1)
+    finish(settings)
+    language = LanguageModel.load(settings.out)
+    assert (language.apart, language.start, language.length) == (True, EOS, 16)
 
 
 class Counted(TorchDispatchMode):

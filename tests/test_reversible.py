@@ -11,6 +11,7 @@ from torch.testing import assert_close
 import regard
 from regard.attention.base import Memory, Rows
 from regard.config import ModelOptions
+from regard.interop import ctranslate2, families
 from regard.models.reversible import Coupled
 from regard.models.transformer import ModelConfig, Transformer, through_pair
 from regard.spec import ATTENTION, FEEDFORWARD
@@ -205,3 +206,11 @@ def test_post_norm_is_refused():
     with pytest.raises(ValueError, match="norm='pre'"):
         ModelOptions(reversible=True).resolve(100, None)
     assert ModelOptions(reversible=True, norm="pre").resolve(100, None).reversible
+
+
+def test_no_other_program_takes_it_for_an_ordinary_model():
+    config = ModelConfig(vocabulary=40, norm="pre", reversible=True)
+    with pytest.raises(ValueError, match="another reversible: True"):
+        ctranslate2._check(config)
+    with pytest.raises(ValueError, match=r"reversible False \(here True\)"):
+        families.choose(config, {})

@@ -116,12 +116,12 @@ def test_B1_faults_are_said(monkeypatch, capsys, run):
 
 
 def test_runs_of_the_first_version_still_translate(run, tmp_path):
-    """Their blocks had an activation and the two products in themselves."""
+    """Their blocks had an activation and the two products in themselves, and the aligner was another."""
     old = tmp_path / "old"
     shutil.copytree(run, old)
     facts = json.loads((old / "run.json").read_text())
     del facts["model"]["feedforward"], facts["model"]["decoder_feedforward"], facts["tokenizers"]
-    facts["model"]["activation"] = "relu"
+    facts["model"] |= {"activation": "relu", "aligner": "softmax"}
     (old / "run.json").write_text(json.dumps(facts))
     found = Run.open(run).find("best")
     tensors = {name.replace(".feedforward.", "."): part for name, part in found.tensors["model"].items()}

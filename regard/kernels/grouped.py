@@ -38,7 +38,9 @@ class Deal(NamedTuple):
         """For every slot the vector [G, O] of its group, to be added or multiplied."""
         if self.room is not None:
             return vectors[:, None]
-        group = torch.searchsorted(self.ends, torch.arange(len(self.pair), device=vectors.device), right=True)
+        group = torch.searchsorted(
+            self.ends, torch.arange(len(self.pair), device=vectors.device, dtype=torch.int32), right=True
+        )
         return vectors.index_select(0, group.clamp(max=len(vectors) - 1))
 
     def collect(self, y: Tensor) -> Tensor:

@@ -102,6 +102,8 @@ def smoothed(logits: Tensor, target: Tensor, smoothing: float = 0.0) -> tuple[Te
     return total, plain
 
 
+# logits become their gradient in place, which compiled code got wrong: all gradients were zero on a GPU
+@torch.compiler.disable
 def projected(
     x: Tensor,
     weight: Tensor,
