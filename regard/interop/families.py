@@ -327,7 +327,10 @@ class Llama(Family):
         found = {
             "num_key_value_heads": config.kv_heads or config.heads,
             "head_dim": config.head_width or config.width // config.heads,
-            "rope_parameters": {"rope_type": "default", "rope_theta": option(POSITIONS, config.position, "base")},
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": option(POSITIONS, config.position, "base") or 1e4,
+            },
             "hidden_act": activation(config),
             "tie_word_embeddings": config.tied,
             "max_position_embeddings": values.get("max_position_embeddings", 2048),
@@ -397,7 +400,6 @@ MARIAN_FIELDS = {
     "inner": ("encoder_ffn_dim", 4096),
     "dropout": ("dropout", 0.1),
     "scaled_embedding": ("scale_embedding", False),
-    "tied": ("tie_word_embeddings", True),
 }
 MARIAN_ALWAYS = {
     "kind": "encoder-decoder",
@@ -405,6 +407,7 @@ MARIAN_ALWAYS = {
     "head_bias": True,
     "position": "sinusoidal(layout='halves')",
 }
+MARIAN_ONLY = {"tie_word_embeddings": True}
 MARIAN_SPARE = (r"(encoder|decoder)\.embed_positions\.weight", r"(encoder|decoder)\.embed_tokens\.weight")
 LLAMA_FIELDS = {
     "vocabulary": ("vocab_size", 32000),
@@ -525,7 +528,7 @@ FAMILIES = (
         prefix="model.",
         fields=MARIAN_FIELDS,
         always=MARIAN_ALWAYS | {"norm": "post"},
-        only={"normalize_before": False, "normalize_embedding": False, "add_final_layer_norm": False},
+        only=MARIAN_ONLY | {"normalize_before": False, "normalize_embedding": False, "add_final_layer_norm": False},
         spare=MARIAN_SPARE,
         parts=True,
         tables=False,
@@ -537,6 +540,7 @@ FAMILIES = (
         prefix="model.",
         fields=MARIAN_FIELDS,
         always=MARIAN_ALWAYS | {"norm": "pre"},
+        only=MARIAN_ONLY,
         spare=MARIAN_SPARE,
         parts=False,
         tables=True,
