@@ -108,6 +108,8 @@ class Task(task.Task):
         # few shapes, so that the steps can be recorded
         multiple = 8 if training.graphs and next(model.parameters()).is_cuda else 1
         longest = min(config.data.maximum_length, training.tokens // multiple * multiple - 2)
+        limit = models.positions(model)
+        longest = longest if limit is None else min(longest, limit - 2)
         if longest < 1:
             raise ValueError(f"training.tokens must leave room for a text, got {training.tokens}")
         self.classifier = Classifier(model, tokenizers[FILE], data.labels, longest)

@@ -340,6 +340,47 @@ class LanguageConfig:
         _named(self)
 
 
+@dataclass(frozen=True)
+class MaskedData(LanguageData):
+    """Where the text comes from, how it becomes tokens, and which of them are hidden."""
+
+    masked: float = 0.15
+    """share of the tokens to name: 80 % of them are hidden, 10 % replaced by others, 10 % stay"""
+    whole_words: bool = False
+    """choose whole words instead of single tokens"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.masked < 1:
+            raise ValueError(f"data.masked must be above 0 and below 1, got {self.masked}")
+
+
+@dataclass(frozen=True)
+class MaskedOptions(StackOptions):
+    """A preset, and what to change in it: whatever is left out is as the preset says."""
+
+    preset: str = "bert-tiny"
+    """bert-tiny, bert-mini, bert-small, bert, bert-large"""
+
+
+@dataclass(frozen=True)
+class MaskedConfig:
+    """A model that names hidden tokens: its data, its model and its training."""
+
+    out: str = "runs/masked"
+    """the run folder: config, tokenizer, checkpoints and log"""
+    data: MaskedData = field(default_factory=MaskedData)
+    model: MaskedOptions = field(default_factory=MaskedOptions)
+    training: TrainingConfig = field(
+        default_factory=lambda: TrainingConfig(
+            steps=5000, schedule="cosine", warmup=500, weight_decay=0.01, smoothing=0.0, metric="loss"
+        )
+    )
+
+    def __post_init__(self) -> None:
+        _named(self)
+
+
 def _named(config: Any) -> None:
     if not config.out.strip():
         raise ValueError("out must name a folder for the run")

@@ -114,9 +114,10 @@ def evaluate(arguments: argparse.Namespace) -> None:
     from regard.training.run import Run
 
     name = tasks.of(Run.open(arguments.run)).name
+    own = arguments.flags[name]
     for other, flags in arguments.flags.items():
         for flag in flags:
-            if other != name and getattr(arguments, flag.dest) != flag.default:
+            if flag not in own and getattr(arguments, flag.dest) != flag.default:
                 raise ValueError(f"{flag.option_strings[0]} is for runs of {other!r}; {arguments.run} is of {name!r}")
     EVALUATIONS[name](arguments)
 
@@ -178,6 +179,64 @@ def evaluate_classifier(arguments: argparse.Namespace) -> None:
         return
     print(f"{len(examples):,} texts: {name}")
     print("\n".join(found.lines()))
+
+
+def evaluate_masked(arguments: argparse.Namespace) -> None:
+    """Loss, perplexity and accuracy of hidden tokens"""
+    from regard.data.documents import read_documents
+    from regard.data.masking import Masking
+    from regard.masked import MaskedModel, read_valid
+    from regard.task import read_parts
+    from regard.training.run import Run
+
+    masked = MaskedModel.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    facts = read_parts(Run.open(arguments.run)).facts
+    if arguments.text is None:
+        what, documents = "the run's validation", read_valid(arguments.run)
+    else:
+        what, documents = ", ".join(arguments.text), read_documents(arguments.text, facts.get("documents", "file"))[0]
+    masking = Masking(masked.tokenizer, facts.get("masked", 0.15), whole_words=bool(facts.get("whole_words")))
+    found = masked.measure(documents, masking)
+    if arguments.json:
+        print(json.dumps({"documents": len(documents), **found._asdict()}))
+        return
+    print(f"{len(documents):,} documents, {found.tokens:,} hidden tokens: {what}")
+    print(f"loss = {found.loss:.4f} a hidden token, perplexity = {found.perplexity:.2f}")
+    print(f"accuracy = {found.accuracy:.2f} %")
+
+
+def fill(arguments: argparse.Namespace) -> None:
+    """regard fill"""
+    from regard.data.text import BREAKS, opened, read_sentences, shown
+    from regard.masked import Filled, MaskedModel
+
+    masked = MaskedModel.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    options = {"top": arguments.top, "mark": arguments.mark}
+    if arguments.text is not None:
+        found = masked.fill(arguments.text, **options)
+        if arguments.json:
+            print(json.dumps(_filled(found), ensure_ascii=False))
+            return
+        for number, gap in enumerate(found.gaps, 1):
+            print(f"{arguments.mark} {number}" if len(found.gaps) > 1 else arguments.mark)
+            for candidate in gap:
+                print(f"  {candidate.probability:.4f}  {candidate.text}")
+        print(found.text)
+        return
+    with opened("-") as stream:
+        for number, line in enumerate(read_sentences(stream, name=shown("-")), 1):
+            found = Filled(line, [])
+            if arguments.mark in line:
+                try:
+                    found = masked.fill(line, **options)
+                except ValueError as error:
+                    _warn(f"line {number}: {error}; it goes out as it came in")
+            print(json.dumps(_filled(found), ensure_ascii=False) if arguments.json else BREAKS.sub(" ", found.text))
+
+
+def _filled(found: Any) -> dict[str, Any]:
+    gaps = [[{"text": one.text, "probability": one.probability} for one in gap] for gap in found.gaps]
+    return {"text": found.text, "gaps": gaps}
 
 
 def _threshold(classifier: Any, arguments: argparse.Namespace) -> tuple[Any, Any]:
@@ -260,7 +319,12 @@ def evaluate_language(arguments: argparse.Namespace) -> None:
         _warn(f"{found.unknown:,} tokens are unknown to the model, and counted as one kind of token")
 
 
-EVALUATIONS = {"translate": evaluate_translator, "language": evaluate_language, "classify": evaluate_classifier}
+EVALUATIONS = {
+    "translate": evaluate_translator,
+    "language": evaluate_language,
+    "masked": evaluate_masked,
+    "classify": evaluate_classifier,
+}
 
 
 def generate(arguments: argparse.Namespace) -> None:
@@ -654,6 +718,8 @@ def add_verbs(verb: Verb) -> None:
         ),
         group.add_argument("--stride", type=int, help="blocks overlap, and the last so many tokens of each count"),
     ]
+    added.add_argument_group("masked", "loss, perplexity and accuracy of hidden tokens; --text as of language")
+    flags["masked"] = flags["language"][:1]
     added.set_defaults(flags=flags)
 
     added = verb(
@@ -704,6 +770,23 @@ def add_verbs(verb: Verb) -> None:
     )
     added.add_argument("--lines", action="store_true", help="every line of standard input is a prompt")
     added.add_argument("--json", action="store_true", help="one JSON object a text")
+
+    added = verb(
+        "fill",
+        fill,
+        "name the hidden words of a text, with their probabilities; the text is an argument or standard input",
+        [
+            'regard fill runs/masked "I took my [mask] for a walk"',
+            'regard fill runs/masked "The [mask] of the [mask] was cold." --top 10',
+            "regard fill runs/masked < gaps.txt > filled.txt",
+        ],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("text", metavar="TEXT", nargs="?", help="with [mask] in it (default: each line of stdin)")
+    added.add_argument("--top", type=int, default=5, help="candidates of each gap (default: 5)")
+    added.add_argument("--mark", default="[mask]", help="what stands for a hidden token (default: [mask])")
+    added.add_argument("--json", action="store_true", help="one JSON object a text, with candidates and probabilities")
+    _add_model(added)
 
     added = verb(
         "prompt",

@@ -30,6 +30,7 @@ from regard.training.run import Run
 TASKS = {  # in which module
     "translate": "regard.translation",
     "language": "regard.language",
+    "masked": "regard.masked",
     "classify": "regard.classification",
 }
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from torch import nn
 from regard import task
 from regard.config import DataConfig, TranslateConfig
 from regard.data.batches import Batch, Batches, keep_short, padded, similar
-from regard.data.text import hold_out, read_pairs
+from regard.data.text import BREAKS, hold_out, read_pairs
 from regard.data.tokenizer import Tokenizer
 from regard.decoding import DecodingConfig, Hypothesis, decode
 from regard.metrics.translation import Score, bleu, chrf, exact_match
@@ -25,7 +24,6 @@ FILES = ("source.json", "target.json")  # of the tokenizers; the second where th
 SHIPPED = Path(__file__).parent / "shipped" / "english-german"
 TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 16384}  # of the source, in a batch that is translated
 SAMPLES = 2  # shown at each evaluation
-BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # what would end a line or a column of output
 
 Pair = tuple[str, str]
 

@@ -26,6 +26,7 @@ LONGEST = 1_000_000  # characters in a line
 STANDARD_INPUT = "-"
 
 CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # what would end a line or a column of output
 MARK = b"\xef\xbb\xbf"
 SKIPPED_AT_ONCE = 1 << 16  # bytes, of a line that is too long to be kept
 WARNINGS = 10  # lines that are warned of one by one

@@ -52,6 +52,8 @@ class Tokenizer:
     def __init__(self, kind: Kind, pieces: Sequence[str] | Sequence[tuple[str, str]]) -> None:
         self.kind, self.pieces = kind, pieces
         self.pad, self.unk, self.bos, self.eos = PAD, UNK, BOS, EOS
+        # a padded place is told by `keep` and not by its id, so the same id can hide a token at a real one
+        self.mask = PAD
         if kind in ("bpe", "bytes"):
             # A token can come from several merges; its id is that of the first.
             self.vocabulary = list(dict.fromkeys([*BYTES, *(left + right for left, right in pieces)]))
@@ -113,6 +115,22 @@ class Tokenizer:
         for number, part in enumerate(chunks(text)):
             ids += (self.bare if number else self.bpe).encode(part).ids
         return np.array(ids, dtype=np.int32)
+
+    def encode_around(self, parts: Sequence[str]) -> list[int]:
+        """The ids of a text with the mask between each two of its parts. The mask stands for one token: of kind "bpe"
+        a word takes the space before it along."""
+        ids: list[int] = []
+        for number, part in enumerate(parts):
+            if self.kind == "bpe" and number < len(parts) - 1:
+                part = part.removesuffix(" ")
+            if self.kind == "bpe":
+                # an empty text is no space
+                encoder = self.bare if number else self.bpe
+                found = encoder.encode(part).ids if part else []
+            else:
+                found = self.encode(part)
+            ids += [*found, self.mask] if number < len(parts) - 1 else found
+        return ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids. Special ones are left out, but an unknown unit is shown as <unk>. A text may hold any

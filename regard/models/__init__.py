@@ -38,3 +38,9 @@ def config_class(values: dict[str, Any]) -> type:
     if kind not in KINDS:
         raise ValueError(f"no model is of kind {kind!r}; known: {', '.join(KINDS)}")
     return KINDS[kind][0]
+
+
+def positions(model: nn.Module) -> int | None:
+    """How many positions the layers of a model have, where they have an end."""
+    found = [part.longest for part in model.modules() if isinstance(getattr(part, "longest", None), int)]
+    return min(found, default=None)

@@ -39,6 +39,20 @@ def text_loss(model: nn.Module, batch: Any, smoothing: float = 0.0, *, ignores: 
     return _loss(model, (batch.tokens,), {"keep": keep}, batch.target, keep, smoothing, ignores)
 
 
+def hidden_loss(model: nn.Module, batch: Any, smoothing: float = 0.0) -> Loss:
+    """The loss of a model that names hidden tokens, on a batch (tokens, keep, places, targets): only these places are
+    projected. Rows are padded on the right."""
+    _check(smoothing)
+    x, second = model.hidden(batch.tokens, keep=batch.keep)
+    x = x.gather(1, batch.places[..., None].expand(-1, -1, x.shape[2])).flatten(0, 1)
+    target, ignores = batch.targets.flatten(), x.is_cuda
+    if not ignores:
+        asked = target != IGNORED
+        x, target = x[asked], target[asked]
+    total, plain = projected(x, model.output.weight, target, smoothing, model.output.bias, ignores=ignores)
+    return Loss(total, plain, _count(batch.targets, None), second)
+
+
 def _loss(
     model: nn.Module,
     inputs: tuple[Tensor, ...],

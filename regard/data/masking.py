@@ -1,0 +1,161 @@
+"""Texts with some tokens hidden, for models that name them from both sides.
+
+Devlin et al. 2019 (BERT, arXiv 1810.04805): of the tokens of a text a share is chosen, and of those 80 % are replaced
+by the mask, 10 % by a token drawn at random, and 10 % stay as they are; the model must name all of the chosen. What is
+chosen is drawn anew each time a text comes (Liu et al. 2019, RoBERTa, arXiv 1907.11692), by seed, epoch and batch.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.data.batches import Planned, Ragged, drawing
+from regard.data.documents import IGNORED
+from regard.data.tokenizer import CONTINUES, SPECIAL, Tokenizer
+
+HIDDEN, RANDOM = 0.8, 0.1  # of the chosen tokens; the others stay
+
+
+class Hidden(NamedTuple):
+    """Texts with hidden tokens, padded on the right; `keep` is None where nothing is. Places are padded with 0, their
+    targets with IGNORED: how many there are depends on the shape of the batch alone, so that a step can be recorded."""
+
+    tokens: Tensor  # [B, T]
+    keep: Tensor | None
+    places: Tensor  # [B, P], of the chosen tokens
+    targets: Tensor  # [B, P], what stood there
+    index: Tensor  # [B], which rows
+
+    def to(self, device: torch.device | str) -> "Hidden":
+        return Hidden(*(None if part is None else part.to(device, non_blocking=True) for part in self))
+
+
+class Masking:
+    """Which tokens are chosen, and what stands in their place."""
+
+    def __init__(self, tokenizer: Tokenizer, share: float = 0.15, *, whole_words: bool = False) -> None:
+        if not 0 < share < 1:
+            raise ValueError(f"the share of masked tokens must be above 0 and below 1, got {share}")
+        self.mask, self.size, self.share = tokenizer.mask, tokenizer.size, share
+        self.edges = word_edges(tokenizer) if whole_words else None
+
+    def __call__(self, ids: np.ndarray, real: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarray, ...]:
+        """ids [B, T], real [B, T] -> (ids with some replaced, places [B, P], targets [B, P])."""
+        B, T = ids.shape
+        free = real & (ids >= len(SPECIAL))
+        # on average the share of each row, and a row of few tokens is not left out for good
+        budget = np.floor(self.share * free.sum(1) + draw.random(B)).astype(np.int64)
+        P = int(np.floor(self.share * T + 1))
+        scores = draw.random((B, T))
+        if self.edges is not None:
+            # all tokens of a word have the score of its first
+            begins = self.edges.opens[ids]
+            begins[:, 1:] |= self.edges.closes[ids[:, :-1]]
+            begins[:, 0] = True
+            word = np.maximum.accumulate(np.where(begins, np.arange(T), 0), 1)
+            scores = np.take_along_axis(scores, word, 1)
+        order = np.argsort(np.where(free, scores, 2.0), 1, kind="stable")[:, :P]
+        taken = np.arange(P) < budget[:, None]
+        if self.edges is not None:
+            # a word that would go over the budget is left out whole, with all behind it
+            words = np.take_along_axis(word, order, 1)
+            whole = np.array([np.bincount(row, minlength=T + 1) for row in np.where(free, word, T)])
+            starts = np.concatenate([np.zeros((B, 1), bool), words[:, 1:] == words[:, :-1]], 1)
+            first = np.maximum.accumulate(np.where(starts, 0, np.arange(P)), 1)
+            taken &= first + np.take_along_axis(whole, words, 1) <= budget[:, None]
+        return self._replace(ids, order, taken, draw)
+
+    def _replace(
+        self, ids: np.ndarray, order: np.ndarray, taken: np.ndarray, draw: np.random.Generator
+    ) -> tuple[np.ndarray, ...]:
+        before = np.take_along_axis(ids, order, 1)
+        fate, others = draw.random(order.shape), draw.random(order.shape)
+        drawn = len(SPECIAL) + (others * (self.size - len(SPECIAL))).astype(np.int64)
+        after = np.where(fate < HIDDEN, self.mask, np.where(fate < HIDDEN + RANDOM, drawn, before))
+        changed = ids.copy()
+        np.put_along_axis(changed, order, np.where(taken, after, before), 1)
+        return changed, np.where(taken, order, 0), np.where(taken, before, IGNORED)
+
+
+class Edges(NamedTuple):
+    """Of each id, whether a word begins with it and whether one begins behind it."""
+
+    opens: np.ndarray
+    closes: np.ndarray
+
+
+def word_edges(tokenizer: Tokenizer) -> Edges:
+    """Words are what white space separates; special tokens are words of their own."""
+    names = tokenizer.tokens(range(len(SPECIAL), tokenizer.size))
+    opens, closes = np.ones(tokenizer.size, bool), np.ones(tokenizer.size, bool)
+    for id, name in enumerate(names, len(SPECIAL)):
+        blank = name in ("▁", "\\n", "\\t")
+        if tokenizer.kind == "units":
+            opens[id], closes[id] = False, not name.endswith(CONTINUES)
+        elif tokenizer.kind != "words":
+            opens[id], closes[id] = blank or name.startswith("▁"), blank and tokenizer.kind != "bpe"
+    return Edges(opens, closes)
+
+
+class Rows(Protocol):
+    """Batches of rows of tokens, each a function of seed, epoch and index."""
+
+    seed: int
+
+    def __len__(self) -> int: ...
+
+    def count(self, epoch: int) -> int: ...
+
+    def get(self, epoch: int, i: int): ...
+
+
+class Texts(Planned):
+    """Every text once an epoch, alone in its row; one that is longer than `length` goes on in further rows."""
+
+    def __init__(
+        self,
+        texts: Sequence[Sequence[int]],
+        *,
+        length: int,
+        tokens: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        multiple: int = 1,
+    ) -> None:
+        self.ids = Ragged([text[at : at + length] for text in texts for at in range(0, len(text), length)])
+        self.multiple = multiple
+        lengths = -(-self.ids.lengths // multiple) * multiple
+        if (worst := lengths.max()) > tokens:
+            raise ValueError(f"a row of {worst} tokens does not fit into a batch of {tokens}: raise training.tokens")
+        super().__init__(lengths, tokens=tokens, seed=seed, shuffle=shuffle)
+
+    def get(self, epoch: int, i: int) -> Hidden:
+        """Nothing is hidden yet."""
+        index = self.rows(epoch, i)
+        tokens, keep = self.ids.padded(index, multiple=self.multiple)
+        none = torch.zeros(len(index), 0, dtype=torch.long)
+        return Hidden(tokens, keep, none, none, torch.from_numpy(index))
+
+
+class MaskedBatches:
+    """Batches of rows, masked. Without `anew`, each epoch hides the same, to compare models by."""
+
+    def __init__(self, rows: Rows, masking: Masking, *, anew: bool = True) -> None:
+        self.rows, self.masking, self.anew = rows, masking, anew
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def count(self, epoch: int) -> int:
+        return self.rows.count(epoch)
+
+    def get(self, epoch: int, i: int) -> Hidden:
+        found = self.rows.get(epoch, i)
+        ids = found.tokens.numpy()
+        real = np.ones(ids.shape, bool) if found.keep is None else found.keep.numpy()
+        parts = self.masking(ids, real, drawing(self.rows.seed, epoch if self.anew else 0, i))
+        tokens, places, targets = map(torch.from_numpy, parts)
+        return Hidden(tokens, found.keep, places, targets, found.index)

@@ -1,0 +1,282 @@
+"""Models that name hidden tokens from both sides: trained from running text, loaded from a run, asked to fill gaps."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard import language, models, task
+from regard.config import MaskedConfig
+from regard.data.documents import Blocks, Documents, stream
+from regard.data.masking import Hidden, MaskedBatches, Masking, Texts
+from regard.data.tokenizer import PAD, SPECIAL, UNK, Tokenizer, chunks
+from regard.models.transformer import ModelConfig
+from regard.training.loss import IGNORED, Loss, hidden_loss
+
+FILE = "tokenizer.json"
+MARK = "[mask]"  # where a token is hidden, in a text that is to be filled
+TOKENS_AT_ONCE = 16384  # in a batch that is only measured
+SAMPLES = 2  # shown at each evaluation
+BERT = {
+    "kind": "encoder",
+    "position": "learned",
+    "norm_epsilon": 1e-12,
+    "feedforward": "dense(activation='gelu')",
+    "bias": True,
+    "scaled_embedding": False,
+    "normed_embedding": True,
+    "head": "transform",
+    "head_bias": True,
+}
+PRESETS: dict[str, dict[str, Any]] = {
+    "bert-tiny": BERT | {"width": 128, "heads": 2, "inner": 512, "layers": 2},
+    "bert-mini": BERT | {"width": 256, "heads": 4, "inner": 1024, "layers": 4},
+    "bert-small": BERT | {"width": 512, "heads": 8, "inner": 2048, "layers": 4},
+    "bert": BERT | {"width": 768, "heads": 12, "inner": 3072, "layers": 12},
+    "bert-large": BERT | {"width": 1024, "heads": 16, "inner": 4096, "layers": 24},
+}
+
+
+class Task(task.Task):
+    """Text with gaps in, the hidden tokens out."""
+
+    name = "masked"
+    about = "A model that names hidden words (BERT), from running text: an encoder with any attention."
+    examples = (
+        "regard train masked --data.text books/ --model.preset bert-small --out runs/masked",
+        "regard train masked --data.text lines.txt.xz --data.documents line --data.apart true --data.whole_words true",
+        "regard train masked --data.text book.txt --data.tokenizer characters --model.attention 'local(window=64)'",
+        "regard train masked --config runs/masked/config.yaml --out runs/b --training.seed 2",
+    )
+    use = "fill a gap: regard fill {run} 'I took my [mask] for a walk'"
+    config = MaskedConfig
+    metrics = ("loss", "accuracy")
+
+    @classmethod
+    def read(cls, config: MaskedConfig) -> Documents:
+        return language.Task.read(config)
+
+    @classmethod
+    def learn(cls, data: Documents, config: MaskedConfig) -> dict[str, Tokenizer]:
+        parts = (part for text in data.train for part in chunks(text))
+        return {FILE: Tokenizer.train(parts, config.data.vocabulary, config.data.tokenizer)}
+
+    @classmethod
+    def size(cls, config: MaskedConfig, tokenizers: dict[str, Tokenizer], data: Documents) -> ModelConfig:
+        return config.model.resized(PRESETS, ModelConfig, vocabulary=tokenizers[FILE].size)
+
+    def __init__(self, config: MaskedConfig, data: Documents, tokenizers: dict[str, Tokenizer], model: nn.Module):
+        self.model, self.data, wishes = model, data, config.data
+        self.unit = wishes.documents
+        self.masked = MaskedModel(model, tokenizers[FILE], wishes.length, wishes.apart)
+        if self.masked.limit is not None and wishes.length > self.masked.limit:
+            raise ValueError(
+                f"data.length {wishes.length} is more than the model has positions for, {self.masked.limit}: "
+                "lower it, or give model.position or model.attention a larger 'longest'"
+            )
+        self.masking = Masking(tokenizers[FILE], wishes.masked, whole_words=wishes.whole_words)
+        # few shapes, so that the steps can be recorded
+        multiple = 8 if config.training.graphs and next(model.parameters()).is_cuda else 1
+        sizes = {"tokens": config.training.tokens, "seed": config.training.seed, "multiple": multiple}
+        self.batches = MaskedBatches(self.masked.rows(data.train, **sizes), self.masking)
+
+    def loss(self, batch: Hidden, smoothing: float) -> Loss:
+        return hidden_loss(self.model, batch, smoothing)
+
+    def tokens(self, batch: Hidden) -> int:
+        return max(1, int((batch.targets != IGNORED).sum()))
+
+    def evaluate(self, check: Callable[[], None]) -> tuple[dict[str, float], list[dict[str, str]]]:
+        found = self.masked.measure(self.data.valid, self.masking, check=check)
+        metrics = {name: value for name, value in found._asdict().items() if isinstance(value, float)}
+        return metrics, self.masked.samples(self.data.valid, self.masking)
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "length": self.masked.length,
+            "documents": self.unit,
+            "apart": self.masked.apart,
+            "masked": self.masking.share,
+            "whole_words": self.masking.edges is not None,
+        }
+
+    def files(self) -> dict[str, str]:
+        lines = (json.dumps({"text": text}, ensure_ascii=False) for text in self.data.valid)
+        return {"valid.jsonl": "".join(line + "\n" for line in lines)}
+
+    def notes(self) -> list[str]:
+        valid, size = self.data.facts["valid"], self.masked.tokenizer.size
+        documents = f"{len(self.data.train):,} documents" if len(self.data.train) > 1 else "one document"
+        return [f"{len(self.batches):,} rows of {documents}, {valid:,} characters to validate on; vocabulary {size:,}"]
+
+
+class Measures(NamedTuple):
+    """How well hidden tokens were named."""
+
+    loss: float  # nats a hidden token
+    perplexity: float
+    accuracy: float  # how many of 100 were the most probable
+    tokens: int  # hidden ones
+
+
+class Candidate(NamedTuple):
+    """A token that may stand in a gap. `text` may begin with a space, or be part of a word."""
+
+    text: str
+    probability: float
+    id: int
+
+
+class Filled(NamedTuple):
+    """A text whose gaps are filled. The candidates of each gap are named while all gaps are open; in `text` they are
+    filled one after the other, the surest first, each in sight of those before."""
+
+    text: str
+    gaps: list[list[Candidate]]
+
+
+class MaskedModel:
+    """A model with its tokenizer.
+
+    >>> masked = MaskedModel.load("runs/masked")
+    >>> masked.fill("I took my [mask] for a walk.").text
+    'I took my dog for a walk.'
+    """
+
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer, length: int, apart: bool):
+        self.model, self.tokenizer = model, tokenizer
+        self.length = length  # tokens it was trained to read at a time
+        self.apart = apart  # whether it was trained on one document at a time
+        self.limit = models.positions(model)
+
+    @classmethod
+    def load(cls, folder: str | Path, *, which: str | int | None = None, device: str = "auto") -> "MaskedModel":
+        """From a run folder; see `regard.task.load`."""
+        model, parts, run = task.load(folder, "masked", which=which, device=device)
+        length = parts.facts.get("length")
+        if not isinstance(length, int) or FILE not in parts.tokenizers:
+            raise ValueError(f"{run.folder}/run.json is damaged: it does not say how long a text may be")
+        return cls(model, parts.tokenizers[FILE], length, bool(parts.facts.get("apart")))
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def rows(
+        self, documents: Sequence[str], *, tokens: int, seed: int = 0, shuffle: bool = True, multiple: int = 1
+    ) -> Blocks | Texts:
+        """Batches of text as the model reads it."""
+        sizes = {"length": self.length, "tokens": tokens, "seed": seed, "shuffle": shuffle}
+        if not self.apart:
+            return Blocks(stream(documents, self.tokenizer), **sizes)
+        return Texts([self.frame(text) for text in documents], multiple=multiple, **sizes)
+
+    def frame(self, text: str) -> list[int]:
+        """A document that stands alone: between bos and eos, without the end of its last line."""
+        ids = self.tokenizer.encode_text(text.removesuffix("\n"))
+        return [self.tokenizer.bos, *ids.tolist(), self.tokenizer.eos]
+
+    def measure(
+        self, documents: Sequence[str], masking: Masking, *, check: Callable[[], None] = lambda: None
+    ) -> Measures:
+        """How well it names tokens of documents that are hidden as in training, the same each time."""
+        batches = self._checks(documents, masking)
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        tokens = 0
+        with torch.inference_mode():
+            for index in range(batches.count(0)):
+                batch = batches.get(0, index)
+                tokens += int((batch.targets != IGNORED).sum())
+                batch = batch.to(self.device)
+                target, logits = batch.targets, self._logits(batch)
+                missed = logits.log_softmax(-1).gather(2, target.clamp(min=0)[..., None])[..., 0]
+                asked = target != IGNORED
+                sums[0] -= torch.where(asked, missed, 0).double().sum()
+                sums[1] += (asked & (logits.argmax(-1) == target)).sum()
+                check()
+        if tokens == 0:
+            raise ValueError("the text is too short: none of its tokens was drawn to be hidden")
+        loss, right = (sums / tokens).tolist()
+        return Measures(loss, math.exp(min(loss, 50.0)), 100 * right, tokens)
+
+    def _checks(self, documents: Sequence[str], masking: Masking) -> MaskedBatches:
+        rows = self.rows(documents, tokens=max(TOKENS_AT_ONCE, self.length), shuffle=False)
+        return MaskedBatches(rows, masking, anew=False)
+
+    def _logits(self, batch: Hidden) -> Tensor:
+        """[B, P, V] at the places."""
+        x = self.model.hidden(batch.tokens, keep=batch.keep).x
+        x = x.gather(1, batch.places[..., None].expand(-1, -1, x.shape[2]))
+        return self.model.output(x).float()
+
+    def samples(self, documents: Sequence[str], masking: Masking) -> list[dict[str, str]]:
+        """Some rows with hidden tokens, and what the model makes of them."""
+        batches = self._checks(documents, masking)
+        # where rows go from short to long, those in the middle are neither
+        batch = batches.get(0, batches.count(0) // 2)
+        some = (batch.targets != IGNORED).any(1).nonzero()[:SAMPLES, 0]
+        batch = Hidden(*(None if part is None else part[some].to(self.device) for part in batch))
+        with torch.inference_mode():
+            best = self._logits(batch).argmax(-1)
+        found = []
+        for row in range(len(batch.tokens)):
+            ids = batch.tokens[row] if batch.keep is None else batch.tokens[row, batch.keep[row]]
+            filled, asked = ids.clone(), batch.targets[row] != IGNORED
+            filled[batch.places[row, asked]] = best[row, asked]
+            marked = self.tokenizer.tokens(ids.tolist()[:40])
+            marked = [MARK if id == self.tokenizer.mask else name for id, name in zip(ids, marked, strict=False)]
+            shown = " ".join(marked) if self.tokenizer.kind in ("words", "units") else "".join(marked)
+            found.append({"hidden": shown, "named": self._text(filled.tolist()[:40])})
+        return found
+
+    def fill(self, text: str, *, top: int = 5, mark: str = MARK) -> Filled:
+        """Names the token in each gap of a text, with the `top` most probable ones."""
+        if not mark:
+            raise ValueError("the mark of a gap must not be empty")
+        if top < 1:
+            raise ValueError(f"top must be at least 1, got {top}")
+        parts = text.split(mark)
+        if len(parts) == 1:
+            raise ValueError(f"there is no {mark} in the text: put it where a word is to be filled in")
+        ids = self.tokenizer.encode_around(parts)
+        ids = [self.tokenizer.bos, *ids, self.tokenizer.eos] if self.apart else [self.tokenizer.eos, *ids]
+        most = self.length if self.limit is None else self.limit
+        if len(ids) > most:
+            raise ValueError(f"the text has {len(ids)} tokens, the model was trained to read {most}: shorten it")
+        row = torch.tensor(ids, device=self.device)
+        open_gaps = [place for place, id in enumerate(ids) if id == self.tokenizer.mask]
+        chances = self._chances(row, open_gaps)
+        best = chances.topk(min(top, chances.shape[1]))
+        gaps = [
+            [Candidate(self._piece(id), chance, id) for chance, id in zip(*found, strict=True)]
+            for found in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        ]
+        while open_gaps:
+            sure = chances.max(1)
+            first = int(sure.values.argmax())
+            row[open_gaps.pop(first)] = sure.indices[first]
+            chances = self._chances(row, open_gaps) if open_gaps else chances
+        return Filled(self._text(row.tolist()), gaps)
+
+    def _chances(self, row: Tensor, places: list[int]) -> Tensor:
+        """The probabilities of all tokens at some places of a row, [P, V]; special ones have none."""
+        with torch.inference_mode():
+            x = self.model.hidden(row[None]).x[0, places]
+            logits = self.model.output(x).float()
+            never = {PAD, UNK, self.tokenizer.bos, self.tokenizer.eos, self.tokenizer.pad, self.tokenizer.mask}
+            logits[:, sorted(never)] = -math.inf
+            return logits.softmax(1)
+
+    def _piece(self, id: int) -> str:
+        """A token as it is to be read; "▁" is a space."""
+        return self.tokenizer.tokens([id])[0]
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(id for id in ids if id >= len(SPECIAL))
+
+
+read_valid = language.read_valid
