@@ -13,7 +13,7 @@ from regard import language, models, task
 from regard.config import MaskedConfig
 from regard.data.documents import Blocks, Documents, stream
 from regard.data.masking import Hidden, MaskedBatches, Masking, Texts
-from regard.data.tokenizer import PAD, SPECIAL, UNK, Tokenizer, chunks
+from regard.data.tokenizer import Tokenizer, chunks
 from regard.models.transformer import ModelConfig
 from regard.training.loss import IGNORED, Loss, hidden_loss
 
@@ -235,6 +235,8 @@ class MaskedModel:
 
     def fill(self, text: str, *, top: int = 5, mark: str = MARK) -> Filled:
         """Names the token in each gap of a text, with the `top` most probable ones."""
+        if self.model.output is None:
+            raise ValueError("this encoder gives vectors and names no tokens: use regard embed")
         if not mark:
             raise ValueError("the mark of a gap must not be empty")
         if top < 1:
@@ -267,8 +269,7 @@ class MaskedModel:
         with torch.inference_mode():
             x = self.model.hidden(row[None]).x[0, places]
             logits = self.model.output(x).float()
-            never = {PAD, UNK, self.tokenizer.bos, self.tokenizer.eos, self.tokenizer.pad, self.tokenizer.mask}
-            logits[:, sorted(never)] = -math.inf
+            logits[:, list(self.tokenizer.reserved)] = -math.inf
             return logits.softmax(1)
 
     def _piece(self, id: int) -> str:
@@ -276,7 +277,7 @@ class MaskedModel:
         return self.tokenizer.tokens([id])[0]
 
     def _text(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(id for id in ids if id >= len(SPECIAL))
+        return self.tokenizer.decode(id for id in ids if id not in self.tokenizer.reserved)
 
 
 read_valid = language.read_valid

@@ -23,6 +23,7 @@ from regard.interop import families, huggingface, llama2c, vocabularies
 from regard.interop.runs import export_run, import_model
 from regard.interop.runs import published as published_tokenizer
 from regard.language import LanguageModel
+from regard.masked import MaskedModel
 from regard.models.transformer import ModelConfig
 from regard.translation import SHIPPED, Translator
 
@@ -218,6 +219,52 @@ def test_language_models_go_on_as_theirs(name, tmp_path, byte_level, capsys):
     assert (tmp_path / "back" / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "back")
     assert_close(again(prompt).logits, model(prompt).logits, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
+@torch.no_grad()
+def test_gaps_are_filled_as_theirs(name, tmp_path, byte_level, capsys):
+    """The chances of every token but the special ones, and the text; a mask takes the space before it along."""
+    made = tokenizers.Tokenizer.from_str(byte_level.to_str())
+    made.add_special_tokens([tokenizers.AddedToken("<mask>", lstrip=True, special=True)])
+    special = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0, "max_position_embeddings": 64}
+    folder = folder_of(name, tmp_path, made, **special)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"mask_token": "<mask>", "cls_token": "<|endoftext|>"}))
+    assert cli.main(["import", str(folder), "--out", str(tmp_path / "run")]) == 0
+    text = "He bought a new [mask] yesterday, but it was too [mask]."
+    capsys.readouterr()
+    assert cli.main(["fill", str(tmp_path / "run"), text]) == 0
+    masked = MaskedModel.load(tmp_path / "run", device="cpu")
+    found = masked.fill(text, top=297)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
+    tokens = [1, *made.encode(text.replace("[mask]", "<mask>")).ids, 1]
+    logits = model(torch.tensor([tokens])).logits[0]
+    logits[:, :3] = -torch.inf
+    places = [place for place, id in enumerate(tokens) if id == 2]
+    assert len(places) == 2
+    for gap, chances in zip(found.gaps, logits[places].softmax(1), strict=True):
+        assert_close(
+            torch.tensor([part.probability for part in gap]), chances.sort(descending=True).values[:297], **CLOSE
+        )
+        assert gap[0].id == int(chances.argmax())
+    assert found.text.startswith("He bought a new")
+    export_run(tmp_path / "run", tmp_path / "back", "huggingface")
+    again = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "back").eval()
+    assert_close(again(torch.tensor([tokens])).logits[:, :, 3:], logits[None, :, 3:], **CLOSE)
+
+
+@torch.no_grad()
+def test_fine_tuning_starts_from_an_imported_encoder(tmp_path, byte_level, capsys):
+    folder = folder_of("bert", tmp_path, byte_level, bos_token_id=1, eos_token_id=1, max_position_embeddings=64)
+    import_model(folder, tmp_path / "run")
+    for name, lines in (("texts", LINES * 4), ("labels", ["yes", "no"] * 20)):
+        (tmp_path / name).write_text("".join(line + "\n" for line in lines))
+    files = ["--data.text", str(tmp_path / "texts"), "--data.labels", str(tmp_path / "labels"), "--data.held_out", "4"]
+    where = ["--init", str(tmp_path / "run"), "--out", str(tmp_path / "classes"), "--training.device", "cpu"]
+    with torch.enable_grad():
+        code = cli.main(["train", "classify", *files, *where, "--training.steps", "2"])
+    assert code == 0
+    capsys.readouterr()
 
 
 def test_shards(tmp_path):

@@ -39,13 +39,15 @@ class Masking:
     def __init__(self, tokenizer: Tokenizer, share: float = 0.15, *, whole_words: bool = False) -> None:
         if not 0 < share < 1:
             raise ValueError(f"the share of masked tokens must be above 0 and below 1, got {share}")
-        self.mask, self.size, self.share = tokenizer.mask, tokenizer.size, share
+        self.mask, self.share = tokenizer.mask, share
+        self.special = np.array(tokenizer.reserved)
+        self.ordinary = np.setdiff1d(np.arange(tokenizer.size), self.special)
         self.edges = word_edges(tokenizer) if whole_words else None
 
     def __call__(self, ids: np.ndarray, real: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarray, ...]:
         """ids [B, T], real [B, T] -> (ids with some replaced, places [B, P], targets [B, P])."""
         B, T = ids.shape
-        free = real & (ids >= len(SPECIAL))
+        free = real & ~np.isin(ids, self.special)
         # on average the share of each row, and a row of few tokens is not left out for good
         budget = np.floor(self.share * free.sum(1) + draw.random(B)).astype(np.int64)
         P = int(np.floor(self.share * T + 1))
@@ -73,7 +75,7 @@ class Masking:
     ) -> tuple[np.ndarray, ...]:
         before = np.take_along_axis(ids, order, 1)
         fate, others = draw.random(order.shape), draw.random(order.shape)
-        drawn = len(SPECIAL) + (others * (self.size - len(SPECIAL))).astype(np.int64)
+        drawn = self.ordinary[(others * len(self.ordinary)).astype(np.int64)]
         after = np.where(fate < HIDDEN, self.mask, np.where(fate < HIDDEN + RANDOM, drawn, before))
         changed = ids.copy()
         np.put_along_axis(changed, order, np.where(taken, after, before), 1)

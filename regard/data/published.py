@@ -56,6 +56,10 @@ class Published(Tokenizer):
                 raise ValueError(f"the special token {name!r} has the id {id}, which is not among the model's {size}")
 
     @property
+    def reserved(self) -> tuple[int, ...]:
+        return tuple(sorted({id for id in self.special.values() if id is not None}))
+
+    @property
     def size(self) -> int:
         return self._size
 
@@ -63,13 +67,24 @@ class Published(Tokenizer):
         found = self.library.encode_batch_fast(list(texts), add_special_tokens=False)
         return [self._out(part.ids) for part in found]
 
+    def encode_around(self, parts: Sequence[str]) -> list[int]:
+        if self.mask is None:
+            raise ValueError("this tokenizer has no mask: its model was not trained to fill gaps")
+        added = self.library.get_added_tokens_decoder().get(self.mask)
+        ids: list[int] = []
+        for number, part in enumerate(parts):
+            last = number == len(parts) - 1
+            # some masks stand for a word with the space before it
+            ids += self.encode(part if last or added is None or not added.lstrip else part.rstrip(" "))
+            ids += [] if last else [self.mask]
+        return ids
+
     def encode_text(self, text: str) -> np.ndarray:
         ids = [id for part in chunks(text) for id in self.encode(part)]
         return np.array(ids, dtype=np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
-        left_out = {id for id in self.special.values() if id is not None} - {self.unk}
-        inside = [id for id in self.checked(ids) if id not in left_out]
+        inside = [id for id in self.checked(ids) if id == self.unk or id not in self.reserved]
         if self.vocabulary is None:
             return self.library.decode(inside, skip_special_tokens=True)
         return self.library.decoder.decode(self.names(inside))

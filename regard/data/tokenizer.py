@@ -88,6 +88,11 @@ class Tokenizer:
         return cls(kind, [unit for _, unit in units[: size - len(SPECIAL)]])
 
     @property
+    def reserved(self) -> tuple[int, ...]:
+        """The ids that no text has."""
+        return PAD, UNK, BOS, EOS
+
+    @property
     def size(self) -> int:
         """How many ids there are, the special ones included."""
         return len(SPECIAL) + len(self.vocabulary)
