@@ -420,6 +420,25 @@ def test_our_own_models(name, options, tmp_path):
     compare(model.eval(), own)
 
 
+@pytest.mark.parametrize(
+    ("module", "preset", "name"),
+    [
+        ("language", "gpt-nano", "gpt2"),
+        ("language", "gpt2-xl", "gpt2"),
+        ("language", "modern", "llama"),
+        ("language", "smollm2-135m", "llama"),
+        ("masked", "bert-tiny", "distilbert"),
+        ("models.transformer", "base", "marian"),
+    ],
+)
+def test_presets_have_a_family(module, preset, name):
+    """What is trained with them can be exported."""
+    presets = importlib.import_module(f"regard.{module}").PRESETS
+    config = ModelConfig(**presets[preset] | {"vocabulary": 60})
+    special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+    assert families.choose(config, special).name == name
+
+
 def test_relaid_and_back():
     config = ModelConfig(kind="decoder", vocabulary=9, width=12, heads=2, inner=8, layers=1, position="rotary")
     tensors = models.build(config).state_dict()
