@@ -187,6 +187,8 @@ class Encoder(Family):
 
     def derive(self, values, names):
         has_head = self.head_bias in names
+        if values.get("type_vocab_size") == 0:
+            raise ValueError(f"{self.name} has at least one segment (here none)")
         if has_head and values.get(self.activation, "gelu") != "gelu":
             raise ValueError(f"{self.name} with {self.activation} other than 'gelu' has a head that is not known here")
         rows = values.get("max_position_embeddings", 512) - self.positions_begin(values)
