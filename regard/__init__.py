@@ -3,6 +3,7 @@
 from regard.api import attend, attention, facts, feedforward, names, position
 from regard.attention.base import Attention, Facts, detach, select
 from regard.models.transformer import ModelConfig, Transformer
+from regard.show.notebook import show
 from regard.spec import over_layers
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "over_layers",
     "position",
     "select",
+    "show",
 ]
 __version__ = "0.1.0"

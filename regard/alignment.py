@@ -57,7 +57,7 @@ def align(
     *,
     layer: int | Literal["average", "aligner"] | None = None,
     head: int | Literal["average"] = "average",
-    read: Read | None = None,
+    read: Read = "predict",
     tokens: int = 4096,
 ) -> list[Alignment]:
     """Links of each pair of sentences, one a target word (none where it looks at no source word at all).
@@ -66,11 +66,11 @@ def align(
     layer aligns best differs a lot between models: with a second model of the opposite direction, `choose_layers` finds
     it without gold links.
 
-    read="predict" takes the attention of the decoder step that predicts a target token, "consume" that of the step
-    after it, which gets the token as input and so knows what to look for (Chen et al. 2020, Accurate Word Alignment
-    Induction from Neural Machine Translation). Which is better depends on the model: an aligner is made to be read at
-    "consume", and None is that. The decoders of three or four layers that were measured here attend to a word when they
-    predict it, and None is "predict" for all that is no aligner; the deep ones of that paper are better at "consume".
+    read="predict", the default, takes the attention of the decoder step that predicts a target token, "consume" that of
+    the step after it, which gets the token as input and so knows what to look for (Chen et al. 2020, Accurate Word
+    Alignment Induction from Neural Machine Translation). Which is better depends on the model: the decoders of three or
+    four layers that were measured here attend to a word when they predict it, the deep ones of that paper at "consume".
+    An aligner knows both: its row is of the step that predicts, and of the token that came.
 
     tokens bounds the padded tokens of a batch.
     """
@@ -140,12 +140,12 @@ def read_maps(
     *,
     layer: int | Literal["average", "all", "aligner"] | None = "all",
     head: int | Literal["average"] = "average",
-    read: Read | None = None,
+    read: Read = "predict",
     tokens: int = 4096,
 ) -> list[WordMaps]:
     """The attention between the words of each pair, of every layer or of one; arguments as in `align`."""
     _check_model(model)
-    if read is not None and read not in get_args(Read):
+    if read not in get_args(Read):
         raise ValueError(f"read must be one of {', '.join(get_args(Read))}, got {read!r}")
     if tokens < 1:
         raise ValueError(f"tokens must be at least 1, got {tokens}")
@@ -195,7 +195,7 @@ def _word_maps(
     targets: Sequence[_Side],
     layer: int | Literal["average", "all", "aligner"] | None,
     head: int | Literal["average"],
-    read: Read | None,
+    read: Read,
 ) -> np.ndarray:
     """[B, layers, target words, source words], padded with zeros."""
     device = next(model.parameters()).device
@@ -204,14 +204,14 @@ def _word_maps(
     keeps = {"keep": source_keep, "target_keep": target_keep}
     # an aligner has one head: to ask for another is to ask for a layer that translates
     if layer == "aligner" or (layer is None and head == "average" and has_aligner(model)):
-        layers, consumes = [_head(part, head) for part in model.maps(source, target, place="aligner", **keeps)], True
+        if read == "consume":
+            raise ValueError("the aligner's links are of the step that predicts: read='consume' is for other layers")
+        layers = [_head(part, head) for part in model.maps(source, target, place="aligner", **keeps)]
     else:
-        layers, consumes = [_head(part, head) for part in model.maps(source, target, **keeps)], False
-        layers = _pick(layers, layer)
+        layers = _pick([_head(part, head) for part in model.maps(source, target, **keeps)], layer)
     maps = torch.stack(layers, 1).float()  # [B, layers, T, S]
     # bos is the input of row 0, so that row t predicts token t and row t + 1 consumes it
-    consumes = consumes if read is None else read == "consume"
-    rows = _members(targets, target.shape[1], int(consumes)).to(device)
+    rows = _members(targets, target.shape[1], int(read == "consume")).to(device)
     columns = _members(sources, source.shape[1], 0).to(device)
     rows = rows / rows.sum(2, keepdim=True).clamp(min=1)
     return (rows[:, None] @ maps @ columns[:, None].mT).cpu().numpy()

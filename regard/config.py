@@ -151,8 +151,10 @@ class ModelOptions(StackOptions):
     """of the decoder"""
     decoder_feedforward: str | list[str] | None = None
     """spec of the decoder's feed-forward layers (default: as feedforward)"""
-    aligner: str | None = None
-    """spec of one more attention that learns word alignments beside the translation, such as softmax"""
+    reversible: bool | None = None
+    """layers that are undone in the backward pass, so that their number costs no memory; with norm pre"""
+    aligner: bool | None = None
+    """one more layer, which learns word alignments beside the translation"""
     input_feeding: bool | None = None
     """lstm and gru: the last attention output is part of the next input"""
 
@@ -178,7 +180,7 @@ class TrainingConfig:
     steps: int = 10_000
     """updates in all"""
     tokens: int = 4096
-    """padded tokens of a batch, at most, on the longer of the two sides"""
+    """padded tokens of a batch, at most; of translate on the longer of the two sides"""
     accumulate: int = 1
     """batches an update; the loss is the mean over all their tokens"""
     learning_rate: float | None = None
@@ -321,6 +323,8 @@ class LanguageConfig:
 
     out: str = "runs/language"
     """the run folder: config, tokenizer, checkpoints and log"""
+    init: str | None = None
+    """a run of language to begin with: its weights, its sizes and its tokenizer"""
     data: LanguageData = field(default_factory=LanguageData)
     model: LanguageOptions = field(default_factory=LanguageOptions)
     training: TrainingConfig = field(

@@ -115,7 +115,7 @@ def small_translator(folder: Path) -> TranslateConfig:
     return TranslateConfig(
         out=str(folder),
         data=DataConfig(generated=40_000, held_out=500, vocabulary=1000),
-        model=ModelOptions(layers=2, norm="pre", dropout=0.0, aligner="softmax"),
+        model=ModelOptions(layers=2, norm="pre", dropout=0.0, aligner=True),
         training=TrainingConfig(
             steps=1000,
             tokens=2048,

@@ -15,6 +15,7 @@ from regard.data.documents import Blocks, Documents, stream
 from regard.data.masking import Hidden, MaskedBatches, Masking, Texts
 from regard.data.tokenizer import Tokenizer, chunks
 from regard.models.transformer import ModelConfig
+from regard.training.graphs import few_lengths
 from regard.training.loss import IGNORED, Loss, hidden_loss
 
 FILE = "tokenizer.json"
@@ -80,7 +81,8 @@ class Task(task.Task):
             )
         self.masking = Masking(tokenizers[FILE], wishes.masked, whole_words=wishes.whole_words)
         # few shapes, so that the steps can be recorded
-        multiple = 8 if config.training.graphs and next(model.parameters()).is_cuda else 1
+        records = config.training.graphs and next(model.parameters()).is_cuda
+        multiple = few_lengths(wishes.length) if records else 1
         sizes = {"tokens": config.training.tokens, "seed": config.training.seed, "multiple": multiple}
         self.batches = MaskedBatches(self.masked.rows(data.train, **sizes), self.masking)
 
@@ -157,10 +159,10 @@ class MaskedModel:
     def load(cls, folder: str | Path, *, which: str | int | None = None, device: str = "auto") -> "MaskedModel":
         """From a run folder; see `regard.task.load`."""
         model, parts, run = task.load(folder, "masked", which=which, device=device)
-        length = parts.facts.get("length")
-        if not isinstance(length, int) or FILE not in parts.tokenizers:
+        length, apart = parts.facts.get("length", models.positions(model)), parts.facts.get("apart", True)
+        if not isinstance(length, int) or not isinstance(apart, bool) or FILE not in parts.tokenizers:
             raise ValueError(f"{run.folder}/run.json is damaged: it does not say how long a text may be")
-        return cls(model, parts.tokenizers[FILE], length, bool(parts.facts.get("apart")))
+        return cls(model, parts.tokenizers[FILE], length, apart)
 
     @property
     def device(self) -> torch.device:
@@ -177,8 +179,7 @@ class MaskedModel:
 
     def frame(self, text: str) -> list[int]:
         """A document that stands alone: between bos and eos, without the end of its last line."""
-        ids = self.tokenizer.encode_text(text.removesuffix("\n"))
-        return [self.tokenizer.bos, *ids.tolist(), self.tokenizer.eos]
+        return self.tokenizer.framed(self.tokenizer.encode_text(text.removesuffix("\n")).tolist())
 
     def measure(
         self, documents: Sequence[str], masking: Masking, *, check: Callable[[], None] = lambda: None
@@ -242,17 +243,19 @@ class MaskedModel:
         if top < 1:
             raise ValueError(f"top must be at least 1, got {top}")
         parts = text.split(mark)
+        if self.tokenizer.mask is None:
+            raise ValueError("the tokenizer of this run has no mask, so the model was not trained to fill gaps")
         if len(parts) == 1:
             raise ValueError(f"there is no {mark} in the text: put it where a word is to be filled in")
         ids = self.tokenizer.encode_around(parts)
-        ids = [self.tokenizer.bos, *ids, self.tokenizer.eos] if self.apart else [self.tokenizer.eos, *ids]
-        most = self.length if self.limit is None else self.limit
-        if len(ids) > most:
-            raise ValueError(f"the text has {len(ids)} tokens, the model was trained to read {most}: shorten it")
+        # as it stands in training: a text alone, or what begins behind the end of another
+        ids = self.tokenizer.framed(ids) if self.apart else [self.tokenizer.eos, *ids]
+        if len(ids) > self.length:
+            raise ValueError(f"the text has {len(ids)} tokens, the model learnt to read {self.length}: shorten it")
         row = torch.tensor(ids, device=self.device)
         open_gaps = [place for place, id in enumerate(ids) if id == self.tokenizer.mask]
         chances = self._chances(row, open_gaps)
-        best = chances.topk(min(top, chances.shape[1]))
+        best = chances.topk(min(top, self.tokenizer.size - len(self.tokenizer.special)))
         gaps = [
             [Candidate(self._piece(id), chance, id) for chance, id in zip(*found, strict=True)]
             for found in zip(best.values.tolist(), best.indices.tolist(), strict=True)
@@ -269,7 +272,7 @@ class MaskedModel:
         with torch.inference_mode():
             x = self.model.hidden(row[None]).x[0, places]
             logits = self.model.output(x).float()
-            logits[:, list(self.tokenizer.reserved)] = -math.inf
+            logits[:, self.tokenizer.special] = -math.inf
             return logits.softmax(1)
 
     def _piece(self, id: int) -> str:
@@ -277,7 +280,7 @@ class MaskedModel:
         return self.tokenizer.tokens([id])[0]
 
     def _text(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(id for id in ids if id not in self.tokenizer.reserved)
+        return self.tokenizer.decode(ids)
 
 
 read_valid = language.read_valid

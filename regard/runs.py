@@ -346,8 +346,6 @@ def generate(arguments: argparse.Namespace) -> None:
         nbest=arguments.n,
         minimum=0,
         maximum=arguments.maximum,
-        maximum_ratio=0,
-        maximum_extra=arguments.maximum,
         repetition=arguments.repetition,
         seed=arguments.seed,
         **drawn,
@@ -517,7 +515,7 @@ def demo(console: Any, folder: Path) -> None:
     source = show.SENTENCES[0]
     both = translator.source, translator.target
     (found,) = align(translator.model, *both, [(source, translator(source))])
-    note = "The attention of the aligner, which learnt beside the translator. Ringed: the word links."
+    note = "What the aligner learnt beside the translator. Ringed: the word links."
     picture = pictures.alignment_picture(
         found.matrix, found.source, found.target, found.links, "Where each German word comes from", note
     )
@@ -829,8 +827,8 @@ def add_verbs(verb: Verb) -> None:
     added.add_argument(
         "--read",
         choices=("consume", "predict"),
-        help="at the step that reads the target word, or the one that predicts it "
-        "(default: consume of an aligner, predict of other attention)",
+        default="predict",
+        help="at the step that reads the target word, or the one that predicts it (default: predict)",
     )
     added.add_argument("--gold", help="links to compare with, S-S sure and SpS possible, from 1: AER on stderr")
     added.add_argument("--picture", help="draw one sentence into this .png, .svg or .pdf")

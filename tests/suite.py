@@ -195,6 +195,9 @@ def check_causality(case: Case) -> None:
             changed = torch.cat([x[:, :cut], other[:, cut:].clamp(-1, 1) * large], 1)
             if layer.facts.prefix:
                 same(layer(changed)[:, :cut], layer(x)[:, :cut])
+            if layer.facts.columns == "slots":
+                # what a query gives to slots that have read a later token would move with that token
+                same(layer.weights(changed)[:, :, :cut], layer.weights(x)[:, :, :cut])
     if layer.facts.columns == "slots":
         return
     future = torch.ones(LONG, LONG).triu(1).bool()
@@ -407,28 +410,67 @@ def check_batch(case: Case) -> None:
 
 
 def check_gradient(case: Case) -> None:
-    layer = case.build(bias=True)
+    """Of the output, and of the second loss where one is trained, against those of the references."""
+    built = case.build(bias=True)
     given = inputs(case, 9, B=2, S=11)
+    learns = built.facts.loss
 
-    def gradients(function: Callable[[], Tensor]) -> dict[str, Tensor | None]:
-        layer.zero_grad()
+    def gradients(function: Callable[[Attention, dict[str, Tensor]], tuple[Tensor, Tensor | None]], training: bool):
+        # a copy: what is learnt without gradients must not reach the next call
+        layer = copy.deepcopy(built).train(training)
         leaves = {name: tensor.clone().requires_grad_() for name, tensor in given.items()}
-        y = function(leaves)
+        y, loss = function(layer, leaves)
         torch.manual_seed(7)
-        (y * torch.randn_like(y)).sum().backward()
+        ((y * torch.randn_like(y)).sum() + (0 if loss is None else 3 * loss)).backward()
         return {**{n: t.grad for n, t in leaves.items()}, **{n: p.grad for n, p in layer.named_parameters()}}
 
-    fast = gradients(lambda leaves: layer(**leaves))
-    for name, slow in gradients(lambda leaves: reference(layer, leaves)).items():
-        assert slow is not None, f"the reference does not read {name}"
-        assert fast[name] is not None, f"no gradient reaches {name}"
-        assert_close(fast[name], slow, msg=lambda text, name=name: f"{name}: {text}")
-    if case.role != "self" and layer.facts.split:
-        step = gradients(
-            lambda leaves: extended(layer, leaves["x"], [4, 1, 4], **{n: t for n, t in leaves.items() if n != "x"})
-        )
-        for name, grad in fast.items():
-            assert_close(step[name], grad, msg=lambda text, name=name: f"{name} through extend: {text}")
+    def fast(layer: Attention, leaves: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        out = layer.run(leaves["x"], memory=Memory(leaves["memory"], None) if "memory" in leaves else None)
+        assert (out.loss is not None) == (learns and layer.training), f"declared loss={learns}, got {out.loss}"
+        return out.y, out.loss
+
+    def slow(layer: Attention, leaves: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        # rows of one length weigh the same
+        losses = [layer.reference_loss(*row) for row in zip(*leaves.values(), strict=True)] if learns else []
+        return reference(layer, leaves), sum(losses) / len(losses) if learns else None
+
+    def steps(layer: Attention, leaves: dict[str, Tensor]) -> tuple[Tensor, None]:
+        memory = {name: tensor for name, tensor in leaves.items() if name != "x"}
+        return extended(layer, leaves["x"], [4, 1, 4], **memory), None
+
+    def equal(got: dict[str, Tensor | None], expected: dict[str, Tensor | None], what: str) -> None:
+        for name, grad in expected.items():
+            assert (got[name] is None) == (grad is None), f"{name}{what}: got {got[name]}, expected {grad}"
+            if grad is not None:
+                assert_close(got[name], grad, msg=lambda text, name=name: f"{name}{what}: {text}")
+
+    exact = gradients(slow, learns)
+    for name, grad in exact.items():
+        assert grad is not None, f"the reference does not read {name}"
+    equal(gradients(fast, learns), exact, "")
+    if case.role != "self" and built.facts.split:
+        equal(gradients(steps, False), gradients(fast, False), " through extend")
+
+
+def check_loss(case: Case) -> None:
+    """The second loss is one number, of the real tokens only: a row of padding and a token of it change nothing."""
+    built = case.build()
+    if not built.facts.loss:
+        return
+    given, keep = inputs(case, B=6)["x"], holes(LONG)
+
+    def loss(x: Tensor, keep: Tensor) -> Tensor:
+        return copy.deepcopy(built).train().run(*pack(x, keep)).loss
+
+    for row in range(5):
+        x, real = given[row : row + 1], keep[row : row + 1]
+        alone = copy.deepcopy(built).train().run(x[:, real[0]]).loss
+        assert alone.shape == ()
+        assert alone.isfinite()
+        assert_close(loss(x, real), alone)
+        assert_close(loss(given[[row, 5]], keep[[row, 5]]), alone)
+    for fill in (7.0, math.inf, math.nan):
+        same(loss(torch.where(keep[..., None], given, fill), keep), loss(given, keep))
 
 
 def check_weights(case: Case) -> None:
@@ -454,6 +496,8 @@ def check_weights(case: Case) -> None:
     else:
         assert (maps >= -1e-12).all()
         assert_close(sums[seeing], torch.ones_like(sums[seeing]))
+    if layer.facts.columns == "slots":
+        slots_hold(layer, given, masks, maps)
     if not hasattr(layer, "read") or layer.facts.columns == "slots":
         return
     # attend(V) = weights @ V for any V put in the place of every value
@@ -488,6 +532,32 @@ def check_weights(case: Case) -> None:
     if case.role == "cross" and hasattr(layer, "attend"):
         state = layer.start(6, memory=given["memory"])
         assert_close(layer.weights(x, state=state), maps)
+
+
+def slots_hold(layer: Attention, given: dict[str, Tensor], masks: dict[str, Tensor], maps: Tensor) -> None:
+    """A map over slots: each row as if alone, nothing on slots of padding only, and the output is map times slots."""
+    for row in range(len(maps)):
+        own = {"x": given["x"][row : row + 1, masks["keep"][row]]}
+        if "memory" in given:
+            own["memory"] = given["memory"][row : row + 1, masks["memory_keep"][row]]
+        got = maps[row, :, masks["keep"][row]]
+        slots = 0
+        if all(tensor.shape[1] for tensor in own.values()):
+            alone = layer.weights(**own)[0]
+            slots = alone.shape[2]
+            assert_close(got[..., :slots], alone)
+        assert not got[..., slots:].any(), "weight on slots of padding"
+    x, memory = given["x"], Memory(given["memory"], None) if "memory" in given else None
+    if hasattr(layer, "read"):
+        o = layer.mix(Rows.full(x), *layer.read(x, Rows.full(x), memory), None, memory)[0]
+        assert_close(layer.weights(**given) @ layer.slots(x, memory=memory), o)
+    if layer.shape.role == "causal":
+        _, state = layer.extend(x[:, :20], layer.start(len(x)))
+        late, whole = layer.weights(x[:, 20:], state=state), layer.weights(x)[:, :, 20:]
+        # a state may have room for a slot that is not finished yet
+        slots = min(late.shape[3], whole.shape[3])
+        assert_close(late[..., :slots], whole[..., :slots])
+        assert not late[..., slots:].any()
 
 
 class Tally(TorchDispatchMode):

@@ -83,7 +83,7 @@ class TestRows:
         assert align(two, SOURCE, TARGET, [("a b", "A B")])[0].links == links("0-0 1-1")
         assert strongest(read_maps(two, SOURCE, TARGET, [("a b", "A B")], layer=0)[0].maps[0]) == links("0-0 1-1")
 
-    def test_an_aligner_is_read_where_it_consumes(self):
+    def test_an_aligner_is_read_where_it_predicts(self):
         model = planted("a b", self.MAP)
         model.aligner, cross, places = nn.Identity(), model.maps, []
 
@@ -93,11 +93,12 @@ class TestRows:
 
         model.maps = maps
         pairs = [("a b", "A B")]
-        assert align(model, SOURCE, TARGET, pairs)[0].links == links("1-0 0-1")
-        assert align(model, SOURCE, TARGET, pairs, layer="aligner")[0].links == links("1-0 0-1")
-        assert align(model, SOURCE, TARGET, pairs, layer="aligner", read="predict")[0].links == links("0-0 1-1")
-        assert align(model, SOURCE, TARGET, pairs, layer=0)[0].links == links("0-0 1-1")
-        assert places == ["aligner", "aligner", "aligner", None]
+        assert align(model, SOURCE, TARGET, pairs)[0].links == links("0-0 1-1")
+        assert align(model, SOURCE, TARGET, pairs, layer="aligner")[0].links == links("0-0 1-1")
+        assert align(model, SOURCE, TARGET, pairs, layer=0, read="consume")[0].links == links("1-0 0-1")
+        assert places == ["aligner", "aligner", None]
+        with pytest.raises(ValueError, match="read='consume' is for other layers"):
+            align(model, SOURCE, TARGET, pairs, read="consume")
 
     def test_the_end_of_the_source_is_no_word(self):
         model = planted("a b", [[0.1, 0.2, 0.7], [0.2, 0.1, 0.7], [0, 0, 1.0]])
@@ -296,9 +297,9 @@ class TestModels:
         torch.testing.assert_close(torch.from_numpy(together[0].matrix), expected)
 
     def test_an_aligner(self):
-        model = self.small(aligner="softmax")
+        model = self.small(aligner=True)
         source, target = torch.tensor([[*SOURCE.encode("a b"), EOS]]), torch.tensor([[BOS, *SOURCE.encode("c d")]])
-        expected = model.eval().maps(source, target, place="aligner")[0][0, 0, 1:, :2]
+        expected = model.eval().maps(source, target, place="aligner")[0][0, 0, :-1, :2]
         (found,) = align(model, SOURCE, SOURCE, [("a b", "c d")])
         torch.testing.assert_close(torch.from_numpy(found.matrix), expected)
 

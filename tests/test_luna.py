@@ -1,5 +1,7 @@
 """What the suite does not ask of Luna: the packed sequence that goes from layer to layer."""
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -102,3 +104,76 @@ def test_the_layers_of_an_encoder_share_one_stream():
     assert all(parameter.grad is not None for parameter in model.parameters())
     with pytest.raises(ValueError, match="hand on one packed sequence"):
         Transformer(ModelConfig(kind="encoder", attention=["luna(length=3)", "luna(length=4)"], **sizes))
+
+
+BOTH = {"vocabulary": 20, "width": WIDTH, "heads": HEADS, "inner": 8, "layers": 2, "dropout": 0.0}
+SOURCE_KEEP = torch.tensor([[1, 1, 0, 1, 1, 1], [1, 0, 1, 0, 1, 0]]).bool()
+PLACES = [
+    {"attention": "luna(length=3)", "cross_attention": "luna(length=3)"},
+    {"attention": "luna(length=3)"},
+    {"attention": "softmax", "cross_attention": "luna(length=3)"},
+    {"attention": "luna(length=3)", "decoder_attention": "softmax", "cross_attention": ["softmax", "luna(length=3)"]},
+]
+
+
+def translator(**options) -> Transformer:
+    model = Transformer(ModelConfig(**(BOTH | options))).double().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model
+
+
+@pytest.mark.parametrize("specs", PLACES, ids=str)
+def test_decoding_reads_the_stream_of_the_encoder_as_training_does(specs):
+    model, source, target = translator(**specs), torch.randint(20, (2, 6)), torch.randint(20, (4, 7))
+    keep = torch.rand(4, 7) < 0.7
+    keep[:, 0] = True
+    wide = [part.repeat_interleave(2, 0) for part in (source, SOURCE_KEEP)]
+    whole = model(wide[0], target, keep=wide[1], target_keep=keep).logits
+    for cuts in ([7], [1] * 7, [3, 1, 3]):
+        # two rows of the target to each of the source, as beams are
+        state = model.start(4, memory=model.encode(source, keep=SOURCE_KEEP))
+        pieces, first = [], 0
+        for n in cuts:
+            logits, state = model.extend(target[:, first : first + n], state, keep=keep[:, first : first + n])
+            pieces.append(logits)
+            first += n
+        assert_close(torch.cat(pieces, 1), whole)
+    for parameter in model.parameters():
+        parameter.grad = None
+    model(source, target[:2], keep=SOURCE_KEEP).logits.square().sum().backward()
+    assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
+
+
+def test_the_stream_goes_from_the_encoder_through_every_layer_of_the_decoder():
+    """P <- LN(P + Y_P) in each layer of the encoder, then in each cross-attention of the decoder, by hand."""
+    model, source, target = translator(**PLACES[0]), torch.randint(20, (2, 6)), torch.randint(20, (2, 5))
+    seen = []
+    for block in model.decoder.blocks:
+        for layer in (block.attention, block.cross):
+            layer.run = functools.partial(_noted, layer, seen)
+    memory = model.encode(source)
+    model.decoder(target, Rows.full(target), memory=memory)
+    assert_close(seen[0], memory.stream)
+    for number, block in enumerate(model.decoder.blocks):
+        own, cross = seen[2 * number : 2 * number + 2]
+        assert_close(own, cross)
+        if block.cross.packed_norm is None:
+            continue
+        for row in range(2):
+            packed = own[row] + by_hand(block.cross, own[row], memory.x[row])
+            norm = block.cross.packed_norm
+            assert_close(seen[2 * number + 2][row], F.layer_norm(packed, (WIDTH,), norm.weight, norm.bias))
+    assert [block.cross.packed_norm is None for block in model.decoder.blocks] == [False, True]
+    assert model.encoder.blocks[-1].attention.packed_norm is not None
+    assert len([name for name, _ in model.named_parameters() if name.endswith(".packed")]) == 1
+
+
+def _noted(layer, seen, x, rows=None, *, stream=None, **rest):
+    seen.append(stream)
+    return type(layer).run(layer, x, rows, stream=stream, **rest)
+
+
+def test_packed_sequences_of_different_length_are_refused():
+    with pytest.raises(ValueError, match="hand on one packed sequence"):
+        translator(attention="luna(length=3)", cross_attention="luna(length=4)")

@@ -151,11 +151,11 @@ def test_it_is_that_of_hugging_face(padded):
     mask = None
     if padded:
         mask = torch.where(torch.arange(9) < count[:, None], 0.0, -torch.inf).double()[:, None, None]
-    ours, _ = model.think(Memory(x, count))
+    ours = model.think(Memory(x, count)).y
     theirs = encoder(model.latents.expand(3, -1, -1), inputs=x, inputs_mask=mask).last_hidden_state
     assert_close(ours, theirs)
     queries = torch.randn(3, 6, WIDTH, dtype=torch.float64)
-    asked = asking(queries, Rows.full(queries), Memory(ours, None))
+    asked = asking(queries, Rows.full(queries), Memory(ours, None)).y
     assert_close(asked, decoder(queries, inputs=theirs)[0])
 
 

@@ -1,10 +1,13 @@
 """The suite itself on trial: for each property, a mechanism with one planted bug that the check must catch."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from suite import CHECKS, Case
 
 from regard.attention.base import Attention, CacheState, Facts, Mask, Order, Rows, Shape, pack
+from regard.attention.compressed import Compressed
 from regard.attention.heads import MixedHeads
 from regard.attention.softmax import Softmax
 from regard.spec import parse
@@ -189,6 +192,33 @@ class CutsTheGradientOfKeys(Softmax):
         return self.product(mask, q, k.detach(), v, self.scale)
 
 
+class Learning(Softmax):
+    """Trains a second loss, rightly: the mean square of its values."""
+
+    facts = replace(Softmax.facts, loss=True)
+
+    def learn(self, rows, query, source):
+        real = rows.real()
+        v = source["v"] if real is None else torch.where(real[:, None, :, None], source["v"], 0)
+        return v.square().sum() / (rows.count.sum() * v[0, :, 0].numel()).clamp(min=1)
+
+    def reference_loss(self, x, memory=None):
+        values = [self.plain_row(head, x).v for head in range(self.shape.heads)]
+        return sum((row**2).mean() for v in values for row in v) / (len(values) * len(x))
+
+
+@caught_by("gradient", "self", "causal")
+class LosesTheGradientOfItsLoss(Learning):
+    def learn(self, rows, query, source):
+        return super().learn(rows, query, source).detach()
+
+
+@caught_by("loss", "self", "causal")
+class LosesPaddingToo(Learning):
+    def learn(self, rows, query, source):
+        return source["v"].square().mean()
+
+
 @caught_by("weights", "self", "causal", "cross")
 class WeightsDoNotSumToOne(Softmax):
     def attend(self, mask, q, k, v):
@@ -263,6 +293,42 @@ def test_planted_bug_is_caught(check, role, cls):
 
 def test_every_check_has_its_bug():
     assert not [check for check, planted in PLANTED.items() if not planted]
+
+
+@pytest.mark.parametrize("role", ["self", "causal"])
+def test_the_suite_passes_a_second_loss_that_is_right(role):
+    for check in ("gradient", "loss"):
+        CHECKS[check](Case("softmax", role, make=lambda **sizes: Learning(Shape.of(**sizes))))
+
+
+class SlotsOfPadding(Compressed):
+    def _some(self, count, k):
+        return torch.ones_like(super()._some(count, k))
+
+
+class SlotsOfTheFuture(Compressed):
+    def map(self, x, rows=None, *, state=None, memory=None, stream=None):
+        maps = super().map(x, rows, state=state, memory=memory)
+        return maps.roll(1, -1)
+
+
+class SlotsOfOtherValues(Compressed):
+    def slots(self, x, rows=None, *, memory=None):
+        return super().slots(x, rows, memory=memory).roll(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("check", "role", "cls"),
+    [
+        ("weights", "self", SlotsOfPadding),
+        ("weights", "cross", SlotsOfPadding),
+        ("weights", "causal", SlotsOfTheFuture),
+        ("weights", "self", SlotsOfOtherValues),
+    ],
+)
+def test_maps_over_slots_are_on_trial_too(check, role, cls):
+    with pytest.raises(AssertionError):
+        CHECKS[check](Case("compressed", role, make=lambda **sizes: cls(Shape.of(**sizes), factor=3)))
 
 
 def test_the_suite_passes_what_is_right():

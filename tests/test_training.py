@@ -120,6 +120,7 @@ def whole(tmp_path_factory) -> TranslateConfig:
 DEATHS = {
     "at the start": [(loop.Loop, "_restore", 1)],
     "in the first step": [(loop.Loop, "_update", 1)],
+    "before the first checkpoint": [(loop.Loop, "_update", 3)],
     "in a step": [(loop.Loop, "_update", 8)],
     "before the optimizer": [(torch.optim.AdamW, "step", 5)],
     "in a save, at a file": [(checkpoint, "_write_file", 5)],
@@ -349,7 +350,7 @@ def test_accumulated_batches_are_one_large_batch(tmp_path, monkeypatch):
     settings = TranslateConfig(
         settings.out,
         settings.data,
-        ModelOptions(width=16, heads=2, inner=32, layers=1, dropout=0.0, aligner="softmax"),
+        ModelOptions(width=16, heads=2, inner=32, layers=1, dropout=0.0, aligner=True),
         settings.training,
     )
     grads, batches = {}, []

@@ -279,8 +279,9 @@ def test_bad_input():
 
 
 def test_the_aligner_learns_and_leaves_the_translator_alone():
-    """Its gradients stop at its own weights; its map is what it attends with; without it nothing changes."""
-    plain, model = build(norm="pre"), build(norm="pre", aligner="softmax")
+    """Its gradients stop at its own weights; its map is the posterior; without it nothing changes."""
+    plain, model = build(norm="pre"), build(norm="pre", aligner=True)
+    torch.nn.init.normal_(model.aligner.bias)
     source, target = ids(), ids(T=7, seed=2)
     keeps = {"keep": KEEP, "target_keep": TARGET_KEEP}
     missing, unexpected = model.load_state_dict(plain.state_dict(), strict=False)
@@ -292,20 +293,30 @@ def test_the_aligner_learns_and_leaves_the_translator_alone():
     loss.backward()
     for name, part in model.named_parameters():
         assert (part.grad is not None and bool(part.grad.any())) == name.startswith("aligner."), name
-    # by hand: one row at a time, the token that was read named again from the source alone
+    # by hand: a row, a target token and a source token at a time
     model.eval()
+    aligner, E = model.aligner, model.config.width
+    (maps,) = model.maps(source, target, **keeps, place="aligner")
     total, count = 0.0, 0
     for row in range(3):
         own, other = source[row : row + 1, KEEP[row]], target[row : row + 1, TARGET_KEEP[row]]
         outputs = []
         memory = model.encode(own)
         model.decoder(other, Rows.full(other), memory=memory, outputs=outputs)
-        x = model.aligner.norm(outputs[0])
-        y = model.aligner.attention(x, memory=memory.x)
-        logs = torch.log_softmax(y @ model.output.weight.T, -1)[0]
-        total -= sum(logs[t, other[0, t]] for t in range(1, other.shape[1]))
-        count += other.shape[1] - 1
-        (maps,) = model.maps(source, target, **keeps, place="aligner")
-        wanted = model.aligner.attention.weights(x, memory=memory.x)[0]
-        assert_close(maps[row][:, TARGET_KEEP[row]][..., KEEP[row]], wanted)
+        queries = aligner.query(aligner.norm(outputs[-2][0]))
+        keys = aligner.key(aligner.memory_norm(memory.x[0]))
+        found = maps[row, 0][TARGET_KEEP[row]]
+        words = KEEP[row].clone()
+        words[words.nonzero()[-1]] = False
+        assert not found[:, ~words].any()
+        for t, query in enumerate(queries):
+            terms = torch.softmax(torch.stack([query @ key / E**0.5 for key in keys[:-1]]), 0)
+            if t + 1 < other.shape[1]:
+                for s, token in enumerate(own[0, :-1]):
+                    word = model.encoder.embedding.weight[token] * E**0.5
+                    word = aligner.token_norm(word + aligner.outer(torch.relu(aligner.inner(word))))
+                    entry = torch.softmax(model.output.weight @ word + aligner.bias, 0)
+                    terms = torch.cat([terms[:s], terms[s : s + 1] * entry[other[0, t + 1]], terms[s + 1 :]])
+                total, count = total - terms.sum().log(), count + 1
+            assert_close(found[t, words], terms / terms.sum())
     assert_close(loss, total / count)

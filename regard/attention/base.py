@@ -164,10 +164,12 @@ class Rows(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What cross-attention reads: [B, S, E] and how many of each row are real (None: all)."""
+    """What cross-attention reads: [B, S, E] and how many of each row are real (None: all); and the stream of the layers
+    it comes from."""
 
     x: Tensor
     count: Tensor | None
+    stream: Tensor | None = None
 
 
 class Mask(NamedTuple):
@@ -399,11 +401,19 @@ class Attention(nn.Module):
         """[B, H, T, S]; never consumes the state."""
         raise NotImplementedError
 
+    def slots(self, x: Tensor, rows: Rows | None = None, *, memory: Memory | None = None) -> Tensor:
+        """[B, H, slots, D]: the values that the columns of a map stand for, where facts.columns is "slots"."""
+        raise NotImplementedError
+
     def settle(self, first: "Attention | None", fed: bool, read: bool) -> None:
         """A stack of layers says once: the layer to share with, whether a stream comes in, whether it is read."""
 
     def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         """One unpadded sequence [T, E] -> [T, E]: the formula in loops."""
+        raise NotImplementedError
+
+    def reference_loss(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        """The second loss of one unpadded sequence, in loops; of a mechanism whose facts say that it trains one."""
         raise NotImplementedError
 
     # bad input
@@ -649,15 +659,16 @@ class Heads(Attention):
         return o
 
     def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
-        placed = x if self.position is None else self.position.plain_add(x)
-        source = memory if self.shape.role == "cross" else placed
-        outs = []
-        for head in range(self.shape.heads):
-            values = {name: self._plain(name, kind, head, placed, source) for name, kind in self.inputs.items()}
-            row = Row(head, self.shape.role == "causal", len(x), len(source), values, self.position)
-            outs.append(self.plain(row))
+        outs = [self.plain(self.plain_row(head, x, memory)) for head in range(self.shape.heads)]
         y = torch.cat(outs, -1) @ self.output.weight.T
         return y if self.output.bias is None else y + self.output.bias
+
+    def plain_row(self, head: int, x: Tensor, memory: Tensor | None = None) -> Row:
+        """What a head reads of one unpadded sequence."""
+        placed = x if self.position is None else self.position.plain_add(x)
+        source = memory if self.shape.role == "cross" else placed
+        values = {name: self._plain(name, kind, head, placed, source) for name, kind in self.inputs.items()}
+        return Row(head, self.shape.role == "causal", len(x), len(source), values, self.position)
 
     def plain(self, row: Row) -> Tensor:
         """The formula for one head of one unpadded sequence, in loops: [T, D]."""
@@ -791,7 +802,7 @@ class Cached(Attending):
         if state is None:
             return self.attend(self.aligned(rows), **query, **self.repeated(source)), None
         S, seen = state.top + rows.T, state.seen + rows.count
-        parts = tuple(_grow(old, new, rows, state.top) for old, new in zip(state.parts, source.values(), strict=True))
+        parts = tuple(grow(old, new, rows, state.top) for old, new in zip(state.parts, source.values(), strict=True))
         # before the first token every row starts at 0, ragged or not
         shift = 0 if state.top == 0 else rows.at
         state = CacheState(parts, seen, S, state.even and rows.at is not None)
@@ -817,7 +828,7 @@ def _plain_cpu(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and not torch.is_grad_enabled()
 
 
-def _grow(buffer: Tensor, new: Tensor, rows: Rows, top: int) -> Tensor:
+def grow(buffer: Tensor, new: Tensor, rows: Rows, top: int) -> Tensor:
     """New tokens written behind the old ones of each row: in place, or as a new tensor where gradients flow."""
     need = top + rows.T
     # with gradients on, what was read before must stay as it was, also where only the queries are trained

@@ -124,6 +124,12 @@ class Compressed(Heads):
         k = k.repeat_interleave(self.shape.heads // self.shape.kv_heads, 1)
         return masked_softmax(query["q"] * self.scale @ k.mT, visible)
 
+    def slots(self, x, rows=None, *, memory=None) -> Tensor:
+        rows = rows or Rows.full(x)
+        source = self.read(x, rows, memory)[1]
+        v = self._compress(rows.real(), source)[1] if memory is None else self.fix(source, memory).parts[1]
+        return v.repeat_interleave(self.shape.heads // self.shape.kv_heads, 1)
+
     def empty(self, batch, capacity, dtype, device):
         G, D, f = self.shape.kv_heads, self.shape.head_width, self.factor
         slots = []

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention.base import Attending, Facts, Mask, Order, Out, Rows, Shape
+from regard.attention.base import Facts, Mask, Order, Out, Rows, Shape
+from regard.attention.segmented import Segmented, stretch
 from regard.reference import Row, blend
 
 Function = Literal["conv", "dilated", "mean", "max", "used"]
@@ -49,7 +50,7 @@ class Grid(NamedTuple):
         return first[..., None] + torch.arange(n, device=self.q.device)
 
 
-class Compressive(Attending):
+class Compressive(Segmented):
     """Rae et al. 2020: a row is cut into segments of n tokens. A segment that begins at a reads, causally, itself, the
     memory m of the n_m tokens before a, and the compressed memory cm of what is older than that: when a segment is
     over, the oldest n inputs of the layer in m become n / c slots, f_c(old), of which the last n_cm are kept. Keys and
@@ -95,6 +96,8 @@ class Compressive(Attending):
         "compressive(segment=6, memory=6, compressed=9, rate=3, function='max')",
         "compressive(segment=4, memory=4, compressed=5, rate=2, function='dilated', loss='none')",
         "compressive(segment=10, memory=10, compressed=3, rate=5, function='used')",
+        "compressive(segment=4, memory=4, compressed=5, rate=2)",
+        "compressive(segment=3, memory=6, compressed=5, rate=3, function='dilated', loss='autoencoding')",
     )
     reduces_to = (
         (
@@ -106,7 +109,6 @@ class Compressive(Attending):
             "xl(segment=4, memory=12, relative=False)",
         ),
     )
-    grouped = True
 
     def __init__(
         self,
@@ -130,13 +132,8 @@ class Compressive(Attending):
                 f"'compressive' moves whole segments through its memory and makes whole slots of them: memory must be "
                 f"a multiple of segment and segment one of rate, got memory={memory}, segment={segment}, rate={rate}"
             )
-        if clamp is not None and (not relative or shape.position is not None):
-            raise ValueError("option 'clamp' of 'compressive' is for its own relative positions: leave it out")
-        if relative and shape.position is None:
-            shape = replace(shape, position="xl" if clamp is None else f"xl(clamp={clamp})")
-        super().__init__(shape)
-        self.segment, self.memory, self.compressed, self.rate = segment, memory, compressed, rate
-        self.function, self.reach, self.slots = function, segment + memory - 1, segment // rate
+        super().__init__(shape, segment=segment, memory=memory, relative=relative, clamp=clamp)
+        self.compressed, self.rate, self.function, self.slots = compressed, rate, function, segment // rate
         learns = function in ("conv", "dilated")
         self.loss: Loss = loss if learns else "none"
         self.facts = replace(self.facts, loss=self.loss != "none", apart=function != "used")
@@ -162,9 +159,6 @@ class Compressive(Attending):
         unit = torch.eye(rows.T, dtype=x.dtype, device=x.device)
         source["v"] = unit.expand(len(x), self.shape.kv_heads, -1, -1)
         return self._mixed(rows, self._grid(rows, query, source, None), source, None, probe=True)[0]
-
-    def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self.product(mask, q, k, v, self.scale)
 
     def sources(self, x: Tensor) -> dict[str, Tensor]:
         return {"x": x[:, None]} | super().sources(x)
@@ -194,8 +188,8 @@ class Compressive(Attending):
             tokens = tuple(F.pad(part, (0, 0, M, room)) for part in source.values())
             return Grid(F.pad(q, (0, 0, 0, room)), tokens, rows.start, (T + room) // n, step=False)
         inside, m = rows.start % n, -(-(n - 1 + T) // n)
-        tokens = tuple(_take(part, n - 1 - inside, M + m * n) for part in self._joined(state.tail, source.values()))
-        return Grid(q if T == 1 else _take(q, -inside, m * n), tokens, inside, m, step=T == 1)
+        tokens = tuple(stretch(part, n - 1 - inside, M + m * n) for part in self._joined(state.tail, source.values()))
+        return Grid(q if T == 1 else stretch(q, -inside, m * n), tokens, inside, m, step=T == 1)
 
     def _joined(self, old: Parts, new: Iterable[Tensor]) -> Parts:
         """x, k and v of what a state keeps, followed by what is new."""
@@ -229,13 +223,13 @@ class Compressive(Attending):
         over = (grid.inside + rows.count) // n  # segments that ended
         if self.function == "used":
             usage = usages.gather(1, over[:, None, None].expand(-1, 1, n))[:, 0]
-        slots = tuple(_take(part, over * self.slots, C) for part in slots)
-        tail = tuple(_take(part, rows.count, self.reach) for part in self._joined(state.tail, source.values()))
+        slots = tuple(stretch(part, over * self.slots, C) for part in slots)
+        tail = tuple(stretch(part, rows.count, self.reach) for part in self._joined(state.tail, source.values()))
         if torch.is_grad_enabled() and len(state.tail) == 1:
             tail, slots = tail[:1], slots[:1]
         even = state.even and rows.at is not None
         state = CompressiveState(tail, slots, usage, state.seen + rows.count, state.top + T, even)
-        return o if grid.step else _take(o, grid.inside, T), state
+        return o if grid.step else stretch(o, grid.inside, T), state
 
     def _look(self, rows: Rows, grid: Grid, slots: Parts) -> Tensor:
         """Each segment of the queries over its slots and tokens."""
@@ -359,9 +353,39 @@ class Compressive(Attending):
                         one = [torch.tensor(float(j == begin - M + place), dtype=x.dtype) for j in seen]
                         usage[place] += float(blend(logits, one))
             if begin >= M:
-                slots += self._plain_squeezed(x[begin - M : begin - M + n], usage)
+                made = self._plain_squeezed(x[begin - M : begin - M + n], usage)
+                slots += made if self.loss == "none" else [slot.detach() for slot in made]
         y = torch.cat([torch.stack(out) for out in outs], -1) @ self.output.weight.T
         return y if self.output.bias is None else y + self.output.bias
+
+    def reference_loss(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        x, errors = x.detach() if self.position is None else self.position.plain_add(x.detach()), []
+        for i in range(self.memory, len(x)):
+            first = i // self.segment * self.segment - self.memory
+            old = x[first : first + self.segment]
+            slots = torch.stack(self._plain_squeezed(old, []))
+            if self.loss == "autoencoding":
+                # slot s gives the tokens s c + u
+                made = torch.einsum("se,efu->suf", slots, self.restore.weight).flatten(0, 1) + self.restore.bias
+                errors.append(((made - old) ** 2).mean())
+                continue
+            lost = []
+            for h in range(self.shape.heads):
+                (q,) = self._plain("q", "query", h, x[i : i + 1], x).detach()
+                reads = []
+                for source in (old, slots):
+                    k, v = (self._frozen(name, h, source) for name in "kv")
+                    reads.append(blend(torch.stack([self.scale * (q @ key) for key in k]), list(v)))
+                lost.append(((reads[0] - reads[1]) ** 2).mean())
+            errors.append(sum(lost) / len(lost))
+        return sum(errors) / max(len(errors), 1)
+
+    def _frozen(self, name: str, h: int, x: Tensor) -> Tensor:
+        """Keys or values of a head, by a projection that does not learn."""
+        D, linear = self.shape.head_width, self.project[name]
+        own = slice(h * self.shape.kv_heads // self.shape.heads * D, None)
+        part = x @ linear.weight.detach()[own][:D].T
+        return part if linear.bias is None else part + linear.bias.detach()[own][:D]
 
     def _plain_squeezed(self, old: Tensor, usage: list[float]) -> list[Tensor]:
         c, n = self.rate, self.segment
@@ -379,11 +403,5 @@ class Compressive(Attending):
                 slot = self.squeeze.bias + sum(
                     self.squeeze.weight[:, :, u] @ old[j] for u, j in enumerate(places) if 0 <= j < n
                 )
-            slots.append(slot if self.loss == "none" else slot.detach())
+            slots.append(slot)
         return slots
-
-
-def _take(part: Tensor, first: Tensor, length: int) -> Tensor:
-    """`length` slots of each row of [B, G, n, D] from slot `first` [B] on; beyond the ends, those at the ends."""
-    at = (first[:, None] + torch.arange(length, device=part.device)).clamp(0, part.shape[2] - 1)
-    return part.gather(2, at[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[3]))

@@ -89,6 +89,7 @@ class MixedHeads(Attention):
             },
             **{name: any(getattr(fact, name) for fact in facts) for name in ("signed", "loss")},
             padding="none" if any(fact.padding == "none" for fact in facts) else "any",
+            columns="slots" if any(fact.columns == "slots" for fact in facts) else "tokens",
         )
 
     def run(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
@@ -112,6 +113,13 @@ class MixedHeads(Attention):
     def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
         states = [None] * len(self.parts) if state is None else state.parts
         maps = [part.map(x, rows, state=old, memory=memory) for part, old in zip(self.parts, states, strict=True)]
+        columns = {(part.facts.columns, found.shape[3]) for part, found in zip(self.parts, maps, strict=True)}
+        if len(columns) > 1:
+            each = ", ".join(f"{count} {name}" for name, count in sorted(columns))
+            raise ValueError(
+                f"the parts of heads(...) attend to different things ({each}), so they have no map in common: "
+                f"ask each part for its own, layer.parts[0].weights(x)"
+            )
         return torch.cat(maps, 1)
 
     def settle(self, first: Attention | None, fed: bool, read: bool) -> None:

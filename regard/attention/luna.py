@@ -125,6 +125,7 @@ class Luna(Attention):
                     f"length={first.length}; give them the same"
                 )
             self.packed = first.packed
+        self.packed_norm = None
         if read and self.shape.role != "causal":
             if self.output.in_features != self.shape.width:
                 raise ValueError(

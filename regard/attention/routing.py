@@ -163,13 +163,18 @@ class Routing(Cached):
             self.counts.lerp_(count.to(self.counts.dtype), share)
         return loss
 
-    def plain(self, row: Row) -> Tensor:
-        def normal(vectors: Tensor) -> list[Tensor]:
-            centred = [x - x.mean() for x in vectors]
-            return [x / torch.sqrt((x * x).mean() + 1e-6) for x in centred]
+    def reference_loss(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        squares = []
+        for head in range(self.shape.heads):
+            row = self.plain_row(head, x)
+            for token in [*(plain_norm(row.q) if "q" in row.values else []), *plain_norm(row.k)]:
+                nearest = max(self.centroids[head], key=lambda mu, token=token: float(mu @ token.detach()))
+                squares.append(((token - nearest) ** 2).mean())
+        return sum(squares) / len(squares)
 
-        keys = normal(row.k)
-        queries = normal(row.q) if "q" in row.values else keys
+    def plain(self, row: Row) -> Tensor:
+        keys = plain_norm(row.k)
+        queries = plain_norm(row.q) if "q" in row.values else keys
         w = min(math.ceil(row.T / self.clusters) if self.window is None else self.window, row.T)
         outs = [[] for _ in range(row.T)]
         for mu in self.centroids[row.head]:
@@ -185,6 +190,12 @@ class Routing(Cached):
 def norm(x: Tensor) -> Tensor:
     """Mean 0 and variance 1 over the last axis."""
     return F.layer_norm(x, x.shape[-1:], eps=1e-6)
+
+
+def plain_norm(vectors: Tensor) -> list[Tensor]:
+    """`norm` for the reference."""
+    centred = [x - x.mean() for x in vectors]
+    return [x / torch.sqrt((x * x).mean() + 1e-6) for x in centred]
 
 
 def take(x: Tensor, at: Tensor) -> Tensor:

@@ -2,8 +2,15 @@
 
 Letters as in attention: B batch, T tokens, E model width; F is the width inside, N all real tokens of a call. A layer
 sees rows that are real from the left, `run(x, rows)`, and what it answers at padding is nobody's business.
+
+Most layers work on each token alone. Some let tokens compete: for a place at an expert while they train ("earlier": a
+token may be turned away because of tokens before it in its row and of the rows before; "batch": because of any token,
+also of later ones, which a decoder then learns from), or always ("row": because of any token of its row). A layer
+declares which in its facts. No layer lets tokens of different rows compete outside training, so that a translation does
+not depend on what else is translated, and decoding never turns a token away.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,6 +36,9 @@ class FeedForwardFacts:
     memory: Order
     roles: tuple[str, ...] = ("self", "causal")
     refusals: tuple[tuple[str, str], ...] = ()  # (role, why not)
+    training: Literal["token", "row", "earlier", "batch"] = "token"  # what an answer depends on while training
+    evaluation: Literal["token", "row"] = "token"  # and otherwise, in decoding too
+    random: bool = False  # draws numbers while training
     loss: bool = False  # trains a second loss
 
 
@@ -82,9 +92,23 @@ class FeedForward(nn.Module):
         """[B, T, E] -> Out(y, loss=..., statistics=...): what a model calls. The loss is already weighted."""
         raise NotImplementedError
 
-    def reference(self, x: Tensor) -> Tensor:
-        """The real tokens of a call [N, E] -> [N, E]: the formula in loops."""
+    def reference(self, x: Tensor) -> Out:
+        """The real tokens of one row [N, E] -> y [N, E] and the loss: the formula in loops. What is drawn in training
+        it does not draw: the suite compares where nothing is."""
         raise NotImplementedError
+
+    def active(self) -> int:
+        """Parameters that one token takes part in."""
+        return sum(part.numel() for part in self.parameters())
+
+
+def active_parameters(model: nn.Module) -> int:
+    """Parameters of a model that one token takes part in, its layers of experts counted as they say."""
+    idle = 0
+    for part in model.modules():
+        if isinstance(part, FeedForward):
+            idle += sum(parameter.numel() for parameter in part.parameters()) - part.active()
+    return sum(parameter.numel() for parameter in model.parameters()) - idle
 
 
 def activate(name: Activation, x: Tensor) -> Tensor:
@@ -93,3 +117,19 @@ def activate(name: Activation, x: Tensor) -> Tensor:
     if name == "silu":
         return F.silu(x)
     return F.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")
+
+
+def plain_linear(weight: Tensor, x: Tensor) -> Tensor:
+    """weight [O, I] times x [I], as sums."""
+    return torch.stack([(row * x).sum() for row in weight])
+
+
+def plain_activation(name: Activation, x: Tensor) -> Tensor:
+    """The formula of each."""
+    if name == "relu":
+        return x.clamp(min=0)
+    if name == "silu":
+        return x / (1 + torch.exp(-x))
+    if name == "gelu":
+        return x * (1 + torch.erf(x / math.sqrt(2))) / 2
+    return x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2

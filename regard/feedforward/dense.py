@@ -1,13 +1,20 @@
 """The feed-forward layer that all parameters take part in."""
 
-import math
 from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from regard.attention.base import Order, Out, Rows
-from regard.feedforward.base import Activation, FeedForward, FeedForwardFacts, Sizes, activate
+from regard.feedforward.base import (
+    Activation,
+    FeedForward,
+    FeedForwardFacts,
+    Sizes,
+    activate,
+    plain_activation,
+    plain_linear,
+)
 
 
 class Dense(FeedForward):
@@ -50,28 +57,15 @@ class Dense(FeedForward):
         h = activate(self.activation, h) if self.gate is None else activate(self.activation, self.gate(x)) * h
         return Out(self.outer(h))
 
-    def reference(self, x: Tensor) -> Tensor:
-        return torch.stack([self._plain(token) for token in x])
+    def reference(self, x: Tensor) -> Out:
+        return Out(torch.stack([self._plain(token) for token in x]))
 
     def _plain(self, x: Tensor) -> Tensor:
-        def linear(layer: nn.Linear, x: Tensor) -> list[Tensor]:
-            bias = layer.bias if layer.bias is not None else [0.0] * len(layer.weight)
-            return [
-                sum(w * u for w, u in zip(row, x, strict=True)) + b for row, b in zip(layer.weight, bias, strict=True)
-            ]
-
-        def active(u: Tensor) -> Tensor:
-            if self.activation == "relu":
-                return u.clamp(min=0)
-            if self.activation == "silu":
-                return u / (1 + torch.exp(-u))
-            if self.activation == "gelu":
-                return u * (1 + torch.erf(u / math.sqrt(2))) / 2
-            return u * (1 + torch.tanh(math.sqrt(2 / math.pi) * (u + 0.044715 * u**3))) / 2
+        def linear(layer: nn.Linear, x: Tensor) -> Tensor:
+            y = plain_linear(layer.weight, x)
+            return y if layer.bias is None else y + layer.bias
 
         h = linear(self.inner, x)
         if self.gate is None:
-            h = [active(u) for u in h]
-        else:
-            h = [active(g) * u for g, u in zip(linear(self.gate, x), h, strict=True)]
-        return torch.stack(linear(self.outer, torch.stack(h)))
+            return linear(self.outer, plain_activation(self.activation, h))
+        return linear(self.outer, plain_activation(self.activation, linear(self.gate, x)) * h)

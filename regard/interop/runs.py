@@ -132,7 +132,7 @@ def export_run(
     if not isinstance(config, ModelConfig):
         raise ValueError(f"{run.folder} is a model of kind {config.kind!r}: only Transformers have a form of others")
     tensors = expand(run.find(which).tensors["model"])
-    notes = ["the aligner is left out: it takes no part in translating"] if config.aligner is not None else []
+    notes = ["the aligner is left out: it takes no part in translating"] if config.aligner else []
     target = huggingface.vacant(out)
     if format == "ctranslate2":
         from regard.interop import ctranslate2

@@ -93,6 +93,12 @@ class FeedbackBlock(nn.Module):
             )
         self.attention.settle(None, False, False)
         self.feedforward = FEEDFORWARD.build(feedforward, Sizes(config.width, config.inner, "causal"))
+        feeds = self.feedforward.facts
+        if feeds.loss or feeds.training != "token":
+            raise ValueError(
+                f"a feedback model reads tokens one by one: it cannot take feedforward {feeds.name!r}, which lets "
+                f"tokens compete or trains a second loss; use one that works on each token alone, such as dense"
+            )
         self.norms = nn.ModuleList(nn.LayerNorm(config.width) for _ in range(2))
         self.dropout = Dropout(config.dropout)
         self.pre = config.norm == "pre"

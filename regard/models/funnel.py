@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.attention.base import Memory, Out, Rows, blank
 from regard.models.pooling import Answer, EncoderConfig, at_least
-from regard.models.transformer import Block, Prediction, Stack, _pack, settle, through
+from regard.models.transformer import Block, Prediction, Stack, _pack, second, settle, through
 from regard.spec import Spec, over_layers
 
 
@@ -88,9 +88,11 @@ class Funnel(nn.Module):
             x = outs[0].y + stretch(outs[-1].y, rows.T, 2 ** len(self.blocks), self.config.apart)
             outs.append(through(self.decoder, x, rows))
             short = rows
-        losses = [out.loss for out in outs if out.loss is not None]
         memory = Memory(self.norm(outs[-1].y), None if keep is None else short.count)
-        return Prediction(self.answer(memory, keep), sum(losses) if losses else None)
+        logits, pooled = self.answer(memory, keep)
+        return Prediction(
+            logits, *second({f"block{index}": out for index, out in enumerate(outs)} | {"pooling": pooled})
+        )
 
     def _block(self, specs: list[Spec], feeds: list[Spec]) -> nn.ModuleList:
         layer, entry = self.config.layer(), (specs[0], None)

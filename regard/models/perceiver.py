@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention.base import Attention, Cached, CacheState, Memory, Rows, Shape, _grow, select, unpack
+from regard.attention.base import Attention, Cached, CacheState, Memory, Out, Rows, Shape, grow, select, unpack
 from regard.kernels.dropout import Dropout
 from regard.models.pooling import Answer, EncoderConfig, at_least
 from regard.models.transformer import (
@@ -24,6 +24,7 @@ from regard.models.transformer import (
     Specs,
     Stack,
     _pack,
+    second,
     settle,
     through,
 )
@@ -70,8 +71,8 @@ class Reader(nn.Module):
         self.block = Block(config, None, spec, memory_width=memory_width)
         settle([self.block])
 
-    def forward(self, x: Tensor, rows: Rows, memory: Memory) -> Tensor:
-        return self.block(x, rows, memory=memory._replace(x=self.norm(memory.x))).y
+    def forward(self, x: Tensor, rows: Rows, memory: Memory) -> Out:
+        return self.block(x, rows, memory=memory._replace(x=self.norm(memory.x)))
 
 
 class Perceiver(nn.Module):
@@ -125,24 +126,27 @@ class Perceiver(nn.Module):
         packed, rows = _pack(tokens, keep)
         x = self.embedding(packed) * math.sqrt(self.config.width)
         memory = Memory(self.dropout(self.position.add(x, rows)), None if keep is None else rows.count)
-        z, loss = self.think(memory)
+        thought = self.think(memory)
         if self.config.classes is None:
-            query = self.query.expand(*tokens.shape, -1)
-            y = self.asker(self.dropout(self.places.add(query, rows)), rows, Memory(z, None))
-            return Prediction(self.answer(Memory(y, memory.count), keep), loss)
-        return Prediction(self.answer(Memory(z, None), None), loss)
+            query = self.dropout(self.places.add(self.query.expand(*tokens.shape, -1), rows))
+            asked = self.asker(query, rows, Memory(thought.y, None))
+            logits, _ = self.answer(Memory(asked.y, memory.count), keep)
+            return Prediction(logits, *second({"latents": thought, "asker": asked}))
+        logits, pooled = self.answer(Memory(thought.y, None), None)
+        return Prediction(logits, *second({"latents": thought, "pooling": pooled}))
 
-    def think(self, memory: Memory) -> tuple[Tensor, Tensor | None]:
+    def think(self, memory: Memory) -> Out:
         """The latents [B, M, E] after all blocks, and the second losses."""
         z = self.latents.expand(len(memory.x), -1, -1)
-        rows, losses = Rows.full(z), []
+        rows, outs = Rows.full(z), {}
         for index in range(self.config.blocks):
             if index < len(self.readers) or self.config.reads == "each":
-                z = self.readers[min(index, 1)](z, rows, memory)
-            out = through(self.blocks, z, rows)
+                outs[f"reader{index}"] = out = self.readers[min(index, 1)](z, rows, memory)
+                z = out.y
+            outs[f"block{index}"] = out = through(self.blocks, z, rows)
             z = out.y
-            losses += [] if out.loss is None else [out.loss]
-        return z, sum(losses) if losses else None
+        loss, statistics = second(outs)
+        return Out(z, None, None, loss, statistics)
 
 
 @dataclass(frozen=True)
@@ -227,15 +231,15 @@ class PerceiverAR(nn.Module):
     def forward(self, tokens: Tensor, *, keep: Tensor | None = None, prefix: int | Tensor | None = None) -> Prediction:
         """ids [B, T] -> logits [B, T, V], zeros at the prefix. `prefix`: real tokens of each row that are only read,
         one number or [B]; None: all but the last `latents`."""
-        x, loss = self.hidden(tokens, keep=keep, prefix=prefix)
+        x, loss, statistics = self.hidden(tokens, keep=keep, prefix=prefix)
         # the output layer has no bias: zeros stay zeros
-        return Prediction(self.output(x if keep is None else unpack(x, keep)), loss)
+        return Prediction(self.output(x if keep is None else unpack(x, keep)), loss, statistics)
 
     def hidden(self, tokens: Tensor, *, keep: Tensor | None = None, prefix: int | Tensor | None = None) -> Hidden:
         """`forward` before the output layer, which a loss puts on the real tokens behind the prefix only."""
         packed, rows = _pack(tokens, keep)
-        x, _, loss = self._read(packed, rows, self.start(len(tokens), prefix=prefix), whole=True)
-        return Hidden(x, loss)
+        out, _ = self._read(packed, rows, self.start(len(tokens), prefix=prefix), whole=True)
+        return Hidden(out.y, out.loss, out.statistics)
 
     def start(self, batch: int, *, prefix: int | Tensor | None = None, capacity: int | None = None) -> PerceiverARState:
         """The state before the first token. `prefix` as in `forward`; None: the tokens of the first call but its last
@@ -265,14 +269,12 @@ class PerceiverAR(nn.Module):
         packed, rows = _pack(tokens, keep)
         if len(tokens) != len(state.seen):
             raise ValueError(f"tokens have {len(tokens)} rows and the state {len(state.seen)}: select rows to match")
-        x, state, _ = self._read(packed, rows, state, whole=False)
-        return self.output(x if keep is None else unpack(x, keep)), state
+        out, state = self._read(packed, rows, state, whole=False)
+        return self.output(out.y if keep is None else unpack(out.y, keep)), state
 
-    def _read(
-        self, ids: Tensor, rows: Rows, state: PerceiverARState, whole: bool
-    ) -> tuple[Tensor, PerceiverARState, Tensor | None]:
-        """Ids that are real from the left -> what predicts, [B, T, E] in their places, the next state, the second
-        losses. Of a whole sequence only the prefix goes by way of the state, and the next one is of no use."""
+    def _read(self, ids: Tensor, rows: Rows, state: PerceiverARState, whole: bool) -> tuple[Out, PerceiverARState]:
+        """Ids that are real from the left -> what predicts, [B, T, E] in their places, with the second losses, and the
+        next state. Of a whole sequence only the prefix goes by way of the state, and the next one is of no use."""
         if state.prefix is None:
             fixed = None if rows.at is None else max(0, rows.T - self.config.latents)
             state = state._replace(prefix=(rows.count - self.config.latents).clamp(min=0), fixed=fixed)
@@ -290,7 +292,7 @@ class PerceiverAR(nn.Module):
             read = first.norms[0](read) if first.pre else read
             own = BlockState(_absorb(first.attention, read, prefix, own.own), None)
         if not latents.T:
-            return torch.zeros_like(x), after._replace(blocks=(own, *rest)), None
+            return Out(torch.zeros_like(x)), after._replace(blocks=(own, *rest))
         steps = torch.arange(rows.T, device=x.device)
         y = x[:, prefix.T :] if even else _gather(x, prefix.count[:, None] + steps[: latents.T])
         read = first(y, latents, state=None if whole and not prefix.T else own)
@@ -302,8 +304,8 @@ class PerceiverAR(nn.Module):
             y = F.pad(y, (0, 0, prefix.T, 0))
         else:
             y = torch.where((steps >= prefix.count[:, None])[..., None], _gather(y, steps - prefix.count[:, None]), 0)
-        losses = [loss for loss in (read.loss, out.loss) if loss is not None]
-        return y, after._replace(blocks=(read.state, *out.state)), sum(losses) if losses else None
+        loss, statistics = second({"first": read, "others": out})
+        return Out(y, None, None, loss, statistics), after._replace(blocks=(read.state, *out.state))
 
 
 def _part(rows: Rows, state: PerceiverARState) -> tuple[Rows, Rows]:
@@ -329,5 +331,5 @@ def _absorb(layer: Attention, x: Tensor, rows: Rows, state: Any) -> Any:
     if not isinstance(layer, Cached):
         return layer.run(x, rows, state=state).state
     _, source = layer.read(x, rows, None)
-    parts = tuple(_grow(old, new, rows, state.top) for old, new in zip(state.parts, source.values(), strict=True))
+    parts = tuple(grow(old, new, rows, state.top) for old, new in zip(state.parts, source.values(), strict=True))
     return CacheState(parts, state.seen + rows.count, state.top + rows.T, state.even and rows.at is not None)

@@ -9,8 +9,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from regard.attention.base import Memory, Rows, blank, pack_memory, unpack
-from regard.models.transformer import Block, ModelConfig, Prediction, Specs, Transformer, _pack, settle, through
+from regard.attention.base import Memory, Out, Rows, blank, pack_memory, unpack
+from regard.models.transformer import Block, ModelConfig, Prediction, Specs, Transformer, _pack, second, settle, through
 
 How = Literal["pma", "mean", "first", "last"]
 
@@ -116,27 +116,29 @@ class Pooling(nn.Module):
         if keep is not None and (keep.dtype != torch.bool or keep.shape != x.shape[:2]):
             expected = list(x.shape[:2])
             raise ValueError(f"keep must be boolean {expected}, True = real token, got {keep.dtype} {list(keep.shape)}")
-        return self.run(pack_memory(x, keep))
+        return self.run(pack_memory(x, keep)).y
 
-    def run(self, memory: Memory) -> Tensor:
+    def run(self, memory: Memory) -> Out:
         """The same of rows that are real from the left."""
-        x, count = memory
+        x, count = memory.x, memory.count
         if self.how == "pma":
             seeds = self.seed.expand(len(x), -1, -1)
             rows = Rows.full(seeds)
-            y = self.blocks[0](seeds, rows, memory=Memory(torch.relu(self.feed(x)), count)).y
-            return through(self.blocks[1:], y, rows).y
+            first = self.blocks[0](seeds, rows, memory=Memory(torch.relu(self.feed(x)), count))
+            others = through(self.blocks[1:], first.y, rows)
+            loss, statistics = second({"seeds": first, "others": others})
+            return Out(others.y, None, None, loss, statistics)
         if self.how == "first":
-            return x[:, :1] if count is None else blank(x[:, :1], count[:, None] > 0)
+            return Out(x[:, :1] if count is None else blank(x[:, :1], count[:, None] > 0))
         if self.how == "last" and count is None:
-            return x[:, -1:]
+            return Out(x[:, -1:])
         if self.how == "last":
             at = (count - 1).clamp(min=0)[:, None, None].expand(-1, 1, x.shape[2])
-            return blank(x.gather(1, at), count[:, None] > 0)
+            return Out(blank(x.gather(1, at), count[:, None] > 0))
         if count is None:
-            return x.mean(1, keepdim=True)
+            return Out(x.mean(1, keepdim=True))
         real = torch.arange(x.shape[1], device=x.device) < count[:, None]
-        return blank(x, real).sum(1, keepdim=True) / count.clamp(min=1)[:, None, None]
+        return Out(blank(x, real).sum(1, keepdim=True) / count.clamp(min=1)[:, None, None])
 
 
 class Answer(nn.Module):
@@ -156,12 +158,14 @@ class Answer(nn.Module):
         # each seed has a meaning of its own
         self.output = nn.Linear(config.seeds * width, config.classes)
 
-    def forward(self, memory: Memory, keep: Tensor | None) -> Tensor:
-        """Rows that are real from the left -> [B, classes], or [B, T, V] at the places that `keep` names."""
+    def forward(self, memory: Memory, keep: Tensor | None) -> tuple[Tensor, Out]:
+        """Rows that are real from the left -> [B, classes], or [B, T, V] at the places that `keep` names; and what the
+        pooling has to say besides."""
         if self.pooling is not None:
-            return self.output(self.norm(self.pooling.run(memory)).flatten(1))
+            pooled = self.pooling.run(memory)
+            return self.output(self.norm(pooled.y).flatten(1)), pooled
         logits = self.output(memory.x)
-        return logits if keep is None else unpack(logits, keep)
+        return logits if keep is None else unpack(logits, keep), Out(None)
 
 
 @dataclass(frozen=True)
@@ -173,6 +177,8 @@ class ClassifierConfig(EncoderConfig):
     classes: int | None = 2
     layers: int = 6
     causal: bool = False  # a token sees those before it only
+    scaled_embedding: bool = True  # token vectors times sqrt(width)
+    final_norm: bool | None = None  # one more norm after the last layer; None: where norm is "pre"
     body: ModelConfig | None = None  # the layers of a model that is trained already; None: as the other fields say
 
     def __post_init__(self) -> None:
@@ -205,4 +211,5 @@ class Classifier(nn.Module):
         """ids [B, T] -> logits [B, classes]"""
         packed, rows = _pack(tokens, keep)
         out = self.stack(packed, rows)
-        return Prediction(self.answer(Memory(out.y, None if keep is None else rows.count), keep), out.loss)
+        logits, pooled = self.answer(Memory(out.y, None if keep is None else rows.count), keep)
+        return Prediction(logits, *second({"encoder": out, "pooling": pooled}))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.attention.base import Memory, Rows, masked_softmax, unpack
 from regard.kernels.dropout import Dropout
 from regard.models.pooling import Answer, EncoderConfig, at_least
-from regard.models.transformer import Block, Prediction, Stack, _pack, settle, through
+from regard.models.transformer import Block, Prediction, Stack, _pack, second, settle, through
 from regard.spec import over_layers
 
 
@@ -132,12 +132,12 @@ class TokenLearner(nn.Module):
         first = self.first(packed, rows)
         z = self.learner(first.y, rows)
         out = through(self.blocks, z, Rows.full(z))
-        losses = [part.loss for part in (first, out) if part.loss is not None]
         y, count = out.y, None
         if self.fuser is not None:
             y = first.y + self.dropout(self.fuser(y, first.y))
             count = None if keep is None else rows.count
-        return Prediction(self.answer(Memory(self.norm(y), count), keep), sum(losses) if losses else None)
+        logits, pooled = self.answer(Memory(self.norm(y), count), keep)
+        return Prediction(logits, *second({"first": first, "learnt": out, "pooling": pooled}))
 
     def map(self, tokens: Tensor, *, keep: Tensor | None = None) -> Tensor:
         """How much of each token goes into each learnt one, [B, S, T]."""

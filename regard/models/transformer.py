@@ -5,7 +5,7 @@ the layers only ever see rows that are real from the left, and what is padded co
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from regard.attention.base import Memory, Out, Rows, Shape, pack, select, unpack
 from regard.feedforward.base import Sizes
 from regard.kernels.dropout import Dropout
+from regard.models.aligner import Aligner
+from regard.models.reversible import Coupled, Sublayer
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Spec, over_layers, parse, spec_list
 
 Specs = str | Sequence[str]
@@ -46,6 +48,7 @@ class ModelConfig:
     final_norm: bool | None = None  # one more norm after the last layer; None: where norm is "pre"
     feedforward: Specs = "dense"
     decoder_feedforward: Specs | None = None  # None: as `feedforward`
+    reversible: bool = False  # layers that are undone in the backward pass: their number costs no memory
     bias: bool | Literal["inputs"] = False  # of the projections of attention; "inputs": not of the one behind it
     scaled_embedding: bool = True  # token vectors times sqrt(width)
     normed_embedding: bool = False  # a norm over token vectors and positions, as in BERT
@@ -56,12 +59,14 @@ class ModelConfig:
     head: Literal["linear", "transform", "none"] = "linear"
     head_bias: bool = False  # a number for each token, added to its logit
     pooler: bool = False  # `pooled`: a dense layer and tanh over the first token, as in BERT
-    aligner: str | None = None  # spec of one more attention from target to source, which learns word alignments
+    aligner: bool = False  # one more layer, which learns word alignments beside the translation
 
     def __post_init__(self) -> None:
         for name in ("vocabulary", "width", "heads", "inner", "layers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.reversible and self.norm != "pre":
+            raise ValueError("reversible layers need norm='pre': what a norm behind the residual did cannot be undone")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
         if self.head_width is not None and self.head_width < 1:
@@ -76,7 +81,7 @@ class ModelConfig:
         if self.head == "none" and (self.kind != "encoder" or self.head_bias):
             got = f"kind {self.kind!r}" if self.kind != "encoder" else "head_bias"
             raise ValueError(f"head 'none' is an encoder that gives vectors and no logits, got {got}")
-        if self.aligner is not None and self.kind != "encoder-decoder":
+        if self.aligner and self.kind != "encoder-decoder":
             raise ValueError(f"aligner is for kind 'encoder-decoder', got kind {self.kind!r}")
         if self.target_vocabulary is not None and self.kind != "encoder-decoder":
             raise ValueError(f"target_vocabulary is for kind 'encoder-decoder', got kind {self.kind!r}")
@@ -125,6 +130,7 @@ class Hidden(NamedTuple):
 
     x: Tensor
     loss: Tensor | None
+    statistics: dict[str, Tensor] | None = None  # of the layers, by name
 
 
 class Prediction(NamedTuple):
@@ -132,6 +138,7 @@ class Prediction(NamedTuple):
 
     logits: Tensor
     loss: Tensor | None
+    statistics: dict[str, Tensor] | None = None  # of the layers, by name
 
 
 class Block(nn.Module):
@@ -174,37 +181,59 @@ class Block(nn.Module):
         maps: dict[str, list[Tensor]] | None = None,
     ) -> Out:
         """`maps` collects [B, H, T, S] of the places it names, "own" or "cross"."""
-        own, cross = (None, None) if state is None else state
         outs = []
+        for add, norm in zip(self.sublayers(rows, state=state, memory=memory, maps=maps), self.norms, strict=True):
+            outs.append(add(x, stream))
+            x = x + outs[-1].y if self.pre else norm(x + outs[-1].y)
+            stream = outs[-1].stream
+        return gathered(x, stream, outs, state)
 
-        def attend(x: Tensor) -> Tensor:
+    def sublayers(
+        self,
+        rows: Rows,
+        *,
+        state: BlockState | None = None,
+        memory: Memory | None = None,
+        maps: dict[str, list[Tensor]] | None = None,
+    ) -> list[Sublayer]:
+        """In order, functions of x and the stream that give what is added to x, and the stream behind it."""
+        own, cross = (None, None) if state is None else state
+
+        def attend(x: Tensor, stream: Tensor | None) -> Out:
             if maps is not None and "own" in maps:
                 maps["own"].append(self.attention.map(x, rows, state=own, stream=stream))
-            outs.append(self.attention.run(x, rows, state=own, stream=stream))
-            return outs[-1].y
+            return self.attention.run(x, rows, state=own, stream=stream)
 
-        def look(x: Tensor) -> Tensor:
+        def look(x: Tensor, stream: Tensor | None) -> Out:
             if maps is not None and "cross" in maps:
-                maps["cross"].append(self.cross.map(x, rows, memory=memory))
+                maps["cross"].append(self.cross.map(x, rows, memory=memory, stream=stream))
             if cross is None:
-                return self.cross.run(x, rows, memory=memory).y
+                return self.cross.run(x, rows, memory=memory, stream=stream)._replace(state=None)
             # beams of one sentence fold into the queries of its memory
             folded = x.reshape(len(cross.count), -1, x.shape[2])
-            return self.cross.run(folded, Rows.full(folded), state=cross).y.reshape(x.shape)
+            return Out(self.cross.run(folded, Rows.full(folded), state=cross).y.reshape(x.shape))
 
-        def feed(x: Tensor) -> Tensor:
-            outs.append(self.feedforward.run(x, rows))
-            return outs[-1].y
+        def feed(x: Tensor, stream: Tensor | None) -> Out:
+            return self.feedforward.run(x, rows)
 
-        sublayers = [attend] if self.attention is not None else []
-        sublayers += [feed] if self.cross is None else [look, feed]
-        for sublayer, norm in zip(sublayers, self.norms, strict=True):
-            x = x + self.dropout(sublayer(norm(x))) if self.pre else norm(x + self.dropout(sublayer(x)))
-        out = outs[0] if self.attention is not None else Out(None)
-        losses = [out.loss for out in outs if out.loss is not None]
-        return Out(
-            x, None if state is None else BlockState(out.state, cross), out.stream, sum(losses) if losses else None
-        )
+        def adding(sublayer: Sublayer, norm: nn.Module) -> Sublayer:
+            def add(x: Tensor, stream: Tensor | None) -> Out:
+                out = sublayer(norm(x) if self.pre else x, stream)
+                # a layer without a stream of its own lets it pass
+                return out._replace(y=self.dropout(out.y), stream=stream if out.stream is None else out.stream)
+
+            return add
+
+        found = [attend] if self.attention is not None else []
+        found += [feed] if self.cross is None else [look, feed]
+        return [adding(*pair) for pair in zip(found, self.norms, strict=True)]
+
+
+def gathered(x: Tensor, stream: Tensor | None, outs: list[Out], state: BlockState | None) -> Out:
+    """What a layer gives, of what its sublayers gave."""
+    losses = [out.loss for out in outs if out.loss is not None]
+    own = state and state._replace(own=outs[0].state)
+    return Out(x, own, stream, sum(losses) if losses else None, outs[-1].statistics)
 
 
 class Stack(nn.Module):
@@ -242,6 +271,7 @@ class Stack(nn.Module):
         if self.segments is not None:
             nn.init.normal_(self.segments.weight, std=0.02)
         self.dropout = Dropout(config.dropout)
+        self.reversible = config.reversible
         settle(self.blocks)
 
     def embed(self, ids: Tensor, rows: Rows, segments: Tensor | None = None) -> Tensor:
@@ -265,19 +295,26 @@ class Stack(nn.Module):
     ) -> Out:
         """`maps` and `outputs` collect those of each layer."""
         x = self.embed(ids, rows, segments)
-        out = through(self.blocks, x, rows, states=states, memory=memory, maps=maps, outputs=outputs)
+        go = through_pair if self.reversible else through
+        out = go(self.blocks, x, rows, states=states, memory=memory, maps=maps, outputs=outputs)
         return out._replace(y=self.norm(out.y))
 
 
-def settle(blocks: Iterable[Block]) -> None:
-    """Tells each layer which it may share with, the first of its kind, and whether a stream comes and is read."""
-    for name in ("attention", "cross"):
-        layers = [getattr(block, name) for block in blocks if getattr(block, name) is not None]
-        streams = [layer.facts.stream for layer in layers]
-        first = {}
-        for index, layer in enumerate(layers):
-            like = first.setdefault(type(layer), layer)
-            layer.settle(None if like is layer else like, any(streams[:index]), any(streams[index + 1 :]))
+def settle(*stacks: Sequence[Block]) -> None:
+    """Tells each layer which it may share with, the first of its kind in its place, and whether a stream comes and is
+    read. A stream runs through all layers in the order in which they work, from stack to stack; what carries one has a
+    single first of its kind. Of what is said twice, the last counts."""
+    places = [
+        (index, name, getattr(block, name))
+        for index, blocks in enumerate(stacks)
+        for block in blocks
+        for name in ("attention", "cross")
+        if getattr(block, name) is not None
+    ]
+    streams, first = [layer.facts.stream for _, _, layer in places], {}
+    for number, (index, name, layer) in enumerate(places):
+        like = first.setdefault((type(layer), *(() if streams[number] else (index, name))), layer)
+        layer.settle(None if like is layer else like, any(streams[:number]), any(streams[number + 1 :]))
 
 
 def through(
@@ -291,46 +328,66 @@ def through(
     outputs: list[Tensor] | None = None,
 ) -> Out:
     """One block after the other, with the second losses added up."""
-    after, losses, stream = [], [], None
+    outs, stream = [], memory and memory.stream
     for block, state in zip(blocks, states or [None] * len(blocks), strict=True):
         out = block(x, rows, state=state, memory=memory, stream=stream, maps=maps)
-        # a layer without a stream of its own lets it pass
-        x, stream = out.y, stream if out.stream is None else out.stream
+        x, stream = out.y, out.stream
         if outputs is not None:
             outputs.append(x)
-        after.append(out.state)
-        losses += [] if out.loss is None else [out.loss]
-    return Out(x, tuple(after), stream, sum(losses) if losses else None)
+        outs.append(out)
+    loss, statistics = second({str(index): out for index, out in enumerate(outs)})
+    return Out(x, tuple(out.state for out in outs), stream, loss, statistics)
 
 
-class Aligner(nn.Module):
-    """One head from target to source that learns which source words a target word comes from.
+def second(parts: dict[str, Out]) -> tuple[Tensor | None, dict[str, Tensor] | None]:
+    """The second losses of the parts added up, and their statistics as PART.NAME."""
+    losses = [part.loss for part in parts.values() if part.loss is not None]
+    found = {f"{part}.{name}": value for part, out in parts.items() for name, value in (out.statistics or {}).items()}
+    return sum(losses) if losses else None, found or None
 
-    It looks from the state of the first decoder layer that has read a target token, and must name that token again
-    from nothing but the source vectors it attends to: it can only do so where the translation of the token stands. Its
-    gradients go no further, so the translator is as it would be without it. The idea of a layer that sees the source
-    alone is of Zenkel et al. 2019 (arXiv 1901.11359), that of reading attention after the token of Chen et al. 2020
-    (arXiv 2004.14837).
-    """
 
-    def __init__(self, config: ModelConfig):
-        super().__init__()
-        self.norm = nn.LayerNorm(config.width)
-        self.attention = ATTENTION.build(config.aligner, Shape.of(width=config.width, heads=1, role="cross"))
-        self.dropout = nn.Dropout(config.dropout)
+def through_pair(
+    blocks: Sequence[Block],
+    x: Tensor,
+    rows: Rows,
+    *,
+    states: Sequence[BlockState] | None = None,
+    memory: Memory | None = None,
+    maps: dict[str, list[Tensor]] | None = None,
+    outputs: list[Tensor] | None = None,
+) -> Out:
+    """`through` with two streams of residuals that read each other in turn, and their mean behind the last layer. In
+    training each sublayer is undone and run again on the way back: see `Coupled`."""
+    stream, outs = memory and memory.stream, []
 
-    def forward(self, x: Tensor, rows: Rows, memory: Memory, ids: Tensor, weight: Tensor) -> Tensor:
-        """The mean over the real tokens but the first, which is no word, of -log p(token)."""
-        x, memory = self.norm(x.detach()), memory._replace(x=self.dropout(memory.x.detach()))
-        logits = F.linear(self.attention.run(x, rows, memory=memory).y, weight.detach())
-        logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-        words = torch.arange(rows.T, device=ids.device) > 0
-        real = rows.real()
-        ids = torch.where(words if real is None else real & words, ids, -100)
-        return F.cross_entropy(logits.flatten(0, 1), ids.flatten(), ignore_index=-100)
+    def sublayers(x: Tensor | None) -> list[list[Sublayer]]:
+        read = memory and memory._replace(x=x)
+        given = zip(blocks, states or [None] * len(blocks), strict=True)
+        return [block.sublayers(rows, state=state, memory=read, maps=maps) for block, state in given]
 
-    def map(self, x: Tensor, rows: Rows, memory: Memory) -> Tensor:
-        return self.attention.map(self.norm(x), rows, memory=memory)
+    def passed(a: Tensor, b: Tensor, out: Out) -> None:
+        if outputs is not None:
+            outputs.append((a + b) / 2)
+        # without what is as large as the input
+        outs.append(out._replace(y=None))
+
+    if torch.is_grad_enabled() and states is None and maps is None:
+        # one that several layers share is given once
+        parameters = dict.fromkeys(p for block in blocks for p in block.parameters() if p.requires_grad)
+        given = blocks, sublayers, passed, x, stream, memory and memory.x
+        a, b, stream, loss = Coupled.apply(*given, *parameters)
+        # what the layers made in there has no gradients, and what they counted needs none
+        statistics = second({str(index): out for index, out in enumerate(outs)})[1]
+        return Out((a + b) / 2, (None,) * len(blocks), stream, loss, statistics)
+    a = b = x
+    for parts, state in zip(sublayers(memory and memory.x), states or [None] * len(blocks), strict=True):
+        made = []
+        for part in parts:
+            made.append(part(b, stream))
+            a, b, stream = b, a + made[-1].y, made[-1].stream
+        passed(a, b, gathered(None, stream, made, state))
+    loss, statistics = second({str(index): out for index, out in enumerate(outs)})
+    return Out((a + b) / 2, tuple(out.state for out in outs), stream, loss, statistics)
 
 
 class Transform(nn.Module):
@@ -366,6 +423,8 @@ class Transformer(nn.Module):
             self.decoder = Stack(config, vocabulary, decoder_layers, specs, cross, config.decoder_feedforward)
             if self.encoder is not None and config.target_vocabulary is None:
                 self.decoder.embedding = self.encoder.embedding
+            if self.encoder is not None:
+                settle(self.encoder.blocks, self.decoder.blocks)
         embedding = (self.decoder or self.encoder).embedding
         self.transform = Transform(config) if config.head == "transform" else nn.Identity()
         self.output = None
@@ -376,7 +435,7 @@ class Transformer(nn.Module):
             if config.head_bias:
                 nn.init.zeros_(self.output.bias)
         self.pooler = nn.Linear(config.width, config.width) if config.pooler else None
-        self.aligner = None if config.aligner is None else Aligner(config)
+        self.aligner = Aligner(config.width, embedding.num_embeddings) if config.aligner else None
 
     def forward(
         self,
@@ -390,9 +449,9 @@ class Transformer(nn.Module):
         """ids [B, S] (and [B, T]) -> logits at each position of the last of them."""
         if self.output is None:
             raise ValueError("this model has head 'none' and gives no logits: use encode (or pooled) for its vectors")
-        x, loss = self.hidden(tokens, target, keep=keep, target_keep=target_keep, segments=segments)
+        x, loss, statistics = self.hidden(tokens, target, keep=keep, target_keep=target_keep, segments=segments)
         logits, keep = self.output(x), keep if target is None else target_keep
-        return Prediction(logits if keep is None else unpack(logits, keep), loss)
+        return Prediction(logits if keep is None else unpack(logits, keep), loss, statistics)
 
     def hidden(
         self,
@@ -407,19 +466,19 @@ class Transformer(nn.Module):
         if (target is None) == (self.config.kind == "encoder-decoder"):
             wants = "needs source and target ids" if target is None else "takes one sequence of ids"
             raise ValueError(f"a model of kind {self.config.kind!r} {wants}")
-        loss, memory = None, None
+        outs, memory = {}, None
         if target is not None:
-            out, memory = self._encode(tokens, keep)
-            loss, tokens, keep = out.loss, target, target_keep
+            outs["encoder"], memory = self._encode(tokens, keep)
+            source, tokens, keep = (tokens, keep), target, target_keep
         packed, rows = _pack(tokens, keep)
         learns = self.aligner is not None and self.training
         outputs = [] if learns else None
-        parts = self._segments(segments, tokens, keep)
-        out = (self.decoder or self.encoder)(packed, rows, segments=parts, memory=memory, outputs=outputs)
-        losses = [part for part in (loss, out.loss) if part is not None]
+        last = "encoder" if self.decoder is None else "decoder"
+        stack, parts = self.decoder or self.encoder, self._segments(segments, tokens, keep)
+        outs[last] = out = stack(packed, rows, segments=parts, memory=memory, outputs=outputs)
         if learns:
-            losses.append(self.aligner(outputs[0], rows, memory, packed, self.output.weight))
-        return Hidden(self.transform(out.y), sum(losses) if losses else None)
+            outs["aligner"] = Out(None, loss=self.aligner(*self._aligned(outputs, rows, memory, source, packed)))
+        return Hidden(self.transform(out.y), *second(outs))
 
     def maps(
         self,
@@ -454,18 +513,22 @@ class Transformer(nn.Module):
             self.decoder(packed, rows, memory=memory, maps=found, outputs=outputs)
             stack, queries, keys = self.decoder, target_keep, target_keep if place == "decoder" else keep
             if place == "aligner":
-                found = {place: [self.aligner.map(outputs[0], rows, memory)]}
-        layers = (
-            [self.aligner.attention]
-            if place == "aligner"
-            else [block.cross if place == "cross" else block.attention for block in stack.blocks]
-        )
+                found = {place: [self.aligner.map(*self._aligned(outputs, rows, memory, (tokens, keep), packed))]}
+        layers = [block.cross if place == "cross" else block.attention for block in stack.blocks]
+        columns = ["tokens"] if place == "aligner" else [layer.facts.columns for layer in layers]
         maps = []
-        for layer, part in zip(layers, next(iter(found.values())), strict=True):
+        for names, part in zip(columns, next(iter(found.values())), strict=True):
             part = part if queries is None else unpack(part, queries[:, None], dim=2)
-            padded = keys is not None and layer.facts.columns == "tokens"
+            padded = keys is not None and names == "tokens"
             maps.append(unpack(part, keys[:, None, None], dim=3) if padded else part)
         return maps
+
+    def _aligned(
+        self, outputs: list[Tensor], rows: Rows, memory: Memory, source: tuple[Tensor, Tensor | None], target: Tensor
+    ) -> tuple[Tensor, Rows, Memory, Tensor, Tensor, Tensor, Tensor]:
+        """What the aligner reads. The last layer but one of a decoder knows best where the translation goes on."""
+        x, ids = outputs[max(len(outputs) - 2, 0)], _pack(*source)[0]
+        return x, rows, memory, ids, target, self.encoder.embedding.weight, self.output.weight
 
     def encode(self, tokens: Tensor, *, keep: Tensor | None = None, segments: Tensor | None = None) -> Memory:
         """The encoder's last layer, with the real tokens of each row on the left."""
@@ -482,7 +545,7 @@ class Transformer(nn.Module):
     def _encode(self, tokens: Tensor, keep: Tensor | None, segments: Tensor | None = None) -> tuple[Out, Memory]:
         packed, rows = _pack(tokens, keep)
         out = self.encoder(packed, rows, segments=self._segments(segments, tokens, keep))
-        return out, Memory(out.y, None if keep is None else rows.count)
+        return out, Memory(out.y, None if keep is None else rows.count, out.stream)
 
     def _segments(self, segments: Tensor | None, tokens: Tensor, keep: Tensor | None) -> Tensor | None:
         """The segment of each token, moved with it."""
@@ -503,11 +566,15 @@ class Transformer(nn.Module):
             raise ValueError(f"a model of kind {self.config.kind!r} {needs}")
         weight = self.decoder.embedding.weight
         options = {"dtype": weight.dtype, "device": weight.device}
-        blocks = []
+        blocks, stream = [], memory and memory.stream
         for block in self.decoder.blocks:
-            own = block.attention.begin(batch, capacity=capacity, **options).state
-            cross = None if block.cross is None else block.cross.begin(len(memory.x), memory=memory, **options).state
-            blocks.append(BlockState(own, cross))
+            own = None if stream is None else stream.repeat_interleave(batch // len(stream), 0)
+            own, cross = block.attention.begin(batch, stream=own, capacity=capacity, **options), None
+            if block.cross is not None:
+                out = block.cross.begin(len(memory.x), memory=memory, stream=stream, **options)
+                # only the memory refines a stream: it is the same for all tokens
+                cross, stream = out.state, stream if out.stream is None else out.stream
+            blocks.append(BlockState(own.state, cross))
         return ModelState(tuple(blocks), torch.zeros(batch, dtype=torch.long, device=weight.device), 0, True)
 
     def extend(self, tokens: Tensor, state: ModelState, *, keep: Tensor | None = None) -> tuple[Tensor, ModelState]:

@@ -45,6 +45,7 @@ class Display:
             f"loss {record['loss']:.3f}  rate {record['learning_rate']:.2e}  "
             f"{record['tokens_per_second']:,} tokens/s  {record['memory'] / 2**20:,.0f} MiB"
         )
+        facts += experts(record.get("layers", {}))
         if self.progress is not None:
             self.progress.update(self.task, facts=facts)
         else:
@@ -53,6 +54,10 @@ class Display:
                 f"step {record['step']:>6}  epoch {record['epoch']}  {facts}  {_clock(left)} left", soft_wrap=True
             )
         self._scalars(record, "train", ("loss", "learning_rate", "norm", "tokens_per_second"))
+        for layer, told in record.get("layers", {}).items():
+            numbers = {name: value for name, value in told.items() if not isinstance(value, list)}
+            numbers |= {name: max(value) * len(value) for name, value in told.items() if isinstance(value, list)}
+            self._scalars(numbers | {"step": record["step"]}, layer, tuple(numbers))
 
     def evaluated(self, record: dict[str, Any], samples: list[dict[str, str]], best: bool) -> None:
         metrics = {name: value for name, value in record.items() if name not in ("event", "step", "epoch")}
@@ -82,6 +87,14 @@ class Display:
         if self.writer is not None:
             for name in names:
                 self.writer.add_scalar(f"{group}/{name}", record[name], record["step"])
+
+
+def experts(layers: dict[str, dict[str, Any]]) -> str:
+    """How the experts of a model fare: the share of tokens dropped, and the busiest expert against an even share."""
+    dropped = [told["dropped"] for told in layers.values() if "dropped" in told]
+    busiest = [max(told["load"]) * len(told["load"]) for told in layers.values() if "load" in told]
+    said = f"  dropped {100 * sum(dropped) / len(dropped):.1f}%" if dropped else ""
+    return said + (f"  busiest {max(busiest):.1f}x" if busiest else "")
 
 
 def _clock(seconds: float) -> str:

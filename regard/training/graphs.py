@@ -14,23 +14,30 @@ from torch import Tensor
 MOST = 128  # shapes that are recorded; others run as usual
 
 
+def few_lengths(longest: int) -> int:
+    """What the lengths of rows are rounded up to a multiple of, so that there are few: at most 64."""
+    return max(8, 8 * -(-longest // 512))
+
+
 class Recorded:
-    """Calls `work(batch, weights) -> Tensor`, which adds gradients to parameters that all have one, by replay.
+    """Calls `work(batch, weights) -> named tensors`, which adds gradients to parameters that all have one, by replay.
 
     A shape is run as usual when it is first seen, recorded when it is seen again. What cannot be recorded (work that
     waits for the GPU) is run as usual for good, and `said` gets the reason once. Everything that touches the gradients
     must run on `stream`.
     """
 
-    def __init__(self, work: Callable[[Any, Tensor], Tensor], device: torch.device, said: Callable[[str], None]):
+    def __init__(
+        self, work: Callable[[Any, Tensor], dict[str, Tensor]], device: torch.device, said: Callable[[str], None]
+    ):
         self.work, self.device, self.said = work, device, said
         self.stream = torch.cuda.Stream(device)
         self.pool = torch.cuda.graph_pool_handle()
-        self.graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, Any, Tensor, Tensor]] = {}
+        self.graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, Any, Tensor, dict[str, Tensor]]] = {}
         self.seen: set[tuple] = set()
         self.works = True
 
-    def __call__(self, batch: Any, weights: list[float]) -> Tensor:
+    def __call__(self, batch: Any, weights: list[float]) -> dict[str, Tensor]:
         """`batch` is on the host, a NamedTuple of tensors or None."""
         shape = tuple(None if part is None else tuple(part.shape) for part in batch)
         values = torch.tensor(weights)
@@ -50,7 +57,7 @@ class Recorded:
                     kept.copy_(part, non_blocking=True)
             known[2].copy_(values, non_blocking=True)
         known[0].replay()
-        return known[3].clone()
+        return {name: part.clone() for name, part in known[3].items()}
 
     def _record(self, batch: Any, values: Tensor) -> tuple | None:
         graph = torch.cuda.CUDAGraph()

@@ -15,7 +15,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -30,6 +30,7 @@ from regard.training.run import Run
 from regard.training.schedule import rate
 
 LOWER_IS_BETTER = ("loss",)
+PLAIN = "plain"  # what a batch tells of its loss; layers tell theirs with their names before a dot
 FIRST_SCALE, LEAST_SCALE, STEPS_TO_DOUBLE = 2.0**16, 2.0**-6, 2000  # of the loss, under float16
 
 
@@ -88,6 +89,8 @@ class State:
     steady: int = 0  # steps since the scale moved
     loss_sum: float = 0.0  # since the last line of the log
     loss_tokens: int = 0
+    statistics: dict[str, Any] = field(default_factory=dict)  # sums of those of the layers, since the same line
+    batches: int = 0  # that they are of
     seconds: float = 0.0
 
 
@@ -152,7 +155,8 @@ class Loop:
         tokens = sum(self.task.tokens(batch) for batch in batches)
         scale = state.scale if config.precision == "float16" else 1.0
         weights = [scale / tokens, scale * config.auxiliary / len(batches)]
-        plain = sum(self.backward(batch, weights) for batch in batches)
+        found = [self.backward(batch, weights) for batch in batches]
+        plain = sum(part.pop(PLAIN) for part in found)
         parameters = [part for part in self.task.model.parameters() if part.grad is not None]
         norm = nn.utils.get_total_norm([part.grad for part in parameters], foreach=True) / scale
         size = float(norm)
@@ -168,6 +172,7 @@ class Loop:
                 group["lr"] = learning_rate
             self.optimizer.step()
             self._steady()
+            self._tell(found)
         self._clear()
         state.step += 1
         self.sums["plain"] += plain.double()
@@ -177,13 +182,22 @@ class Loop:
         if state.step % config.log_every == 0:
             self._log(first)
 
-    def _backward(self, batch: Any, weights: list[float] | Tensor) -> Tensor:
-        """Adds the gradients of a batch; weights are those of the loss and of the second losses."""
+    def _backward(self, batch: Any, weights: list[float] | Tensor) -> dict[str, Tensor]:
+        """Adds the gradients of a batch; weights are those of the loss and of the second losses. The plain loss comes
+        back, and what the layers have to tell."""
         with self._precision():
             loss = self.loss(batch if isinstance(weights, Tensor) else batch.to(self.device), self.config.smoothing)
         goal = loss.total * weights[0]
         (goal if loss.second is None else goal + loss.second * weights[1]).backward()
-        return loss.plain
+        return {PLAIN: loss.plain, **(loss.statistics or {})}
+
+    def _tell(self, found: list[dict[str, Tensor]]) -> None:
+        """Adds what the layers tell of each batch."""
+        sums = self.sums["statistics"]
+        for part in found:
+            for name, value in part.items():
+                sums[name] = sums.get(name, 0) + value.double()
+        self.sums["batches"] += len(found)
 
     def _clear(self) -> None:
         if self.records:
@@ -303,13 +317,16 @@ class Loop:
             "memory": _memory(self.device),
             "seconds": round(now - self.began, 1),
         }
+        if sums["statistics"]:
+            record["layers"] = _by_layer(sums["statistics"], sums["batches"])
         self.run.append(record)
         self.display.logged(record)
         self.sums = self._zero()
 
     def _zero(self) -> dict[str, Any]:
         plain = torch.zeros((), dtype=torch.float64, device=self.device)
-        return {"plain": plain, "tokens": 0, "norm": 0.0, "since": time.monotonic()}
+        since = time.monotonic()
+        return {"plain": plain, "tokens": 0, "norm": 0.0, "statistics": {}, "batches": 0, "since": since}
 
     # checkpoints
 
@@ -320,6 +337,8 @@ class Loop:
                 raise TrainingError(f"step {state.step}: {name} is not finite; nothing was saved")
         state.seconds = time.monotonic() - self.began
         state.loss_sum, state.loss_tokens = float(self.sums["plain"]), self.sums["tokens"]
+        state.statistics = {name: value.tolist() for name, value in self.sums["statistics"].items()}
+        state.batches = self.sums["batches"]
         moments, facts = checkpoint.pack_optimizer(self.optimizer, model)
         tensors = {"model": dict(model.state_dict()), "optimizer": moments}
         checkpoint.write(
@@ -341,6 +360,8 @@ class Loop:
             self.display.note(f"{path.name} is damaged ({why}): going on from an older one")
         self.saved = -1
         if found is None:
+            if self.run.log.exists():
+                self.run.rewind(0)
             return
         values = dict(found.state)
         facts = values.pop("optimizer")
@@ -349,6 +370,9 @@ class Loop:
         checkpoint.unpack_optimizer(self.optimizer, self.task.model, found.tensors["optimizer"], facts)
         self.sums["plain"] += self.state.loss_sum
         self.sums["tokens"] += self.state.loss_tokens
+        self.sums["batches"] += self.state.batches
+        for name, value in self.state.statistics.items():
+            self.sums["statistics"][name] = torch.tensor(value, dtype=torch.float64, device=self.device)
         self.run.rewind(self.state.step)
         self.saved = self.state.step
         self.display.note(f"going on from step {self.state.step}")
@@ -402,6 +426,15 @@ def average(run: Run, count: int, scheduled: Callable[[int], bool] = lambda step
     step = int(names[-1].removeprefix("step-"))
     checkpoint.write(run.checkpoints, "average", {"model": tensors}, {"step": step, "averaged": names})
     return names
+
+
+def _by_layer(sums: dict[str, Tensor], batches: int) -> dict[str, dict[str, Any]]:
+    """Means of what the layers told, {layer: {name: a number or a list of them}}."""
+    layers: dict[str, dict[str, Any]] = {}
+    for whole, value in sums.items():
+        layer, name = whole.rsplit(".", 1)
+        layers.setdefault(layer, {})[name] = (value / batches).round(decimals=4).tolist()
+    return layers
 
 
 def _better(metric: str, value: float, than: float) -> bool:

@@ -24,6 +24,7 @@ class Loss(NamedTuple):
     plain: Tensor  # -log p(token): what perplexity is made of
     tokens: Tensor  # how many
     second: Tensor | None = None  # the second losses of the layers, already a mean
+    statistics: dict[str, Tensor] | None = None  # of the layers, by name, without gradient
 
 
 def loss(model: nn.Module, batch: Any, smoothing: float = 0.0) -> Loss:
@@ -43,14 +44,14 @@ def hidden_loss(model: nn.Module, batch: Any, smoothing: float = 0.0) -> Loss:
     """The loss of a model that names hidden tokens, on a batch (tokens, keep, places, targets): only these places are
     projected. Rows are padded on the right."""
     _check(smoothing)
-    x, second = model.hidden(batch.tokens, keep=batch.keep)
+    x, second, statistics = model.hidden(batch.tokens, keep=batch.keep)
     x = x.gather(1, batch.places[..., None].expand(-1, -1, x.shape[2])).flatten(0, 1)
     target, ignores = batch.targets.flatten(), x.is_cuda
     if not ignores:
         asked = target != IGNORED
         x, target = x[asked], target[asked]
     total, plain = projected(x, model.output.weight, target, smoothing, model.output.bias, ignores=ignores)
-    return Loss(total, plain, _count(batch.targets, None), second)
+    return Loss(total, plain, _count(batch.targets, None), second, statistics)
 
 
 def _loss(
@@ -65,11 +66,11 @@ def _loss(
     """A model with `hidden` and a linear `output` takes the fast way; of any other the logits are asked."""
     _check(smoothing)
     if not hasattr(model, "hidden"):
-        logits, second = model(*inputs, **keeps)
+        logits, second, statistics = model(*inputs, **keeps)
         real = goal.flatten() if keep is None else goal[keep]
         total, plain = smoothed(logits.flatten(0, 1) if keep is None else logits[keep], real, smoothing)
-        return Loss(total, plain, _count(goal, keep), second)
-    x, second = model.hidden(*inputs, **keeps)
+        return Loss(total, plain, _count(goal, keep), second, statistics)
+    x, second, statistics = model.hidden(*inputs, **keeps)
     x, target = x.flatten(0, 1), goal.flatten()
     if keep is not None:
         packed, rows = pack(goal[..., None], keep)
@@ -83,7 +84,7 @@ def _loss(
         asked = target != IGNORED
         x, target, ignores = x[asked], target[asked], False
     total, plain = projected(x, model.output.weight, target, smoothing, model.output.bias, ignores=ignores)
-    return Loss(total, plain, _count(goal, keep), second)
+    return Loss(total, plain, _count(goal, keep), second, statistics)
 
 
 def smoothed(logits: Tensor, target: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -101,6 +102,8 @@ def smoothed(logits: Tensor, target: Tensor, smoothing: float = 0.0) -> tuple[Te
     return total, plain
 
 
+# logits become their gradient in place, which compiled code got wrong: all gradients were zero on a GPU
+@torch.compiler.disable
 def projected(
     x: Tensor,
     weight: Tensor,

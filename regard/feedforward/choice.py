@@ -1,0 +1,92 @@
+"""Experts that choose their tokens."""
+
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention.base import Order, Out, Rows
+from regard.feedforward.base import Activation, FeedForward, FeedForwardFacts, Sizes, plain_linear
+from regard.feedforward.experts import Networks, plain_softmax, product_dtype, room, wide_linear
+from regard.kernels.grouped import Deal
+
+
+class Choice(FeedForward):
+    """Zhou et al. 2022: each expert takes the c = ceil(capacity n / experts) tokens of a row of n that like it best,
+
+        y_t = sum_(e that took t) p_te FFN_e(x_t),    p = softmax_e(W x).
+
+    All experts get the same number of tokens by construction, so that no loss has to see to it; a token gets as many
+    experts as want it, `capacity` on average, perhaps none. The paper lets the tokens of a whole batch compete; here
+    those of a row do, so that a sentence is treated the same in any company. Which tokens are taken depends on later
+    ones: not for a decoder. Time capacity N E F, memory capacity N F."""
+
+    facts = FeedForwardFacts(
+        name="choice",
+        paper="Zhou et al. 2022, Mixture-of-Experts with Expert Choice Routing",
+        link="arXiv 2202.09368",
+        family="experts",
+        formula="y_t = sum_(e: t in top c of p_e) p_te FFN_e(x_t),  p = softmax_e(W x)",
+        time=Order("N", 1),
+        memory=Order("N", 1),
+        roles=("self",),
+        refusals=(("causal", "an expert chooses among all tokens of a row, later ones too"),),
+        training="row",
+        evaluation="row",
+    )
+    examples = ("choice(experts=4, capacity=1.0)", "choice(experts=3, capacity=2.0, activation='gelu', gated=True)")
+
+    def __init__(
+        self,
+        sizes: Sizes,
+        *,
+        experts: Annotated[int, "how many"] = 8,
+        inner: Annotated[int | None, "width inside an expert (default: that of the model)"] = None,
+        capacity: Annotated[float, "experts of a token, on average"] = 2.0,
+        activation: Annotated[Activation, "inside the experts"] = "relu",
+        gated: Annotated[bool, "gated experts, as in dense"] = False,
+    ):
+        super().__init__(sizes if inner is None else replace(sizes, inner=inner))
+        sizes = self.sizes
+        if experts < 1 or not 0 < capacity <= experts:
+            raise ValueError(
+                f"feedforward 'choice' needs a capacity above 0, at most the number of experts; got {capacity} and "
+                f"{experts} experts"
+            )
+        self.experts, self.capacity = experts, capacity
+        self.router = nn.Parameter(torch.empty(experts, sizes.width).normal_(std=0.02))
+        self.networks = Networks(sizes, experts, activation, gated)
+
+    def run(self, x: Tensor, rows: Rows) -> Out:
+        B, T, E = x.shape
+        kind, dtype = x.device.type, product_dtype(x)
+        shares, real = torch.softmax(wide_linear(x, self.router), -1), rows.real()  # [B, T, experts]
+        wishes = shares if real is None else torch.where(real[..., None], shares, -1.0)
+        at = wishes.detach().mT.topk(room(self.capacity * T / self.experts), -1).indices.transpose(0, 1)  # [e, B, c]
+        limit = torch.ceil(rows.count * (self.capacity / self.experts) - 1e-9)
+        steps = torch.arange(at.shape[2], device=x.device)
+        took = (steps < limit[:, None]).expand(at.shape)
+        token = (at + T * torch.arange(B, device=x.device)[:, None]).flatten()  # [e B c]
+        gate = shares.flatten(0, 1).T.gather(1, token.view(self.experts, -1)).reshape(-1, 1)
+        slots = x.to(dtype).reshape(B * T, E).index_select(0, token).view(self.experts, -1, E)
+        with torch.autocast(kind, enabled=False):
+            y = self.networks(slots, Deal(token, None, token, took, token, slots.shape[1])).view(-1, E)
+        y = torch.where(took.reshape(-1, 1), y * gate.to(dtype), 0)
+        out = Out(y.new_zeros(B * T, E).index_add(0, token, y).view(x.shape))
+        if not self.training:
+            return out
+        found = torch.zeros(B * T, device=x.device).index_add_(0, token, took.flatten().float()) > 0
+        return out._replace(statistics={"dropped": 1 - found.sum() / rows.count.sum().clamp(min=1)})
+
+    def active(self) -> int:
+        return super().active() - round((self.experts - self.capacity) * self.networks.each())
+
+    def reference(self, x: Tensor) -> Out:
+        shares = [plain_softmax(plain_linear(self.router, token)) for token in x]
+        y = [torch.zeros_like(token) for token in x]
+        for expert in range(self.experts):
+            best = sorted(range(len(x)), key=lambda n, expert=expert: -shares[n][expert].item())
+            for n in best[: room(self.capacity * len(x) / self.experts)]:
+                y[n] = y[n] + shares[n][expert] * self.networks.plain(expert, x[n])
+        return Out(torch.stack(y))

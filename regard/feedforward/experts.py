@@ -1,0 +1,220 @@
+"""What the layers of experts share: many feed-forward networks, of which each token goes to a few.
+
+A layer writes `route`, which says where tokens go; dealing them out, the products and the way back are here. All
+experts run at once, as grouped products over tokens sorted by expert (kernels/grouped.py): the cost is that of the
+tokens that are sent, whatever the number of experts.
+
+**Capacity.** While it trains, a layer may give each expert no more than ceil(capacity N / experts) of the N real tokens
+of a call, first come, first served: the first choices of all tokens in order, then the second ones. Who comes too late
+is dropped, and gets zeros from that expert. Otherwise, in evaluation and in decoding, nobody is dropped.
+
+**Losses** come weighted by options of the layer; `statistics` has them as they are, with the share of the tokens that
+each expert was chosen for ("load") and of those dropped ("dropped").
+"""
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.attention.base import Out, Rows
+from regard.feedforward.base import Activation, FeedForward, Sizes, activate, plain_activation, plain_linear
+from regard.kernels.grouped import Deal, deal
+
+
+class Route(NamedTuple):
+    """Where the N tokens of a call go, first choices first."""
+
+    expert: Tensor  # [N, k]
+    gate: Tensor  # [N, k] what the answer of the expert is multiplied by
+    sent: Tensor | None = None  # [N, k] False: not sent there after all
+    losses: tuple[tuple[str, float, Tensor], ...] = ()  # name, weight, value
+
+
+class Networks(nn.Module):
+    """The experts: W2 a(W1 x), or gated W2 (a(Wg x) * W1 x), without biases; `scaled`: with a factor for each unit."""
+
+    def __init__(self, sizes: Sizes, experts: int, activation: Activation, gated: bool, scaled: bool = False):
+        super().__init__()
+        E, F_ = sizes.width, sizes.inner
+        self.activation = activation
+        self.inner = nn.Parameter(torch.empty(experts, E, F_))
+        self.gate = nn.Parameter(torch.empty(experts, E, F_)) if gated else None
+        self.outer = nn.Parameter(torch.empty(experts, F_, E))
+        self.scale = nn.Parameter(torch.ones(experts, F_)) if scaled else None
+        bound = math.sqrt(6 / (E + F_))
+        for weight in filter(lambda part: part is not None, (self.inner, self.gate, self.outer)):
+            nn.init.uniform_(weight, -bound, bound)
+
+    def forward(self, x: Tensor, dealt: Deal) -> Tensor:
+        """Slots in, slots out."""
+        inner, gate, outer, scale = (
+            None if part is None else part.to(x.dtype) for part in (self.inner, self.gate, self.outer, self.scale)
+        )
+        h = dealt.product(x, inner)
+        h = activate(self.activation, h) if gate is None else activate(self.activation, dealt.product(x, gate)) * h
+        h = h if scale is None else h * dealt.each(scale)
+        return dealt.product(h, outer)
+
+    def plain(self, expert: int, x: Tensor) -> Tensor:
+        """One expert on one token, in loops."""
+        h = plain_linear(self.inner[expert].T, x)
+        if self.gate is None:
+            h = plain_activation(self.activation, h)
+        else:
+            h = plain_activation(self.activation, plain_linear(self.gate[expert].T, x)) * h
+        return plain_linear(self.outer[expert].T, h if self.scale is None else h * self.scale[expert])
+
+    def each(self) -> int:
+        """Parameters of one expert."""
+        return sum(part.numel() for part in self.parameters()) // len(self.inner)
+
+
+class Routed(FeedForward):
+    """Each token goes to the k = `choices` experts that a router names for it."""
+
+    def __init__(
+        self,
+        sizes: Sizes,
+        *,
+        experts: int,
+        choices: int,
+        inner: int | None = None,
+        capacity: float | None = None,
+        activation: Activation = "relu",
+        gated: bool = False,
+        scaled: bool = False,
+    ):
+        super().__init__(sizes if inner is None else replace(sizes, inner=inner))
+        if experts < choices or choices < 1:
+            raise ValueError(
+                f"feedforward {self.facts.name!r} sends a token to {choices} experts: give at least as many experts, "
+                f"got {experts}"
+            )
+        if capacity is not None and not capacity > 0:
+            raise ValueError(f"capacity of {self.facts.name!r} must be above 0, or None for no limit; got {capacity}")
+        self.experts, self.choices, self.capacity = experts, choices, capacity
+        # small, so that at first all experts are about as likely
+        self.router = nn.Parameter(torch.empty(experts, sizes.width).normal_(std=0.02))
+        self.networks = Networks(self.sizes, experts, activation, gated, scaled)
+
+    def route(self, x: Tensor, real: Tensor | None) -> Route:
+        """Tokens [N, E], of which `real` are (None: all), to their experts; losses while training."""
+        raise NotImplementedError
+
+    def plain_route(self, x: Tensor) -> tuple[list[list[tuple[int, Tensor]]], Tensor | float]:
+        """For each real token its experts with their gates, and the weighted loss: the formula in loops."""
+        raise NotImplementedError
+
+    def run(self, x: Tensor, rows: Rows) -> Out:
+        tokens, real = x.flatten(0, 1), rows.real()
+        real = None if real is None else real.flatten()
+        route = self.route(tokens, real)
+        sent = route.sent if real is None else real[:, None] if route.sent is None else route.sent & real[:, None]
+        group = route.expert if sent is None else torch.where(sent, route.expert, self.experts)
+        limit, most = self._limits(tokens, real)
+        kind, dtype = x.device.type, product_dtype(x)
+        # pairs of all first choices, then of all second ones
+        group = group.T.flatten()
+        dealt = deal(group, self.experts, dtype, (self.sizes.width, self.sizes.inner), most, limit)
+        with torch.autocast(kind, enabled=False):
+            y = dealt.collect(self.networks(dealt.spread(tokens.to(dtype)), dealt))
+        y = y.unflatten(0, (self.choices, -1))  # [k, N, E]
+        y = (y * route.gate.T[..., None].to(dtype)).sum(0).view(x.shape)
+        if not self.training:
+            return Out(y)
+        loss = sum(weight * value for _, weight, value in route.losses) if route.losses else None
+        statistics = {name: value.detach() for name, _, value in route.losses}
+        return Out(y, loss=loss, statistics=statistics | load(group, self.experts, dealt.taken))
+
+    def _limits(self, tokens: Tensor, real: Tensor | None) -> tuple[Tensor | None, int | None]:
+        """How many tokens an expert takes, and how many that can be, as far as the host knows."""
+        if not self.training or self.capacity is None:
+            return None, None
+        share = self.capacity / self.experts
+        most = min(len(tokens), room(len(tokens) * share))
+        if real is None:
+            # filled on the device, not copied to it: a recorded step may not copy
+            return torch.full((), most, device=tokens.device), most
+        return torch.ceil(real.sum().double() * share - 1e-9).long(), most
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The router's, [N, experts], in float32 (or better) whatever the tokens are in."""
+        return wide_linear(x, self.router)
+
+    def active(self) -> int:
+        return super().active() - (self.experts - self.choices) * self.networks.each()
+
+    def reference(self, x: Tensor) -> Out:
+        choices, loss = self.plain_route(x)
+        limited = self.training and self.capacity is not None
+        limit = room(len(x) * self.capacity / self.experts) if limited else len(x)
+        taken, y = [0] * self.experts, [torch.zeros_like(token) for token in x]
+        for turn in range(self.choices):
+            for n, named in enumerate(choices):
+                if turn < len(named):
+                    expert, gate = named[turn]
+                    if taken[expert] < limit:
+                        taken[expert] += 1
+                        y[n] = y[n] + gate * self.networks.plain(expert, x[n])
+        return Out(torch.stack(y), loss=loss if self.training else None)
+
+
+def room(tokens: float) -> int:
+    """Rounded up; not by what a product of fractions is off."""
+    return max(0, math.ceil(tokens - 1e-9))
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """What matrix products of x are made in: autocast's choice for float32, where it is on."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) and x.dtype != torch.float64 else x.dtype
+
+
+def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x W^T in float32 (or better), also under autocast: routers are sensitive to rounding."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    with torch.autocast(x.device.type, enabled=False):
+        return F.linear(x.to(wide), weight.to(wide))
+
+
+def load(group: Tensor, experts: int, taken: Tensor) -> dict[str, Tensor]:
+    """The share of the pairs that chose each expert, and of those that found no place there."""
+    count = torch.zeros(experts + 1, device=group.device).scatter_add_(
+        0, group, torch.ones_like(group, dtype=torch.float)
+    )
+    total = count[:experts].sum().clamp(min=1)
+    return {"load": count[:experts] / total, "dropped": 1 - taken.sum() / total}
+
+
+def mean(x: Tensor, real: Tensor | None) -> Tensor:
+    """Over the real tokens of [N, ...]; zeros where there is none."""
+    if real is None:
+        return x.mean(0)
+    return torch.where(real.view(-1, *[1] * (x.dim() - 1)), x, 0).sum(0) / real.sum().clamp(min=1)
+
+
+def balance(shares: Tensor, first: Tensor, real: Tensor | None) -> Tensor:
+    """experts * sum_e f_e P_e of the router's shares [N, experts], with f_e the part of the tokens that choose e first
+    (which has no gradient) and P_e its mean share: 1 where all experts are alike."""
+    experts = shares.shape[1]
+    weight = torch.ones_like(shares[:, 0]) if real is None else real.to(shares.dtype)
+    counts = torch.zeros_like(shares[0]).scatter_add(0, first, weight.detach())
+    return experts * (counts / weight.sum().clamp(min=1) * mean(shares, real)).sum()
+
+
+def plain_softmax(logits: Tensor) -> Tensor:
+    powers = torch.exp(logits - logits.max())
+    return powers / powers.sum()
+
+
+def plain_balance(shares: list[Tensor], firsts: list[int]) -> Tensor:
+    """The same in loops."""
+    experts, total = len(shares[0]), 0.0
+    for expert in range(experts):
+        chosen = sum(first == expert for first in firsts) / len(firsts)
+        total = total + chosen * sum(share[expert] for share in shares) / len(shares)
+    return experts * total

@@ -1,0 +1,55 @@
+"""Two gated experts for each token."""
+
+from dataclasses import replace
+from typing import Annotated
+
+from regard.attention.base import Order
+from regard.feedforward.base import FeedForwardFacts, Sizes
+from regard.feedforward.pairs import Pairs
+
+
+class GLaM(Pairs):
+    """Du et al. 2022: the routing of GShard over gated experts W2 (GELU(Wg x) * W1 x) without biases.
+
+    The paper alternates it with dense layers of the same form,
+    ["dense(activation='gelu', gated=True, bias=False)", "glam"], in a decoder with relative positions. Capacity, second
+    choices and the balance loss are as in gshard. Time 2 N E F (three products), memory 2 N F."""
+
+    facts = FeedForwardFacts(
+        name="glam",
+        paper="Du et al. 2022, GLaM",
+        link="arXiv 2112.06905",
+        family="experts",
+        formula="y = g_1 FFN_1(x) + g_2 FFN_2(x),  FFN(x) = W2 (GELU(Wg x) * W1 x)",
+        time=Order("N", 1),
+        memory=Order("N", 1),
+        training="batch",
+        random=True,
+        loss=True,
+    )
+    examples = ("glam(experts=4, capacity=1.0, threshold=0.0)", "glam(experts=4)")
+
+    def __init__(
+        self,
+        sizes: Sizes,
+        *,
+        experts: Annotated[int, "how many"] = 64,
+        inner: Annotated[int | None, "width inside an expert (default: that of the model)"] = None,
+        capacity: Annotated[float | None, "of an expert in training, times its share of all tokens; None: any"] = 2.0,
+        balance: Annotated[float, "weight of the loss that keeps the experts alike"] = 0.01,
+        threshold: Annotated[
+            float, "gate from which on the second expert is always asked in training; 0: always"
+        ] = 0.5,
+    ):
+        super().__init__(
+            sizes,
+            experts=experts,
+            inner=inner,
+            capacity=capacity,
+            balance=balance,
+            threshold=threshold,
+            activation="gelu",
+            gated=True,
+        )
+        training = "token" if capacity is None else "batch"
+        self.facts = replace(self.facts, training=training, random=threshold > 0, loss=balance > 0)

@@ -1,0 +1,53 @@
+"""Two experts for each token."""
+
+from dataclasses import replace
+from typing import Annotated
+
+from regard.attention.base import Order
+from regard.feedforward.base import FeedForwardFacts, Sizes
+from regard.feedforward.pairs import Pairs
+
+
+class GShard(Pairs):
+    """Lepikhin et al. 2021: y = g_1 FFN_1(x) + g_2 FFN_2(x) for the experts of the two largest shares p = softmax(W x),
+    g_i = p_i / (p_1 + p_2).
+
+    While training, an expert takes ceil(capacity N / experts) tokens, first choices before second ones, the second
+    expert is asked with probability min(1, g_2 / threshold) only, and experts are kept alike by
+    balance * experts * sum_e f_e P_e (the paper's loss times experts^2, so that 1 is even). Gates are as they were
+    before anybody was dropped. When capacity binds, later tokens can take an earlier one its second expert. Outside
+    training nothing is drawn and nobody dropped. Time 2 N E F, memory 2 N F."""
+
+    facts = FeedForwardFacts(
+        name="gshard",
+        paper="Lepikhin et al. 2021, GShard",
+        link="arXiv 2006.16668",
+        family="experts",
+        formula="y = g_1 FFN_1(x) + g_2 FFN_2(x),  g = the two largest of softmax(W x), by their sum",
+        time=Order("N", 1),
+        memory=Order("N", 1),
+        training="batch",
+        random=True,
+        loss=True,
+    )
+    examples = (
+        "gshard(experts=4, capacity=1.5, threshold=0.0)",
+        "gshard(experts=3, capacity=None)",
+        "gshard(experts=4, capacity=1.25)",
+    )
+
+    def __init__(
+        self,
+        sizes: Sizes,
+        *,
+        experts: Annotated[int, "how many"] = 8,
+        inner: Annotated[int | None, "width inside an expert (default: that of the model)"] = None,
+        capacity: Annotated[float | None, "of an expert in training, times its share of all tokens; None: any"] = 2.0,
+        balance: Annotated[float, "weight of the loss that keeps the experts alike"] = 0.01,
+        threshold: Annotated[
+            float, "gate from which on the second expert is always asked in training; 0: always"
+        ] = 0.5,
+    ):
+        super().__init__(sizes, experts=experts, inner=inner, capacity=capacity, balance=balance, threshold=threshold)
+        training = "token" if capacity is None else "batch"
+        self.facts = replace(self.facts, training=training, random=threshold > 0, loss=balance > 0)

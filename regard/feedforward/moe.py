@@ -1,0 +1,89 @@
+"""The sparsely-gated mixture of experts: the k best of a noisy router."""
+
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention.base import Order
+from regard.feedforward.base import FeedForwardFacts, Sizes, plain_linear
+from regard.feedforward.experts import Route, Routed, plain_softmax, wide_linear
+
+FLOOR = 1e-2  # of the noise, so that no expert is out of reach
+
+
+class MoE(Routed):
+    """Shazeer et al. 2017: y = sum_(e in top k of h) softmax_(top k)(h)_e FFN_e(x) with h = Wg x, and while training
+    h = Wg x + n * (softplus(Wn x) + 0.01), n ~ N(0, 1).
+
+    Two losses keep the experts alike, importance * CV^2(sum_x gates) and load * CV^2(sum_x P(e is chosen)), where CV is
+    standard deviation by mean and P the probability that another draw of its own noise would choose e. There is no
+    capacity: nobody is dropped. Both matrices of the router start at zero, as in the paper. Time k N E F, memory
+    k N F."""
+
+    facts = FeedForwardFacts(
+        name="moe",
+        paper="Shazeer et al. 2017, Outrageously Large Neural Networks",
+        link="arXiv 1701.06538",
+        family="experts",
+        formula="y = sum_(e in top k of h) softmax(h)_e FFN_e(x),  h = Wg x + n softplus(Wn x)",
+        time=Order("N", 1),
+        memory=Order("N", 1),
+        random=True,
+        loss=True,
+    )
+    examples = ("moe(experts=5, choices=2, noise=False)", "moe(experts=4, choices=3)", "moe(experts=3, choices=3)")
+
+    def __init__(
+        self,
+        sizes: Sizes,
+        *,
+        experts: Annotated[int, "how many"] = 8,
+        inner: Annotated[int | None, "width inside an expert (default: that of the model)"] = None,
+        choices: Annotated[int, "experts of each token"] = 4,
+        importance: Annotated[float, "weight of the loss on the sums of the gates"] = 0.1,
+        load: Annotated[float, "weight of the loss on how many tokens experts get; with noise only"] = 0.1,
+        noise: Annotated[bool, "on the router's logits, in training"] = True,
+    ):
+        super().__init__(sizes, experts=experts, inner=inner, choices=choices)
+        self.importance, self.load = importance, load if noise and choices < experts else 0.0
+        nn.init.zeros_(self.router)
+        self.spread = nn.Parameter(torch.zeros_like(self.router)) if noise else None
+        self.facts = replace(self.facts, random=noise, loss=self.importance > 0 or self.load > 0)
+
+    def route(self, x: Tensor, real: Tensor | None) -> Route:
+        clean = noisy = self.logits(x)
+        k, losses = self.choices, []
+        if self.training and self.spread is not None:
+            width = nn.functional.softplus(wide_linear(x, self.spread)) + FLOOR
+            noisy = clean + torch.randn_like(clean) * width
+        top, expert = noisy.topk(min(k + 1, self.experts), 1)
+        gate = torch.softmax(top[:, :k], 1)
+        if self.training:
+            weight = torch.ones_like(clean) if real is None else real[:, None].to(clean.dtype)
+            gates = torch.zeros_like(clean).scatter(1, expert[:, :k], gate)
+            losses.append(("importance", self.importance, variation((gates * weight).sum(0))))
+            if self.load:
+                # what expert e must exceed: the k-th largest of the others
+                bar = torch.where(noisy > top[:, k:], top[:, k:], top[:, k - 1 : k])
+                chosen = torch.special.ndtr((clean - bar) / width)
+                losses.append(("balance", self.load, variation((chosen * weight).sum(0))))
+        return Route(expert[:, :k], gate, losses=tuple(losses))
+
+    def plain_route(self, x: Tensor) -> tuple[list[list[tuple[int, Tensor]]], Tensor | float]:
+        choices, importance = [], [0.0] * self.experts
+        for token in x:
+            h = plain_linear(self.router, token)
+            best = sorted(range(self.experts), key=lambda expert, h=h: -h[expert].item())[: self.choices]
+            gates = plain_softmax(h[best])
+            choices.append(list(zip(best, gates, strict=True)))
+            for expert, gate in choices[-1]:
+                importance[expert] = importance[expert] + gate
+        mean = sum(importance) / self.experts
+        return choices, self.importance * sum((part - mean) ** 2 for part in importance) / self.experts / mean**2
+
+
+def variation(sums: Tensor) -> Tensor:
+    """CV^2: the variance by the square of the mean."""
+    return sums.var(correction=0) / sums.mean().square().clamp(min=1e-10)

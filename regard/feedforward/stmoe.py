@@ -1,0 +1,58 @@
+"""Two experts for each token, with a router whose logits stay small."""
+
+from dataclasses import replace
+from typing import Annotated
+
+from regard.attention.base import Order
+from regard.feedforward.base import FeedForwardFacts, Sizes
+from regard.feedforward.pairs import Pairs
+
+
+class STMoE(Pairs):
+    """Zoph et al. 2022: the routing of GShard over experts W2 (GELU(Wg x) * W1 x * b), b a learnt factor for each unit,
+    and a second loss z * mean((log sum_e exp(W x)_e)^2) that keeps the router's logits from growing.
+
+    Capacity, second choices and the balance loss are as in gshard. In the paper every fourth layer is of this kind.
+    Time 2 N E F (three products), memory 2 N F."""
+
+    facts = FeedForwardFacts(
+        name="stmoe",
+        paper="Zoph et al. 2022, ST-MoE",
+        link="arXiv 2202.08906",
+        family="experts",
+        formula="y = g_1 FFN_1(x) + g_2 FFN_2(x),  loss z mean(log^2 sum_e exp(W x)_e)",
+        time=Order("N", 1),
+        memory=Order("N", 1),
+        training="batch",
+        random=True,
+        loss=True,
+    )
+    examples = ("stmoe(experts=4, capacity=1.25, threshold=0.0, z=0.1)", "stmoe(experts=4)")
+
+    def __init__(
+        self,
+        sizes: Sizes,
+        *,
+        experts: Annotated[int, "how many"] = 8,
+        inner: Annotated[int | None, "width inside an expert (default: that of the model)"] = None,
+        capacity: Annotated[float | None, "of an expert in training, times its share of all tokens; None: any"] = 1.25,
+        balance: Annotated[float, "weight of the loss that keeps the experts alike"] = 0.01,
+        z: Annotated[float, "weight of the loss that keeps the router's logits small"] = 0.001,
+        threshold: Annotated[
+            float, "gate from which on the second expert is always asked in training; 0: always"
+        ] = 0.2,
+    ):
+        super().__init__(
+            sizes,
+            experts=experts,
+            inner=inner,
+            capacity=capacity,
+            balance=balance,
+            threshold=threshold,
+            z=z,
+            activation="gelu",
+            gated=True,
+            scaled=True,
+        )
+        training = "token" if capacity is None else "batch"
+        self.facts = replace(self.facts, training=training, random=threshold > 0, loss=balance > 0 or z > 0)

@@ -1,0 +1,120 @@
+"""Rows of a matrix dealt out to groups, and the product of each group with a weight of its own.
+
+Rows are sorted by group, so that the cost grows with the rows that are dealt, whatever the number of groups. Two
+layouts give the same numbers. In "flat", groups of any size lie one behind the other, and the product is PyTorch's own
+grouped one. In "padded", each has as much room as the largest may need, and the product is a batched one: it takes any
+dtype and width, and where the room is known in advance the host never waits for a GPU.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Deal(NamedTuple):
+    """Where the rows lie: M pairs of a row and a group, pair m of row m % N, in S slots."""
+
+    pair: Tensor  # [S] which pair lies in a slot
+    used: Tensor | None  # [S] whether one does; None: in all of them
+    slot: Tensor  # [M] where a pair lies
+    taken: Tensor  # [M] whether it has a place at all
+    ends: Tensor  # [G] flat: where each group ends
+    room: int | None  # padded: slots of each group
+
+    def spread(self, x: Tensor) -> Tensor:
+        """The rows [N, I] in their slots: [S, I], padded [G, room, I]; zeros in empty ones."""
+        y = _Move.apply(x, self.pair % len(x), self.used, self.slot, self.taken)
+        return y if self.room is None else y.view(-1, self.room, x.shape[1])
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """What lies in the slots of group g times weight[g], [G, I, O]."""
+        if self.room is not None:
+            return torch.bmm(x, weight)
+        return F.grouped_mm(x, weight, offs=self.ends)
+
+    def each(self, vectors: Tensor) -> Tensor:
+        """For every slot the vector [G, O] of its group, to be added or multiplied."""
+        if self.room is not None:
+            return vectors[:, None]
+        group = torch.searchsorted(
+            self.ends, torch.arange(len(self.pair), device=vectors.device, dtype=torch.int32), right=True
+        )
+        return vectors.index_select(0, group.clamp(max=len(vectors) - 1))
+
+    def collect(self, y: Tensor) -> Tensor:
+        """Back from the slots: [M, O], zeros where a pair had no place."""
+        return _Move.apply(y.reshape(-1, y.shape[-1]), self.slot, self.taken, self.pair, self.used)
+
+
+def deal(
+    group: Tensor, groups: int, dtype: torch.dtype, widths: tuple[int, ...], most: int | None, limit: Tensor | None
+) -> Deal:
+    """Deals pairs with groups [M], 0 to groups - 1, or `groups` for nobody's.
+
+    `limit` is how many each group takes, the first ones; `most`, known to the host, how many it can be at most.
+    `dtype` and `widths` are those of the products to come.
+    """
+    M, device = len(group), group.device
+    order = torch.argsort(group, stable=True)
+    count = torch.zeros(groups + 1, dtype=torch.long, device=device).scatter_add_(0, group, torch.ones_like(group))
+    first = count.cumsum(0) - count
+    steps = torch.arange(M, device=device)
+    rank = torch.empty_like(group).scatter_(0, order, steps - first[group[order]])
+    taken, count = group < groups, count[:groups]
+    if limit is not None:
+        taken, count = taken & (rank < limit), count.clamp(max=limit)
+    ends = count.cumsum(0)
+    within = group.clamp(max=groups - 1)
+    if _flat(device, dtype, widths, most):
+        room, slot, S = None, (ends - count)[within] + rank, M
+        if device.type == "cpu":
+            S = int(ends[-1])
+        used = None if S < M or device.type == "cpu" else steps < ends[-1]
+    else:
+        room = max(1, int(count.max()) if most is None else most)
+        slot, S = within * room + rank, groups * room
+        used = torch.zeros(S + 1, dtype=torch.bool, device=device).scatter_(0, torch.where(taken, slot, S), True)[:S]
+    # whatever has no place goes to one slot more, which is cut off
+    pair = torch.zeros(S + 1, dtype=torch.long, device=device).scatter_(0, torch.where(taken, slot, S), steps)[:S]
+    return Deal(pair, used, torch.where(taken, slot, 0), taken, ends.to(torch.int32), room)
+
+
+def _flat(device: torch.device, dtype: torch.dtype, widths: tuple[int, ...], most: int | None) -> bool:
+    """Whether PyTorch's grouped product takes these; on a GPU only where it does not make the host wait, unless the
+    host has to anyway."""
+    size = torch.empty((), dtype=dtype).element_size()
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16) or any(width * size % 16 for width in widths):
+        return False
+    if device.type == "cpu":
+        return True
+    waits = dtype != torch.bfloat16 or torch.cuda.get_device_capability(device) < (9, 0)
+    return not waits or most is None
+
+
+class _Move(torch.autograd.Function):
+    """y[i] = x[there[i]], zeros where not `filled`; every x[j] goes to back[j + n len(x)], n = 0, 1 .., where `kept`.
+
+    Gradients take the way back, which no two of them share: nothing is scattered, and sums have one order."""
+
+    @staticmethod
+    def forward(ctx, x, there, filled, back, kept):
+        ctx.save_for_backward(back, kept)
+        ctx.rows = len(x)
+        return _take(x, there, filled)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        back, kept = ctx.saved_tensors
+        moved = _take(grad, back, kept)
+        copies = len(moved) // max(1, ctx.rows)
+        return (moved if copies == 1 else moved.view(copies, ctx.rows, -1).sum(0)), None, None, None, None
+
+
+def _take(x: Tensor, at: Tensor, filled: Tensor | None) -> Tensor:
+    if len(x) == 0:
+        return x.new_zeros(len(at), x.shape[1])
+    taken = x.index_select(0, at)
+    return taken if filled is None else torch.where(filled[:, None], taken, 0)

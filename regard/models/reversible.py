@@ -1,0 +1,128 @@
+"""Residual layers that are undone on the way back, so that no activation of theirs is kept."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from regard.attention.base import Out
+
+Sublayer = Callable[[Tensor, Tensor | None], Out]
+Sublayers = list[list[Sublayer]]
+
+
+class Rerun:
+    """What a sublayer reads beside its input: random numbers, and buffers it may write. Taken before its first run, it
+    makes the second see the same."""
+
+    def __init__(self, layer: nn.Module, device: torch.device):
+        self.devices = [device] if layer.training and device.type == "cuda" else []
+        self.random = torch.get_rng_state() if layer.training else None
+        self.device_random = [torch.cuda.get_rng_state(device) for device in self.devices]
+        self.buffers = [(part, part._version, part.clone()) for part in layer.buffers()] if layer.training else []
+
+    def settle(self) -> "Rerun":
+        """After the first run: keeps only what it has written."""
+        self.buffers = [(part, version, old) for part, version, old in self.buffers if part._version != version]
+        return self
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        with torch.random.fork_rng(self.devices, enabled=self.random is not None):
+            if self.random is not None:
+                torch.set_rng_state(self.random)
+            for device, state in zip(self.devices, self.device_random, strict=True):
+                torch.cuda.set_rng_state(state, device)
+            now = [part.clone() for part, _, _ in self.buffers]
+            for part, _, old in self.buffers:
+                part.copy_(old)
+            yield
+            for (part, _, _), new in zip(self.buffers, now, strict=True):
+                part.copy_(new)
+
+
+class Coupled(Function):
+    """Gomez et al. 2017, The Reversible Residual Network (arXiv 1707.04585), as in the Reformer: of two equal streams
+    of residuals one reads the other in turn,
+
+        (a, b) <- (b, a + f(b)),    undone by    (a, b) <- (b - f(a), a),
+
+    so that two sublayers are y1 = x1 + attention(x2), y2 = x2 + feedforward(y1). The backward pass starts from the last
+    a and b, runs each f again, the same to the random number, and keeps nothing else of the size of the input. What
+    goes from layer to layer beside x (a stream) is kept; it does not grow with the length.
+
+    `sublayers(memory)` gives those of each layer, for the memory that they read; `passed` is told of a and b behind
+    each layer, without gradients, and of what its last sublayer gave.
+    """
+
+    @staticmethod
+    def forward(
+        ctx,
+        layers: Sequence[nn.Module],
+        sublayers: Callable[[Tensor | None], Sublayers],
+        passed: Callable[[Tensor, Tensor, Out], None],
+        x: Tensor,
+        stream: Tensor | None,
+        memory: Tensor | None,
+        *parameters: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        a = b = x
+        streams, losses, ctx.reruns = [], [], []
+        for layer, parts in zip(layers, sublayers(memory), strict=True):
+            for part in parts:
+                rerun = Rerun(layer, x.device)
+                streams.append(stream)
+                out = part(b, stream)
+                ctx.reruns.append(rerun.settle())
+                a, b, stream = b, a + out.y, out.stream
+                losses += [] if out.loss is None else [out.loss]
+            passed(a, b, out)
+        ctx.layers, ctx.sublayers, ctx.parameters = layers, sublayers, parameters
+        ctx.autocast = torch.is_autocast_enabled(x.device.type), torch.get_autocast_dtype(x.device.type)
+        ctx.save_for_backward(a, b, memory, *streams)
+        return a, b, stream, sum(losses) if losses else None
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_a, grad_b, grad_stream, grad_loss):
+        a, b, memory, *streams = ctx.saved_tensors
+        memory, grad_memory = _leaf(memory), None
+        place = {id(parameter): index for index, parameter in enumerate(ctx.parameters)}
+        grads: list[Tensor | None] = [None] * len(place)
+        enabled, dtype = ctx.autocast
+        for layer, parts in reversed(list(zip(ctx.layers, ctx.sublayers(memory), strict=True))):
+            own = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+            for part in reversed(parts):
+                read, stream = _leaf(a), _leaf(streams.pop())
+                with ctx.reruns.pop().again():
+                    with torch.enable_grad(), torch.autocast(a.device.type, dtype, enabled):
+                        out = part(read, stream)
+                    given = [(out.y, grad_b), (out.stream, grad_stream), (out.loss, grad_loss)]
+                    given = [pair for pair in given if pair[0] is not None and pair[0].requires_grad]
+                    leaves = [leaf for leaf in (stream, memory) if leaf is not None]
+                    found = torch.autograd.grad(
+                        [made for made, _ in given],
+                        [read, *leaves, *own],
+                        [grad for _, grad in given],
+                        allow_unused=True,
+                    )
+                a, b = b - out.y.detach(), a
+                grad_a, grad_b = grad_b, _sum(grad_a, found[0])
+                beside = iter(found[1 : 1 + len(leaves)])
+                grad_stream = None if stream is None else next(beside)
+                grad_memory = grad_memory if memory is None else _sum(grad_memory, next(beside))
+                for parameter, grad in zip(own, found[1 + len(leaves) :], strict=True):
+                    index = place[id(parameter)]
+                    grads[index] = _sum(grads[index], grad)
+        return None, None, None, grad_a + grad_b, grad_stream, grad_memory, *grads
+
+
+def _leaf(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.detach().requires_grad_()
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return b if a is None else a if b is None else a + b

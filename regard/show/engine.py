@@ -1,0 +1,399 @@
+"""What the page can ask: one function a question, numbers in reply. No HTTP here."""
+
+import dataclasses
+import inspect
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard import __version__
+from regard.attention.base import Heads, Rows
+from regard.attention.softmax import Softmax
+from regard.metrics.classification import report
+from regard.show import maps, pictures
+from regard.show.beams import Beam, watch
+from regard.show.maps import Cache, Given
+from regard.show.subjects import LONGEST, Reading, Subject
+from regard.show.wire import Reply
+from regard.spec import ATTENTION, POSITIONS, describe, parse
+
+SMALL = 1_000_000  # weights of all layers and heads together that are sent at once
+STEP_TOKENS = 256  # of a text in the view of the six steps
+REPLIES, TEXTS = 64 << 20, 256 << 20  # bytes kept of replies, and of what layers were given
+
+
+class Engine:
+    """The subjects by name, opened when they are first looked at, and what was computed last."""
+
+    def __init__(self, subjects: dict[str, Callable[[], Subject]]):
+        self._open, self._opened = subjects, dict[str, Subject]()
+        self._replies, self._texts = Cache(REPLIES), Cache(TEXTS)
+        # one computation at a time: torch uses all cores for it
+        self.lock = threading.Lock()
+
+    def subject(self, run: str) -> Subject:
+        if run not in self._open:
+            raise ValueError(f"no run is called {run!r}; there are {', '.join(self._open)}")
+        if run not in self._opened:
+            self._opened[run] = self._open[run]()
+        return self._opened[run]
+
+    def answer(self, name: str, values: dict[str, Any]) -> Reply:
+        """The reply to a question by name. Equal questions are answered once."""
+        key = name, repr(sorted(values.items()))
+        with self.lock:
+            return self._replies.get(key, lambda: getattr(self, name)(**values), lambda reply: reply.size)
+
+    # texts
+
+    def about(self) -> Reply:
+        """Runs, mechanisms, position schemes."""
+        runs = []
+        for name in self._open:
+            subject = self.subject(name)
+            fields = ("name", "title", "task", "places", "examples", "longest", "facts")
+            runs.append({field: getattr(subject, field) for field in fields})
+        mechanisms = [_facts(ATTENTION, name) for name in ATTENTION.names()]
+        positions = [_facts(POSITIONS, name) for name in POSITIONS.names()]
+        return Reply({"version": __version__, "runs": runs, "mechanisms": mechanisms, "positions": positions})
+
+    def reading(self, run: str, place: str, text: str, target: str, layers: int | None = None) -> Reading:
+        """What the first layers were given, or all of them."""
+
+        def size(reading: Reading) -> int:
+            # what was given, and the projections that will be kept of it
+            return 4 * sum(given.x.nbytes for given in reading.layers)
+
+        key = run, place, text, target
+        for kept in self._texts.kept:
+            # one that went as deep or deeper will do
+            if kept[:4] == key and (kept[4] is None or (layers is not None and kept[4] >= layers)):
+                layers = kept[4]
+                break
+        return self._texts.get((*key, layers), lambda: self.subject(run).read(place, text, target, layers), size)
+
+    def read(self, run: str, place: str, text: str, target: str = "") -> Reply:
+        """Tokens and layers; of short texts all weights too."""
+        found = self.reading(run, place, text, target, layers=1)
+        T, S = len(found.queries), len(found.keys)
+        # how many layers there are, and of what, a word tells as well as a text
+        known = self.reading(run, place, "a", "a").layers
+        layers = [
+            {
+                "spec": given.layer.facts.name,
+                "heads": given.heads,
+                "signed": given.layer.facts.signed,
+                "slots": given.layer.facts.columns == "slots",
+            }
+            for given in known
+        ]
+        small = sum(given.heads * T * S for given in known) <= SMALL
+        if not small and any(layer["slots"] for layer in layers):
+            raise ValueError("this attention looks at slots of its own, not at tokens: give it a shorter text")
+        arrays = {}
+        if small:
+            found = self.reading(run, place, text, target)
+            arrays = {f"layer{i}": _numbers(maps.whole(given)) for i, given in enumerate(found.layers)}
+        meta = {
+            "queries": found.queries,
+            "keys": found.keys,
+            "predicted": found.predicted,
+            "target": found.target,
+            "layers": layers,
+            "small": small,
+            "cut": found.cut,
+            "longest": self.subject(run).longest,
+        }
+        return Reply(meta, arrays)
+
+    def tile(
+        self, run: str, place: str, text: str, layer: int, level: int, row: int, column: int, target: str = "",
+        head: int | None = None,
+    ) -> Reply:  # fmt: skip
+        """A piece of the map at a zoom level, of one head or of all."""
+        given = self._layer(self.reading(run, place, text, target, layer + 1), layer, head)
+        made = maps.tile(given, level, row, column, head)
+        arrays = {"largest": made.largest} | ({} if level == 0 else {"mean": made.mean})
+        return Reply({"scale": made.scale, "signed": made.signed}, arrays)
+
+    def rows(self, run: str, place: str, text: str, layer: int, first: int, count: int = 1, target: str = "") -> Reply:
+        """Exact rows of the map, of all heads."""
+        given = self._layer(self.reading(run, place, text, target, layer + 1), layer)
+        last = min(first + count, given.T)
+        if first >= last:
+            raise ValueError(f"there is no token {first}: the text has {given.T}, counted from 0")
+        if (last - first) * given.S * given.heads > 4 * SMALL:
+            raise ValueError(f"{last - first} rows of {given.S} weights and {given.heads} heads are too many at once")
+        return Reply({"first": first}, {"weights": _numbers(maps.rows(given, range(first, last)))})
+
+    def top(
+        self, run: str, place: str, text: str, layer: int, first: int, count: int, most: int = 6, target: str = ""
+    ) -> Reply:
+        """The keys that get most of each query, of all heads."""
+        given = self._layer(self.reading(run, place, text, target, layer + 1), layer)
+        last = min(first + count, given.T)
+        if first >= last:
+            raise ValueError(f"there is no token {first}: the text has {given.T}, counted from 0")
+        best = maps.rows(given, range(first, last)).topk(min(most, given.S))
+        keys = best.indices.to(torch.int32).numpy()
+        return Reply({"first": first}, {"keys": keys, "weights": _numbers(best.values)})
+
+    def _layer(self, found: Reading, layer: int, head: int | None = None) -> Given:
+        if layer >= len(found.layers):
+            raise ValueError(f"there is no layer {layer}: there are {len(found.layers)}, counted from 0")
+        if head is not None and head >= found.layers[layer].heads:
+            raise ValueError(f"there is no head {head}: there are {found.layers[layer].heads}, counted from 0")
+        return found.layers[layer]
+
+    # translation
+
+    def translate(self, run: str, text: str, beam: int, emit: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        """Tells each step of the search to `emit`, which may raise to end it; returns what was found."""
+        with self.lock:
+            subject = self.subject(run)
+            if subject.task != "translate":
+                raise ValueError(f"{run} does not translate; choose another run")
+            translator = subject.translator
+            ids = translator.source.encode(text)
+            if not ids or not text.strip():
+                raise ValueError("there is nothing to translate yet: type a sentence")
+            cut, ids = len(ids) > translator.longest, ids[: translator.longest]
+            source = [*ids, translator.source.eos]
+            emit({"source": translator.source.tokens(source), "cut": cut, "longest": translator.longest})
+            places: dict[tuple[int, ...], list[int]] = {}
+            steps = 0
+
+            def seen(beams: list[Beam]) -> None:
+                nonlocal steps
+                names = translator.target.tokens([beam.token for beam in beams])
+                best = max(range(len(beams)), key=lambda i: beams[i].logprob)
+                link, weight = self._link(subject, source, beams[best].path)
+                listed = [
+                    {"parent": beam.parent, "token": name, "logprob": beam.logprob}
+                    for beam, name in zip(beams, names, strict=True)
+                ]
+                emit({"step": steps, "beams": listed, "link": link, "weight": weight})
+                places.update({beam.path: [steps, i] for i, beam in enumerate(beams)})
+                steps += 1
+
+            found = watch(translator, ids, beam, seen)
+            return {
+                "found": [
+                    {
+                        "text": translator._text(part.ids),
+                        "score": part.score,
+                        "logprob": part.logprob,
+                        "finished": part.finished,
+                        "place": places.get(tuple(part.ids)),
+                    }
+                    for part in found
+                ]
+            }
+
+    @staticmethod
+    @torch.no_grad()
+    def _link(subject: Subject, source: list[int], path: tuple[int, ...]) -> tuple[int, float]:
+        """Which source token the newest target token came from, as the attention that predicted it says."""
+        device = subject.translator.device
+        target = torch.tensor([[subject.translator.target.bos, *path[:-1]]], device=device)
+        found = subject.model.maps(torch.tensor([source], device=device), target)
+        layer = found[max(len(found) - 2, 0)][0, :, -1].mean(0)[: len(source)]
+        return int(layer.argmax()), float(layer.max())
+
+    # classification
+
+    def results(self, run: str) -> Reply:
+        """What a classifier answers to the texts it validates on, and how good that is."""
+        subject = self.subject(run)
+        if subject.classifier is None:
+            raise ValueError(f"{run} does not classify; choose another run")
+        if not subject.labelled:
+            raise ValueError(f"{run} keeps no texts to validate on: nothing is known of its answers")
+        truth, probabilities = subject.classifier.answers(subject.labelled)
+        found = report(truth, probabilities, subject.classifier.labels)
+        meta = found.to_json() | {
+            "labels": found.labels,
+            "confusion": found.confusion.tolist(),
+            "texts": [text[:300] for text, _ in subject.labelled],
+        }
+        arrays = {"truth": truth.astype(np.int32), "probabilities": probabilities.astype(np.float32)}
+        return Reply(meta, arrays)
+
+    # six steps
+
+    def steps(self, run: str, place: str, text: str, layer: int, head: int, query: int, target: str = "") -> Reply:
+        """One token through one head, with all the numbers."""
+        found = self.reading(run, place, text, target)
+        given = self._layer(found, layer, head)
+        if max(given.T, given.S) > STEP_TOKENS:
+            raise ValueError(f"the six steps show every vector: give at most {STEP_TOKENS} tokens, not {given.T:,}")
+        if query >= given.T:
+            raise ValueError(f"there is no token {query}: the text has {given.T}, counted from 0")
+        attention = given.layer
+        if not isinstance(attention, Heads) or set(attention.inputs) != {"q", "k", "v"}:
+            raise ValueError(
+                f"attention {attention.facts.name!r} has no single query, key and value: see its map under Heads"
+            )
+        queries, sources = given.read
+        times = attention.shape.heads // attention.shape.kv_heads
+        q, k, v = queries["q"][0, head, query], sources["k"][0, head // times], sources["v"][0, head // times]
+        plain = isinstance(attention, Softmax)
+        meta = {
+            "queries": found.queries,
+            "keys": found.keys,
+            "query": query,
+            "plain": plain,
+            "formula": attention.facts.formula,
+            "causal": attention.shape.role == "causal",
+            "scale": attention.scale,
+        }
+        weights = maps.rows(given, [query])[head, 0]
+        return Reply(meta, _six(q, k, v, attention.scale, weights))
+
+    def example(self) -> Reply:
+        """The worked example: scores of 112 and 96 over width 64."""
+        words, D = ["Thinking", "Machines"], 64
+        generator = torch.Generator().manual_seed(1)
+        q = torch.randn(D, generator=generator, dtype=torch.float64)
+        # any two keys with these products will do: random ones, moved along q until the score is right
+        k = torch.randn(2, D, generator=generator, dtype=torch.float64)
+        k = k + ((torch.tensor([112.0, 96.0], dtype=torch.float64) - k @ q) / (q @ q))[:, None] * q
+        v = torch.randn(2, D, generator=generator, dtype=torch.float64)
+        weights = (k @ q / math.sqrt(D)).softmax(0)
+        meta = {"queries": words, "keys": words, "query": 0, "plain": True, "causal": False, "scale": D**-0.5}
+        meta["formula"] = Softmax.facts.formula
+        return Reply(meta, _six(q, k, v, D**-0.5, weights))
+
+    def moves(self, run: str, text: str, other: str, word: str, layer: int) -> Reply:
+        """How far attention moves a word's vector in two sentences, and which words it owes the way to."""
+        subject = self.subject(run)
+        if "encoder" not in subject.places:
+            raise ValueError(f"{run} has no encoder whose vectors could be compared")
+        sides, vectors, arrays = [], [], {}
+        for number, sentence in enumerate((text, other)):
+            found = self.reading(run, "encoder", sentence, "")
+            given = self._layer(found, layer)
+            if given.T > STEP_TOKENS:
+                raise ValueError(f"give sentences of at most {STEP_TOKENS} tokens")
+            at = _place(found.queries, word)
+            shares, moved = _contributions(given, at)
+            before, after = self._states(subject, sentence, layer, at)
+            vectors.append((before, after))
+            sides.append({"tokens": found.queries, "at": at, "moved": moved, "start": float(before.norm())})
+            arrays[f"shares{number}"] = _numbers(shares)
+        cosines = [float(torch.cosine_similarity(one, two, dim=0)) for one, two in zip(*vectors, strict=True)]
+        return Reply({"word": word, "sides": sides, "before": cosines[0], "after": cosines[1]}, arrays)
+
+    @staticmethod
+    @torch.no_grad()
+    def _states(subject: Subject, text: str, layer: int, at: int) -> tuple[Tensor, Tensor]:
+        """The vector of a token as it comes in, and after a layer."""
+        stack = subject.model.encoder
+        ids = torch.tensor([[*subject.begins, *subject.encode(text), *subject.ends]])
+        outputs: list[Tensor] = []
+        rows = Rows.full(ids)
+        stack(ids, rows, outputs=outputs)
+        return stack.embed(ids, rows)[0, at], outputs[layer][0, at]
+
+    # mechanisms and positions
+
+    def pattern(self, spec: str, role: str, length: int, heads: int, seed: int = 0) -> Reply:
+        """Which pairs are visible and why, from the layer that runs."""
+        return pictures.pattern(_bounded(spec), role, length, heads, seed)
+
+    def cost(self, spec: str, role: str) -> Reply:
+        """Counted work over lengths, beside softmax's."""
+        return pictures.cost(_bounded(spec), role)
+
+    def compare(self, spec: str, run: str, text: str, layer: int) -> Reply:
+        """Effective weights of a mechanism on a text, with the projections that a run has learnt."""
+        place = "encoder" if "encoder" in self.subject(run).places else self.subject(run).places[0]
+        found = self.reading(run, place, text, "")
+        return pictures.compare(_bounded(spec), self._layer(found, layer), found.queries)
+
+    def position(self, spec: str, role: str, length: int, width: int, heads: int) -> Reply:
+        """Tables and distances of a position scheme."""
+        return pictures.position(_bounded(spec, "position"), role, length, width, heads)
+
+
+def _six(q: Tensor, k: Tensor, v: Tensor, scale: float, weights: Tensor) -> dict[str, np.ndarray]:
+    """Query, keys and values; scores; scaled; weights; weighted values; their sum."""
+    scores = k @ q
+    weighted = weights[:, None].to(v) * v
+    parts = {"q": q, "k": k, "v": v, "scores": scores, "scaled": scores * scale, "weights": weights}
+    parts |= {"weighted": weighted, "sum": weighted.sum(0)}
+    return {name: _numbers(part) for name, part in parts.items()}
+
+
+def _contributions(given: Given, at: int) -> tuple[Tensor, float]:
+    """Each token's share [S] of the step that attention makes one token take, and how long that step is.
+
+    The step is a sum over tokens, d = sum_j c_j with c_j = sum_h a_hj v_hj W_h; the share of j is c_j . d / |d|^2.
+    """
+    layer = given.layer
+    if not isinstance(layer, Heads) or not layer.facts.linear or len(layer.kinds("value")) != 1:
+        raise ValueError(f"attention {layer.facts.name!r} gives no sum over words; choose another run")
+    weights = maps.rows(given, [at])[:, 0]  # [H, S]
+    values = given.read[1][layer.kinds("value")[0]][0]
+    values = values.repeat_interleave(layer.shape.heads // layer.shape.kv_heads, 0)  # [H, S, D]
+    out = layer.output.weight.detach().unflatten(1, (layer.shape.heads, -1))  # [E, H, D]
+    parts = torch.einsum("hs,hsd,ehd->se", weights, values, out)
+    step = parts.sum(0)
+    return parts @ step / (step @ step), float(step.norm())
+
+
+def _place(tokens: Sequence[str], word: str) -> int:
+    plain = [token.replace("▁", "").lower() for token in tokens]
+    if word.lower() not in plain:
+        raise ValueError(f"{word!r} is not one token of {' '.join(plain)!r}: choose one of its tokens")
+    return plain.index(word.lower())
+
+
+def _bounded(spec: str, kind: str = "attention") -> str:
+    """A spec whose numbers are of a size to be shown."""
+    registry = {"attention": ATTENTION, "position": POSITIONS}[kind]
+    parsed = parse(spec)
+
+    def check(part: Any, depth: int) -> None:
+        if depth > 3 or len(part.parts) > 8:
+            raise ValueError("the spec is nested too deeply or too widely to be shown")
+        registry.find(part.name)
+        for name, value in part.options:
+            for number in value if isinstance(value, tuple | list) else [value]:
+                if isinstance(number, int | float) and not abs(number) <= LONGEST * 4:
+                    raise ValueError(f"option {name!r} of {part.name!r} is too large to be shown: {number}")
+        for inner in part.parts:
+            check(inner, depth + 1)
+
+    check(parsed, 0)
+    return str(parsed)
+
+
+def _facts(registry: Any, name: str) -> dict[str, Any]:
+    """What the registry knows of a name."""
+    cls = registry.find(name)
+    facts = {key: value for key, value in dataclasses.asdict(cls.facts).items() if key != "refusals"}
+    for cost in ("time", "memory", "state"):
+        if facts.get(cost) is not None:
+            text, exponent = facts[cost]
+            facts[cost] = {"text": text, "exponent": exponent}
+    options = [
+        {
+            "name": option.name,
+            "type": describe(option.type),
+            "default": None if option.required else option.default,
+            "meaning": option.meaning,
+        }
+        for option in registry.options(name)
+    ]
+    about = inspect.getdoc(cls) or ""
+    return facts | {"options": options, "examples": cls.examples, "about": about, "nests": getattr(cls, "nests", False)}
+
+
+def _numbers(part: Tensor) -> np.ndarray:
+    return part.detach().to(torch.float32).cpu().numpy()

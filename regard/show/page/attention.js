@@ -1,0 +1,521 @@
+// What attends to what: lines between two columns of tokens, a matrix to pan and zoom, a grid of heads. Short texts come
+// with all their weights; of long ones only what is on the screen is asked for.
+
+import { el, tokenNode, plainToken, number } from "./ui.js";
+import { HEADS, image, codedImage, largest, fit } from "./colour.js";
+import { ask } from "./client.js";
+
+// a row of tokens grows with the letters
+const ROW = Math.round(1.7 * parseFloat(getComputedStyle(document.documentElement).fontSize));
+const TILE_ROWS = 64;
+const TILE_COLUMNS = 512;
+
+// The weights of a reading. `values` is what names it to the server; `skip` leaves out the first query.
+export class Weights {
+  constructor(reply, values, labels = null) {
+    this.meta = reply.meta;
+    this.arrays = reply.arrays;
+    this.values = values;
+    this.queries = labels || reply.meta.queries;
+    this.keys = reply.meta.keys;
+    this.small = reply.meta.small;
+    this.T = this.queries.length;
+  }
+
+  get S() {
+    return this.small ? this.arrays.layer0.shape[2] : this.keys.length;
+  }
+
+  heads(layer) {
+    return this.meta.layers[layer].heads;
+  }
+
+  signed(layer) {
+    return this.meta.layers[layer].signed;
+  }
+
+  // [T * S] of one head, or the mean of all; short texts only
+  map(layer, head) {
+    const { values, shape: [H, T, S] } = this.arrays[`layer${layer}`];
+    if (head !== "avg") return values.subarray(head * T * S, (head + 1) * T * S);
+    const mean = new Float32Array(T * S);
+    for (let h = 0; h < H; h += 1) for (let i = 0; i < T * S; i += 1) mean[i] += values[h * T * S + i] / H;
+    return mean;
+  }
+
+  // the row of a query: [S] for each head
+  async row(layer, query) {
+    if (this.small) {
+      const { shape: [H, T, S], values } = this.arrays[`layer${layer}`];
+      return Array.from({ length: H }, (_, h) => values.subarray((h * T + query) * S, (h * T + query + 1) * S));
+    }
+    const { arrays } = await ask("rows", { ...this.values, layer, first: query, count: 1 });
+    const { shape: [H, , S], values } = arrays.weights;
+    return Array.from({ length: H }, (_, h) => values.subarray(h * S, (h + 1) * S));
+  }
+}
+
+export function mean(rows) {
+  const total = new Float32Array(rows[0].length);
+  for (const row of rows) for (let i = 0; i < row.length; i += 1) total[i] += row[i] / rows.length;
+  return total;
+}
+
+export function chosen(rows, head) {
+  return head === "avg" || head === "all" ? mean(rows) : rows[head];
+}
+
+export function colourOf(head) {
+  return typeof head === "number" ? HEADS[head % HEADS.length] : getComputedStyle(document.documentElement).getPropertyValue("--accent").trim();
+}
+
+// the five keys that get most of a query, in words and numbers
+export async function readout(box, weights, layer, head, query, verb = "attention goes to") {
+  const rows = await weights.row(layer, query);
+  const row = chosen(rows, head);
+  const best = [...row.keys()].sort((a, b) => Math.abs(row[b]) - Math.abs(row[a])).slice(0, 5);
+  const top = Math.abs(row[best[0]]) || 1;
+  const list = el("ol", { className: "best" });
+  for (const key of best) {
+    const bar = el("span", { className: "bar" });
+    bar.style.inlineSize = `${100 * Math.abs(row[key]) / top}%`;
+    const name = key < weights.keys.length ? tokenNode(weights.keys[key]) : el("span", { className: "token" }, `slot ${key}`);
+    list.append(el("li", { "data-key": key }, name, el("span", { className: "track" }, bar), number(row[key])));
+  }
+  const first = best[0] < weights.keys.length ? plainToken(weights.keys[best[0]]) : `slot ${best[0]}`;
+  const self = best[0] === query && weights.meta.queries === weights.meta.keys ? "itself" : first;
+  box.replaceChildren(
+    el("p", { className: "reading" }, number(row[best[0]], 2), " of ", el("b", { dir: "auto" }, plainToken(weights.queries[query])), `’s ${verb} `,
+      el("b", { dir: "auto" }, self), "."),
+    list,
+  );
+}
+
+// two columns of tokens with lines between; only what is on the screen is in the page
+export class Lines {
+  constructor(host, onpin, onhover) {
+    this.onpin = onpin;
+    this.onhover = onhover;
+    this.canvas = el("canvas", { className: "between", "aria-hidden": "true" });
+    this.left = el("div", { className: "lane left", role: "listbox", "aria-label": "tokens that look", tabIndex: 0 });
+    this.right = el("div", { className: "lane right", "aria-label": "tokens that are looked at" });
+    this.body = el("div", { className: "lanes-body" }, this.left, el("div", { className: "middle" }, this.canvas), this.right);
+    this.scroller = el("div", { className: "lanes" }, this.body);
+    this.note = el("p", { className: "quiet lane-names" });
+    this.scroller.style.setProperty("--row", `${ROW}px`);
+    host.append(this.note, this.scroller);
+    this.hover = null;
+    this.found = new Map();
+    this.scroller.addEventListener("scroll", () => this.later());
+    new ResizeObserver(() => this.later()).observe(this.scroller);
+    this.left.addEventListener("keydown", (event) => {
+      const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+      if (step) { event.preventDefault(); this.move(step); }
+    });
+  }
+
+  move(step) {
+    const at = Math.min(Math.max((this.pin ?? -1) + step, 0), this.weights.T - 1);
+    this.onpin(at);
+    const top = at * ROW;
+    if (top < this.scroller.scrollTop || top > this.scroller.scrollTop + this.scroller.clientHeight - ROW) {
+      this.scroller.scrollTop = top - this.scroller.clientHeight / 2;
+    }
+  }
+
+  show(weights, { layer, head, pin, names = ["looks", "is looked at"] }) {
+    const fresh = weights !== this.weights || layer !== this.layer;
+    Object.assign(this, { weights, layer, head, pin });
+    if (fresh) { this.found.clear(); this.hover = null; }
+    this.note.replaceChildren(el("span", {}, names[0]), el("span", {}, names[1]));
+    this.body.style.height = `${Math.max(weights.T, Math.min(weights.S, 100000)) * ROW}px`;
+    this.drawn = null;
+    this.later();
+  }
+
+  later() {
+    if (this.waiting || !this.weights) return;
+    this.waiting = true;
+    requestAnimationFrame(() => { this.waiting = false; this.draw(); });
+  }
+
+  window() {
+    const first = Math.max(0, Math.floor(this.scroller.scrollTop / ROW) - 2);
+    return [first, first + Math.ceil(this.scroller.clientHeight / ROW) + 4];
+  }
+
+  draw() {
+    const [first, last] = this.window();
+    this.lane(this.left, this.weights.queries, first, last, "query");
+    this.lane(this.right, this.weights.keys, first, last, "key");
+    const middle = this.canvas.parentElement;
+    const height = this.scroller.clientHeight;
+    this.canvas.style.top = `${this.scroller.scrollTop}px`;
+    const context = fit(this.canvas, middle.clientWidth, height);
+    const focus = this.hover ?? (this.pin === null || this.pin === undefined ? null : { side: "query", at: this.pin });
+    context.lineCap = "round";
+    for (const [query, key, weight, head] of this.lines(first, last)) {
+      const lit = focus === null || (focus.side === "query" ? focus.at === query : focus.at === key);
+      const from = (query + 0.5) * ROW - this.scroller.scrollTop;
+      const to = (key + 0.5) * ROW - this.scroller.scrollTop;
+      context.globalAlpha = Math.min(1, Math.abs(weight) * (lit ? 1 : 0.08) + (lit && focus !== null ? 0.05 : 0));
+      context.strokeStyle = weight < 0 ? "#888" : colourOf(this.head === "avg" ? "avg" : head);
+      context.lineWidth = 1 + 2.5 * Math.min(1, Math.abs(weight));
+      context.beginPath();
+      context.moveTo(0, from);
+      context.bezierCurveTo(middle.clientWidth / 2, from, middle.clientWidth / 2, to, middle.clientWidth, to);
+      context.stroke();
+    }
+    context.globalAlpha = 1;
+    this.mark(focus);
+  }
+
+  // [query, key, weight, head] of what is worth a line
+  lines(first, last) {
+    const { weights, layer, head } = this;
+    const heads = head === "all" ? [...Array(weights.heads(layer)).keys()] : [head];
+    const out = [];
+    if (weights.small) {
+      for (const one of heads) {
+        const map = weights.map(layer, one);
+        const S = weights.S;
+        const offset = weights.offset || 0;
+        for (let query = first; query < Math.min(last, weights.T); query += 1) {
+          for (let key = 0; key < S; key += 1) {
+            const weight = map[(query + offset) * S + key];
+            if (Math.abs(weight) > 0.02) out.push([query, key, weight, one]);
+          }
+        }
+      }
+      return out;
+    }
+    for (let block = Math.floor(first / 32); block * 32 < Math.min(last, weights.T); block += 1) {
+      const got = this.found.get(block);
+      if (got === undefined) this.fetch(block);
+      else if (got) {
+        const { values, shape: [H, n, most] } = got.weights;
+        for (let h = 0; h < H; h += 1) {
+          if (typeof head === "number" && h !== head) continue;
+          for (let i = 0; i < n * most; i += 1) {
+            out.push([block * 32 + Math.floor(i / most), got.keys.values[h * n * most + i], values[h * n * most + i], h]);
+          }
+        }
+      }
+    }
+    return out;
+  }
+
+  async fetch(block) {
+    const { weights, layer } = this;
+    this.found.set(block, null);
+    try {
+      const { arrays } = await ask("top", { ...weights.values, layer, first: block * 32, count: 32 });
+      if (weights === this.weights && layer === this.layer) { this.found.set(block, arrays); this.later(); }
+    } catch { this.found.delete(block); }
+  }
+
+  lane(lane, tokens, first, last, side) {
+    const stamp = `${first}-${last}`;
+    if (lane.stamp === stamp && lane.tokens === tokens) return;
+    Object.assign(lane, { stamp, tokens });
+    const nodes = [];
+    for (let at = first; at < Math.min(last, tokens.length); at += 1) {
+      const node = tokenNode(tokens[at], { "data-at": at, "data-side": side });
+      if (side === "query") {
+        node.setAttribute("role", "option");
+        node.addEventListener("click", () => { this.onpin(this.pin === at ? null : at); this.left.focus({ preventScroll: true }); });
+      }
+      node.addEventListener("pointerenter", () => this.point({ side, at }));
+      node.addEventListener("pointerleave", () => this.point(null));
+      node.style.top = `${at * ROW}px`;
+      nodes.push(node);
+    }
+    lane.replaceChildren(...nodes);
+  }
+
+  point(focus) {
+    this.hover = focus;
+    this.onhover(focus);
+    this.later();
+  }
+
+  mark(focus) {
+    const reach = new Map();
+    if (focus) {
+      for (const [query, key, weight] of this.lines(...this.window())) {
+        if (focus.side === "query" ? query === focus.at : key === focus.at) {
+          const other = focus.side === "query" ? key : query;
+          reach.set(other, Math.max(reach.get(other) || 0, Math.abs(weight)));
+        }
+      }
+    }
+    for (const lane of [this.left, this.right]) {
+      for (const node of lane.children) {
+        const at = Number(node.dataset.at);
+        const own = focus && focus.side === node.dataset.side;
+        const share = focus ? (own ? Number(at === focus.at) : reach.get(at) || 0) : 0;
+        node.style.setProperty("--share", share.toFixed(3));
+        node.classList.toggle("lit", share > 0.05);
+        node.classList.toggle("faded", Boolean(focus) && share <= 0.05);
+        if (node.dataset.side === "query") node.setAttribute("aria-selected", String(at === this.pin));
+      }
+    }
+  }
+}
+
+// a map of any size: drag to pan, wheel or pinch to zoom
+export class Matrix {
+  constructor(host, onhover, onpin, onprogress) {
+    this.onhover = onhover;
+    this.onpin = onpin;
+    this.onprogress = onprogress || (() => {});
+    this.canvas = el("canvas", { className: "matrix", tabIndex: 0, "aria-label": "matrix of weights, queries down, keys across" });
+    this.rows = el("div", { className: "labels rows", "aria-hidden": "true" });
+    this.columns = el("div", { className: "labels columns", "aria-hidden": "true" });
+    this.box = el("div", { className: "matrix-box" }, this.columns, this.rows, this.canvas);
+    host.append(this.box);
+    this.tiles = new Map();
+    this.pointers = new Map();
+    this.frames = [];
+    new ResizeObserver(() => this.later()).observe(this.box);
+    this.canvas.addEventListener("wheel", (event) => {
+      event.preventDefault();
+      const at = this.place(event);
+      this.zoom(Math.exp(-event.deltaY * (event.ctrlKey ? 0.01 : 0.0015)), at.x, at.y);
+    }, { passive: false });
+    this.canvas.addEventListener("pointerdown", (event) => { this.canvas.setPointerCapture(event.pointerId); this.pointers.set(event.pointerId, this.place(event)); this.moved = 0; });
+    this.canvas.addEventListener("pointermove", (event) => this.pointer(event));
+    this.canvas.addEventListener("pointerup", (event) => {
+      this.pointers.delete(event.pointerId);
+      if (this.moved < 4) { const cell = this.cell(this.place(event)); if (cell) this.onpin(cell.query); }
+    });
+    this.canvas.addEventListener("pointercancel", (event) => this.pointers.delete(event.pointerId));
+    this.canvas.addEventListener("pointerleave", () => this.onhover(null));
+    this.canvas.addEventListener("keydown", (event) => {
+      const steps = { ArrowLeft: [40, 0], ArrowRight: [-40, 0], ArrowUp: [0, 40], ArrowDown: [0, -40] }[event.key];
+      if (steps) { this.x += steps[0]; this.y += steps[1]; this.later(); event.preventDefault(); }
+      if (event.key === "+" || event.key === "=") this.zoom(1.3, this.width / 2, this.height / 2);
+      if (event.key === "-") this.zoom(1 / 1.3, this.width / 2, this.height / 2);
+    });
+  }
+
+  show(weights, { layer, head, log = false, pin = null, pooled = "largest" }) {
+    const moved = weights !== this.weights;
+    const fresh = moved || layer !== this.layer || head !== this.head || log !== this.log || pooled !== this.pooled;
+    Object.assign(this, { weights, layer, head, log, pin, pooled });
+    if (fresh) {
+      this.tiles.clear();
+      this.top = 0;
+      if (weights.small) {
+        const map = weights.map(layer, head === "all" ? "avg" : head);
+        const part = weights.offset ? map.subarray(weights.offset * weights.S) : map;
+        this.top = largest(part);
+        this.whole = image(part, weights.S, weights.T, this.top, { signed: weights.signed(layer), log });
+      } else {
+        this.whole = null;
+      }
+    }
+    if (moved) this.scale = null;
+    this.later();
+  }
+
+  place(event) {
+    const box = this.canvas.getBoundingClientRect();
+    return { x: event.clientX - box.left, y: event.clientY - box.top };
+  }
+
+  pointer(event) {
+    const at = this.place(event);
+    const old = this.pointers.get(event.pointerId);
+    if (!old) { const cell = this.cell(at); this.onhover(cell); this.over = cell; this.later(); return; }
+    if (this.pointers.size === 1) {
+      this.x += at.x - old.x;
+      this.y += at.y - old.y;
+    } else {
+      const [other] = [...this.pointers].filter(([id]) => id !== event.pointerId).map(([, place]) => place);
+      const ratio = Math.hypot(at.x - other.x, at.y - other.y) / Math.max(1, Math.hypot(old.x - other.x, old.y - other.y));
+      this.zoom(ratio, other.x, other.y);
+    }
+    this.moved += Math.abs(at.x - old.x) + Math.abs(at.y - old.y);
+    this.pointers.set(event.pointerId, at);
+    this.later();
+  }
+
+  zoom(ratio, x, y) {
+    const before = this.scale;
+    this.scale = Math.min(Math.max(before * ratio, this.least * 0.8), 64);
+    this.x = x - (x - this.x) * this.scale / before;
+    this.y = y - (y - this.y) * this.scale / before;
+    this.later();
+  }
+
+  cell({ x, y }) {
+    const query = Math.floor((y - this.y) / this.scale);
+    const key = Math.floor((x - this.x) / this.scale);
+    return query >= 0 && key >= 0 && query < this.weights.T && key < this.weights.S ? { query, key } : null;
+  }
+
+  later() {
+    if (this.waiting || !this.weights) return;
+    this.waiting = true;
+    requestAnimationFrame((now) => { this.waiting = false; this.frames.push(now); if (this.frames.length > 240) this.frames.shift(); this.draw(); });
+  }
+
+  draw() {
+    const { weights } = this;
+    const labels = Math.min(120, this.box.clientWidth / 4);
+    this.width = this.box.clientWidth - labels;
+    const tall = Math.max(280, Math.min(this.width, window.innerHeight - 310 - (weights.small ? labels : 0)));
+    this.height = weights.T < weights.S ? Math.max(200, Math.min(tall, tall * weights.T / weights.S + 40)) : tall;
+    this.box.style.setProperty("--labels", `${labels}px`);
+    const context = fit(this.canvas, this.width, this.height);
+    if (this.scale === null) {
+      this.least = Math.min((this.width - 2) / weights.S, (this.height - 2) / weights.T);
+      this.scale = Math.min(this.least, 48);
+      this.least = this.scale;
+      this.x = 1;
+      this.y = 1;
+    }
+    context.imageSmoothingEnabled = false;
+    if (this.whole) {
+      context.drawImage(this.whole, this.x, this.y, weights.S * this.scale, weights.T * this.scale);
+    } else {
+      const coarse = Math.max(0, Math.ceil(Math.log2(Math.max(weights.T, weights.S) / TILE_COLUMNS)));
+      this.paint(context, coarse, true);
+      const level = Math.min(coarse, Math.max(0, Math.floor(-Math.log2(this.scale * (window.devicePixelRatio || 1)) + 0.5)));
+      if (level < coarse) this.paint(context, level, false);
+    }
+    this.frame(context);
+    this.names();
+  }
+
+  paint(context, level, overview) {
+    const span = 2 ** level;
+    const down = Math.ceil(this.weights.T / (TILE_ROWS * span));
+    const across = Math.ceil(this.weights.S / (TILE_COLUMNS * span));
+    const head = overview ? undefined : typeof this.head === "number" ? this.head : undefined;
+    let ready = 0;
+    for (let row = 0; row < down; row += 1) {
+      for (let column = 0; column < across; column += 1) {
+        const left = this.x + column * TILE_COLUMNS * span * this.scale;
+        const top = this.y + row * TILE_ROWS * span * this.scale;
+        const shown = left < this.width && top < this.height && left + TILE_COLUMNS * span * this.scale > 0 && top + TILE_ROWS * span * this.scale > 0;
+        if (!overview && !shown) { this.drop(`${level}/${row}/${column}`); continue; }
+        const tile = this.tile(level, row, column, head);
+        if (!tile.canvas) continue;
+        ready += 1;
+        context.drawImage(tile.canvas, left, top, tile.canvas.width * span * this.scale, tile.canvas.height * span * this.scale);
+      }
+    }
+    if (overview) this.onprogress(ready / (down * across));
+  }
+
+  drop(id) {
+    const tile = this.tiles.get(id);
+    if (tile && !tile.reply) { tile.abort.abort(); this.tiles.delete(id); }
+  }
+
+  tile(level, row, column, head) {
+    const id = `${level}/${row}/${column}`;
+    let tile = this.tiles.get(id);
+    if (tile) return tile;
+    tile = { abort: new AbortController(), canvas: null, reply: null };
+    this.tiles.set(id, tile);
+    const { weights, layer } = this;
+    ask("tile", { ...weights.values, layer, level, row, column, head }, tile.abort.signal).then((reply) => {
+      if (this.tiles.get(id) !== tile) return;
+      tile.reply = reply;
+      if (reply.meta.scale > this.top) {
+        // what came before was coloured for a smaller top
+        this.top = reply.meta.scale;
+        for (const other of this.tiles.values()) if (other.reply) this.colour(other);
+      } else {
+        this.colour(tile);
+      }
+      this.later();
+      if (this.onoverview && head === undefined) this.onoverview();
+    }).catch((error) => { if (this.tiles.get(id) === tile && error.name !== "AbortError") { tile.failed = true; this.onhover(null, error); } });
+    return tile;
+  }
+
+  colour(tile) {
+    const { meta, arrays } = tile.reply;
+    const { values, shape: [H, t, s] } = arrays[this.pooled] || arrays.largest;
+    const one = H === 1 ? 0 : typeof this.head === "number" ? this.head : null;
+    let codes = one === null ? new Uint8Array(t * s) : values.subarray(one * t * s, (one + 1) * t * s);
+    if (one === null) for (let i = 0; i < t * s; i += 1) for (let h = 0; h < H; h += 1) codes[i] = Math.max(codes[i], values[h * t * s + i]);
+    tile.canvas = codedImage(codes, s, t, meta.scale, this.top, { signed: meta.signed, log: this.log });
+  }
+
+  frame(context) {
+    context.strokeStyle = "rgba(127,127,127,.5)";
+    context.strokeRect(this.x, this.y, this.weights.S * this.scale, this.weights.T * this.scale);
+    const lines = [[this.over ? this.over.query : null, this.over ? this.over.key : null], [this.pin, null]];
+    context.strokeStyle = "#E69F00";
+    context.lineWidth = 1.5;
+    for (const [query, key] of lines) {
+      if (query !== null && query !== undefined) context.strokeRect(this.x, this.y + query * this.scale, this.weights.S * this.scale, this.scale);
+      if (key !== null && key !== undefined) context.strokeRect(this.x + key * this.scale, this.y, this.scale, this.weights.T * this.scale);
+    }
+  }
+
+  names() {
+    const room = this.scale >= 13;
+    const make = (tokens, offset, count, vertical) => {
+      const nodes = [];
+      if (!room) return nodes;
+      const first = Math.max(0, Math.ceil(-offset / this.scale));
+      const last = Math.min(tokens.length, first + Math.ceil((vertical ? this.height : this.width) / this.scale) + 1, count);
+      for (let at = first; at < last; at += 1) {
+        const node = tokenNode(tokens[at]);
+        const middle = offset + (at + 0.5) * this.scale;
+        if (middle > (vertical ? this.height : this.width)) break;
+        node.style[vertical ? "top" : "left"] = `${middle}px`;
+        nodes.push(node);
+      }
+      return nodes;
+    };
+    this.rows.replaceChildren(...make(this.weights.queries, this.y, this.weights.T, true));
+    this.columns.replaceChildren(...make(this.weights.keys, this.x, this.weights.S, false));
+    this.box.classList.toggle("bare", !room);
+  }
+}
+
+// every head of a layer as a small picture
+export function grid(host, weights, layer, head, log, onhead, matrix) {
+  const H = weights.heads(layer);
+  const draw = () => {
+    const buttons = [];
+    for (let h = 0; h < H; h += 1) {
+      const canvas = el("canvas", { "aria-hidden": "true" });
+      const context = fit(canvas, 132, 132);
+      context.imageSmoothingEnabled = false;
+      if (weights.small) {
+        const map = weights.map(layer, h);
+        context.drawImage(image(map, weights.S, map.length / weights.S, largest(map), { signed: weights.signed(layer), log }), 0, 0, 132, 132);
+      } else {
+        const coarse = Math.max(0, Math.ceil(Math.log2(Math.max(weights.T, weights.S) / TILE_COLUMNS)));
+        const span = 2 ** coarse;
+        for (const [id, tile] of matrix.tiles) {
+          const [level, row, column] = id.split("/").map(Number);
+          if (level !== coarse || !tile.reply) continue;
+          const { values, shape: [, t, s] } = tile.reply.arrays.largest;
+          const codes = values.subarray(h * t * s, (h + 1) * t * s);
+          const picture = codedImage(codes, s, t, tile.reply.meta.scale, matrix.top, { signed: tile.reply.meta.signed, log });
+          const unit = 132 / weights.T;
+          context.imageSmoothingEnabled = true;
+          context.drawImage(picture, column * TILE_COLUMNS * span * 132 / weights.S, row * TILE_ROWS * span * unit, s * span * 132 / weights.S, t * span * unit);
+        }
+      }
+      const button = el("button", { type: "button", className: "thumb", "aria-pressed": String(h === head), onclick: () => onhead(h) },
+        canvas, el("span", {}, `head ${h + 1}`));
+      button.style.setProperty("--mark", HEADS[h % HEADS.length]);
+      buttons.push(button);
+    }
+    host.replaceChildren(...buttons);
+  };
+  host.classList.add("grid");
+  if (!weights.small) matrix.onoverview = draw;
+  draw();
+}
+

@@ -1,0 +1,114 @@
+// All that is asked of the server, or of the replies a saved file carries.
+
+const TYPES = { float32: Float32Array, int32: Int32Array, uint8: Uint8Array, int8: Int8Array };
+const answers = new Map();
+let kept = null;
+let asked = new Map();
+
+const key = (name, values) => name + JSON.stringify(Object.keys(values).sort().map((field) => [field, values[field]]));
+
+const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+
+export function decode(buffer) {
+  const length = new DataView(buffer).getUint32(0, true);
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
+  const arrays = {};
+  let at = 4 + length;
+  for (const { name, dtype, shape } of header.arrays) {
+    const count = shape.reduce((product, size) => product * size, 1);
+    const array = new TYPES[dtype](buffer, at, count);
+    arrays[name] = { values: array, shape };
+    at += Math.ceil(array.byteLength / 8) * 8;
+  }
+  return { meta: header.meta, arrays };
+}
+
+export function restore(questions) {
+  kept = new Map(questions.map(({ name, values, reply }) => [key(name, values), reply]));
+}
+
+export const isSaved = () => kept !== null;
+
+const MISSING = "This saved file does not hold that part. Open the page with 'regard show' to see it.";
+
+function clean(values) {
+  return Object.fromEntries(Object.entries(values).filter(([, value]) => value !== null && value !== undefined));
+}
+
+async function fail(response) {
+  let words = `The server answered ${response.status}.`;
+  try { words = (await response.json()).error || words; } catch { /* not ours: the status has to do */ }
+  throw new Error(words);
+}
+
+async function post(name, values, signal) {
+  let response;
+  try {
+    response = await fetch(`/api/${name}`, {
+      method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(values), signal,
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error("The server does not answer. Is 'regard show' still running in its terminal?");
+  }
+  if (response.status === 503) {
+    await new Promise((resolve) => setTimeout(resolve, 500));
+    return post(name, values, signal);
+  }
+  if (!response.ok) await fail(response);
+  return response;
+}
+
+// {meta, arrays} of a question; equal questions are asked once
+export async function ask(name, values = {}, signal) {
+  values = clean(values);
+  const id = key(name, values);
+  asked.set(id, { name, values });
+  if (kept !== null) {
+    if (!kept.has(id)) throw new Error(MISSING);
+    return decode(bytes(kept.get(id)).buffer);
+  }
+  if (!answers.has(id)) {
+    if (answers.size > 400) answers.delete(answers.keys().next().value);
+    const reply = post(name, values, signal).then((response) => response.arrayBuffer()).then(decode);
+    answers.set(id, reply);
+    reply.catch(() => answers.delete(id));
+  }
+  return answers.get(id);
+}
+
+// the steps of a translation as they come; the last one has `found`
+export async function stream(values, seen, signal) {
+  asked.set(key("translate", values), { name: "translate", values });
+  if (kept !== null) {
+    const id = key("translate", values);
+    if (!kept.has(id)) throw new Error(MISSING);
+    for (const record of JSON.parse(new TextDecoder().decode(bytes(kept.get(id))))) seen(record);
+    return;
+  }
+  const reader = (await post("translate", values, signal)).body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) break;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      const record = JSON.parse(line);
+      if (record.error) throw new Error(record.error);
+      seen(record);
+    }
+  }
+}
+
+export function forget() {
+  asked = new Map();
+}
+
+// the view that is seen, as one HTML file
+export async function exported(title, hash, theme) {
+  const about = { name: "about", values: {} };
+  const questions = [about, ...[...asked.values()].filter(({ name }) => name !== "about")].slice(-64);
+  if (!questions.includes(about)) questions[0] = about;
+  return (await post("export", { title, hash, theme, questions })).blob();
+}

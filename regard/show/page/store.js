@@ -1,0 +1,35 @@
+// The state of the page is its address: what a reload or a shared link shows is what was seen.
+
+let listeners = [];
+let frozen = null;
+
+export function get() {
+  const hash = frozen === null ? location.hash : frozen;
+  return Object.fromEntries(new URLSearchParams(hash.replace(/^#/, "")));
+}
+
+// changes with the value null are taken out; `push` makes a step that Back undoes
+export function set(changes, push = false) {
+  const state = { ...get(), ...changes };
+  for (const key of Object.keys(state)) if (state[key] === null || state[key] === "") delete state[key];
+  const hash = `#${new URLSearchParams(state)}`;
+  if (frozen !== null) frozen = hash;
+  else if (hash !== location.hash) history[push ? "pushState" : "replaceState"](null, "", hash);
+  for (const listener of listeners) listener(get(), changes);
+}
+
+export function on(listener) {
+  listeners.push(listener);
+}
+
+// a saved file may stand in a frame without an address of its own
+export function freeze(hash) {
+  frozen = hash;
+}
+
+export function hash() {
+  return frozen === null ? location.hash : frozen;
+}
+
+addEventListener("popstate", () => listeners.forEach((listener) => listener(get(), null)));
+addEventListener("hashchange", () => listeners.forEach((listener) => listener(get(), null)));

@@ -1,0 +1,100 @@
+// Small pieces of DOM. Text goes in as text nodes only: whatever a token holds, it is shown and never read as markup.
+
+export function el(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name in node && name !== "list" && name !== "form") node[name] = value;
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+// a number to read, with all its digits for whoever asks
+export function number(value, digits = 3) {
+  const size = Math.abs(value);
+  const short = size >= 1e5 || (size > 0 && size < 1e-4) ? value.toExponential(1) : size > 0 && size < 10 ** -digits ? value.toPrecision(1) : value.toFixed(digits);
+  return el("data", { value: String(value), title: String(value) }, short);
+}
+
+export function plainToken(token) {
+  return token.replace(/^[▁Ġ]/, "") || "␣";
+}
+
+// a token as text; what goes on inside a word is marked, and a very long one is cut by the style, whole on hover
+export function tokenNode(token, attributes = {}) {
+  const starts = /^[▁Ġ]/.test(token);
+  const special = /^<\/?[a-z]+>$/.test(token) || /^\[[A-Z]+\]$/.test(token);
+  const kind = special ? " special" : starts ? "" : " inside";
+  const node = el("span", { ...attributes, title: token, dir: "auto" }, plainToken(token));
+  node.className = `token${kind} ${attributes.className || ""}`.trim();
+  return node;
+}
+
+export function select(options, value, onchange, label) {
+  const node = el("select", { onchange: () => onchange(node.value), "aria-label": label });
+  for (const [key, text] of options) node.append(el("option", { value: key, selected: key === value }, text));
+  return node;
+}
+
+export function slider(value, least, most, step, onchange, label) {
+  const shown = el("output", {}, String(value));
+  const node = el("input", { type: "range", min: least, max: most, step, "aria-label": label });
+  node.value = value;
+  node.addEventListener("input", () => { shown.textContent = node.value; });
+  node.addEventListener("change", () => onchange(Number(node.value)));
+  return el("span", { className: "slider" }, node, shown);
+}
+
+export function chips(options, value, onchange, label) {
+  const box = el("div", { className: "chips", role: "group", "aria-label": label });
+  for (const option of options) {
+    const chip = el("button", { type: "button", onclick: () => onchange(option.key), title: option.title || "" }, option.text);
+    chip.setAttribute("aria-pressed", String(option.key === value));
+    if (option.colour) { chip.style.setProperty("--mark", option.colour); chip.classList.add("marked"); }
+    box.append(chip);
+  }
+  return box;
+}
+
+export function control(name, node) {
+  return el("div", { className: "control" }, el("span", { className: "quiet" }, name), node);
+}
+
+// the frame all views share: input above, the picture, and beside it what is seen, controls and numbers
+export function layout(host, sentence, formula) {
+  const input = el("section", { className: "input" });
+  const picture = el("section", { className: "picture", "aria-label": "Picture" });
+  const words = el("p", { className: "sentence" }, sentence);
+  const controls = el("div", { className: "controls" });
+  const numbers = el("div", { className: "numbers" });
+  const side = el("aside", { className: "side" }, words, formula ? el("details", { className: "formula" },
+    el("summary", {}, "Formula"), el("code", {}, formula)) : null, controls, numbers);
+  host.replaceChildren(input, el("div", { className: "split" }, picture, side));
+  return { input, picture, side, words, controls, numbers };
+}
+
+// a text to type: Enter runs, Shift+Enter breaks the line, examples below
+export function textBox(value, examples, onrun, placeholder, label = "Text") {
+  const box = el("textarea", { rows: 1, placeholder, maxLength: 60000, "aria-label": label, spellcheck: false, dir: "auto" });
+  box.className = "text";
+  box.value = value;
+  const grow = () => { box.style.height = "auto"; box.style.height = `${Math.min(box.scrollHeight + 2, 160)}px`; };
+  box.addEventListener("input", grow);
+  box.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); onrun(box.value); }
+  });
+  requestAnimationFrame(grow);
+  const row = el("div", { className: "typed" }, box, el("button", { type: "button", className: "run", onclick: () => onrun(box.value) }, "Run"));
+  const list = el("div", { className: "examples" });
+  for (const example of examples) {
+    list.append(el("button", { type: "button", className: "example", dir: "auto", title: example, onclick: () => onrun(example) }, example));
+  }
+  return el("div", {}, row, list);
+}
+
+export function problem(error) {
+  return el("p", { className: "problem", role: "alert" }, error.message || String(error));
+}

@@ -1,0 +1,126 @@
+// Heads: any text through any model; all heads as a grid, one as lines or as a matrix.
+
+import { el, chips, control, layout, problem, select, slider, textBox } from "../ui.js";
+import { HEADS } from "../colour.js";
+import { ask } from "../client.js";
+import { Lines, Matrix, Weights, grid, readout } from "../attention.js";
+
+const PLACES = { encoder: "encoder", decoder: "decoder", cross: "target to source", aligner: "aligner" };
+const NAMES = { cross: ["target", "source"], aligner: ["target", "source"] };
+
+export const title = "Heads";
+
+export function mount(host, app) {
+  const parts = layout(host, "Each line is a share of attention: how much of a token’s value reaches the token that looks.",
+    "o_i = Σ_j a_ij v_j,  a = the effective weights of the layer that runs");
+  const pictures = el("div", { className: "pictures" });
+  const thumbs = el("div", {});
+  const lanes = el("div", {});
+  const cells = el("div", {});
+  pictures.append(lanes, cells, thumbs);
+  parts.picture.append(pictures);
+  let weights = null;
+  let asked = null;
+  let work = null;
+  const pinned = (at) => app.set({ pin: at === null ? null : String(at) });
+  const lines = new Lines(lanes, pinned, (focus) => number(focus && focus.side === "query" ? focus.at : null));
+  const matrix = new Matrix(cells, (cell, error) => { if (error) app.fail(error); number(cell ? cell.query : null); }, pinned, (done) => app.progress(weights && !weights.small ? done : 1, "Drawing the map"));
+
+  const options = () => {
+    const state = app.state();
+    const run = app.run();
+    const place = run.places.includes(state.place) ? state.place : run.places.includes("encoder") ? "encoder" : run.places[0];
+    const layers = weights ? weights.meta.layers.length : 1;
+    const layer = Math.min(Number(state.layer || 0), layers - 1);
+    const heads = weights ? weights.heads(layer) : 1;
+    const head = state.head === "avg" || state.head === undefined || state.head === "all" ? state.head || "all" : Math.min(Number(state.head), heads - 1);
+    const mode = state.mode || (weights && !weights.small ? "matrix" : "lines");
+    return { run, place, layer, layers, heads, head, mode, text: state.text || app.example(), target: state.target || "", pin: state.pin === undefined ? null : Number(state.pin), log: state.log === "1", pooled: state.pooled || "largest" };
+  };
+
+  async function number(query) {
+    const { layer, head, pin } = options();
+    const at = query ?? pin;
+    if (at === null || !weights || at >= weights.T) { parts.numbers.replaceChildren(el("p", { className: "quiet" }, "Point at a token to see what it looks at; click to keep it.")); return; }
+    const token = `${layer}/${head}/${at}`;
+    parts.numbers.token = token;
+    try {
+      const box = el("div", {});
+      await readout(box, weights, layer, head, at);
+      if (parts.numbers.token === token) parts.numbers.replaceChildren(box);
+    } catch (error) { if (error.name !== "AbortError") parts.numbers.replaceChildren(problem(error)); }
+  }
+
+  function input() {
+    const { run, place, text, target } = options();
+    const runText = (value) => app.set({ text: value, pin: null }, true);
+    parts.input.replaceChildren(textBox(text, run.examples, runText, "Type any text", "Text to read"));
+    if (place !== "encoder" && run.task === "translate") {
+      parts.input.append(textBox(target, [], (value) => app.set({ target: value, pin: null }, true), "its translation; empty: the model’s own", "Translation to read"));
+    }
+  }
+
+  function controls() {
+    const { run, place, layer, layers, heads, head, mode, log, pooled } = options();
+    const list = [
+      control("attention of", select(run.places.map((one) => [one, PLACES[one] || one]), place, (value) => app.set({ place: value, layer: null, pin: null }, true), "place")),
+      control("seen as", chips([{ key: "lines", text: "lines" }, { key: "matrix", text: "matrix" }, { key: "grid", text: "all heads" }], mode, (value) => app.set({ mode: value }, true), "picture")),
+    ];
+    if (layers > 1) list.push(control("layer", slider(layer + 1, 1, layers, 1, (value) => app.set({ layer: String(value - 1) }), "layer")));
+    const choices = [{ key: "all", text: "all" }, { key: "avg", text: "average" }];
+    for (let h = 0; h < heads; h += 1) choices.push({ key: h, text: String(h + 1), colour: HEADS[h % HEADS.length], title: `head ${h + 1}` });
+    list.push(control("head", chips(choices, head, (value) => app.set({ head: String(value) }), "head")));
+    if (mode !== "lines") list.push(control("shade", chips([{ key: false, text: "root" }, { key: true, text: "logarithm" }], log, (value) => app.set({ log: value ? "1" : null }), "shade")));
+    if (weights && !weights.small && mode === "matrix") list.push(control("a cell is its", chips([{ key: "largest", text: "largest" }, { key: "mean", text: "mean" }], pooled, (value) => app.set({ pooled: value }), "pooling")));
+    parts.controls.replaceChildren(...list);
+  }
+
+  function draw() {
+    const { place, layer, head, mode, pin, log, pooled } = options();
+    lanes.hidden = mode !== "lines";
+    cells.hidden = mode !== "matrix";
+    thumbs.hidden = mode !== "grid";
+    const kept = pin !== null && pin < weights.T ? pin : null;
+    if (mode === "lines") lines.show(weights, { layer, head, pin: kept, names: NAMES[place] });
+    if (mode === "matrix" || (mode === "grid" && !weights.small)) matrix.show(weights, { layer, head, log, pin: kept, pooled });
+    if (mode === "grid") grid(thumbs, weights, layer, head, log, (h) => app.set({ head: String(h), mode: weights.small ? "lines" : "matrix" }, true), matrix);
+    number(null);
+    controls();
+    const { meta } = weights;
+    const cut = meta.cut ? `, cut at ${meta.longest.toLocaleString("en")}` : "";
+    app.done(`${weights.T.toLocaleString("en")} tokens${cut} · ${meta.layers[layer].spec} · layer ${layer + 1} of ${meta.layers.length}`);
+  }
+
+  async function update() {
+    const { run, place, text, target } = options();
+    const values = { run: run.name, place, text, target: place === "encoder" ? "" : target };
+    const id = JSON.stringify(values);
+    if (id === asked && weights) { draw(); return; }
+    asked = id;
+    if (work) work.abort();
+    work = new AbortController();
+    input();
+    app.busy("Reading the text", work);
+    try {
+      const reply = await ask("read", values, work.signal);
+      if (asked !== id) return;
+      weights = new Weights(reply, values);
+      pictures.classList.remove("empty");
+      draw();
+    } catch (error) {
+      if (error.name === "AbortError" || asked !== id) return;
+      asked = null;
+      app.fail(error);
+      parts.numbers.replaceChildren(problem(error));
+    }
+  }
+
+  return {
+    update,
+    layers: () => options().layers,
+    heads: () => options().heads,
+    move: (step) => { if (weights) lines.move(step); },
+    picture: () => parts.picture,
+    matrix,
+  };
+}

@@ -1,0 +1,218 @@
+// Translate: a sentence, its translation as it is found, what each word came from, and the search as a tree.
+
+import { el, chips, control, layout, number, plainToken, problem, select, slider, textBox, tokenNode } from "../ui.js";
+import { HEADS, fit } from "../colour.js";
+import { ask, stream } from "../client.js";
+import { Lines, Matrix, Weights, readout } from "../attention.js";
+
+export const title = "Translate";
+
+export function mount(host, app) {
+  const parts = layout(host, "Each target word looks at the source words it is made of: the thicker the line, the more.",
+    "o_t = Σ_s softmax_s(q_t · k_s / √D) v_s,  q from the target, k and v from the source");
+  const columns = el("div", { className: "beside" });
+  const treeBox = el("div", { className: "tree-box" });
+  parts.picture.append(columns, treeBox);
+  const sides = [];
+  let asked = null;
+  let work = null;
+
+  const options = () => {
+    const state = app.state();
+    const run = app.run("translate");
+    const other = app.about.runs.find((one) => one.name === state.other && one.task === "translate");
+    return { run, other, text: state.text || app.example(run), beam: Math.min(Math.max(Number(state.beam || 4), 1), 12), mode: state.mode === "matrix" ? "matrix" : "lines", head: state.head === undefined || state.head === "all" ? "avg" : state.head === "avg" ? "avg" : Number(state.head), layer: state.layer, pin: state.pin === undefined ? null : Number(state.pin) };
+  };
+
+  function side(run) {
+    const words = el("p", { className: "translation", dir: "auto", "aria-live": "polite" });
+    const picture = el("div", {});
+    const box = el("article", { className: "one-run" }, el("h3", { className: "quiet" }, run.title), words, picture);
+    const made = { run, words, box, weights: null, steps: [], found: null };
+    const pinned = (at) => app.set({ pin: at === null ? null : String(at) });
+    const lanes = el("div", {});
+    const cells = el("div", {});
+    picture.append(lanes, cells);
+    made.lines = new Lines(lanes, pinned, (focus) => read(made, focus && focus.side === "query" ? focus.at : null));
+    made.matrix = new Matrix(cells, (cell) => read(made, cell ? cell.query : null), pinned);
+    made.draw = () => {
+      if (!made.weights) return;
+      const { mode, pin } = options();
+      const { layer, head } = made.choice();
+      lanes.hidden = mode !== "lines";
+      cells.hidden = mode !== "matrix";
+      const kept = pin !== null && pin < made.weights.T ? pin : null;
+      if (mode === "lines") made.lines.show(made.weights, { layer, head, pin: kept, names: ["target", "source"] });
+      else made.matrix.show(made.weights, { layer, head, pin: kept });
+    };
+    made.choice = () => {
+      const count = made.weights ? made.weights.meta.layers.length : 1;
+      const { layer, head } = options();
+      const at = layer === undefined ? Math.max(count - 2, 0) : Math.min(Number(layer), count - 1);
+      return { layer: at, count, head: head === "avg" ? "avg" : Math.min(head, made.weights ? made.weights.heads(at) - 1 : 0) };
+    };
+    return made;
+  }
+
+  async function read(made, query) {
+    const { pin } = options();
+    const at = query ?? pin;
+    if (!made.weights || at === null || at >= made.weights.T) {
+      if (!query && pin === null) parts.numbers.replaceChildren(el("p", { className: "quiet" }, "Point at a word to see where it comes from; click to keep it."));
+      return;
+    }
+    const { layer, head } = made.choice();
+    const box = el("div", {});
+    await readout(box, made.weights, layer, head, at);
+    parts.numbers.replaceChildren(box);
+  }
+
+  function controls() {
+    const { run, other, beam, mode } = options();
+    const { layer, count, head } = sides[0].choice();
+    const heads = sides[0].weights ? sides[0].weights.heads(layer) : 1;
+    const choices = [{ key: "avg", text: "average" }];
+    for (let h = 0; h < heads; h += 1) choices.push({ key: h, text: String(h + 1), colour: HEADS[h % HEADS.length], title: `head ${h + 1}` });
+    const runs = app.about.runs.filter((one) => one.task === "translate" && one.name !== run.name);
+    parts.controls.replaceChildren(
+      control("seen as", chips([{ key: "lines", text: "lines" }, { key: "matrix", text: "heat map" }], mode, (value) => app.set({ mode: value }, true), "picture")),
+      control("layer", slider(layer + 1, 1, count, 1, (value) => app.set({ layer: String(value - 1) }), "layer")),
+      control("head", chips(choices, head, (value) => app.set({ head: String(value) }), "head")),
+      control("beam", slider(beam, 1, 12, 1, (value) => app.set({ beam: String(value), pin: null }, true), "beam")),
+      runs.length ? control("beside it", select([["", "nothing"], ...runs.map((one) => [one.name, one.title])], other ? other.name : "", (value) => app.set({ other: value || null }, true), "second run")) : "",
+    );
+  }
+
+  async function translate(made, text, beam, signal) {
+    made.steps = [];
+    made.found = null;
+    let source = [];
+    await stream({ run: made.run.name, text, beam }, (record) => {
+      if (record.source) { source = record.source; made.cut = record.cut ? record.longest : null; }
+      if (record.beams) {
+        made.steps.push(record);
+        const path = trace(made.steps, best(record.beams));
+        const last = path.length - 1;
+        made.words.replaceChildren(...path.map((token, i) => {
+          const node = tokenNode(token, { className: i === last ? "new" : "" });
+          if (i === last) node.title = `${plainToken(source[record.link] || "")} ${record.weight.toFixed(2)}`;
+          return node;
+        }));
+        app.busy(`${path.length} tokens: ${plainToken(path[last])} from ${plainToken(source[record.link] || "?")}`, work);
+      }
+      if (record.found) made.found = record.found;
+    }, signal);
+    made.words.replaceChildren(made.found[0].text);
+    const values = { run: made.run.name, place: "cross", text, target: made.found[0].text };
+    const reply = await ask("read", values, signal);
+    made.weights = new Weights(reply, values, reply.meta.predicted);
+    made.draw();
+  }
+
+  async function update() {
+    const { run, other, text, beam } = options();
+    const id = JSON.stringify([run.name, other && other.name, text, beam]);
+    if (id === asked) { for (const made of sides) made.draw(); controls(); read(sides[0], null); return; }
+    asked = id;
+    if (work) work.abort();
+    work = new AbortController();
+    parts.input.replaceChildren(textBox(text, run.examples, (value) => app.set({ text: value, pin: null }, true), "Type a sentence to translate", "Sentence"));
+    sides.length = 0;
+    for (const one of other ? [run, other] : [run]) sides.push(side(one));
+    columns.replaceChildren(...sides.map((made) => made.box));
+    treeBox.replaceChildren();
+    parts.numbers.replaceChildren();
+    const began = performance.now();
+    app.busy("Translating", work);
+    try {
+      for (const made of sides) await translate(made, text, beam, work.signal);
+      if (asked !== id) return;
+      controls();
+      read(sides[0], null);
+      for (const made of sides) treeBox.append(tree(made));
+      const cut = sides[0].cut ? ` · only the first ${sides[0].cut} tokens were read` : "";
+      app.done(`${sides[0].weights.T} target tokens · ${Math.round(performance.now() - began)} ms · beam ${beam}${cut}`);
+    } catch (error) {
+      if (asked !== id) return;
+      asked = null;
+      if (error.name === "AbortError") { app.done("Cancelled."); return; }
+      app.fail(error);
+      parts.numbers.replaceChildren(problem(error));
+    }
+  }
+
+  return {
+    update,
+    layers: () => (sides[0] ? sides[0].choice().count : 1),
+    heads: () => (sides[0] && sides[0].weights ? sides[0].weights.heads(sides[0].choice().layer) : 1),
+    move: (step) => sides[0] && sides[0].weights && sides[0].lines.move(step),
+    picture: () => parts.picture,
+  };
+}
+
+const best = (beams) => beams.reduce((top, beam, i) => (beam.logprob > beams[top].logprob ? i : top), 0);
+
+// the tokens from the root to a beam of the last step
+function trace(steps, at) {
+  const path = [];
+  for (let step = steps.length - 1; step >= 0; step -= 1) {
+    path.unshift(steps[step].beams[at].token);
+    at = steps[step].beams[at].parent;
+  }
+  return path;
+}
+
+const LETTER = parseFloat(getComputedStyle(document.documentElement).fontSize);
+const WIDE = Math.round(7.2 * LETTER);
+const TALL = Math.round(2.2 * LETTER);
+
+// the search: a column a step, what lived in it from best to worst; the way of the winner is drawn strong
+function tree(made) {
+  const { steps, found } = made;
+  const box = el("div", { className: "tree", tabIndex: 0, "aria-label": "beam search as a tree" });
+  const canvas = el("canvas", { "aria-hidden": "true" });
+  const width = (steps.length + 1) * WIDE;
+  const tall = Math.max(...steps.map((step) => step.beams.length), 1) * TALL + 8;
+  const context = fit(canvas, width, tall);
+  box.append(canvas);
+  box.style.height = `${tall + 12}px`;
+  const ways = new Map();
+  const walk = (place, rank) => {
+    let [step, at] = place;
+    while (step >= 0) {
+      const id = `${step}/${at}`;
+      ways.set(id, Math.min(ways.get(id) ?? 99, rank));
+      at = steps[step].beams[at].parent;
+      step -= 1;
+    }
+  };
+  found.forEach((one, rank) => { if (one.place) walk(one.place, rank); });
+  const style = getComputedStyle(document.documentElement);
+  steps.forEach(({ beams }, step) => {
+    beams.forEach((beam, at) => {
+      const rank = ways.get(`${step}/${at}`);
+      const x = step * WIDE;
+      const y = at * TALL + TALL / 2;
+      context.strokeStyle = rank === 0 ? style.getPropertyValue("--accent") : style.getPropertyValue("--faint");
+      context.globalAlpha = rank === undefined ? 0.35 : 1;
+      context.lineWidth = rank === 0 ? 2.5 : 1.2;
+      context.beginPath();
+      const from = step === 0 ? TALL / 2 : beam.parent * TALL + TALL / 2;
+      context.moveTo(step === 0 ? x - 6 : x - 8, from);
+      context.bezierCurveTo(x + 4, from, x, y, x + 12, y);
+      context.stroke();
+      const node = tokenNode(beam.token, { className: `leaf${rank === 0 ? " winner" : rank === undefined ? " pruned" : ""}` });
+      node.title = `${beam.token}  log probability ${beam.logprob.toFixed(4)}`;
+      node.append(el("small", {}, number(beam.logprob, 2)));
+      node.style.left = `${x + 12}px`;
+      node.style.top = `${at * TALL + 4}px`;
+      box.append(node);
+    });
+  });
+  const list = el("ol", { className: "found" });
+  for (const one of found) {
+    list.append(el("li", {}, el("span", { dir: "auto" }, one.text), el("small", { className: "quiet" }, " score ", number(one.score), one.finished ? "" : ", cut at its longest")));
+  }
+  const about = el("details", { className: "formula" }, el("summary", {}, "Score"), el("code", {}, "log p(Y) / ((5 + |Y|) / 6)^α,  α = 1"));
+  return el("section", { className: "search" }, el("h3", {}, "The search"), el("p", { className: "quiet" }, "Each column is a step; faded ways were given up. Numbers are log probabilities."), about, box, list);
+}

@@ -1,0 +1,199 @@
+"""Mechanisms and position schemes as numbers to draw: measured on the layers that run, never told in advance."""
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import regard
+from regard.attention.base import Heads, Mask, Rows
+from regard.show.maps import Given
+from regard.show.wire import Reply
+from regard.spec import POSITIONS, parse
+
+REASONS = ("hidden", "local", "global", "stride", "random", "cluster", "all")
+LENGTHS = (64, 128, 256, 512, 1024)
+DRAWS = 3  # of tokens and of seeds, to tell what a pattern depends on
+
+
+def pattern(spec: str, role: str, length: int, heads: int, seed: int) -> Reply:
+    """Why each pair is visible, [H, T, S] of REASONS, and the weights over random tokens.
+
+    What depends on the tokens is found by other tokens through the same layer, what depends on a draw by other draws.
+    """
+    width = 16 * heads
+
+    def seen(draw: int, tokens: int) -> Tensor:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(draw)
+            layer = regard.attention(spec, width=width, heads=heads, role=role).double().eval()
+            torch.manual_seed(1_000_000 + tokens)
+            x = torch.randn(1, length, width, dtype=torch.float64)
+            memory = torch.randn(1, length, width, dtype=torch.float64) if role == "cross" else None
+            return layer.weights(x, memory=memory)[0]
+
+    weights = seen(seed, 0)
+    here = weights != 0
+    other_tokens = [seen(seed, tokens) != 0 for tokens in range(1, DRAWS)]
+    other_draws = [seen(seed + draw, 0) != 0 for draw in range(1, DRAWS)]
+    fixed = torch.stack([here, *other_tokens, *other_draws]).all(0)
+    by_tokens = any(not torch.equal(here, other) for other in other_tokens)
+    why = torch.stack([_geometry(part, role) for part in fixed])
+    why = torch.where(here & ~fixed, REASONS.index("cluster" if by_tokens else "random"), why)
+    facts = regard.facts(spec)
+    meta = {
+        "reasons": REASONS,
+        "share": float(here.double().mean()),
+        "columns": facts.columns,
+        "signed": facts.signed,
+        "formula": facts.formula,
+        "roles": facts.roles,
+    }
+    arrays = {"why": why.to(torch.uint8).numpy(), "weights": weights.float().numpy()}
+    return Reply(meta, arrays)
+
+
+def _geometry(seen: Tensor, role: str) -> Tensor:
+    """Why fixed pairs [T, S] are visible: all there are; a row or a column of its own; next to the query; at a step."""
+    T, S = seen.shape
+    possible = torch.ones_like(seen).tril() if role == "causal" and T == S else torch.ones_like(seen)
+    if bool((seen == possible).all()):
+        return torch.where(seen, REASONS.index("all"), 0)
+    # a line that is visible wherever it can be, and has more than a few places to be so
+    counts = possible.sum(1), possible.sum(0)
+    full_row = ((seen | ~possible).all(1) & (counts[0] > T // 4))[:, None]
+    full_column = ((seen | ~possible).all(0) & (counts[1] > S // 4))[None]
+    spread = (full_row | full_column) & seen
+    near = torch.zeros_like(seen)
+    at = torch.arange(T)
+    for direction in (-1, 1) if T == S else ():
+        # how far each query sees without a gap; a run that ends at the border could go on
+        runs, clipped, alive = torch.zeros(T, dtype=torch.long), torch.zeros(T, dtype=torch.bool), at >= 0
+        for gap in range(T):
+            to = at + direction * gap
+            inside = (to >= 0) & (to < S) & possible[at, to.clamp(0, S - 1)]
+            clipped |= alive & ~inside
+            alive = alive & inside & seen[at, to.clamp(0, S - 1)]
+            runs = torch.where(alive, gap, runs)
+        free = runs[~clipped & ~full_row[:, 0]]
+        reach = int(free.max()) if len(free) else T
+        gaps = (torch.arange(S) - at[:, None]) * direction
+        near |= (gaps >= 0) & (gaps <= torch.minimum(runs, torch.tensor(reach))[:, None])
+    why = torch.where(seen, REASONS.index("stride"), 0)
+    why = torch.where(spread, REASONS.index("global"), why)
+    return torch.where(near & seen, REASONS.index("local"), why)
+
+
+class Written(TorchDispatchMode):
+    """Counts the numbers that operators write which are no views."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if not any(result.alias_info is not None for result in function._schema.returns):
+            for part in out if isinstance(out, list | tuple) else [out]:
+                self.numbers += part.numel() if isinstance(part, Tensor) else 0
+        return out
+
+
+def _flash_flops(q, k, v, *_, out_shape=None, **__):
+    B, H, T, D = q
+    return 2 * B * H * T * k[2] * (D + v[3])
+
+
+# the counter of torch does not know the CPU's kernel
+FLASH = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _flash_flops}
+
+
+def cost(spec: str, role: str) -> Reply:
+    """Multiplications and numbers written by one layer (width 64, 4 heads) at rising lengths."""
+    counts = {}
+    for name, one in (("mechanism", spec), ("softmax", "softmax")):
+        heads = -(-4 // parse(one).heads) * parse(one).heads
+        counts[name] = []
+        for length in LENGTHS:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                torch.manual_seed(0)
+                try:
+                    layer = regard.attention(one, width=16 * heads, heads=heads, role=role).eval()
+                    x = torch.randn(1, length, 16 * heads)
+                    memory = x if role == "cross" else None
+                    with FlopCounterMode(display=False, custom_mapping=FLASH) as flops, Written() as written:
+                        layer(x, memory=memory)
+                except ValueError:
+                    # longer than its tables
+                    break
+                counts[name].append(flops.get_total_flops() + written.numbers)
+    facts = regard.facts(spec)
+    meta = {"lengths": LENGTHS, "counts": counts, "time": facts.time._asdict(), "memory": facts.memory._asdict()}
+    return Reply(meta)
+
+
+def compare(spec: str, given: Given, tokens: list[str]) -> Reply:
+    """The weights of a mechanism beside softmax's on the same vectors, by the projections a trained layer has."""
+    trained = given.layer
+    shape = trained.shape
+    if given.T > 128:
+        raise ValueError(f"give at most 128 tokens to compare mechanisms on, not {given.T}")
+    weights = []
+    for one in (spec, "softmax"):
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(0)
+            sizes = {"width": shape.width, "heads": shape.heads, "head_width": shape.head_width}
+            role = shape.role if shape.role in regard.facts(one).roles else regard.facts(one).roles[0]
+            if role == "cross":
+                raise ValueError("this mechanism only reads another sequence: see it in a translator's cross attention")
+            layer = regard.attention(one, **sizes, kv_heads=shape.kv_heads, role=role).eval()
+            for part in getattr(layer, "parts", [layer]):
+                _copy(part, trained)
+            weights.append(layer.weights(given.x.float())[0])
+    meta = {"tokens": tokens, "spec": spec, "role": role, "signed": regard.facts(spec).signed}
+    names = ("mechanism", "softmax")
+    return Reply(meta, {name: part.float().numpy() for name, part in zip(names, weights, strict=True)})
+
+
+def _copy(layer: torch.nn.Module, trained: Heads) -> None:
+    """Queries, keys and values as they were learnt, where the mechanism has the like of them."""
+    if not isinstance(layer, Heads) or not isinstance(trained, Heads):
+        return
+    first, D = layer.shape.first_head, layer.shape.head_width
+    for name, linear in layer.project.items():
+        if name in trained.project and trained.inputs[name] == layer.inputs[name]:
+            weight = trained.project[name].weight[first * D : first * D + len(linear.weight)]
+            if weight.shape == linear.weight.shape:
+                linear.weight.copy_(weight)
+
+
+def position(spec: str, role: str, length: int, width: int, heads: int) -> Reply:
+    """What a scheme does with places: a table of its own where it has one, and what it adds between two places."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        scheme = regard.position(spec, width=width, heads=heads, role=role).double().eval()
+        kind, D = scheme.facts.kind, width // heads
+        arrays: dict[str, Tensor] = {}
+        x = torch.zeros(1, length, width, dtype=torch.float64)
+        rows = Rows.full(x)
+        if kind == "input":
+            table = scheme.add(x, rows)[0]
+            arrays = {"table": table, "pairs": (table @ table.T)[None]}
+        elif kind == "rotation":
+            same = torch.full((1, heads, length, D), D**-0.5, dtype=torch.float64)
+            turned = scheme.rotate(same, rows.positions())[0]
+            arrays = {"table": turned[0], "pairs": turned @ turned.mT}
+        else:
+            zero = torch.zeros(1, dtype=torch.long)
+            mask = Mask(zero, zero, zero + length, length, length, role == "causal", True, 0)
+            if kind == "bias":
+                pairs = scheme.biases(mask)
+            else:
+                q = torch.randn(1, heads, 1, D, dtype=torch.float64).expand(-1, -1, length, -1)
+                pairs = scheme.scores(q, torch.zeros(1, heads, length, D, dtype=torch.float64), mask, D**-0.5)[0]
+            visible = mask.dense()
+            # what is never seen has no meaning
+            arrays = {"pairs": pairs if visible is None else torch.where(visible[0], pairs, 0)}
+        facts = POSITIONS.find(parse(spec).name).facts
+    meta = {"kind": kind, "formula": facts.formula, "paper": facts.paper, "role": role, "heads": len(arrays["pairs"])}
+    return Reply(meta, {name: part.float().numpy() for name, part in arrays.items()})

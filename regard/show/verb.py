@@ -1,0 +1,64 @@
+"""`regard show`."""
+
+import argparse
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlencode
+
+from regard.show.engine import Engine
+from regard.show.notebook import still
+from regard.show.subjects import Subject, open_run
+from regard.training.run import Run
+
+SHIPPED = "shipped"
+
+
+def show(arguments: argparse.Namespace) -> None:
+    if not 0 <= arguments.port < 65536:
+        raise ValueError(f"--port must be from 0 to 65535, got {arguments.port}")
+    folders: list[str | None] = [*arguments.runs] or [None]
+    if arguments.out is not None:
+        if arguments.text is None:
+            raise ValueError('--out needs --text, what the model is to read, such as --text "Where is the station?"')
+        subject = open_run(folders[0], _name(folders[0]), arguments.device)
+        place = arguments.place or subject.places[0]
+        Path(arguments.out).write_text(still(subject, arguments.text, "", place), encoding="utf-8")
+        print(f"{arguments.out}: open it in any browser")
+        return
+    opened: dict[str, Callable[[], Subject]] = {}
+    for folder in dict.fromkeys([*folders, None]):
+        name = _name(folder)
+        while name in opened:
+            name += "+"
+        if folder is not None:
+            Run.open(folder)
+        opened[name] = lambda folder=folder, name=name: open_run(folder, name, arguments.device)
+    engine = Engine(opened)
+    state = {"run": next(iter(opened))} | ({"text": arguments.text} if arguments.text else {})
+
+    def ready(address: str) -> None:
+        address += "#" + urlencode(state)
+        print(f"Regard is at {address}\nCtrl-C ends it.", flush=True)
+        if not arguments.no_browser and sys.stdout.isatty():
+            threading.Timer(0.5, webbrowser.open, [address]).start()
+
+    # what cannot be read is said here, in full, and not by the page
+    for name in opened:
+        engine.subject(name)
+    # imported late: only serving needs it
+    from regard.show.server import serve
+
+    try:
+        serve(engine, arguments.host, arguments.port, ready)
+    except OSError as error:
+        raise ValueError(
+            f"cannot listen on {arguments.host} port {arguments.port}: {error.strerror}; choose another --port, "
+            "or --port 0 for a free one"
+        ) from error
+
+
+def _name(folder: str | None) -> str:
+    return SHIPPED if folder is None else Path(folder).resolve().name

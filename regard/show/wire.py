@@ -1,0 +1,48 @@
+"""Replies as bytes: a header in JSON, then plain arrays, each at a multiple of 8 bytes so that the page reads them
+where they lie.
+
+    u32 length of the header | header, padded with spaces | array | array | ...
+"""
+
+import json
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+
+DTYPES = {"float32": "<f4", "int32": "<i4", "uint8": "u1", "int8": "i1"}
+
+
+class Reply(NamedTuple):
+    """What the page gets to a question."""
+
+    meta: dict[str, Any]
+    arrays: dict[str, np.ndarray] = {}
+
+    @property
+    def size(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values()) + 4096
+
+
+def encode(reply: Reply) -> bytes:
+    places, body = [], []
+    for name, array in reply.arrays.items():
+        places.append({"name": name, "dtype": array.dtype.name, "shape": list(array.shape)})
+        raw = np.ascontiguousarray(array, dtype=DTYPES[array.dtype.name]).tobytes()
+        body.append(raw + bytes(-len(raw) % 8))
+    header = json.dumps({"meta": reply.meta, "arrays": places}, ensure_ascii=False, allow_nan=False).encode()
+    header += b" " * (-(len(header) + 4) % 8)
+    return b"".join([struct.pack("<I", len(header)), header, *body])
+
+
+def decode(raw: bytes) -> Reply:
+    """The inverse, for tests and for whoever asks the server from Python."""
+    (length,) = struct.unpack_from("<I", raw)
+    header = json.loads(raw[4 : 4 + length])
+    at, arrays = 4 + length, {}
+    for place in header["arrays"]:
+        dtype = np.dtype(DTYPES[place["dtype"]])
+        count = int(np.prod(place["shape"]))
+        arrays[place["name"]] = np.frombuffer(raw, dtype, count, at).reshape(place["shape"])
+        at += count * dtype.itemsize + -(count * dtype.itemsize) % 8
+    return Reply(header["meta"], arrays)

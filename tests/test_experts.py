@@ -1,0 +1,258 @@
+"""Experts in models and in training: the products, every kind of model, decoding, exact resume, what the log tells."""
+
+import dataclasses
+import itertools
+import json
+import os
+import signal
+
+import pytest
+import torch
+from test_training import assert_same, config, finish, in_child
+from torch import Tensor
+from torch.testing import assert_close
+
+import regard
+from regard import task
+from regard.kernels import grouped
+from regard.models import build
+from regard.models.feedback import FeedbackConfig
+from regard.models.funnel import FunnelConfig
+from regard.models.perceiver import PerceiverARConfig, PerceiverConfig
+from regard.models.pooling import ClassifierConfig
+from regard.models.tokenlearner import TokenLearnerConfig
+from regard.models.transformer import ModelConfig, Transformer
+from regard.spec import FEEDFORWARD
+from regard.training import checkpoint, loop
+from regard.training.compact import compact, expand
+from regard.training.display import Display, experts
+from regard.training.run import Run
+
+SIZES = {"vocabulary": 40, "width": 16, "heads": 2, "inner": 32, "dropout": 0.0}
+SPECS = [FEEDFORWARD.find(name).examples[0] for name in FEEDFORWARD.names()]
+CAUSAL = [spec for spec in SPECS if "causal" in regard.facts(spec, "feedforward").roles]
+
+
+def ids(B: int = 3, T: int = 11, seed: int = 1) -> Tensor:
+    return torch.randint(40, (B, T), generator=torch.Generator().manual_seed(seed))
+
+
+def holes(T: int = 11) -> Tensor:
+    keep = torch.ones(3, T, dtype=torch.bool)
+    keep[0, 7:], keep[1, 2:4] = False, False
+    return keep
+
+
+# the products
+
+
+def shares(M: int, groups: int) -> Tensor:
+    """An empty group, a large one, and some that are nobody's."""
+    group = torch.randint(groups + 1, (M,), generator=torch.Generator().manual_seed(2))
+    return torch.where(group == 1, 2, group)
+
+
+@pytest.mark.parametrize(("limit", "most"), [(None, None), (5, 5), (5, 9), (0, 1)])
+@pytest.mark.parametrize("layout", ["flat", "padded"])
+def test_grouped_products(monkeypatch, layout, limit, most):
+    """Both layouts against a loop over the pairs, values and gradients; first come, first served."""
+    monkeypatch.setattr(grouped, "_flat", lambda *_: layout == "flat")
+    N, groups = 24, 4
+    group = shares(2 * N, groups)
+    draw = torch.Generator().manual_seed(3)
+    x = torch.randn(N, 8, generator=draw, requires_grad=True)
+    weight = torch.randn(groups, 8, 12, generator=draw, requires_grad=True)
+    vectors = torch.randn(groups, 12, generator=draw, requires_grad=True)
+    bound = None if limit is None else torch.tensor(limit)
+    dealt = grouped.deal(group, groups, x.dtype, (8, 12), most, bound)
+    y = dealt.collect(dealt.product(dealt.spread(x), weight) * dealt.each(vectors))
+    taken, rows = [0] * groups, []
+    for pair, own in enumerate(group.tolist()):
+        served = own < groups and (limit is None or taken[own] < limit)
+        if served:
+            taken[own] += 1
+        rows.append(x[pair % N] @ weight[own] * vectors[own] if served else torch.zeros(12))
+        assert dealt.taken[pair] == served
+    expected = torch.stack(rows)
+    assert_close(y, expected)
+    if any(taken):
+        toward = torch.randn(y.shape, generator=draw)
+        leaves = (x, weight, vectors)
+        assert_close(
+            torch.autograd.grad((y * toward).sum(), leaves),
+            torch.autograd.grad((expected * toward).sum(), leaves),
+            rtol=1e-4,
+            atol=1e-5,
+        )
+
+
+# models
+
+
+@pytest.mark.parametrize("spec", CAUSAL)
+def test_decoding_is_the_whole_however_it_is_cut(spec):
+    """Also in a list over the layers, with prompts of different length."""
+    torch.manual_seed(0)
+    model = Transformer(ModelConfig(kind="decoder", layers=2, feedforward=["dense", spec], **SIZES)).double().eval()
+    tokens = ids()
+    whole = model(tokens).logits
+    for cuts in ([11], [1] * 11, [4, 1, 6]):
+        state, first, found = model.start(3), 0, []
+        for n in cuts:
+            logits, state = model.extend(tokens[:, first : first + n], state)
+            found.append(logits)
+            first += n
+        assert_close(torch.cat(found, 1), whole)
+    keep = torch.arange(6) < torch.tensor([6, 2, 4])[:, None]
+    _, state = model.extend(tokens[:, :6], model.start(3), keep=keep)
+    logits, _ = model.extend(tokens[:, 6:], state)
+    for row in range(3):
+        own = torch.cat([tokens[row, :6][keep[row]], tokens[row, 6:]])
+        assert_close(logits[row : row + 1], model(own[None]).logits[:, -5:])
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_translator_takes_it(spec):
+    """Every parameter learns, padding changes nothing, losses and statistics come with their layer's name."""
+    causal = spec if spec in CAUSAL else "dense"
+    torch.manual_seed(0)
+    settings = ModelConfig(layers=2, feedforward=["dense", spec], decoder_feedforward=["dense", causal], **SIZES)
+    model = Transformer(settings).double()
+    source, target, keep = ids(), ids(T=9, seed=2), holes()
+    model.train()
+    out = model(source.repeat(8, 1), target.repeat(8, 1), keep=keep.repeat(8, 1))
+    layer = model.encoder.blocks[1].feedforward
+    assert (out.loss is None) != layer.facts.loss
+    names = set(out.statistics or {})
+    assert {name.rsplit(".", 1)[0] for name in names} <= {"encoder.1", "decoder.1"}
+    ((out.loss or 0) + out.logits.square().sum()).backward()
+    idle = [name for name, part in model.named_parameters() if part.grad is None]
+    assert not idle
+    model.eval()
+    whole = model(source, target, keep=keep).logits
+    for row in range(3):
+        alone = model(source[row : row + 1, keep[row]], target[row : row + 1]).logits
+        assert_close(whole[row : row + 1], alone)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ClassifierConfig(layers=2, pooling="pma", seeds=2, **SIZES),
+        PerceiverConfig(latents=6, layers=2, blocks=2, reads="each", **SIZES),
+        PerceiverConfig(latents=6, layers=2, classes=3, **SIZES),
+        PerceiverARConfig(latents=6, layers=2, **SIZES),
+        FunnelConfig(layers=(2, 2), **SIZES),
+        FunnelConfig(layers=(2, 2), classes=3, pooling="pma", **SIZES),
+        TokenLearnerConfig(layers=2, tokens=4, **SIZES),
+    ],
+    ids=lambda settings: settings.kind,
+)
+def test_every_kind_of_model_takes_experts_and_hands_on_their_losses(settings):
+    """As many statistics as there are layers of experts that run, each with a name of its own."""
+    settings = dataclasses.replace(settings, feedforward="switch(experts=3, jitter=0.0)")
+    torch.manual_seed(0)
+    model = build(settings).train()
+    calls = []
+    for part in model.modules():
+        if getattr(getattr(part, "facts", None), "name", None) == "switch":
+            run = part.run
+            part.run = lambda x, rows, run=run: calls.append(run(x, rows)) or calls[-1]
+    out = model(ids(), keep=holes())
+    assert len(calls) > 1
+    assert_close(out.loss, sum(call.loss for call in calls))
+    assert len([name for name in out.statistics if name.endswith(".balance")]) == len(calls)
+
+
+def test_a_feedback_model_takes_what_works_on_tokens_alone():
+    build(FeedbackConfig(layers=2, feedforward=["dense", "scaling(block=8)"], **SIZES))
+    with pytest.raises(ValueError, match="cannot take feedforward 'switch'"):
+        build(FeedbackConfig(layers=2, feedforward=["dense", "switch"], **SIZES))
+
+
+def test_experts_that_choose_are_not_for_decoders():
+    with pytest.raises(ValueError, match="later ones too"):
+        Transformer(ModelConfig(layers=2, feedforward="choice", **SIZES))
+    Transformer(ModelConfig(layers=2, feedforward="choice", decoder_feedforward="dense", **SIZES))
+
+
+def test_experts_are_made_small_as_matrices_are():
+    layer = regard.feedforward("switch(experts=4)", width=32, inner=64)
+    small = compact(layer.state_dict())
+    assert small["networks.inner"].dtype == torch.int8
+    back = expand(small)
+    for name, part in layer.state_dict().items():
+        assert_close(back[name], part, rtol=0, atol=part.abs().max().item() / 127)
+
+
+# training
+
+
+def settings_of(tmp_path, name="run", **training):
+    made = config(tmp_path, name, **training)
+    feeds = ["switch(experts=3)", "productkey(keys=4, heads=2, choices=2, key_width=4)", "gshard(experts=3)"]
+    return dataclasses.replace(made, model=dataclasses.replace(made.model, layers=3, feedforward=feeds))
+
+
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
+    """Router noise, second choices, running means and the sums that the log is made of; averaged at the end."""
+    options = {"log_every": 4, "average": 2}
+    whole, other = settings_of(tmp_path, "whole", **options), settings_of(tmp_path, "other", **options)
+    finish(whole)
+
+    def dies():
+        update, calls = loop.Loop._update, itertools.count()
+
+        def wrapped(self):
+            update(self)
+            if next(calls) == 6:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        loop.Loop._update = wrapped
+        finish(other)
+
+    assert in_child(dies) == -signal.SIGKILL
+    task.resume(other.out, Display(quiet=True))
+    assert_same(whole.out, other.out)
+    means = [checkpoint.read(Run(folder).checkpoints / "average").tensors["model"] for folder in (whole.out, other.out)]
+    assert any("feedforward.norm.mean" in name for name in means[0])
+    assert_close(means[0], means[1], rtol=0, atol=0)
+
+
+def test_the_log_tells_of_the_experts(tmp_path, capsys):
+    """Means over the batches of a line, of accumulated ones too, as a hand-made sum of them is."""
+    settings = settings_of(tmp_path, steps=4, log_every=2, accumulate=2, evaluate_every=4)
+    told = []
+    backward = loop.Loop._backward
+
+    def noted(self, batch, weights):
+        told.append(backward(self, batch, weights))
+        return dict(told[-1])
+
+    loop.Loop._backward = noted
+    try:
+        finish(settings)
+    finally:
+        loop.Loop._backward = backward
+    steps = [record for record in Run(settings.out).records() if record["event"] == "step"]
+    assert len(steps) == 2
+    assert len(told) == 8
+    for record, batches in zip(steps, (told[:4], told[4:]), strict=True):
+        assert set(record["layers"]) == {f"{side}.{index}" for side in ("encoder", "decoder") for index in range(3)}
+        found = record["layers"]["encoder.0"]
+        assert set(found) == {"balance", "load", "dropped"}
+        for name, value in found.items():
+            mean = sum(batch[f"encoder.0.{name}"].double() for batch in batches) / 4
+            assert_close(torch.tensor(value, dtype=torch.float64), mean, rtol=0, atol=6e-5)
+        assert_close(sum(found["load"]), 1.0, rtol=0, atol=1e-3)
+        assert set(record["layers"]["decoder.1"]) == {"used"}
+    json.dumps(steps)
+
+
+def test_the_progress_line_sums_it_up():
+    layers = {
+        "encoder.0": {"load": [0.5, 0.25, 0.25, 0.0], "dropped": 0.1},
+        "decoder.0": {"load": [0.25] * 4, "dropped": 0.0},
+    }
+    assert experts(layers) == "  dropped 5.0%  busiest 2.0x"
+    assert experts({}) == ""
