@@ -511,6 +511,7 @@ def test_ctranslate2_refuses(tmp_path, capsys):
         ({"attention": "linear"}, "another attention"),
         ({"position": "rotary"}, "another position"),
         ({"norm_kind": "rms"}, "another norm_kind"),
+        ({"reversible": True, "norm": "pre"}, "another reversible"),
         ({"kv_heads": 2}, "another kv_heads"),
         ({"feedforward": "dense(gated=True)"}, "another feedforward"),
     ):

@@ -598,24 +598,26 @@ def choose(config: ModelConfig, special: Values, name: str | None = None) -> Fam
     """The family that a model of ours is of, or whether it is of the one named; else what keeps it from that."""
     candidates = FAMILIES if name is None else [find(name)]
     found = {family.name: differences(family, config, special) for family in candidates}
-    nearest = min(found, key=lambda name: len(found[name]))
+    # one of another kind is never near, however few settings it shares
+    nearest = min(found, key=lambda name: (find(name).always["kind"] != config.kind, len(found[name])))
     if found[nearest]:
         raise ValueError(
             f"no published family computes what this model computes; {'nearest is ' if name is None else ''}"
-            f"{nearest}, which differs in: {'; '.join(found[nearest])}"
+            f"{nearest}, which differs in: {'; '.join(dict.fromkeys(found[nearest]))}"
         )
     return find(nearest)
 
 
 def differences(family: Family, config: ModelConfig, special: Values) -> list[str]:
     """What a model of ours would have to be to be of a family, in words; none: it is."""
+    ours = settled(config)
     try:
         values = family.values(config, special)
         names = {link.theirs for link in family.links(config, values)}
         theirs = settled(family.config(values, names))
     except ValueError as error:
-        return [str(error)]
-    ours = settled(config)
+        # what cannot be said there at all is farther than any setting
+        return [str(error)] * len(ours)
     return [
         f"{name} {_shown(theirs[name])} (here {_shown(ours[name])})"
         for name in ours
