@@ -601,6 +601,37 @@ def test_published_tokenizers_are_ours_to_use(byte_level, tmp_path):
             Tokenizer.load(tmp_path / "bad.json")
 
 
+def test_older_files(tmp_path, byte_level):
+    """vocab.txt of BERT, vocab.json and merges.txt of GPT-2: the same ids as Hugging Face's and the library's."""
+    words = sorted({word.strip("?.,!").lower() for line in LINES for word in line.split()} - {"don't"})
+    names = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *words,
+        *"?.,!'",
+        *"abcdefgt",
+        *(f"##{c}" for c in "abcdeginst"),
+    ]
+    (tmp_path / "vocab.txt").write_text("".join(name + "\n" for name in dict.fromkeys(names)))
+    (found,) = vocabularies.read_tokenizers(tmp_path, {"model_type": "bert"}, 200, None).values()
+    theirs = transformers.BertTokenizer.from_pretrained(tmp_path)
+    for text in [*LINES, "Abandoned cats, Café!", "unknown wörds"]:
+        assert [2, *found.encode(text), 3] == theirs(text)["input_ids"]
+    assert (found.pad, found.unk, found.bos, found.eos, found.mask) == (0, 1, 2, 3, 4)
+    (tmp_path / "vocab.txt").unlink()
+    byte_level.model.save(str(tmp_path))
+    (found,) = vocabularies.read_tokenizers(tmp_path, {"model_type": "gpt2", "eos_token_id": 1}, 300, None).values()
+    for text in [*LINES, *HARD]:
+        assert found.encode(text) == byte_level.encode(text).ids
+        assert found.decode(found.encode(text)) == text
+    (tmp_path / "merges.txt").write_text("a b c\n")
+    with pytest.raises(ValueError, match="two tokens a line"):
+        vocabularies.read_tokenizers(tmp_path, {"model_type": "gpt2"}, 300, None)
+
+
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_sentencepiece_files(kind, tmp_path):
     """Read without its library, and the same pieces as that gives."""
@@ -624,6 +655,14 @@ def test_sentencepiece_files(kind, tmp_path):
             continue
         assert ours.encode(text).ids == wanted, text
         assert ours.decode(wanted) == theirs.decode(wanted)
+    if kind == "bpe":
+        # as a Llama model has it beside its weights: a text begins with <s>
+        (tmp_path / "tokenizer.model").write_bytes((tmp_path / "m.model").read_bytes())
+        values = {"model_type": "llama", "bos_token_id": 1, "eos_token_id": 2}
+        (found,) = vocabularies.read_tokenizers(tmp_path, values, 400, None).values()
+        assert found.library.encode(LINES[0]).ids == [1, *theirs.encode(LINES[0])]
+        assert found.encode(LINES[0]) == theirs.encode(LINES[0])
+        assert (found.bos, found.eos, found.size) == (1, 2, 400)
     whole = (tmp_path / "m.model").read_bytes()
     for bad in (b"", whole[: len(whole) // 2] + b"\xff", b"\x80\x02" * 9, b"\x0a\xff\xff\xff\xff\x0f"):
         (tmp_path / "bad").write_bytes(bad)
