@@ -569,7 +569,9 @@ def import_model(arguments: argparse.Namespace) -> None:
     found = import_model(arguments.source, out, arguments.tokenizer)
     for note in found.notes:
         _warn(note)
-    use = tasks.find(found.task).use.format(run=out)
+    vectors = found.config.kind == "encoder" and found.config.head == "none"
+    use = "turn lines into vectors: regard embed {run}" if vectors else tasks.find(found.task).use
+    use = use.format(run=out)
     print(f"{out}: a run of {found.task!r}, {found.parameters:,} parameters; {use}")
 
 
