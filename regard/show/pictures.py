@@ -30,7 +30,7 @@ def pattern(spec: str, role: str, length: int, heads: int, seed: int) -> Reply:
             torch.manual_seed(1_000_000 + tokens)
             x = torch.randn(1, length, width, dtype=torch.float64)
             memory = torch.randn(1, length, width, dtype=torch.float64) if role == "cross" else None
-            return layer.weights(x, memory=memory)[0]
+            return layer.weights(x, memory=memory)[0].detach()
 
     weights = seen(seed, 0)
     here = weights != 0
@@ -149,7 +149,7 @@ def compare(spec: str, given: Given, tokens: list[str]) -> Reply:
             layer = regard.attention(one, **sizes, kv_heads=shape.kv_heads, role=role).eval()
             for part in getattr(layer, "parts", [layer]):
                 _copy(part, trained)
-            weights.append(layer.weights(given.x.float())[0])
+            weights.append(layer.weights(given.x.float())[0].detach())
     meta = {"tokens": tokens, "spec": spec, "role": role, "signed": regard.facts(spec).signed}
     names = ("mechanism", "softmax")
     return Reply(meta, {name: part.float().numpy() for name, part in zip(names, weights, strict=True)})
