@@ -24,9 +24,14 @@ SEEDS = {f"seed {seed}": ["--training.seed", str(seed)] for seed in (1, 2, 3)}
 SCRATCH = {f"from scratch, {name}": flags for name, flags in SEEDS.items()} | {
     "from scratch, local(window=4)": ["--model.attention", "local(window=4)"],
     "from scratch, linear": ["--model.attention", "linear"],
-    "from scratch, byte pairs": ["--data.tokenizer", "bpe"],
-    "from scratch, read by seeds": ["--model.pooling", "pma", "--model.seeds", "4"],
+    "from scratch, byte pairs": ["--data.tokenizer", "bpe", "--data.vocabulary", "8000"],
+    "from scratch, read by 4 seeds": ["--model.pooling", "pma", "--model.seeds", "4"],
+    "from scratch, token vectors of size 1 and a last norm": [
+        *("--model.scaled_embedding", "true", "--model.final_norm", "true"),
+    ],
+    "from scratch, weight decay 0.3": ["--training.weight_decay", "0.3"],
     "from scratch, no token blanked": ["--data.blanked", "0"],
+    "from scratch, 2 layers of width 256": ["--model.layers", "2", "--model.width", "256", "--model.inner", "512"],
 }
 TUNED = {f"masked first{more}, {name}": flags for more in ("", " on reviews") for name, flags in SEEDS.items()}
 

@@ -569,7 +569,9 @@ def import_model(arguments: argparse.Namespace) -> None:
     found = import_model(arguments.source, out, arguments.tokenizer)
     for note in found.notes:
         _warn(note)
-    use = tasks.find(found.task).use.format(run=out)
+    vectors = found.config.kind == "encoder" and found.config.head == "none"
+    use = "turn lines into vectors: regard embed {run}" if vectors else tasks.find(found.task).use
+    use = use.format(run=out)
     print(f"{out}: a run of {found.task!r}, {found.parameters:,} parameters; {use}")
 
 
@@ -817,7 +819,7 @@ def add_verbs(verb: Verb) -> None:
     added.add_argument("--source", help="file of source sentences, or a TSV of pairs (default: the run's validation)")
     added.add_argument("--target", help="file of their translations")
     added.add_argument("--reverse", metavar="RUN", help="a run of the opposite direction: links of both become one")
-    methods = ("intersection", "union", "grow-diagonal", "grow-diagonal-final-and")
+    methods = ("intersection", "union", "grow-diagonal", "grow-diagonal-final-and", "agreement")
     added.add_argument("--symmetrise", choices=methods, help="how, with --reverse (default: grow-diagonal)")
     added.add_argument(
         "--layer", help="from 0, average or aligner (default: the aligner, the last but one, or by agreement)"

@@ -32,7 +32,7 @@ class Deal(NamedTuple):
         """What lies in the slots of group g times weight[g], [G, I, O]."""
         if self.room is not None:
             return torch.bmm(x, weight)
-        return F.grouped_mm(x, weight, offs=self.ends)
+        return _Product.apply(x, weight, self.ends)
 
     def each(self, vectors: Tensor) -> Tensor:
         """For every slot the vector [G, O] of its group, to be added or multiplied."""
@@ -91,6 +91,28 @@ def _flat(device: torch.device, dtype: torch.dtype, widths: tuple[int, ...], mos
         return True
     waits = dtype != torch.bfloat16 or torch.cuda.get_device_capability(device) < (9, 0)
     return not waits or most is None
+
+
+class _Product(torch.autograd.Function):
+    """PyTorch's grouped product, in which some GPUs leave the gradient of a group without rows as it was in memory.
+    Rows behind the last group are not written, neither forward nor backward: whoever collects does not read them."""
+
+    @staticmethod
+    def forward(ctx, x, weight, ends):
+        ctx.save_for_backward(x, weight, ends)
+        return F.grouped_mm(x, weight, offs=ends)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        x, weight, ends = ctx.saved_tensors
+        grad, needs_x, needs_weight = grad.contiguous(), *ctx.needs_input_grad[:2]
+        of_x = F.grouped_mm(grad, weight.mT, offs=ends) if needs_x else None
+        of_weight = F.grouped_mm(x.mT, grad, offs=ends) if needs_weight else None
+        if needs_weight and x.is_cuda:
+            empty = torch.diff(ends, prepend=ends.new_zeros(1)) == 0
+            of_weight.masked_fill_(empty[:, None, None], 0)
+        return of_x, of_weight, None
 
 
 class _Move(torch.autograd.Function):
