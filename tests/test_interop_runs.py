@@ -528,7 +528,7 @@ def test_ctranslate2_refuses(tmp_path, capsys):
 def test_runs_that_were_trained_here(name, preset, kind, tmp_path, capsys):
     """Text to logits: their tokenizer and model, from our folder, give what ours give."""
     (tmp_path / "text").write_text("".join(line + "\n" for line in LINES * 4))
-    data = ["--data.text", str(tmp_path / "text"), "--data.vocabulary", "300", "--data.length", "32"]
+    data = ["--data.text", str(tmp_path / "text"), "--data.vocabulary", "300", "--data.length", "64"]
     sizes = ["--model.preset", preset, "--model.layers", "1", "--training.steps", "2", "--training.device", "cpu"]
     assert cli.main(["train", name, *data, *sizes, "--out", str(tmp_path / "run")]) == 0
     export = ["export", str(tmp_path / "run"), "--format", "huggingface", "--out", str(tmp_path / "theirs")]
