@@ -15,7 +15,7 @@ from test_interop import PUBLISHED, compare, ids, ours, published
 from tokenizers import decoders, pre_tokenizers, trainers
 from torch.testing import assert_close
 
-from regard import cli, models
+from regard import cli, models, task
 from regard.data.tokenizer import Tokenizer
 from regard.decoding import DecodingConfig
 from regard.embedding import Embedder
@@ -519,6 +519,33 @@ def test_ctranslate2_refuses(tmp_path, capsys):
         with pytest.raises(ValueError, match=words):
             ours.write(tmp_path / "x", config, models.build(config).state_dict(), (tokenizer, tokenizer), 20)
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "kind"),
+    [("language", "gpt-nano", "CausalLM"), ("language", "modern", "CausalLM"), ("masked", "bert-tiny", "MaskedLM")],
+)
+def test_runs_that_were_trained_here(name, preset, kind, tmp_path, capsys):
+    """Text to logits: their tokenizer and model, from our folder, give what ours give."""
+    (tmp_path / "text").write_text("".join(line + "\n" for line in LINES * 4))
+    data = ["--data.text", str(tmp_path / "text"), "--data.vocabulary", "300", "--data.length", "64"]
+    sizes = ["--model.preset", preset, "--model.layers", "1", "--training.steps", "2", "--training.device", "cpu"]
+    assert cli.main(["train", name, *data, *sizes, "--out", str(tmp_path / "run")]) == 0
+    export = ["export", str(tmp_path / "run"), "--format", "huggingface", "--out", str(tmp_path / "theirs")]
+    assert cli.main(export) == 0
+    theirs = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(tmp_path / "theirs").eval()
+    inputs = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")(
+        LINES[:3], return_tensors="pt", padding=True
+    )
+    loaded = task.load(tmp_path / "run", name, device="cpu")
+    (tokenizer,) = loaded.parts.tokenizers.values()
+    keep = inputs["attention_mask"].bool()
+    for line, row, real in zip(LINES, inputs["input_ids"], keep, strict=False):
+        ids = tokenizer.encode(line)
+        assert row[real].tolist()[-len(ids) - 1 :] in ([tokenizer.eos, *ids], [*ids, tokenizer.eos], ids)
+    with torch.no_grad():
+        found = torch.where(keep[..., None], theirs(inputs["input_ids"], attention_mask=keep.long()).logits, 0)
+        assert_close(found, loaded.model(inputs["input_ids"], keep=keep).logits, **CLOSE)
 
 
 @torch.no_grad()

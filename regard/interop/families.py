@@ -152,7 +152,9 @@ class GPT2(Family):
         }
 
     def express(self, config, values):
-        sizes = {"n_positions": longest(config), "n_inner": config.inner, "activation_function": activation(config)}
+        # Hugging Face takes the second name for the first
+        lengths = dict.fromkeys(("n_positions", "max_position_embeddings"), longest(config))
+        sizes = lengths | {"n_inner": config.inner, "activation_function": activation(config)}
         return sizes | {"embd_pdrop": config.dropout, "attn_pdrop": 0.0}
 
     def links(self, config, values):
