@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import regard
 from regard.attention.base import Memory, Rows
 from regard.decoding import DecodingConfig
-from regard.show import maps, wire
+from regard.show import maps, pictures, wire
 from regard.show.beams import watch
 from regard.show.engine import Engine
 from regard.show.maps import Given
@@ -290,6 +290,12 @@ def test_specs_that_would_not_end_are_refused(engine):
     for spec in ("performer(features=1000000)", "softmax(", "nothing", "heads(heads(heads(heads(softmax))))"):
         with pytest.raises(ValueError, match=r"\w"):
             engine.answer("pattern", {"spec": spec, "role": "self", "length": 16, "heads": 4})
+
+
+def test_what_takes_too_long_is_ended(engine, monkeypatch):
+    monkeypatch.setattr(pictures.Deadline.__init__, "__defaults__", (0.2,))
+    with pytest.raises(ValueError, match="too long"):
+        engine.answer("pattern", {"spec": "reformer(chunk=512, rounds=255)", "role": "self", "length": 36, "heads": 4})
 
 
 def test_any_model_with_a_tokenizer(translator):

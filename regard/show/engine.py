@@ -305,21 +305,25 @@ class Engine:
 
     def pattern(self, spec: str, role: str, length: int, heads: int, seed: int = 0) -> Reply:
         """Which pairs are visible and why, from the layer that runs."""
-        return pictures.pattern(_bounded(spec), role, length, heads, seed)
+        with pictures.Deadline():
+            return pictures.pattern(_bounded(spec), role, length, heads, seed)
 
     def cost(self, spec: str, role: str) -> Reply:
         """Counted work over lengths, beside softmax's."""
-        return pictures.cost(_bounded(spec), role)
+        with pictures.Deadline():
+            return pictures.cost(_bounded(spec), role)
 
     def compare(self, spec: str, run: str, text: str, layer: int) -> Reply:
         """Effective weights of a mechanism on a text, with the projections that a run has learnt."""
         place = "encoder" if "encoder" in self.subject(run).places else self.subject(run).places[0]
         found = self.reading(run, place, text, "")
-        return pictures.compare(_bounded(spec), self._layer(found, layer), found.queries)
+        with pictures.Deadline():
+            return pictures.compare(_bounded(spec), self._layer(found, layer), found.queries)
 
     def position(self, spec: str, role: str, length: int, width: int, heads: int) -> Reply:
         """Tables and distances of a position scheme."""
-        return pictures.position(_bounded(spec, "position"), role, length, width, heads)
+        with pictures.Deadline():
+            return pictures.position(_bounded(spec, "position"), role, length, width, heads)
 
 
 def _six(q: Tensor, k: Tensor, v: Tensor, scale: float, weights: Tensor) -> dict[str, np.ndarray]:

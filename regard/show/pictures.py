@@ -87,6 +87,19 @@ def _geometry(seen: Tensor, role: str) -> Tensor:
     return torch.where(near & seen, REASONS.index("local"), why)
 
 
+class Deadline(TorchDispatchMode):
+    """Ends what takes too long between two operators, whatever mechanism it is."""
+
+    def __init__(self, seconds: float = 8.0):
+        super().__init__()
+        self.end = time.monotonic() + seconds
+
+    def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
+        if time.monotonic() > self.end:
+            raise ValueError("this takes too long to be shown: choose smaller options or fewer tokens")
+        return function(*args, **(kwargs or {}))
+
+
 class Written(TorchDispatchMode):
     """Counts the numbers that operators write which are no views."""
 
@@ -119,7 +132,8 @@ def cost(spec: str, role: str) -> Reply:
         counts[name] = []
         for length in LENGTHS:
             began = time.monotonic()
-            with torch.random.fork_rng(devices=[]), torch.no_grad():
+            # with gradients, which the counter of torch expects of whoever switches them on inside
+            with torch.random.fork_rng(devices=[]), torch.enable_grad():
                 torch.manual_seed(0)
                 try:
                     layer = regard.attention(one, width=16 * heads, heads=heads, role=role).eval()
