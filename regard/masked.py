@@ -258,6 +258,8 @@ class MaskedModel:
 
     def fill(self, text: str, *, top: int = 5, mark: str = MARK) -> Filled:
         """Names the token in each gap of a text, with the `top` most probable ones."""
+        if self.model.output is None:
+            raise ValueError("this encoder gives vectors and names no tokens: use regard embed")
         if not mark:
             raise ValueError("the mark of a gap must not be empty")
         if top < 1:

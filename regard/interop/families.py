@@ -152,7 +152,9 @@ class GPT2(Family):
         }
 
     def express(self, config, values):
-        sizes = {"n_positions": longest(config), "n_inner": config.inner, "activation_function": activation(config)}
+        # Hugging Face takes the second name for the first
+        lengths = dict.fromkeys(("n_positions", "max_position_embeddings"), longest(config))
+        sizes = lengths | {"n_inner": config.inner, "activation_function": activation(config)}
         return sizes | {"embd_pdrop": config.dropout, "attn_pdrop": 0.0}
 
     def links(self, config, values):
@@ -187,6 +189,8 @@ class Encoder(Family):
 
     def derive(self, values, names):
         has_head = self.head_bias in names
+        if values.get("type_vocab_size") == 0:
+            raise ValueError(f"{self.name} has at least one segment (here none)")
         if has_head and values.get(self.activation, "gelu") != "gelu":
             raise ValueError(f"{self.name} with {self.activation} other than 'gelu' has a head that is not known here")
         rows = values.get("max_position_embeddings", 512) - self.positions_begin(values)
@@ -327,7 +331,10 @@ class Llama(Family):
         found = {
             "num_key_value_heads": config.kv_heads or config.heads,
             "head_dim": config.head_width or config.width // config.heads,
-            "rope_parameters": {"rope_type": "default", "rope_theta": option(POSITIONS, config.position, "base")},
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": option(POSITIONS, config.position, "base") or 1e4,
+            },
             "hidden_act": activation(config),
             "tie_word_embeddings": config.tied,
             "max_position_embeddings": values.get("max_position_embeddings", 2048),
@@ -397,7 +404,6 @@ MARIAN_FIELDS = {
     "inner": ("encoder_ffn_dim", 4096),
     "dropout": ("dropout", 0.1),
     "scaled_embedding": ("scale_embedding", False),
-    "tied": ("tie_word_embeddings", True),
 }
 MARIAN_ALWAYS = {
     "kind": "encoder-decoder",
@@ -405,6 +411,7 @@ MARIAN_ALWAYS = {
     "head_bias": True,
     "position": "sinusoidal(layout='halves')",
 }
+MARIAN_ONLY = {"tie_word_embeddings": True}
 MARIAN_SPARE = (r"(encoder|decoder)\.embed_positions\.weight", r"(encoder|decoder)\.embed_tokens\.weight")
 LLAMA_FIELDS = {
     "vocabulary": ("vocab_size", 32000),
@@ -525,7 +532,7 @@ FAMILIES = (
         prefix="model.",
         fields=MARIAN_FIELDS,
         always=MARIAN_ALWAYS | {"norm": "post"},
-        only={"normalize_before": False, "normalize_embedding": False, "add_final_layer_norm": False},
+        only=MARIAN_ONLY | {"normalize_before": False, "normalize_embedding": False, "add_final_layer_norm": False},
         spare=MARIAN_SPARE,
         parts=True,
         tables=False,
@@ -537,6 +544,7 @@ FAMILIES = (
         prefix="model.",
         fields=MARIAN_FIELDS,
         always=MARIAN_ALWAYS | {"norm": "pre"},
+        only=MARIAN_ONLY,
         spare=MARIAN_SPARE,
         parts=False,
         tables=True,
@@ -592,24 +600,26 @@ def choose(config: ModelConfig, special: Values, name: str | None = None) -> Fam
     """The family that a model of ours is of, or whether it is of the one named; else what keeps it from that."""
     candidates = FAMILIES if name is None else [find(name)]
     found = {family.name: differences(family, config, special) for family in candidates}
-    nearest = min(found, key=lambda name: len(found[name]))
+    # one of another kind is never near, however few settings it shares
+    nearest = min(found, key=lambda name: (find(name).always["kind"] != config.kind, len(found[name])))
     if found[nearest]:
         raise ValueError(
             f"no published family computes what this model computes; {'nearest is ' if name is None else ''}"
-            f"{nearest}, which differs in: {'; '.join(found[nearest])}"
+            f"{nearest}, which differs in: {'; '.join(dict.fromkeys(found[nearest]))}"
         )
     return find(nearest)
 
 
 def differences(family: Family, config: ModelConfig, special: Values) -> list[str]:
     """What a model of ours would have to be to be of a family, in words; none: it is."""
+    ours = settled(config)
     try:
         values = family.values(config, special)
         names = {link.theirs for link in family.links(config, values)}
         theirs = settled(family.config(values, names))
     except ValueError as error:
-        return [str(error)]
-    ours = settled(config)
+        # what cannot be said there at all is farther than any setting
+        return [str(error)] * len(ours)
     return [
         f"{name} {_shown(theirs[name])} (here {_shown(ours[name])})"
         for name in ours
