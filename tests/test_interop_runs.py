@@ -323,7 +323,7 @@ def test_bad_folders(tmp_path, capsys):
     with pytest.raises(ValueError, match=r"such as 'classifier\.bias': BertForSequenceClassification cannot"):
         huggingface.read(tmp_path / "classes")
     for name, changes in (
-        ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}}),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0}}),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
         ("marian", {"decoder_attention_heads": 2}),
     ):
