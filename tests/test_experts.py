@@ -1,20 +1,25 @@
 """Experts in models and in training: the products, every kind of model, decoding, exact resume, what the log tells."""
 
+import copy
 import dataclasses
 import itertools
 import json
 import os
 import signal
+from typing import NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F
 from test_training import assert_same, config, finish, in_child
 from torch import Tensor
 from torch.testing import assert_close
 
 import regard
 from regard import task
+from regard.attention.base import Rows
 from regard.kernels import grouped
+from regard.kernels.packed import pack_linears
 from regard.models import build
 from regard.models.feedback import FeedbackConfig
 from regard.models.funnel import FunnelConfig
@@ -26,8 +31,10 @@ from regard.spec import FEEDFORWARD
 from regard.training import checkpoint, loop
 from regard.training.compact import compact, expand
 from regard.training.display import Display, experts
+from regard.training.graphs import Recorded
 from regard.training.run import Run
 
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SIZES = {"vocabulary": 40, "width": 16, "heads": 2, "inner": 32, "dropout": 0.0}
 SPECS = [FEEDFORWARD.find(name).examples[0] for name in FEEDFORWARD.names()]
 CAUSAL = [spec for spec in SPECS if "causal" in regard.facts(spec, "feedforward").roles]
@@ -52,11 +59,23 @@ def shares(M: int, groups: int) -> Tensor:
     return torch.where(group == 1, 2, group)
 
 
+def unwritten(x: Tensor, weight: Tensor, *, offs: Tensor, product=F.grouped_mm) -> Tensor:
+    """The grouped product, with what may lie in memory behind the last group."""
+    end = int(offs[-1])
+    if weight.dim() == 2:
+        return product(x[:, :end], weight[:end], offs=offs)
+    found = product(x[:end], weight, offs=offs)
+    return torch.cat([found, torch.full((len(x) - end, found.shape[1]), torch.nan)])
+
+
 @pytest.mark.parametrize(("limit", "most"), [(None, None), (5, 5), (5, 9), (0, 1)])
-@pytest.mark.parametrize("layout", ["flat", "padded"])
+@pytest.mark.parametrize("layout", ["flat", "flat as on a GPU", "padded"])
 def test_grouped_products(monkeypatch, layout, limit, most):
     """Both layouts against a loop over the pairs, values and gradients; first come, first served."""
-    monkeypatch.setattr(grouped, "_flat", lambda *_: layout == "flat")
+    monkeypatch.setattr(grouped, "_flat", lambda *_: layout != "padded")
+    if layout == "flat as on a GPU":
+        monkeypatch.setattr(grouped, "_counted", lambda _: False)
+        monkeypatch.setattr(grouped.F, "grouped_mm", unwritten)
     N, groups = 24, 4
     group = shares(2 * N, groups)
     draw = torch.Generator().manual_seed(3)
@@ -84,6 +103,77 @@ def test_grouped_products(monkeypatch, layout, limit, most):
             rtol=1e-4,
             atol=1e-5,
         )
+
+
+@needs_cuda
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_gpu_gives_the_same(spec, precision):
+    """Answers, losses and gradients beside the CPU's in float64, with padding, empty groups and used memory."""
+    torch.manual_seed(0)
+    layer = regard.feedforward(spec, width=64, inner=128)
+    with torch.no_grad():
+        for part in layer.parameters():
+            part.add_(0.05 * torch.randn_like(part))
+    x = torch.randn(4, 32, 64)
+    rows = Rows(torch.zeros(4, dtype=torch.long), torch.tensor([32, 7, 20, 1]), 32, None)
+    training = not layer.facts.random
+    exact, fast = copy.deepcopy(layer).double().train(training), copy.deepcopy(layer).cuda().train(training)
+    # what is left in memory must not be read
+    del_me = [torch.full((2**22,), torch.nan, device="cuda") for _ in range(8)]
+    del del_me
+    results = []
+    for part, device in ((exact, "cpu"), (fast, "cuda")):
+        given = x.to(device, torch.float64 if device == "cpu" else torch.float32).requires_grad_()
+        on = Rows(rows.start.to(device), rows.count.to(device), 32, None)
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda" and precision == "bfloat16"):
+            out = part.run(given, on)
+        y = torch.where(on.real()[..., None], out.y.to(given.dtype), 0)
+        (y.sum() + (0 if out.loss is None else out.loss)).backward()
+        grads = [torch.zeros(()) if p.grad is None else p.grad for p in part.parameters()]
+        results.append([y.detach(), given.grad, *grads])
+    for ours, slow in zip(results[1], results[0], strict=True):
+        off = 1e-3 if precision == "float32" else 0.1
+        assert_close(ours.double().cpu(), slow.double(), rtol=0, atol=off * max(1e-3, slow.abs().max().item()))
+
+
+@needs_cuda
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if not spec.startswith("moe")])
+def test_steps_with_experts_are_recorded(spec):
+    """The host never waits: a graph of the step is made, and replayed it gives what it gave."""
+    causal = spec if spec in CAUSAL else "dense"
+    torch.manual_seed(0)
+    model = Transformer(ModelConfig(layers=2, feedforward=spec, decoder_feedforward=causal, **SIZES)).cuda().train()
+    for part in model.parameters():
+        part.grad = torch.zeros_like(part)
+
+    class Pair(NamedTuple):
+        source: Tensor
+        target: Tensor
+        keep: Tensor
+
+        def to(self, device):
+            return Pair(*(part.to(device) for part in self))
+
+    def work(batch, weights):
+        out = model(batch.source, batch.target, keep=batch.keep)
+        goal = out.logits.square().mean() * weights[0]
+        (goal if out.loss is None else goal + out.loss * weights[1]).backward()
+        return {"plain": goal.detach(), **(out.statistics or {})}
+
+    said = []
+    recorded = Recorded(work, torch.device("cuda"), said.append)
+    batch, found = Pair(ids(), ids(T=9, seed=2), holes()), []
+    with torch.cuda.stream(recorded.stream):
+        for _ in range(4):
+            torch.manual_seed(3)
+            found.append(recorded(batch, [1.0, 1.0]))
+    torch.cuda.synchronize()
+    assert not said
+    assert recorded.graphs
+    for name in found[0]:
+        for later in found[1:]:
+            assert_close(later[name], found[0][name], rtol=1e-3, atol=1e-4)
 
 
 # models
@@ -174,6 +264,17 @@ def test_experts_that_choose_are_not_for_decoders():
     with pytest.raises(ValueError, match="later ones too"):
         Transformer(ModelConfig(layers=2, feedforward="choice", **SIZES))
     Transformer(ModelConfig(layers=2, feedforward="choice", decoder_feedforward="dense", **SIZES))
+
+
+@pytest.mark.parametrize("spec", CAUSAL)
+def test_a_packed_model_answers_the_same(spec):
+    """Linear layers laid out for a CPU, also where a layer reads their weights itself."""
+    torch.manual_seed(0)
+    model = Transformer(ModelConfig(layers=2, feedforward=spec, **SIZES)).eval()
+    source, target = ids(), ids(T=9, seed=2)
+    with torch.inference_mode():
+        whole = model(source, target, keep=holes()).logits
+        assert_close(pack_linears(model)(source, target, keep=holes()).logits, whole, rtol=1e-4, atol=1e-5)
 
 
 def test_experts_are_made_small_as_matrices_are():
