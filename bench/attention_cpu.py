@@ -49,6 +49,7 @@ WARM_UP = 64  # tokens of the step that starts threads and libraries
 FAIR = {
     "axial": ("axial(width=128)",),
     "bigbird": ("bigbird(block=64, random=3)",),
+    "compressive": ("compressive(segment=256, memory=256, compressed=256)",),
     "globals": ("globals(tokens=16)",),
     "heads": ("heads(local(window=256), strided(stride=128))",),
     "linformer": ("linformer(rank=256, longest={longest})",),
@@ -60,6 +61,7 @@ FAIR = {
     "sinkhorn": ("sinkhorn(block=128, longest={longest})",),
     "sparse": ("sparse(pattern='fixed', stride=128, summary=8)", "sparse(pattern='strided', stride=128)"),
     "strided": ("strided(stride=128)",),
+    "xl": ("xl(segment=256, memory=256)",),
 }
 SDPA = "sdpa"
 SAME = ("dot", "softmax")  # what is SDPA with a layer around it

@@ -10,6 +10,7 @@ Which of its tasks a run folder belongs to is written in its run.json.
 import dataclasses
 import importlib
 import re
+import shutil
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -285,6 +286,8 @@ def compact_run(folder: str | Path, out: str | Path, which: str | int | None = N
     small = Run.create(out)
     for name in names:
         small.write_text(name, (run.folder / name).read_text(encoding="utf-8"))
+    if (run.folder / "published").is_dir():
+        shutil.copytree(run.folder / "published", small.folder / "published")
     found = run.find(which)
     state = {"step": found.state["step"], "compact": True}
     path = checkpoint.write(small.checkpoints, "average", {"model": compact(found.tensors["model"])}, state)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F
 from test_training import assert_same, config, finish, in_child
 from torch import Tensor
 from torch.testing import assert_close
@@ -58,11 +59,23 @@ def shares(M: int, groups: int) -> Tensor:
     return torch.where(group == 1, 2, group)
 
 
+def unwritten(x: Tensor, weight: Tensor, *, offs: Tensor, product=F.grouped_mm) -> Tensor:
+    """The grouped product, with what may lie in memory behind the last group."""
+    end = int(offs[-1])
+    if weight.dim() == 2:
+        return product(x[:, :end], weight[:end], offs=offs)
+    found = product(x[:end], weight, offs=offs)
+    return torch.cat([found, torch.full((len(x) - end, found.shape[1]), torch.nan)])
+
+
 @pytest.mark.parametrize(("limit", "most"), [(None, None), (5, 5), (5, 9), (0, 1)])
-@pytest.mark.parametrize("layout", ["flat", "padded"])
+@pytest.mark.parametrize("layout", ["flat", "flat as on a GPU", "padded"])
 def test_grouped_products(monkeypatch, layout, limit, most):
     """Both layouts against a loop over the pairs, values and gradients; first come, first served."""
-    monkeypatch.setattr(grouped, "_flat", lambda *_: layout == "flat")
+    monkeypatch.setattr(grouped, "_flat", lambda *_: layout != "padded")
+    if layout == "flat as on a GPU":
+        monkeypatch.setattr(grouped, "_counted", lambda _: False)
+        monkeypatch.setattr(grouped.F, "grouped_mm", unwritten)
     N, groups = 24, 4
     group = shares(2 * N, groups)
     draw = torch.Generator().manual_seed(3)

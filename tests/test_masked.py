@@ -1,5 +1,6 @@
 """Models that name hidden tokens: what is hidden and how often, whole words, the loss, training, filling gaps."""
 
+import dataclasses
 import io
 import json
 import sys
@@ -240,14 +241,23 @@ def test_it_learns_what_goes_with_what(run):
     )
 
 
-def test_gaps_are_filled_in_sight_of_each_other(run):
-    """With both open, colour and animal go together only because the second is named in sight of the first."""
+def test_gaps_are_filled_in_sight_of_each_other_the_surest_first(run, monkeypatch):
     masked = MaskedModel.load(run, device="cpu")
-    pairs = {("black", "cat"), ("brown", "dog"), ("grey", "mouse"), ("white", "rabbit")}
-    words = masked.fill("the [mask] [mask] eats [mask] .").text.split()
-    assert (words[1], words[2]) in pairs
-    ids = masked.tokenizer.framed(masked.tokenizer.encode_around(["the ", " ", " eats ", " ."]))
-    assert ids.count(masked.tokenizer.mask) == 3
+    cat, dog, fish, meat = (masked.tokenizer.encode(word)[0] for word in ("cat", "dog", "fish", "meat"))
+
+    def chances(row, places):
+        """Of two open gaps the second is surer of meat; the first is a cat, but a dog beside meat."""
+        found = torch.zeros(len(places), masked.tokenizer.size)
+        for number, place in enumerate(places):
+            first = place == 1
+            best = (dog if meat in row else cat) if first else (meat if len(places) > 1 else fish)
+            found[number, best] = 0.5 if first else 0.9
+        return found
+
+    monkeypatch.setattr(masked, "_chances", chances)
+    found = masked.fill("[mask] eats [mask]", top=1)
+    assert found.text == "dog eats meat"
+    assert [gap[0].id for gap in found.gaps] == [cat, meat]
 
 
 @pytest.mark.parametrize(
@@ -275,6 +285,22 @@ def test_R1_killed_runs_go_on_bit_for_bit(tmp_path, apart):
     assert in_child(lambda: (dying(loop.Loop, "_update", 8), finish(other))) < 0
     task.resume(other.out, Display(quiet=True))
     assert_same(whole.out, other.out)
+
+
+def test_training_goes_on_from_another_run(run, tmp_path):
+    settings = config(tmp_path, model=dict.fromkeys(("width", "heads", "inner", "layers", "norm")) | {"dropout": 0.2})
+    settings = dataclasses.replace(settings, init=run)
+    data = Task.read(settings)
+    tokenizers = Task.learn(data, settings)
+    model = Task.build(settings, Task.size(settings, tokenizers, data)).eval()
+    before = MaskedModel.load(run, device="cpu")
+    ids = torch.tensor([tokenizers["tokenizer.json"].framed(tokenizers["tokenizer.json"].encode(LINES[0]))])
+    assert_close(model(ids).logits, before.model(ids).logits)
+    assert model.config.dropout == 0.2
+    finish(settings)
+    wrong = dataclasses.replace(settings, model=MaskedOptions(width=8))
+    with pytest.raises(ValueError, match="but for dropout: leave out"):
+        Task.size(wrong, tokenizers, data)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

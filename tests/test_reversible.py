@@ -34,7 +34,9 @@ KEEP = torch.tensor([[1, 0, 1, 1, 1, 1, 1, 0, 1], [1] * 9]).bool()
 def step(model: Transformer, monkeypatch: pytest.MonkeyPatch, plain: bool) -> dict[str, torch.Tensor]:
     """Loss, gradients and buffers after a training step; `plain` keeps every activation, as autograd does."""
     model = copy.deepcopy(model).train()
+    device = model.output.weight.device
     given = (ids(), ids(T=7, seed=2)) if model.encoder and model.decoder else (ids(),)
+    given, keep = [part.to(device) for part in given], KEEP.to(device)
     with monkeypatch.context() as patch:
         if plain:
             patch.setattr(Coupled, "apply", undone_by_nobody)
@@ -42,7 +44,7 @@ def step(model: Transformer, monkeypatch: pytest.MonkeyPatch, plain: bool) -> di
         # two passes before the way back: the layers have gone on learning when the first is run again
         total = 0
         for _ in range(2):
-            logits, second, statistics = model(*given, keep=KEEP)
+            logits, second, statistics = model(*given, keep=keep)
             total = total + logits.square().mean() + (0 if second is None else 0.3 * second)
         total.backward()
     found = {"loss": total.detach()} | ({} if second is None else {"second": second.detach()})
@@ -104,6 +106,12 @@ def test_what_is_learnt_without_gradients_is_learnt_once(monkeypatch):
     model = build(kind="decoder", attention=spec)
     got = same(model, monkeypatch)
     assert (got["decoder.blocks.0.attention.sums"] - model.decoder.blocks[0].attention.sums).abs().max() > 1e-4
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("spec", ["softmax", ATTENTION.find("routing").examples[0], "reformer(chunk=4, buckets=4)"])
+def test_on_a_gpu(spec, monkeypatch):
+    same(build(kind="decoder", attention=spec, dropout=0.3).cuda(), monkeypatch)
 
 
 def test_two_sublayers_are_the_formula_of_the_paper():

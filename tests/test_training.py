@@ -414,9 +414,9 @@ def test_the_logged_loss_is_over_all_its_tokens(tmp_path, monkeypatch):
     sums, backward = [], loop.Loop._backward
 
     def noted(self, batch, weights):
-        plain = backward(self, batch, weights)
-        sums.append((float(plain), self.task.tokens(batch)))
-        return plain
+        found = backward(self, batch, weights)
+        sums.append((float(found[loop.PLAIN]), self.task.tokens(batch)))
+        return found
 
     monkeypatch.setattr(loop.Loop, "_backward", noted)
     finish(settings)

@@ -63,6 +63,18 @@ class Published(Tokenizer):
         found = self.library.encode_batch_fast(list(texts), add_special_tokens=False)
         return [self._out(part.ids) for part in found]
 
+    def encode_around(self, parts: Sequence[str]) -> list[int]:
+        if self.mask is None:
+            raise ValueError("this tokenizer has no mask: its model was not trained to fill gaps")
+        added = self.library.get_added_tokens_decoder().get(self.mask)
+        ids: list[int] = []
+        for number, part in enumerate(parts):
+            last = number == len(parts) - 1
+            # some masks stand for a word with the space before it
+            ids += self.encode(part if last or added is None or not added.lstrip else part.rstrip(" "))
+            ids += [] if last else [self.mask]
+        return ids
+
     def encode_text(self, text: str) -> np.ndarray:
         ids = [id for part in chunks(text) for id in self.encode(part)]
         return np.array(ids, dtype=np.int32)

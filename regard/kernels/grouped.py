@@ -41,7 +41,9 @@ class Deal(NamedTuple):
         group = torch.searchsorted(
             self.ends, torch.arange(len(self.pair), device=vectors.device, dtype=torch.int32), right=True
         )
-        return vectors.index_select(0, group.clamp(max=len(vectors) - 1))
+        found = vectors.index_select(0, group.clamp(max=len(vectors) - 1))
+        # behind the last group nothing is written, and what is in memory there must not reach the gradient of a vector
+        return found if self.used is None else torch.where(self.used[:, None], found, 0)
 
     def collect(self, y: Tensor) -> Tensor:
         """Back from the slots: [M, O], zeros where a pair had no place."""
@@ -68,10 +70,8 @@ def deal(
     ends = count.cumsum(0)
     within = group.clamp(max=groups - 1)
     if _flat(device, dtype, widths, most):
-        room, slot, S = None, (ends - count)[within] + rank, M
-        if device.type == "cpu":
-            S = int(ends[-1])
-        used = None if S < M or device.type == "cpu" else steps < ends[-1]
+        room, slot = None, (ends - count)[within] + rank
+        S, used = (int(ends[-1]), None) if _counted(device) else (M, steps < ends[-1])
     else:
         room = max(1, int(count.max()) if most is None else most)
         slot, S = within * room + rank, groups * room
@@ -79,6 +79,11 @@ def deal(
     # whatever has no place goes to one slot more, which is cut off
     pair = torch.zeros(S + 1, dtype=torch.long, device=device).scatter_(0, torch.where(taken, slot, S), steps)[:S]
     return Deal(pair, used, torch.where(taken, slot, 0), taken, ends.to(torch.int32), room)
+
+
+def _counted(device: torch.device) -> bool:
+    """Whether the host may ask how many rows are dealt."""
+    return device.type == "cpu"
 
 
 def _flat(device: torch.device, dtype: torch.dtype, widths: tuple[int, ...], most: int | None) -> bool:

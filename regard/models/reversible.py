@@ -24,7 +24,7 @@ class Rerun:
         self.device_random = [torch.cuda.get_rng_state(device) for device in self.devices]
         self.buffers = [(part, part._version, part.clone()) for part in layer.buffers()] if layer.training else []
 
-    def settle(self) -> "Rerun":
+    def trim(self) -> "Rerun":
         """After the first run: keeps only what it has written."""
         self.buffers = [(part, version, old) for part, version, old in self.buffers if part._version != version]
         return self
@@ -76,7 +76,7 @@ class Coupled(Function):
                 rerun = Rerun(layer, x.device)
                 streams.append(stream)
                 out = part(b, stream)
-                ctx.reruns.append(rerun.settle())
+                ctx.reruns.append(rerun.trim())
                 a, b, stream = b, a + out.y, out.stream
                 losses += [] if out.loss is None else [out.loss]
             passed(a, b, out)

@@ -18,11 +18,13 @@ from regard.metrics.classification import report
 from regard.show import maps, pictures
 from regard.show.beams import Beam, watch
 from regard.show.maps import Cache, Given
-from regard.show.subjects import LONGEST, Reading, Subject
+from regard.show.subjects import Reading, Subject
 from regard.show.wire import Reply
 from regard.spec import ATTENTION, POSITIONS, describe, parse
 
 SMALL = 1_000_000  # weights of all layers and heads together that are sent at once
+LINKED = 48  # target tokens whose source is told while they come
+MOST = 512  # of an option of a mechanism, unless its default is larger
 STEP_TOKENS = 256  # of a text in the view of the six steps
 REPLIES, TEXTS = 64 << 20, 256 << 20  # bytes kept of replies, and of what layers were given
 
@@ -38,7 +40,7 @@ class Engine:
 
     def subject(self, run: str) -> Subject:
         if run not in self._open:
-            raise ValueError(f"no run is called {run!r}; there are {', '.join(self._open)}")
+            raise ValueError(f"there is no such run; there are {', '.join(self._open)}")
         if run not in self._opened:
             self._opened[run] = self._open[run]()
         return self._opened[run]
@@ -172,7 +174,9 @@ class Engine:
                 nonlocal steps
                 names = translator.target.tokens([beam.token for beam in beams])
                 best = max(range(len(beams)), key=lambda i: beams[i].logprob)
-                link, weight = self._link(subject, source, beams[best].path)
+                # each link reads the whole path again: only while that is quick
+                near = len(beams[best].path) <= LINKED
+                link, weight = self._link(subject, source, beams[best].path) if near else (None, None)
                 listed = [
                     {"parent": beam.parent, "token": name, "logprob": beam.logprob}
                     for beam, name in zip(beams, names, strict=True)
@@ -304,21 +308,25 @@ class Engine:
 
     def pattern(self, spec: str, role: str, length: int, heads: int, seed: int = 0) -> Reply:
         """Which pairs are visible and why, from the layer that runs."""
-        return pictures.pattern(_bounded(spec), role, length, heads, seed)
+        with pictures.Deadline():
+            return pictures.pattern(_bounded(spec), role, length, heads, seed)
 
     def cost(self, spec: str, role: str) -> Reply:
         """Counted work over lengths, beside softmax's."""
-        return pictures.cost(_bounded(spec), role)
+        with pictures.Deadline():
+            return pictures.cost(_bounded(spec), role)
 
     def compare(self, spec: str, run: str, text: str, layer: int) -> Reply:
         """Effective weights of a mechanism on a text, with the projections that a run has learnt."""
         place = "encoder" if "encoder" in self.subject(run).places else self.subject(run).places[0]
         found = self.reading(run, place, text, "")
-        return pictures.compare(_bounded(spec), self._layer(found, layer), found.queries)
+        with pictures.Deadline():
+            return pictures.compare(_bounded(spec), self._layer(found, layer), found.queries)
 
     def position(self, spec: str, role: str, length: int, width: int, heads: int) -> Reply:
         """Tables and distances of a position scheme."""
-        return pictures.position(_bounded(spec, "position"), role, length, width, heads)
+        with pictures.Deadline():
+            return pictures.position(_bounded(spec, "position"), role, length, width, heads)
 
 
 def _six(q: Tensor, k: Tensor, v: Tensor, scale: float, weights: Tensor) -> dict[str, np.ndarray]:
@@ -362,11 +370,12 @@ def _bounded(spec: str, kind: str = "attention") -> str:
     def check(part: Any, depth: int) -> None:
         if depth > 3 or len(part.parts) > 8:
             raise ValueError("the spec is nested too deeply or too widely to be shown")
-        registry.find(part.name)
+        usual = {option.name: option.default for option in registry.options(part.name)}
         for name, value in part.options:
+            most = max([MOST] + [default for default in [usual.get(name)] if isinstance(default, int)])
             for number in value if isinstance(value, tuple | list) else [value]:
-                if isinstance(number, int | float) and not abs(number) <= LONGEST * 4:
-                    raise ValueError(f"option {name!r} of {part.name!r} is too large to be shown: {number}")
+                if isinstance(number, int | float) and not abs(number) <= most:
+                    raise ValueError(f"option {name!r} of {part.name!r} is shown up to {most}, got {number}")
         for inner in part.parts:
             check(inner, depth + 1)
 

@@ -13,7 +13,7 @@ when somebody looks at them:
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -39,6 +39,7 @@ class Given:
     rows: Rows
     memory: Memory | None
     stream: Tensor | None
+    strips: dict[tuple[int, int], "Tile"] = field(default_factory=dict, compare=False)  # the last one taken
 
     @cached_property
     def read(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -250,12 +251,18 @@ def tile(given: Given, level: int, row: int, column: int, head: int | None = Non
     if first >= last or left >= right:
         raise ValueError(f"there is no tile {row}, {column} at level {level} of a map of {given.T} x {given.S}")
     some = slice(None) if head is None else slice(head, head + 1)
+    # a few rows or columns at a time: what is held of the map is this many
+    size, pools = max(span, 256), []
     if not by_rows(given):
-        part = columns(given, left, right)[some, first:last]
-        return _coded(*_pooled(part, span))
-    pools = []
-    # a few queries at a time: what is held of the map is this many rows
-    size = max(span, 256)
+        # columns come with all their rows: the other tiles below and above are made with this one
+        if (level, column) not in given.strips:
+            for start in range(left, right, size):
+                pools.append(_pooled(columns(given, start, min(start + size, right)), span))
+            given.strips.clear()
+            given.strips[level, column] = _coded(*(torch.cat(parts, 2) for parts in zip(*pools, strict=True)))
+        strip = given.strips[level, column]
+        part = slice(row * TILE_ROWS, (row + 1) * TILE_ROWS)
+        return strip._replace(largest=strip.largest[some, part], mean=strip.mean[some, part])
     for start in range(first, last, size):
         part = rows(given, range(start, min(start + size, last)))[some, :, left:right]
         pools.append(_pooled(part, span))

@@ -1,5 +1,7 @@
 """Mechanisms and position schemes as numbers to draw: measured on the layers that run, never told in advance."""
 
+import time
+
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -13,6 +15,7 @@ from regard.spec import POSITIONS, parse
 
 REASONS = ("hidden", "local", "global", "stride", "random", "cluster", "all")
 LENGTHS = (64, 128, 256, 512, 1024)
+PATIENCE = 0.5  # seconds for one length, after which no longer one is counted
 DRAWS = 3  # of tokens and of seeds, to tell what a pattern depends on
 
 
@@ -30,7 +33,7 @@ def pattern(spec: str, role: str, length: int, heads: int, seed: int) -> Reply:
             torch.manual_seed(1_000_000 + tokens)
             x = torch.randn(1, length, width, dtype=torch.float64)
             memory = torch.randn(1, length, width, dtype=torch.float64) if role == "cross" else None
-            return layer.weights(x, memory=memory)[0]
+            return layer.weights(x, memory=memory)[0].detach()
 
     weights = seen(seed, 0)
     here = weights != 0
@@ -84,6 +87,19 @@ def _geometry(seen: Tensor, role: str) -> Tensor:
     return torch.where(near & seen, REASONS.index("local"), why)
 
 
+class Deadline(TorchDispatchMode):
+    """Ends what takes too long between two operators, whatever mechanism it is."""
+
+    def __init__(self, seconds: float = 8.0):
+        super().__init__()
+        self.end = time.monotonic() + seconds
+
+    def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
+        if time.monotonic() > self.end:
+            raise ValueError("this takes too long to be shown: choose smaller options or fewer tokens")
+        return function(*args, **(kwargs or {}))
+
+
 class Written(TorchDispatchMode):
     """Counts the numbers that operators write which are no views."""
 
@@ -115,7 +131,9 @@ def cost(spec: str, role: str) -> Reply:
         heads = -(-4 // parse(one).heads) * parse(one).heads
         counts[name] = []
         for length in LENGTHS:
-            with torch.random.fork_rng(devices=[]), torch.no_grad():
+            began = time.monotonic()
+            # with gradients, which the counter of torch expects of whoever switches them on inside
+            with torch.random.fork_rng(devices=[]), torch.enable_grad():
                 torch.manual_seed(0)
                 try:
                     layer = regard.attention(one, width=16 * heads, heads=heads, role=role).eval()
@@ -127,6 +145,9 @@ def cost(spec: str, role: str) -> Reply:
                     # longer than its tables
                     break
                 counts[name].append(flops.get_total_flops() + written.numbers)
+            # twice the length may take four times as long
+            if time.monotonic() - began > PATIENCE:
+                break
     facts = regard.facts(spec)
     meta = {"lengths": LENGTHS, "counts": counts, "time": facts.time._asdict(), "memory": facts.memory._asdict()}
     return Reply(meta)
@@ -149,7 +170,7 @@ def compare(spec: str, given: Given, tokens: list[str]) -> Reply:
             layer = regard.attention(one, **sizes, kv_heads=shape.kv_heads, role=role).eval()
             for part in getattr(layer, "parts", [layer]):
                 _copy(part, trained)
-            weights.append(layer.weights(given.x.float())[0])
+            weights.append(layer.weights(given.x.float())[0].detach())
     meta = {"tokens": tokens, "spec": spec, "role": role, "signed": regard.facts(spec).signed}
     names = ("mechanism", "softmax")
     return Reply(meta, {name: part.float().numpy() for name, part in zip(names, weights, strict=True)})

@@ -1,0 +1,112 @@
+"""A page that runs, for the tests of the server and of the page: small runs of every task beside the shipped one."""
+
+import http.client
+import json
+import socket
+import threading
+import time
+from contextlib import contextmanager
+
+import uvicorn
+
+from regard.cli import main
+from regard.show import wire
+from regard.show.engine import Engine
+from regard.show.server import application
+from regard.show.subjects import open_run
+
+WORDS = ("good fine great lovely", "bad poor awful dull")
+
+
+def small_runs(folder):
+    """A language model with mixed attention and a classifier, a few steps old."""
+    text = folder / "text.txt"
+    text.write_text("\n".join(f"the cat {i} sat on the mat and the dog {i} ran" for i in range(200)), encoding="utf-8")
+    table = folder / "table.tsv"
+    rows = ["text\tlabel"]
+    for i in range(240):
+        word = WORDS[i % 2].split()[i // 2 % 4]
+        rows.append(f"a {word} film number {i}\t{'positive' if i % 2 == 0 else 'negative'}")
+    table.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    small = ["--model.width", "32", "--model.heads", "4", "--model.inner", "32", "--model.layers", "2"]
+    quick = ["--training.steps", "12", "--training.tokens", "512", "--training.evaluate_every", "12"]
+    quick += ["--training.tensorboard", "false", "--training.device", "cpu"]
+    main(
+        [
+            "train",
+            "language",
+            "--data.text",
+            str(text),
+            "--data.tokenizer",
+            "characters",
+            "--data.length",
+            "64",
+            "--model.attention",
+            "heads(local(window=4), strided(stride=4))",
+            "--out",
+            str(folder / "cats"),
+            *small,
+            *quick,
+        ]
+    )
+    main(
+        [
+            "train",
+            "classify",
+            "--data.text",
+            str(table),
+            "--data.tokenizer",
+            "words",
+            "--data.held_out",
+            "40",
+            "--out",
+            str(folder / "films"),
+            *small,
+            *quick,
+        ]
+    )
+    return {"cats": folder / "cats", "films": folder / "films"}
+
+
+class Page:
+    """The address of a server in this process."""
+
+    def __init__(self, engine, port):
+        self.engine, self.port = engine, port
+        self.address = f"http://127.0.0.1:{port}/"
+
+    def request(self, method, path, body=None, headers=None):
+        """(status, headers, body)"""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        given = {"Host": f"127.0.0.1:{self.port}"} | ({"Content-Type": "application/json"} if body is not None else {})
+        connection.request(method, path, body, given | (headers or {}))
+        response = connection.getresponse()
+        got = response.status, dict(response.getheaders()), response.read()
+        connection.close()
+        return got
+
+    def ask(self, name, **values):
+        status, _, body = self.request("POST", f"/api/{name}", json.dumps(values))
+        assert status == 200, body
+        return wire.decode(body)
+
+
+@contextmanager
+def serving(runs):
+    opened = {name: (lambda path=path, name=name: open_run(path, name)) for name, path in runs.items()}
+    engine = Engine(opened | {"shipped": lambda: open_run(None, "shipped")})
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    app = application(engine, {f"127.0.0.1:{port}", f"localhost:{port}"})
+    config = uvicorn.Config(app, log_level="error", access_log=False, server_header=False, lifespan="off", ws="none",
+                            http="h11", timeout_graceful_shutdown=1)  # fmt: skip
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.02)
+    try:
+        yield Page(engine, port)
+    finally:
+        server.should_exit = True
+        thread.join(10)

@@ -1,0 +1,335 @@
+"""Parts of maps equal the whole; what the page is told equals what the library computes."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import regard
+from regard.attention.base import Memory, Rows
+from regard.decoding import DecodingConfig
+from regard.show import maps, pictures, wire
+from regard.show.beams import watch
+from regard.show.engine import Engine
+from regard.show.maps import Given
+from regard.show.subjects import of_model, open_run
+from regard.spec import ATTENTION, POSITIONS
+from regard.translation import Translator
+
+SENTENCE = "My brother lives in Berlin."
+SPECS = [spec for name in ATTENTION.names() for spec in ATTENTION.find(name).examples[:2]]
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return Engine({"shipped": lambda: open_run(None, "shipped")})
+
+
+@pytest.fixture(scope="module")
+def translator():
+    return Translator.load()
+
+
+def given(spec, role, *, T=36, S=29, heads=8, width=32, kv_heads=None, position=None, dtype=torch.float64):
+    torch.manual_seed(0)
+    sizes = {"width": width, "heads": heads, "role": role, "kv_heads": kv_heads, "position": position}
+    layer = regard.attention(spec, **sizes).to(dtype).eval()
+    x = torch.randn(1, T, width, dtype=dtype)
+    memory = Memory(torch.randn(1, S, width, dtype=dtype), None) if role == "cross" else None
+    return Given(layer, x, Rows.full(x), memory, None)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_rows_and_columns_are_those_of_the_map(spec):
+    for role in regard.facts(spec).roles:
+        for kv_heads in (None, 4):
+            try:
+                one = given(spec, role, kv_heads=kv_heads)
+            except ValueError:
+                continue
+            whole = maps.whole(one)
+            queries = [0, 3, 4, 5, 9, 35]
+            torch.testing.assert_close(maps.rows(one, queries).double(), whole[:, queries], atol=1e-6, rtol=1e-5)
+            if one.layer.facts.columns == "tokens":
+                torch.testing.assert_close(maps.columns(one, 5, 23), whole[..., 5:23])
+
+
+@pytest.mark.parametrize("position", [spec for name in POSITIONS.names() for spec in POSITIONS.find(name).examples[:1]])
+@pytest.mark.parametrize("role", ["self", "causal"])
+def test_rows_hold_with_positions(position, role):
+    for spec in ("softmax", "additive", "local(window=4)"):
+        try:
+            one = given(spec, role, position=position)
+        except ValueError:
+            continue
+        torch.testing.assert_close(maps.rows(one, range(8, 20)).double(), maps.whole(one)[:, 8:20])
+
+
+@pytest.mark.parametrize("spec", ["softmax", "local(window=40)", "linformer(rank=4, longest=2048)"])
+def test_tiles_put_together_are_the_map(spec):
+    one = given(spec, "self", T=700, heads=2)
+    whole = maps.whole(one)
+    for level in (0, 1):
+        span = 1 << level
+        down, across = -(-700 // (maps.TILE_ROWS * span)), -(-700 // (maps.TILE_COLUMNS * span))
+        grid = [[maps.tile(one, level, row, column) for column in range(across)] for row in range(down)]
+        top = float(whole.abs().max())
+        for kind, pool in (("largest", torch.nn.functional.max_pool2d), ("mean", torch.nn.functional.avg_pool2d)):
+            lines = [np.concatenate([decoded(tile, kind) for tile in line], 2) for line in grid]
+            joined = torch.from_numpy(np.concatenate(lines, 1))
+            sizes = whole if kind == "mean" else whole.abs()
+            wanted = pool(sizes, span, ceil_mode=True)
+            # half a step of the 8-bit root on either side
+            step = 0.5 / (127 if grid[0][0].signed else 255)
+            got = (joined.abs() if kind == "largest" else joined) / top
+            root = (wanted / top).abs().sqrt()
+            assert ((got.abs().sqrt() - root).abs() <= 1.01 * step + 1e-9).all()
+    with pytest.raises(ValueError, match="no tile"):
+        maps.tile(one, 0, 99, 0)
+
+
+def decoded(tile, kind):
+    codes = getattr(tile, kind).astype(np.float64) / (127 if tile.signed else 255)
+    return np.sign(codes) * codes**2 * tile.scale
+
+
+class Largest(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for part in out if isinstance(out, list | tuple) else [out]:
+            if isinstance(part, torch.Tensor) and not any(r.alias_info for r in function._schema.returns):
+                self.numbers = max(self.numbers, part.numel())
+        return out
+
+
+@pytest.mark.parametrize("spec", ["softmax", "longformer(window=64, globals=2)", "linear"])
+def test_a_long_map_is_never_held(spec):
+    N = 4096
+    one = given(spec, "self", T=N, heads=4, width=256, dtype=torch.float32)
+    with Largest() as largest:
+        made = maps.tile(one, 3, 1, 0)
+        maps.rows(one, [N - 1])
+    assert made.largest.shape == (4, maps.TILE_ROWS, N // 8)
+    # of all heads together it never makes as much as the map of one holds
+    assert largest.numbers < N * N
+    assert sum(part.nbytes for tile in one.strips.values() for part in tile[:2]) < N * N
+
+
+def test_maps_that_are_only_whole_are_refused_when_long():
+    one = given("set(points=5)", "self", T=maps.WHOLE + 1)
+    with pytest.raises(ValueError, match=r"taken whole.*1,024"):
+        maps.rows(one, [0])
+    assert maps.limit([one.layer]) == maps.WHOLE
+    assert maps.limit([given("softmax", "self").layer]) is None
+
+
+def test_recording_leaves_no_trace(translator):
+    model, ids = translator.model, torch.tensor([[5, 6, 7]])
+    before = model.maps(ids, place="encoder")
+    with maps.record(model, most=2) as found:
+        model.maps(ids, place="encoder")
+        raise AssertionError("the run goes on behind the last layer")
+    assert [one.layer for one in found] == [block.attention for block in model.encoder.blocks][:2]
+    for one, other in zip(model.maps(ids, place="encoder"), before, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_is_read_is_what_the_library_gives(engine, translator):
+    for place in ("cross", "encoder", "decoder"):
+        reply = engine.answer("read", {"run": "shipped", "place": place, "text": SENTENCE, "target": ""})
+        source = torch.tensor([[*translator.source.encode(SENTENCE), translator.source.eos]])
+        target = torch.tensor([[translator.target.bos, *translator.target.encode(translator(SENTENCE))]])
+        wanted = translator.model.maps(source, *(() if place == "encoder" else (target,)), place=place)
+        for layer, part in enumerate(wanted):
+            got = torch.from_numpy(reply.arrays[f"layer{layer}"].copy())
+            torch.testing.assert_close(got, part[0], atol=1e-6, rtol=0)
+        assert len(reply.meta["queries"]) == wanted[0].shape[2]
+        again = wire.decode(wire.encode(reply))
+        assert again.meta == reply.meta
+        assert all(np.array_equal(again.arrays[name], part) for name, part in reply.arrays.items())
+
+
+def test_a_deeper_reading_serves_a_shallower_one(engine):
+    one = engine.reading("shipped", "encoder", "a deep text", "", 1)
+    assert len(one.layers) == 1
+    two = engine.reading("shipped", "encoder", "a deep text", "", 3)
+    assert engine.reading("shipped", "encoder", "a deep text", "", 2) is two
+    torch.testing.assert_close(one.layers[0].x, two.layers[0].x)
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_the_tree_of_the_search_is_the_search(translator, beam):
+    steps = []
+    found = watch(translator, translator.source.encode(SENTENCE), beam, lambda beams: steps.append(list(beams)))
+    wanted = next(translator.translate([SENTENCE], DecodingConfig(beam=beam, nbest=beam)))
+    assert [part.ids for part in found] == [part.hypothesis.ids for part in wanted]
+    paths = {}
+    for before, beams in zip([None, *steps], steps, strict=False):
+        for one in beams:
+            assert one.path[:-1] == (() if before is None else before[one.parent].path)
+            assert one.path[-1] == one.token
+            paths[one.path] = one.logprob
+    for part in found:
+        if part.finished:
+            # what is left is the probability of the end
+            assert part.logprob <= paths[tuple(part.ids)] + 1e-4
+
+
+def test_the_six_steps_are_the_layer(engine, translator):
+    values = {"run": "shipped", "place": "encoder", "text": SENTENCE, "layer": 1, "head": 2, "query": 1, "target": ""}
+    parts = {name: torch.from_numpy(part.copy()) for name, part in engine.answer("steps", values).arrays.items()}
+    D = len(parts["q"])
+    torch.testing.assert_close(parts["scores"], parts["k"] @ parts["q"])
+    torch.testing.assert_close(parts["scaled"], parts["scores"] / D**0.5)
+    torch.testing.assert_close(parts["weights"], parts["scaled"].softmax(0), atol=1e-6, rtol=0)
+    torch.testing.assert_close(parts["sum"], parts["weights"] @ parts["v"])
+    source = torch.tensor([[*translator.source.encode(SENTENCE), translator.source.eos]])
+    row = translator.model.maps(source, place="encoder")[1][0, 2, 1]
+    torch.testing.assert_close(parts["weights"], row, atol=1e-6, rtol=0)
+
+
+def test_the_worked_example(engine):
+    parts = engine.answer("example", {}).arrays
+    np.testing.assert_allclose(parts["scores"], [112, 96], atol=1e-4)
+    np.testing.assert_allclose(parts["scaled"], [14, 12], atol=1e-5)
+    np.testing.assert_allclose(parts["weights"], [0.880797, 0.119203], atol=1e-6)
+
+
+def test_moves_add_up(engine, translator):
+    values = {"run": "shipped", "text": "the bank of the river", "other": "the cashier at the bank", "word": "bank"}
+    reply = engine.answer("moves", values | {"layer": 1})
+    for number in (0, 1):
+        np.testing.assert_allclose(reply.arrays[f"shares{number}"].sum(), 1, atol=1e-5)
+    # the step is the output of the layer itself
+    one = engine.reading("shipped", "encoder", "the bank of the river", "", 2).layers[1]
+    with torch.no_grad():
+        step = one.layer.run(one.x, one.rows).y[0, 1]
+    assert reply.meta["sides"][0]["moved"] == pytest.approx(float(step.norm()), rel=1e-4)
+    assert reply.meta["after"] < reply.meta["before"] < 1
+    with pytest.raises(ValueError, match="not one token"):
+        engine.answer("moves", values | {"layer": 1, "word": "zebra"})
+
+
+@pytest.mark.parametrize(
+    ("spec", "role", "pair", "reason"),
+    [
+        ("softmax", "self", (3, 30), "all"),
+        ("softmax", "causal", (30, 3), "all"),
+        ("softmax", "causal", (3, 30), "hidden"),
+        ("local(window=3)", "self", (20, 22), "local"),
+        ("local(window=3)", "self", (20, 24), "hidden"),
+        ("local(window=20)", "self", (18, 34), "local"),
+        ("longformer(window=3, globals=2)", "self", (20, 1), "global"),
+        ("longformer(window=3, globals=2)", "self", (1, 20), "global"),
+        ("longformer(window=3, globals=2)", "self", (20, 19), "local"),
+        ("strided(stride=4)", "self", (20, 8), "stride"),
+        ("strided(stride=4)", "causal", (20, 8), "stride"),
+    ],
+)
+def test_why_a_pair_is_visible(engine, spec, role, pair, reason):
+    reply = engine.answer("pattern", {"spec": spec, "role": role, "length": 36, "heads": 4})
+    for head in reply.arrays["why"]:
+        assert reply.meta["reasons"][head[pair]] == reason
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"), [("bigbird(block=2, random=1)", "random"), ("routing(clusters=3)", "cluster")]
+)
+def test_what_is_drawn_and_what_is_alike(engine, spec, reason):
+    reply = engine.answer("pattern", {"spec": spec, "role": "self", "length": 36, "heads": 4})
+    found = {reply.meta["reasons"][code] for code in np.unique(reply.arrays["why"])}
+    assert reason in found
+    assert not found & ({"random", "cluster"} - {reason})
+
+
+@pytest.mark.parametrize("name", ATTENTION.names())
+def test_every_mechanism_is_shown(engine, name):
+    cls = ATTENTION.find(name)
+    spec, role = cls.examples[0], cls.facts.roles[0]
+    heads = 4
+    reply = engine.answer("pattern", {"spec": spec, "role": role, "length": 24, "heads": heads})
+    assert reply.arrays["weights"].shape[:2] == (heads, 24)
+    visible = reply.arrays["why"] > 0
+    assert np.array_equal(visible, reply.arrays["weights"] != 0) or cls.facts.signed
+    both = engine.answer("compare", {"spec": spec, "run": "shipped", "text": SENTENCE, "layer": 0})
+    assert both.arrays["mechanism"].shape[0] == both.arrays["softmax"].shape[0]
+
+
+def test_softmax_beside_itself_is_the_trained_layer(engine):
+    reply = engine.answer("compare", {"spec": "softmax", "run": "shipped", "text": SENTENCE, "layer": 1})
+    wanted = engine.answer("read", {"run": "shipped", "place": "encoder", "text": SENTENCE, "target": ""})
+    for name in ("mechanism", "softmax"):
+        np.testing.assert_allclose(reply.arrays[name], wanted.arrays["layer1"], atol=1e-6)
+
+
+def test_the_cost_grows_as_declared(engine):
+    meta = engine.answer("cost", {"spec": "local(window=8)", "role": "self"}).meta
+    counts = meta["counts"]
+    assert 1.9 < counts["mechanism"][-1] / counts["mechanism"][-2] < 2.1
+    assert 3.3 < counts["softmax"][-1] / counts["softmax"][-2] < 4.1
+
+
+def test_positions(engine):
+    sizes = {"role": "self", "length": 32, "width": 64, "heads": 4}
+    table = engine.answer("position", {"spec": "sinusoidal", **sizes}).arrays["table"]
+    places, rates = np.arange(32)[:, None], 10000.0 ** (-np.arange(0, 64, 2) / 64)
+    np.testing.assert_allclose(table[:, 0::2], np.sin(places * rates), atol=1e-6)
+    np.testing.assert_allclose(table[:, 1::2], np.cos(places * rates), atol=1e-6)
+    pairs = engine.answer("position", {"spec": "rotary", **sizes}).arrays["pairs"][0]
+    # the product depends on the distance alone
+    np.testing.assert_allclose(pairs[0, 7], pairs[11, 18], atol=1e-6)
+    pairs = engine.answer("position", {"spec": "alibi", **sizes | {"role": "causal"}}).arrays["pairs"]
+    np.testing.assert_allclose(pairs[0, 20, 15], -5 * 2**-2, atol=1e-6)
+
+
+def test_specs_that_would_not_end_are_refused(engine):
+    for spec in ("performer(features=1000000)", "softmax(", "nothing", "heads(heads(heads(heads(softmax))))"):
+        with pytest.raises(ValueError, match=r"\w"):
+            engine.answer("pattern", {"spec": spec, "role": "self", "length": 16, "heads": 4})
+
+
+def test_what_takes_too_long_is_ended(engine, monkeypatch):
+    monkeypatch.setattr(pictures.Deadline.__init__, "__defaults__", (0.2,))
+    with pytest.raises(ValueError, match="too long"):
+        engine.answer("pattern", {"spec": "reformer(chunk=512, rounds=255)", "role": "self", "length": 36, "heads": 4})
+
+
+def test_any_model_with_a_tokenizer(translator):
+    torch.manual_seed(0)
+    sizes = {"vocabulary": translator.source.size, "width": 32, "heads": 4, "inner": 32, "layers": 2}
+    config = regard.ModelConfig(kind="decoder", attention=["local(window=2)", "softmax"], **sizes)
+    model = regard.Transformer(config).eval()
+    shown = Engine({"model": lambda: of_model("model", model, translator.source)})
+    reply = shown.answer("read", {"run": "model", "place": "decoder", "text": SENTENCE, "target": ""})
+    wanted = model.maps(torch.tensor([translator.source.encode(SENTENCE)]))
+    for layer, part in enumerate(wanted):
+        torch.testing.assert_close(torch.from_numpy(reply.arrays[f"layer{layer}"].copy()), part[0])
+    with pytest.raises(ValueError, match="tokenizer="):
+        regard.show(model, "text")
+    with pytest.raises(ValueError, match="some words"):
+        regard.show(model, " ", tokenizer=translator.source)
+
+
+def test_broken_weights_are_said(translator):
+    torch.manual_seed(0)
+    sizes = {"vocabulary": translator.source.size, "width": 32, "heads": 4, "inner": 32, "layers": 1}
+    model = regard.Transformer(regard.ModelConfig(kind="encoder", **sizes)).eval()
+    torch.nn.init.constant_(model.encoder.embedding.weight, float("nan"))
+    shown = Engine({"model": lambda: of_model("model", model, translator.source)})
+    with pytest.raises(ValueError, match="not finite"):
+        shown.answer("read", {"run": "model", "place": "encoder", "text": SENTENCE})
+
+
+def test_the_cache_is_bounded():
+    cache = maps.Cache(100)
+    for key in range(50):
+        assert cache.get(key, lambda key=key: key, lambda _: 30) == key
+        assert cache.size <= 100
+    assert list(cache.kept) == [47, 48, 49]
+    cache.get(47, lambda: 1 / 0, lambda _: 0)
+    cache.get(50, lambda: 50, lambda _: 30)
+    assert 47 in cache.kept

@@ -1,0 +1,289 @@
+"""The server: exact hosts and origins, limits on every field, errors in words, alive after anything."""
+
+import json
+import re
+import socket
+import threading
+import time
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from shown import serving
+
+from regard.cli import main
+from regard.show import server
+from regard.show.export import bundle
+from regard.show.server import SCHEMAS, openapi
+
+READ = {"run": "shipped", "place": "encoder", "text": "a b", "target": ""}
+
+
+@pytest.fixture(scope="module")
+def page():
+    with serving({}) as page:
+        yield page
+
+
+def said(body):
+    found = json.loads(body)["error"]
+    assert not re.search(r"Traceback|File \"|/[a-z]+/[a-z]+|site-packages|\.py", found), found
+    return found
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example:{port}", "", "127.0.0.1:{port}.evil"]
+)
+@pytest.mark.parametrize("path", ["/", "/openapi.json", "/page/main.js", "/api/about"])
+def test_only_its_own_host(page, host, path):
+    method, body = ("POST", "{}") if path.startswith("/api") else ("GET", None)
+    status, _, got = page.request(method, path, body, {"Host": host.format(port=page.port)})
+    assert status in (400, 403)
+    if status == 403:
+        said(got)
+    assert page.request(method, path, body)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Origin": "https://127.0.0.1:{port}"},
+    ],
+)
+def test_only_its_own_page(page, headers):
+    headers = {name: value.format(port=page.port) for name, value in headers.items()}
+    assert page.request("POST", "/api/about", "{}", headers)[0] == 403
+    own = {"Origin": f"http://127.0.0.1:{page.port}", "Sec-Fetch-Site": "same-origin"}
+    assert page.request("POST", "/api/about", "{}", own)[0] == 200
+
+
+def test_headers_of_safety(page):
+    for path in ("/", "/page/main.js", "/nothing", "/page/../server.py"):
+        _, headers, _ = page.request("GET", path)
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src 'self';" in policy
+        assert "unsafe" not in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert "server" not in headers
+
+
+def test_the_page_has_no_inline_script(page):
+    text = page.request("GET", "/")[2].decode()
+    assert not re.search(r"<script(?![^>]*\bsrc=)", text)
+    assert not re.search(r"\son\w+=|javascript:|\sstyle=", text)
+    for sink in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+        assert sink not in bundle()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/page/../server.py",
+        "/page/..%2fserver.py",
+        "/page/%2e%2e/server.py",
+        "//etc/passwd",
+        "/page//etc/passwd",
+        "/page/views",
+        "/page/%00",
+        "/api/subject",
+        "/api/answer",
+        "/api/__init__",
+    ],
+)
+def test_no_path_leads_out(page, path):
+    for method, body in (("GET", None), ("POST", "{}")):
+        status, _, got = page.request(method, path, body)
+        assert status in (400, 404, 405)
+        assert b"import" not in got
+
+
+@pytest.mark.parametrize("run", ["../shipped", "/etc/passwd", "shipped/..", "x" * 200, ""])
+def test_runs_are_those_given(page, run):
+    status, _, got = page.request("POST", "/api/read", json.dumps(READ | {"run": run}))
+    assert status == 400
+    assert "no such run" in said(got) or run == ""
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400), (b"{", 400), (b"[]", 400), (b'"x"', 400), (b"null", 400), (b"\xff\xfe", 400), (b"[" * 100_000, 400),
+        (b'{"a":' * 20_000, 400), (b'{"run": NaN}', 400), (b'{"run": 1e999}', 400), (b"1" * 9_000, 400),
+        (b'{"run": "shipped"}', 400), (b" " * (300 << 10), 413),
+        (b'{"text": "\\ud800", "run": "shipped", "place": "encoder"}', 400),
+    ],
+)  # fmt: skip
+def test_malformed_bodies(page, body, status):
+    got, _, words = page.request("POST", "/api/read", body)
+    assert got == status
+    said(words)
+    assert page.ask("example").meta["scale"] == 0.125
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"text": "x" * 60_001},
+        {"place": "attic"},
+        {"text": 5},
+        {"extra": 1},
+        {"run": None},
+        {"text": ["a"]},
+        {"place": True},
+    ],
+)
+def test_fields_out_of_bounds(page, change):
+    status, _, got = page.request("POST", "/api/read", json.dumps(READ | change))
+    assert status == 400
+    said(got)
+
+
+def test_only_json_and_only_the_method_asked_for(page):
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
+        assert page.request("POST", "/api/about", "{}", {"Content-Type": kind})[0] == 415
+    for method in ("GET", "PUT", "DELETE", "HEAD"):
+        assert page.request(method, "/api/about")[0] == 405
+    assert page.request("POST", "/", "{}")[0] == 405
+
+
+def test_a_slow_body_is_cut(page, monkeypatch):
+    monkeypatch.setattr(server, "BODY_SECONDS", 0.3)
+    with socket.create_connection(("127.0.0.1", page.port)) as slow:
+        head = f"POST /api/about HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nContent-Type: application/json\r\n"
+        slow.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+        # others are served meanwhile
+        assert page.request("POST", "/api/example", "{}")[0] == 200
+        assert b" 408 " in slow.recv(4096)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x00" * 64,
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /api/about HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+        b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 20_000 + b"\r\n",
+    ],
+)
+def test_noise_leaves_it_alive(page, raw):
+    with socket.create_connection(("127.0.0.1", page.port)) as noise:
+        noise.settimeout(5)
+        try:
+            noise.sendall(raw)
+            noise.recv(4096)
+        except OSError:
+            pass
+    assert page.request("POST", "/api/example", "{}")[0] == 200
+
+
+def test_too_many_questions_are_asked_to_come_back(page, monkeypatch):
+    monkeypatch.setattr(server, "WAITING", 1)
+    page.engine.lock.acquire()
+    try:
+        first = threading.Thread(target=page.ask, args=("example",))
+        first.start()
+        time.sleep(0.3)
+        status, headers, got = page.request("POST", "/api/example", "{}")
+        assert (status, headers["retry-after"]) == (503, "1")
+        said(got)
+    finally:
+        page.engine.lock.release()
+    first.join(10)
+    assert page.request("POST", "/api/example", "{}")[0] == 200
+
+
+def lines(page, **values):
+    status, _, body = page.request("POST", "/api/translate", json.dumps(values))
+    assert status == 200
+    return [json.loads(line) for line in body.decode().split("\n") if line]
+
+
+def test_a_translation_comes_step_by_step(page):
+    found = lines(page, run="shipped", text="Where is the station?", beam=4)
+    assert found[0]["source"][-1] == "</s>"
+    steps = [line for line in found if "beams" in line]
+    assert [line["step"] for line in steps] == list(range(len(steps)))
+    last = found[-1]["found"]
+    assert last[0]["text"] == page.engine.subject("shipped").translator("Where is the station?")
+    assert [one["score"] for one in last] == sorted((one["score"] for one in last), reverse=True)
+    step, at = last[0]["place"]
+    assert steps[step]["beams"][at]["logprob"] >= last[0]["logprob"]
+
+
+def test_who_leaves_ends_the_search(page):
+    text = "the animal did not cross the street because it was too tired and " * 15
+    body = json.dumps({"run": "shipped", "text": text, "beam": 12}).encode()
+    with socket.create_connection(("127.0.0.1", page.port)) as gone:
+        head = f"POST /api/translate HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nContent-Type: application/json\r\n"
+        gone.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        assert b'"source"' in gone.recv(65536) + gone.recv(65536)
+    began = time.monotonic()
+    assert page.request("POST", "/api/example", "{}")[0] == 200
+    assert time.monotonic() - began < 5
+
+
+def test_an_error_of_ours_is_not_told(page, monkeypatch, capfd):
+    def broken(**values):
+        raise RuntimeError("secret in /root/file.py")
+
+    monkeypatch.setattr(page.engine, "example", broken)
+    page.engine._replies.kept.clear()
+    status, _, got = page.request("POST", "/api/example", "{}")
+    assert status == 500
+    assert "secret" not in said(got)
+    assert "secret in" in capfd.readouterr().err
+
+
+def test_the_command_refuses_in_one_line(capsys, tmp_path):
+    for words in (
+        ["show", "--port", "70000"],
+        ["show", "--out", "x.html"],
+        ["show", str(tmp_path)],
+        ["show", str(tmp_path / "no")],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit):
+        main(["show", "--no-browser", "--port", str(taken.getsockname()[1])])
+    assert "choose another --port" in capsys.readouterr().err
+
+
+api = schemathesis.openapi.from_dict(openapi())
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMAS))
+def test_the_api_holds_what_its_openapi_says(page, name):
+    """Any request, in and out of the schema, is answered with what is declared and never with 5xx."""
+    operation = next(op.ok() for op in api.get_all_operations() if op.ok().path == f"/api/{name}")
+    modes = list(schemathesis.GenerationMode)
+    seen = set()
+    for mode in modes:
+
+        @settings(
+            max_examples=12,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+            phases=[Phase.generate],
+            derandomize=True,
+        )
+        def once(case):
+            response = case.call(base_url=page.address, timeout=30, headers={"Host": f"127.0.0.1:{page.port}"})
+            assert response.status_code < 500, (response.status_code, response.text[:300])
+            if response.status_code != 200:
+                said(response.content)
+            seen.add(response.status_code)
+
+        from hypothesis import given
+
+        given(case=operation.as_strategy(generation_mode=mode))(once)()
+    assert 400 in seen or 415 in seen or 405 in seen
+    assert page.request("POST", "/api/example", "{}")[0] == 200
