@@ -251,6 +251,8 @@ def application(engine: Engine, hosts: set[str]) -> Starlette:
         task = asyncio.create_task(work())
         try:
             while (record := await lines.get()) is not None:
+                if await request.is_disconnected():
+                    break
                 yield json.dumps(record, ensure_ascii=False).encode() + b"\n"
         finally:
             gone = True
