@@ -49,6 +49,7 @@ WARM_UP = 64  # tokens of the step that starts threads and libraries
 FAIR = {
     "axial": ("axial(width=128)",),
     "bigbird": ("bigbird(block=64, random=3)",),
+    "compressive": ("compressive(segment=256, memory=256, compressed=256)",),
     "globals": ("globals(tokens=16)",),
     "heads": ("heads(local(window=256), strided(stride=128))",),
     "linformer": ("linformer(rank=256, longest={longest})",),
@@ -60,6 +61,7 @@ FAIR = {
     "sinkhorn": ("sinkhorn(block=128, longest={longest})",),
     "sparse": ("sparse(pattern='fixed', stride=128, summary=8)", "sparse(pattern='strided', stride=128)"),
     "strided": ("strided(stride=128)",),
+    "xl": ("xl(segment=256, memory=256)",),
 }
 SDPA = "sdpa"
 SAME = ("dot", "softmax")  # what is SDPA with a layer around it
@@ -77,14 +79,21 @@ def measure(cell: dict[str, Any]) -> dict[str, Any]:
     layer = None
     if cell["spec"] != SDPA:
         layer = regard.attention(cell["spec"], width=H * D, heads=H, role=role)
-    base = sdpa_step(role, H, D, N)
-    step = base if layer is None else layer_step(layer, N)
-    for warm in (sdpa_step(role, H, D, WARM_UP), *([] if layer is None else [layer_step(layer, WARM_UP)])):
-        warm()
+    base = step = sdpa_step(role, H, D, N)
+    sdpa_step(role, H, D, WARM_UP)()
+    whole = False
+    if layer is not None:
+        try:
+            projected_step(layer, WARM_UP)()
+        except (AttributeError, TypeError, ValueError):
+            # no function of projected inputs alone
+            whole = True
+            whole_step(layer, WARM_UP)()
+        step = whole_step(layer, N) if whole else projected_step(layer, N)
     cap_memory(cell["memory"])
     before = reset_peak()
     first = seconds(step)
-    result = {"memory": max(0, peak() - before), "whole": layer is not None and not hasattr(layer, "mix")}
+    result = {"memory": max(0, peak() - before), "whole": whole}
     limit = time.perf_counter() + cell["budget"] - first
     result |= {"times": [], "sdpa_times": []}
     if layer is not None and first < cell["budget"] / 4:
@@ -104,14 +113,17 @@ def sdpa_step(role: str, H: int, D: int, N: int) -> Callable[[], None]:
     return lambda: train(F.scaled_dot_product_attention(q, k, v, is_causal=role == "causal"), leaves, grad)
 
 
-def layer_step(layer: regard.Attention, N: int) -> Callable[[], None]:
-    """A step of the mechanism on inputs of its own, through `mix` where there is one."""
+def whole_step(layer: regard.Attention, N: int) -> Callable[[], None]:
+    """A step of the layer with its projections."""
+    x = torch.randn(1, N, layer.shape.width, requires_grad=True)
+    memory = Memory(x, None) if layer.shape.role == "cross" else None
+    grad, own = torch.randn(1, N, layer.shape.out_width), list(layer.parameters())
+    return lambda: train(layer.run(x, memory=memory).y, (x, *own), grad)
+
+
+def projected_step(layer: regard.Attention, N: int) -> Callable[[], None]:
+    """A step of the mechanism on projected inputs of its own."""
     H, D, role, own = layer.shape.heads, layer.shape.head_width, layer.shape.role, list(layer.parameters())
-    if not hasattr(layer, "mix"):
-        x = torch.randn(1, N, layer.shape.width, requires_grad=True)
-        memory = Memory(x, None) if role == "cross" else None
-        grad = torch.randn(1, N, layer.shape.out_width)
-        return lambda: train(layer.run(x, memory=memory).y, (x, *own), grad)
     kinds = getattr(layer, "inputs", {"q": "query", "k": "key", "v": "value"})
     inputs = {name: leaf(1, H, N) if kind == "gate" else leaf(1, H, N, D) for name, kind in kinds.items()}
     query = {name: part for name, part in inputs.items() if kinds[name] == "query"}

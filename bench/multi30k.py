@@ -3,18 +3,15 @@
     python bench/multi30k.py --data FOLDER --out runs/multi30k --jobs 8
 
 FOLDER holds train, valid and test.2016 in .en and .de, as BPE units (plain, .gz or .xz). Every row is trained by
-configs/multi30k.yaml and scored on test2016: tokenised BLEU, beam 5, the average of the last ten checkpoints. Training
-speed is measured afterwards, one row at a time, with --speed. Finished runs are not trained again.
+configs/multi30k.yaml and scored on test2016: tokenised BLEU, beam 5, the average of the last ten checkpoints. --steps
+makes the same schedule shorter for all. Speed is that of rows which share one GPU; --speed measures each alone
+afterwards. Finished runs are not trained again.
 """
 
-import argparse
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
+from statistics import median
+
+import side
 
 CONFIG = Path(__file__).parent.parent / "configs" / "multi30k.yaml"
 LINFORMER = "linformer(rank=16, longest=128)"
@@ -41,110 +38,41 @@ ROWS = {
     "LSTM, multiplicative": [*RECURRENT, "--model.attention", "multiplicative"],
     "LSTM, additive": [*RECURRENT, "--model.attention", "additive"],
 }
-REGARD = [sys.executable, "-m", "regard"]
 
 
-def file(folder: Path, name: str) -> str:
-    found = [path for suffix in ("", ".gz", ".xz") if (path := folder / f"{name}{suffix}").exists()]
-    if not found:
-        raise SystemExit(f"{folder} has no {name}, {name}.gz or {name}.xz")
-    return str(found[0])
-
-
-def flags(data: Path) -> list[str]:
+def flags(data: Path, steps: int | None) -> list[str]:
     names = {"source": "train.en", "target": "train.de", "valid_source": "valid.en", "valid_target": "valid.de"}
-    given = [part for key, name in names.items() for part in (f"--data.{key}", file(data, name))]
-    return ["--config", str(CONFIG), *given]
-
-
-def train(rows: list[str], data: Path, out: Path, jobs: int, minutes: float) -> None:
-    """As many at a time as there are jobs; whoever is not done in time is stopped, and goes on the next time."""
-    waiting, running, until = list(rows), {}, time.monotonic() + 60 * minutes
-    while waiting or running:
-        while waiting and len(running) < jobs and time.monotonic() < until:
-            name = waiting.pop(0)
-            folder = out / slug(name)
-            again = (folder / "run.json").exists()
-            command = (
-                ["resume", str(folder)]
-                if again
-                else ["train", "translate", *flags(data), "--out", str(folder), *ROWS[name]]
-            )
-            with open(out / f"{slug(name)}.log", "a") as log:
-                environment = os.environ | {"OMP_NUM_THREADS": "1"}
-                running[name] = subprocess.Popen([*REGARD, *command], stdout=log, stderr=log, env=environment)
-        time.sleep(0.5)
-        for name, job in list(running.items()):
-            if job.poll() is not None:
-                print(f"{name}: exit {job.returncode}", file=sys.stderr, flush=True)
-                del running[name]
-        if time.monotonic() > until:
-            waiting.clear()
-            for job in running.values():
-                job.send_signal(signal.SIGTERM)
-            until += 30
-
-
-def score(rows: list[str], data: Path, out: Path) -> None:
-    """The table, with what each run reached."""
-    pairs = ["--source", file(data, "test.2016.en"), "--target", file(data, "test.2016.de"), "--beam", "5", "--json"]
-    jobs = {
-        name: subprocess.Popen(
-            [*REGARD, "evaluate", str(out / slug(name)), *pairs],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        for name in rows
-    }
-    print("| attention | BLEU | parameters | steps |\n|---|---|---|---|")
-    for name, job in jobs.items():
-        found, errors = job.communicate()
-        if job.returncode:
-            print(f"| {name} | {errors.strip().splitlines()[-1]} | | |")
-            continue
-        facts = json.loads((out / slug(name) / "run.json").read_text())
-        log = (out / slug(name) / "log.jsonl").read_text().splitlines()
-        steps = max(json.loads(line)["step"] for line in log)
-        print(f"| {name} | {json.loads(found)['bleu']['value']:.2f} | {facts['parameters'] / 1e6:.2f}M | {steps} |")
-
-
-def speed(rows: list[str], data: Path, out: Path) -> None:
-    """Tokens a second, alone, in the second hundred of two hundred steps."""
-    print("\n| attention | target tokens/s |\n|---|---|")
-    for name in rows:
-        folder = out / f"speed-{slug(name)}"
-        few = ["--training.steps", "200", "--training.evaluate_every", "1000", "--training.save_every", "1000"]
-        few += ["--training.log_every", "100", "--training.average", "0", "--data.valid_source", file(data, "valid.en")]
-        command = ["train", "translate", *flags(data), "--out", str(folder), *ROWS[name], *few]
-        subprocess.run([*REGARD, *command], check=True, capture_output=True)
-        records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-        print(
-            f"| {name} | {[part for part in records if part['event'] == 'step'][-1]['tokens_per_second']:,} |",
-            flush=True,
-        )
-
-
-def slug(name: str) -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in name)
+    given = [part for key, name in names.items() for part in (f"--data.{key}", side.file(data, name))]
+    if steps is None:
+        return ["--config", str(CONFIG), *given]
+    shares = {"steps": 1, "warmup": 6, "evaluate_every": 2, "save_every": 36}  # as in the config
+    short = [part for key, share in shares.items() for part in (f"--training.{key}", str(steps // share))]
+    return ["--config", str(CONFIG), *given, *short]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the BPE text")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
-    parser.add_argument("--jobs", type=int, default=1, help="rows trained at a time (default: 1)")
-    parser.add_argument("--minutes", type=float, default=1e6, help="stop all after so long; run again to go on")
-    parser.add_argument("--only", nargs="+", choices=ROWS, metavar="ROW", help="only these rows")
+    parser = side.arguments(__doc__, ROWS)
+    parser.add_argument("--steps", type=int, help="updates of every row (default: as the config says)")
     parser.add_argument("--speed", action="store_true", help="measure the training speed too")
-    arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    rows = arguments.only or list(ROWS)
-    train(rows, arguments.data, arguments.out, arguments.jobs, arguments.minutes)
-    score(rows, arguments.data, arguments.out)
-    if arguments.speed:
-        speed(rows, arguments.data, arguments.out)
+    given = parser.parse_args()
+    rows = {name: ROWS[name] for name in given.only or ROWS}
+    common = flags(given.data, given.steps)
+    side.train("translate", rows, common, given.out, given.jobs, given.minutes)
+    test = {"source": side.file(given.data, "test.2016.en"), "target": side.file(given.data, "test.2016.de")}
+    asked = [part for name, path in test.items() for part in (f"--{name}", path)]
+    print("| attention | BLEU | parameters | steps | target tokens/s |\n|---|---|---|---|---|")
+    for name, found in side.evaluate(list(rows), given.out, [*asked, "--beam", "5"]).items():
+        if "error" in found:
+            print(f"| {name} | {found['error']} | | | |")
+            continue
+        run = side.facts(given.out, name)
+        speeds = [record["tokens_per_second"] for record in side.records(given.out, name) if record["event"] == "step"]
+        sizes = f"{found['bleu']['value']:.2f} | {run['parameters'] / 1e6:.2f}M | {run['steps']}"
+        print(f"| {name} | {sizes} | {median(speeds):,.0f} |")
+    if given.speed:
+        print("\n| attention | target tokens/s |\n|---|---|")
+        for name, tokens in side.speed("translate", rows, common, given.out).items():
+            print(f"| {name} | {tokens:,} |", flush=True)
 
 
 if __name__ == "__main__":

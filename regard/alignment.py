@@ -19,6 +19,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.metrics.alignment import Links, Method, flip, format_links, symmetrise
 
 Read = Literal["consume", "predict"]
+AGREED = 0.25  # product of the two probabilities of a link
 
 
 class Alignment(NamedTuple):
@@ -87,10 +88,14 @@ def align_both(
     backward: Sequence[WordMaps],
     *,
     layers: tuple[int, int] | None = None,
-    method: Method = "grow-diagonal",
+    method: Method | Literal["agreement"] = "grow-diagonal",
 ) -> list[Alignment]:
     """Links of two models made one. The second translates the other way round: its maps are those of the flipped pairs.
     Without layers it is those that agree best. The matrix is the mean of the two directions.
+
+    "agreement" takes a pair of words where the geometric mean of what the two models give to it is above one half, a
+    word with several others too (Liang, Taskar & Klein 2006, Alignment by Agreement); it is for aligners, whose maps
+    are probabilities. The other methods make one of two sets of links: see `symmetrise`.
 
     >>> forward = read_maps(english_german, english, german, pairs)
     >>> backward = read_maps(german_english, german, english, [(b, a) for a, b in pairs])
@@ -105,7 +110,10 @@ def align_both(
     found = []
     for ours, theirs in zip(forward, backward, strict=True):
         there, back = ours.maps[one], theirs.maps[two]
-        links = symmetrise(strongest(there), flip(strongest(back)), method)
+        if method == "agreement":
+            links = frozenset((int(s), int(t)) for t, s in np.argwhere(there * back.T > AGREED))
+        else:
+            links = symmetrise(strongest(there), flip(strongest(back)), method)
         found.append(Alignment(links, (there + back.T) / 2, ours.source, ours.target))
     return found
 

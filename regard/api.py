@@ -158,7 +158,8 @@ def facts(spec: str | Spec, kind: str = "attention") -> Facts | FeedForwardFacts
     for role in registry.find(spec.name).facts.roles:
         try:
             feeds = registry is FEEDFORWARD
-            shape = Sizes(8, 16, role) if feeds else Shape.of(width=8 * spec.heads, heads=spec.heads, role=role)
+            # a width that options which must divide it mostly do
+            shape = Sizes(8, 161280, role) if feeds else Shape.of(width=8 * spec.heads, heads=spec.heads, role=role)
             with torch.device("meta"):
                 return registry.build(spec, shape).facts
         except ValueError as error:

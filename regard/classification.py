@@ -18,7 +18,7 @@ from regard.data.labelled import Example, Labelled, class_names, class_numbers, 
 from regard.data.text import hold_out, shown
 from regard.data.tokenizer import Tokenizer
 from regard.metrics.classification import Choice, Report, choose, decide, report
-from regard.training.compact import expand
+from regard.training.graphs import few_lengths
 from regard.training.loss import Loss, smoothed
 from regard.training.run import Run
 
@@ -96,25 +96,26 @@ class Task(task.Task):
     def build(cls, config: ClassifyConfig, size: Any) -> nn.Module:
         model = models.build(size)
         if config.init is not None:
-            stack = f"{size.body.kind}."
-            tensors = expand(Run.open(config.init).find().tensors["model"])
-            own = {name.removeprefix(stack): tensor for name, tensor in tensors.items() if name.startswith(stack)}
-            model.stack.load_state_dict(own)
+            trained = models.build(size.body)
+            task.load_weights(trained, Run.open(config.init))
+            model.stack.load_state_dict((trained.encoder or trained.decoder).state_dict())
         return model
 
     def __init__(self, config: ClassifyConfig, data: Corpus, tokenizers: dict[str, Tokenizer], model: nn.Module):
         self.model, self.valid = model, data.valid
         training = config.training
         # few shapes, so that the steps can be recorded
-        multiple = 8 if training.graphs and next(model.parameters()).is_cuda else 1
+        records = training.graphs and next(model.parameters()).is_cuda
+        multiple = few_lengths(config.data.maximum_length) if records else 1
         longest = min(config.data.maximum_length, training.tokens // multiple * multiple - 2)
         limit = models.positions(model)
         longest = longest if limit is None else min(longest, limit - 2)
         if longest < 1:
             raise ValueError(f"training.tokens must leave room for a text, got {training.tokens}")
         self.classifier = Classifier(model, tokenizers[FILE], data.labels, longest)
-        ids = self.classifier.encode([text for text, _ in data.train])
-        self.cut = sum(len(row) == longest + 2 for row in ids)
+        cut: list[str] = []
+        ids = self.classifier.encode([text for text, _ in data.train], warn=cut.append)
+        self.cut = len(cut)
         self.batches = LabelledBatches(
             ids,
             class_numbers([label for _, label in data.train], data.labels, "the training data"),
@@ -122,6 +123,7 @@ class Task(task.Task):
             seed=training.seed,
             multiple=multiple,
             blanked=config.data.blanked,
+            unknown=tokenizers[FILE].unk,
         )
 
     def loss(self, batch: Examples, smoothing: float) -> Loss:
@@ -157,7 +159,7 @@ class Task(task.Task):
 
     def notes(self) -> list[str]:
         longest, classifier = self.classifier.longest, self.classifier
-        cut = [f"{self.cut:,} texts of {longest} tokens or more are cut there"] if self.cut else []
+        cut = [f"{self.cut:,} texts of more than {longest} tokens are cut there"] if self.cut else []
         return [
             *cut,
             f"{len(self.batches):,} texts, {len(self.valid):,} to validate on; {len(classifier.labels)} classes; "
@@ -242,7 +244,7 @@ class Classifier:
         for number, row in zip(numbers or count(1), rows, strict=False):
             if len(row) > self.longest:
                 warn(f"text {number}: {len(row)} tokens, only the first {self.longest} are read")
-        return [[self.tokenizer.bos, *row[: self.longest], self.tokenizer.eos] for row in rows]
+        return [self.tokenizer.framed(row[: self.longest]) for row in rows]
 
     def probabilities(
         self,
@@ -343,7 +345,7 @@ def read_valid(folder: str | Path) -> list[Example]:
     """The texts a run validates on."""
     path = Run.open(folder).folder / "valid.jsonl"
     if not path.exists():
-        raise ValueError(f"{folder} keeps no validation texts: give --data")
+        raise ValueError(f"{folder} keeps no validation texts: give --data, and --threshold instead of a wish")
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
     return [(record["text"], record["label"]) for record in records]
 

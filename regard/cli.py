@@ -74,26 +74,23 @@ def list_mechanisms(arguments: argparse.Namespace) -> None:
 
 def _print_survey(as_json: bool) -> None:
     """The published table, with what the tests count beside it."""
-    from regard.survey import SYSTEMS, differs
+    from regard.survey import SYSTEMS, differs, here
 
     notes: list[str] = []
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    for title in ("system", "class", "published", "decodes", "here", "time", "memory", "decodes", ""):
+    for title in ("system", "class", "published", "decodes", "here", "kind", "time", "memory", "decodes", ""):
         table.add_column(title, overflow="fold")
     for system in SYSTEMS:
-        row = {**system._asdict(), "time": None, "memory": None, "decodes_here": None}
-        cells = [system.model or "-", "-", "-", "-", ""]
-        if system.word is not None:
-            facts = REGISTRIES["attention"].find(system.word).facts
-            time, memory = facts.time.exponent, facts.memory.exponent
-            decodes = facts.state is not None and "causal" in facts.roles
-            row |= {"time": time, "memory": memory, "decodes_here": decodes}
-            cells = [system.word, f"N^{time:g}", f"N^{memory:g}", "yes" if decodes else "no", ""]
-            if differs(system, time, decodes):
-                notes.append(system.note)
-                cells[-1] = f"[{len(notes)}]"
+        name, found = system.word or system.model or system.feedforward, here(system)
+        kind = "attention" if system.word else "model" if system.model else "feed-forward"
+        cells = [name, kind, f"N^{found.time:g}", f"N^{found.memory:g}", "yes" if found.decodes else "no", ""]
+        if differs(system):
+            notes.append(system.note)
+            cells[-1] = f"[{len(notes)}]"
         if as_json:
-            print(json.dumps(row))
+            published = {name: getattr(system, name) for name in ("name", "complexity", "decodes", "classes", "note")}
+            ours = {"here": name, "kind": kind, "time": found.time, "memory": found.memory}
+            print(json.dumps(published | ours | {"decodes_here": found.decodes}))
         published = (system.name, system.classes, system.complexity, "yes" if system.decodes else "no")
         table.add_row(*map(Text, (*published, *cells)))
     if not as_json:
@@ -102,7 +99,7 @@ def _print_survey(as_json: bool) -> None:
         console.print()
         for number, note in enumerate(notes, 1):
             console.print(f"[{number}] {note}")
-        console.print("A model of regard.models stands where no exponent is; - is not in Regard yet.")
+        console.print("A feed-forward layer stands beside softmax attention, whose exponents these are.")
 
 
 def explain(arguments: argparse.Namespace) -> None:
@@ -302,9 +299,11 @@ def example_lines(kind: str, registry: Registry, spec: Spec) -> list[str]:
             f'regard draw softmax --position "{drawn}" --length 32 --role {role} --weights --out {spec.name}.png',
         ]
     if kind == "feedforward":
+        decoder = "" if "causal" in regard.facts(spec, kind).roles else " --model.decoder_feedforward dense"
         return [
             f'layer = regard.feedforward("{built}", width=512, inner=2048, role="{role}")',
-            f'regard train translate --model.feedforward "{built}" --help',
+            f'regard train translate --data.generated 5000 --model.feedforward "{built}"{decoder} '
+            f"--out runs/{spec.name}",
         ]
     return []
 
@@ -348,6 +347,7 @@ def _sentences(facts: Any, reduces_to: tuple[tuple[str, str], ...]) -> list[tupl
             "weights may be negative or not sum to one",
             "weights are at least zero and sum to one in each row that sees a key",
         ),
+        "random": ("draws numbers while it trains", None),
         "loss": ("trains a second loss", None),
         "stream": ("carries a second sequence from layer to layer", None),
     }
@@ -359,6 +359,15 @@ def _sentences(facts: Any, reduces_to: tuple[tuple[str, str], ...]) -> list[tupl
             if sentence is not None and not causal_only:
                 title = "prefix-invariant" if key == "prefix" else key
                 lines.append((title, f"{'yes' if holds else 'no'}: {sentence}"))
+    competes = {
+        "token": "an answer depends on its token alone",
+        "row": "tokens of a row compete",
+        "earlier": "a token may be turned away because of tokens before it, in its row or in the rows before",
+        "batch": "a token may be turned away or moved by any token of the batch, later ones too",
+    }
+    for key in ("training", "evaluation"):
+        if key in known:
+            lines.append((key, competes[known.pop(key)]))
     columns = {"tokens": "a column of the map is a token", "slots": "a column of the map is a slot of its own"}
     if "columns" in known:
         lines.append(("columns", columns[known.pop("columns")]))

@@ -180,7 +180,7 @@ class TrainingConfig:
     steps: int = 10_000
     """updates in all"""
     tokens: int = 4096
-    """padded tokens of a batch, at most, on the longer of the two sides"""
+    """padded tokens of a batch, at most; of translate on the longer of the two sides"""
     accumulate: int = 1
     """batches an update; the loss is the mean over all their tokens"""
     learning_rate: float | None = None
@@ -323,6 +323,8 @@ class LanguageConfig:
 
     out: str = "runs/language"
     """the run folder: config, tokenizer, checkpoints and log"""
+    init: str | None = None
+    """a run of language to begin with: its weights, its sizes and its tokenizer"""
     data: LanguageData = field(default_factory=LanguageData)
     model: LanguageOptions = field(default_factory=LanguageOptions)
     training: TrainingConfig = field(
@@ -371,6 +373,8 @@ class MaskedConfig:
 
     out: str = "runs/masked"
     """the run folder: config, tokenizer, checkpoints and log"""
+    init: str | None = None
+    """a run of masked to begin with: its weights, its sizes and its tokenizer"""
     data: MaskedData = field(default_factory=MaskedData)
     model: MaskedOptions = field(default_factory=MaskedOptions)
     training: TrainingConfig = field(

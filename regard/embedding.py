@@ -65,13 +65,13 @@ class Embedder:
                 if pooling == "pooler":
                     vectors = self.model.pooled(tokens, keep=keep)
                 else:
-                    x, count = self.model.encode(tokens, keep=keep)
+                    x = self.model.encode(tokens, keep=keep).x
                     if pooling == "first":
                         vectors = x[:, 0]
-                    elif count is None:
+                    elif keep is None:
                         vectors = x.mean(1)
                     else:
-                        vectors = torch.where(keep[..., None], x, 0).sum(1) / count[:, None]
+                        vectors = torch.where(keep[..., None], x, 0).sum(1) / keep.sum(1, keepdim=True)
                 vectors = F.normalize(vectors, dim=1) if normalized else vectors
             found[group] = vectors.float().cpu().numpy()
         return found

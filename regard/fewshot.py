@@ -182,8 +182,7 @@ def choose(language: LanguageModel, loaded: Loaded, prompts: Sequence[str]) -> l
 
 def write(language: LanguageModel, loaded: Loaded, prompts: Sequence[str]) -> list[str]:
     """What the model writes behind each prompt, the most probable token each time."""
-    most = loaded.task.maximum
-    decoding = DecodingConfig(beam=1, minimum=0, maximum=most, maximum_ratio=0, maximum_extra=most)
+    decoding = DecodingConfig(beam=1, minimum=0, maximum=loaded.task.maximum)
     return [language.generate(text, decoding, stop=loaded.task.stop)[0].text.strip() for text in prompts]
 
 

@@ -1,5 +1,6 @@
 """Language models: trained from running text, loaded from a run, measured, and asked to go on with a text."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -9,13 +10,14 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from regard import task
+from regard import models, task
 from regard.config import LanguageConfig
 from regard.data.batches import padded, similar
 from regard.data.documents import Blocks, Documents, Pieces, Text, digest, hold_out, read_documents, stream
 from regard.data.tokenizer import Streamed, Tokenizer, chunks
 from regard.decoding import DecodingConfig, Sliding, generate
 from regard.models.transformer import ModelConfig
+from regard.spec import parse
 from regard.training.loss import Loss, text_loss
 from regard.training.run import Run
 
@@ -63,6 +65,7 @@ class Task(task.Task):
         "regard train language --data.text train.txt.xz --data.valid valid.txt.xz --model.attention performer",
         "regard train language --data.text mails.txt.gz --data.documents blank --data.apart true --model.preset modern",
         "regard train language --config runs/shakespeare/config.yaml --out runs/b --training.seed 2",
+        "regard train language --init runs/gpt2 --data.text mine/ --training.learning_rate 3e-5 --out runs/mine",
     )
     use = "go on with a text: regard generate {run} 'Once upon a time'"
     config = LanguageConfig
@@ -85,12 +88,30 @@ class Task(task.Task):
 
     @classmethod
     def learn(cls, data: Documents, config: LanguageConfig) -> dict[str, Tokenizer]:
+        if config.init is not None:
+            return task.read_parts(Run.open(config.init), cls.name).tokenizers
         parts = (part for text in data.train for part in chunks(text))
         return {FILE: Tokenizer.train(parts, config.data.vocabulary, config.data.tokenizer)}
 
     @classmethod
     def size(cls, config: LanguageConfig, tokenizers: dict[str, Tokenizer], data: Documents) -> ModelConfig:
-        return config.model.resized(PRESETS, ModelConfig, vocabulary=tokenizers[FILE].size)
+        if config.init is not None:
+            changes = config.model.changes()
+            if set(changes) - {"dropout"}:
+                raise ValueError(f"with init the model is as it was trained, but for dropout: leave out {set(changes)}")
+            return dataclasses.replace(task.read_parts(Run.open(config.init)).size, **changes)
+        size = config.model.resized(PRESETS, ModelConfig, vocabulary=tokenizers[FILE].size)
+        if parse(size.position) == parse("learned"):
+            # as long as what is read: positions that no text reached would stay as they were drawn
+            size = dataclasses.replace(size, position=f"learned(longest={config.data.length})")
+        return size
+
+    @classmethod
+    def build(cls, config: LanguageConfig, size: ModelConfig) -> nn.Module:
+        model = models.build(size)
+        if config.init is not None:
+            task.load_weights(model, Run.open(config.init))
+        return model
 
     def __init__(self, config: LanguageConfig, data: Documents, tokenizers: dict[str, Tokenizer], model: nn.Module):
         self.model, self.data, self.unit = model, data, config.data.documents
@@ -98,6 +119,8 @@ class Task(task.Task):
         several = config.data.apart or len(data.train) > 1
         tokenizer, length = tokenizers[FILE], config.data.length
         start = tokenizer.eos if several else None
+        if config.init is not None:
+            start = task.read_parts(Run.open(config.init)).facts.get("start")
         self.language = LanguageModel(model, tokenizer, length, start, config.data.apart)
         if self.language.limit is not None and length > self.language.limit:
             raise ValueError(
@@ -125,8 +148,9 @@ class Task(task.Task):
         found = self.language.measure(self.data.valid, check=check)
         samples = []
         if self.language.decodes:
-            decoding = DecodingConfig(sample=True, maximum_ratio=0, maximum_extra=SAMPLE)
-            (text,) = self.language.generate("", decoding)
+            decoding = DecodingConfig(sample=True, maximum=SAMPLE)
+            with torch.autocast(self.language.device.type, enabled=False):
+                (text,) = self.language.generate("", decoding, slide=True)
             samples = [{"sample": line} for line in text.text.strip("\n").split("\n")]
         return {name: value for name, value in found._asdict().items() if isinstance(value, float)}, samples
 
@@ -206,7 +230,7 @@ class LanguageModel:
 
     def __call__(self, prompt: str) -> str:
         """The most probable way to go on, up to the length the model was trained for."""
-        (found,) = self.generate(prompt, DecodingConfig(beam=1, maximum_ratio=0, maximum_extra=self.length))
+        (found,) = self.generate(prompt, DecodingConfig(beam=1, maximum=self.length))
         return found.text
 
     def encode(self, prompt: str) -> list[int]:
@@ -223,16 +247,17 @@ class LanguageModel:
         slide: bool = False,
         say: Callable[[int, str], None] | None = None,
     ) -> list[Continuation]:
-        """Goes on with a prompt, `decoding.nbest` times. `say(sample, text)` gets each text piece by piece, as it
-        comes. A text ends before the first of the `stop` strings. Where the positions of the model end, `slide` lets it
-        go on from the last half of its context."""
+        """Goes on with a prompt, `decoding.nbest` times, by at most `decoding.maximum` tokens. `say(sample, text)` gets
+        each text piece by piece, as it comes. A text ends before the first of the `stop` strings. Where the positions
+        of the model end, or the length it was trained for if they do not, `slide` lets it go on from the last half of
+        its context."""
         self._check_decodes()
         if not all(stop):
             raise ValueError("a stop string must not be empty")
         ids = self.encode(prompt)
-        model, most = self.model, decoding.limit(len(ids))
-        if self.limit is not None and slide:
-            model = Sliding(model, self.limit)
+        model, most = self.model, decoding.maximum or decoding.limit(len(ids))
+        if slide:
+            model = Sliding(model, self.limit or self.length)
         elif self.limit is not None:
             if len(ids) >= self.limit:
                 raise ValueError(

@@ -1,5 +1,6 @@
 """Models that name hidden tokens from both sides: trained from running text, loaded from a run, asked to fill gaps."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -13,9 +14,12 @@ from regard import language, models, task
 from regard.config import MaskedConfig
 from regard.data.documents import Blocks, Documents, stream
 from regard.data.masking import Hidden, MaskedBatches, Masking, Texts
-from regard.data.tokenizer import PAD, SPECIAL, UNK, Tokenizer, chunks
+from regard.data.tokenizer import Tokenizer, chunks
 from regard.models.transformer import ModelConfig
+from regard.spec import parse
+from regard.training.graphs import few_lengths
 from regard.training.loss import IGNORED, Loss, hidden_loss
+from regard.training.run import Run
 
 FILE = "tokenizer.json"
 MARK = "[mask]"  # where a token is hidden, in a text that is to be filled
@@ -51,6 +55,7 @@ class Task(task.Task):
         "regard train masked --data.text lines.txt.xz --data.documents line --data.apart true --data.whole_words true",
         "regard train masked --data.text book.txt --data.tokenizer characters --model.attention 'local(window=64)'",
         "regard train masked --config runs/masked/config.yaml --out runs/b --training.seed 2",
+        "regard train masked --init runs/bert --data.text mine/ --training.learning_rate 3e-5 --out runs/mine",
     )
     use = "fill a gap: regard fill {run} 'I took my [mask] for a walk'"
     config = MaskedConfig
@@ -62,12 +67,30 @@ class Task(task.Task):
 
     @classmethod
     def learn(cls, data: Documents, config: MaskedConfig) -> dict[str, Tokenizer]:
+        if config.init is not None:
+            return task.read_parts(Run.open(config.init), cls.name).tokenizers
         parts = (part for text in data.train for part in chunks(text))
         return {FILE: Tokenizer.train(parts, config.data.vocabulary, config.data.tokenizer)}
 
     @classmethod
     def size(cls, config: MaskedConfig, tokenizers: dict[str, Tokenizer], data: Documents) -> ModelConfig:
-        return config.model.resized(PRESETS, ModelConfig, vocabulary=tokenizers[FILE].size)
+        if config.init is not None:
+            changes = config.model.changes()
+            if set(changes) - {"dropout"}:
+                raise ValueError(f"with init the model is as it was trained, but for dropout: leave out {set(changes)}")
+            return dataclasses.replace(task.read_parts(Run.open(config.init)).size, **changes)
+        size = config.model.resized(PRESETS, ModelConfig, vocabulary=tokenizers[FILE].size)
+        if parse(size.position) == parse("learned"):
+            # as long as what is read: positions that no text reached would stay as they were drawn
+            size = dataclasses.replace(size, position=f"learned(longest={config.data.length})")
+        return size
+
+    @classmethod
+    def build(cls, config: MaskedConfig, size: ModelConfig) -> nn.Module:
+        model = models.build(size)
+        if config.init is not None:
+            task.load_weights(model, Run.open(config.init))
+        return model
 
     def __init__(self, config: MaskedConfig, data: Documents, tokenizers: dict[str, Tokenizer], model: nn.Module):
         self.model, self.data, wishes = model, data, config.data
@@ -80,7 +103,8 @@ class Task(task.Task):
             )
         self.masking = Masking(tokenizers[FILE], wishes.masked, whole_words=wishes.whole_words)
         # few shapes, so that the steps can be recorded
-        multiple = 8 if config.training.graphs and next(model.parameters()).is_cuda else 1
+        records = config.training.graphs and next(model.parameters()).is_cuda
+        multiple = few_lengths(wishes.length) if records else 1
         sizes = {"tokens": config.training.tokens, "seed": config.training.seed, "multiple": multiple}
         self.batches = MaskedBatches(self.masked.rows(data.train, **sizes), self.masking)
 
@@ -157,10 +181,10 @@ class MaskedModel:
     def load(cls, folder: str | Path, *, which: str | int | None = None, device: str = "auto") -> "MaskedModel":
         """From a run folder; see `regard.task.load`."""
         model, parts, run = task.load(folder, "masked", which=which, device=device)
-        length = parts.facts.get("length")
-        if not isinstance(length, int) or FILE not in parts.tokenizers:
+        length, apart = parts.facts.get("length", models.positions(model)), parts.facts.get("apart", True)
+        if not isinstance(length, int) or not isinstance(apart, bool) or FILE not in parts.tokenizers:
             raise ValueError(f"{run.folder}/run.json is damaged: it does not say how long a text may be")
-        return cls(model, parts.tokenizers[FILE], length, bool(parts.facts.get("apart")))
+        return cls(model, parts.tokenizers[FILE], length, apart)
 
     @property
     def device(self) -> torch.device:
@@ -177,8 +201,7 @@ class MaskedModel:
 
     def frame(self, text: str) -> list[int]:
         """A document that stands alone: between bos and eos, without the end of its last line."""
-        ids = self.tokenizer.encode_text(text.removesuffix("\n"))
-        return [self.tokenizer.bos, *ids.tolist(), self.tokenizer.eos]
+        return self.tokenizer.framed(self.tokenizer.encode_text(text.removesuffix("\n")).tolist())
 
     def measure(
         self, documents: Sequence[str], masking: Masking, *, check: Callable[[], None] = lambda: None
@@ -235,22 +258,26 @@ class MaskedModel:
 
     def fill(self, text: str, *, top: int = 5, mark: str = MARK) -> Filled:
         """Names the token in each gap of a text, with the `top` most probable ones."""
+        if self.model.output is None:
+            raise ValueError("this encoder gives vectors and names no tokens: use regard embed")
         if not mark:
             raise ValueError("the mark of a gap must not be empty")
         if top < 1:
             raise ValueError(f"top must be at least 1, got {top}")
         parts = text.split(mark)
+        if self.tokenizer.mask is None:
+            raise ValueError("the tokenizer of this run has no mask, so the model was not trained to fill gaps")
         if len(parts) == 1:
             raise ValueError(f"there is no {mark} in the text: put it where a word is to be filled in")
         ids = self.tokenizer.encode_around(parts)
-        ids = [self.tokenizer.bos, *ids, self.tokenizer.eos] if self.apart else [self.tokenizer.eos, *ids]
-        most = self.length if self.limit is None else self.limit
-        if len(ids) > most:
-            raise ValueError(f"the text has {len(ids)} tokens, the model was trained to read {most}: shorten it")
+        # as it stands in training: a text alone, or what begins behind the end of another
+        ids = self.tokenizer.framed(ids) if self.apart else [self.tokenizer.eos, *ids]
+        if len(ids) > self.length:
+            raise ValueError(f"the text has {len(ids)} tokens, the model learnt to read {self.length}: shorten it")
         row = torch.tensor(ids, device=self.device)
         open_gaps = [place for place, id in enumerate(ids) if id == self.tokenizer.mask]
         chances = self._chances(row, open_gaps)
-        best = chances.topk(min(top, chances.shape[1]))
+        best = chances.topk(min(top, self.tokenizer.size - len(self.tokenizer.special)))
         gaps = [
             [Candidate(self._piece(id), chance, id) for chance, id in zip(*found, strict=True)]
             for found in zip(best.values.tolist(), best.indices.tolist(), strict=True)
@@ -267,8 +294,7 @@ class MaskedModel:
         with torch.inference_mode():
             x = self.model.hidden(row[None]).x[0, places]
             logits = self.model.output(x).float()
-            never = {PAD, UNK, self.tokenizer.bos, self.tokenizer.eos, self.tokenizer.pad, self.tokenizer.mask}
-            logits[:, sorted(never)] = -math.inf
+            logits[:, self.tokenizer.special] = -math.inf
             return logits.softmax(1)
 
     def _piece(self, id: int) -> str:
@@ -276,7 +302,7 @@ class MaskedModel:
         return self.tokenizer.tokens([id])[0]
 
     def _text(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(id for id in ids if id >= len(SPECIAL))
+        return self.tokenizer.decode(ids)
 
 
 read_valid = language.read_valid

@@ -330,6 +330,7 @@ EVALUATIONS = {
 def generate(arguments: argparse.Namespace) -> None:
     """regard generate"""
     from regard.data.text import opened, read_sentences, shown
+    from regard.decoding import DecodingConfig
     from regard.language import LanguageModel
 
     language = LanguageModel.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
@@ -340,14 +341,10 @@ def generate(arguments: argparse.Namespace) -> None:
     if greedy and any(value is not None for value in cuts.values()):
         raise ValueError("--top-k, --top-p and --min-p cut draws: give a --temperature above 0")
     drawn = {"beam": 1} if greedy else {"sample": True, "temperature": arguments.temperature, **cuts}
-    from regard.decoding import DecodingConfig
-
     decoding = DecodingConfig(
         nbest=arguments.n,
         minimum=0,
         maximum=arguments.maximum,
-        maximum_ratio=0,
-        maximum_extra=arguments.maximum,
         repetition=arguments.repetition,
         seed=arguments.seed,
         **drawn,
@@ -572,7 +569,9 @@ def import_model(arguments: argparse.Namespace) -> None:
     found = import_model(arguments.source, out, arguments.tokenizer)
     for note in found.notes:
         _warn(note)
-    use = tasks.find(found.task).use.format(run=out)
+    vectors = found.config.kind == "encoder" and found.config.head == "none"
+    use = "turn lines into vectors: regard embed {run}" if vectors else tasks.find(found.task).use
+    use = use.format(run=out)
     print(f"{out}: a run of {found.task!r}, {found.parameters:,} parameters; {use}")
 
 
@@ -820,7 +819,7 @@ def add_verbs(verb: Verb) -> None:
     added.add_argument("--source", help="file of source sentences, or a TSV of pairs (default: the run's validation)")
     added.add_argument("--target", help="file of their translations")
     added.add_argument("--reverse", metavar="RUN", help="a run of the opposite direction: links of both become one")
-    methods = ("intersection", "union", "grow-diagonal", "grow-diagonal-final-and")
+    methods = ("intersection", "union", "grow-diagonal", "grow-diagonal-final-and", "agreement")
     added.add_argument("--symmetrise", choices=methods, help="how, with --reverse (default: grow-diagonal)")
     added.add_argument(
         "--layer", help="from 0, average or aligner (default: the aligner, the last but one, or by agreement)"

@@ -72,19 +72,21 @@ def over_layers(specs: "str | Spec | Sequence[str | Spec]", layers: int) -> list
 
 def spec_list(specs: "str | Spec | Sequence[str | Spec]") -> list[Spec]:
     """One spec or several, as a list."""
-    if isinstance(specs, str) and specs.strip().startswith("["):
-        try:
-            tree = ast.parse(specs.strip(), mode="eval").body
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            tree = None
-        if not isinstance(tree, ast.List):
-            raise ValueError(f"cannot read the list of specs {specs!r}: expected '[local(window=64), softmax]'")
-        specs = [_read(item, specs) for item in tree.elts]
-    if isinstance(specs, str | Spec):
-        specs = [specs]
+    if isinstance(specs, Spec) or (isinstance(specs, str) and not specs.strip().startswith("[")):
+        return [parse(specs)]
     if not specs:
         raise ValueError("the list of specs is empty; name at least one mechanism")
-    return [parse(spec) for spec in specs]
+    # a list is read as it would be written: YAML, which knows no parentheses, may have cut a spec at its commas
+    text = specs.strip() if isinstance(specs, str) else f"[{', '.join(map(str, specs))}]"
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        tree = None
+    if not isinstance(tree, ast.List):
+        raise ValueError(f"cannot read the list of specs {text!r}: expected '[local(window=64), softmax]'")
+    if not tree.elts:
+        raise ValueError("the list of specs is empty; name at least one mechanism")
+    return [_read(item, text) for item in tree.elts]
 
 
 def _read(tree: ast.expr, text: str) -> Spec:

@@ -9,6 +9,8 @@ Which of its tasks a run folder belongs to is written in its run.json.
 
 import dataclasses
 import importlib
+import re
+import shutil
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -20,6 +22,7 @@ from torch import nn
 from regard import __version__, models
 from regard.config import from_json
 from regard.data.tokenizer import Tokenizer
+from regard.feedforward.base import active_parameters
 from regard.kernels.packed import pack_linears
 from regard.training import checkpoint, loop
 from regard.training.compact import compact, expand
@@ -129,6 +132,7 @@ def train(task: type[Task], config: Any, display: Display) -> State:
         "model": dataclasses.asdict(size),
         **ready.facts(),
         "parameters": sum(part.numel() for part in ready.model.parameters()),
+        "active": active_parameters(ready.model),
         "tokenizers": {name: checkpoint.digest(run.folder / name) for name in tokenizers},
         "data": data.facts,
     }
@@ -166,8 +170,10 @@ def _go(task: Task, data: Data, config: Any, run: Run, display: Display) -> Stat
             for reason, skipped in part.items():
                 display.note(f"left out {skipped['count']} lines: {reason}, first at {skipped['first']}")
     count, device = (sum(part.numel() for part in task.model.parameters()), next(task.model.parameters()).device)
+    active = active_parameters(task.model)
+    of_them = "" if active == count else f", {active:,} of them active"
     *before, last = task.notes()
-    for note in (*before, f"{last}; {count:,} parameters on {device}; {run.folder}"):
+    for note in (*before, f"{last}; {count:,} parameters{of_them} on {device}; {run.folder}"):
         display.note(note)
     return loop.train(task, config.training, run, display)
 
@@ -193,7 +199,8 @@ def read_parts(run: Run, task: str | None = None) -> Parts:
         raise ValueError(f"{run.folder} is a run of {facts.get('task')!r}, not of {task!r}")
     if not isinstance(facts.get("model"), dict):
         raise ValueError(f"{run.folder}/run.json is damaged: it does not say the sizes of the model")
-    size = from_json(models.config_class(facts["model"]), facts["model"])
+    values = _modern(facts["model"])
+    size = from_json(models.config_class(values), values)
     tokenizers = {}
     for name in tokenizer_names(run):
         tokenizers[name] = Tokenizer.load(run.folder / name)
@@ -205,6 +212,17 @@ def read_parts(run: Run, task: str | None = None) -> Parts:
                 f"it has {tokenizers[name].size} tokens, the model {expected}"
             )
     return Parts(facts, size, tokenizers)
+
+
+def _modern(values: dict[str, Any]) -> dict[str, Any]:
+    """Sizes as they are named now. Before 0.2 there was one kind of feed-forward layer, and another aligner, which is
+    left out: a model that had it translates."""
+    values = dict(values)
+    if "activation" in values:
+        values["feedforward"] = f"dense(activation={values.pop('activation')!r})"
+    if not isinstance(values.get("aligner", False), bool):
+        values["aligner"] = False
+    return values
 
 
 def tokenizer_names(run: Run) -> list[str]:
@@ -227,15 +245,26 @@ def load(folder: str | Path, task: str, *, which: str | int | None = None, devic
     run = Run.open(folder)
     parts = read_parts(run, task)
     model = models.build(parts.size)
-    try:
-        model.load_state_dict(expand(run.find(which).tensors["model"]))
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"the checkpoint does not fit the sizes in {run.folder}/run.json: {reason}") from error
+    load_weights(model, run, which)
     model = model.to(pick_device(device)).eval()
     if next(model.parameters()).device.type == "cpu":
         pack_linears(model)
     return Loaded(model, parts, run)
+
+
+def load_weights(model: nn.Module, run: Run, which: str | int | None = None) -> None:
+    """Those of a checkpoint of a run into a model of its sizes."""
+    tensors = {
+        # before 0.2 a block had its feed-forward layer in itself
+        re.sub(r"(blocks\.\d+\.)(inner|outer)\.", r"\1feedforward.\2.", name): part
+        for name, part in expand(run.find(which).tensors["model"]).items()
+        if not name.startswith("aligner.") or getattr(model, "aligner", None) is not None
+    }
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"the checkpoint does not fit the sizes in {run.folder}/run.json: {reason}") from error
 
 
 def read_config(run: Run) -> Any:
@@ -257,6 +286,8 @@ def compact_run(folder: str | Path, out: str | Path, which: str | int | None = N
     small = Run.create(out)
     for name in names:
         small.write_text(name, (run.folder / name).read_text(encoding="utf-8"))
+    if (run.folder / "published").is_dir():
+        shutil.copytree(run.folder / "published", small.folder / "published")
     found = run.find(which)
     state = {"step": found.state["step"], "compact": True}
     path = checkpoint.write(small.checkpoints, "average", {"model": compact(found.tensors["model"])}, state)

@@ -366,6 +366,11 @@ class TestBoth:
             assert found.links == links(expected)
         np.testing.assert_allclose(found.matrix[2], [0.15, 0.5, 0.25], rtol=1e-5)
         assert align_both(forward, backward)[0].links == links("0-0 1-1 1-2 2-1")
+        # 0.6 * 0.5 > 1/4: a word that is the second choice one way, and 0.7 * 0.3 is none though it is the first
+        (found,) = align_both(
+            forward, [maps_of([[0.8, 0.2, 0.0], [0.1, 0.3, 0.5], [0.9, 0.0, 0.1]])], method="agreement"
+        )
+        assert found.links == links("0-0 1-2")
 
     def test_layers(self):
         identity, reversal = np.eye(3), np.eye(3)[::-1]

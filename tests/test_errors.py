@@ -67,6 +67,9 @@ def test_lists_repeat_over_layers():
     assert names == ["local", "softmax", "local", "softmax", "local"]
     assert regard.over_layers("[local(window=4), softmax]", 2) == regard.over_layers(["local(window=4)", "softmax"], 2)
     assert len(regard.over_layers("softmax", 3)) == 3
+    # as YAML cuts "[longformer(window=4, globals=1), softmax]"
+    cut = regard.over_layers(["longformer(window=4", "globals=1)", "softmax"], 2)
+    assert cut == regard.over_layers(["longformer(window=4, globals=1)", "softmax"], 2)
     with pytest.raises(ValueError, match="3 specs for 2 layers"):
         regard.over_layers(["softmax"] * 3, 2)
     with pytest.raises(ValueError, match="empty"):

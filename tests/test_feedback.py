@@ -1,9 +1,10 @@
-"""The Feedback Transformer: a loop reference, labml's two models, decoding and padding."""
+"""The Feedback Transformer: a loop reference, `feedback-transformer-pytorch`, decoding and padding."""
 
 import math
 
 import pytest
 import torch
+from feedback_transformer_pytorch import FeedbackTransformer
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -234,53 +235,41 @@ def test_refusals():
         model.start(3, memory=torch.zeros(3, 5, 16))
 
 
-def labml(shared: bool) -> tuple[Feedback, torch.nn.Module]:
-    """Our model and labml's with the same weights, float64. Its terms (q + u) . k + q . U + S become ours, a vector U
-    for each distance and u a bias of the queries, with S = u . U; every one of them is there."""
-    peer = pytest.importorskip("labml_nn.transformers.feedback")
-    forward = pytest.importorskip("labml_nn.transformers.feed_forward")
+@pytest.mark.parametrize("span", [4, 20])
+def test_peer(span):
+    """feedback-transformer-pytorch a token at a time, with a plain feed-forward layer in the place of its gated one. It
+    counts distances from the first memory, all of which then fall into one bucket: no positions."""
     torch.manual_seed(0)
-    attn = peer.FeedbackAttention(4, 16, 0.0, is_kv_precomputed=shared)
-    layer = peer.FeedbackTransformerLayer(
-        d_model=16, attn=attn, feed_forward=forward.FeedForward(16, 32, 0.0), dropout_prob=0.0
-    )
-    theirs = peer.FeedbackTransformerKV(layer, 3, 16, 4) if shared else peer.FeedbackTransformer(layer, 3)
+    sizes = {"num_tokens": 50, "dim": 16, "depth": 3, "heads": 4, "dim_head": 4}
+    theirs = FeedbackTransformer(**sizes, mem_len=span, seq_len=1)
+    for _, forward in theirs.layers:
+        forward.fn.fn = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16))
     theirs = theirs.double()
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
-    ours = build(norm="pre", shared=shared, bias=True, position="shaw(distance=20, values=False, shared=False)")
+    ours = build(norm="pre", bias=True, position="none", span=span)
     with torch.no_grad():
-        ours.mixing.copy_(theirs.weights)
-        ours.norm.load_state_dict(theirs.norm.state_dict())
-        for block, other in zip(ours.blocks, theirs.layers, strict=True):
-            mine, its = block.attention, other.attn
-            table = its.key_pos_embeddings[-20:]  # distance 20 first
-            its.key_pos_bias[-20:] = torch.einsum("dhc,hc->dh", table, its.query_pos_bias)
-            mine.position.key_table[:, :20] = table.transpose(0, 1)
-            source = (theirs.key, theirs.value) if shared else (its.key, its.value)
-            for name, module in zip("qkv", (its.query, *source), strict=True):
-                mine.project[name].weight.copy_(module.linear.weight)
-                mine.project[name].bias.zero_()
-                if module.linear.bias is not None:
-                    mine.project[name].bias.copy_(module.linear.bias)
-            mine.project["q"].bias.copy_(its.query_pos_bias.flatten())
-            mine.output.load_state_dict(its.output.state_dict())
-            block.feedforward.inner.load_state_dict(other.feed_forward.layer1.state_dict())
-            block.feedforward.outer.load_state_dict(other.feed_forward.layer2.state_dict())
-            block.norms[0].load_state_dict(other.norm_self_attn.state_dict())
-            block.norms[1].load_state_dict(other.norm_ff.state_dict())
-    return ours, theirs
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_labml(shared):
-    ours, theirs = labml(shared)
-    tokens = ids(T=11)
-    embedded = ours.embedding(tokens) * math.sqrt(16)
-    x, z = ours.hidden(tokens).x, theirs(embedded.transpose(0, 1)).transpose(0, 1)
+        ours.embedding.weight.copy_(theirs.token_emb.weight / math.sqrt(16))
+        ours.mixing.copy_(theirs.layer_weight)
+        ours.norm.load_state_dict(theirs.to_logits[0].state_dict())
+        for block, (attend, forward) in zip(ours.blocks, theirs.layers, strict=True):
+            other = attend.fn.fn.fn
+            weights = (other.to_q.weight, *other.to_kv.weight.chunk(2))
+            for name, weight in zip("qkv", weights, strict=True):
+                block.attention.project[name].weight.copy_(weight)
+                block.attention.project[name].bias.zero_()
+            block.attention.output.load_state_dict(other.to_out.state_dict())
+            for mine, its in zip(
+                (block.feedforward.inner, block.feedforward.outer), (forward.fn.fn[0], forward.fn.fn[2]), strict=True
+            ):
+                mine.load_state_dict(its.state_dict())
+            for mine, its in zip(block.norms, (attend.fn.fn.norm, forward.fn.norm), strict=True):
+                mine.load_state_dict(its.state_dict())
+    tokens, weight = ids(T=11), theirs.to_logits[1].weight
+    x, z = ours.hidden(tokens).x @ weight.T, theirs(tokens) - theirs.to_logits[1].bias
     assert_close(x, z)
     toward = torch.randn_like(x)
     mine = torch.autograd.grad((x * toward).sum(), [ours.mixing, ours.blocks[0].feedforward.outer.weight])
-    other = torch.autograd.grad((z * toward).sum(), [theirs.weights, theirs.layers[0].feed_forward.layer2.weight])
+    other = torch.autograd.grad((z * toward).sum(), [theirs.layer_weight, theirs.layers[0][1].fn.fn[2].weight])
     for a, b in zip(mine, other, strict=True):
         assert_close(a, b)

@@ -1,5 +1,6 @@
 """Language models from the outside: text of any kind, blocks and documents, training, measures, generation, prompts."""
 
+import dataclasses
 import gzip
 import io
 import json
@@ -7,6 +8,7 @@ import lzma
 import math
 import os
 import random
+import shutil
 import sys
 from pathlib import Path
 
@@ -78,11 +80,11 @@ def untrained(length: int = 16, text: str = BOOK, start: int | None = None, apar
 
 
 def greedy(most: int, **options) -> DecodingConfig:
-    return DecodingConfig(beam=1, minimum=0, maximum=most, maximum_ratio=0, maximum_extra=most, **options)
+    return DecodingConfig(beam=1, minimum=0, maximum=most, **options)
 
 
 def sampled(most: int, **options) -> DecodingConfig:
-    return DecodingConfig(sample=True, minimum=0, maximum=most, maximum_ratio=0, maximum_extra=most, **options)
+    return DecodingConfig(sample=True, minimum=0, maximum=most, **options)
 
 
 # tokens
@@ -146,7 +148,8 @@ def test_files_folders_and_archives(tmp_path):
     (tmp_path / "b" / "two.txt.gz").write_bytes(gzip.compress(b"three\n"))
     (tmp_path / "b" / ".hidden").write_bytes(b"\xff")
     (tmp_path / "a.xz").write_bytes(lzma.compress(b"zero\n\n \nnull\n"))
-    texts, skipped = read_documents([str(tmp_path / "b"), str(tmp_path / "a.xz")], "file")
+    # hidden is what is hidden in the folder, not the way to it
+    texts, skipped = read_documents([str(tmp_path / "b" / ".." / "b"), str(tmp_path / "a.xz")], "file")
     assert texts == ["one\ntwo\n", "three\n", "zero\n\n \nnull\n"]
     assert skipped == {}
     assert read_documents([str(tmp_path / "a.xz")], "line")[0] == ["zero\n", "null\n"]
@@ -283,13 +286,27 @@ def test_a_run_learns_and_is_passed_on(run, tmp_path):
     assert cli.main(["compact", run, "--out", str(small)]) == 0
     ours, theirs = (LanguageModel.load(folder).measure([RHYME]).loss for folder in (run, small))
     assert abs(ours - theirs) < 0.02
-    assert cli.main(["average", run, "--last", "2"]) == 0
+    shutil.copytree(run, tmp_path / "copy")
+    assert cli.main(["average", str(tmp_path / "copy"), "--last", "2"]) == 0
+
+
+def test_a_run_begins_with_another(run, tmp_path):
+    """One step at a rate of nothing: the same model, tokenizer and loss, on other text."""
+    (tmp_path / "book.txt").write_text("Three fine mice.\n" * 40)
+    settings = config(tmp_path, steps=1, learning_rate=1e-30, weight_decay=0.0)
+    settings = dataclasses.replace(settings, init=run, model=LanguageOptions(dropout=0.2))
+    finish(settings)
+    ours, theirs = LanguageModel.load(run), LanguageModel.load(settings.out)
+    assert theirs.tokenizer.encode(BOOK) == ours.tokenizer.encode(BOOK)
+    assert ours.measure([RHYME]).loss == pytest.approx(theirs.measure([RHYME]).loss)
+    with pytest.raises(ValueError, match="as it was trained, but for dropout"):
+        finish(dataclasses.replace(settings, out=str(tmp_path / "b"), model=LanguageOptions(width=8)))
 
 
 def test_what_does_not_fit_is_said_before_anything_is_written(tmp_path):
     for data, words in (
         ({"text": None}, "give data.text"),
-        ({"length": 2000}, "2000 does not fit into a batch|2000 is more than the model has positions"),
+        ({"length": 2000}, "2000 tokens does not fit into a batch"),
         ({"length": 1000, "tokenizer": "words"}, "too few for blocks|does not fit"),
         ({"text": str(tmp_path / "gone.txt")}, "no such file"),
     ):
@@ -299,8 +316,8 @@ def test_what_does_not_fit_is_said_before_anything_is_written(tmp_path):
         assert not Path(settings.out).exists()
     with pytest.raises(ValueError, match="metric of language must be one of loss"):
         finish(config(tmp_path, metric="bleu"))
-    with pytest.raises(ValueError, match="1500 is more than the model has positions for, 1024"):
-        finish(config(tmp_path, data={"length": 1500}, tokens=2000))
+    with pytest.raises(ValueError, match="150 is more than the model has positions for, 64"):
+        finish(config(tmp_path, data={"length": 150}, model={"position": "learned(longest=64)"}, tokens=2000))
 
 
 GPT2 = {"gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200}
@@ -483,33 +500,48 @@ def test_repetition_counts_prompt_and_output(language):
 
 
 def test_prompts_past_the_last_position(run, language):
-    assert language.limit == 1024
-    prompt = (BOOK * 2)[:1100]
-    with pytest.raises(ValueError, match=r"1100 tokens and the model 1024 positions.*--slide"):
+    assert language.limit == 16
+    prompt = BOOK[:40]
+    with pytest.raises(ValueError, match=r"40 tokens and the model 16 positions.*--slide"):
         language.generate(prompt, greedy(5))
-    (found,) = language.generate(BOOK[:1020], greedy(50))
+    (found,) = language.generate(BOOK[:12], greedy(50))
     assert (len(found.ids), found.ended) == (4, "length")
     (found,) = language.generate(prompt, greedy(5), slide=True)
     assert len(found.ids) == 5
 
 
 def test_sliding_reads_the_last_half_again():
-    language = untrained(position="learned(longest=8)")
-    model, prompt = language.model, torch.tensor([[5, 6, 7, 8, 9, 10]])
-    (best,) = generate(Sliding(model, 8), prompt, config=greedy(9))[0]
-    text, context, ids = prompt[0].tolist(), prompt[0].tolist(), []
-    for _ in range(9):
-        if len(context) > 8:
-            context = text[-4:]
-        logits = model(torch.tensor([context])).logits[0, -1]
-        logits[[0, 2]] = -math.inf
-        ids.append(int(logits.argmax()))
-        text, context = [*text, ids[-1]], [*context, ids[-1]]
-        if ids[-1] == EOS:
-            break
-    assert best.ids == [id for id in ids if id != EOS]
-    (two,) = generate(Sliding(model, 8), prompt, config=sampled(20, nbest=3))
-    assert len(two) == 3
+    model, longest = untrained(position="learned(longest=8)").model, 8
+    text = torch.randint(4, 30, (2, 40), generator=torch.Generator().manual_seed(0))
+    sliding = Sliding(model, longest)
+    state, context, end = sliding.start(2), text[:, :0], 0
+    for size in (3, 4, 1, 1, 1, 2, 1, 1, 1, 12, 1, 1, 1, 1, 1, 1):
+        new, end = text[:, end : end + size], end + size
+        context = torch.cat([context, new], 1)
+        if context.shape[1] > longest:
+            context = text[:, end - longest // 2 : end]
+        logits, state = sliding.extend(new, state)
+        assert_close(logits[:, -1], model(context).logits[:, -1])
+    assert len(generate(sliding, text[:, :9], config=sampled(20, nbest=3, maximum_extra=20))[0]) == 3
+
+
+def test_special_tokens_are_never_written():
+    language = untrained(head_bias=True)
+    with torch.no_grad():
+        language.model.output.bias[:3] = 1e4
+    for decoding in (greedy(9), sampled(9)):
+        (found,) = language.generate("Three", decoding)
+        assert min(found.ids) >= 4
+
+
+def test_a_prompt_begins_as_the_documents_did(tmp_path):
+    assert untrained(start=EOS).encode("Th")[0] == EOS
+    assert len(untrained().encode("Th")) == 2
+    assert untrained().tokenizer.decode(untrained().encode("")) == "\n"
+    settings = config(tmp_path, data={"apart": True, "documents": "blank"}, steps=1)
+    finish(settings)
+    language = LanguageModel.load(settings.out)
+    assert (language.apart, language.start, language.length) == (True, EOS, 16)
 
 
 class Counted(TorchDispatchMode):
@@ -553,7 +585,7 @@ def test_likelihoods_are_those_of_the_whole_model():
     for (context, rest), (logp, count) in zip(pairs, found, strict=True):
         before, after = language.encode(context), language.tokenizer.encode(rest)
         logits = language.model(torch.tensor([before + after])).logits[0].log_softmax(1)
-        expected = sum(float(logits[len(before) - 1 + at, token]) for at, token in enumerate(after))
+        expected = sum(logits[len(before) - 1 + at, token].item() for at, token in enumerate(after))
         assert count == len(after)
         assert logp == pytest.approx(expected, rel=1e-4)
 
@@ -693,15 +725,18 @@ def test_evaluate_prints(run, tmp_path, capsys):
 
 
 def test_prompt_prints(run, tmp_path, capsys):
-    path = write_task(tmp_path)
+    short = {"description": "", "prompt": "{text}:", "answer": "{label}", "separator": " ", "choices": ["a", "b"]}
+    short["examples"] = [{"text": "e", "label": "a"}, {"text": "w", "label": "b"}]
+    short["queries"] = [{"text": "th", "label": "a"}, {"text": "w", "label": "b"}]
+    path = write_task(tmp_path, **short)
     assert cli.main(["prompt", run, "--task", path, "--shots", "0,1", "--draws", "2"]) == 0
     assert "shots  accuracy" in capsys.readouterr().out
     assert cli.main(["prompt", run, "--task", path, "--shots", "1", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["results"][0]["draws"]) == 5
-    path = write_task(tmp_path, score="generation", choices=None)
-    assert cli.main(["prompt", run, "--task", path]) == 0
+    path = write_task(tmp_path, **short | {"score": "generation", "maximum": 3})
+    assert cli.main(["prompt", run, "--task", path, "--shots", "2"]) == 0
     assert cli.main(["prompt", run, "--task", path, "--shots", "2", "--show"]) == 0
-    assert capsys.readouterr().out.rstrip().endswith("Review: fine\nAnswer:")
+    assert capsys.readouterr().out.endswith("e:a w:b th:\n")
 
 
 @pytest.mark.parametrize(
@@ -719,13 +754,14 @@ def test_prompt_prints(run, tmp_path, capsys):
         (["generate", "RUN", "x", "--temperature", "0", "--top-k", "2"], "cut draws"),
         (["generate", "RUN", "x", "--maximum", "0"], "maximum must be"),
         (["generate", "RUN", "x", "--min-p", "2"], "min_p must be"),
-        (["generate", "RUN", "x" * 2000], "2000 tokens and the model 1024 positions"),
+        (["generate", "RUN", "x" * 2000], "2000 tokens and the model 16 positions"),
         (["evaluate", "RUN", "--source", "a"], "--source is for runs of 'translate'"),
         (["evaluate", "RUN", "--text", "gone.txt"], "gone.txt: no such file"),
         (["evaluate", "RUN", "--stride", "0"], "stride must be"),
         (["prompt", "RUN", "--task", "gone.yaml"], "gone.yaml: no such file"),
         (["prompt", "RUN", "--task", "TASK", "--shots", "few"], "--shots are numbers"),
         (["prompt", "RUN", "--task", "TASK", "--shots", "99"], "99 shots need as many"),
+        (["prompt", "RUN", "--task", "TASK", "--shots", "2"], "more than the 16 positions of the model"),
         (["translate", "RUN"], "is a run of 'language', not of 'translate'"),
         (["align", "RUN"], "is a run of 'language', not of 'translate'"),
     ],

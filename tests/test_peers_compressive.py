@@ -1,7 +1,8 @@
-"""What the suite does not ask of the Compressive Transformer: its second losses, and labml's form of them."""
+"""What the suite does not ask of the Compressive Transformer, and `compressive-transformer-pytorch`."""
 
 import pytest
 import torch
+from compressive_transformer_pytorch.compressive_transformer_pytorch import SelfAttention
 from torch.testing import assert_close
 
 import regard
@@ -21,42 +22,33 @@ def draw(B: int, T: int) -> torch.Tensor:
     return torch.randn(B, T, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-def test_attention_reconstruction_is_labmls():
-    compressive = pytest.importorskip("labml_nn.transformers.compressive")
-    from labml_nn.transformers.feed_forward import FeedForward
-    from labml_nn.transformers.xl.relative_mha import RelativeMultiHeadAttention
-
-    ours = layer_of(bias=True)
-    attention = RelativeMultiHeadAttention(HEADS, WIDTH)
-    squeeze = compressive.Conv1dCompression(3, WIDTH)
-    theirs = compressive.CompressiveTransformerLayer(
-        d_model=WIDTH,
-        self_attn=attention,
-        feed_forward=FeedForward(WIDTH, 8),
-        dropout_prob=0.0,
-        compress=squeeze,
-    ).double()
+def test_peer():
+    """Output and loss are those of compressive-transformer-pytorch, which is given a segment at a time."""
+    torch.manual_seed(0)
+    theirs = SelfAttention(WIDTH, N, N, 4, cmem_ratio=3, heads=HEADS).double().train()
+    torch.nn.init.zeros_(theirs.to_out.bias)
+    ours = layer_of(", relative=False")
     with torch.no_grad():
-        # in their class the queries and keys alone have no bias
-        for name in "qk":
-            ours.project[name].bias.zero_()
-        for name, part in (("q", attention.query), ("k", attention.key), ("v", attention.value)):
-            part.linear.weight.copy_(ours.project[name].weight)
-        ours.project["v"].bias.normal_()
-        attention.value.linear.bias.copy_(ours.project["v"].bias)
-        squeeze.conv.load_state_dict(ours.squeeze.state_dict())
-    loss = compressive.AttentionReconstructionLoss([theirs])
-    # their layer norms its inputs itself; ours is given what it reads
-    loss.norm = lambda norm, x: x
-    x = draw(2, 3 * N)
-    first, second, third = x.transpose(0, 1).split(N)
-    expected = (loss([second], [first]) + loss([third], [second])) / 2
-    got = ours.run(x).loss
-    assert_close(got, expected)
-    got.backward()
+        for name, weight in zip("qkv", (theirs.to_q.weight, *theirs.to_kv.weight.chunk(2)), strict=True):
+            ours.project[name].weight.copy_(weight)
+        ours.output.weight.copy_(theirs.to_out.weight)
+        ours.squeeze.load_state_dict(theirs.compress_mem_fn.conv.state_dict())
+    x, memories, ys, losses = draw(2, 5 * N), None, [], []
+    for part in x.split(N, 1):
+        # what learns of the output is the paper's stop away from the compression
+        cut = None if memories is None else tuple(memory.detach() for memory in memories)
+        y, memories, loss = theirs(part, memories=cut)
+        ys.append(y)
+        losses.append(loss)
+    out = ours.run(x)
+    assert_close(out.y, torch.cat(ys, 1))
+    # before the first compression nothing is lost, which is no part of our mean
+    expected = sum(losses[1:]) / (len(losses) - 1)
+    assert_close(out.loss, expected)
+    out.loss.backward()
     expected.backward()
-    assert_close(ours.squeeze.weight.grad, squeeze.conv.weight.grad)
-    assert_close(ours.squeeze.bias.grad, squeeze.conv.bias.grad)
+    assert_close(ours.squeeze.weight.grad, theirs.compress_mem_fn.conv.weight.grad)
+    assert_close(ours.squeeze.bias.grad, theirs.compress_mem_fn.conv.bias.grad)
 
 
 @pytest.mark.parametrize("function", ["conv", "dilated"])

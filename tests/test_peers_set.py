@@ -1,7 +1,8 @@
-"""Induced attention against PyTorch Geometric's ISAB (the paper's form) and `isab-pytorch` (attention alone)."""
+"""Induced attention against the paper's block on PyTorch's attention, and `isab-pytorch` (attention alone)."""
 
 import pytest
 import torch
+from sets import ISAB, copy_attention
 from torch.testing import assert_close
 
 import regard
@@ -22,41 +23,32 @@ def shaken(module: torch.nn.Module) -> torch.nn.Module:
     return module.double().eval()
 
 
-def copy_attention(ours, theirs: torch.nn.MultiheadAttention) -> None:
-    parts = zip("qkv", theirs.in_proj_weight.chunk(3), theirs.in_proj_bias.chunk(3), strict=True)
-    for name, weight, bias in parts:
-        ours.project[name].weight.copy_(weight)
-        ours.project[name].bias.copy_(bias)
-    ours.output.load_state_dict(theirs.out_proj.state_dict())
-
-
 @pytest.mark.parametrize("padded", [False, True])
-def test_inside_a_layer_it_is_the_isab_of_pytorch_geometric(padded):
-    peers = pytest.importorskip("torch_geometric.nn.aggr.utils")
-    theirs = shaken(peers.InducedSetAttentionBlock(WIDTH, POINTS, HEADS))
+def test_inside_a_layer_it_is_the_isab_of_the_paper(padded):
+    theirs = shaken(ISAB(WIDTH, HEADS, POINTS))
     ours = regard.attention(f"set(points={POINTS})", width=WIDTH, heads=HEADS, bias=True).double()
-    inner, outer = theirs.mab1, theirs.mab2
+    inner, outer = theirs.gather, theirs.spread
     with torch.no_grad():
-        ours.points.copy_(theirs.ind[0])
-        copy_attention(ours.gather, inner.attn)
-        copy_attention(ours.spread, outer.attn)
-        ours.feed.load_state_dict(inner.lin.state_dict())
-        for norm, other in zip(ours.norms, (inner.layer_norm1, inner.layer_norm2), strict=True):
+        ours.points.copy_(theirs.points)
+        copy_attention(ours.gather, inner.attention)
+        copy_attention(ours.spread, outer.attention)
+        ours.feed.load_state_dict(inner.feed.state_dict())
+        for norm, other in zip(ours.norms, inner.norms, strict=True):
             norm.load_state_dict(other.state_dict())
     x = torch.randn(3, 11, WIDTH, dtype=torch.float64)
     keep = torch.arange(11) < torch.tensor([11, 4, 7])[:, None] if padded else torch.ones(3, 11, dtype=torch.bool)
     mine, other = x.clone().requires_grad_(), x.clone().requires_grad_()
     # what a post-norm layer puts around an attention
-    y = outer.layer_norm1(mine + ours(mine, keep=keep if padded else None))
-    y = outer.layer_norm2(y + outer.lin(y).relu())
+    y = outer.norms[0](mine + ours(mine, keep=keep if padded else None))
+    y = outer.norms[1](y + outer.feed(y).relu())
     z = theirs(other, keep if padded else None)
     assert_close(y[keep], z[keep])
     toward = torch.randn_like(y)
     (y * toward)[keep].sum().backward()
     (z * toward)[keep].sum().backward()
     assert_close(mine.grad, other.grad)
-    assert_close(ours.points.grad, theirs.ind.grad[0])
-    assert_close(ours.feed.weight.grad, inner.lin.weight.grad)
+    assert_close(ours.points.grad, theirs.points.grad)
+    assert_close(ours.feed.weight.grad, inner.feed.weight.grad)
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -1,10 +1,11 @@
-"""Pooling: the formulas of the papers, padding that changes nothing, and PyTorch Geometric's PMA."""
+"""Pooling: the formulas of the papers, padding that changes nothing, and PMA on PyTorch's attention."""
 
 import copy
 
 import pytest
 import torch
 from lengths import VOCABULARY, block, check_gradients, check_padding, embedded, ids, linear, norm, relu, shaken
+from sets import PMA, copy_attention
 from torch.testing import assert_close
 
 import regard
@@ -157,24 +158,19 @@ def test_second_losses_are_handed_on(spec):
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_pma_is_that_of_pytorch_geometric(padded):
-    """Its rFF inside MAB is one layer, which ours is with the second one the identity."""
-    peers = pytest.importorskip("torch_geometric.nn.aggr.utils")
-    theirs = shaken(peers.PoolingByMultiheadAttention(WIDTH, 3, 4))
+def test_pma_is_that_of_the_paper(padded):
+    """The rFF inside MAB is one layer, which ours is with the second one the identity."""
+    theirs = shaken(PMA(WIDTH, 4, 3))
     ours = Pooling(ModelConfig(kind="encoder", width=WIDTH, heads=4, inner=WIDTH, bias=True, dropout=0.0), seeds=3)
     ours = ours.double().eval()
-    mab, (mine,) = theirs.mab, ours.blocks
+    mab, (mine,) = theirs.block, ours.blocks
     with torch.no_grad():
-        ours.seed.copy_(theirs.seed[0])
-        ours.feed.load_state_dict(theirs.lin.state_dict())
-        attn = zip("qkv", mab.attn.in_proj_weight.chunk(3), mab.attn.in_proj_bias.chunk(3), strict=True)
-        for name, weight, bias in attn:
-            mine.cross.project[name].weight.copy_(weight)
-            mine.cross.project[name].bias.copy_(bias)
-        mine.cross.output.load_state_dict(mab.attn.out_proj.state_dict())
-        mine.feedforward.inner.load_state_dict(mab.lin.state_dict())
+        ours.seed.copy_(theirs.seeds)
+        ours.feed.load_state_dict(theirs.feed.state_dict())
+        copy_attention(mine.cross, mab.attention)
+        mine.feedforward.inner.load_state_dict(mab.feed.state_dict())
         mine.feedforward.outer.weight.copy_(torch.eye(WIDTH))
-        for layer, other in zip(mine.norms, (mab.layer_norm1, mab.layer_norm2), strict=True):
+        for layer, other in zip(mine.norms, mab.norms, strict=True):
             layer.load_state_dict(other.state_dict())
     x = vectors(T=7)
     keep = torch.arange(7) < torch.tensor([7, 3, 1, 6])[:, None] if padded else None

@@ -11,9 +11,10 @@ from torch.testing import assert_close
 import regard
 from regard.attention.base import Memory, Rows
 from regard.config import ModelOptions
+from regard.interop import ctranslate2, families
 from regard.models.reversible import Coupled
 from regard.models.transformer import ModelConfig, Transformer, through_pair
-from regard.spec import ATTENTION
+from regard.spec import ATTENTION, FEEDFORWARD
 
 SMALL = {"vocabulary": 40, "width": 16, "heads": 4, "inner": 32, "layers": 3, "dropout": 0.0, "norm": "pre"}
 
@@ -33,7 +34,9 @@ KEEP = torch.tensor([[1, 0, 1, 1, 1, 1, 1, 0, 1], [1] * 9]).bool()
 def step(model: Transformer, monkeypatch: pytest.MonkeyPatch, plain: bool) -> dict[str, torch.Tensor]:
     """Loss, gradients and buffers after a training step; `plain` keeps every activation, as autograd does."""
     model = copy.deepcopy(model).train()
+    device = model.output.weight.device
     given = (ids(), ids(T=7, seed=2)) if model.encoder and model.decoder else (ids(),)
+    given, keep = [part.to(device) for part in given], KEEP.to(device)
     with monkeypatch.context() as patch:
         if plain:
             patch.setattr(Coupled, "apply", undone_by_nobody)
@@ -41,22 +44,22 @@ def step(model: Transformer, monkeypatch: pytest.MonkeyPatch, plain: bool) -> di
         # two passes before the way back: the layers have gone on learning when the first is run again
         total = 0
         for _ in range(2):
-            logits, second, _ = model(*given, keep=KEEP)
+            logits, second, statistics = model(*given, keep=keep)
             total = total + logits.square().mean() + (0 if second is None else 0.3 * second)
         total.backward()
     found = {"loss": total.detach()} | ({} if second is None else {"second": second.detach()})
+    found |= {f"counted {name}": value for name, value in (statistics or {}).items()}
     return found | {name: p.grad for name, p in model.named_parameters()} | dict(model.named_buffers())
 
 
-def undone_by_nobody(blocks, sublayers, outputs, x, stream, memory, *parameters):
+def undone_by_nobody(layers, sublayers, passed, x, stream, memory, *parameters):
     a, b, losses = x, x, []
     for parts in sublayers(memory):
         for part in parts:
             out = part(b, stream)
             a, b, stream = b, a + out.y, out.stream
             losses += [] if out.loss is None else [out.loss]
-        if outputs is not None:
-            outputs.append((a + b) / 2)
+        passed(a, b, out)
     return a, b, stream, sum(losses) if losses else None
 
 
@@ -82,6 +85,13 @@ def test_gradients_are_those_of_autograd(name, monkeypatch):
         same(build(kind="decoder", attention=spec, **options), monkeypatch)
 
 
+@pytest.mark.parametrize("name", FEEDFORWARD.names())
+def test_feedforward_layers(name, monkeypatch):
+    model = build(kind="encoder", feedforward=FEEDFORWARD.find(name).examples[0], dropout=0.3)
+    got = same(model, monkeypatch)
+    assert ("second" in got) == FEEDFORWARD.find(name).facts.loss
+
+
 @pytest.mark.parametrize("layers", [1, 3])
 def test_second_losses_and_the_aligner(layers, monkeypatch):
     spec = "compressive(segment=4, memory=4, compressed=5, rate=2)"
@@ -98,12 +108,18 @@ def test_what_is_learnt_without_gradients_is_learnt_once(monkeypatch):
     assert (got["decoder.blocks.0.attention.sums"] - model.decoder.blocks[0].attention.sums).abs().max() > 1e-4
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("spec", ["softmax", ATTENTION.find("routing").examples[0], "reformer(chunk=4, buckets=4)"])
+def test_on_a_gpu(spec, monkeypatch):
+    same(build(kind="decoder", attention=spec, dropout=0.3).cuda(), monkeypatch)
+
+
 def test_two_sublayers_are_the_formula_of_the_paper():
     model = build(kind="encoder", layers=1).eval()
     (block,) = model.encoder.blocks
     x = torch.randn(2, 5, 16).double()
     y1 = x + block.attention(block.norms[0](x))
-    y2 = x + block.outer(torch.relu(block.inner(block.norms[1](y1))))
+    y2 = x + block.feedforward.outer(torch.relu(block.feedforward.inner(block.norms[1](y1))))
     for grad in (True, False):
         with torch.set_grad_enabled(grad):
             assert_close(through_pair([block], x, Rows.full(x)).y, (y1 + y2) / 2)
@@ -115,7 +131,7 @@ def test_three_sublayers_take_turns():
     x, memory = torch.randn(2, 5, 16).double(), torch.randn(2, 7, 16).double()
     y1 = x + block.attention(block.norms[0](x))
     y2 = x + block.cross(block.norms[1](y1), memory=memory)
-    z1 = y1 + block.outer(torch.relu(block.inner(block.norms[2](y2))))
+    z1 = y1 + block.feedforward.outer(torch.relu(block.feedforward.inner(block.norms[2](y2))))
     for grad in (True, False):
         with torch.set_grad_enabled(grad):
             assert_close(through_pair([block], x, Rows.full(x), memory=Memory(memory, None)).y, (y2 + z1) / 2)
@@ -140,13 +156,13 @@ def test_decoding_is_the_forward_pass(attention):
 
 def test_some_parameters_may_be_frozen_and_gradients_asked_for():
     model = build(kind="encoder")
-    model.encoder.blocks[1].inner.weight.requires_grad_(False)
-    weight = model.encoder.blocks[0].outer.weight
+    model.encoder.blocks[1].feedforward.inner.weight.requires_grad_(False)
+    weight = model.encoder.blocks[0].feedforward.outer.weight
     (found,) = torch.autograd.grad(model(ids()).logits.square().mean(), [weight])
     assert weight.grad is None
     model(ids()).logits.square().mean().backward()
     assert_close(found, weight.grad)
-    assert model.encoder.blocks[1].inner.weight.grad is None
+    assert model.encoder.blocks[1].feedforward.inner.weight.grad is None
 
 
 def test_half_precision_chosen_from_outside():
@@ -198,3 +214,11 @@ def test_post_norm_is_refused():
     with pytest.raises(ValueError, match="norm='pre'"):
         ModelOptions(reversible=True).resolve(100, None)
     assert ModelOptions(reversible=True, norm="pre").resolve(100, None).reversible
+
+
+def test_no_other_program_takes_it_for_an_ordinary_model():
+    config = ModelConfig(vocabulary=40, norm="pre", reversible=True)
+    with pytest.raises(ValueError, match="another reversible: True"):
+        ctranslate2._check(config)
+    with pytest.raises(ValueError, match=r"reversible False \(here True\)"):
+        families.choose(config, {})

@@ -120,6 +120,7 @@ def whole(tmp_path_factory) -> TranslateConfig:
 DEATHS = {
     "at the start": [(loop.Loop, "_restore", 1)],
     "in the first step": [(loop.Loop, "_update", 1)],
+    "before the first checkpoint": [(loop.Loop, "_update", 3)],
     "in a step": [(loop.Loop, "_update", 8)],
     "before the optimizer": [(torch.optim.AdamW, "step", 5)],
     "in a save, at a file": [(checkpoint, "_write_file", 5)],
@@ -413,9 +414,9 @@ def test_the_logged_loss_is_over_all_its_tokens(tmp_path, monkeypatch):
     sums, backward = [], loop.Loop._backward
 
     def noted(self, batch, weights):
-        plain = backward(self, batch, weights)
-        sums.append((float(plain), self.task.tokens(batch)))
-        return plain
+        found = backward(self, batch, weights)
+        sums.append((float(found[loop.PLAIN]), self.task.tokens(batch)))
+        return found
 
     monkeypatch.setattr(loop.Loop, "_backward", noted)
     finish(settings)

@@ -16,8 +16,10 @@ from regard.config import DataConfig, ModelOptions, TrainingConfig, TranslateCon
 from regard.data.generated import pairs
 from regard.decoding import DecodingConfig
 from regard.task import compact_run, resume, train
+from regard.training import checkpoint
 from regard.training.compact import compact, expand
 from regard.training.display import Display
+from regard.training.run import Run
 from regard.translation import SHIPPED, Task, Translator
 
 
@@ -111,6 +113,26 @@ def test_B1_faults_are_said(monkeypatch, capsys, run):
     assert "standard input:2: bytes that are not UTF-8" in said
     assert "line 3:" in said
     assert "only the first 256 are translated" in said
+
+
+def test_runs_of_the_first_version_still_translate(run, tmp_path):
+    """Their blocks had an activation and the two products in themselves, and the aligner was another."""
+    old = tmp_path / "old"
+    shutil.copytree(run, old)
+    facts = json.loads((old / "run.json").read_text())
+    del facts["model"]["feedforward"], facts["model"]["decoder_feedforward"], facts["tokenizers"]
+    facts["model"] |= {"activation": "relu", "aligner": "softmax"}
+    (old / "run.json").write_text(json.dumps(facts))
+    found = Run.open(run).find("best")
+    tensors = {name.replace(".feedforward.", "."): part for name, part in found.tensors["model"].items()}
+    shutil.rmtree(old / "checkpoints")
+    checkpoint.write(old / "checkpoints", "average", {"model": tensors}, {"step": found.state["step"]})
+    lines = ["It is two o'clock.", "The book costs nine dollars."]
+    ours, theirs = (
+        [best[0].text for best in Translator.load(folder, which=which).translate(lines)]
+        for folder, which in ((run, "best"), (old, None))
+    )
+    assert ours == theirs
 
 
 def test_columns(monkeypatch, capsys, run):

@@ -802,7 +802,7 @@ class Cached(Attending):
         if state is None:
             return self.attend(self.aligned(rows), **query, **self.repeated(source)), None
         S, seen = state.top + rows.T, state.seen + rows.count
-        parts = tuple(_grow(old, new, rows, state.top) for old, new in zip(state.parts, source.values(), strict=True))
+        parts = tuple(grow(old, new, rows, state.top) for old, new in zip(state.parts, source.values(), strict=True))
         # before the first token every row starts at 0, ragged or not
         shift = 0 if state.top == 0 else rows.at
         state = CacheState(parts, seen, S, state.even and rows.at is not None)
@@ -828,7 +828,7 @@ def _plain_cpu(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and not torch.is_grad_enabled()
 
 
-def _grow(buffer: Tensor, new: Tensor, rows: Rows, top: int) -> Tensor:
+def grow(buffer: Tensor, new: Tensor, rows: Rows, top: int) -> Tensor:
     """New tokens written behind the old ones of each row: in place, or as a new tensor where gradients flow."""
     need = top + rows.T
     # with gradients on, what was read before must stay as it was, also where only the queries are trained

@@ -70,7 +70,7 @@ class Clusterformer(Attention):
         self.clusters, self.chunk, self.every, self.iterations = clusters, chunk, every, iterations
         self.inner = ATTENTION.build("softmax", replace(shape, position=None))
         self.register_buffer("centroids", F.normalize(torch.randn(clusters, shape.width), dim=-1))
-        # the last slot takes what is not kept
+        # kept with the weights, for a resumed run to go on exactly; the last slot takes what is not kept
         self.register_buffer("bank", torch.zeros(bank + 1, shape.width))
         self.register_buffer("kept", torch.zeros((), dtype=torch.long))
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))

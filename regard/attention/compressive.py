@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention.base import Attending, Facts, Mask, Order, Out, Rows, Shape
+from regard.attention.base import Facts, Mask, Order, Out, Rows, Shape
+from regard.attention.segmented import Segmented, stretch
 from regard.reference import Row, blend
 
 Function = Literal["conv", "dilated", "mean", "max", "used"]
@@ -49,7 +50,7 @@ class Grid(NamedTuple):
         return first[..., None] + torch.arange(n, device=self.q.device)
 
 
-class Compressive(Attending):
+class Compressive(Segmented):
     """Rae et al. 2020: a row is cut into segments of n tokens. A segment that begins at a reads, causally, itself, the
     memory m of the n_m tokens before a, and the compressed memory cm of what is older than that: when a segment is
     over, the oldest n inputs of the layer in m become n / c slots, f_c(old), of which the last n_cm are kept. Keys and
@@ -108,7 +109,6 @@ class Compressive(Attending):
             "xl(segment=4, memory=12, relative=False)",
         ),
     )
-    grouped = True
 
     def __init__(
         self,
@@ -132,13 +132,8 @@ class Compressive(Attending):
                 f"'compressive' moves whole segments through its memory and makes whole slots of them: memory must be "
                 f"a multiple of segment and segment one of rate, got memory={memory}, segment={segment}, rate={rate}"
             )
-        if clamp is not None and (not relative or shape.position is not None):
-            raise ValueError("option 'clamp' of 'compressive' is for its own relative positions: leave it out")
-        if relative and shape.position is None:
-            shape = replace(shape, position="xl" if clamp is None else f"xl(clamp={clamp})")
-        super().__init__(shape)
-        self.segment, self.memory, self.compressed, self.rate = segment, memory, compressed, rate
-        self.function, self.reach, self.slots = function, segment + memory - 1, segment // rate
+        super().__init__(shape, segment=segment, memory=memory, relative=relative, clamp=clamp)
+        self.compressed, self.rate, self.function, self.slots = compressed, rate, function, segment // rate
         learns = function in ("conv", "dilated")
         self.loss: Loss = loss if learns else "none"
         self.facts = replace(self.facts, loss=self.loss != "none", apart=function != "used")
@@ -164,9 +159,6 @@ class Compressive(Attending):
         unit = torch.eye(rows.T, dtype=x.dtype, device=x.device)
         source["v"] = unit.expand(len(x), self.shape.kv_heads, -1, -1)
         return self._mixed(rows, self._grid(rows, query, source, None), source, None, probe=True)[0]
-
-    def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self.product(mask, q, k, v, self.scale)
 
     def sources(self, x: Tensor) -> dict[str, Tensor]:
         return {"x": x[:, None]} | super().sources(x)
@@ -196,8 +188,8 @@ class Compressive(Attending):
             tokens = tuple(F.pad(part, (0, 0, M, room)) for part in source.values())
             return Grid(F.pad(q, (0, 0, 0, room)), tokens, rows.start, (T + room) // n, step=False)
         inside, m = rows.start % n, -(-(n - 1 + T) // n)
-        tokens = tuple(_take(part, n - 1 - inside, M + m * n) for part in self._joined(state.tail, source.values()))
-        return Grid(q if T == 1 else _take(q, -inside, m * n), tokens, inside, m, step=T == 1)
+        tokens = tuple(stretch(part, n - 1 - inside, M + m * n) for part in self._joined(state.tail, source.values()))
+        return Grid(q if T == 1 else stretch(q, -inside, m * n), tokens, inside, m, step=T == 1)
 
     def _joined(self, old: Parts, new: Iterable[Tensor]) -> Parts:
         """x, k and v of what a state keeps, followed by what is new."""
@@ -231,13 +223,13 @@ class Compressive(Attending):
         over = (grid.inside + rows.count) // n  # segments that ended
         if self.function == "used":
             usage = usages.gather(1, over[:, None, None].expand(-1, 1, n))[:, 0]
-        slots = tuple(_take(part, over * self.slots, C) for part in slots)
-        tail = tuple(_take(part, rows.count, self.reach) for part in self._joined(state.tail, source.values()))
+        slots = tuple(stretch(part, over * self.slots, C) for part in slots)
+        tail = tuple(stretch(part, rows.count, self.reach) for part in self._joined(state.tail, source.values()))
         if torch.is_grad_enabled() and len(state.tail) == 1:
             tail, slots = tail[:1], slots[:1]
         even = state.even and rows.at is not None
         state = CompressiveState(tail, slots, usage, state.seen + rows.count, state.top + T, even)
-        return o if grid.step else _take(o, grid.inside, T), state
+        return o if grid.step else stretch(o, grid.inside, T), state
 
     def _look(self, rows: Rows, grid: Grid, slots: Parts) -> Tensor:
         """Each segment of the queries over its slots and tokens."""
@@ -413,9 +405,3 @@ class Compressive(Attending):
                 )
             slots.append(slot)
         return slots
-
-
-def _take(part: Tensor, first: Tensor, length: int) -> Tensor:
-    """`length` slots of each row of [B, G, n, D] from slot `first` [B] on; beyond the ends, those at the ends."""
-    at = (first[:, None] + torch.arange(length, device=part.device)).clamp(0, part.shape[2] - 1)
-    return part.gather(2, at[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[3]))

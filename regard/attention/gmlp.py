@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention.base import CacheState, Facts, Order, Out, Rows, Shape, _grow
+from regard.attention.base import CacheState, Facts, Order, Out, Rows, Shape, grow
 from regard.attention.mixing import Mixing
 from regard.spec import ATTENTION
 
@@ -78,7 +78,7 @@ class Gated(Mixing):
         bypass, gate = F.gelu(self.bypass(x)), self.norm(F.gelu(self.gate(x)))
         after = None
         if state is not None:
-            kept = _grow(state.parts[0], gate[:, None].to(state.parts[0].dtype), rows, state.top)
+            kept = grow(state.parts[0], gate[:, None].to(state.parts[0].dtype), rows, state.top)
             gate, even = kept[:, 0, : table.shape[-1]], state.even and rows.at is not None
             after = CacheState((kept,), state.seen + rows.count, state.top + rows.T, even)
         elif self.shape.role == "self" and rows.at is None:

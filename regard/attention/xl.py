@@ -1,13 +1,13 @@
 """Segments that read the one before them: recurrence instead of a longer context."""
 
-from dataclasses import replace
 from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.attention.base import Attending, Facts, Mask, Order, Shape
+from regard.attention.base import Facts, Mask, Order, Shape
+from regard.attention.segmented import Segmented, stretch
 from regard.reference import Row
 
 
@@ -24,7 +24,7 @@ class XLState(NamedTuple):
         return self._replace(tail=tuple(part[rows] for part in self.tail), seen=self.seen[rows])
 
 
-class XL(Attending):
+class XL(Segmented):
     """Dai et al. 2019: a row is cut into segments of n tokens. The queries of a segment, q from h, read keys and values
     from h~ = [m; h], where m holds the inputs of the layer at the M tokens before the segment: query i of the segment
     that begins at a sees the keys a - M <= j <= i, by the logits of position scheme "xl",
@@ -64,7 +64,6 @@ class XL(Attending):
         ("xl(segment=8, memory=33, relative=False)", "softmax"),
         ("xl(segment=1, memory=5, relative=False)", "local(window=5)"),
     )
-    grouped = True
 
     def __init__(
         self,
@@ -75,17 +74,7 @@ class XL(Attending):
         relative: Annotated[bool, "the paper's relative positions, where the layer is given no other scheme"] = True,
         clamp: Annotated[int | None, "distances beyond are read as this one; None: all"] = None,
     ):
-        if segment < 1:
-            raise ValueError(f"option 'segment' of 'xl' must be at least 1, got {segment}")
-        if clamp is not None and (not relative or shape.position is not None):
-            raise ValueError("option 'clamp' of 'xl' is for its own relative positions: leave it out")
-        if relative and shape.position is None:
-            shape = replace(shape, position="xl" if clamp is None else f"xl(clamp={clamp})")
-        super().__init__(shape)
-        self.segment, self.memory, self.reach = segment, memory, segment + memory - 1
-
-    def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self.product(mask, q, k, v, self.scale)
+        super().__init__(shape, segment=segment, memory=memory, relative=relative, clamp=clamp)
 
     def sources(self, x: Tensor) -> dict[str, Tensor]:
         return super().sources(x) | {"x": x[:, None]}
@@ -110,14 +99,14 @@ class XL(Attending):
         else:
             # laid out in segments, from the beginning of the one that the first new token stands in
             length = -(-(n - 1 + T) // n) * n
-            grid = [_take(q, -inside, length), *(_take(part, n - 1 - inside, M + length) for part in (k, v))]
-            o = _take(self._segments(rows.start - inside, end, *grid), inside, T)
+            grid = [stretch(q, -inside, length), *(stretch(part, n - 1 - inside, M + length) for part in (k, v))]
+            o = stretch(self._segments(rows.start - inside, end, *grid), inside, T)
         even = state.even and rows.at is not None
         kept = (k, v)
         if torch.is_grad_enabled() and len(state.tail) == 1:
             kept = (torch.cat([state.tail[0], source["x"]], 2),)
         # copies, lest a window hold on to a whole prompt
-        tail = tuple(_take(part, rows.count, W) for part in kept)
+        tail = tuple(stretch(part, rows.count, W) for part in kept)
         return o, XLState(tail, state.seen + rows.count, state.top + T, even)
 
     def _segments(self, start: Tensor, end: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -155,9 +144,3 @@ class XL(Attending):
             begin = i // self.segment * self.segment
             outs.append(row.mix(i, range(max(0, begin - self.memory), i + 1), self.scale))
         return torch.stack(outs)
-
-
-def _take(part: Tensor, first: Tensor, length: int) -> Tensor:
-    """`length` slots of each row of [B, G, n, D] from slot `first` [B] on; beyond the ends, those at the ends."""
-    at = (first[:, None] + torch.arange(length, device=part.device)).clamp(0, part.shape[2] - 1)
-    return part.gather(2, at[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[3]))

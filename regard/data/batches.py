@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.tokenizer import BOS, EOS, PAD, SPECIAL, UNK
+from regard.data.tokenizer import BOS, EOS, PAD
 
 NOISE = 1.0  # tokens: how far lengths are moved before sorting, so that pairs meet others in each epoch
 
@@ -171,8 +171,8 @@ class Examples(NamedTuple):
 
 
 class LabelledBatches(Planned):
-    """Every text once an epoch, with its class. A share of `blanked` of the tokens, special ones left alone, is
-    replaced by the unknown one: a draw of seed, epoch and batch alone."""
+    """Every text once an epoch, with its class. A share of `blanked` of the tokens, the first and the last
+    left alone, is replaced by the unknown one: a draw of seed, epoch and batch alone."""
 
     def __init__(
         self,
@@ -184,13 +184,16 @@ class LabelledBatches(Planned):
         shuffle: bool = True,
         multiple: int = 1,
         blanked: float = 0.0,
+        unknown: int | None = None,
     ) -> None:
+        if blanked and unknown is None:
+            raise ValueError("data.blanked needs a tokenizer with an unknown token; this one has none")
         if len(ids) != len(labels):
             raise ValueError(f"expected as many labels as texts, got {len(labels)} and {len(ids)}")
         if not len(ids):
             raise ValueError("there is no text to make batches of")
         self.texts, self.labels = Ragged(ids), torch.tensor(labels)
-        self.multiple, self.blanked = multiple, blanked
+        self.multiple, self.blanked, self.unknown = multiple, blanked, unknown
         lengths = -(-self.texts.lengths // multiple) * multiple
         if (worst := lengths.max()) > tokens:
             raise ValueError(f"a text of {worst} tokens does not fit into a batch of {tokens}: raise training.tokens")
@@ -200,8 +203,10 @@ class LabelledBatches(Planned):
         index = self.rows(epoch, i)
         tokens, keep = self.texts.padded(index, multiple=self.multiple)
         if self.blanked:
-            drawn = torch.from_numpy(drawing(self.seed, epoch, i).random(tokens.shape)) < self.blanked
-            tokens = torch.where(drawn & (tokens >= len(SPECIAL)), UNK, tokens)
+            drawn = drawing(self.seed, epoch, i).random(tokens.shape) < self.blanked
+            places = np.arange(tokens.shape[1])
+            inner = (places > 0) & (places < self.texts.lengths[index][:, None] - 1)
+            tokens = torch.where(torch.from_numpy(drawn & inner), self.unknown, tokens)
         return Examples(tokens, keep, self.labels[index], torch.from_numpy(index))
 
 

@@ -38,8 +38,11 @@ def files_under(paths: Sequence[str]) -> list[str]:
         if path == STANDARD_INPUT or not os.path.isdir(path):
             found.append(path)
             continue
-        inside = [str(part) for part in sorted(Path(path).rglob("*")) if not part.is_dir()]
-        inside = [part for part in inside if not any(name.startswith(".") for name in Path(part).parts)]
+        inside = [
+            str(part)
+            for part in sorted(Path(path).rglob("*"))
+            if not part.is_dir() and not any(name.startswith(".") for name in part.relative_to(path).parts)
+        ]
         if not inside:
             raise BadText(path, None, "is a folder without any file")
         found += inside

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from regard.data.batches import Planned, Ragged, drawing
 from regard.data.documents import IGNORED
-from regard.data.tokenizer import CONTINUES, SPECIAL, Tokenizer
+from regard.data.tokenizer import CONTINUES, Tokenizer
 
+PIECE = "##"  # before what goes on inside a word, in the vocabularies of BERT
 HIDDEN, RANDOM = 0.8, 0.1  # of the chosen tokens; the others stay
 
 
@@ -39,13 +40,17 @@ class Masking:
     def __init__(self, tokenizer: Tokenizer, share: float = 0.15, *, whole_words: bool = False) -> None:
         if not 0 < share < 1:
             raise ValueError(f"the share of masked tokens must be above 0 and below 1, got {share}")
-        self.mask, self.size, self.share = tokenizer.mask, tokenizer.size, share
+        if tokenizer.mask is None:
+            raise ValueError("this tokenizer has no mask")
+        self.mask, self.share = tokenizer.mask, share
+        self.special = np.isin(np.arange(tokenizer.size), tokenizer.special)
+        self.others = np.flatnonzero(~self.special)
         self.edges = word_edges(tokenizer) if whole_words else None
 
     def __call__(self, ids: np.ndarray, real: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarray, ...]:
         """ids [B, T], real [B, T] -> (ids with some replaced, places [B, P], targets [B, P])."""
         B, T = ids.shape
-        free = real & (ids >= len(SPECIAL))
+        free = real & ~self.special[ids]
         # on average the share of each row, and a row of few tokens is not left out for good
         budget = np.floor(self.share * free.sum(1) + draw.random(B)).astype(np.int64)
         P = int(np.floor(self.share * T + 1))
@@ -55,29 +60,40 @@ class Masking:
             begins = self.edges.opens[ids]
             begins[:, 1:] |= self.edges.closes[ids[:, :-1]]
             begins[:, 0] = True
-            word = np.maximum.accumulate(np.where(begins, np.arange(T), 0), 1)
-            scores = np.take_along_axis(scores, word, 1)
-        order = np.argsort(np.where(free, scores, 2.0), 1, kind="stable")[:, :P]
-        taken = np.arange(P) < budget[:, None]
+            scores = np.take_along_axis(scores, np.maximum.accumulate(np.where(begins, np.arange(T), 0), 1), 1)
+        order = np.argsort(np.where(free, scores, 2.0), 1, kind="stable")
+        taken = np.arange(T) < budget[:, None]
         if self.edges is not None:
-            # a word that would go over the budget is left out whole, with all behind it
-            words = np.take_along_axis(word, order, 1)
-            whole = np.array([np.bincount(row, minlength=T + 1) for row in np.where(free, word, T)])
-            starts = np.concatenate([np.zeros((B, 1), bool), words[:, 1:] == words[:, :-1]], 1)
-            first = np.maximum.accumulate(np.where(starts, 0, np.arange(P)), 1)
-            taken &= first + np.take_along_axis(whole, words, 1) <= budget[:, None]
-        return self._replace(ids, order, taken, draw)
+            taken = whole_words(np.take_along_axis(scores, order, 1), free.sum(1), budget)
+            first = np.argsort(~taken, 1, kind="stable")
+            order, taken = np.take_along_axis(order, first, 1), np.take_along_axis(taken, first, 1)
+        return self._replace(ids, order[:, :P], taken[:, :P], draw)
 
     def _replace(
         self, ids: np.ndarray, order: np.ndarray, taken: np.ndarray, draw: np.random.Generator
     ) -> tuple[np.ndarray, ...]:
         before = np.take_along_axis(ids, order, 1)
         fate, others = draw.random(order.shape), draw.random(order.shape)
-        drawn = len(SPECIAL) + (others * (self.size - len(SPECIAL))).astype(np.int64)
+        drawn = self.others[(others * len(self.others)).astype(np.int64)]
         after = np.where(fate < HIDDEN, self.mask, np.where(fate < HIDDEN + RANDOM, drawn, before))
         changed = ids.copy()
         np.put_along_axis(changed, order, np.where(taken, after, before), 1)
         return changed, np.where(taken, order, 0), np.where(taken, before, IGNORED)
+
+
+def whole_words(scores: np.ndarray, free: np.ndarray, budget: np.ndarray) -> np.ndarray:
+    """Which of sorted tokens are taken, where equal scores are a word: word by word, but none that goes over what is
+    left of the budget of its row."""
+    taken = np.zeros(scores.shape, bool)
+    for row, (count, left) in enumerate(zip(free.tolist(), budget.tolist(), strict=True)):
+        starts = np.flatnonzero(np.diff(scores[row, :count], prepend=-1.0))
+        for start, size in zip(starts.tolist(), np.diff(starts, append=count).tolist(), strict=True):
+            if left == 0:
+                break
+            if size <= left:
+                taken[row, start : start + size] = True
+                left -= size
+    return taken
 
 
 class Edges(NamedTuple):
@@ -89,14 +105,20 @@ class Edges(NamedTuple):
 
 def word_edges(tokenizer: Tokenizer) -> Edges:
     """Words are what white space separates; special tokens are words of their own."""
-    names = tokenizer.tokens(range(len(SPECIAL), tokenizer.size))
+    names, kind = tokenizer.tokens(range(tokenizer.size)), tokenizer.kind
     opens, closes = np.ones(tokenizer.size, bool), np.ones(tokenizer.size, bool)
-    for id, name in enumerate(names, len(SPECIAL)):
+    pieces = any(name.startswith(PIECE) for name in names)
+    for id, name in enumerate(names):
+        if kind == "words" or id in tokenizer.special:
+            continue
         blank = name in ("▁", "\\n", "\\t")
-        if tokenizer.kind == "units":
-            opens[id], closes[id] = False, not name.endswith(CONTINUES)
-        elif tokenizer.kind != "words":
-            opens[id], closes[id] = blank or name.startswith("▁"), blank and tokenizer.kind != "bpe"
+        opens[id], closes[id] = blank or name.startswith("▁"), False
+        if kind in ("characters", "bytes"):
+            closes[id] = blank
+        elif kind == "units":
+            closes[id] = not name.endswith(CONTINUES)
+        elif kind == "published" and pieces:
+            opens[id] = not name.startswith(PIECE)
     return Edges(opens, closes)
 
 

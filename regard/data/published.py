@@ -33,7 +33,7 @@ class Published(Tokenizer):
         size: int,
         vocabulary: Sequence[str] | None = None,
     ) -> None:
-        self.content, self.special, self._size = content, {name: special.get(name) for name in NAMES}, size
+        self.content, self.named, self._size = content, {name: special.get(name) for name in NAMES}, size
         try:
             self.library = tokenizers.Tokenizer.from_str(json.dumps(content))
         except Exception as error:
@@ -42,7 +42,7 @@ class Published(Tokenizer):
         self.library.no_padding()
         self.library.no_truncation()
         self.library.encode_special_tokens = True
-        self.pad, self.unk, self.bos, self.eos, self.mask = self.special.values()
+        self.pad, self.unk, self.bos, self.eos, self.mask = self.named.values()
         known = self.library.get_vocab(with_added_tokens=True)
         self.vocabulary, self.map = vocabulary, None
         if vocabulary is not None:
@@ -51,7 +51,7 @@ class Published(Tokenizer):
         most = max(known.values(), default=-1) + 1 if vocabulary is None else len(vocabulary)
         if most > size:
             raise ValueError(f"the tokenizer has {most} ids and the model {size}: they do not belong together")
-        for name, id in self.special.items():
+        for name, id in self.named.items():
             if id is not None and not 0 <= id < size:
                 raise ValueError(f"the special token {name!r} has the id {id}, which is not among the model's {size}")
 
@@ -63,12 +63,24 @@ class Published(Tokenizer):
         found = self.library.encode_batch_fast(list(texts), add_special_tokens=False)
         return [self._out(part.ids) for part in found]
 
+    def encode_around(self, parts: Sequence[str]) -> list[int]:
+        if self.mask is None:
+            raise ValueError("this tokenizer has no mask: its model was not trained to fill gaps")
+        added = self.library.get_added_tokens_decoder().get(self.mask)
+        ids: list[int] = []
+        for number, part in enumerate(parts):
+            last = number == len(parts) - 1
+            # some masks stand for a word with the space before it
+            ids += self.encode(part if last or added is None or not added.lstrip else part.rstrip(" "))
+            ids += [] if last else [self.mask]
+        return ids
+
     def encode_text(self, text: str) -> np.ndarray:
         ids = [id for part in chunks(text) for id in self.encode(part)]
         return np.array(ids, dtype=np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
-        left_out = {id for id in self.special.values() if id is not None} - {self.unk}
+        left_out = {id for id in self.named.values() if id is not None} - {self.unk}
         inside = [id for id in self.checked(ids) if id not in left_out]
         if self.vocabulary is None:
             return self.library.decode(inside, skip_special_tokens=True)
@@ -117,7 +129,7 @@ class Published(Tokenizer):
         return list(ids) if self.map is None else [self.map[id] for id in ids]
 
     def saved(self) -> dict[str, Any]:
-        content = {"format": FORMAT, "kind": KIND, "pieces": self.content, "special": self.special, "size": self.size}
+        content = {"format": FORMAT, "kind": KIND, "pieces": self.content, "special": self.named, "size": self.size}
         return content if self.vocabulary is None else content | {"vocabulary": list(self.vocabulary)}
 
     @classmethod

@@ -117,20 +117,29 @@ class Tokenizer:
         return np.array(ids, dtype=np.int32)
 
     def encode_around(self, parts: Sequence[str]) -> list[int]:
-        """The ids of a text with the mask between each two of its parts. The mask stands for one token: of kind "bpe"
-        a word takes the space before it along."""
+        """The ids of a text with the mask between each two of its parts. The mask stands for one token, and where that
+        is more than a character, for the space before it too."""
         ids: list[int] = []
         for number, part in enumerate(parts):
-            if self.kind == "bpe" and number < len(parts) - 1:
+            last = number == len(parts) - 1
+            if not last and self.kind not in ("characters", "bytes"):
                 part = part.removesuffix(" ")
-            if self.kind == "bpe":
-                # an empty text is no space
-                encoder = self.bare if number else self.bpe
-                found = encoder.encode(part).ids if part else []
-            else:
+            if self.kind != "bpe":
                 found = self.encode(part)
-            ids += [*found, self.mask] if number < len(parts) - 1 else found
+            else:
+                # an empty text is no space
+                found = (self.bare if number else self.bpe).encode(part).ids if part else []
+            ids += found if last else [*found, self.mask]
         return ids
+
+    def framed(self, ids: Sequence[int]) -> list[int]:
+        """A text that stands alone: between bos and eos, where the tokenizer has them."""
+        return [id for id in (self.bos, *ids, self.eos) if id is not None]
+
+    @property
+    def special(self) -> list[int]:
+        """The ids that no text has."""
+        return sorted({id for id in (self.pad, self.unk, self.bos, self.eos, self.mask) if id is not None})
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids. Special ones are left out, but an unknown unit is shown as <unk>. A text may hold any

@@ -102,6 +102,15 @@ class FeedForward(nn.Module):
         return sum(part.numel() for part in self.parameters())
 
 
+def active_parameters(model: nn.Module) -> int:
+    """Parameters of a model that one token takes part in, its layers of experts counted as they say."""
+    idle = 0
+    for part in model.modules():
+        if isinstance(part, FeedForward):
+            idle += sum(parameter.numel() for parameter in part.parameters()) - part.active()
+    return sum(parameter.numel() for parameter in model.parameters()) - idle
+
+
 def activate(name: Activation, x: Tensor) -> Tensor:
     if name == "relu":
         return torch.relu(x)
@@ -112,7 +121,7 @@ def activate(name: Activation, x: Tensor) -> Tensor:
 
 def plain_linear(weight: Tensor, x: Tensor) -> Tensor:
     """weight [O, I] times x [I], as sums."""
-    return torch.stack([sum(w * u for w, u in zip(row, x, strict=True)) for row in weight])
+    return torch.stack([(row * x).sum() for row in weight])
 
 
 def plain_activation(name: Activation, x: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Experts that choose their tokens."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.attention.base import Order, Out, Rows
 from regard.feedforward.base import Activation, FeedForward, FeedForwardFacts, Sizes, plain_linear
-from regard.feedforward.experts import Networks, plain_softmax, room, wide_linear
+from regard.feedforward.experts import Networks, plain_softmax, product_dtype, room, wide_linear
 from regard.kernels.grouped import Deal
 
 
@@ -41,11 +42,13 @@ class Choice(FeedForward):
         sizes: Sizes,
         *,
         experts: Annotated[int, "how many"] = 8,
+        inner: Annotated[int | None, "width inside an expert (default: that of the model)"] = None,
         capacity: Annotated[float, "experts of a token, on average"] = 2.0,
         activation: Annotated[Activation, "inside the experts"] = "relu",
         gated: Annotated[bool, "gated experts, as in dense"] = False,
     ):
-        super().__init__(sizes)
+        super().__init__(sizes if inner is None else replace(sizes, inner=inner))
+        sizes = self.sizes
         if experts < 1 or not 0 < capacity <= experts:
             raise ValueError(
                 f"feedforward 'choice' needs a capacity above 0, at most the number of experts; got {capacity} and "
@@ -57,8 +60,7 @@ class Choice(FeedForward):
 
     def run(self, x: Tensor, rows: Rows) -> Out:
         B, T, E = x.shape
-        kind = x.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        kind, dtype = x.device.type, product_dtype(x)
         shares, real = torch.softmax(wide_linear(x, self.router), -1), rows.real()  # [B, T, experts]
         wishes = shares if real is None else torch.where(real[..., None], shares, -1.0)
         at = wishes.detach().mT.topk(room(self.capacity * T / self.experts), -1).indices.transpose(0, 1)  # [e, B, c]

@@ -13,6 +13,7 @@ each expert was chosen for ("load") and of those dropped ("dropped").
 """
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -81,12 +82,13 @@ class Routed(FeedForward):
         *,
         experts: int,
         choices: int,
+        inner: int | None = None,
         capacity: float | None = None,
         activation: Activation = "relu",
         gated: bool = False,
         scaled: bool = False,
     ):
-        super().__init__(sizes)
+        super().__init__(sizes if inner is None else replace(sizes, inner=inner))
         if experts < choices or choices < 1:
             raise ValueError(
                 f"feedforward {self.facts.name!r} sends a token to {choices} experts: give at least as many experts, "
@@ -97,7 +99,7 @@ class Routed(FeedForward):
         self.experts, self.choices, self.capacity = experts, choices, capacity
         # small, so that at first all experts are about as likely
         self.router = nn.Parameter(torch.empty(experts, sizes.width).normal_(std=0.02))
-        self.networks = Networks(sizes, experts, activation, gated, scaled)
+        self.networks = Networks(self.sizes, experts, activation, gated, scaled)
 
     def route(self, x: Tensor, real: Tensor | None) -> Route:
         """Tokens [N, E], of which `real` are (None: all), to their experts; losses while training."""
@@ -114,8 +116,7 @@ class Routed(FeedForward):
         sent = route.sent if real is None else real[:, None] if route.sent is None else route.sent & real[:, None]
         group = route.expert if sent is None else torch.where(sent, route.expert, self.experts)
         limit, most = self._limits(tokens, real)
-        kind = x.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        kind, dtype = x.device.type, product_dtype(x)
         # pairs of all first choices, then of all second ones
         group = group.T.flatten()
         dealt = deal(group, self.experts, dtype, (self.sizes.width, self.sizes.inner), most, limit)
@@ -165,6 +166,12 @@ class Routed(FeedForward):
 def room(tokens: float) -> int:
     """Rounded up; not by what a product of fractions is off."""
     return max(0, math.ceil(tokens - 1e-9))
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """What matrix products of x are made in: autocast's choice for float32, where it is on."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) and x.dtype != torch.float64 else x.dtype
 
 
 def wide_linear(x: Tensor, weight: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ class GLaM(Pairs):
         sizes: Sizes,
         *,
         experts: Annotated[int, "how many"] = 64,
+        inner: Annotated[int | None, "width inside an expert (default: that of the model)"] = None,
         capacity: Annotated[float | None, "of an expert in training, times its share of all tokens; None: any"] = 2.0,
         balance: Annotated[float, "weight of the loss that keeps the experts alike"] = 0.01,
         threshold: Annotated[
@@ -43,6 +44,7 @@ class GLaM(Pairs):
         super().__init__(
             sizes,
             experts=experts,
+            inner=inner,
             capacity=capacity,
             balance=balance,
             threshold=threshold,

@@ -33,7 +33,7 @@ class GShard(Pairs):
     examples = (
         "gshard(experts=4, capacity=1.5, threshold=0.0)",
         "gshard(experts=3, capacity=None)",
-        "gshard(experts=4, capacity=1.0)",
+        "gshard(experts=4, capacity=1.25)",
     )
 
     def __init__(
@@ -41,12 +41,13 @@ class GShard(Pairs):
         sizes: Sizes,
         *,
         experts: Annotated[int, "how many"] = 8,
+        inner: Annotated[int | None, "width inside an expert (default: that of the model)"] = None,
         capacity: Annotated[float | None, "of an expert in training, times its share of all tokens; None: any"] = 2.0,
         balance: Annotated[float, "weight of the loss that keeps the experts alike"] = 0.01,
         threshold: Annotated[
             float, "gate from which on the second expert is always asked in training; 0: always"
         ] = 0.5,
     ):
-        super().__init__(sizes, experts=experts, capacity=capacity, balance=balance, threshold=threshold)
+        super().__init__(sizes, experts=experts, inner=inner, capacity=capacity, balance=balance, threshold=threshold)
         training = "token" if capacity is None else "batch"
         self.facts = replace(self.facts, training=training, random=threshold > 0, loss=balance > 0)

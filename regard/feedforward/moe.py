@@ -40,12 +40,13 @@ class MoE(Routed):
         sizes: Sizes,
         *,
         experts: Annotated[int, "how many"] = 8,
+        inner: Annotated[int | None, "width inside an expert (default: that of the model)"] = None,
         choices: Annotated[int, "experts of each token"] = 4,
         importance: Annotated[float, "weight of the loss on the sums of the gates"] = 0.1,
         load: Annotated[float, "weight of the loss on how many tokens experts get; with noise only"] = 0.1,
         noise: Annotated[bool, "on the router's logits, in training"] = True,
     ):
-        super().__init__(sizes, experts=experts, choices=choices)
+        super().__init__(sizes, experts=experts, inner=inner, choices=choices)
         self.importance, self.load = importance, load if noise and choices < experts else 0.0
         nn.init.zeros_(self.router)
         self.spread = nn.Parameter(torch.zeros_like(self.router)) if noise else None

@@ -18,6 +18,7 @@ class Pairs(Routed):
         sizes: Sizes,
         *,
         experts: int,
+        inner: int | None,
         capacity: float | None,
         balance: float,
         threshold: float,
@@ -29,6 +30,7 @@ class Pairs(Routed):
         super().__init__(
             sizes,
             experts=experts,
+            inner=inner,
             choices=2,
             capacity=capacity,
             activation=activation,

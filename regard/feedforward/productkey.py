@@ -44,8 +44,8 @@ class ProductKey(FeedForward):
 
     The best k of the sums are among the best k of each half, so that they are found exactly with 2 keys products
     instead of keys^2. Values are shared by the heads. Batch norm spreads the queries over the keys: while training, an
-    answer depends on all real tokens of the batch, afterwards on the token alone; norm="layer" never couples tokens.
-    `inner` plays no part. Time N H (keys D + k^2 + k E), memory N H (keys + k^2)."""
+    answer depends on all real tokens of the batch, afterwards on the token alone; norm="layer", of each half of a
+    query, never couples tokens. `inner` plays no part. Time N H (keys D + k^2 + k E), memory N H (keys + k^2)."""
 
     facts = FeedForwardFacts(
         name="productkey",
@@ -85,7 +85,7 @@ class ProductKey(FeedForward):
         self.query = nn.Linear(sizes.width, heads * key_width)
         nn.init.xavier_uniform_(self.query.weight)
         nn.init.zeros_(self.query.bias)
-        self.norm = Normed(heads * key_width) if norm == "batch" else nn.LayerNorm(key_width)
+        self.norm = Normed(heads * key_width) if norm == "batch" else nn.LayerNorm(half)
         self.table = nn.Parameter(torch.empty(heads, 2, keys, half).uniform_(-(half**-0.5), half**-0.5))
         self.values = nn.Parameter(torch.empty(keys**2, sizes.width).normal_(std=sizes.width**-0.5))
         self.facts = replace(self.facts, training="batch" if norm == "batch" else "token")
@@ -111,9 +111,9 @@ class ProductKey(FeedForward):
             if isinstance(self.norm, Normed):
                 q = self.norm(q, real).unflatten(1, (self.heads, 2, -1))
             else:
-                q = q.unflatten(1, (self.heads, -1))
+                q = q.unflatten(1, (self.heads, 2, -1))
                 weight, bias = self.norm.weight.to(wide), self.norm.bias.to(wide)
-                q = F.layer_norm(q, q.shape[2:], weight, bias, self.norm.eps).unflatten(2, (2, -1))
+                q = F.layer_norm(q, q.shape[3:], weight, bias, self.norm.eps)
             scores = torch.einsum("nhad,hakd->nhak", q, self.table.to(wide))
             top, at = scores.topk(self.choices, -1)  # [N, H, 2, k]
             sums = (top[:, :, 0, :, None] + top[:, :, 1, None, :]).flatten(2)  # [N, H, k k]
@@ -134,7 +134,7 @@ class ProductKey(FeedForward):
             scaled = [(query - middle) / torch.sqrt(variance + self.norm.epsilon) for query in queries]
             queries = [query * self.norm.weight + self.norm.bias for query in scaled]
         else:
-            queries = [torch.cat([self._plain_norm(part) for part in query.chunk(self.heads)]) for query in queries]
+            queries = [torch.cat([self._plain_norm(half) for half in query.chunk(2 * self.heads)]) for query in queries]
         y = []
         for query in queries:
             total = 0.0

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Annotated
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attention.base import Order, Out, Rows
@@ -41,6 +40,7 @@ class Scaling(FeedForward):
         self,
         sizes: Sizes,
         *,
+        inner: Annotated[int | None, "units in all (default: the width inside that the model has)"] = None,
         block: Annotated[int, "units of which one is allowed"] = 32,
         rank: Annotated[int, "width inside the controller"] = 64,
         temperature: Annotated[float, "of the Gumbel noise in training"] = 0.1,
@@ -48,7 +48,8 @@ class Scaling(FeedForward):
             float, "share of the batches trained with one unit a block, the others with soft choices"
         ] = 0.3,
     ):
-        super().__init__(sizes)
+        super().__init__(sizes if inner is None else replace(sizes, inner=inner))
+        sizes = self.sizes
         if block < 1 or sizes.inner % block:
             raise ValueError(f"block of 'scaling' must divide the width inside, {sizes.inner}; got {block}")
         if rank < 1 or not 0 <= hard <= 1 or temperature < 0:
@@ -80,7 +81,7 @@ class Scaling(FeedForward):
 
     def _mask(self, logits: Tensor) -> Tensor:
         def largest(logits: Tensor) -> Tensor:
-            return F.one_hot(logits.argmax(2), self.block).to(logits.dtype)
+            return torch.zeros_like(logits).scatter(2, logits.argmax(2, keepdim=True), 1.0)
 
         if not self.training:
             return largest(logits)
@@ -116,6 +117,6 @@ class Scaling(FeedForward):
                     if self.training:
                         through = allowed + soft[unit] - soft[unit].detach()
                         allowed = through if self.hard == 1 else soft[unit]
-                    total = total + (h[first + unit] * allowed).clamp(min=0) * self.outer[first + unit]
+                    total = total + torch.relu(h[first + unit] * allowed) * self.outer[first + unit]
             y.append(total)
         return Out(torch.stack(y))

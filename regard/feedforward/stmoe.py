@@ -34,6 +34,7 @@ class STMoE(Pairs):
         sizes: Sizes,
         *,
         experts: Annotated[int, "how many"] = 8,
+        inner: Annotated[int | None, "width inside an expert (default: that of the model)"] = None,
         capacity: Annotated[float | None, "of an expert in training, times its share of all tokens; None: any"] = 1.25,
         balance: Annotated[float, "weight of the loss that keeps the experts alike"] = 0.01,
         z: Annotated[float, "weight of the loss that keeps the router's logits small"] = 0.001,
@@ -44,6 +45,7 @@ class STMoE(Pairs):
         super().__init__(
             sizes,
             experts=experts,
+            inner=inner,
             capacity=capacity,
             balance=balance,
             threshold=threshold,

@@ -33,8 +33,8 @@ class Switch(Routed):
     )
     examples = (
         "switch(experts=4, capacity=1.0, jitter=0.0)",
-        "switch(experts=3, capacity=None)",
-        "switch(experts=5, jitter=0.0, activation='gelu', gated=True)",
+        "switch(experts=3, inner=12, capacity=None)",
+        "switch(experts=5, capacity=0.8, jitter=0.0, activation='gelu', gated=True)",
     )
     reduces_to = (("switch(experts=1)", "dense(bias=False)"),)
 
@@ -43,13 +43,16 @@ class Switch(Routed):
         sizes: Sizes,
         *,
         experts: Annotated[int, "how many"] = 8,
+        inner: Annotated[int | None, "width inside an expert (default: that of the model)"] = None,
         capacity: Annotated[float | None, "of an expert in training, times its share of all tokens; None: any"] = 1.25,
         balance: Annotated[float, "weight of the loss that keeps the experts alike"] = 0.01,
         jitter: Annotated[float, "noise on what the router reads, in training"] = 0.01,
         activation: Annotated[Activation, "inside the experts"] = "relu",
         gated: Annotated[bool, "gated experts, as in dense"] = False,
     ):
-        super().__init__(sizes, experts=experts, choices=1, capacity=capacity, activation=activation, gated=gated)
+        super().__init__(
+            sizes, experts=experts, inner=inner, choices=1, capacity=capacity, activation=activation, gated=gated
+        )
         self.balance, self.jitter = balance, jitter
         training = "token" if capacity is None else "earlier"
         self.facts = replace(self.facts, training=training, random=jitter > 0, loss=balance > 0)

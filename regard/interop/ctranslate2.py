@@ -82,6 +82,7 @@ def _check(config: ModelConfig) -> None:
         and feeds[0].name == "dense"
         and not option(FEEDFORWARD, feeds[0], "gated"),
         "position": POSITIONS.find(found["position"].name).facts.kind == "input",
+        "reversible": not config.reversible,
         "norm_kind": config.norm_kind == "layer",
         "final_norm": config.norm == "pre" or not found["final_norm"],
         "head": config.head == "linear",

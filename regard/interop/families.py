@@ -152,7 +152,9 @@ class GPT2(Family):
         }
 
     def express(self, config, values):
-        sizes = {"n_positions": longest(config), "n_inner": config.inner, "activation_function": activation(config)}
+        # Hugging Face takes the second name for the first
+        lengths = dict.fromkeys(("n_positions", "max_position_embeddings"), longest(config))
+        sizes = lengths | {"n_inner": config.inner, "activation_function": activation(config)}
         return sizes | {"embd_pdrop": config.dropout, "attn_pdrop": 0.0}
 
     def links(self, config, values):
@@ -187,6 +189,8 @@ class Encoder(Family):
 
     def derive(self, values, names):
         has_head = self.head_bias in names
+        if values.get("type_vocab_size") == 0:
+            raise ValueError(f"{self.name} has at least one segment (here none)")
         if has_head and values.get(self.activation, "gelu") != "gelu":
             raise ValueError(f"{self.name} with {self.activation} other than 'gelu' has a head that is not known here")
         rows = values.get("max_position_embeddings", 512) - self.positions_begin(values)
@@ -287,6 +291,9 @@ class Marian(Family):
         yield from output("lm_head", config)
 
 
+STRETCH = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Llama(Family):
     """Llama and those after it, which differ in biases and windows."""
@@ -297,13 +304,16 @@ class Llama(Family):
     def derive(self, values, names):
         rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
         kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind != "default" or rope.get("partial_rotary_factor", 1) != 1:
-            raise ValueError(f"{self.name} with rotary positions of type {kind!r} is not known here, only 'default'")
-        base = rope.get("rope_theta", values.get("rope_theta", 10000.0))
+        if kind not in ("default", "llama3") or rope.get("partial_rotary_factor", 1) != 1:
+            raise ValueError(
+                f"{self.name} with rotary positions of type {kind!r} is not known here, only 'default' and 'llama3'"
+            )
+        base = float(rope.get("rope_theta", values.get("rope_theta", 10000.0)))
+        stretch = tuple(float(rope[name]) for name in STRETCH) if kind == "llama3" else None
         bias = bool(values.get("attention_bias")) if self.bias is None else self.bias
         specs = [f"local(window={window - 1})" if window else "softmax" for window in self._windows(values)]
         return {
-            "position": f"rotary(base={float(base)})",
+            "position": f"rotary(base={base})" if stretch is None else f"rotary(base={base}, stretch={stretch})",
             "bias": bias,
             "feedforward": dense(values.get("hidden_act", "silu"), gated=True, bias=bool(values.get("mlp_bias"))),
             "attention": specs[0] if len(set(specs)) == 1 else specs,
@@ -324,10 +334,14 @@ class Llama(Family):
         windows = [option(ATTENTION, spec, "window") for spec in over_layers(config.attention, config.layers)]
         window = next((window + 1 for window in windows if window), None)
         biases = option(FEEDFORWARD, over_layers(config.feedforward, config.layers)[0], "bias")
+        rope = {"rope_type": "default", "rope_theta": option(POSITIONS, config.position, "base") or 1e4}
+        stretch = option(POSITIONS, config.position, "stretch")
+        if stretch is not None:
+            rope |= {"rope_type": "llama3"} | dict(zip(STRETCH, stretch, strict=True))
         found = {
             "num_key_value_heads": config.kv_heads or config.heads,
             "head_dim": config.head_width or config.width // config.heads,
-            "rope_parameters": {"rope_type": "default", "rope_theta": option(POSITIONS, config.position, "base")},
+            "rope_parameters": rope,
             "hidden_act": activation(config),
             "tie_word_embeddings": config.tied,
             "max_position_embeddings": values.get("max_position_embeddings", 2048),
@@ -397,7 +411,6 @@ MARIAN_FIELDS = {
     "inner": ("encoder_ffn_dim", 4096),
     "dropout": ("dropout", 0.1),
     "scaled_embedding": ("scale_embedding", False),
-    "tied": ("tie_word_embeddings", True),
 }
 MARIAN_ALWAYS = {
     "kind": "encoder-decoder",
@@ -405,6 +418,7 @@ MARIAN_ALWAYS = {
     "head_bias": True,
     "position": "sinusoidal(layout='halves')",
 }
+MARIAN_ONLY = {"tie_word_embeddings": True}
 MARIAN_SPARE = (r"(encoder|decoder)\.embed_positions\.weight", r"(encoder|decoder)\.embed_tokens\.weight")
 LLAMA_FIELDS = {
     "vocabulary": ("vocab_size", 32000),
@@ -525,7 +539,7 @@ FAMILIES = (
         prefix="model.",
         fields=MARIAN_FIELDS,
         always=MARIAN_ALWAYS | {"norm": "post"},
-        only={"normalize_before": False, "normalize_embedding": False, "add_final_layer_norm": False},
+        only=MARIAN_ONLY | {"normalize_before": False, "normalize_embedding": False, "add_final_layer_norm": False},
         spare=MARIAN_SPARE,
         parts=True,
         tables=False,
@@ -537,6 +551,7 @@ FAMILIES = (
         prefix="model.",
         fields=MARIAN_FIELDS,
         always=MARIAN_ALWAYS | {"norm": "pre"},
+        only=MARIAN_ONLY,
         spare=MARIAN_SPARE,
         parts=False,
         tables=True,
@@ -592,24 +607,26 @@ def choose(config: ModelConfig, special: Values, name: str | None = None) -> Fam
     """The family that a model of ours is of, or whether it is of the one named; else what keeps it from that."""
     candidates = FAMILIES if name is None else [find(name)]
     found = {family.name: differences(family, config, special) for family in candidates}
-    nearest = min(found, key=lambda name: len(found[name]))
+    # one of another kind is never near, however few settings it shares
+    nearest = min(found, key=lambda name: (find(name).always["kind"] != config.kind, len(found[name])))
     if found[nearest]:
         raise ValueError(
             f"no published family computes what this model computes; {'nearest is ' if name is None else ''}"
-            f"{nearest}, which differs in: {'; '.join(found[nearest])}"
+            f"{nearest}, which differs in: {'; '.join(dict.fromkeys(found[nearest]))}"
         )
     return find(nearest)
 
 
 def differences(family: Family, config: ModelConfig, special: Values) -> list[str]:
     """What a model of ours would have to be to be of a family, in words; none: it is."""
+    ours = settled(config)
     try:
         values = family.values(config, special)
         names = {link.theirs for link in family.links(config, values)}
         theirs = settled(family.config(values, names))
     except ValueError as error:
-        return [str(error)]
-    ours = settled(config)
+        # what cannot be said there at all is farther than any setting
+        return [str(error)] * len(ours)
     return [
         f"{name} {_shown(theirs[name])} (here {_shown(ours[name])})"
         for name in ours

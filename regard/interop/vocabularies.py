@@ -27,7 +27,12 @@ def read_tokenizers(folder: Path, values: Values, size: int, target_size: int | 
     if values.get("model_type") == "marian" and not (folder / "tokenizer.json").is_file():
         return _marian(folder, values, size, target_size)
     content = _content(folder)
-    special = special_ids(folder, values, tokenizers.Tokenizer.from_str(json.dumps(content)))
+    try:
+        library = tokenizers.Tokenizer.from_str(json.dumps(content))
+    except Exception as error:
+        # the library knows no other class
+        raise ValueError(f"{folder / 'tokenizer.json'} is not one of the `tokenizers` library: {error}") from error
+    special = special_ids(folder, values, library)
     if values.get("model_type") == "marian":
         special["bos"] = values.get("decoder_start_token_id", special["pad"])
         return {"source.json": Published(content, special, size)}

@@ -32,14 +32,18 @@ class Deal(NamedTuple):
         """What lies in the slots of group g times weight[g], [G, I, O]."""
         if self.room is not None:
             return torch.bmm(x, weight)
-        return F.grouped_mm(x, weight, offs=self.ends)
+        return _Product.apply(x, weight, self.ends)
 
     def each(self, vectors: Tensor) -> Tensor:
         """For every slot the vector [G, O] of its group, to be added or multiplied."""
         if self.room is not None:
             return vectors[:, None]
-        group = torch.searchsorted(self.ends, torch.arange(len(self.pair), device=vectors.device), right=True)
-        return vectors.index_select(0, group.clamp(max=len(vectors) - 1))
+        group = torch.searchsorted(
+            self.ends, torch.arange(len(self.pair), device=vectors.device, dtype=torch.int32), right=True
+        )
+        found = vectors.index_select(0, group.clamp(max=len(vectors) - 1))
+        # behind the last group nothing is written, and what is in memory there must not reach the gradient of a vector
+        return found if self.used is None else torch.where(self.used[:, None], found, 0)
 
     def collect(self, y: Tensor) -> Tensor:
         """Back from the slots: [M, O], zeros where a pair had no place."""
@@ -66,10 +70,8 @@ def deal(
     ends = count.cumsum(0)
     within = group.clamp(max=groups - 1)
     if _flat(device, dtype, widths, most):
-        room, slot, S = None, (ends - count)[within] + rank, M
-        if device.type == "cpu":
-            S = int(ends[-1])
-        used = None if S < M or device.type == "cpu" else steps < ends[-1]
+        room, slot = None, (ends - count)[within] + rank
+        S, used = (int(ends[-1]), None) if _counted(device) else (M, steps < ends[-1])
     else:
         room = max(1, int(count.max()) if most is None else most)
         slot, S = within * room + rank, groups * room
@@ -77,6 +79,11 @@ def deal(
     # whatever has no place goes to one slot more, which is cut off
     pair = torch.zeros(S + 1, dtype=torch.long, device=device).scatter_(0, torch.where(taken, slot, S), steps)[:S]
     return Deal(pair, used, torch.where(taken, slot, 0), taken, ends.to(torch.int32), room)
+
+
+def _counted(device: torch.device) -> bool:
+    """Whether the host may ask how many rows are dealt."""
+    return device.type == "cpu"
 
 
 def _flat(device: torch.device, dtype: torch.dtype, widths: tuple[int, ...], most: int | None) -> bool:
@@ -89,6 +96,28 @@ def _flat(device: torch.device, dtype: torch.dtype, widths: tuple[int, ...], mos
         return True
     waits = dtype != torch.bfloat16 or torch.cuda.get_device_capability(device) < (9, 0)
     return not waits or most is None
+
+
+class _Product(torch.autograd.Function):
+    """PyTorch's grouped product, in which some GPUs leave the gradient of a group without rows as it was in memory.
+    Rows behind the last group are not written, neither forward nor backward: whoever collects does not read them."""
+
+    @staticmethod
+    def forward(ctx, x, weight, ends):
+        ctx.save_for_backward(x, weight, ends)
+        return F.grouped_mm(x, weight, offs=ends)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        x, weight, ends = ctx.saved_tensors
+        grad, needs_x, needs_weight = grad.contiguous(), *ctx.needs_input_grad[:2]
+        of_x = F.grouped_mm(grad, weight.mT, offs=ends) if needs_x else None
+        of_weight = F.grouped_mm(x.mT, grad, offs=ends) if needs_weight else None
+        if needs_weight and x.is_cuda:
+            empty = torch.diff(ends, prepend=ends.new_zeros(1)) == 0
+            of_weight.masked_fill_(empty[:, None, None], 0)
+        return of_x, of_weight, None
 
 
 class _Move(torch.autograd.Function):

@@ -16,8 +16,9 @@ class Aligner(nn.Module):
 
     The first factor is an attention from the decoder, before it has seen y_t, to the encoder: where the translation
     goes on. The second is a dictionary that knows the source token s alone, without its context, so only a token that
-    means y_t can explain it. Trained for the sum, the two find the links by themselves, as the IBM models do (Brown et
-    al. 1993) and neural hidden Markov models (Wang et al. 2018, aclanthology.org/P18-2060); the link is the posterior
+    means y_t can explain it. The last source token, which ends the sentence, is no choice: it would come to explain
+    every frequent word. Trained for the sum, the two find the links by themselves, as the IBM models do (Brown et al.
+    1993) and neural hidden Markov models (Wang et al. 2018, aclanthology.org/P18-2060); the link is the posterior
     p(s | y_<=t, x). Gradients go no further than this layer: the translator is as it would be without it.
     """
 
@@ -46,9 +47,7 @@ class Aligner(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             prior, lexical = self._factors(x, memory, source, target, embedding, output)
             weights = (prior + torch.where(_follows(target, rows)[..., None], lexical, 0)).softmax(-1)
-        if memory.count is None:
-            return weights[:, None]
-        return torch.where(_real(memory)[:, None], weights, 0)[:, None]
+        return torch.where(_words(memory)[:, None], weights, 0)[:, None]
 
     def _factors(
         self, x: Tensor, memory: Memory, source: Tensor, target: Tensor, embedding: Tensor, output: Tensor
@@ -57,8 +56,7 @@ class Aligner(nn.Module):
         dtype, E = self.bias.dtype, x.shape[2]
         x, keys, output = x.detach().to(dtype), memory.x.detach().to(dtype), output.detach().to(dtype)
         scores = self.query(self.norm(x)) @ self.key(self.memory_norm(keys)).mT / math.sqrt(E)
-        if memory.count is not None:
-            scores = torch.where(_real(memory)[:, None], scores, torch.finfo(dtype).min)
+        scores = torch.where(_words(memory)[:, None], scores, torch.finfo(dtype).min)
         # a dictionary entry a different token on the CPU; to count them, a GPU would have to be waited for
         tokens, where = source.unique(return_inverse=True) if source.device.type == "cpu" else (source, None)
         tokens = F.embedding(tokens, embedding.detach().to(dtype)) * math.sqrt(E)
@@ -76,6 +74,7 @@ def _follows(target: Tensor, rows: Rows) -> Tensor:
     return torch.arange(1, target.shape[1] + 1, device=target.device) < rows.count[:, None]
 
 
-def _real(memory: Memory) -> Tensor:
-    """[B, S]"""
-    return torch.arange(memory.x.shape[1], device=memory.x.device) < memory.count[:, None]
+def _words(memory: Memory) -> Tensor:
+    """[B, S] or [1, S]: the source tokens but the last."""
+    at = torch.arange(1, memory.x.shape[1] + 1, device=memory.x.device)[None]
+    return at < (memory.x.shape[1] if memory.count is None else memory.count[:, None])

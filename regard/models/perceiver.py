@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention.base import Attention, Cached, CacheState, Memory, Out, Rows, Shape, _grow, select, unpack
+from regard.attention.base import Attention, Cached, CacheState, Memory, Out, Rows, Shape, grow, select, unpack
 from regard.kernels.dropout import Dropout
 from regard.models.pooling import Answer, EncoderConfig, at_least
 from regard.models.transformer import (
@@ -331,5 +331,5 @@ def _absorb(layer: Attention, x: Tensor, rows: Rows, state: Any) -> Any:
     if not isinstance(layer, Cached):
         return layer.run(x, rows, state=state).state
     _, source = layer.read(x, rows, None)
-    parts = tuple(_grow(old, new, rows, state.top) for old, new in zip(state.parts, source.values(), strict=True))
+    parts = tuple(grow(old, new, rows, state.top) for old, new in zip(state.parts, source.values(), strict=True))
     return CacheState(parts, state.seen + rows.count, state.top + rows.T, state.even and rows.at is not None)

@@ -177,6 +177,8 @@ class ClassifierConfig(EncoderConfig):
     classes: int | None = 2
     layers: int = 6
     causal: bool = False  # a token sees those before it only
+    scaled_embedding: bool = True  # token vectors times sqrt(width)
+    final_norm: bool | None = None  # one more norm after the last layer; None: where norm is "pre"
     body: ModelConfig | None = None  # the layers of a model that is trained already; None: as the other fields say
 
     def __post_init__(self) -> None:

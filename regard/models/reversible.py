@@ -24,7 +24,7 @@ class Rerun:
         self.device_random = [torch.cuda.get_rng_state(device) for device in self.devices]
         self.buffers = [(part, part._version, part.clone()) for part in layer.buffers()] if layer.training else []
 
-    def settle(self) -> "Rerun":
+    def trim(self) -> "Rerun":
         """After the first run: keeps only what it has written."""
         self.buffers = [(part, version, old) for part, version, old in self.buffers if part._version != version]
         return self
@@ -54,7 +54,8 @@ class Coupled(Function):
     a and b, runs each f again, the same to the random number, and keeps nothing else of the size of the input. What
     goes from layer to layer beside x (a stream) is kept; it does not grow with the length.
 
-    `sublayers(memory)` gives those of each layer, for the memory that they read.
+    `sublayers(memory)` gives those of each layer, for the memory that they read; `passed` is told of a and b behind
+    each layer, without gradients, and of what its last sublayer gave.
     """
 
     @staticmethod
@@ -62,7 +63,7 @@ class Coupled(Function):
         ctx,
         layers: Sequence[nn.Module],
         sublayers: Callable[[Tensor | None], Sublayers],
-        outputs: list[Tensor] | None,
+        passed: Callable[[Tensor, Tensor, Out], None],
         x: Tensor,
         stream: Tensor | None,
         memory: Tensor | None,
@@ -75,11 +76,10 @@ class Coupled(Function):
                 rerun = Rerun(layer, x.device)
                 streams.append(stream)
                 out = part(b, stream)
-                ctx.reruns.append(rerun.settle())
+                ctx.reruns.append(rerun.trim())
                 a, b, stream = b, a + out.y, out.stream
                 losses += [] if out.loss is None else [out.loss]
-            if outputs is not None:
-                outputs.append((a + b) / 2)
+            passed(a, b, out)
         ctx.layers, ctx.sublayers, ctx.parameters = layers, sublayers, parameters
         ctx.autocast = torch.is_autocast_enabled(x.device.type), torch.get_autocast_dtype(x.device.type)
         ctx.save_for_backward(a, b, memory, *streams)

@@ -358,31 +358,36 @@ def through_pair(
 ) -> Out:
     """`through` with two streams of residuals that read each other in turn, and their mean behind the last layer. In
     training each sublayer is undone and run again on the way back: see `Coupled`."""
-    stream = memory and memory.stream
+    stream, outs = memory and memory.stream, []
 
     def sublayers(x: Tensor | None) -> list[list[Sublayer]]:
         read = memory and memory._replace(x=x)
         given = zip(blocks, states or [None] * len(blocks), strict=True)
         return [block.sublayers(rows, state=state, memory=read, maps=maps) for block, state in given]
 
+    def passed(a: Tensor, b: Tensor, out: Out) -> None:
+        if outputs is not None:
+            outputs.append((a + b) / 2)
+        # without what is as large as the input
+        outs.append(out._replace(y=None))
+
     if torch.is_grad_enabled() and states is None and maps is None:
         # one that several layers share is given once
         parameters = dict.fromkeys(p for block in blocks for p in block.parameters() if p.requires_grad)
-        given = blocks, sublayers, outputs, x, stream, memory and memory.x
+        given = blocks, sublayers, passed, x, stream, memory and memory.x
         a, b, stream, loss = Coupled.apply(*given, *parameters)
-        return Out((a + b) / 2, (None,) * len(blocks), stream, loss)
-    a, b, layers = x, x, []
+        # what the layers made in there has no gradients, and what they counted needs none
+        statistics = second({str(index): out for index, out in enumerate(outs)})[1]
+        return Out((a + b) / 2, (None,) * len(blocks), stream, loss, statistics)
+    a = b = x
     for parts, state in zip(sublayers(memory and memory.x), states or [None] * len(blocks), strict=True):
-        outs = []
+        made = []
         for part in parts:
-            outs.append(part(b, stream))
-            a, b, stream = b, a + outs[-1].y, outs[-1].stream
-        out = gathered((a + b) / 2, stream, outs, state)
-        if outputs is not None:
-            outputs.append(out.y)
-        layers.append(out)
-    loss, statistics = second({str(index): layer for index, layer in enumerate(layers)})
-    return Out(out.y, tuple(layer.state for layer in layers), stream, loss, statistics)
+            made.append(part(b, stream))
+            a, b, stream = b, a + made[-1].y, made[-1].stream
+        passed(a, b, gathered(None, stream, made, state))
+    loss, statistics = second({str(index): out for index, out in enumerate(outs)})
+    return Out((a + b) / 2, tuple(out.state for out in outs), stream, loss, statistics)
 
 
 class Transform(nn.Module):

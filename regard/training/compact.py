@@ -1,7 +1,7 @@
 """Weights in a quarter of their size, for models that are passed on.
 
-A matrix is kept as whole numbers from -127 to 127 with one scale a row; what is small stays as it is. The
-validation loss of the shipped translator is 1.2851 before and after.
+A matrix, or a stack of them, is kept as whole numbers from -127 to 127 with one scale a row; what is small stays as it
+is. The validation loss of the shipped translator is 1.2851 before and after.
 """
 
 import torch
@@ -17,14 +17,14 @@ def compact(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     done: dict[int, str] = {}
     small: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        if tensor.dim() != 2 or tensor.numel() <= SMALL or not tensor.is_floating_point() or name.endswith(SCALE):
+        if tensor.dim() < 2 or tensor.numel() <= SMALL or not tensor.is_floating_point() or name.endswith(SCALE):
             small[name] = tensor
             continue
         first = done.setdefault(tensor.data_ptr(), name)
         if first != name:
             small[name], small[name + SCALE] = small[first], small[first + SCALE]
             continue
-        scale = tensor.abs().amax(1, keepdim=True).float() / 127
+        scale = tensor.abs().amax(-1, keepdim=True).float() / 127
         whole = (tensor.float() / scale.clamp(min=torch.finfo(torch.float32).tiny)).round()
         small[name], small[name + SCALE] = whole.to(torch.int8), scale
     return small

@@ -14,6 +14,11 @@ from torch import Tensor
 MOST = 128  # shapes that are recorded; others run as usual
 
 
+def few_lengths(longest: int) -> int:
+    """What the lengths of rows are rounded up to a multiple of, so that there are few: at most 64."""
+    return max(8, 8 * -(-longest // 512))
+
+
 class Recorded:
     """Calls `work(batch, weights) -> named tensors`, which adds gradients to parameters that all have one, by replay.
 

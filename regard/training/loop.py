@@ -360,6 +360,8 @@ class Loop:
             self.display.note(f"{path.name} is damaged ({why}): going on from an older one")
         self.saved = -1
         if found is None:
+            if self.run.log.exists():
+                self.run.rewind(0)
             return
         values = dict(found.state)
         facts = values.pop("optimizer")

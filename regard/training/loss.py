@@ -44,14 +44,14 @@ def hidden_loss(model: nn.Module, batch: Any, smoothing: float = 0.0) -> Loss:
     """The loss of a model that names hidden tokens, on a batch (tokens, keep, places, targets): only these places are
     projected. Rows are padded on the right."""
     _check(smoothing)
-    x, second = model.hidden(batch.tokens, keep=batch.keep)
+    x, second, statistics = model.hidden(batch.tokens, keep=batch.keep)
     x = x.gather(1, batch.places[..., None].expand(-1, -1, x.shape[2])).flatten(0, 1)
     target, ignores = batch.targets.flatten(), x.is_cuda
     if not ignores:
         asked = target != IGNORED
         x, target = x[asked], target[asked]
     total, plain = projected(x, model.output.weight, target, smoothing, model.output.bias, ignores=ignores)
-    return Loss(total, plain, _count(batch.targets, None), second)
+    return Loss(total, plain, _count(batch.targets, None), second, statistics)
 
 
 def _loss(
@@ -102,6 +102,8 @@ def smoothed(logits: Tensor, target: Tensor, smoothing: float = 0.0) -> tuple[Te
     return total, plain
 
 
+# logits become their gradient in place, which compiled code got wrong: all gradients were zero on a GPU
+@torch.compiler.disable
 def projected(
     x: Tensor,
     weight: Tensor,

@@ -3,6 +3,7 @@
 RUN/config.yaml      the resolved config; `regard train TASK --config` takes it
 RUN/run.json         task, sizes of the model, facts of the data
 RUN/source.json      tokenizer of the source, and RUN/target.json where the target has its own
+RUN/published/       of an imported model: the files its tokenizer came from
 RUN/checkpoints/     step-00001000/ ..., average/
 RUN/log.jsonl        a line an event; what lies behind the checkpoint a run goes on from is cut off
 """

@@ -1,0 +1,61 @@
+"""IMDb reviews byte by byte, up to 4,096 of them: one small classifier with each attention, under one budget.
+
+    python bench/imdb.py --data FOLDER --out runs/imdb --jobs 6
+
+FOLDER holds train.jsonl and test.jsonl (plain, .gz or .xz), 25,000 reviews each. Every row is trained by
+configs/imdb.yaml with one word changed: equal updates over equal batches, so equal bytes. The checkpoint that is best
+on 1,000 training reviews held out is asked the whole test set.
+"""
+
+from pathlib import Path
+
+import side
+
+CONFIG = Path(__file__).parent.parent / "configs" / "imdb.yaml"
+SPECS = (
+    "softmax",
+    "local(window=64)",
+    "longformer(window=64, globals=1)",
+    "bigbird(block=32)",
+    "linformer(rank=128, longest=4096)",
+    "nystrom(landmarks=64)",
+    "linear",
+    "performer(features=64)",
+    "reformer(chunk=64, rounds=1)",
+    "luna(length=32)",
+)
+ROWS = {spec: ["--model.attention", spec] for spec in SPECS} | {
+    "Perceiver, 64 latents": ["--model.preset", "perceiver", "--model.latents", "64"],
+    "Funnel, 1+1+1 layers": ["--model.preset", "funnel", "--model.layers", "[1, 1, 1]"],
+}
+
+
+def main() -> None:
+    parser = side.arguments(__doc__, ROWS)
+    parser.add_argument("--steps", type=int, help="updates of each row (default: as the config says)")
+    parser.add_argument("--speed", action="store_true", help="measure the training speed too")
+    given = parser.parse_args()
+    rows = {name: ROWS[name] for name in given.only or ROWS}
+    common = ["--config", str(CONFIG), "--data.text", side.file(given.data, "train.jsonl")]
+    common += [] if given.steps is None else ["--training.steps", str(given.steps)]
+    side.train("classify", rows, common, given.out, given.jobs, given.minutes)
+    found = side.evaluate(list(rows), given.out, ["--data", side.file(given.data, "test.jsonl")], jobs=given.jobs)
+    print("| attention | test accuracy | average precision | validation | parameters | steps | minutes |")
+    print("|---|---|---|---|---|---|---|")
+    for name, test in sorted(found.items(), key=lambda item: -item[1].get("accuracy", 0)):
+        if "error" in test:
+            print(f"| {name} | {test['error']} | | | | | |")
+            continue
+        run, log = side.facts(given.out, name), side.records(given.out, name)
+        valid = max(part["accuracy"] for part in log if part["event"] == "evaluation")
+        minutes = max(part["seconds"] for part in log if part["event"] == "step") / 60
+        numbers = f"{100 * test['accuracy']:.2f} | {test['average_precision']:.4f} | {valid:.2f}"
+        print(f"| {name} | {numbers} | {run['parameters'] / 1e6:.2f}M | {run['steps']} | {minutes:.1f} |")
+    if given.speed:
+        print("\n| attention | reviews/s |\n|---|---|")
+        for name, reviews in side.speed("classify", rows, common, given.out).items():
+            print(f"| {name} | {reviews:,} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

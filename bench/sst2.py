@@ -1,0 +1,123 @@
+"""SST-2: a small Transformer from scratch, and one that first learnt to name hidden words, of the same text or of more.
+
+    python bench/sst2.py --data FOLDER --out runs/sst2 --jobs 12
+
+FOLDER holds sst2/stsa.binary.train, .dev and .test (6,920, 872 and 1,821 sentences, a label before each),
+sst2-glue/train.tsv.xz (67,349 phrases of the training sentences) and imdb/train.jsonl.xz. All rows are trained on these
+phrases and sentences by configs/sst2.yaml, and the average of their last checkpoints is asked the dev and test
+sentences. Rows "masked first" begin with runs of configs/sst2-masked.yaml, which saw the training text without its
+labels; rows "masked first on reviews" saw the 25,000 training reviews of IMDb too, also without their labels.
+"""
+
+import json
+import lzma
+import re
+from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import side
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+LABELS = ("negative", "positive")
+SEEDS = {f"seed {seed}": ["--training.seed", str(seed)] for seed in (1, 2, 3)}
+SCRATCH = {f"from scratch, {name}": flags for name, flags in SEEDS.items()} | {
+    "from scratch, local(window=4)": ["--model.attention", "local(window=4)"],
+    "from scratch, linear": ["--model.attention", "linear", "--model.position", "learned(longest=64)"],
+    "from scratch, byte pairs": ["--data.tokenizer", "bpe", "--data.vocabulary", "8000"],
+    "from scratch, read by 4 seeds": ["--model.pooling", "pma", "--model.seeds", "4"],
+    "from scratch, token vectors of size 1 and a last norm": [
+        *("--model.scaled_embedding", "true", "--model.final_norm", "true"),
+    ],
+    "from scratch, weight decay 0.3": ["--training.weight_decay", "0.3"],
+    "from scratch, no token blanked": ["--data.blanked", "0"],
+    "from scratch, 2 layers of width 256": ["--model.layers", "2", "--model.width", "256", "--model.inner", "512"],
+}
+TUNED = {f"masked first{more}, {name}": flags for more in ("", " on reviews") for name, flags in SEEDS.items()}
+
+
+def prepare(data: Path, out: Path) -> dict[str, str]:
+    """TSV files of texts and labels, and the training text alone."""
+    out.mkdir(parents=True, exist_ok=True)
+
+    def plain(text: str) -> str:
+        return text.strip().replace("-lrb-", "(").replace("-rrb-", ")")
+
+    parts: dict[str, list[tuple[str, str]]] = {}
+    for name in ("train", "dev", "test"):
+        lines = (data / "sst2" / f"stsa.binary.{name}").read_text(encoding="utf-8").split("\n")
+        parts[name] = [(plain(line[2:]), LABELS[int(line[0])]) for line in lines if line]
+    asked = {text for name in ("dev", "test") for text, _ in parts[name]}
+    with lzma.open(data / "sst2-glue" / "train.tsv.xz", "rt", encoding="utf-8") as file:
+        rows = [line.split("\t") for line in file.read().split("\n")[1:] if line]
+    # a phrase that is by chance a whole sentence of the test is not learnt
+    phrases = [(plain(text), LABELS[int(label)]) for text, label in rows if plain(text) not in asked]
+    parts["train"] = list(dict.fromkeys(phrases + parts["train"]))
+    paths = {}
+    for name, examples in parts.items():
+        paths[name] = str(out / f"{name}.tsv")
+        body = "".join(f"{text}\t{label}\n" for text, label in examples)
+        Path(paths[name]).write_text("text\tlabel\n" + body, encoding="utf-8")
+    for name in ("train", "dev"):
+        texts = dict.fromkeys(text for text, _ in parts[name])
+        paths[f"{name}-text"] = str(out / f"{name}.txt")
+        Path(paths[f"{name}-text"]).write_text("".join(text + "\n" for text in texts), encoding="utf-8")
+    paths["reviews"] = str(out / "reviews.txt")
+    with lzma.open(data / "imdb" / "train.jsonl.xz", "rt", encoding="utf-8") as file:
+        reviews = [split(json.loads(line)["text"]) for line in file]
+    Path(paths["reviews"]).write_text("".join(text + "\n" for text in reviews), encoding="utf-8")
+    return paths
+
+
+def split(review: str) -> str:
+    """Words in small letters and signs, with spaces between, about as in the treebank."""
+    text = review.lower().replace("<br />", " ")
+    text = re.sub(r"(\.{2,}|[^\w\s'-])", r" \1 ", text)
+    text = re.sub(r"(?<!\w)'|'(?!\w)", " ' ", text)
+    return " ".join(re.sub(r"(n't|'(?:s|re|ve|ll|d|m))\b", r" \1", text).split())
+
+
+def train(task: str, rows: side.Rows, data: list[str], given: Namespace) -> None:
+    config = {"masked": "sst2-masked.yaml", "classify": "sst2.yaml", "tuned": "sst2-tuned.yaml"}[task]
+    common = ["--config", str(CONFIGS / config), *data]
+    side.train(task.replace("tuned", "classify"), rows, common, given.out, given.jobs, given.minutes)
+
+
+def main() -> None:
+    given = side.arguments(__doc__, SCRATCH | TUNED).parse_args()
+    wanted = given.only or [*SCRATCH, *TUNED]
+    paths = prepare(given.data, given.out / "data")
+    labelled = ["--data.text", paths["train"], "--data.valid_text", paths["dev"]]
+    scratch = {name: flags for name, flags in SCRATCH.items() if name in wanted}
+    bodies = {name: name.replace("masked first", "masked") for name in TUNED if name in wanted}
+    tuned = {name: [*TUNED[name], "--init", str(given.out / side.slug(body))] for name, body in bodies.items()}
+    texts = {name: [paths["train-text"], *([paths["reviews"]] if "reviews" in name else [])] for name in bodies}
+    masked = {
+        body: [*TUNED[name], "--data.text", json.dumps(texts[name]), "--data.valid", paths["dev-text"]]
+        for name, body in bodies.items()
+    }
+    # neither waits for the other
+    with ThreadPoolExecutor() as pool:
+        jobs = [
+            pool.submit(train, "masked", masked, [], given),
+            pool.submit(train, "classify", scratch, labelled, given),
+        ]
+        for job in jobs:
+            job.result()
+    train("tuned", tuned, labelled, given)
+    rows = [*scratch, *tuned]
+    dev, test = side.evaluate(rows, given.out, []), side.evaluate(rows, given.out, ["--data", paths["test"]])
+    print("| | dev | test | test F1 | average precision | parameters |\n|---|---|---|---|---|---|")
+    for name in rows:
+        found = test[name]
+        if "error" in found:
+            print(f"| {name} | | {found['error']} | | | |")
+            continue
+        size = side.facts(given.out, name)["parameters"] / 1e6
+        accuracies = f"{100 * dev[name]['accuracy']:.2f} | {100 * found['accuracy']:.2f}"
+        f1, area = found["macro"]["f1"], found["average_precision"]
+        print(f"| {name} | {accuracies} | {f1:.4f} | {area:.4f} | {size:.2f}M |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""What Transformer-XL and what came of it have in common: rows in segments that read a memory before them."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from regard.attention.base import Attending, Mask, Shape
+
+
+class Segmented(Attending):
+    """Queries of a segment read what `segment` and `memory` tokens hold: those of their own segment up to themselves,
+    and those before it. Segments are counted from the first token of a row. Where the layer is given no other scheme of
+    positions it has that of Transformer-XL, unless relative=False."""
+
+    grouped = True
+
+    def __init__(self, shape: Shape, *, segment: int, memory: int, relative: bool, clamp: int | None):
+        name = self.facts.name
+        if segment < 1:
+            raise ValueError(f"option 'segment' of {name!r} must be at least 1, got {segment}")
+        if clamp is not None and (not relative or shape.position is not None):
+            raise ValueError(f"option 'clamp' of {name!r} is for its own relative positions: leave it out")
+        if relative and shape.position is None:
+            shape = replace(shape, position="xl" if clamp is None else f"xl(clamp={clamp})")
+        super().__init__(shape)
+        self.segment, self.memory, self.reach = segment, memory, segment + memory - 1
+
+    def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.product(mask, q, k, v, self.scale)
+
+
+def stretch(part: Tensor, first: Tensor, length: int) -> Tensor:
+    """`length` slots of each row of [B, G, n, D] from slot `first` [B] on; beyond the ends, those at the ends."""
+    at = (first[:, None] + torch.arange(length, device=part.device)).clamp(0, part.shape[2] - 1)
+    return part.gather(2, at[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[3]))

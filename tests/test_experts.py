@@ -1,0 +1,359 @@
+"""Experts in models and in training: the products, every kind of model, decoding, exact resume, what the log tells."""
+
+import copy
+import dataclasses
+import itertools
+import json
+import os
+import signal
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_training import assert_same, config, finish, in_child
+from torch import Tensor
+from torch.testing import assert_close
+
+import regard
+from regard import task
+from regard.attention.base import Rows
+from regard.kernels import grouped
+from regard.kernels.packed import pack_linears
+from regard.models import build
+from regard.models.feedback import FeedbackConfig
+from regard.models.funnel import FunnelConfig
+from regard.models.perceiver import PerceiverARConfig, PerceiverConfig
+from regard.models.pooling import ClassifierConfig
+from regard.models.tokenlearner import TokenLearnerConfig
+from regard.models.transformer import ModelConfig, Transformer
+from regard.spec import FEEDFORWARD
+from regard.training import checkpoint, loop
+from regard.training.compact import compact, expand
+from regard.training.display import Display, experts
+from regard.training.graphs import Recorded
+from regard.training.run import Run
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+SIZES = {"vocabulary": 40, "width": 16, "heads": 2, "inner": 32, "dropout": 0.0}
+SPECS = [FEEDFORWARD.find(name).examples[0] for name in FEEDFORWARD.names()]
+CAUSAL = [spec for spec in SPECS if "causal" in regard.facts(spec, "feedforward").roles]
+
+
+def ids(B: int = 3, T: int = 11, seed: int = 1) -> Tensor:
+    return torch.randint(40, (B, T), generator=torch.Generator().manual_seed(seed))
+
+
+def holes(T: int = 11) -> Tensor:
+    keep = torch.ones(3, T, dtype=torch.bool)
+    keep[0, 7:], keep[1, 2:4] = False, False
+    return keep
+
+
+# the products
+
+
+def shares(M: int, groups: int) -> Tensor:
+    """An empty group, a large one, and some that are nobody's."""
+    group = torch.randint(groups + 1, (M,), generator=torch.Generator().manual_seed(2))
+    return torch.where(group == 1, 2, group)
+
+
+def unwritten(x: Tensor, weight: Tensor, *, offs: Tensor, product=F.grouped_mm) -> Tensor:
+    """The grouped product, with what may lie in memory behind the last group."""
+    end = int(offs[-1])
+    if weight.dim() == 2:
+        return product(x[:, :end], weight[:end], offs=offs)
+    found = product(x[:end], weight, offs=offs)
+    return torch.cat([found, torch.full((len(x) - end, found.shape[1]), torch.nan)])
+
+
+@pytest.mark.parametrize(("limit", "most"), [(None, None), (5, 5), (5, 9), (0, 1)])
+@pytest.mark.parametrize("layout", ["flat", "flat as on a GPU", "padded"])
+def test_grouped_products(monkeypatch, layout, limit, most):
+    """Both layouts against a loop over the pairs, values and gradients; first come, first served."""
+    monkeypatch.setattr(grouped, "_flat", lambda *_: layout != "padded")
+    if layout == "flat as on a GPU":
+        monkeypatch.setattr(grouped, "_counted", lambda _: False)
+        monkeypatch.setattr(grouped.F, "grouped_mm", unwritten)
+    N, groups = 24, 4
+    group = shares(2 * N, groups)
+    draw = torch.Generator().manual_seed(3)
+    x = torch.randn(N, 8, generator=draw, requires_grad=True)
+    weight = torch.randn(groups, 8, 12, generator=draw, requires_grad=True)
+    vectors = torch.randn(groups, 12, generator=draw, requires_grad=True)
+    bound = None if limit is None else torch.tensor(limit)
+    dealt = grouped.deal(group, groups, x.dtype, (8, 12), most, bound)
+    y = dealt.collect(dealt.product(dealt.spread(x), weight) * dealt.each(vectors))
+    taken, rows = [0] * groups, []
+    for pair, own in enumerate(group.tolist()):
+        served = own < groups and (limit is None or taken[own] < limit)
+        if served:
+            taken[own] += 1
+        rows.append(x[pair % N] @ weight[own] * vectors[own] if served else torch.zeros(12))
+        assert dealt.taken[pair] == served
+    expected = torch.stack(rows)
+    assert_close(y, expected)
+    if any(taken):
+        toward = torch.randn(y.shape, generator=draw)
+        leaves = (x, weight, vectors)
+        assert_close(
+            torch.autograd.grad((y * toward).sum(), leaves),
+            torch.autograd.grad((expected * toward).sum(), leaves),
+            rtol=1e-4,
+            atol=1e-5,
+        )
+
+
+@needs_cuda
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_gpu_gives_the_same(spec, precision):
+    """Answers, losses and gradients beside the CPU's in float64, with padding, empty groups and used memory."""
+    torch.manual_seed(0)
+    layer = regard.feedforward(spec, width=64, inner=128)
+    with torch.no_grad():
+        for part in layer.parameters():
+            part.add_(0.05 * torch.randn_like(part))
+    x = torch.randn(4, 32, 64)
+    rows = Rows(torch.zeros(4, dtype=torch.long), torch.tensor([32, 7, 20, 1]), 32, None)
+    training = not layer.facts.random
+    exact, fast = copy.deepcopy(layer).double().train(training), copy.deepcopy(layer).cuda().train(training)
+    # what is left in memory must not be read
+    del_me = [torch.full((2**22,), torch.nan, device="cuda") for _ in range(8)]
+    del del_me
+    results = []
+    for part, device in ((exact, "cpu"), (fast, "cuda")):
+        given = x.to(device, torch.float64 if device == "cpu" else torch.float32).requires_grad_()
+        on = Rows(rows.start.to(device), rows.count.to(device), 32, None)
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda" and precision == "bfloat16"):
+            out = part.run(given, on)
+        y = torch.where(on.real()[..., None], out.y.to(given.dtype), 0)
+        (y.sum() + (0 if out.loss is None else out.loss)).backward()
+        grads = [torch.zeros(()) if p.grad is None else p.grad for p in part.parameters()]
+        results.append([y.detach(), given.grad, *grads])
+    for ours, slow in zip(results[1], results[0], strict=True):
+        off = 1e-3 if precision == "float32" else 0.1
+        assert_close(ours.double().cpu(), slow.double(), rtol=0, atol=off * max(1e-3, slow.abs().max().item()))
+
+
+@needs_cuda
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if not spec.startswith("moe")])
+def test_steps_with_experts_are_recorded(spec):
+    """The host never waits: a graph of the step is made, and replayed it gives what it gave."""
+    causal = spec if spec in CAUSAL else "dense"
+    torch.manual_seed(0)
+    model = Transformer(ModelConfig(layers=2, feedforward=spec, decoder_feedforward=causal, **SIZES)).cuda().train()
+    for part in model.parameters():
+        part.grad = torch.zeros_like(part)
+
+    class Pair(NamedTuple):
+        source: Tensor
+        target: Tensor
+        keep: Tensor
+
+        def to(self, device):
+            return Pair(*(part.to(device) for part in self))
+
+    def work(batch, weights):
+        out = model(batch.source, batch.target, keep=batch.keep)
+        goal = out.logits.square().mean() * weights[0]
+        (goal if out.loss is None else goal + out.loss * weights[1]).backward()
+        return {"plain": goal.detach(), **(out.statistics or {})}
+
+    said = []
+    recorded = Recorded(work, torch.device("cuda"), said.append)
+    batch, found = Pair(ids(), ids(T=9, seed=2), holes()), []
+    with torch.cuda.stream(recorded.stream):
+        for _ in range(4):
+            torch.manual_seed(3)
+            found.append(recorded(batch, [1.0, 1.0]))
+    torch.cuda.synchronize()
+    assert not said
+    assert recorded.graphs
+    for name in found[0]:
+        for later in found[1:]:
+            assert_close(later[name], found[0][name], rtol=1e-3, atol=1e-4)
+
+
+# models
+
+
+@pytest.mark.parametrize("spec", CAUSAL)
+def test_decoding_is_the_whole_however_it_is_cut(spec):
+    """Also in a list over the layers, with prompts of different length."""
+    torch.manual_seed(0)
+    model = Transformer(ModelConfig(kind="decoder", layers=2, feedforward=["dense", spec], **SIZES)).double().eval()
+    tokens = ids()
+    whole = model(tokens).logits
+    for cuts in ([11], [1] * 11, [4, 1, 6]):
+        state, first, found = model.start(3), 0, []
+        for n in cuts:
+            logits, state = model.extend(tokens[:, first : first + n], state)
+            found.append(logits)
+            first += n
+        assert_close(torch.cat(found, 1), whole)
+    keep = torch.arange(6) < torch.tensor([6, 2, 4])[:, None]
+    _, state = model.extend(tokens[:, :6], model.start(3), keep=keep)
+    logits, _ = model.extend(tokens[:, 6:], state)
+    for row in range(3):
+        own = torch.cat([tokens[row, :6][keep[row]], tokens[row, 6:]])
+        assert_close(logits[row : row + 1], model(own[None]).logits[:, -5:])
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_translator_takes_it(spec):
+    """Every parameter learns, padding changes nothing, losses and statistics come with their layer's name."""
+    causal = spec if spec in CAUSAL else "dense"
+    torch.manual_seed(0)
+    settings = ModelConfig(layers=2, feedforward=["dense", spec], decoder_feedforward=["dense", causal], **SIZES)
+    model = Transformer(settings).double()
+    source, target, keep = ids(), ids(T=9, seed=2), holes()
+    model.train()
+    out = model(source.repeat(8, 1), target.repeat(8, 1), keep=keep.repeat(8, 1))
+    layer = model.encoder.blocks[1].feedforward
+    assert (out.loss is None) != layer.facts.loss
+    names = set(out.statistics or {})
+    assert {name.rsplit(".", 1)[0] for name in names} <= {"encoder.1", "decoder.1"}
+    ((out.loss or 0) + out.logits.square().sum()).backward()
+    idle = [name for name, part in model.named_parameters() if part.grad is None]
+    assert not idle
+    model.eval()
+    whole = model(source, target, keep=keep).logits
+    for row in range(3):
+        alone = model(source[row : row + 1, keep[row]], target[row : row + 1]).logits
+        assert_close(whole[row : row + 1], alone)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ClassifierConfig(layers=2, pooling="pma", seeds=2, **SIZES),
+        PerceiverConfig(latents=6, layers=2, blocks=2, reads="each", **SIZES),
+        PerceiverConfig(latents=6, layers=2, classes=3, **SIZES),
+        PerceiverARConfig(latents=6, layers=2, **SIZES),
+        FunnelConfig(layers=(2, 2), **SIZES),
+        FunnelConfig(layers=(2, 2), classes=3, pooling="pma", **SIZES),
+        TokenLearnerConfig(layers=2, tokens=4, **SIZES),
+    ],
+    ids=lambda settings: settings.kind,
+)
+def test_every_kind_of_model_takes_experts_and_hands_on_their_losses(settings):
+    """As many statistics as there are layers of experts that run, each with a name of its own."""
+    settings = dataclasses.replace(settings, feedforward="switch(experts=3, jitter=0.0)")
+    torch.manual_seed(0)
+    model = build(settings).train()
+    calls = []
+    for part in model.modules():
+        if getattr(getattr(part, "facts", None), "name", None) == "switch":
+            run = part.run
+            part.run = lambda x, rows, run=run: calls.append(run(x, rows)) or calls[-1]
+    out = model(ids(), keep=holes())
+    assert len(calls) > 1
+    assert_close(out.loss, sum(call.loss for call in calls))
+    assert len([name for name in out.statistics if name.endswith(".balance")]) == len(calls)
+
+
+def test_a_feedback_model_takes_what_works_on_tokens_alone():
+    build(FeedbackConfig(layers=2, feedforward=["dense", "scaling(block=8)"], **SIZES))
+    with pytest.raises(ValueError, match="cannot take feedforward 'switch'"):
+        build(FeedbackConfig(layers=2, feedforward=["dense", "switch"], **SIZES))
+
+
+def test_experts_that_choose_are_not_for_decoders():
+    with pytest.raises(ValueError, match="later ones too"):
+        Transformer(ModelConfig(layers=2, feedforward="choice", **SIZES))
+    Transformer(ModelConfig(layers=2, feedforward="choice", decoder_feedforward="dense", **SIZES))
+
+
+@pytest.mark.parametrize("spec", CAUSAL)
+def test_a_packed_model_answers_the_same(spec):
+    """Linear layers laid out for a CPU, also where a layer reads their weights itself."""
+    torch.manual_seed(0)
+    model = Transformer(ModelConfig(layers=2, feedforward=spec, **SIZES)).eval()
+    source, target = ids(), ids(T=9, seed=2)
+    with torch.inference_mode():
+        whole = model(source, target, keep=holes()).logits
+        assert_close(pack_linears(model)(source, target, keep=holes()).logits, whole, rtol=1e-4, atol=1e-5)
+
+
+def test_experts_are_made_small_as_matrices_are():
+    layer = regard.feedforward("switch(experts=4)", width=32, inner=64)
+    small = compact(layer.state_dict())
+    assert small["networks.inner"].dtype == torch.int8
+    back = expand(small)
+    for name, part in layer.state_dict().items():
+        assert_close(back[name], part, rtol=0, atol=part.abs().max().item() / 127)
+
+
+# training
+
+
+def settings_of(tmp_path, name="run", **training):
+    made = config(tmp_path, name, **training)
+    feeds = ["switch(experts=3)", "productkey(keys=4, heads=2, choices=2, key_width=4)", "gshard(experts=3)"]
+    return dataclasses.replace(made, model=dataclasses.replace(made.model, layers=3, feedforward=feeds))
+
+
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
+    """Router noise, second choices, running means and the sums that the log is made of; averaged at the end."""
+    options = {"log_every": 4, "average": 2}
+    whole, other = settings_of(tmp_path, "whole", **options), settings_of(tmp_path, "other", **options)
+    finish(whole)
+
+    def dies():
+        update, calls = loop.Loop._update, itertools.count()
+
+        def wrapped(self):
+            update(self)
+            if next(calls) == 6:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        loop.Loop._update = wrapped
+        finish(other)
+
+    assert in_child(dies) == -signal.SIGKILL
+    task.resume(other.out, Display(quiet=True))
+    assert_same(whole.out, other.out)
+    means = [checkpoint.read(Run(folder).checkpoints / "average").tensors["model"] for folder in (whole.out, other.out)]
+    assert any("feedforward.norm.mean" in name for name in means[0])
+    assert_close(means[0], means[1], rtol=0, atol=0)
+
+
+def test_the_log_tells_of_the_experts(tmp_path, capsys):
+    """Means over the batches of a line, of accumulated ones too, as a hand-made sum of them is."""
+    settings = settings_of(tmp_path, steps=4, log_every=2, accumulate=2, evaluate_every=4)
+    told = []
+    backward = loop.Loop._backward
+
+    def noted(self, batch, weights):
+        told.append(backward(self, batch, weights))
+        return dict(told[-1])
+
+    loop.Loop._backward = noted
+    try:
+        finish(settings)
+    finally:
+        loop.Loop._backward = backward
+    steps = [record for record in Run(settings.out).records() if record["event"] == "step"]
+    assert len(steps) == 2
+    assert len(told) == 8
+    for record, batches in zip(steps, (told[:4], told[4:]), strict=True):
+        assert set(record["layers"]) == {f"{side}.{index}" for side in ("encoder", "decoder") for index in range(3)}
+        found = record["layers"]["encoder.0"]
+        assert set(found) == {"balance", "load", "dropped"}
+        for name, value in found.items():
+            mean = sum(batch[f"encoder.0.{name}"].double() for batch in batches) / 4
+            assert_close(torch.tensor(value, dtype=torch.float64), mean, rtol=0, atol=6e-5)
+        assert_close(sum(found["load"]), 1.0, rtol=0, atol=1e-3)
+        assert set(record["layers"]["decoder.1"]) == {"used"}
+    json.dumps(steps)
+
+
+def test_the_progress_line_sums_it_up():
+    layers = {
+        "encoder.0": {"load": [0.5, 0.25, 0.25, 0.0], "dropped": 0.1},
+        "decoder.0": {"load": [0.25] * 4, "dropped": 0.0},
+    }
+    assert experts(layers) == "  dropped 5.0%  busiest 2.0x"
+    assert experts({}) == ""

@@ -1,0 +1,142 @@
+"""Feed-forward layers beside public implementations with the same weights."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import regard
+from regard.attention.base import Out, Rows
+from regard.feedforward.base import FeedForward
+
+pytest.importorskip("transformers")
+from transformers import MixtralConfig, SwitchTransformersConfig
+from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+from transformers.models.switch_transformers import modeling_switch_transformers as switch
+
+WIDTH, INNER, EXPERTS, T = 12, 20, 4, 33
+
+
+def build(spec: str) -> FeedForward:
+    torch.manual_seed(0)
+    layer = regard.feedforward(spec, width=WIDTH, inner=INNER).double()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return layer
+
+
+def tokens() -> Tensor:
+    return torch.randn(1, T, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def run(layer: FeedForward, x: Tensor) -> Out:
+    return layer.run(x, Rows.full(x))
+
+
+def gradients(y: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
+    toward = torch.randn(y.shape, generator=torch.Generator().manual_seed(2), dtype=y.dtype)
+    return torch.autograd.grad((y * toward).sum(), leaves)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_switch(training):
+    """Theirs drops in evaluation too: there its room is for all."""
+    ours = build(f"switch(experts={EXPERTS}, capacity=0.9, jitter=0.0)").train(training)
+    room = math.ceil(0.9 * T / EXPERTS) if training else T
+    config = SwitchTransformersConfig(
+        d_model=WIDTH,
+        d_ff=INNER,
+        num_experts=EXPERTS,
+        expert_capacity=room,
+        router_jitter_noise=0.0,
+        dropout_rate=0.0,
+    )
+    theirs = switch.SwitchTransformersSparseMLP(config).double().train(training)
+    theirs.router.dtype = torch.float64
+    with torch.no_grad():
+        theirs.router.classifier.weight.copy_(ours.router)
+        for index, expert in enumerate(theirs.experts.values()):
+            expert.wi.weight.copy_(ours.networks.inner[index].T)
+            expert.wo.weight.copy_(ours.networks.outer[index].T)
+    x = tokens()
+    out, other = run(ours, x), theirs(x)
+    assert_close(out.y, other)
+    assert not training or 0.1 < out.statistics["dropped"] < 0.9
+    mine = gradients(out.y, [ours.router])
+    assert_close(mine, gradients(other, [theirs.router.classifier.weight]))
+    if training:
+        logits = x @ ours.router.T
+        shares = torch.softmax(logits, -1)
+        assert_close(out.loss, 0.01 * switch.load_balancing_loss_func(shares, shares.argmax(-1, keepdim=True)).double())
+
+
+def test_router_z_loss():
+    ours = build(f"stmoe(experts={EXPERTS}, balance=0.0, z=0.7)").train()
+    x = tokens()
+    assert_close(run(ours, x).loss, 0.7 * switch.router_z_loss_func(x @ ours.router.T))
+
+
+def test_glam_without_capacity_is_mixtral_with_its_activation():
+    ours = build(f"glam(experts={EXPERTS})").eval()
+    config = MixtralConfig(
+        hidden_size=WIDTH,
+        intermediate_size=INNER,
+        num_local_experts=EXPERTS,
+        num_experts_per_tok=2,
+        hidden_act="gelu",
+        experts_implementation="eager",
+    )
+    theirs = MixtralSparseMoeBlock(config).double().eval()
+    with torch.no_grad():
+        theirs.gate.weight.copy_(ours.router)
+        theirs.experts.gate_up_proj.copy_(torch.cat([ours.networks.gate, ours.networks.inner], 2).mT)
+        theirs.experts.down_proj.copy_(ours.networks.outer.mT)
+    x = tokens()
+    # their gates are in float32
+    assert_close(run(ours, x).y, theirs(x), rtol=1e-5, atol=1e-5)
+
+
+def test_gshard():
+    """Capacity binds and second choices are dropped; the loss with it."""
+    peer = pytest.importorskip("mixture_of_experts")
+    ours = build(f"gshard(experts={EXPERTS}, capacity=1.5, threshold=0.0)").train()
+    # theirs rounds down
+    factor = math.ceil(1.5 * T / EXPERTS) * EXPERTS / T
+    policy = {"second_policy_train": "all", "capacity_factor_train": factor + 1e-6}
+    theirs = peer.MoE(WIDTH, num_experts=EXPERTS, hidden_dim=INNER, **policy).double().train()
+    with torch.no_grad():
+        theirs.gate.w_gating.copy_(ours.router.T)
+        theirs.experts.w1.copy_(ours.networks.inner)
+        theirs.experts.w2.copy_(ours.networks.outer)
+    x = tokens()
+    out, (other, loss) = run(ours, x), theirs(x)
+    assert 0.02 < out.statistics["dropped"] < 0.9
+    assert_close(out.y, other, rtol=1e-6, atol=1e-6)
+    assert_close(out.loss, loss, rtol=1e-6, atol=1e-6)
+    mine = gradients(out.y, [ours.router, ours.networks.inner])
+    their = gradients(other, [theirs.gate.w_gating, theirs.experts.w1])
+    assert_close(mine[0], their[0].T, rtol=1e-5, atol=1e-5)
+    assert_close(mine[1], their[1], rtol=1e-5, atol=1e-5)
+
+
+def test_product_keys():
+    peer = pytest.importorskip("product_key_memory")
+    heads, keys, half = 3, 6, 5
+    ours = build(f"productkey(keys={keys}, heads={heads}, choices=4, key_width={2 * half}, norm='layer')").eval()
+    theirs = peer.PKM(WIDTH, heads=heads, num_keys=keys, topk=4, dim_head=half).double().eval()
+    with torch.no_grad():
+        ours.query.bias.zero_()
+        # theirs has the halves outside, the heads inside
+        theirs.to_queries.weight.copy_(ours.query.weight.view(heads, 2, half, WIDTH).transpose(0, 1).flatten(0, 2))
+        theirs.norm.load_state_dict(ours.norm.state_dict())
+        theirs.keys.copy_(ours.table.transpose(1, 2))
+        theirs.values.weight.copy_(ours.values)
+    x = tokens()
+    y, other = run(ours, x).y, theirs(x)
+    assert_close(y, other)
+    mine = gradients(y, [ours.table, ours.values])
+    their = gradients(other, [theirs.keys, theirs.values.weight])
+    assert_close(mine[0], their[0].transpose(1, 2))
+    assert_close(mine[1], their[1])
