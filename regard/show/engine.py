@@ -24,7 +24,7 @@ from regard.spec import ATTENTION, POSITIONS, describe, parse
 
 SMALL = 1_000_000  # weights of all layers and heads together that are sent at once
 LINKED = 48  # target tokens whose source is told while they come
-MOST = 512  # of an option of a mechanism, unless its default is larger
+MOST = 2048  # of an option of a mechanism, unless its default is larger
 STEP_TOKENS = 256  # of a text in the view of the six steps
 REPLIES, TEXTS = 64 << 20, 256 << 20  # bytes kept of replies, and of what layers were given
 
