@@ -173,7 +173,7 @@ def test_the_six_steps(page):
     )
     assert "0.88 of Thinking’s attention goes to itself" in page.inner_text(".numbers")
     page.click(".steps > li:nth-child(6) .vector summary")
-    assert len(data(page, ".steps > li:nth-child(6) .digits")) == 64
+    page.wait_for_function("() => document.querySelectorAll('.steps > li:nth-child(6) .digits data').length === 64")
     page.click('.chips[aria-label="example"] button:has-text("bank and bank")')
     page.wait_for_function("() => document.querySelectorAll('article .step-table').length === 2")
     assert sum(data(page, "article:first-child .step-table")) == pytest.approx(1, abs=1e-4)
