@@ -22,7 +22,7 @@ from regard import __version__
 from regard.show import wire
 from regard.show.engine import Engine
 from regard.show.export import page
-from regard.show.subjects import LONGEST
+from regard.show.subjects import EXAMINED, LONGEST
 
 PAGE = Path(__file__).parent / "page"
 MOST_BYTES = 256 << 10
@@ -62,7 +62,7 @@ QUESTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # name: (needed
     "rows": (LAYER | {"first": whole(0, LONGEST)}, {"count": whole(1, 64), "target": TEXT}),
     "top": (LAYER | {"first": whole(0, LONGEST), "count": whole(1, 128)}, {"most": whole(1, 16), "target": TEXT}),
     "steps": (LAYER | {"head": whole(0, 999), "query": whole(0, LONGEST)}, {"target": TEXT}),
-    "results": ({"run": NAME}, {}),
+    "results": ({"run": NAME}, {"first": whole(0, EXAMINED), "count": whole(1, EXAMINED)}),
     "example": ({}, {}),
     "moves": ({"run": NAME, "text": TEXT, "other": TEXT, "word": NAME, "layer": whole(0, 999)}, {}),
     "pattern": ({"spec": SPEC, "role": ROLE, "length": whole(2, 128), "heads": whole(1, 16)}, {"seed": whole(0, 9999)}),
