@@ -2,7 +2,7 @@
 
 import { el, problem } from "./ui.js";
 import { get, set, on, freeze, hash } from "./store.js";
-import { ask, exported, forget, isSaved, restore } from "./client.js";
+import { ask, exported, isSaved, restore } from "./client.js";
 import { png, svg, download } from "./save.js";
 import { mount as translate, title as translateTitle } from "./views/translate.js";
 import { mount as heads, title as headsTitle } from "./views/heads.js";
@@ -88,7 +88,6 @@ async function update() {
   const view = known[state.view] ? state.view : Object.keys(known)[0];
   if (view !== name) {
     name = view;
-    forget();
     current = known[view][1](byId("view"), app);
     byId("view").dataset.view = view;
     document.title = `Regard · ${known[view][0]}`;

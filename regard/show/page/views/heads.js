@@ -3,7 +3,7 @@
 import { el, chips, control, layout, problem, renew, select, slider, textBox } from "../ui.js";
 import { whole } from "../store.js";
 import { HEADS } from "../colour.js";
-import { ask } from "../client.js";
+import { ask, forget } from "../client.js";
 import { Lines, Matrix, Weights, grid, readout } from "../attention.js";
 
 const PLACES = { encoder: "encoder", decoder: "decoder", cross: "target to source", aligner: "aligner" };
@@ -108,6 +108,7 @@ export function mount(host, app) {
     asked = id;
     if (work) work.abort();
     work = new AbortController();
+    forget();
     input();
     app.busy("Reading the text", work);
     try {

@@ -3,7 +3,7 @@
 import { el, chips, control, layout, number, problem, renew, select, slider, tokenNode, plainToken } from "../ui.js";
 import { whole } from "../store.js";
 import { HEADS, REASONS, fit, image, largest } from "../colour.js";
-import { ask } from "../client.js";
+import { ask, forget } from "../client.js";
 
 export const title = "Mechanisms";
 
@@ -194,6 +194,7 @@ export function mount(host, app) {
     const about = known(nameOf(spec));
     if (work) work.abort();
     work = new AbortController();
+    forget();
     app.busy("Measuring the pattern", work);
     const choices = [0, 1, 2, 3].map((h) => ({ key: h, text: String(h + 1), colour: HEADS[h] }));
     renew(parts.controls,

@@ -3,7 +3,7 @@
 import { el, chips, control, layout, number, problem, renew, slider } from "../ui.js";
 import { whole } from "../store.js";
 import { HEADS, fit, image, largest } from "../colour.js";
-import { ask } from "../client.js";
+import { ask, forget } from "../client.js";
 
 export const title = "Positions";
 
@@ -28,6 +28,7 @@ export function mount(host, app) {
     const id = JSON.stringify([scheme.name, role, length, width, head]);
     if (id === asked) return;
     asked = id;
+    forget();
     app.busy("Computing positions");
     parts.words.textContent = SAYS[scheme.kind];
     const heads = 4;

@@ -2,7 +2,7 @@
 
 import { el, control, layout, number, problem, renew, select } from "../ui.js";
 import { css, fit } from "../colour.js";
-import { ask } from "../client.js";
+import { ask, forget } from "../client.js";
 
 export const title = "Precision and recall";
 
@@ -119,6 +119,7 @@ export function mount(host, app) {
     asked = run.name;
     data = null;
     const work = new AbortController();
+    forget();
     app.busy("Asking the classifier about its texts", work);
     try {
       const found = { labels: [], texts: [], truth: [], probabilities: [] };

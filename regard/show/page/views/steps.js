@@ -3,7 +3,7 @@
 import { el, chips, control, layout, number, plainToken, problem, renew, select, slider, textBox, tokenNode } from "../ui.js";
 import { whole } from "../store.js";
 import { HEADS, cssSigned, fit, largest } from "../colour.js";
-import { ask } from "../client.js";
+import { ask, forget } from "../client.js";
 
 export const title = "Steps";
 
@@ -59,9 +59,11 @@ export function mount(host, app) {
       else parts.input.replaceChildren();
     }
     asked = id;
+    forget();
     app.busy("Computing the six steps");
     try {
       if (preset === "bank") {
+        if (!run.places.includes("encoder")) throw new Error(`“${run.title}” has no encoder whose words could be compared: choose another run, or your text.`);
         const about = await ask("read", { run: run.name, place: "encoder", text: RIVER, target: "" });
         const at = Math.min(layer, about.meta.layers.length - 1);
         const reply = await ask("moves", { run: run.name, text: RIVER, other: CASHIER, word: "bank", layer: at });
@@ -95,6 +97,7 @@ export function mount(host, app) {
     } catch (error) {
       if (asked !== id) return;
       asked = null;
+      if (!parts.controls.hasChildNodes()) controls(0, 0);
       app.fail(error);
       parts.numbers.replaceChildren();
       parts.picture.replaceChildren(problem(error));
@@ -137,7 +140,7 @@ export function mount(host, app) {
         table((at) => [bar(v("scores", at) / highest), number(v("scores", at), 2)])],
       ["Divided by the root of the width", [`√${D} = ${Math.sqrt(D).toFixed(2)} keeps the scores from growing with the width.`], "s_j / √D",
         table((at) => [bar(v("scaled", at) / largest(arrays.scaled.values)), number(v("scaled", at), 3)])],
-      [meta.plain ? "Softmax" : "Weights", [`Shares that add up to one: ${v("weights", best).toFixed(2)} of the attention of `, name(), " goes to ", towards(), "."], meta.plain ? "a_j = exp(s_j / √D) / Σ_m exp(s_m / √D)" : meta.formula,
+      [meta.plain ? "Softmax" : "Weights", [`${meta.plain ? "Shares that add up to one" : "What each token counts"}: ${v("weights", best).toFixed(2)} of the attention of `, name(), " goes to ", towards(), "."], meta.plain ? "a_j = exp(s_j / √D) / Σ_m exp(s_m / √D)" : meta.formula,
         table((at) => [bar(v("weights", at)), number(v("weights", at), 3)])],
       ["Values, weighted", ["Each value is made as strong as its share."], "a_j v_j", table((at) => [strip(row("weighted", at), mixed), vector(row("weighted", at))])],
       ["Sum", ["What ", name(), " takes along from this head."], "o_i = Σ_j a_j v_j", el("div", { className: "step-row" }, el("b", {}, "o"), strip(arrays.sum.values, mixed), vector(arrays.sum.values))],

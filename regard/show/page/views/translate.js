@@ -3,7 +3,7 @@
 import { el, chips, control, layout, number, plainToken, problem, renew, select, slider, textBox, tokenNode } from "../ui.js";
 import { whole } from "../store.js";
 import { HEADS, fit } from "../colour.js";
-import { ask, stream } from "../client.js";
+import { ask, forget, stream } from "../client.js";
 import { Lines, Matrix, Weights, readout } from "../attention.js";
 
 export const title = "Translate";
@@ -117,6 +117,7 @@ export function mount(host, app) {
     asked = id;
     if (work) work.abort();
     work = new AbortController();
+    forget();
     parts.input.replaceChildren(textBox(text, run.examples, (value) => app.set({ text: value, pin: null }, true), "Type a sentence to translate", "Sentence"));
     sides.length = 0;
     for (const one of other ? [run, other] : [run]) sides.push(side(one));
@@ -215,5 +216,5 @@ function tree(made) {
     list.append(el("li", {}, el("span", { dir: "auto" }, one.text), el("small", { className: "quiet" }, " score ", number(one.score), one.finished ? "" : ", cut at its longest")));
   }
   const about = el("details", { className: "formula" }, el("summary", {}, "Score"), el("code", {}, "log p(Y) / ((5 + |Y|) / 6)^α,  α = 1"));
-  return el("section", { className: "search" }, el("h3", {}, "The search"), el("p", { className: "quiet" }, "Each column is a step; faded ways were given up. Numbers are log probabilities."), about, box, list);
+  return el("section", { className: "search" }, el("h3", {}, "The search"), el("p", { className: "quiet" }, "Each column is a step; what is dashed was given up. Numbers are log probabilities."), about, box, list);
 }
