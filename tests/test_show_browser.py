@@ -1,6 +1,7 @@
 """The page in a real browser: typed into, pointed at, saved and opened again."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -118,6 +119,8 @@ def test_type_and_see_the_translation(page, translator):
     # the search: as many translations as beams, the best first
     assert page.locator(".found li").count() == 4
     assert wanted in page.inner_text(".found li:first-child")
+    way = page.eval_on_selector_all(".leaf.winner .token", "nodes => nodes.map(node => node.title)")
+    assert way == translator.target.tokens(translator.target.encode(wanted))
     # the link shows the same again
     link = page.url
     page.goto("about:blank")
@@ -260,6 +263,51 @@ def test_heads_of_another_run(page, runs):
     shares = data(page, ".best")
     assert {key % 4 for key, share in zip(keys, shares, strict=True) if share > 0} == {1}
     assert sum(shares) == pytest.approx(1, abs=1e-5)
+
+
+def pixel(page, selector, x, y):
+    """Red, green, blue and how opaque, at a place of a canvas in CSS pixels."""
+    script = "(node, [x, y]) => [...node.getContext('2d').getImageData(Math.round(x), Math.round(y), 1, 1).data]"
+    return page.locator(selector).evaluate(script, [x, y])
+
+
+def test_the_pictures_show_the_weights(page, translator):
+    source = torch.tensor([[*translator.source.encode(SENTENCE), translator.source.eos]])
+    weights = translator.model.maps(source, place="encoder")[1][0, 3]
+    T = len(weights)
+    # the strongest pair that is no token with itself
+    query, key = divmod(int((weights - torch.eye(T)).argmax()), T)
+    state = {"text": SENTENCE, "layer": "1", "head": "3"}
+    visit(page, view="heads", mode="matrix", **state)
+    x, y, scale = page.evaluate("() => { const { x, y, scale } = window.regard.view.matrix; return [x, y, scale]; }")
+    # dark to bright in the order of the weights
+    row = weights[query]
+    cells = [pixel(page, "canvas.matrix", x + (at + 0.5) * scale, y + (query + 0.5) * scale) for at in range(T)]
+    bright = [sum(cell[:3]) for cell in cells]
+    assert max(range(T), key=bright.__getitem__) == int(row.argmax())
+    assert min(range(T), key=bright.__getitem__) == int(row.argmin())
+    box = page.locator("canvas.matrix").bounding_box()
+    page.mouse.move(box["x"] + x + (key + 0.5) * scale, box["y"] + y + (query + 0.5) * scale)
+    page.wait_for_selector(".best li")
+    torch.testing.assert_close(torch.tensor(data(page, ".best")), row.topk(5).values, atol=1e-6, rtol=0)
+    # a line from the one to the other, and hardly any from elsewhere
+    visit(page, view="heads", mode="lines", pin=str(query), **state)
+    wide, tall = page.evaluate(
+        "() => [document.querySelector('.between').clientWidth, document.querySelector('.lane .token').clientHeight]"
+    )
+    right = [pixel(page, ".between", wide - 2, (at + 0.5) * tall)[3] for at in range(T)]
+    assert max(range(T), key=right.__getitem__) == int(row.argmax())
+    left = [pixel(page, ".between", 2, (at + 0.5) * tall)[3] for at in range(T)]
+    assert max(range(T), key=left.__getitem__) == query
+
+
+def test_positions_under_the_pointer(page):
+    visit(page, view="positions", scheme="sinusoidal", width="64", length="64")
+    box = page.locator("canvas.plate-map").first.bounding_box()
+    page.mouse.move(box["x"] + 5.5 / 64 * box["width"], box["y"] + 3.5 / 64 * box["height"])
+    page.wait_for_selector(".under data")
+    assert page.inner_text(".under").startswith("place 3, channel 5")
+    assert data(page, ".under")[0] == pytest.approx(math.cos(3 * 10000 ** (-4 / 64)), abs=1e-6)
 
 
 def test_the_six_steps(page, translator):

@@ -8,6 +8,7 @@ import time
 
 import pytest
 import schemathesis
+import torch
 from hypothesis import HealthCheck, Phase, settings
 from shown import serving
 from starlette.requests import ClientDisconnect
@@ -259,6 +260,12 @@ def test_a_translation_comes_step_by_step(page):
     assert found[0]["source"][-1] == "</s>"
     steps = [line for line in found if "beams" in line]
     assert [line["step"] for line in steps] == list(range(len(steps)))
+    # what the first token came from, as the layer before the last says
+    translator = page.engine.subject("shipped").translator
+    source = torch.tensor([[*translator.source.encode("Where is the station?"), translator.source.eos]])
+    row = translator.model.maps(source, torch.tensor([[translator.target.bos]]))[-2][0, :, 0].mean(0)
+    assert steps[0]["link"] == int(row.argmax())
+    assert steps[0]["weight"] == pytest.approx(float(row.max()), abs=1e-6)
     last = found[-1]["found"]
     assert last[0]["text"] == page.engine.subject("shipped").translator("Where is the station?")
     assert [one["score"] for one in last] == sorted((one["score"] for one in last), reverse=True)
