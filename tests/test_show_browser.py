@@ -556,6 +556,14 @@ def test_save_and_open_again(page, tmp_path, translator):
     drawing = save(page, "#svg", tmp_path / "a.svg").read_text(encoding="utf-8")
     assert "<image" in drawing
     assert ">Bruder</text>" in drawing
+    # what is folded away is not in the picture
+    assert ">α</text>" not in drawing
+    assert page.inner_text("h3 >> nth=-1").split()[0] in drawing
+    visit(page, view="heads", text=SENTENCE, mode="matrix")
+    drawing = save(page, "#svg", tmp_path / "b.svg").read_text(encoding="utf-8")
+    assert re.search(r"<text[^>]*rotate\(-90\)[^>]*>brother</text>", drawing)
+    assert re.search(r"<text(?![^>]*rotate)[^>]*>brother</text>", drawing)
+    visit(page, view="translate", text=SENTENCE)
     saved = save(page, "#html", tmp_path / "a.html")
     for view in ("heads", "steps", "mechanisms", "positions"):
         visit(page, view=view, text=SENTENCE)

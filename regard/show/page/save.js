@@ -11,7 +11,7 @@ function gather(root) {
         range.setStart(node, match.index);
         range.setEnd(node, match.index + match[0].length);
         const box = range.getBoundingClientRect();
-        if (box.width) items.push({ text: match[0], x: box.left - origin.left, y: box.top - origin.top, height: box.height, width: box.width, font: `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`, size: style.fontSize, family: style.fontFamily, weight: style.fontWeight, colour: style.color, alpha: Number(style.opacity) });
+        if (box.width) items.push({ text: match[0], x: box.left - origin.left, y: box.top - origin.top, height: box.height, width: box.width, font: `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`, size: style.fontSize, family: style.fontFamily, weight: style.fontWeight, colour: style.color, alpha: Number(style.opacity), upright: style.writingMode !== "horizontal-tb" });
       }
       return;
     }
@@ -22,7 +22,9 @@ function gather(root) {
     const at = { x: box.left - origin.left, y: box.top - origin.top, width: box.width, height: box.height };
     if (node.tagName === "CANVAS") { if (box.width) items.push({ ...at, canvas: node }); return; }
     if (node !== root && box.width && style.backgroundColor !== "rgba(0, 0, 0, 0)") items.push({ ...at, fill: style.backgroundColor });
-    node.childNodes.forEach(walk);
+    // what is folded away still has a place
+    const folded = node.tagName === "DETAILS" && !node.open;
+    node.childNodes.forEach((child) => { if (!folded || child.tagName === "SUMMARY") walk(child); });
   };
   walk(root);
   const inside = items.filter((item) => item.y < root.scrollHeight && item.y + item.height > 0);
@@ -47,7 +49,12 @@ export async function png(root) {
       context.fillStyle = item.colour;
       context.globalAlpha = item.alpha;
       context.textBaseline = "middle";
-      context.fillText(item.text, item.x, item.y + item.height / 2, item.width + 2);
+      context.save();
+      context.translate(item.x, item.y + item.height / 2);
+      // names of columns read from below
+      if (item.upright) { context.translate(item.width / 2, item.height / 2); context.rotate(-Math.PI / 2); }
+      context.fillText(item.text, 0, 0, (item.upright ? item.height : item.width) + 2);
+      context.restore();
       context.globalAlpha = 1;
     }
   }
@@ -69,6 +76,11 @@ export async function svg(root) {
     else if (item.fill) picture.append(make("rect", { x, y, width: wide, height: tall, fill: item.fill }));
     else {
       const text = make("text", { x, y: y + tall / 2, "dominant-baseline": "central", fill: item.colour, opacity: item.alpha, "font-size": item.size, "font-family": item.family, "font-weight": item.weight });
+      if (item.upright) {
+        text.setAttribute("x", 0);
+        text.setAttribute("y", 0);
+        text.setAttribute("transform", `translate(${x + wide / 2} ${y + tall}) rotate(-90)`);
+      }
       text.textContent = item.text;
       picture.append(text);
     }
