@@ -563,6 +563,10 @@ def test_save_and_open_again(page, tmp_path, translator):
     drawing = save(page, "#svg", tmp_path / "b.svg").read_text(encoding="utf-8")
     assert re.search(r"<text[^>]*rotate\(-90\)[^>]*>brother</text>", drawing)
     assert re.search(r"<text(?![^>]*rotate)[^>]*>brother</text>", drawing)
+    visit(page, view="heads", run="hostile", text=WORDS)
+    drawing = save(page, "#svg", tmp_path / "c.svg").read_text(encoding="utf-8")
+    assert re.search(r">x{9,60}…</text>", drawing)
+    assert "x" * 300 not in drawing
     visit(page, view="translate", text=SENTENCE)
     saved = save(page, "#html", tmp_path / "a.html")
     for view in ("heads", "steps", "mechanisms", "positions"):

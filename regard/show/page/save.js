@@ -11,7 +11,11 @@ function gather(root) {
         range.setStart(node, match.index);
         range.setEnd(node, match.index + match[0].length);
         const box = range.getBoundingClientRect();
-        if (box.width) items.push({ text: match[0], x: box.left - origin.left, y: box.top - origin.top, height: box.height, width: box.width, font: `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`, size: style.fontSize, family: style.fontFamily, weight: style.fontWeight, colour: style.color, alpha: Number(style.opacity), upright: style.writingMode !== "horizontal-tb" });
+        const room = node.parentElement.getBoundingClientRect();
+        // a word that the page cuts is cut here too
+        const cut = style.textOverflow === "ellipsis" && box.width > room.width + 1;
+        const text = cut ? `${match[0].slice(0, Math.max(1, Math.floor(match[0].length * room.width / box.width) - 1))}…` : match[0];
+        if (box.width) items.push({ text, x: (cut ? room : box).left - origin.left, y: box.top - origin.top, height: box.height, width: (cut ? room : box).width, font: `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`, size: style.fontSize, family: style.fontFamily, weight: style.fontWeight, colour: style.color, alpha: Number(style.opacity), upright: style.writingMode !== "horizontal-tb" });
       }
       return;
     }
