@@ -299,6 +299,11 @@ def test_the_pictures_show_the_weights(page, translator):
     assert max(range(T), key=right.__getitem__) == int(row.argmax())
     left = [pixel(page, ".between", 2, (at + 0.5) * tall)[3] for at in range(T)]
     assert max(range(T), key=left.__getitem__) == query
+    # as strong as the mean over the heads
+    visit(page, view="heads", mode="lines", pin=str(query), **state | {"head": "avg"})
+    mean = translator.model.maps(source, place="encoder")[1][0, :, query].mean(0)
+    alpha = pixel(page, ".between", wide - 2, (int(mean.argmax()) + 0.5) * tall)[3]
+    assert alpha / 255 == pytest.approx(float(mean.max()) + 0.05, abs=0.15)
 
 
 def test_positions_under_the_pointer(page):
@@ -563,6 +568,7 @@ def test_save_and_open_again(page, tmp_path, translator):
     drawing = save(page, "#svg", tmp_path / "b.svg").read_text(encoding="utf-8")
     assert re.search(r"<text[^>]*rotate\(-90\)[^>]*>brother</text>", drawing)
     assert re.search(r"<text(?![^>]*rotate)[^>]*>brother</text>", drawing)
+    page.set_viewport_size({"width": 1280, "height": 3400})
     visit(page, view="heads", run="hostile", text=WORDS)
     drawing = save(page, "#svg", tmp_path / "c.svg").read_text(encoding="utf-8")
     assert re.search(r">x{9,60}…</text>", drawing)

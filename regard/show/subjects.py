@@ -54,10 +54,9 @@ class Subject:
         if place not in self.places:
             raise ValueError(f"{self.name} attends in {', '.join(self.places)}; got {place!r}")
         # a translator is asked about what it would read, its encoder alone about as much as can be shown
-        most = (
-            self.longest if self.translator is None or place == "encoder" else self.translator.longest + len(self.ends)
-        )
-        ids, cut = _cut(self.encode(text), most - len(self.begins) - len(self.ends))
+        special = len(self.begins) + len(self.ends)
+        alone = self.translator is None or place == "encoder"
+        ids, cut = _cut(self.encode(text), self.longest - special if alone else self.translator.longest)
         ids = [*self.begins, *ids, *self.ends]
         if not ids:
             raise ValueError("the text is empty: type some words")
