@@ -337,6 +337,14 @@ class TestModels:
             block.cross.facts = replace(block.cross.facts, columns="slots")
         with pytest.raises(ValueError, match="'softmax' looks at slots"):
             align(model, SOURCE, SOURCE, [("a b c", "a b c")])
+        model = self.small(aligner=True, cross_attention="compressed(factor=2)")
+        assert align(model, SOURCE, SOURCE, [("a b c", "a b c")])[0].matrix.shape == (3, 3)
+        with pytest.raises(ValueError, match="'compressed' looks at slots"):
+            align(model, SOURCE, SOURCE, [("a b c", "a b c")], layer=0)
+
+    def test_no_aligner(self):
+        with pytest.raises(ValueError, match=r"has no aligner: train one with --model\.aligner true"):
+            align(self.small(), SOURCE, SOURCE, [("a", "a")], layer="aligner")
 
     def test_signed_attention(self):
         model = self.small(cross_attention="linformer(rank=4, longest=16)")
