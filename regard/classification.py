@@ -18,7 +18,6 @@ from regard.data.labelled import Example, Labelled, class_names, class_numbers, 
 from regard.data.text import hold_out, shown
 from regard.data.tokenizer import Tokenizer
 from regard.metrics.classification import Choice, Report, choose, decide, report
-from regard.training.compact import expand
 from regard.training.graphs import few_lengths
 from regard.training.loss import Loss, smoothed
 from regard.training.run import Run
@@ -97,10 +96,9 @@ class Task(task.Task):
     def build(cls, config: ClassifyConfig, size: Any) -> nn.Module:
         model = models.build(size)
         if config.init is not None:
-            stack = f"{size.body.kind}."
-            tensors = expand(Run.open(config.init).find().tensors["model"])
-            own = {name.removeprefix(stack): tensor for name, tensor in tensors.items() if name.startswith(stack)}
-            model.stack.load_state_dict(own)
+            trained = models.build(size.body)
+            task.load_weights(trained, Run.open(config.init))
+            model.stack.load_state_dict((trained.encoder or trained.decoder).state_dict())
         return model
 
     def __init__(self, config: ClassifyConfig, data: Corpus, tokenizers: dict[str, Tokenizer], model: nn.Module):

@@ -373,6 +373,8 @@ class MaskedConfig:
 
     out: str = "runs/masked"
     """the run folder: config, tokenizer, checkpoints and log"""
+    init: str | None = None
+    """a run of masked to begin with: its weights, its sizes and its tokenizer"""
     data: MaskedData = field(default_factory=MaskedData)
     model: MaskedOptions = field(default_factory=MaskedOptions)
     training: TrainingConfig = field(

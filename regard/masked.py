@@ -1,5 +1,6 @@
 """Models that name hidden tokens from both sides: trained from running text, loaded from a run, asked to fill gaps."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -15,8 +16,10 @@ from regard.data.documents import Blocks, Documents, stream
 from regard.data.masking import Hidden, MaskedBatches, Masking, Texts
 from regard.data.tokenizer import Tokenizer, chunks
 from regard.models.transformer import ModelConfig
+from regard.spec import parse
 from regard.training.graphs import few_lengths
 from regard.training.loss import IGNORED, Loss, hidden_loss
+from regard.training.run import Run
 
 FILE = "tokenizer.json"
 MARK = "[mask]"  # where a token is hidden, in a text that is to be filled
@@ -52,6 +55,7 @@ class Task(task.Task):
         "regard train masked --data.text lines.txt.xz --data.documents line --data.apart true --data.whole_words true",
         "regard train masked --data.text book.txt --data.tokenizer characters --model.attention 'local(window=64)'",
         "regard train masked --config runs/masked/config.yaml --out runs/b --training.seed 2",
+        "regard train masked --init runs/bert --data.text mine/ --training.learning_rate 3e-5 --out runs/mine",
     )
     use = "fill a gap: regard fill {run} 'I took my [mask] for a walk'"
     config = MaskedConfig
@@ -63,12 +67,30 @@ class Task(task.Task):
 
     @classmethod
     def learn(cls, data: Documents, config: MaskedConfig) -> dict[str, Tokenizer]:
+        if config.init is not None:
+            return task.read_parts(Run.open(config.init), cls.name).tokenizers
         parts = (part for text in data.train for part in chunks(text))
         return {FILE: Tokenizer.train(parts, config.data.vocabulary, config.data.tokenizer)}
 
     @classmethod
     def size(cls, config: MaskedConfig, tokenizers: dict[str, Tokenizer], data: Documents) -> ModelConfig:
-        return config.model.resized(PRESETS, ModelConfig, vocabulary=tokenizers[FILE].size)
+        if config.init is not None:
+            changes = config.model.changes()
+            if set(changes) - {"dropout"}:
+                raise ValueError(f"with init the model is as it was trained, but for dropout: leave out {set(changes)}")
+            return dataclasses.replace(task.read_parts(Run.open(config.init)).size, **changes)
+        size = config.model.resized(PRESETS, ModelConfig, vocabulary=tokenizers[FILE].size)
+        if parse(size.position) == parse("learned"):
+            # as long as what is read: positions that no text reached would stay as they were drawn
+            size = dataclasses.replace(size, position=f"learned(longest={config.data.length})")
+        return size
+
+    @classmethod
+    def build(cls, config: MaskedConfig, size: ModelConfig) -> nn.Module:
+        model = models.build(size)
+        if config.init is not None:
+            task.load_weights(model, Run.open(config.init))
+        return model
 
     def __init__(self, config: MaskedConfig, data: Documents, tokenizers: dict[str, Tokenizer], model: nn.Module):
         self.model, self.data, wishes = model, data, config.data

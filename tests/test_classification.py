@@ -103,8 +103,12 @@ def bodies(tmp_path_factory) -> dict[str, str]:
     wishes = {"text": str(text), "documents": "line", "apart": True, "tokenizer": "words", "length": 16}
     training = TrainingConfig(**QUICK | {"tensorboard": False, "metric": "loss", "steps": 5})
     sizes = SMALL | {"layers": 2}
-    masks = MaskedConfig(str(folder / "masked"), MaskedData(**wishes), MaskedOptions(**sizes), training)
-    gpt = LanguageConfig(str(folder / "language"), LanguageData(**wishes), LanguageOptions(**sizes), training)
+    masks = MaskedConfig(
+        out=str(folder / "masked"), data=MaskedData(**wishes), model=MaskedOptions(**sizes), training=training
+    )
+    gpt = LanguageConfig(
+        out=str(folder / "language"), data=LanguageData(**wishes), model=LanguageOptions(**sizes), training=training
+    )
     task.train(masked.Task, masks, Display(quiet=True))
     task.train(language.Task, gpt, Display(quiet=True))
     return {"masked": masks.out, "language": gpt.out}

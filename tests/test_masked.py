@@ -1,5 +1,6 @@
 """Models that name hidden tokens: what is hidden and how often, whole words, the loss, training, filling gaps."""
 
+import dataclasses
 import io
 import json
 import sys
@@ -284,6 +285,22 @@ def test_R1_killed_runs_go_on_bit_for_bit(tmp_path, apart):
     assert in_child(lambda: (dying(loop.Loop, "_update", 8), finish(other))) < 0
     task.resume(other.out, Display(quiet=True))
     assert_same(whole.out, other.out)
+
+
+def test_training_goes_on_from_another_run(run, tmp_path):
+    settings = config(tmp_path, model=dict.fromkeys(("width", "heads", "inner", "layers", "norm")) | {"dropout": 0.2})
+    settings = dataclasses.replace(settings, init=run)
+    data = Task.read(settings)
+    tokenizers = Task.learn(data, settings)
+    model = Task.build(settings, Task.size(settings, tokenizers, data)).eval()
+    before = MaskedModel.load(run, device="cpu")
+    ids = torch.tensor([tokenizers["tokenizer.json"].framed(tokenizers["tokenizer.json"].encode(LINES[0]))])
+    assert_close(model(ids).logits, before.model(ids).logits)
+    assert model.config.dropout == 0.2
+    finish(settings)
+    wrong = dataclasses.replace(settings, model=MaskedOptions(width=8))
+    with pytest.raises(ValueError, match="but for dropout: leave out"):
+        Task.size(wrong, tokenizers, data)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -23,6 +23,7 @@ from regard.show.wire import Reply
 from regard.spec import ATTENTION, POSITIONS, describe, parse
 
 SMALL = 1_000_000  # weights of all layers and heads together that are sent at once
+LINKED = 48  # target tokens whose source is told while they come
 MOST = 512  # of an option of a mechanism, unless its default is larger
 STEP_TOKENS = 256  # of a text in the view of the six steps
 REPLIES, TEXTS = 64 << 20, 256 << 20  # bytes kept of replies, and of what layers were given
@@ -173,7 +174,9 @@ class Engine:
                 nonlocal steps
                 names = translator.target.tokens([beam.token for beam in beams])
                 best = max(range(len(beams)), key=lambda i: beams[i].logprob)
-                link, weight = self._link(subject, source, beams[best].path)
+                # each link reads the whole path again: only while that is quick
+                near = len(beams[best].path) <= LINKED
+                link, weight = self._link(subject, source, beams[best].path) if near else (None, None)
                 listed = [
                     {"parent": beam.parent, "token": name, "logprob": beam.logprob}
                     for beam, name in zip(beams, names, strict=True)
