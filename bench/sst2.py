@@ -25,7 +25,7 @@ SCRATCH = {f"from scratch, {name}": flags for name, flags in SEEDS.items()} | {
     "from scratch, local(window=4)": ["--model.attention", "local(window=4)"],
     "from scratch, linear": ["--model.attention", "linear", "--model.position", "learned(longest=64)"],
     "from scratch, byte pairs": ["--data.tokenizer", "bpe", "--data.vocabulary", "8000"],
-    "from scratch, read by 4 seeds": ["--model.pooling", "pma", "--model.seeds", "4"],
+    "from scratch, the mean of the tokens": ["--model.pooling", "mean", "--model.seeds", "null"],
     "from scratch, token vectors of size 1 and a last norm": [
         *("--model.scaled_embedding", "true", "--model.final_norm", "true"),
     ],

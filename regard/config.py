@@ -460,8 +460,8 @@ class ClassifierOptions(StackOptions):
     causal: bool | None = None
     """a token sees those before it only, as in a decoder"""
     pooling: How | None = None
-    """what is read: pma (learnt seeds attend to all tokens), their mean, the first or the last (default: mean;
-    of causal layers: last; of funnel: first)"""
+    """what is read: pma (learnt seeds attend to all tokens), their mean, root (their sum over the root of their
+    number), the first or the last (default: mean; of causal layers: last; of funnel: first)"""
     seeds: int | None = None
     """of pma: vectors that it leaves"""
     seed_layers: int | None = None
