@@ -1,4 +1,4 @@
-"""The verbs over runs: train, resume, translate, classify, evaluate, align. cli.py calls them; nothing else does."""
+"""The verbs over runs, from train to export. cli.py calls them; nothing else does."""
 
 import argparse
 import json
@@ -587,54 +587,6 @@ def export_run(arguments: argparse.Namespace) -> None:
 
 def add_verbs(verb: Verb) -> None:
     """The flags of each verb."""
-    added = verb(
-        "import",
-        import_model,
-        "make a run of a published model: GPT-2, BERT, RoBERTa, DistilBERT, Marian, Llama and their like, llama2.c",
-        [
-            "regard import models/gpt2 --out runs/gpt2",
-            "regard import models/opus-mt-en-de",
-            "regard import stories260K.bin --tokenizer tok512.bin --out runs/stories",
-        ],
-    )
-    kinds = "a Hugging Face folder (config.json, safetensors, tokenizer), or a llama2.c file"
-    added.add_argument("source", metavar="FOLDER", help=kinds)
-    added.add_argument("--out", metavar="RUN", help="the run folder (default: runs/ and the name of the source)")
-    added.add_argument("--tokenizer", help="folder of the tokenizer (default: FOLDER); of llama2.c the tok*.bin file")
-
-    added = verb(
-        "export",
-        export_run,
-        "write a run for others: a Hugging Face folder, or a CTranslate2 folder of a translator",
-        [
-            "regard export runs/gpt2 --format huggingface --out models/mine",
-            "regard export runs/translate --format ctranslate2 --out models/fast",
-        ],
-    )
-    added.add_argument("run", metavar="RUN", help="a run folder")
-    added.add_argument("--format", choices=("huggingface", "ctranslate2"), required=True, help="who is to open it")
-    added.add_argument("--out", metavar="FOLDER", required=True, help="a new folder")
-    added.add_argument("--family", help="of huggingface: gpt2, bert, marian, llama ... (default: the one that fits)")
-    added.add_argument("--checkpoint", help="best, last, average or a step (default: the average, or else the best)")
-
-    added = verb(
-        "embed",
-        embed,
-        "turn each line of standard input into a vector, by an encoder (BERT and its like)",
-        [
-            "regard embed runs/minilm < sentences.txt > vectors.jsonl",
-            "regard embed runs/minilm --input sentences.txt --out vectors.npy",
-        ],
-    )
-    added.add_argument("run", metavar="RUN", help="a run folder")
-    added.add_argument("--input", default="-", help="a file instead of standard input; .gz and .xz too")
-    added.add_argument("--out", help="a .npy file, [lines, width] (default: a JSON list a line)")
-    added.add_argument(
-        "--pooling", choices=("mean", "first", "pooler"), default="mean", help="over the tokens of a line"
-    )
-    added.add_argument("--raw", action="store_true", help="vectors as they are, instead of length one")
-    _add_model(added)
-
     verb(
         "train",
         None,
@@ -853,6 +805,54 @@ def add_verbs(verb: Verb) -> None:
     added.add_argument("run", metavar="RUN", help="a run folder")
     added.add_argument("--out", required=True, help="a new folder")
     added.add_argument("--checkpoint", help="best, last, average or a step (default: the average, or else the best)")
+
+    added = verb(
+        "import",
+        import_model,
+        "make a run of a published model: GPT-2, BERT, RoBERTa, DistilBERT, Marian, Llama and their like, llama2.c",
+        [
+            "regard import models/gpt2 --out runs/gpt2",
+            "regard import models/opus-mt-en-de",
+            "regard import stories260K.bin --tokenizer tok512.bin --out runs/stories",
+        ],
+    )
+    kinds = "a Hugging Face folder (config.json, safetensors, tokenizer), or a llama2.c file"
+    added.add_argument("source", metavar="FOLDER", help=kinds)
+    added.add_argument("--out", metavar="RUN", help="the run folder (default: runs/ and the name of the source)")
+    added.add_argument("--tokenizer", help="folder of the tokenizer (default: FOLDER); of llama2.c the tok*.bin file")
+
+    added = verb(
+        "export",
+        export_run,
+        "write a run for others: a Hugging Face folder, or a CTranslate2 folder of a translator",
+        [
+            "regard export runs/gpt2 --format huggingface --out models/mine",
+            "regard export runs/translate --format ctranslate2 --out models/fast",
+        ],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("--format", choices=("huggingface", "ctranslate2"), required=True, help="who is to open it")
+    added.add_argument("--out", metavar="FOLDER", required=True, help="a new folder")
+    added.add_argument("--family", help="of huggingface: gpt2, bert, marian, llama ... (default: the one that fits)")
+    added.add_argument("--checkpoint", help="best, last, average or a step (default: the average, or else the best)")
+
+    added = verb(
+        "embed",
+        embed,
+        "turn each line of standard input into a vector, by an encoder (BERT and its like)",
+        [
+            "regard embed runs/minilm < sentences.txt > vectors.jsonl",
+            "regard embed runs/minilm --input sentences.txt --out vectors.npy",
+        ],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("--input", default="-", help="a file instead of standard input; .gz and .xz too")
+    added.add_argument("--out", help="a .npy file, [lines, width] (default: a JSON list a line)")
+    added.add_argument(
+        "--pooling", choices=("mean", "first", "pooler"), default="mean", help="over the tokens of a line"
+    )
+    added.add_argument("--raw", action="store_true", help="vectors as they are, instead of length one")
+    _add_model(added)
 
 
 def _add_model(added: argparse.ArgumentParser) -> None:

@@ -271,7 +271,7 @@ def read_config(run: Run) -> Any:
     """What a run was begun with."""
     path = run.folder / "config.yaml"
     if not path.exists():
-        raise ValueError(f"{run.folder} has no config.yaml: a compact run is to be used, and cannot go on")
+        raise ValueError(f"{run.folder} has no config.yaml: compact and imported runs are to be used, and cannot go on")
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
