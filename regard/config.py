@@ -79,18 +79,12 @@ class StackOptions:
     """of each attention"""
     kv_heads: int | None = None
     """key and value heads, fewer than heads to share them"""
-    head_width: int | None = None
-    """of each head (default: width / heads)"""
     inner: int | None = None
     """width inside the feed-forward layers"""
     layers: int | None = None
     """how many"""
     norm: Literal["post", "pre"] | None = None
     """where the norm stands: after the residual as in the paper, or before the sublayer"""
-    norm_kind: Literal["layer", "rms"] | None = None
-    """layer norm, or the root mean square alone (RMSNorm)"""
-    norm_epsilon: float | None = None
-    """added to the variance in each norm"""
     final_norm: bool | None = None
     """one more norm after the last layer (default: where norm is pre)"""
     feedforward: str | list[str] | None = None
@@ -101,16 +95,8 @@ class StackOptions:
     """of the projections of attention; inputs: of queries, keys and values only"""
     scaled_embedding: bool | None = None
     """token vectors times the root of their width, as in the paper"""
-    normed_embedding: bool | None = None
-    """a norm over the sum of token vectors and positions, as in BERT"""
     dropout: float | None = None
     """of the embeddings and of what each sublayer adds"""
-    tied: bool | None = None
-    """the output layer is the embedding of the tokens"""
-    head: Literal["linear", "transform"] | None = None
-    """transform: a dense layer, GELU and a norm before the output layer, as in BERT"""
-    head_bias: bool | None = None
-    """a number for each token, added to its logit"""
 
     def changes(self) -> dict[str, Any]:
         """What is given beside the preset."""
@@ -140,7 +126,28 @@ class StackOptions:
 
 
 @dataclass(frozen=True)
-class ModelOptions(StackOptions):
+class TokenOptions(StackOptions):
+    """A preset, and what to change in it: whatever is left out is as the preset says. For models that answer with
+    tokens."""
+
+    head_width: int | None = None
+    """of each head (default: width / heads)"""
+    norm_kind: Literal["layer", "rms"] | None = None
+    """layer norm, or the root mean square alone (RMSNorm)"""
+    norm_epsilon: float | None = None
+    """added to the variance in each norm"""
+    normed_embedding: bool | None = None
+    """a norm over the sum of token vectors and positions, as in BERT"""
+    tied: bool | None = None
+    """the output layer is the embedding of the tokens"""
+    head: Literal["linear", "transform"] | None = None
+    """transform: a dense layer, GELU and a norm before the output layer, as in BERT"""
+    head_bias: bool | None = None
+    """a number for each token, added to its logit"""
+
+
+@dataclass(frozen=True)
+class ModelOptions(TokenOptions):
     """A preset, and what to change in it: whatever is left out is as the preset says."""
 
     preset: str = "tiny"
@@ -320,7 +327,7 @@ class LanguageData:
 
 
 @dataclass(frozen=True)
-class LanguageOptions(StackOptions):
+class LanguageOptions(TokenOptions):
     """A preset, and what to change in it: whatever is left out is as the preset says."""
 
     preset: str = "gpt-nano"
@@ -370,7 +377,7 @@ class MaskedData(LanguageData):
 
 
 @dataclass(frozen=True)
-class MaskedOptions(StackOptions):
+class MaskedOptions(TokenOptions):
     """A preset, and what to change in it: whatever is left out is as the preset says."""
 
     preset: str = "bert-tiny"
