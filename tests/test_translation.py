@@ -7,6 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
@@ -280,7 +281,7 @@ def test_links_of_both_directions_come_from_the_aligners(run, tmp_path, capsys):
     assert capsys.readouterr().out.split("\n")[:-1] == agreed != lines
 
 
-def test_links_of_both_directions_where_only_one_has_an_aligner(run, tmp_path, capsys):
+def test_links_of_both_directions_where_only_one_has_an_aligner(run, tmp_path, capsys, monkeypatch):
     """They come from the layers that translate, in both."""
     other = tmp_path / "other"
     shutil.copytree(run, other)
@@ -294,6 +295,14 @@ def test_links_of_both_directions_where_only_one_has_an_aligner(run, tmp_path, c
         found[pair] = capsys.readouterr()
         assert "the layers that agree best" in found[pair].err
     assert len(set(found.values())) == 1
+    # and of those layers that are chosen
+    asked = set()
+    for chosen in ((0, 0), (1, 0)):
+        monkeypatch.setattr(alignment, "align_both", lambda *maps, layers, method: asked.add(layers) or [])
+        agreement = alignment.Agreement(*chosen, np.zeros((2, 2)))
+        monkeypatch.setattr(alignment, "choose_layers", lambda *maps, agreement=agreement: agreement)
+        assert cli.main(["align", run, "--reverse", str(other), "--source", str(tmp_path / "a.tsv")]) == 0
+    assert asked == {(0, 0), (1, 0)}
 
 
 def test_text_in_units(tmp_path, capsys, monkeypatch):
