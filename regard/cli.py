@@ -158,6 +158,11 @@ def demo(arguments: argparse.Namespace) -> None:
         _demo_mechanisms(console, words, folder)
     if arguments.part != "mechanisms":
         runs.demo(console, folder)
+    # as it is called from here: an environment in this folder need not be active
+    program = Path(sys.executable).with_name("regard")
+    called = program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else "regard"
+    run = "" if arguments.part == "mechanisms" else f" {folder / 'translator'}"
+    console.print(f"\nSee what attends to what, on a page: {called} show{run}", soft_wrap=True)
 
 
 def _demo_mechanisms(console: Console, words: list[str], folder: Path) -> None:

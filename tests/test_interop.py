@@ -65,6 +65,21 @@ PUBLISHED = {
         | {"head_dim": 6, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
         | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, "rms_norm_eps": 1e-3},
     ),
+    "llama, stretched": (
+        "LlamaForCausalLM",
+        LLAMA
+        | {"head_dim": 16}
+        | {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 100.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            }
+        },
+    ),
     "mistral": ("MistralForCausalLM", LLAMA | {"sliding_window": 5, "head_dim": 4}),
     "qwen2": (
         "Qwen2ForCausalLM",

@@ -323,7 +323,7 @@ def test_bad_folders(tmp_path, capsys):
     with pytest.raises(ValueError, match=r"such as 'classifier\.bias': BertForSequenceClassification cannot"):
         huggingface.read(tmp_path / "classes")
     for name, changes in (
-        ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}}),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0}}),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
         ("marian", {"decoder_attention_heads": 2}),
     ):
@@ -476,7 +476,7 @@ def test_ctranslate2_of_other_settings(tmp_path):
     from regard.decoding import decode
     from regard.interop import ctranslate2 as ours
 
-    options = {"norm": "post", "bias": True, "position": "learned(longest=64)", "head_bias": True, "norm_epsilon": 0.01}
+    options = {"norm": "post", "bias": True, "position": "learned(longest=64)", "head_bias": True, "norm_epsilon": 2.0}
     for number, changes in enumerate(
         ({}, {"norm": "pre", "target_vocabulary": 70, "tied": False}, {"scaled_embedding": False, "position": "none"})
     ):
@@ -736,6 +736,11 @@ def test_marian_with_its_own_tokenizers(tmp_path, capsys, monkeypatch):
         (best,) = next(iter(translator.translate([line], decoding)))
         wanted = [id for id in found[0].tolist()[1:] if id != 0]
         assert best.hypothesis.ids == wanted
+        # how probable it is tells with which token it began
+        ends = [*wanted, *([0] if best.hypothesis.finished else [])]
+        begun = torch.tensor([[pad, *ends[:-1]]])
+        chances = model(input_ids=torch.tensor([ids]), decoder_input_ids=begun).logits[0].log_softmax(1)
+        assert_close(best.hypothesis.logprob, float(chances.gather(1, torch.tensor(ends)[:, None]).sum()), **CLOSE)
         assert best.text == tokenizer.decode(wanted, skip_special_tokens=True)
     export_run(tmp_path / "run", tmp_path / "back", "huggingface")
     assert (tmp_path / "back" / "source.spm").read_bytes() == (folder / "source.spm").read_bytes()

@@ -247,6 +247,7 @@ def test_learned_ends_in_words():
         ("music(longest=0)", "'longest' of 'music' must be at least 1, got 0"),
         ("xl(clamp=0)", "'clamp' of 'xl' must be at least 1 or None, got 0"),
         ("rotary(base=0.5)", "'base' of 'rotary' must be more than 1, got 0.5"),
+        ("rotary(stretch=(8.0, 4.0, 1.0, 9.0))", "'stretch' of 'rotary' must be four numbers"),
         ("rotary(fraction=0.2)", "'fraction' of 'rotary' .*at least 2 of the 4 channels.*got 0.2"),
         ("rotary(fraction=1.5)", "'fraction' of 'rotary' must be at most 1.*got 1.5"),
         ("buckets(buckets=3)", "'buckets' of 'buckets' must be an even number of at least 4 for role 'self', got 3"),

@@ -67,11 +67,11 @@ def test_rows_hold_with_positions(position, role):
 
 @pytest.mark.parametrize("spec", ["softmax", "local(window=40)", "linformer(rank=4, longest=2048)"])
 def test_tiles_put_together_are_the_map(spec):
-    one = given(spec, "self", T=700, heads=2)
+    one = given(spec, "self", T=701, heads=2)
     whole = maps.whole(one)
     for level in (0, 1):
         span = 1 << level
-        down, across = -(-700 // (maps.TILE_ROWS * span)), -(-700 // (maps.TILE_COLUMNS * span))
+        down, across = -(-701 // (maps.TILE_ROWS * span)), -(-701 // (maps.TILE_COLUMNS * span))
         grid = [[maps.tile(one, level, row, column) for column in range(across)] for row in range(down)]
         top = float(whole.abs().max())
         for kind, pool in (("largest", torch.nn.functional.max_pool2d), ("mean", torch.nn.functional.avg_pool2d)):
@@ -173,10 +173,14 @@ def test_the_tree_of_the_search_is_the_search(translator, beam):
             assert one.path[:-1] == (() if before is None else before[one.parent].path)
             assert one.path[-1] == one.token
             paths[one.path] = one.logprob
-    for part in found:
-        if part.finished:
-            # what is left is the probability of the end
-            assert part.logprob <= paths[tuple(part.ids)] + 1e-4
+    best = found[0].ids
+    source = torch.tensor([[*translator.source.encode(SENTENCE), translator.source.eos]])
+    with torch.no_grad():
+        logits = translator.model(source, torch.tensor([[translator.target.bos, *best]])).logits[0]
+    steps = logits.log_softmax(-1)[range(len(best) + 1), [*best, translator.target.eos]].cumsum(0)
+    for length in range(1, len(best) + 1):
+        assert paths[tuple(best[:length])] == pytest.approx(float(steps[length - 1]), abs=1e-4)
+    assert found[0].logprob == pytest.approx(float(steps[-1]), abs=1e-4)
 
 
 def test_the_six_steps_are_the_layer(engine, translator):

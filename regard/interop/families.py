@@ -291,6 +291,9 @@ class Marian(Family):
         yield from output("lm_head", config)
 
 
+STRETCH = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Llama(Family):
     """Llama and those after it, which differ in biases and windows."""
@@ -301,13 +304,16 @@ class Llama(Family):
     def derive(self, values, names):
         rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
         kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind != "default" or rope.get("partial_rotary_factor", 1) != 1:
-            raise ValueError(f"{self.name} with rotary positions of type {kind!r} is not known here, only 'default'")
-        base = rope.get("rope_theta", values.get("rope_theta", 10000.0))
+        if kind not in ("default", "llama3") or rope.get("partial_rotary_factor", 1) != 1:
+            raise ValueError(
+                f"{self.name} with rotary positions of type {kind!r} is not known here, only 'default' and 'llama3'"
+            )
+        base = float(rope.get("rope_theta", values.get("rope_theta", 10000.0)))
+        stretch = tuple(float(rope[name]) for name in STRETCH) if kind == "llama3" else None
         bias = bool(values.get("attention_bias")) if self.bias is None else self.bias
         specs = [f"local(window={window - 1})" if window else "softmax" for window in self._windows(values)]
         return {
-            "position": f"rotary(base={float(base)})",
+            "position": f"rotary(base={base})" if stretch is None else f"rotary(base={base}, stretch={stretch})",
             "bias": bias,
             "feedforward": dense(values.get("hidden_act", "silu"), gated=True, bias=bool(values.get("mlp_bias"))),
             "attention": specs[0] if len(set(specs)) == 1 else specs,
@@ -328,13 +334,14 @@ class Llama(Family):
         windows = [option(ATTENTION, spec, "window") for spec in over_layers(config.attention, config.layers)]
         window = next((window + 1 for window in windows if window), None)
         biases = option(FEEDFORWARD, over_layers(config.feedforward, config.layers)[0], "bias")
+        rope = {"rope_type": "default", "rope_theta": option(POSITIONS, config.position, "base") or 1e4}
+        stretch = option(POSITIONS, config.position, "stretch")
+        if stretch is not None:
+            rope |= {"rope_type": "llama3"} | dict(zip(STRETCH, stretch, strict=True))
         found = {
             "num_key_value_heads": config.kv_heads or config.heads,
             "head_dim": config.head_width or config.width // config.heads,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": option(POSITIONS, config.position, "base") or 1e4,
-            },
+            "rope_parameters": rope,
             "hidden_act": activation(config),
             "tie_word_embeddings": config.tied,
             "max_position_embeddings": values.get("max_position_embeddings", 2048),

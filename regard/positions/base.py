@@ -129,11 +129,14 @@ def lookup(table: Tensor, index: Tensor) -> Tensor:
 
 
 def rates(width: int, base: float) -> Tensor:
-    """How far each of the ceil(width / 2) sinusoids of a width turns in a step, base^(-2i / width) radians, as whole
-    numbers of 2^-48 turns. Angles counted so are exact at any position (float32 is off by 0.05 at position 1,000,000),
-    and a module that is moved to half precision keeps them."""
-    turns = (base ** (-2 * i / width) / math.tau for i in range((width + 1) // 2))
-    return torch.tensor([round(turn * 2**48) for turn in turns])
+    """How far each of the ceil(width / 2) sinusoids of a width turns in a step, base^(-2i / width) radians, `exact`."""
+    return exact([base ** (-2 * i / width) for i in range((width + 1) // 2)])
+
+
+def exact(radians: list[float]) -> Tensor:
+    """What turns in a step, as whole numbers of 2^-48 turns. Angles counted so are exact at any position (float32 is
+    off by 0.05 at position 1,000,000), and a module that is moved to half precision keeps them."""
+    return torch.tensor([round(rate / math.tau * 2**48) for rate in radians])
 
 
 def angles(positions: Tensor, rates: Tensor, dtype: torch.dtype) -> Tensor:

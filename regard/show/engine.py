@@ -23,7 +23,8 @@ from regard.show.wire import Reply
 from regard.spec import ATTENTION, POSITIONS, describe, parse
 
 SMALL = 1_000_000  # weights of all layers and heads together that are sent at once
-MOST = 512  # of an option of a mechanism, unless its default is larger
+LINKED = 48  # target tokens whose source is told while they come
+MOST = 512  # of an option of a mechanism, unless its default or an example is larger
 STEP_TOKENS = 256  # of a text in the view of the six steps
 REPLIES, TEXTS = 64 << 20, 256 << 20  # bytes kept of replies, and of what layers were given
 
@@ -173,7 +174,9 @@ class Engine:
                 nonlocal steps
                 names = translator.target.tokens([beam.token for beam in beams])
                 best = max(range(len(beams)), key=lambda i: beams[i].logprob)
-                link, weight = self._link(subject, source, beams[best].path)
+                # each link reads the whole path again: only while that is quick
+                near = len(beams[best].path) <= LINKED
+                link, weight = self._link(subject, source, beams[best].path) if near else (None, None)
                 listed = [
                     {"parent": beam.parent, "token": name, "logprob": beam.logprob}
                     for beam, name in zip(beams, names, strict=True)
@@ -367,9 +370,10 @@ def _bounded(spec: str, kind: str = "attention") -> str:
     def check(part: Any, depth: int) -> None:
         if depth > 3 or len(part.parts) > 8:
             raise ValueError("the spec is nested too deeply or too widely to be shown")
-        usual = {option.name: option.default for option in registry.options(part.name)}
+        usual = [(option.name, option.default) for option in registry.options(part.name)]
+        usual += [option for example in registry.find(part.name).examples for option in parse(example).options]
         for name, value in part.options:
-            most = max([MOST] + [default for default in [usual.get(name)] if isinstance(default, int)])
+            most = max([MOST, *(number for key, number in usual if key == name and isinstance(number, int))])
             for number in value if isinstance(value, tuple | list) else [value]:
                 if isinstance(number, int | float) and not abs(number) <= most:
                     raise ValueError(f"option {name!r} of {part.name!r} is shown up to {most}, got {number}")

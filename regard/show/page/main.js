@@ -109,8 +109,8 @@ function keys(event) {
   if (/^[1-9]$/.test(event.key) && list[event.key - 1]) set({ view: list[event.key - 1], pin: null }, true);
   else if (event.key === "j") step("layer", current.layers(), 1, 0);
   else if (event.key === "k") step("layer", current.layers(), -1, 0);
-  else if (event.key === "l") step("head", current.heads(), 1, "");
-  else if (event.key === "h") step("head", current.heads(), -1, "");
+  else if (event.key === "l") step("head", current.heads(), 1, NaN);
+  else if (event.key === "h") step("head", current.heads(), -1, NaN);
   else if (event.key === "ArrowDown" && !event.defaultPrevented && event.target === document.body) { event.preventDefault(); current.move(1); }
   else if (event.key === "ArrowUp" && !event.defaultPrevented && event.target === document.body) { event.preventDefault(); current.move(-1); }
   else if (event.key === "/") { event.preventDefault(); const box = document.querySelector("textarea"); if (box) box.select(); }

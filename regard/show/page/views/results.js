@@ -62,11 +62,12 @@ export function mount(host, app) {
       el("p", { className: "quiet accuracy" }, "Without a threshold: accuracy ", number(data.accuracy, 4), "."));
     const slide = el("input", { type: "range", min: 0, max: 1, step: 0.01, "aria-label": "threshold" });
     slide.value = threshold;
-    slide.addEventListener("input", () => app.set({ threshold: slide.value }));
+    const shown = el("output", {}, threshold.toFixed(2));
+    slide.addEventListener("input", () => { shown.textContent = Number(slide.value).toFixed(2); app.set({ threshold: slide.value }); });
     if (!parts.controls.contains(document.activeElement)) {
       parts.controls.replaceChildren(
         control("class", select(data.labels.map((one) => [one, one]), label, (value) => app.set({ label: value }, true), "class")),
-        control("threshold", el("span", { className: "slider" }, slide)));
+        control("threshold", el("span", { className: "slider" }, slide, shown)));
     }
     app.done(`${data.truth.length} texts · ${run.title} · threshold ${threshold.toFixed(2)}`);
   }

@@ -27,8 +27,8 @@ export function mount(host, app) {
     return { run, place, preset: state.preset || "text", text: state.text || RIVER, layer: Number(state.layer || 0), head: Number(state.head) || 0, query: Number(state.pin || 0) };
   };
 
-  function controls(layers, heads) {
-    const { run, place, preset, layer, head } = options();
+  function controls(layers, heads, layer = options().layer) {
+    const { run, place, preset, head } = options();
     const list = [control("example", chips(PRESETS, preset, (value) => app.set({ preset: value === "text" ? null : value, pin: null }, true), "example"))];
     if (preset !== "worked") {
       if (preset === "text") list.push(control("attention of", select(run.places.map((one) => [one, one]), place, (value) => app.set({ place: value, layer: null, pin: null }, true), "place")));
@@ -57,10 +57,11 @@ export function mount(host, app) {
     try {
       if (preset === "bank") {
         const about = await ask("read", { run: run.name, place: "encoder", text: RIVER, target: "" });
-        const at = Math.min(layer, about.meta.layers.length - 1);
+        const last = about.meta.layers.length - 1;
+        const at = app.state().layer === undefined ? last : Math.min(layer, last);
         const reply = await ask("moves", { run: run.name, text: RIVER, other: CASHIER, word: "bank", layer: at });
         if (asked !== id) return;
-        controls(about.meta.layers.length, 1);
+        controls(about.meta.layers.length, 1, at);
         bank(reply);
         app.done(`${run.title} · encoder layer ${at + 1}`);
         return;
@@ -145,7 +146,7 @@ export function mount(host, app) {
         bar.style.inlineSize = `${100 * Math.abs(shares[at]) / top}%`;
         body.append(el("div", { className: `step-row${at === side.at ? " self" : ""}`, "data-at": at }, tokenNode(token), el("span", { className: "track" }, bar), number(shares[at], 2)));
       });
-      return el("article", {}, el("h3", {}, side.tokens.slice(0, -1).map(plainToken).join(" ")),
+      return el("article", {}, el("h3", {}, side.tokens.slice(0, -1).join("").replaceAll("▁", " ").trim()),
         el("p", {}, "Attention moves ", el("b", {}, meta.word), " by a step of length ", number(side.moved, 2), "; these words make it:"), body);
     });
     parts.picture.replaceChildren(el("div", { className: "beside" }, ...boxes));

@@ -95,10 +95,10 @@ export function mount(host, app) {
         const last = path.length - 1;
         made.words.replaceChildren(...path.map((token, i) => {
           const node = tokenNode(token, { className: i === last ? "new" : "" });
-          if (i === last) node.title = `${plainToken(source[record.link] || "")} ${record.weight.toFixed(2)}`;
+          if (i === last && record.link !== null) node.title = `${plainToken(source[record.link])} ${record.weight.toFixed(2)}`;
           return node;
         }));
-        app.busy(`${path.length} tokens: ${plainToken(path[last])} from ${plainToken(source[record.link] || "?")}`, work);
+        app.busy(`${path.length} tokens: ${plainToken(path[last])}${record.link === null ? "" : ` from ${plainToken(source[record.link])}`}`, work);
       }
       if (record.found) made.found = record.found;
     }, signal);

@@ -1,0 +1,78 @@
+"""How fast the page answers at 4,096 tokens, and what its server holds: one line of JSON.
+
+    python bench/page.py
+
+Starts `regard show`, asks it as the page does, and reads the peak memory of the server. It needs no browser; the frames
+a second that a browser draws while panning are measured by
+`pytest -n 0 -s tests/test_show_browser.py -k 4096`.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+TEXT = " ".join(f"the animal {i} did not cross the street because it was too tired" for i in range(320))
+ROWS = 64  # of a tile
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="texts, each a new one (default: 3)")
+    arguments = parser.parse_args()
+    command = [sys.executable, "-m", "regard", "show", "--port", "0", "--no-browser"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        address = re.search(r"http://\S+/", server.stdout.readline())[0]
+        ask(address, "about", {})
+        idle = peak(server.pid)
+        rounds = [measure(address, f"{number} {TEXT}") for number in range(arguments.rounds)]
+        best = {name: min(one[name] for one in rounds) for name in rounds[0]}
+        print(json.dumps(best | {"server_mib": peak(server.pid), "server_idle_mib": idle}))
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def measure(address: str, text: str) -> dict[str, float]:
+    """Seconds to the first band of the picture, to all of it, to a tile up close, to an exact row."""
+    reading = {"run": "shipped", "place": "encoder", "text": text, "target": ""}
+    began = time.perf_counter()
+    ask(address, "read", reading)
+    first = None
+    for row in range(8):
+        ask(address, "tile", reading | {"layer": 0, "level": 3, "row": row, "column": 0})
+        first = first or time.perf_counter() - began
+    whole = time.perf_counter() - began
+    near = timed(address, "tile", reading | {"layer": 0, "level": 0, "row": 17, "column": 3, "head": 1})
+    exact = timed(address, "rows", reading | {"layer": 0, "first": 2000})
+    deep = timed(address, "tile", reading | {"layer": 2, "level": 3, "row": 0, "column": 0})
+    seconds = {"first_picture": first, "whole": whole, "tile": near, "row": exact, "last_layer": deep}
+    return {name: round(value, 3) for name, value in seconds.items()}
+
+
+def timed(address: str, name: str, values: dict) -> float:
+    began = time.perf_counter()
+    ask(address, name, values)
+    return time.perf_counter() - began
+
+
+def ask(address: str, name: str, values: dict) -> bytes:
+    body, headers = json.dumps(values).encode(), {"Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(f"{address}api/{name}", body, headers)) as response:
+        return response.read()
+
+
+def peak(pid: int) -> int:
+    """MiB, where the system tells."""
+    status = Path(f"/proc/{pid}/status")
+    found = re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
+    return int(found[1]) // 1024 if found else 0
+
+
+if __name__ == "__main__":
+    main()
