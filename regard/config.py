@@ -95,6 +95,8 @@ class StackOptions:
     """one more norm after the last layer (default: where norm is pre)"""
     feedforward: str | list[str] | None = None
     """spec of the feed-forward layers, or a list repeated over them, such as "dense(activation='gelu')" """
+    reversible: bool | None = None
+    """layers that are undone in the backward pass, so that their number costs no memory; with norm pre"""
     bias: bool | Literal["inputs"] | None = None
     """of the projections of attention; inputs: of queries, keys and values only"""
     scaled_embedding: bool | None = None
@@ -114,6 +116,16 @@ class StackOptions:
         """What is given beside the preset."""
         given = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
         return {name: value for name, value in given.items() if value is not None and name != "preset"}
+
+    def changes_of_trained(self, *free: str) -> dict[str, Any]:
+        """What is changed in a model that is trained already: nothing but what is free."""
+        changes = self.changes()
+        fixed = [name for name in changes if name not in free]
+        fixed += ["preset"] if self.preset != type(self).preset else []
+        if fixed:
+            given = ", ".join(f"model.{name}" for name in fixed)
+            raise ValueError(f"{given}: with --init only {', '.join(free)} can change, the rest is as it was trained")
+        return changes
 
     def resized(self, presets: dict[str, dict[str, Any]], cls: type, **sizes: Any) -> Any:
         """The config of a model: the preset, what is changed in it, and sizes that come from elsewhere."""
@@ -151,8 +163,6 @@ class ModelOptions(StackOptions):
     """of the decoder"""
     decoder_feedforward: str | list[str] | None = None
     """spec of the decoder's feed-forward layers (default: as feedforward)"""
-    reversible: bool | None = None
-    """layers that are undone in the backward pass, so that their number costs no memory; with norm pre"""
     aligner: bool | None = None
     """one more layer, which learns word alignments beside the translation"""
     input_feeding: bool | None = None
@@ -465,13 +475,7 @@ class ClassifierOptions(StackOptions):
         """The config of the model; a `body` is that of a trained model, whose layers it takes."""
         sizes: dict[str, Any] = {"vocabulary": vocabulary, "classes": classes}
         if body is not None:
-            taken = ("dropout", "pooling", "seeds", "seed_layers")
-            foreign = [name for name in self.changes() if name not in taken]
-            if foreign or self.preset != "tiny":
-                given = ", ".join(f"model.{name}" for name in foreign or ["preset"])
-                raise ValueError(
-                    f"{given}: with --init only {', '.join(taken)} are free, the rest is as it was trained"
-                )
+            self.changes_of_trained("dropout", "pooling", "seeds", "seed_layers")
             body = dataclasses.replace(body, dropout=body.dropout if self.dropout is None else self.dropout)
             shared = ("width", "heads", "kv_heads", "inner", "layers", "attention", "feedforward", "position", "norm")
             sizes |= {name: getattr(body, name) for name in shared}

@@ -183,18 +183,14 @@ def evaluate_classifier(arguments: argparse.Namespace) -> None:
 
 def evaluate_masked(arguments: argparse.Namespace) -> None:
     """Loss, perplexity and accuracy of hidden tokens"""
-    from regard.data.documents import read_documents
     from regard.data.masking import Masking
-    from regard.masked import MaskedModel, read_valid
+    from regard.masked import MaskedModel
     from regard.task import read_parts
     from regard.training.run import Run
 
     masked = MaskedModel.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    what, documents = _documents(arguments)
     facts = read_parts(Run.open(arguments.run)).facts
-    if arguments.text is None:
-        what, documents = "the run's validation", read_valid(arguments.run)
-    else:
-        what, documents = ", ".join(arguments.text), read_documents(arguments.text, facts.get("documents", "file"))[0]
     masking = Masking(masked.tokenizer, facts.get("masked", 0.15), whole_words=bool(facts.get("whole_words")))
     found = masked.measure(documents, masking)
     if arguments.json:
@@ -296,17 +292,10 @@ def classify(arguments: argparse.Namespace) -> None:
 
 def evaluate_language(arguments: argparse.Namespace) -> None:
     """Loss, perplexity, bits"""
-    from regard.data.documents import read_documents
-    from regard.language import LanguageModel, read_valid
-    from regard.task import read_parts
-    from regard.training.run import Run
+    from regard.language import LanguageModel
 
     language = LanguageModel.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
-    if arguments.text is None:
-        what, documents = "the run's validation", read_valid(arguments.run)
-    else:
-        unit = read_parts(Run.open(arguments.run)).facts.get("documents", "file")
-        what, documents = ", ".join(arguments.text), read_documents(arguments.text, unit)[0]
+    what, documents = _documents(arguments)
     found = language.measure(documents, stride=arguments.stride)
     if arguments.json:
         print(json.dumps({"documents": len(documents), **found._asdict()}))
@@ -317,6 +306,18 @@ def evaluate_language(arguments: argparse.Namespace) -> None:
     print(f"word perplexity = {found.word_perplexity:.2f} over {found.words:,} words and line ends")
     if found.unknown:
         _warn(f"{found.unknown:,} tokens are unknown to the model, and counted as one kind of token")
+
+
+def _documents(arguments: argparse.Namespace) -> tuple[str, list[str]]:
+    """Those of --text, cut as the run was trained on, or what the run validates on; and their name."""
+    from regard.data.documents import read_documents
+    from regard.text_task import read_valid
+    from regard.training.run import Run
+
+    if arguments.text is None:
+        return "the run's validation", read_valid(arguments.run)
+    unit = Run.open(arguments.run).read_json("run.json").get("documents", "file")
+    return ", ".join(arguments.text), read_documents(arguments.text, unit)[0]
 
 
 EVALUATIONS = {
@@ -424,15 +425,13 @@ def align_pairs(arguments: argparse.Namespace) -> None:
     pairs = _pairs(arguments)
     _refuse_long(forward, pairs)
     options = {"read": arguments.read, "head": _whole(arguments.head)}
+    layer = _whole(arguments.layer)
     if arguments.reverse is None:
-        tokenizers = forward.source, forward.target
-        layer = _whole(arguments.layer)
-        found = alignment.align(forward.model, *tokenizers, pairs, layer=layer, **options)
+        found = alignment.align(forward.model, forward.source, forward.target, pairs, layer=layer, **options)
     else:
         backward = Translator.load(arguments.reverse, which=arguments.checkpoint, device=arguments.device)
         flipped = [(target, source) for source, target in pairs]
         learnt = alignment.has_aligner(forward.model) and alignment.has_aligner(backward.model)
-        layer = _whole(arguments.layer)
         options["layer"] = layer if layer is not None else ("aligner" if learnt else "all")
         there = alignment.read_maps(forward.model, forward.source, forward.target, pairs, **options)
         back = alignment.read_maps(backward.model, backward.source, backward.target, flipped, **options)
@@ -449,7 +448,7 @@ def align_pairs(arguments: argparse.Namespace) -> None:
         if not 1 <= arguments.sentence <= len(found):
             raise ValueError(f"--sentence must be from 1 to {len(found)}, got {arguments.sentence}")
         chosen = found[arguments.sentence - 1]
-        title, note = "What each target word attends to", "Ringed: the word links, the strongest of each target word."
+        title, note = "Where each target word comes from", "Ringed: the word links."
         picture = pictures.alignment_picture(chosen.matrix, chosen.source, chosen.target, chosen.links, title, note)
         _warn(f"picture of sentence {arguments.sentence}: {pictures.save(picture, arguments.picture)}")
     if arguments.gold is not None:

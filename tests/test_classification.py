@@ -1,8 +1,6 @@
 """Classifiers of texts from the outside: data, training, exact resuming, trained layers, answers, thresholds, verbs."""
 
-import io
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +10,9 @@ import torch.nn.functional as F
 from matplotlib.image import imread
 from test_training import assert_same, dying, in_child
 from torch.testing import assert_close
+from verbs import refused, told
 
-from regard import cli, language, masked, models, task
+from regard import language, masked, models, task
 from regard.classification import Classifier, Task, Threshold, read_corpus, read_valid
 from regard.config import (
     ClassifierOptions,
@@ -339,22 +338,6 @@ def test_threshold_moves_the_answer(classifier):
 
 
 # verbs
-
-
-def told(monkeypatch, capsys, *words: str, stdin: bytes | None = None) -> tuple[str, str]:
-    if stdin is not None:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-    assert cli.main(list(words)) == 0
-    said = capsys.readouterr()
-    return said.out, said.err
-
-
-def refused(capsys, *words: str) -> str:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(list(words))
-    said = capsys.readouterr()
-    assert (ended.value.code, said.out, said.err.count("\n")) == (2, "", 1)
-    return said.err
 
 
 def test_classify_gives_as_many_lines_as_come(run, monkeypatch, capsys):

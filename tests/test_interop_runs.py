@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from test_interop import PUBLISHED, compare, ids, ours, published
 from tokenizers import decoders, pre_tokenizers, trainers
 from torch.testing import assert_close
+from verbs import refused
 
 from regard import cli, models, task
 from regard.data.tokenizer import Tokenizer
@@ -45,16 +46,6 @@ LINES = [
     "Don't forget to write to me!",
     "We could have waited a little longer.",
 ]
-
-
-def refused(capsys, *argv: str) -> str:
-    """What the command line says of bad input: one line, exit code 2."""
-    with pytest.raises(SystemExit) as ended:
-        cli.main(list(argv))
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1, said
-    return said
 
 
 # llama2.c

@@ -182,6 +182,7 @@ class ClassifierConfig(EncoderConfig):
     causal: bool = False  # a token sees those before it only
     scaled_embedding: bool = True  # token vectors times sqrt(width)
     final_norm: bool | None = None  # one more norm after the last layer; None: where norm is "pre"
+    reversible: bool = False  # layers that are undone in the backward pass, with norm="pre"
     body: ModelConfig | None = None  # the layers of a model that is trained already; None: as the other fields say
 
     def __post_init__(self) -> None:
