@@ -12,7 +12,7 @@ import uvicorn
 from regard.cli import main
 from regard.show import wire
 from regard.show.engine import Engine
-from regard.show.server import application
+from regard.show.server import application, configured
 from regard.show.subjects import open_run
 
 WORDS = ("good fine great lovely", "bad poor awful dull")
@@ -92,15 +92,15 @@ class Page:
 
 
 @contextmanager
-def serving(runs):
+def serving(runs, subjects=None):
+    """The page of run folders, and of subjects that are there already, beside the shipped run."""
     opened = {name: (lambda path=path, name=name: open_run(path, name)) for name, path in runs.items()}
+    opened |= {name: (lambda subject=subject: subject) for name, subject in (subjects or {}).items()}
     engine = Engine(opened | {"shipped": lambda: open_run(None, "shipped")})
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     app = application(engine, {f"127.0.0.1:{port}", f"localhost:{port}"})
-    config = uvicorn.Config(app, log_level="error", access_log=False, server_header=False, lifespan="off", ws="none",
-                            http="h11", timeout_graceful_shutdown=1)  # fmt: skip
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(configured(app))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     while not server.started:

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import time
+from itertools import cycle
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from shown import serving, small_runs
 import regard
 from regard.cli import main
 from regard.show.notebook import Shown
+from regard.show.subjects import of_translator
 from regard.translation import Translator
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the browser tests need Playwright")
@@ -31,8 +33,8 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(runs):
-    with serving(runs) as server:
+def server(runs, hostile):
+    with serving(runs, {"hostile": hostile}) as server:
         yield server
 
 
@@ -148,6 +150,99 @@ def test_keys_move_through_heads_layers_and_views(page):
     page.wait_for_function("() => document.getElementById('view').dataset.view === 'positions'")
     page.keyboard.press("?")
     assert page.is_visible("#keys")
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_link_that_is_wrong_shows_the_view(page, view):
+    """Whatever a link says, the view comes, with the nearest that there is."""
+    wrong = {"layer": "9", "head": "-3", "pin": "x", "beam": "many", "length": "0", "width": "-", "mode": "?"}
+    other = {"layer": "x", "head": "x", "pin": "-1", "beam": "99", "length": "1e9", "width": "7.4", "role": "?"}
+    for state in (wrong, other, wrong | {"layer": "-1", "pin": "1e9"}, other | {"layer": "1.4", "head": "1.6"}):
+        visit(page, view=view, run="films" if view == "results" else "shipped", threshold="x", preset="?", **state)
+        assert page.get_attribute("#status", "class") == ""
+        assert page.locator(".problem").count() == 0
+        assert page.locator("canvas:visible").count() > 0
+
+
+def test_the_keyboard_keeps_its_place(page):
+    def focused():
+        return page.evaluate("() => [document.activeElement.tagName, document.activeElement.ariaLabel]")
+
+    visit(page, view="heads", text=SENTENCE)
+    page.focus('input[aria-label="layer"]')
+    for layer in (1, 2):
+        page.keyboard.press("ArrowRight")
+        page.wait_for_function("layer => location.hash.includes(`layer=${layer}`)", arg=layer)
+        assert focused() == ["INPUT", "layer"]
+    page.focus('.chips[aria-label="head"] button >> nth=2')
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => location.hash.includes('head=0')")
+    assert page.evaluate("document.activeElement.textContent") == "1"
+    visit(page, view="steps", text=SENTENCE)
+    page.focus(".who .token >> nth=2")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.querySelector('.who [data-at=\"2\"]').ariaSelected === 'true'")
+    assert page.evaluate("document.activeElement.dataset.at") == "2"
+    # layers and heads end where the model's end
+    for _ in range(9):
+        page.keyboard.press("j")
+        page.keyboard.press("l")
+    page.wait_for_function(READY)
+    assert "layer=2" in page.url
+    assert "head=3" in page.url
+    page.wait_for_function("() => document.getElementById('status').textContent.includes('head 4 of 4 · layer 3 of 3')")
+    # nothing runs: there is nothing to cancel
+    page.keyboard.press("Escape")
+    assert "Cancelled" not in page.inner_text("#status")
+    # the pin moves in the matrix too
+    for view in ("heads", "translate"):
+        visit(page, view=view, text=SENTENCE, mode="matrix")
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("ArrowDown")
+        page.wait_for_function("() => location.hash.includes('pin=1')")
+
+
+def test_a_token_looks_at_itself_only_in_its_own_text(page):
+    visit(page, view="heads", text="brother", pin="0", head="0", layer="0")
+    page.wait_for_selector(".best li")
+    own = page.eval_on_selector_all(".best li", "nodes => nodes.map(node => node.dataset.key)")[0] == "0"
+    assert ("itself" in page.inner_text(".numbers")) == own
+    for view in ("heads", "steps"):
+        for pin in range(4):
+            visit(page, view=view, text=SENTENCE, place="cross", pin=str(pin), head="0")
+            page.wait_for_function("() => document.querySelector('.numbers').textContent.includes('attention goes to')")
+            assert "itself" not in page.inner_text(".numbers")
+
+
+def test_a_text_that_was_cancelled_can_be_read_again(page, server):
+    visit(page, view="heads", text="one two three")
+    with server.engine.lock:  # the server is busy
+        page.fill("textarea", "four five six seven")
+        page.press("textarea", "Enter")
+        page.wait_for_selector("#cancel:visible")
+        page.keyboard.press("Escape")
+        page.wait_for_function("() => document.getElementById('status').textContent === 'Cancelled.'")
+    page.press("textarea", "Enter")
+    page.wait_for_function("() => document.querySelector('.lane.left').textContent.includes('seven')")
+
+
+def test_touch(browser, server):
+    context = browser.new_context(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
+    page = context.new_page()
+    page.address = server.address
+    visit(page, view="heads", text=SENTENCE)
+    page.tap('.lane.left .token[data-at="1"]')
+    page.wait_for_function("() => location.hash.includes('pin=1')")
+    page.wait_for_selector(".best li")
+    # what is said of a picture stands above it, and what it is made by above a long one
+    tops = "names => names.map(name => document.querySelector(name).getBoundingClientRect().top)"
+    assert page.evaluate(tops, [".sentence", ".picture", ".numbers"]) == sorted(
+        page.evaluate(tops, [".sentence", ".picture", ".numbers"])
+    )
+    visit(page, view="mechanisms")
+    places = page.evaluate(tops, [".sentence", ".controls", ".picture"])
+    assert places == sorted(places)
+    context.close()
 
 
 def test_heads_of_another_run(page, runs):
@@ -291,52 +386,104 @@ HOSTILE = [
 ]
 
 
-def test_hostile_texts_are_text(page, tmp_path):
-    assert len(HOSTILE) >= 60
-    tags = "script, iframe, object, embed, base, link, meta, form, img"
-    sizes = f"() => [document.querySelectorAll('{tags}').length, frames.length]"
+class Hostile:
+    """A tokenizer whose every token is called by the next hostile text."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.names = tokenizer, cycle(HOSTILE)
+
+    def __getattr__(self, name):
+        return getattr(self.tokenizer, name)
+
+    def tokens(self, ids):
+        return [next(self.names) for _ in ids]
+
+
+@pytest.fixture(scope="module")
+def hostile():
+    translator = Translator.load()
+    translator.source, translator.target = Hostile(translator.source), Hostile(translator.target)
+    translator._text = lambda ids: HOSTILE[0]
+    return of_translator("hostile", HOSTILE[1], translator, tuple(HOSTILE))
+
+
+TAGS = "script, iframe, object, embed, base, link, meta, form, img"
+SIZES = f"() => [document.querySelectorAll('{TAGS}').length, frames.length]"
+WORDS = " ".join(["the"] * 70)
+
+
+def tokens(page, where):
+    return set(page.eval_on_selector_all(f"{where} .token", "nodes => nodes.map(node => node.title)"))
+
+
+def test_hostile_tokens_are_text_in_every_view(page, tmp_path):
+    """All 60 as the names of tokens, examples, a run and a translation: no dialog (see `page`), no element, and text."""
+    assert len(set(HOSTILE)) >= 60
+    # all rows of a picture at once
+    page.set_viewport_size({"width": 1280, "height": 3400})
     visit(page, view="heads")
-    usual = page.evaluate(sizes)
-    text = " ".join(HOSTILE[:30]).replace("x" * 3000, "x" * 400)
-    for view, some in (("translate", HOSTILE[:8]), ("steps", HOSTILE[:14]), ("heads", HOSTILE)):
-        visit(
-            page,
-            view=view,
-            text=" ".join(some),
-            target=" ".join(some),
-            mode="lines",
-            place="cross" if view == "heads" else "",
-        )
-        assert page.evaluate(sizes) == usual
-    shown = page.evaluate("() => [...document.querySelectorAll('.lane .token')].map(node => node.title).join('')")
-    assert "script" in shown.replace("▁", "")
-    # one by one, each as a text of its own
-    visit(page, view="heads", mode="matrix")
-    for hostile in HOSTILE:
-        page.evaluate(
-            """text => {
-              const box = document.querySelector("textarea");
-              box.value = text;
-              box.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter" }));
-            }""",
-            hostile,
-        )
-        page.wait_for_function(READY)
-    assert page.evaluate(sizes) == usual
-    visit(page, view="mechanisms", text=text[:200], spec="local(window=2)")
-    visit(page, view="mechanisms", spec="<img src=x onerror=alert(1)>")
-    visit(page, view="positions", scheme="<img src=x onerror=alert(1)>")
-    visit(page, view="<img src=x onerror=alert(1)>", run="<script>", other="<script>")
-    assert page.evaluate(sizes) == usual
-    # what is too odd to be shown is said in words: those answers are 400
-    page.wrong = [line for line in page.wrong if "400 (Bad Request)" not in line]
-    # and in the file that is saved
-    page.set_default_timeout(30_000)
-    path = tmp_path / "hostile.html"
-    regard.show(None, text[:300], place="encoder").save(path)
-    page.goto(path.as_uri())
+    usual = page.evaluate(SIZES)
+    for state, where in (
+        ({"view": "translate", "beam": 2}, ".tree"),
+        ({"view": "heads"}, ".lane.left"),
+        ({"view": "heads", "mode": "matrix", "pin": 3}, ".labels.rows"),
+        ({"view": "heads", "place": "cross", "target": WORDS, "pin": 3}, ".lane.left"),
+        ({"view": "steps", "pin": 22}, ".who"),
+        ({"view": "mechanisms", "spec": "local(window=3)"}, ".words"),
+    ):
+        visit(page, run="hostile", text=WORDS, **state)
+        assert page.evaluate(SIZES) == usual, state
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1280, state
+        assert tokens(page, where) >= set(HOSTILE), state
+    # text and not markup, to the letter
+    visit(page, run="hostile", view="heads", text=WORDS)
+    shown = page.eval_on_selector_all(".lane.left .token", "nodes => nodes.map(node => [node.title, node.textContent])")
+    for name, text in shown:
+        assert text == (re.sub("^[▁Ġ]", "", name) or "␣")
+    # the same in a file that is saved
+    saved = save(page, "#html", tmp_path / "hostile.html")
+    page.goto(saved.as_uri())
     page.wait_for_function(READY)
-    assert page.locator(".lane.left .token").count() > 10
+    assert tokens(page, ".lane.left") >= set(HOSTILE)
+    assert page.evaluate("frames.length") == 0
+
+
+def test_hostile_texts_are_read(page):
+    """As what a user types, into the models that are shipped."""
+    visit(page, view="heads", mode="matrix")
+    usual = page.evaluate(SIZES)
+    for some in (HOSTILE[:22], HOSTILE[22:25], HOSTILE[25:]):
+        for view in ("heads", "translate", "steps"):
+            text = " ".join(some)[: 150 if view == "steps" else 400]
+            visit(page, view=view, text=text)
+            assert page.locator(".problem").count() == 0, view
+            assert page.evaluate(SIZES) == usual
+    for state in (
+        {"view": "mechanisms", "spec": HOSTILE[1], "second": HOSTILE[1], "text": HOSTILE[0]},
+        {"view": "positions", "scheme": HOSTILE[1]},
+        {"view": HOSTILE[1], "run": HOSTILE[0], "other": HOSTILE[0], "theme": HOSTILE[1]},
+    ):
+        visit(page, **state)
+        assert page.evaluate(SIZES) == usual
+
+
+def test_hostile_results_are_text(page, server, monkeypatch):
+    subject = server.engine.subject("films")
+    labels = HOSTILE[:2]
+    monkeypatch.setattr(subject.classifier, "labels", labels)
+    # three questions' worth
+    monkeypatch.setattr(subject, "labelled", tuple((text, labels[i % 2]) for i, text in enumerate(HOSTILE * 4)))
+    server.engine._replies.kept.clear()
+    shown = set()
+    for label in labels:
+        visit(page, view="results", run="films", label=label, threshold="0")
+        assert page.inner_text("#status").startswith(f"{4 * len(HOSTILE)} texts")
+        shown |= set(page.eval_on_selector_all(".sides p", "nodes => nodes.map(node => node.textContent)"))
+        names = page.eval_on_selector_all(".confusion thead th", "nodes => nodes.map(node => node.textContent)")
+        assert names[1:] == labels
+    assert shown
+    assert shown <= {text[:300] for text in HOSTILE}
+    server.engine._replies.kept.clear()
 
 
 def save(page, button, path):

@@ -14,11 +14,10 @@ from torch import Tensor
 from regard import __version__
 from regard.attention.base import Heads, Rows
 from regard.attention.softmax import Softmax
-from regard.metrics.classification import report
 from regard.show import maps, pictures
 from regard.show.beams import Beam, watch
 from regard.show.maps import Cache, Given
-from regard.show.subjects import Reading, Subject
+from regard.show.subjects import EXAMINED, Reading, Subject
 from regard.show.wire import Reply
 from regard.spec import ATTENTION, POSITIONS, describe, parse
 
@@ -109,7 +108,7 @@ class Engine:
             "layers": layers,
             "small": small,
             "cut": found.cut,
-            "longest": self.subject(run).longest,
+            "longest": S,
         }
         return Reply(meta, arrays)
 
@@ -142,7 +141,7 @@ class Engine:
         if first >= last:
             raise ValueError(f"there is no token {first}: the text has {given.T}, counted from 0")
         best = maps.rows(given, range(first, last)).topk(min(most, given.S))
-        keys = best.indices.to(torch.int32).numpy()
+        keys = best.indices.to(torch.int32).cpu().numpy()
         return Reply({"first": first}, {"keys": keys, "weights": _numbers(best.values)})
 
     def _layer(self, found: Reading, layer: int, head: int | None = None) -> Given:
@@ -211,19 +210,21 @@ class Engine:
 
     # classification
 
-    def results(self, run: str) -> Reply:
-        """What a classifier answers to the texts it validates on, and how good that is."""
+    def results(self, run: str, first: int = 0, count: int = EXAMINED) -> Reply:
+        """What a classifier answers to some of the texts it validates on."""
         subject = self.subject(run)
         if subject.classifier is None:
             raise ValueError(f"{run} does not classify; choose another run")
         if not subject.labelled:
             raise ValueError(f"{run} keeps no texts to validate on: nothing is known of its answers")
-        truth, probabilities = subject.classifier.answers(subject.labelled)
-        found = report(truth, probabilities, subject.classifier.labels)
-        meta = found.to_json() | {
-            "labels": found.labels,
-            "confusion": found.confusion.tolist(),
-            "texts": [text[:300] for text, _ in subject.labelled],
+        some = subject.labelled[first : first + count]
+        if not some:
+            raise ValueError(f"there is no text {first}: there are {len(subject.labelled)}, counted from 0")
+        truth, probabilities = subject.classifier.answers(some)
+        meta = {
+            "labels": subject.classifier.labels,
+            "total": len(subject.labelled),
+            "texts": [text[:300] for text, _ in some],
         }
         arrays = {"truth": truth.astype(np.int32), "probabilities": probabilities.astype(np.float32)}
         return Reply(meta, arrays)
@@ -238,6 +239,7 @@ class Engine:
             raise ValueError(f"the six steps show every vector: give at most {STEP_TOKENS} tokens, not {given.T:,}")
         if query >= given.T:
             raise ValueError(f"there is no token {query}: the text has {given.T}, counted from 0")
+        given, head = maps.part(given, head)
         attention = given.layer
         if not isinstance(attention, Heads) or set(attention.inputs) != {"q", "k", "v"}:
             raise ValueError(
@@ -298,7 +300,8 @@ class Engine:
     def _states(subject: Subject, text: str, layer: int, at: int) -> tuple[Tensor, Tensor]:
         """The vector of a token as it comes in, and after a layer."""
         stack = subject.model.encoder
-        ids = torch.tensor([[*subject.begins, *subject.encode(text), *subject.ends]])
+        device = next(stack.parameters()).device
+        ids = torch.tensor([[*subject.begins, *subject.encode(text), *subject.ends]], device=device)
         outputs: list[Tensor] = []
         rows = Rows.full(ids)
         stack(ids, rows, outputs=outputs)

@@ -136,6 +136,15 @@ def columns(given: Given, first: int, last: int) -> Tensor:
     return torch.cat(parts, -1)
 
 
+def part(given: Given, head: int) -> tuple[Given, int]:
+    """The layer that a head belongs to, and its number there: of heads(...), one of the parts."""
+    for layer in given.layer.parts if isinstance(given.layer, MixedHeads) else ():
+        if head < layer.shape.heads:
+            return part(replace(given, layer=layer), head)
+        head -= layer.shape.heads
+    return given, head
+
+
 def by_rows(given: Given) -> bool:
     """Whether a part of the map is cheaper by its rows than by its columns."""
     parts = given.layer.parts if isinstance(given.layer, MixedHeads) else [given.layer]
@@ -217,7 +226,7 @@ def _transposed_rows(given: Given, queries: list[int]) -> Tensor:
     values = [source[name].detach().requires_grad_() for name in names]
     with torch.enable_grad():
         o = layer.mix(given.rows, query, source | dict(zip(names, values, strict=True)), None, given.memory)[0][0]
-    found = torch.zeros(layer.shape.heads, len(queries), given.S)
+    found = given.x.new_zeros(layer.shape.heads, len(queries), given.S)
     for start in range(0, len(queries), D):
         some = torch.tensor(queries[start : start + D])
         channels = torch.arange(len(some))
@@ -284,7 +293,7 @@ def _coded(largest: Tensor, mean: Tensor) -> Tile:
 
     def codes(part: Tensor) -> np.ndarray:
         numbers = part.sign() * (part.abs() / scale).sqrt() * top
-        return numbers.round().to(torch.int8 if signed else torch.uint8).numpy()
+        return numbers.round().to(torch.int8 if signed else torch.uint8).cpu().numpy()
 
     return Tile(codes(largest), codes(mean), scale, signed)
 

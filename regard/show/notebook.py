@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+BEAM = 4  # as the page has it
+
 
 class Shown:
     """Displays itself in a notebook; `save` writes the file that opens without a server."""
@@ -57,19 +59,26 @@ def show(
         subject = of_translator("translator", "translator", model)
     else:
         subject = of_model("model", model, tokenizer)
-    return Shown(still(subject, text, target or "", place or subject.places[0]), height)
+    return Shown(still(subject, text, target or "", place), height)
 
 
-def still(subject: Any, text: str, target: str, place: str) -> str:
-    """The Heads view of a text as one file; a translator's as Translate, unless a place is asked for."""
+def still(subject: Any, text: str, target: str = "", place: str | None = None) -> str:
+    """A text in the Heads view as one file; a translator's in Translate, unless a place or a target is asked for."""
     from regard.show.engine import Engine
-    from regard.show.export import page
     from regard.show.maps import TILE_ROWS
 
     engine = Engine({subject.name: lambda: subject})
+    about: dict[str, Any] = {"name": "about", "values": {}}
+    if subject.task == "translate" and place is None and not target:
+        search = {"run": subject.name, "text": text, "beam": BEAM}
+        found = engine.translate(**search, emit=lambda step: None)["found"][0]["text"]
+        reading = {"run": subject.name, "place": "cross", "text": text, "target": found}
+        questions = [about, {"name": "translate", "values": search}, {"name": "read", "values": reading}]
+        return _page(engine, {"view": "translate", "run": subject.name, "text": text}, questions)
+    place = place or subject.places[0]
     reading = {"run": subject.name, "place": place, "text": text, "target": target}
     found = engine.answer("read", reading).meta
-    questions: list[dict[str, Any]] = [{"name": "about", "values": {}}, {"name": "read", "values": reading}]
+    questions = [about, {"name": "read", "values": reading}]
     if not found["small"]:
         # the picture of all heads of the first layer, from far enough away to fit
         span = max(len(found["queries"]), len(found["keys"]))
@@ -80,5 +89,10 @@ def still(subject: Any, text: str, target: str, place: str) -> str:
             for row in range(bands)
         ]
     state = {"view": "heads", "run": subject.name, "place": place, "text": text, "target": target}
-    hash = "#" + urlencode({name: value for name, value in state.items() if value})
-    return page(engine, f"Regard: {text[:60]}", hash, "auto", questions)
+    return _page(engine, {name: value for name, value in state.items() if value}, questions)
+
+
+def _page(engine: Any, state: dict[str, str], questions: list[dict[str, Any]]) -> str:
+    from regard.show.export import page
+
+    return page(engine, f"Regard: {state['text'][:60]}", "#" + urlencode(state), "auto", questions)

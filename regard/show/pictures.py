@@ -159,7 +159,7 @@ def compare(spec: str, given: Given, tokens: list[str]) -> Reply:
     shape = trained.shape
     if given.T > 128:
         raise ValueError(f"give at most 128 tokens to compare mechanisms on, not {given.T}")
-    weights = []
+    weights, learnt = [], []
     for one in (spec, "softmax"):
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
@@ -168,24 +168,26 @@ def compare(spec: str, given: Given, tokens: list[str]) -> Reply:
             if role == "cross":
                 raise ValueError("this mechanism only reads another sequence: see it in a translator's cross attention")
             layer = regard.attention(one, **sizes, kv_heads=shape.kv_heads, role=role).eval()
-            for part in getattr(layer, "parts", [layer]):
-                _copy(part, trained)
-            weights.append(layer.weights(given.x.float())[0].detach())
-    meta = {"tokens": tokens, "spec": spec, "role": role, "signed": regard.facts(spec).signed}
+            learnt.append(sum(_copy(part, trained) for part in getattr(layer, "parts", [layer])))
+            weights.append(layer.weights(given.x.cpu().float())[0].detach())
+    meta = {"tokens": tokens, "spec": spec, "role": role, "signed": regard.facts(spec).signed, "learnt": learnt[0] > 0}
     names = ("mechanism", "softmax")
     return Reply(meta, {name: part.float().numpy() for name, part in zip(names, weights, strict=True)})
 
 
-def _copy(layer: torch.nn.Module, trained: Heads) -> None:
-    """Queries, keys and values as they were learnt, where the mechanism has the like of them."""
+def _copy(layer: torch.nn.Module, trained: torch.nn.Module) -> int:
+    """Queries, keys and values as they were learnt, where the mechanism has the like of them: how many."""
     if not isinstance(layer, Heads) or not isinstance(trained, Heads):
-        return
+        return 0
+    copied = 0
     first, D = layer.shape.first_head, layer.shape.head_width
     for name, linear in layer.project.items():
         if name in trained.project and trained.inputs[name] == layer.inputs[name]:
             weight = trained.project[name].weight[first * D : first * D + len(linear.weight)]
             if weight.shape == linear.weight.shape:
                 linear.weight.copy_(weight)
+                copied += 1
+    return copied
 
 
 def position(spec: str, role: str, length: int, width: int, heads: int) -> Reply:

@@ -1,32 +1,36 @@
 """The HTTP server of the page: loopback, one question a request, everything checked before it is answered.
 
-A request reaches the engine only with an exact Host, an Origin of ours or none, JSON of at most 256 KiB and values
-within the schema of its question. Replies are bytes (wire.py); errors are one sentence, without paths or tracebacks.
+A request reaches the engine only with an exact Host, an Origin of ours or none, JSON of at most 256 KiB (4 MiB where a
+view is saved, which names its text in every question) and values within the schema of its question. Replies are bytes
+(wire.py); errors are one sentence, without paths or tracebacks.
 """
 
 import asyncio
 import json
+import socket
 import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from regard import __version__
 from regard.show import wire
 from regard.show.engine import Engine
 from regard.show.export import page
-from regard.show.subjects import LONGEST
+from regard.show.subjects import EXAMINED, LONGEST
 
 PAGE = Path(__file__).parent / "page"
-MOST_BYTES = 256 << 10
-BODY_SECONDS = 10
+MOST_BYTES, MOST_SAVED = 256 << 10, 4 << 20
+HEAD_SECONDS = BODY_SECONDS = 10
 WAITING = 32  # questions in the queue; more are asked to come back
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HEADERS = {
@@ -62,7 +66,7 @@ QUESTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # name: (needed
     "rows": (LAYER | {"first": whole(0, LONGEST)}, {"count": whole(1, 64), "target": TEXT}),
     "top": (LAYER | {"first": whole(0, LONGEST), "count": whole(1, 128)}, {"most": whole(1, 16), "target": TEXT}),
     "steps": (LAYER | {"head": whole(0, 999), "query": whole(0, LONGEST)}, {"target": TEXT}),
-    "results": ({"run": NAME}, {}),
+    "results": ({"run": NAME}, {"first": whole(0, EXAMINED), "count": whole(1, EXAMINED)}),
     "example": ({}, {}),
     "moves": ({"run": NAME, "text": TEXT, "other": TEXT, "word": NAME, "layer": whole(0, 999)}, {}),
     "pattern": ({"spec": SPEC, "role": ROLE, "length": whole(2, 128), "heads": whole(1, 16)}, {"seed": whole(0, 9999)}),
@@ -76,7 +80,7 @@ QUESTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # name: (needed
 TRANSLATE = {"run": NAME, "text": TEXT, "beam": whole(1, 12)}
 EXPORT = {
     "title": {"type": "string", "maxLength": 200},
-    "hash": {"type": "string", "maxLength": 60_000},
+    "hash": {"type": "string", "maxLength": 600_000},
     "theme": {"type": "string", "enum": ["light", "dark", "auto"]},
     "questions": {
         "type": "array",
@@ -195,13 +199,13 @@ def application(engine: Engine, hosts: set[str]) -> Starlette:
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
         if kind != "application/json":
             raise Refused(415, "send JSON, with content-type application/json")
-        raw = bytearray()
+        raw, most = bytearray(), MOST_SAVED if name == "export" else MOST_BYTES
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 async for chunk in request.stream():
                     raw += chunk
-                    if len(raw) > MOST_BYTES:
-                        raise Refused(413, f"the request is larger than {MOST_BYTES >> 10} KiB")
+                    if len(raw) > most:
+                        raise Refused(413, f"the request is larger than {most >> 10} KiB")
         except TimeoutError:
             raise Refused(408, f"the request took longer than {BODY_SECONDS} seconds to come") from None
         try:
@@ -283,7 +287,9 @@ def application(engine: Engine, hosts: set[str]) -> Starlette:
                 origin = request.headers.get("origin")
                 if origin is not None and origin.lower() not in origins:
                     raise Refused(403, "this server answers its own page only")
-                if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+                # a link on another site may open the page itself, in a window of its own, and nothing else
+                followed = request.url.path == "/" and request.headers.get("sec-fetch-dest") == "document"
+                if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not followed:
                     raise Refused(403, "this server answers its own page only")
                 response = await handler(request)
             except ClientDisconnect:
@@ -336,30 +342,54 @@ def _words(error: Exception) -> tuple[int, str]:
 
 def serve(engine: Engine, host: str, port: int, ready: Callable[[str], None]) -> None:
     """Runs until interrupted. Port 0 takes a free one; `ready` is told the address."""
-    import socket
-
-    import uvicorn
-
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family)
     port = listener.getsockname()[1]
     names = {"127.0.0.1", "localhost", "[::1]"} if host in ("127.0.0.1", "localhost", "::1") else {_bracketed(host)}
-    app = application(engine, {f"{name}:{port}" for name in names})
-    config = uvicorn.Config(
+    # browsers leave out the port that is usual
+    hosts = {f"{name}:{port}" for name in names} | (names if port == 80 else set())
+    ready(f"http://{_bracketed(host)}:{port}/")
+    uvicorn.Server(configured(application(engine, hosts))).run(sockets=[listener])
+
+
+def configured(app: Starlette) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
-        log_level="warning",
+        log_level="error",
         access_log=False,
         server_header=False,
         limit_concurrency=256,
         h11_max_incomplete_event_size=32 << 10,
         timeout_keep_alive=15,
         timeout_graceful_shutdown=2,
-        http="h11",
+        http=Prompt,
         ws="none",
         lifespan="off",
     )
-    ready(f"http://{_bracketed(host)}:{port}/")
-    uvicorn.Server(config).run(sockets=[listener])
+
+
+class Prompt(H11Protocol):
+    """A connection that is closed unless each request has said what it wants within HEAD_SECONDS of its beginning."""
+
+    late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self.late = self.loop.call_later(HEAD_SECONDS, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        begun = self.cycle is not None and not self.cycle.response_complete
+        if begun and self.late is not None:
+            self.late.cancel()
+            self.late = None
+        elif not begun and self.late is None:
+            self.late = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
+        if self.late is not None:
+            self.late.cancel()
 
 
 def _bracketed(host: str) -> str:

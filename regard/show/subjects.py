@@ -53,7 +53,11 @@ class Subject:
         """What each layer at a place is given, up to layer `most`."""
         if place not in self.places:
             raise ValueError(f"{self.name} attends in {', '.join(self.places)}; got {place!r}")
-        ids, cut = self._ids(self.encode(text), len(self.begins) + len(self.ends))
+        # a translator is asked about what it would read, its encoder alone about as much as can be shown
+        most = (
+            self.longest if self.translator is None or place == "encoder" else self.translator.longest + len(self.ends)
+        )
+        ids, cut = _cut(self.encode(text), most - len(self.begins) - len(self.ends))
         ids = [*self.begins, *ids, *self.ends]
         if not ids:
             raise ValueError("the text is empty: type some words")
@@ -65,7 +69,7 @@ class Subject:
             predicted = [*names[1:], "?"] if place == "decoder" else None
             return Reading(names, names, predicted, None, given, cut)
         target = target or self.translator(text)
-        out, more = self._ids(self.target_encode(target), 1)
+        out, more = _cut(self.target_encode(target), self.longest - 1)
         bos, eos = self.translator.target.bos, self.translator.target.eos
         with record(self.model, most) as given:
             self._maps(ids, [bos, *out], place)
@@ -73,12 +77,6 @@ class Subject:
         queries = self.target_names([bos, *out])
         predicted = self.target_names([*out, eos])
         return Reading(queries, queries if place == "decoder" else names, predicted, target, given, cut or more)
-
-    def tokens(self, text: str) -> list[str]:
-        return self.names(self.encode(text)[: self.longest])
-
-    def _ids(self, ids: list[int], special: int) -> tuple[list[int], bool]:
-        return ids[: self.longest - special], len(ids) > self.longest - special
 
     def _maps(self, ids: list[int], target: list[int] | None, place: str) -> None:
         device = next(self.model.parameters()).device
@@ -245,6 +243,10 @@ def describe(model: nn.Module, longest: int | None) -> dict[str, Any]:
         "trained_for": longest,
         "most": limit(layers),
     }
+
+
+def _cut(ids: list[int], most: int) -> tuple[list[int], bool]:
+    return ids[:most], len(ids) > most
 
 
 def _check_finite(layers: list[Given]) -> None:

@@ -23,9 +23,16 @@ def show(arguments: argparse.Namespace) -> None:
     if arguments.out is not None:
         if arguments.text is None:
             raise ValueError('--out needs --text, what the model is to read, such as --text "Where is the station?"')
+        if not arguments.text.strip():
+            raise ValueError("--text is blank: give the model some words to read")
+        if len(folders) > 1:
+            raise ValueError(f"--out writes a page of one run, got {len(folders)}: name one")
         subject = open_run(folders[0], _name(folders[0]), arguments.device)
-        place = arguments.place or subject.places[0]
-        Path(arguments.out).write_text(still(subject, arguments.text, "", place), encoding="utf-8")
+        made = still(subject, arguments.text, place=arguments.place)
+        try:
+            Path(arguments.out).write_text(made, encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"cannot write {arguments.out}: {error.strerror}") from error
         print(f"{arguments.out}: open it in any browser")
         return
     opened: dict[str, Callable[[], Subject]] = {}

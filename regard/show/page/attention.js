@@ -10,7 +10,10 @@ const ROW = Math.round(1.7 * parseFloat(getComputedStyle(document.documentElemen
 const TILE_ROWS = 64;
 const TILE_COLUMNS = 512;
 
-// The weights of a reading. `values` is what names it to the server; `skip` leaves out the first query.
+// where a text looks at another one
+const ACROSS = ["cross", "aligner"];
+
+// The weights of a reading. `values` is what names it to the server, `labels` what the queries are called.
 export class Weights {
   constructor(reply, values, labels = null) {
     this.meta = reply.meta;
@@ -83,7 +86,7 @@ export async function readout(box, weights, layer, head, query, verb = "attentio
     list.append(el("li", { "data-key": key }, name, el("span", { className: "track" }, bar), number(row[key])));
   }
   const first = best[0] < weights.keys.length ? plainToken(weights.keys[best[0]]) : `slot ${best[0]}`;
-  const self = best[0] === query && weights.meta.queries === weights.meta.keys ? "itself" : first;
+  const self = best[0] === query && !ACROSS.includes(weights.values.place) ? "itself" : first;
   box.replaceChildren(
     el("p", { className: "reading" }, number(row[best[0]], 2), " of ", el("b", { dir: "auto" }, plainToken(weights.queries[query])), `’s ${verb} `,
       el("b", { dir: "auto" }, self), "."),
@@ -114,8 +117,8 @@ export class Lines {
     });
   }
 
-  move(step) {
-    const at = Math.min(Math.max((this.pin ?? -1) + step, 0), this.weights.T - 1);
+  move(step, pin = this.pin, count = this.weights.T) {
+    const at = Math.min(Math.max((pin ?? -1) + step, 0), count - 1);
     this.onpin(at);
     const top = at * ROW;
     if (top < this.scroller.scrollTop || top > this.scroller.scrollTop + this.scroller.clientHeight - ROW) {
@@ -179,10 +182,9 @@ export class Lines {
       for (const one of heads) {
         const map = weights.map(layer, one);
         const S = weights.S;
-        const offset = weights.offset || 0;
         for (let query = first; query < Math.min(last, weights.T); query += 1) {
           for (let key = 0; key < S; key += 1) {
-            const weight = map[(query + offset) * S + key];
+            const weight = map[query * S + key];
             if (Math.abs(weight) > 0.02) out.push([query, key, weight, one]);
           }
         }
@@ -290,7 +292,7 @@ export class Matrix {
       if (this.moved < 4) { const cell = this.cell(this.place(event)); if (cell) this.onpin(cell.query); }
     });
     this.canvas.addEventListener("pointercancel", (event) => this.pointers.delete(event.pointerId));
-    this.canvas.addEventListener("pointerleave", () => this.onhover(null));
+    this.canvas.addEventListener("pointerleave", () => { this.over = null; this.onhover(null); this.later(); });
     this.canvas.addEventListener("keydown", (event) => {
       const steps = { ArrowLeft: [40, 0], ArrowRight: [-40, 0], ArrowUp: [0, 40], ArrowDown: [0, -40] }[event.key];
       if (steps) { this.x += steps[0]; this.y += steps[1]; this.later(); event.preventDefault(); }
@@ -305,12 +307,12 @@ export class Matrix {
     Object.assign(this, { weights, layer, head, log, pin, pooled });
     if (fresh) {
       this.tiles.clear();
+      this.stopped = false;
       this.top = 0;
       if (weights.small) {
         const map = weights.map(layer, head === "all" ? "avg" : head);
-        const part = weights.offset ? map.subarray(weights.offset * weights.S) : map;
-        this.top = largest(part);
-        this.whole = image(part, weights.S, weights.T, this.top, { signed: weights.signed(layer), log });
+        this.top = largest(map);
+        this.whole = image(map, weights.S, weights.T, this.top, { signed: weights.signed(layer), log });
       } else {
         this.whole = null;
       }
@@ -407,7 +409,13 @@ export class Matrix {
         context.drawImage(tile.canvas, left, top, tile.canvas.width * span * this.scale, tile.canvas.height * span * this.scale);
       }
     }
-    if (overview) this.onprogress(ready / (down * across));
+    if (overview && !this.stopped) this.onprogress(ready / (down * across));
+  }
+
+  // what has not come yet is not waited for
+  cancel() {
+    this.stopped = true;
+    for (const tile of this.tiles.values()) if (!tile.reply) tile.abort.abort();
   }
 
   drop(id) {
@@ -484,15 +492,17 @@ export class Matrix {
 // every head of a layer as a small picture
 export function grid(host, weights, layer, head, log, onhead, matrix) {
   const H = weights.heads(layer);
+  const side = Math.round(Math.min(260, Math.max(132, host.clientWidth / Math.min(H, 6) - 48)));
+  host.style.setProperty("--thumb", `${side}px`);
   const draw = () => {
     const buttons = [];
     for (let h = 0; h < H; h += 1) {
       const canvas = el("canvas", { "aria-hidden": "true" });
-      const context = fit(canvas, 132, 132);
+      const context = fit(canvas, side, side);
       context.imageSmoothingEnabled = false;
       if (weights.small) {
         const map = weights.map(layer, h);
-        context.drawImage(image(map, weights.S, map.length / weights.S, largest(map), { signed: weights.signed(layer), log }), 0, 0, 132, 132);
+        context.drawImage(image(map, weights.S, map.length / weights.S, largest(map), { signed: weights.signed(layer), log }), 0, 0, side, side);
       } else {
         const coarse = Math.max(0, Math.ceil(Math.log2(Math.max(weights.T, weights.S) / TILE_COLUMNS)));
         const span = 2 ** coarse;
@@ -502,9 +512,9 @@ export function grid(host, weights, layer, head, log, onhead, matrix) {
           const { values, shape: [, t, s] } = tile.reply.arrays.largest;
           const codes = values.subarray(h * t * s, (h + 1) * t * s);
           const picture = codedImage(codes, s, t, tile.reply.meta.scale, matrix.top, { signed: tile.reply.meta.signed, log });
-          const unit = 132 / weights.T;
+          const unit = side / weights.T;
           context.imageSmoothingEnabled = true;
-          context.drawImage(picture, column * TILE_COLUMNS * span * 132 / weights.S, row * TILE_ROWS * span * unit, s * span * 132 / weights.S, t * span * unit);
+          context.drawImage(picture, column * TILE_COLUMNS * span * side / weights.S, row * TILE_ROWS * span * unit, s * span * side / weights.S, t * span * unit);
         }
       }
       const button = el("button", { type: "button", className: "thumb", "aria-pressed": String(h === head), onclick: () => onhead(h) },

@@ -63,6 +63,7 @@ async function post(name, values, signal) {
 export async function ask(name, values = {}, signal) {
   values = clean(values);
   const id = key(name, values);
+  asked.delete(id);
   asked.set(id, { name, values });
   if (kept !== null) {
     if (!kept.has(id)) throw new Error(MISSING);
@@ -101,14 +102,24 @@ export async function stream(values, seen, signal) {
   }
 }
 
+// a new picture begins: what was asked for the last one is not of it
 export function forget() {
   asked = new Map();
 }
 
+// what a saved file must hold first: texts, then the picture from afar, then what was zoomed into or pointed at
+const rank = ({ name, values }) => ({ tile: 20 - values.level, rows: 40, top: 40 })[name] || 0;
+
 // the view that is seen, as one HTML file
 export async function exported(title, hash, theme) {
   const about = { name: "about", values: {} };
-  const questions = [about, ...[...asked.values()].filter(({ name }) => name !== "about")].slice(-64);
-  if (!questions.includes(about)) questions[0] = about;
+  const others = [...asked.values()].filter(({ name }) => name !== "about").reverse().sort((one, two) => rank(one) - rank(two));
+  // the server takes 64 questions in 4 MiB, of letters of up to three bytes
+  const questions = [about];
+  let room = 1.3e6;
+  for (const question of others) {
+    room -= JSON.stringify(question).length;
+    if (room > 0 && questions.length < 64) questions.push(question);
+  }
   return (await post("export", { title, hash, theme, questions })).blob();
 }

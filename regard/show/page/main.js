@@ -2,7 +2,7 @@
 
 import { el, problem } from "./ui.js";
 import { get, set, on, freeze, hash } from "./store.js";
-import { ask, exported, forget, isSaved, restore } from "./client.js";
+import { ask, exported, isSaved, restore } from "./client.js";
 import { png, svg, download } from "./save.js";
 import { mount as translate, title as translateTitle } from "./views/translate.js";
 import { mount as heads, title as headsTitle } from "./views/heads.js";
@@ -46,10 +46,14 @@ const app = {
     // what is quick need not flicker
     slow = setTimeout(() => { byId("status").textContent = `${words}…`; }, 250);
   },
-  progress(share, words) {
+  progress(share, words, stop) {
     const bar = byId("progress");
+    // what was said since it was done stays
+    if (share >= 1 && bar.hidden) return;
     bar.hidden = share >= 1;
     bar.value = share;
+    byId("cancel").hidden = share >= 1;
+    byId("cancel").onclick = () => { stop(); app.done("Cancelled."); };
     byId("status").textContent = share < 1 ? `${words}: ${Math.round(100 * share)} %` : last;
   },
   done(words) {
@@ -84,7 +88,6 @@ async function update() {
   const view = known[state.view] ? state.view : Object.keys(known)[0];
   if (view !== name) {
     name = view;
-    forget();
     current = known[view][1](byId("view"), app);
     byId("view").dataset.view = view;
     document.title = `Regard · ${known[view][0]}`;
@@ -95,22 +98,23 @@ async function update() {
   await current.update();
 }
 
-function step(key, count, by, first) {
-  const now = Number(get()[key] ?? first);
-  const at = Number.isNaN(now) ? (by > 0 ? 0 : count - 1) : now + by;
+// the next layer or head; from all heads, to the first or the last
+function step(key, by) {
+  const { [key]: now, [`${key}s`]: count } = current.place();
+  const at = typeof now === "number" ? now + by : by > 0 ? 0 : count - 1;
   set({ [key]: String(Math.min(Math.max(at, 0), count - 1)) });
 }
 
 function keys(event) {
   const typing = /^(input|textarea|select)$/i.test(event.target.tagName);
-  if (event.key === "Escape") { byId("cancel").click(); if (typing) event.target.blur(); else set({ pin: null }); return; }
+  if (event.key === "Escape") { if (!byId("cancel").hidden) byId("cancel").click(); if (typing) event.target.blur(); else set({ pin: null }); return; }
   if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
   const list = Object.keys(views());
   if (/^[1-9]$/.test(event.key) && list[event.key - 1]) set({ view: list[event.key - 1], pin: null }, true);
-  else if (event.key === "j") step("layer", current.layers(), 1, 0);
-  else if (event.key === "k") step("layer", current.layers(), -1, 0);
-  else if (event.key === "l") step("head", current.heads(), 1, NaN);
-  else if (event.key === "h") step("head", current.heads(), -1, NaN);
+  else if (event.key === "j") step("layer", 1);
+  else if (event.key === "k") step("layer", -1);
+  else if (event.key === "l") step("head", 1);
+  else if (event.key === "h") step("head", -1);
   else if (event.key === "ArrowDown" && !event.defaultPrevented && event.target === document.body) { event.preventDefault(); current.move(1); }
   else if (event.key === "ArrowUp" && !event.defaultPrevented && event.target === document.body) { event.preventDefault(); current.move(-1); }
   else if (event.key === "/") { event.preventDefault(); const box = document.querySelector("textarea"); if (box) box.select(); }

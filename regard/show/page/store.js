@@ -18,6 +18,12 @@ export function set(changes, push = false) {
   for (const listener of listeners) listener(get(), changes);
 }
 
+// a whole number from the address, within bounds: what is none, as in a link that was typed, is the usual one
+export function whole(text, usual, least, most) {
+  const number = text === undefined ? NaN : Math.round(Number(text));
+  return Number.isNaN(number) ? usual : Math.min(Math.max(number, least), most);
+}
+
 export function on(listener) {
   listeners.push(listener);
 }

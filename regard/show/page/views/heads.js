@@ -1,17 +1,25 @@
 // Heads: any text through any model; all heads as a grid, one as lines or as a matrix.
 
-import { el, chips, control, layout, problem, select, slider, textBox } from "../ui.js";
+import { el, chips, control, layout, problem, renew, select, slider, textBox } from "../ui.js";
+import { whole } from "../store.js";
 import { HEADS } from "../colour.js";
-import { ask } from "../client.js";
+import { ask, forget } from "../client.js";
 import { Lines, Matrix, Weights, grid, readout } from "../attention.js";
 
 const PLACES = { encoder: "encoder", decoder: "decoder", cross: "target to source", aligner: "aligner" };
+const MODES = ["lines", "matrix", "grid"];
 const NAMES = { cross: ["target", "source"], aligner: ["target", "source"] };
+
+const SAYS = {
+  lines: "Each line is a share of attention: how much of a token’s value reaches the token that looks.",
+  matrix: "Each cell is a share of attention: the token of its row looks at the token of its column, the brighter the more.",
+  grid: "Each picture is one head: its tokens that look from top to bottom, those looked at from left to right.",
+};
 
 export const title = "Heads";
 
 export function mount(host, app) {
-  const parts = layout(host, "Each line is a share of attention: how much of a token’s value reaches the token that looks.",
+  const parts = layout(host, SAYS.lines,
     "o_i = Σ_j a_ij v_j,  a = the effective weights of the layer that runs");
   const pictures = el("div", { className: "pictures" });
   const thumbs = el("div", {});
@@ -24,18 +32,18 @@ export function mount(host, app) {
   let work = null;
   const pinned = (at) => app.set({ pin: at === null ? null : String(at) });
   const lines = new Lines(lanes, pinned, (focus) => number(focus && focus.side === "query" ? focus.at : null));
-  const matrix = new Matrix(cells, (cell, error) => { if (error) app.fail(error); number(cell ? cell.query : null); }, pinned, (done) => app.progress(weights && !weights.small ? done : 1, "Drawing the map"));
+  const matrix = new Matrix(cells, (cell, error) => { if (error) app.fail(error); number(cell ? cell.query : null); }, pinned, (done) => app.progress(done, "Drawing the map", () => matrix.cancel()));
 
   const options = () => {
     const state = app.state();
     const run = app.run();
     const place = run.places.includes(state.place) ? state.place : run.places.includes("encoder") ? "encoder" : run.places[0];
     const layers = weights ? weights.meta.layers.length : 1;
-    const layer = Math.min(Number(state.layer || 0), layers - 1);
+    const layer = whole(state.layer, 0, 0, layers - 1);
     const heads = weights ? weights.heads(layer) : 1;
-    const head = state.head === "avg" || state.head === undefined || state.head === "all" ? state.head || "all" : Math.min(Number(state.head), heads - 1);
-    const mode = state.mode || (weights && !weights.small ? "matrix" : "lines");
-    return { run, place, layer, layers, heads, head, mode, text: state.text || app.example(), target: state.target || "", pin: state.pin === undefined ? null : Number(state.pin), log: state.log === "1", pooled: state.pooled || "largest" };
+    const head = state.head === "avg" ? "avg" : whole(state.head, "all", 0, heads - 1);
+    const mode = MODES.includes(state.mode) ? state.mode : weights && !weights.small ? "matrix" : "lines";
+    return { run, place, layer, layers, heads, head, mode, text: state.text || app.example(), target: state.target || "", pin: whole(state.pin, null, 0, Infinity), log: state.log === "1", pooled: state.pooled === "mean" ? "mean" : "largest" };
   };
 
   async function number(query) {
@@ -72,11 +80,12 @@ export function mount(host, app) {
     list.push(control("head", chips(choices, head, (value) => app.set({ head: String(value) }), "head")));
     if (mode !== "lines") list.push(control("shade", chips([{ key: false, text: "root" }, { key: true, text: "logarithm" }], log, (value) => app.set({ log: value ? "1" : null }), "shade")));
     if (weights && !weights.small && mode === "matrix") list.push(control("a cell is its", chips([{ key: "largest", text: "largest" }, { key: "mean", text: "mean" }], pooled, (value) => app.set({ pooled: value }), "pooling")));
-    parts.controls.replaceChildren(...list);
+    renew(parts.controls, ...list);
   }
 
   function draw() {
     const { place, layer, head, mode, pin, log, pooled } = options();
+    parts.words.textContent = SAYS[mode];
     lanes.hidden = mode !== "lines";
     cells.hidden = mode !== "matrix";
     thumbs.hidden = mode !== "grid";
@@ -99,6 +108,7 @@ export function mount(host, app) {
     asked = id;
     if (work) work.abort();
     work = new AbortController();
+    forget();
     input();
     app.busy("Reading the text", work);
     try {
@@ -108,8 +118,9 @@ export function mount(host, app) {
       pictures.classList.remove("empty");
       draw();
     } catch (error) {
-      if (error.name === "AbortError" || asked !== id) return;
+      if (asked !== id) return;
       asked = null;
+      if (error.name === "AbortError") return;
       app.fail(error);
       parts.numbers.replaceChildren(problem(error));
     }
@@ -117,9 +128,8 @@ export function mount(host, app) {
 
   return {
     update,
-    layers: () => options().layers,
-    heads: () => options().heads,
-    move: (step) => { if (weights) lines.move(step); },
+    place: options,
+    move: (step) => { if (weights) lines.move(step, options().pin, weights.T); },
     picture: () => parts.picture,
     matrix,
   };

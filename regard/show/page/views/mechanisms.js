@@ -1,8 +1,9 @@
 // Mechanisms: the pattern of each and why a pair is in it, its weights on real text beside softmax's, its cost.
 
-import { el, chips, control, layout, number, problem, select, slider, tokenNode, plainToken } from "../ui.js";
+import { el, chips, control, layout, number, problem, renew, select, slider, tokenNode, plainToken } from "../ui.js";
+import { whole } from "../store.js";
 import { HEADS, REASONS, fit, image, largest } from "../colour.js";
-import { ask } from "../client.js";
+import { ask, forget } from "../client.js";
 
 export const title = "Mechanisms";
 
@@ -13,15 +14,17 @@ export function mount(host, app) {
   const columns = el("div", { className: "beside" });
   parts.picture.append(columns);
   let asked = null;
+  let work = null;
 
   const known = (name) => app.about.mechanisms.find((one) => one.name === name);
   const nameOf = (spec) => spec.split("(")[0].trim();
   const usual = (one) => one.examples[0];
+  const layers = () => app.run().facts.layers || 1;
   const options = () => {
     const state = app.state();
     const spec = state.spec && known(nameOf(state.spec)) ? state.spec : "longformer(window=3, globals=2)";
     const second = state.second && known(nameOf(state.second)) ? state.second : null;
-    return { spec, second, role: state.role, length: Math.min(Math.max(Number(state.length || 36), 8), 128), text: state.text || "the animal did not cross the street because it was too tired", layer: Number(state.layer || 0), head: Number(state.head) || 0 };
+    return { spec, second, role: state.role, length: whole(state.length, 36, 8, 96), text: state.text || "the animal did not cross the street because it was too tired", layer: whole(state.layer, 0, 0, layers() - 1), head: whole(state.head, 0, 0, 3) };
   };
 
   function choice(spec, key) {
@@ -68,14 +71,19 @@ export function mount(host, app) {
     const box = el("article", { className: "mechanism" });
     const role_ = about.roles.includes(role) ? role : about.roles[0];
     box.append(el("h3", {}, about.name), el("p", { className: "quiet" }, about.paper), el("code", { className: "line" }, about.formula));
-    const parts_ = (spec.match(/,|\(/g) || []).length;
     const heads = about.nests ? lcmHeads(spec) : 4;
-    box.append(knobs(spec, key));
+    const figures = el("div", { className: "figures" });
+    box.append(knobs(spec, key), figures);
     try {
       const reply = await ask("pattern", { spec, role: role_, length, heads }, signal);
-      box.append(pattern(reply, Math.min(head, heads - 1)));
-    } catch (error) { box.append(problem(error)); return box; }
-    if (parts_ >= 0) box.append(await onText(spec, text, layer, head, signal), await cost(spec, role_, signal), facts(about));
+      figures.append(pattern(reply, Math.min(head, heads - 1)));
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      box.append(problem(error));
+      return box;
+    }
+    figures.append(await onText(spec, text, layer, head, signal), await cost(spec, role_, signal));
+    box.append(facts(about));
     return box;
   }
 
@@ -110,11 +118,11 @@ export function mount(host, app) {
       hatch(pen, reason, 0, 0, 16, 16);
       legend.append(el("li", { "data-reason": reason }, swatch, `${reason}: ${WORDS[reason]}`, el("small", { className: "quiet" }, ` ${(100 * count / (T * S)).toFixed(1)} %`)));
     }
-    return el("figure", {}, canvas, el("figcaption", {}, number(100 * meta.share, 1), " % of the pairs are visible. Queries down, keys across", meta.columns === "slots" ? " (slots)." : "."), legend);
+    return el("figure", {}, canvas, el("figcaption", {}, number(100 * [...counts.values()].reduce((sum, count) => sum + count, 0) / (T * S), 1), " % of the pairs are visible. Queries down, keys across", meta.columns === "slots" ? " (slots)." : "."), legend);
   }
 
   async function onText(spec, text, layer, head, signal) {
-    const run = app.run("translate") || app.about.runs[0];
+    const run = app.run();
     const box = el("figure", { className: "on-text" });
     try {
       const { meta, arrays } = await ask("compare", { spec, run: run.name, text, layer }, signal);
@@ -135,8 +143,8 @@ export function mount(host, app) {
         return el("div", {}, el("h4", {}, name === "softmax" ? "softmax" : meta.spec), canvas, sentence);
       });
       const words = el("p", { className: "words", dir: "auto" }, ...meta.tokens.map((token) => tokenNode(token)));
-      box.append(el("figcaption", {}, `Head ${head + 1} on real text, with the queries and keys that ${run.title} learnt in layer ${layer + 1}; what the mechanism has beyond them is as it was drawn.`), words, el("div", { className: "pair" }, ...pictures));
-    } catch (error) { if (error.name !== "AbortError") box.append(problem(error)); }
+      box.append(el("figcaption", {}, `Head ${head + 1} on real text beside softmax: ${meta.learnt ? `queries and keys are those that layer ${layer + 1} of the run “${run.title}” has learnt; what the mechanism has beyond them is` : `layer ${layer + 1} of the run “${run.title}” has no queries and keys like it; all it has is`} as it was drawn.`), words, el("div", { className: "pair" }, ...pictures));
+    } catch (error) { if (error.name === "AbortError") throw error; box.append(problem(error)); }
     return box;
   }
 
@@ -148,6 +156,8 @@ export function mount(host, app) {
       const [wide, tall] = [360, 190];
       const context = fit(canvas, wide, tall);
       const { lengths, counts } = meta;
+      const last = counts.mechanism.length - 1;
+      const longest = lengths[last];
       const top = Math.log2(Math.max(...counts.mechanism, ...counts.softmax));
       const low = Math.log2(Math.min(...counts.mechanism, ...counts.softmax));
       const x = (i) => 44 + i * (wide - 60) / (lengths.length - 1);
@@ -166,8 +176,8 @@ export function mount(host, app) {
         context.stroke();
       }
       box.append(el("figcaption", {}, `Counted operations of one layer over the length, both on logarithmic scales; dashed: softmax. It declares time ${meta.time.text}, memory ${meta.memory.text}.`), canvas,
-        el("p", { className: "quiet" }, "At ", String(lengths[counts.mechanism.length - 1]), " tokens: ", number(counts.mechanism[counts.mechanism.length - 1], 0), " against ", number(counts.softmax[counts.mechanism.length - 1], 0), "."));
-    } catch (error) { if (error.name !== "AbortError") box.append(problem(error)); }
+        el("p", { className: "quiet" }, "At ", longest.toLocaleString("en"), " tokens: ", many(counts.mechanism[last]), " operations, softmax ", many(counts.softmax[last]), "."));
+    } catch (error) { if (error.name === "AbortError") throw error; box.append(problem(error)); }
     return box;
   }
 
@@ -182,10 +192,12 @@ export function mount(host, app) {
     if (id === asked) return;
     asked = id;
     const about = known(nameOf(spec));
-    const work = new AbortController();
+    if (work) work.abort();
+    work = new AbortController();
+    forget();
     app.busy("Measuring the pattern", work);
     const choices = [0, 1, 2, 3].map((h) => ({ key: h, text: String(h + 1), colour: HEADS[h] }));
-    parts.controls.replaceChildren(
+    renew(parts.controls,
       control("mechanism", choice(spec, "spec")),
       control("beside it", choice(second, "second")),
       control("role", chips(about.roles.map((one_) => ({ key: one_, text: one_ })), about.roles.includes(role) ? role : about.roles[0], (value) => app.set({ role: value }), "role")),
@@ -196,7 +208,7 @@ export function mount(host, app) {
       const boxes = [];
       for (const [each, key] of second ? [[spec, "spec"], [second, "second"]] : [[spec, "spec"]]) boxes.push(await one(each, key, work.signal));
       if (asked !== id) return;
-      columns.replaceChildren(...boxes);
+      renew(columns, ...boxes);
       app.done(second ? `${spec} beside ${second}` : spec);
     } catch (error) {
       if (asked !== id) return;
@@ -205,7 +217,7 @@ export function mount(host, app) {
     }
   }
 
-  return { update, layers: () => 3, heads: () => 4, move: () => {}, picture: () => parts.picture };
+  return { update, place: () => ({ ...options(), layers: layers(), heads: 4 }), move: () => {}, picture: () => parts.picture };
 }
 
 // the options of a spec that a slider can move: numbers, strings, True and False
@@ -224,6 +236,12 @@ function write(name, options) {
   const literal = (value) => (value === true ? "True" : value === false ? "False" : value && value.raw ? value.raw : typeof value === "string" ? `'${value}'` : String(value));
   const inside = Object.entries(options).map(([key, value]) => `${key}=${literal(value)}`);
   return inside.length ? `${name}(${inside.join(", ")})` : name;
+}
+
+// a large count in words, such as 71 million
+function many(count) {
+  const short = new Intl.NumberFormat("en", { notation: "compact", compactDisplay: "long", maximumSignificantDigits: 3 }).format(count);
+  return el("data", { value: String(count), title: count.toLocaleString("en") }, short);
 }
 
 // heads that divide among the parts of heads(...)

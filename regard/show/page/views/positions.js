@@ -1,8 +1,9 @@
 // Positions: how a scheme tells places apart, and what it adds between two of them.
 
-import { el, chips, control, layout, number, problem, slider } from "../ui.js";
+import { el, chips, control, layout, number, problem, renew, slider } from "../ui.js";
+import { whole } from "../store.js";
 import { HEADS, fit, image, largest } from "../colour.js";
-import { ask } from "../client.js";
+import { ask, forget } from "../client.js";
 
 export const title = "Positions";
 
@@ -19,7 +20,7 @@ export function mount(host, app) {
   const options = () => {
     const state = app.state();
     const scheme = app.about.positions.find((one) => one.name === state.scheme) || app.about.positions.find((one) => one.name === "sinusoidal");
-    return { scheme, role: state.role === "causal" ? "causal" : "self", length: Math.min(Math.max(Number(state.length || 64), 8), 192), width: Math.min(Math.max(Number(state.width || 64), 8), 256), head: Number(state.head) || 0 };
+    return { scheme, role: state.role === "causal" ? "causal" : "self", length: whole(state.length, 64, 8, 192), width: 8 * Math.round(whole(state.width, 64, 8, 256) / 8), head: whole(state.head, 0, 0, 3) };
   };
 
   async function update() {
@@ -27,10 +28,11 @@ export function mount(host, app) {
     const id = JSON.stringify([scheme.name, role, length, width, head]);
     if (id === asked) return;
     asked = id;
+    forget();
     app.busy("Computing positions");
     parts.words.textContent = SAYS[scheme.kind];
     const heads = 4;
-    parts.controls.replaceChildren(
+    renew(parts.controls,
       control("scheme", chips(app.about.positions.map((one) => ({ key: one.name, text: one.name, title: one.paper })), scheme.name, (value) => app.set({ scheme: value }, true), "scheme")),
       control("role", chips([{ key: "self", text: "self" }, { key: "causal", text: "causal" }], role, (value) => app.set({ role: value }), "role")),
       control("tokens", slider(length, 8, 192, 8, (value) => app.set({ length: String(value) }), "tokens")),
@@ -39,7 +41,7 @@ export function mount(host, app) {
     );
     parts.numbers.replaceChildren(el("code", { className: "line" }, scheme.formula), el("p", { className: "quiet" }, scheme.paper));
     try {
-      const reply = await ask("position", { spec: scheme.name, role, length, width: width - width % 8, heads });
+      const reply = await ask("position", { spec: scheme.name, role, length, width, heads });
       if (asked !== id) return;
       parts.picture.replaceChildren(...pictures(reply, head));
       app.done(`${scheme.name} · ${length} places · width ${width}`);
@@ -68,7 +70,7 @@ export function mount(host, app) {
     return list;
   }
 
-  return { update, layers: () => 1, heads: () => 4, move: () => {}, picture: () => parts.picture };
+  return { update, place: () => ({ ...options(), layer: 0, layers: 1, heads: 4 }), move: () => {}, picture: () => parts.picture };
 }
 
 function figure(canvas, words) {

@@ -1,22 +1,28 @@
 // Results: the answers of a classifier on the texts it validates on; a threshold that moves precision and recall.
 
-import { el, control, layout, number, problem, select } from "../ui.js";
+import { el, control, layout, number, problem, renew, select } from "../ui.js";
 import { css, fit } from "../colour.js";
-import { ask } from "../client.js";
+import { ask, forget } from "../client.js";
 
 export const title = "Precision and recall";
+
+const AT_ONCE = 100; // texts that are asked about in one question
 
 export function mount(host, app) {
   const parts = layout(host, "Answer a class only where its probability reaches the threshold: a higher one takes fewer texts and errs less, a lower one misses fewer.",
     "precision = right / taken,  recall = right / all of the class");
   let asked = null;
   let data = null;
+  const slide = el("input", { type: "range", min: 0, max: 1, step: 0.01, "aria-label": "threshold" });
+  const shown = el("output", {});
+  slide.addEventListener("input", () => app.set({ threshold: slide.value }));
 
   const options = () => {
     const state = app.state();
     const run = app.run("classify");
     const label = data && data.labels.includes(state.label) ? state.label : data ? data.labels[data.labels.length - 1] : null;
-    return { run, label, threshold: Math.min(Math.max(Number(state.threshold || 0.5), 0), 1) };
+    const threshold = Number(state.threshold ?? 0.5);
+    return { run, label, threshold: Number.isNaN(threshold) ? 0.5 : Math.min(Math.max(threshold, 0), 1) };
   };
 
   // the answer to a text: the class asked for from the threshold on, else the best of the others
@@ -31,7 +37,7 @@ export function mount(host, app) {
     const { run, label, threshold } = options();
     const C = data.labels.length;
     const index = data.labels.indexOf(label);
-    const rows = Array.from({ length: data.truth.length }, (_, at) => data.probabilities.subarray(at * C, (at + 1) * C));
+    const rows = Array.from({ length: data.truth.length }, (_, at) => data.probabilities.slice(at * C, (at + 1) * C));
     const usual = rows.map((row) => row.reduce((best, value, c) => (value > row[best] ? c : best), 0));
     const now = rows.map((row) => answer(row, index, threshold));
     const confusion = Array.from({ length: C }, () => new Array(C).fill(0));
@@ -55,20 +61,16 @@ export function mount(host, app) {
       el("small", { className: "quiet" }, "is ", el("b", { dir: "auto" }, data.labels[data.truth[at]]), `; answered ${data.labels[one]} instead of ${data.labels[usual[at]]}; probability of ${label} `, number(rows[at][index], 3)))));
     parts.picture.replaceChildren(
       el("div", { className: "view-two" }, el("figure", {}, el("h3", {}, "What is answered"), table), el("figure", {}, el("h3", {}, "Precision over recall"), curve(rows, index, threshold), el("figcaption", {}, `Each point is a threshold; the ring is ${threshold.toFixed(2)}.`))),
-      el("h3", {}, `${moved.length} of ${data.truth.length} texts change sides`), list);
+      el("h3", {}, `${moved.length} of ${data.truth.length} texts change sides`),
+      el("p", { className: "quiet" }, moved.length ? "They are answered otherwise than by the most probable class; the nearest to the border first." : "All get their most probable class. Move the threshold to see which do not."), list);
     parts.numbers.replaceChildren(
       el("p", { className: "reading precision" }, "Of the ", String(taken), " texts taken, ", number(precision, 4), " are right: precision."),
       el("p", { className: "reading recall" }, "Of the ", String(all), " that belong to it, ", number(recall, 4), " are found: recall."),
-      el("p", { className: "quiet accuracy" }, "Without a threshold: accuracy ", number(data.accuracy, 4), "."));
-    const slide = el("input", { type: "range", min: 0, max: 1, step: 0.01, "aria-label": "threshold" });
+      el("p", { className: "quiet accuracy" }, "Without a threshold: accuracy ", number(usual.filter((one, at) => one === data.truth[at]).length / usual.length, 4), "."));
     slide.value = threshold;
-    const shown = el("output", {}, threshold.toFixed(2));
-    slide.addEventListener("input", () => { shown.textContent = Number(slide.value).toFixed(2); app.set({ threshold: slide.value }); });
-    if (!parts.controls.contains(document.activeElement)) {
-      parts.controls.replaceChildren(
-        control("class", select(data.labels.map((one) => [one, one]), label, (value) => app.set({ label: value }, true), "class")),
-        control("threshold", el("span", { className: "slider" }, slide, shown)));
-    }
+    shown.textContent = threshold.toFixed(2);
+    const classes = parts.controls.querySelector("select");
+    if (classes) classes.value = label;
     app.done(`${data.truth.length} texts · ${run.title} · threshold ${threshold.toFixed(2)}`);
   }
 
@@ -86,6 +88,11 @@ export function mount(host, app) {
     context.fillStyle = style.getPropertyValue("--quiet");
     context.font = "11px system-ui, sans-serif";
     context.fillText("recall", x(0.42), size - 8);
+    context.save();
+    context.translate(14, y(0.38));
+    context.rotate(-Math.PI / 2);
+    context.fillText("precision", 0, 0);
+    context.restore();
     context.fillText("1", 20, y(1) + 4);
     context.fillText("0", 20, y(0) + 4);
     context.strokeStyle = style.getPropertyValue("--accent");
@@ -111,18 +118,36 @@ export function mount(host, app) {
     if (asked === run.name && data) { draw(); return; }
     asked = run.name;
     data = null;
-    app.busy("Asking the classifier about all its texts");
+    const work = new AbortController();
+    forget();
+    app.busy("Asking the classifier about its texts", work);
     try {
-      const { meta, arrays } = await ask("results", { run: run.name });
-      if (asked !== run.name) return;
-      data = { ...meta, truth: arrays.truth.values, probabilities: arrays.probabilities.values };
+      const found = { labels: [], texts: [], truth: [], probabilities: [] };
+      for (let total = 1; found.texts.length < total;) {
+        const { meta, arrays } = await ask("results", { run: run.name, first: found.texts.length, count: AT_ONCE }, work.signal);
+        if (asked !== run.name) return;
+        total = meta.total;
+        found.labels = meta.labels;
+        found.texts.push(...meta.texts);
+        found.truth.push(...arrays.truth.values);
+        found.probabilities.push(...arrays.probabilities.values);
+        app.progress(found.texts.length / total, "Asking the classifier about its texts", () => work.abort());
+        work.signal.throwIfAborted();
+      }
+      data = found;
+      const { label } = options();
+      renew(parts.controls,
+        control("class", select(data.labels.map((one) => [one, one]), label, (value) => app.set({ label: value }, true), "class")),
+        control("threshold", el("span", { className: "slider" }, slide, shown)));
       draw();
     } catch (error) {
+      if (asked !== run.name) return;
       asked = null;
+      if (error.name === "AbortError") return;
       app.fail(error);
       parts.picture.replaceChildren(problem(error));
     }
   }
 
-  return { update, layers: () => 1, heads: () => 1, move: () => {}, picture: () => parts.picture };
+  return { update, place: () => ({ layer: 0, layers: 1, head: 0, heads: 1 }), move: () => {}, picture: () => parts.picture };
 }

@@ -1,8 +1,9 @@
 // Steps: one token through one head, six steps, all numbers real.
 
-import { el, chips, control, layout, number, plainToken, problem, select, slider, textBox, tokenNode } from "../ui.js";
+import { el, chips, control, layout, number, plainToken, problem, renew, select, slider, textBox, tokenNode } from "../ui.js";
+import { whole } from "../store.js";
 import { HEADS, cssSigned, fit, largest } from "../colour.js";
-import { ask } from "../client.js";
+import { ask, forget } from "../client.js";
 
 export const title = "Steps";
 
@@ -13,10 +14,12 @@ const PRESETS = [
 ];
 const RIVER = "the bank of the river";
 const CASHIER = "the cashier at the bank";
+const SIX = "How a token makes its new vector: it compares its query with every key, turns the scores into shares, and mixes the values by them.";
+const BANK = "One word in two sentences: how far attention moves its vector in each, and which words it moves it towards.";
 
 export function mount(host, app) {
-  const parts = layout(host, "How a token makes its new vector: it compares its query with every key, turns the scores into shares, and mixes the values by them.",
-    "softmax(q K^T / √D) V");
+  const parts = layout(host, SIX, "softmax(q K^T / √D) V");
+  let sizes = { layers: 1, heads: 1, tokens: 1 };
   let asked = null;
   let shown = null;
 
@@ -24,22 +27,25 @@ export function mount(host, app) {
     const state = app.state();
     const run = app.run();
     const place = run.places.includes(state.place) ? state.place : run.places.includes("encoder") ? "encoder" : run.places[0];
-    return { run, place, preset: state.preset || "text", text: state.text || RIVER, layer: Number(state.layer || 0), head: Number(state.head) || 0, query: Number(state.pin || 0) };
+    const preset = PRESETS.some((one) => one.key === state.preset) ? state.preset : "text";
+    return { run, place, preset, text: state.text || RIVER, layer: whole(state.layer, preset === "bank" ? 999 : 0, 0, 999), head: whole(state.head, 0, 0, 999), query: whole(state.pin, 0, 0, 4096) };
   };
 
-  function controls(layers, heads, layer = options().layer) {
-    const { run, place, preset, head } = options();
+  function controls(layer, head) {
+    const { layers, heads } = sizes;
+    const { run, place, preset } = options();
+    parts.words.textContent = preset === "bank" ? BANK : SIX;
     const list = [control("example", chips(PRESETS, preset, (value) => app.set({ preset: value === "text" ? null : value, pin: null }, true), "example"))];
     if (preset !== "worked") {
       if (preset === "text") list.push(control("attention of", select(run.places.map((one) => [one, one]), place, (value) => app.set({ place: value, layer: null, pin: null }, true), "place")));
-      if (layers > 1) list.push(control("layer", slider(Math.min(layer, layers - 1) + 1, 1, layers, 1, (value) => app.set({ layer: String(value - 1) }), "layer")));
+      if (layers > 1) list.push(control("layer", slider(layer + 1, 1, layers, 1, (value) => app.set({ layer: String(value - 1) }), "layer")));
     }
     if (preset === "text") {
       const choices = [];
       for (let h = 0; h < heads; h += 1) choices.push({ key: h, text: String(h + 1), colour: HEADS[h % HEADS.length] });
       list.push(control("head", chips(choices, head, (value) => app.set({ head: String(value) }), "head")));
     }
-    parts.controls.replaceChildren(...list);
+    renew(parts.controls, ...list);
   }
 
   async function update() {
@@ -53,43 +59,53 @@ export function mount(host, app) {
       else parts.input.replaceChildren();
     }
     asked = id;
+    forget();
     app.busy("Computing the six steps");
     try {
       if (preset === "bank") {
+        if (!run.places.includes("encoder")) throw new Error(`“${run.title}” has no encoder whose words could be compared: choose another run, or your text.`);
         const about = await ask("read", { run: run.name, place: "encoder", text: RIVER, target: "" });
-        const last = about.meta.layers.length - 1;
-        const at = app.state().layer === undefined ? last : Math.min(layer, last);
+        const at = Math.min(layer, about.meta.layers.length - 1);
         const reply = await ask("moves", { run: run.name, text: RIVER, other: CASHIER, word: "bank", layer: at });
         if (asked !== id) return;
-        controls(about.meta.layers.length, 1, at);
+        sizes = { layers: about.meta.layers.length, heads: 1, tokens: 1 };
+        controls(at, 0);
         bank(reply);
         app.done(`${run.title} · encoder layer ${at + 1}`);
         return;
       }
-      let reply;
-      let layers = 1;
-      let heads = 1;
-      if (preset === "worked") reply = await ask("example", {});
-      else {
-        const about = await ask("read", { run: run.name, place, text, target: "" });
-        layers = about.meta.layers.length;
-        const at = Math.min(layer, layers - 1);
-        heads = about.meta.layers[at].heads;
-        reply = await ask("steps", { run: run.name, place, text, target: "", layer: at, head: Math.min(head, heads - 1), query: Math.min(query, about.meta.queries.length - 1) });
+      if (preset === "worked") {
+        const reply = await ask("example", {});
+        if (asked !== id) return;
+        sizes = { layers: 1, heads: 1, tokens: reply.meta.queries.length };
+        controls(0, 0);
+        six(reply, true);
+        app.done("A worked example: width 64");
+        return;
       }
+      const { meta } = await ask("read", { run: run.name, place, text, target: "" });
       if (asked !== id) return;
-      controls(layers, heads);
-      six(reply);
-      app.done(preset === "worked" ? "A worked example: width 64" : `${reply.meta.queries.length} tokens · head ${head + 1} of ${heads} · layer ${Math.min(layer, layers - 1) + 1} of ${layers}`);
+      const at = { layer: Math.min(layer, meta.layers.length - 1) };
+      sizes = { layers: meta.layers.length, heads: meta.layers[at.layer].heads, tokens: meta.queries.length };
+      Object.assign(at, { head: Math.min(head, sizes.heads - 1), query: Math.min(query, sizes.tokens - 1) });
+      // shown even where the steps cannot be: another layer or place may have them
+      controls(at.layer, at.head);
+      const reply = await ask("steps", { run: run.name, place, text, target: "", ...at });
+      if (asked !== id) return;
+      six(reply, place === "encoder" || place === "decoder");
+      app.done(`${sizes.tokens} tokens · head ${at.head + 1} of ${sizes.heads} · layer ${at.layer + 1} of ${sizes.layers}`);
     } catch (error) {
       if (asked !== id) return;
       asked = null;
+      if (!parts.controls.hasChildNodes()) controls(0, 0);
       app.fail(error);
+      parts.numbers.replaceChildren();
       parts.picture.replaceChildren(problem(error));
     }
   }
 
-  function six({ meta, arrays }) {
+  // `own`: the tokens look at one another, not at another text
+  function six({ meta, arrays }, own) {
     const { keys, queries, query } = meta;
     const S = arrays.weights.shape[0];
     const D = arrays.q.shape[0];
@@ -101,7 +117,8 @@ export function mount(host, app) {
     const hidden = (at) => meta.causal && at > query;
     const who = el("div", { className: "who", role: "listbox", "aria-label": "token" });
     queries.forEach((token, at) => {
-      const node = tokenNode(token, { "data-at": at, role: "option", onclick: () => app.set({ pin: String(at) }) });
+      const choose = () => app.set({ pin: String(at) });
+      const node = tokenNode(token, { "data-at": at, role: "option", onclick: choose, onkeydown: (event) => { if (event.key === "Enter") choose(); } });
       node.setAttribute("aria-selected", String(at === query));
       node.tabIndex = 0;
       who.append(node);
@@ -111,29 +128,30 @@ export function mount(host, app) {
       for (let at = 0; at < S; at += 1) if (!hidden(at)) body.append(el("div", { className: "step-row", "data-at": at }, tokenNode(keys[at]), ...cells(at)));
       return body;
     };
-    const name = plainToken(queries[query]);
+    const name = () => el("b", { dir: "auto" }, plainToken(queries[query]));
     const bar = (share) => { const part = el("span", { className: share < 0 ? "bar against" : "bar" }); part.style.inlineSize = `${100 * Math.abs(share)}%`; return el("span", { className: "track" }, part); };
     const highest = largest(arrays.scores.values);
     const best = [...arrays.weights.values.keys()].reduce((a, b) => (v("weights", b) > v("weights", a) ? b : a), 0);
+    const towards = () => el("b", { dir: "auto" }, own && best === query ? "itself" : plainToken(keys[best]));
     const steps = [
-      ["Query, key and value", `${name} asks with its query; every token offers a key and a value. Each is a vector of ${D} numbers.`, "q_i = x_i W_Q,  k_j = x_j W_K,  v_j = x_j W_V",
+      ["Query, key and value", [name(), ` asks with its query; every token offers a key and a value. Each is a vector of ${D} numbers.`], "q_i = x_i W_Q,  k_j = x_j W_K,  v_j = x_j W_V",
         el("div", {}, el("div", { className: "step-row" }, el("b", {}, "q"), strip(arrays.q.values, top), vector(arrays.q.values)), table((at) => [el("i", {}, "k"), strip(row("k", at), top), vector(row("k", at)), el("i", {}, "v"), strip(row("v", at), most), vector(row("v", at))]))],
-      ["Scores", meta.plain ? "The query times each key: large where they point the same way." : "The query times each key. This mechanism goes on from here in its own way: see its formula.", "s_j = q_i · k_j",
+      ["Scores", [meta.plain ? "The query times each key: large where they point the same way." : "The query times each key. This mechanism goes on from here in its own way: see its formula."], "s_j = q_i · k_j",
         table((at) => [bar(v("scores", at) / highest), number(v("scores", at), 2)])],
-      ["Divided by the root of the width", `√${D} = ${Math.sqrt(D).toFixed(2)} keeps the scores from growing with the width.`, "s_j / √D",
+      ["Divided by the root of the width", [`√${D} = ${Math.sqrt(D).toFixed(2)} keeps the scores from growing with the width.`], "s_j / √D",
         table((at) => [bar(v("scaled", at) / largest(arrays.scaled.values)), number(v("scaled", at), 3)])],
-      [meta.plain ? "Softmax" : "Weights", `Shares that add up to one: ${v("weights", best).toFixed(2)} of ${name}’s attention goes to ${best === query ? "itself" : plainToken(keys[best])}.`, meta.plain ? "a_j = exp(s_j / √D) / Σ_m exp(s_m / √D)" : meta.formula,
+      [meta.plain ? "Softmax" : "Weights", [`${meta.plain ? "Shares that add up to one" : "What each token counts"}: ${v("weights", best).toFixed(2)} of the attention of `, name(), " goes to ", towards(), "."], meta.plain ? "a_j = exp(s_j / √D) / Σ_m exp(s_m / √D)" : meta.formula,
         table((at) => [bar(v("weights", at)), number(v("weights", at), 3)])],
-      ["Values, weighted", "Each value is made as strong as its share.", "a_j v_j", table((at) => [strip(row("weighted", at), mixed), vector(row("weighted", at))])],
-      ["Sum", `What ${name} takes along from this head.`, "o_i = Σ_j a_j v_j", el("div", { className: "step-row" }, el("b", {}, "o"), strip(arrays.sum.values, mixed), vector(arrays.sum.values))],
+      ["Values, weighted", ["Each value is made as strong as its share."], "a_j v_j", table((at) => [strip(row("weighted", at), mixed), vector(row("weighted", at))])],
+      ["Sum", ["What ", name(), " takes along from this head."], "o_i = Σ_j a_j v_j", el("div", { className: "step-row" }, el("b", {}, "o"), strip(arrays.sum.values, mixed), vector(arrays.sum.values))],
     ];
     const list = el("ol", { className: "steps" });
     steps.forEach(([heading, words, formula, body], at) => {
-      const fold = el("details", { className: "step", open: true }, el("summary", {}, el("span", { className: "count" }, String(at + 1)), heading), el("p", {}, words), el("details", { className: "formula" }, el("summary", {}, "Formula"), el("code", {}, formula)), body);
+      const fold = el("details", { className: "step", open: true }, el("summary", {}, el("span", { className: "count" }, String(at + 1)), heading), el("p", {}, ...words), el("details", { className: "formula" }, el("summary", {}, "Formula"), el("code", {}, formula)), body);
       list.append(el("li", {}, fold));
     });
-    parts.picture.replaceChildren(who, list);
-    parts.numbers.replaceChildren(el("p", { className: "reading" }, number(v("weights", best), 2), " of ", el("b", { dir: "auto" }, name), "’s attention goes to ", el("b", { dir: "auto" }, best === query ? "itself" : plainToken(keys[best])), "."));
+    renew(parts.picture, who, list);
+    parts.numbers.replaceChildren(el("p", { className: "reading" }, number(v("weights", best), 2), " of ", name(), "’s attention goes to ", towards(), "."));
   }
 
   function bank({ meta, arrays }) {
@@ -157,7 +175,12 @@ export function mount(host, app) {
     );
   }
 
-  return { update, layers: () => 12, heads: () => 16, move: (step) => app.set({ pin: String(Math.max(0, options().query + step)) }), picture: () => parts.picture };
+  return {
+    update,
+    place: () => ({ ...sizes, layer: Math.min(options().layer, sizes.layers - 1), head: Math.min(options().head, sizes.heads - 1) }),
+    move: (step) => app.set({ pin: String(whole(options().query + step, 0, 0, sizes.tokens - 1)) }),
+    picture: () => parts.picture,
+  };
 }
 
 // a vector as a row of coloured cells

@@ -1,15 +1,16 @@
 // Translate: a sentence, its translation as it is found, what each word came from, and the search as a tree.
 
-import { el, chips, control, layout, number, plainToken, problem, select, slider, textBox, tokenNode } from "../ui.js";
+import { el, chips, control, layout, number, plainToken, problem, renew, select, slider, textBox, tokenNode } from "../ui.js";
+import { whole } from "../store.js";
 import { HEADS, fit } from "../colour.js";
-import { ask, stream } from "../client.js";
+import { ask, forget, stream } from "../client.js";
 import { Lines, Matrix, Weights, readout } from "../attention.js";
 
 export const title = "Translate";
 
 export function mount(host, app) {
   const parts = layout(host, "Each target word looks at the source words it is made of: the thicker the line, the more.",
-    "o_t = Σ_s softmax_s(q_t · k_s / √D) v_s,  q from the target, k and v from the source");
+    "o_t = Σ_s a_ts v_s,  a = the weights of target t over the source, as the layer that runs has them");
   const columns = el("div", { className: "beside" });
   const treeBox = el("div", { className: "tree-box" });
   parts.picture.append(columns, treeBox);
@@ -21,7 +22,7 @@ export function mount(host, app) {
     const state = app.state();
     const run = app.run("translate");
     const other = app.about.runs.find((one) => one.name === state.other && one.task === "translate");
-    return { run, other, text: state.text || app.example(run), beam: Math.min(Math.max(Number(state.beam || 4), 1), 12), mode: state.mode === "matrix" ? "matrix" : "lines", head: state.head === undefined || state.head === "all" ? "avg" : state.head === "avg" ? "avg" : Number(state.head), layer: state.layer, pin: state.pin === undefined ? null : Number(state.pin) };
+    return { run, other, text: state.text || app.example(run), beam: whole(state.beam, 4, 1, 12), mode: state.mode === "matrix" ? "matrix" : "lines", head: whole(state.head, "avg", 0, 999), layer: state.layer, pin: whole(state.pin, null, 0, Infinity) };
   };
 
   function side(run) {
@@ -46,10 +47,11 @@ export function mount(host, app) {
       else made.matrix.show(made.weights, { layer, head, pin: kept });
     };
     made.choice = () => {
-      const count = made.weights ? made.weights.meta.layers.length : 1;
+      const layers = made.weights ? made.weights.meta.layers.length : 1;
       const { layer, head } = options();
-      const at = layer === undefined ? Math.max(count - 2, 0) : Math.min(Number(layer), count - 1);
-      return { layer: at, count, head: head === "avg" ? "avg" : Math.min(head, made.weights ? made.weights.heads(at) - 1 : 0) };
+      const at = whole(layer, Math.max(layers - 2, 0), 0, layers - 1);
+      const heads = made.weights ? made.weights.heads(at) : 1;
+      return { layer: at, layers, heads, head: head === "avg" ? "avg" : Math.min(head, heads - 1) };
     };
     return made;
   }
@@ -69,14 +71,13 @@ export function mount(host, app) {
 
   function controls() {
     const { run, other, beam, mode } = options();
-    const { layer, count, head } = sides[0].choice();
-    const heads = sides[0].weights ? sides[0].weights.heads(layer) : 1;
+    const { layer, layers, heads, head } = sides[0].choice();
     const choices = [{ key: "avg", text: "average" }];
     for (let h = 0; h < heads; h += 1) choices.push({ key: h, text: String(h + 1), colour: HEADS[h % HEADS.length], title: `head ${h + 1}` });
     const runs = app.about.runs.filter((one) => one.task === "translate" && one.name !== run.name);
-    parts.controls.replaceChildren(
+    renew(parts.controls,
       control("seen as", chips([{ key: "lines", text: "lines" }, { key: "matrix", text: "heat map" }], mode, (value) => app.set({ mode: value }, true), "picture")),
-      control("layer", slider(layer + 1, 1, count, 1, (value) => app.set({ layer: String(value - 1) }), "layer")),
+      control("layer", slider(layer + 1, 1, layers, 1, (value) => app.set({ layer: String(value - 1) }), "layer")),
       control("head", chips(choices, head, (value) => app.set({ head: String(value) }), "head")),
       control("beam", slider(beam, 1, 12, 1, (value) => app.set({ beam: String(value), pin: null }, true), "beam")),
       runs.length ? control("beside it", select([["", "nothing"], ...runs.map((one) => [one.name, one.title])], other ? other.name : "", (value) => app.set({ other: value || null }, true), "second run")) : "",
@@ -116,6 +117,7 @@ export function mount(host, app) {
     asked = id;
     if (work) work.abort();
     work = new AbortController();
+    forget();
     parts.input.replaceChildren(textBox(text, run.examples, (value) => app.set({ text: value, pin: null }, true), "Type a sentence to translate", "Sentence"));
     sides.length = 0;
     for (const one of other ? [run, other] : [run]) sides.push(side(one));
@@ -143,9 +145,8 @@ export function mount(host, app) {
 
   return {
     update,
-    layers: () => (sides[0] ? sides[0].choice().count : 1),
-    heads: () => (sides[0] && sides[0].weights ? sides[0].weights.heads(sides[0].choice().layer) : 1),
-    move: (step) => sides[0] && sides[0].weights && sides[0].lines.move(step),
+    place: () => sides[0].choice(),
+    move: (step) => sides[0] && sides[0].weights && sides[0].lines.move(step, options().pin, sides[0].weights.T),
     picture: () => parts.picture,
   };
 }
@@ -163,7 +164,7 @@ function trace(steps, at) {
 }
 
 const LETTER = parseFloat(getComputedStyle(document.documentElement).fontSize);
-const WIDE = Math.round(7.2 * LETTER);
+const [WIDE, LEAF] = [Math.round(9 * LETTER), Math.round(7.2 * LETTER)];
 const TALL = Math.round(2.2 * LETTER);
 
 // the search: a column a step, what lived in it from best to worst; the way of the winner is drawn strong
@@ -171,7 +172,7 @@ function tree(made) {
   const { steps, found } = made;
   const box = el("div", { className: "tree", tabIndex: 0, "aria-label": "beam search as a tree" });
   const canvas = el("canvas", { "aria-hidden": "true" });
-  const width = (steps.length + 1) * WIDE;
+  const width = steps.length * WIDE;
   const tall = Math.max(...steps.map((step) => step.beams.length), 1) * TALL + 8;
   const context = fit(canvas, width, tall);
   box.append(canvas);
@@ -192,20 +193,21 @@ function tree(made) {
     beams.forEach((beam, at) => {
       const rank = ways.get(`${step}/${at}`);
       const x = step * WIDE;
-      const y = at * TALL + TALL / 2;
+      const y = (at + 0.5) * TALL;
       context.strokeStyle = rank === 0 ? style.getPropertyValue("--accent") : style.getPropertyValue("--faint");
       context.globalAlpha = rank === undefined ? 0.35 : 1;
       context.lineWidth = rank === 0 ? 2.5 : 1.2;
-      context.beginPath();
-      const from = step === 0 ? TALL / 2 : beam.parent * TALL + TALL / 2;
-      context.moveTo(step === 0 ? x - 6 : x - 8, from);
-      context.bezierCurveTo(x + 4, from, x, y, x + 12, y);
-      context.stroke();
-      const node = tokenNode(beam.token, { className: `leaf${rank === 0 ? " winner" : rank === undefined ? " pruned" : ""}` });
-      node.title = `${beam.token}  log probability ${beam.logprob.toFixed(4)}`;
-      node.append(el("small", {}, number(beam.logprob, 2)));
-      node.style.left = `${x + 12}px`;
-      node.style.top = `${at * TALL + 4}px`;
+      if (step > 0) {
+        const [gap, from] = [WIDE - LEAF, (beam.parent + 0.5) * TALL];
+        context.beginPath();
+        context.moveTo(x - gap, from);
+        context.bezierCurveTo(x - gap / 2, from, x - gap / 2, y, x, y);
+        context.stroke();
+      }
+      const node = el("span", { className: `leaf${rank === 0 ? " winner" : rank === undefined ? " pruned" : ""}` }, tokenNode(beam.token), el("small", {}, number(beam.logprob, 2)));
+      node.style.width = `${LEAF}px`;
+      node.style.left = `${x}px`;
+      node.style.top = `${y}px`;
       box.append(node);
     });
   });
@@ -214,5 +216,5 @@ function tree(made) {
     list.append(el("li", {}, el("span", { dir: "auto" }, one.text), el("small", { className: "quiet" }, " score ", number(one.score), one.finished ? "" : ", cut at its longest")));
   }
   const about = el("details", { className: "formula" }, el("summary", {}, "Score"), el("code", {}, "log p(Y) / ((5 + |Y|) / 6)^α,  α = 1"));
-  return el("section", { className: "search" }, el("h3", {}, "The search"), el("p", { className: "quiet" }, "Each column is a step; faded ways were given up. Numbers are log probabilities."), about, box, list);
+  return el("section", { className: "search" }, el("h3", {}, "The search"), el("p", { className: "quiet" }, "Each column is a step; what is dashed was given up. Numbers are log probabilities."), about, box, list);
 }
