@@ -417,7 +417,7 @@ def tokens(page, where):
 
 
 def test_hostile_tokens_are_text_in_every_view(page, tmp_path):
-    """All 60 as the names of tokens, examples, a run and a translation: no dialog (see `page`), no element, and text."""
+    """All 60 as the names of tokens, examples, a run and a translation: no dialog (see `page`), no element, text."""
     assert len(set(HOSTILE)) >= 60
     # all rows of a picture at once
     page.set_viewport_size({"width": 1280, "height": 3400})
