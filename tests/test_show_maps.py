@@ -196,6 +196,33 @@ def test_the_six_steps_are_the_layer(engine, translator):
     torch.testing.assert_close(parts["weights"], row, atol=1e-6, rtol=0)
 
 
+def test_the_six_steps_of_mixed_heads(translator):
+    torch.manual_seed(0)
+    sizes = {"vocabulary": translator.source.size, "width": 32, "heads": 4, "inner": 32, "layers": 1}
+    spec = "heads(local(window=1), strided(stride=2))"
+    model = regard.Transformer(regard.ModelConfig(kind="encoder", attention=spec, **sizes)).eval()
+    shown = Engine({"model": lambda: of_model("model", model, translator.source)})
+    wanted = model.maps(torch.tensor([translator.source.encode(SENTENCE)]))[0][0]
+    values = {"run": "model", "place": "encoder", "text": SENTENCE, "layer": 0, "query": 2}
+    for head in range(4):
+        parts = shown.answer("steps", values | {"head": head}).arrays
+        np.testing.assert_allclose(parts["weights"], wanted[head, 2].detach(), atol=1e-6)
+        # where a pair is seen its share follows from the scores: the query and the keys are those of this head
+        seen = parts["weights"] > 0
+        shares = np.exp(parts["scaled"][seen] - parts["scaled"][seen].max())
+        np.testing.assert_allclose(parts["weights"][seen], shares / shares.sum(), atol=1e-5)
+
+
+def test_a_translator_is_shown_as_far_as_it_reads(engine, translator):
+    values = {"run": "shipped", "text": "word " * 400, "target": "Wort"}
+    across = engine.answer("read", values | {"place": "cross"}).meta
+    assert len(across["keys"]) == across["longest"] == translator.longest + 1 < 400
+    assert across["cut"]
+    alone = engine.answer("read", values | {"place": "encoder"}).meta
+    assert len(alone["keys"]) > 400
+    assert not alone["cut"]
+
+
 def test_the_worked_example(engine):
     parts = engine.answer("example", {}).arrays
     np.testing.assert_allclose(parts["scores"], [112, 96], atol=1e-4)

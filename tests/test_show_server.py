@@ -8,6 +8,7 @@ import time
 
 import pytest
 import schemathesis
+import torch
 from hypothesis import HealthCheck, Phase, settings
 from shown import serving
 from starlette.requests import ClientDisconnect
@@ -61,6 +62,20 @@ def test_only_its_own_page(page, headers):
     assert page.request("POST", "/api/about", "{}", headers)[0] == 403
     own = {"Origin": f"http://127.0.0.1:{page.port}", "Sec-Fetch-Site": "same-origin"}
     assert page.request("POST", "/api/about", "{}", own)[0] == 200
+
+
+def test_a_link_on_another_site_opens_the_page_and_no_more(page):
+    def status(method, path, site, dest):
+        body = "{}" if method == "POST" else None
+        return page.request(method, path, body, {"Sec-Fetch-Site": site, "Sec-Fetch-Dest": dest})[0]
+
+    for site in ("cross-site", "same-site", "anything"):
+        assert status("GET", "/", site, "document") == 200
+        assert status("GET", "/", site, "iframe") == 403
+        assert status("GET", "/page/main.js", site, "document") == 403
+        assert status("GET", "/openapi.json", site, "document") == 403
+        assert status("POST", "/api/about", site, "document") == 403
+    assert status("GET", "/page/main.js", "same-origin", "script") == 200
 
 
 def test_headers_of_safety(page):
@@ -163,6 +178,40 @@ def test_a_slow_body_is_cut(page, monkeypatch):
         assert b" 408 " in slow.recv(4096)
 
 
+def test_slow_heads_are_cut(page, monkeypatch):
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.3)
+    whole = f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\n\r\n".encode()
+    # nothing, a part, and a part after a request that was answered
+    for before, raw in ((b"", b""), (b"", whole[:20]), (whole, whole[:20])):
+        with socket.create_connection(("127.0.0.1", page.port), timeout=5) as slow:
+            slow.sendall(before)
+            assert not before or slow.recv(65536).startswith(b"HTTP/1.1 200")
+            slow.sendall(raw)
+            while slow.recv(65536):
+                pass
+    # whoever takes long to be answered is not slow
+    page.engine.lock.acquire()
+    waiting = threading.Thread(target=page.ask, args=("example",))
+    waiting.start()
+    time.sleep(0.6)
+    page.engine.lock.release()
+    waiting.join(10)
+    assert page.request("POST", "/api/example", "{}")[0] == 200
+
+
+def test_a_view_that_is_saved_may_be_larger(page):
+    read = {"name": "read", "values": READ | {"text": "word " * 12_000}}
+    tiles = [
+        {"name": "tile", "values": read["values"] | {"layer": 0, "level": 3, "row": row, "column": 0}}
+        for row in range(7)
+    ]
+    body = {"title": "t", "hash": "#" + "x" * 100_000, "theme": "auto", "questions": [read, *tiles]}
+    assert len(json.dumps(body)) > server.MOST_BYTES
+    status, _, got = page.request("POST", "/api/export", json.dumps(body))
+    assert status == 200, got[:200]
+    assert page.request("POST", "/api/export", b" " * (server.MOST_SAVED + 1))[0] == 413
+
+
 @pytest.mark.parametrize(
     "raw",
     [
@@ -211,6 +260,12 @@ def test_a_translation_comes_step_by_step(page):
     assert found[0]["source"][-1] == "</s>"
     steps = [line for line in found if "beams" in line]
     assert [line["step"] for line in steps] == list(range(len(steps)))
+    # what the first token came from, as the layer before the last says
+    translator = page.engine.subject("shipped").translator
+    source = torch.tensor([[*translator.source.encode("Where is the station?"), translator.source.eos]])
+    row = translator.model.maps(source, torch.tensor([[translator.target.bos]]))[-2][0, :, 0].mean(0)
+    assert steps[0]["link"] == int(row.argmax())
+    assert steps[0]["weight"] == pytest.approx(float(row.max()), abs=1e-6)
     last = found[-1]["found"]
     assert last[0]["text"] == page.engine.subject("shipped").translator("Where is the station?")
     assert [one["score"] for one in last] == sorted((one["score"] for one in last), reverse=True)
@@ -257,6 +312,10 @@ def test_the_command_refuses_in_one_line(capsys, tmp_path):
     for words in (
         ["show", "--port", "70000"],
         ["show", "--out", "x.html"],
+        ["show", "--out", "x.html", "--text", " "],
+        ["show", "--out", str(tmp_path), "--text", "a word"],
+        ["show", "--out", str(tmp_path / "no" / "x.html"), "--text", "a word"],
+        ["show", "a", "b", "--out", "x.html", "--text", "a word"],
         ["show", str(tmp_path)],
         ["show", str(tmp_path / "no")],
     ):

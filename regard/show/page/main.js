@@ -107,7 +107,12 @@ function step(key, by) {
 
 function keys(event) {
   const typing = /^(input|textarea|select)$/i.test(event.target.tagName);
-  if (event.key === "Escape") { if (!byId("cancel").hidden) byId("cancel").click(); if (typing) event.target.blur(); else set({ pin: null }); return; }
+  if (event.key === "Escape") {
+    if (!byId("cancel").hidden) byId("cancel").click();
+    else if (typing) event.target.blur();
+    else set({ pin: null });
+    return;
+  }
   if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
   const list = Object.keys(views());
   if (/^[1-9]$/.test(event.key) && list[event.key - 1]) set({ view: list[event.key - 1], pin: null }, true);

@@ -61,8 +61,8 @@ export function chips(options, value, onchange, label) {
 
 // new nodes in the place of old ones: whoever works one of them by keyboard goes on with the one that follows it
 export function renew(host, ...nodes) {
-  const name = (node) => `${node.closest("[aria-label]")?.getAttribute("aria-label")}/${node.tagName}/${node.matches("select, input") ? "" : node.textContent}`;
-  const alike = (wanted) => [...host.querySelectorAll("button, input, select, summary, [tabindex]")].filter((node) => name(node) === wanted);
+  const name = (node) => `${node.closest("[aria-label]")?.getAttribute("aria-label")}/${node.tagName}/${node.matches("select, input, textarea") ? "" : node.textContent}`;
+  const alike = (wanted) => [...host.querySelectorAll("button, input, select, summary, textarea, [tabindex]")].filter((node) => name(node) === wanted);
   const old = host.contains(document.activeElement) ? document.activeElement : null;
   const wanted = old && name(old);
   const at = old ? alike(wanted).indexOf(old) : -1;

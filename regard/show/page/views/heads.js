@@ -62,10 +62,11 @@ export function mount(host, app) {
   function input() {
     const { run, place, text, target } = options();
     const runText = (value) => app.set({ text: value, pin: null }, true);
-    parts.input.replaceChildren(textBox(text, run.examples, runText, "Type any text", "Text to read"));
+    const boxes = [textBox(text, run.examples, runText, "Type any text", "Text to read")];
     if (place !== "encoder" && run.task === "translate") {
-      parts.input.append(textBox(target, [], (value) => app.set({ target: value, pin: null }, true), "its translation; empty: the model’s own", "Translation to read"));
+      boxes.push(textBox(target, [], (value) => app.set({ target: value, pin: null }, true), "its translation; empty: the model’s own", "Translation to read"));
     }
+    renew(parts.input, ...boxes);
   }
 
   function controls() {

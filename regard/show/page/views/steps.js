@@ -55,7 +55,7 @@ export function mount(host, app) {
     const typed = JSON.stringify([run.name, preset, text]);
     if (typed !== shown) {
       shown = typed;
-      if (preset === "text") parts.input.replaceChildren(textBox(text, [RIVER, CASHIER, ...run.examples.slice(0, 2)], (value) => app.set({ text: value, pin: null }, true), "Type a short text", "Text"));
+      if (preset === "text") renew(parts.input, textBox(text, [RIVER, CASHIER, ...run.examples.slice(0, 2)], (value) => app.set({ text: value, pin: null }, true), "Type a short text", "Text"));
       else parts.input.replaceChildren();
     }
     asked = id;

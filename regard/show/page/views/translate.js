@@ -118,7 +118,7 @@ export function mount(host, app) {
     if (work) work.abort();
     work = new AbortController();
     forget();
-    parts.input.replaceChildren(textBox(text, run.examples, (value) => app.set({ text: value, pin: null }, true), "Type a sentence to translate", "Sentence"));
+    renew(parts.input, textBox(text, run.examples, (value) => app.set({ text: value, pin: null }, true), "Type a sentence to translate", "Sentence"));
     sides.length = 0;
     for (const one of other ? [run, other] : [run]) sides.push(side(one));
     columns.replaceChildren(...sides.map((made) => made.box));
