@@ -25,11 +25,12 @@ SCRATCH = {f"from scratch, {name}": flags for name, flags in SEEDS.items()} | {
     "from scratch, local(window=4)": ["--model.attention", "local(window=4)"],
     "from scratch, linear": ["--model.attention", "linear", "--model.position", "learned(longest=64)"],
     "from scratch, byte pairs": ["--data.tokenizer", "bpe", "--data.vocabulary", "8000"],
-    "from scratch, read by 4 seeds": ["--model.pooling", "pma", "--model.seeds", "4"],
+    "from scratch, the mean of the tokens": ["--model.pooling", "mean", "--model.seeds", "null"],
     "from scratch, token vectors of size 1 and a last norm": [
         *("--model.scaled_embedding", "true", "--model.final_norm", "true"),
     ],
     "from scratch, weight decay 0.3": ["--training.weight_decay", "0.3"],
+    "from scratch, sentences three times": [],
     "from scratch, no token blanked": ["--data.blanked", "0"],
     "from scratch, 2 layers of width 256": ["--model.layers", "2", "--model.width", "256", "--model.inner", "512"],
 }
@@ -52,7 +53,9 @@ def prepare(data: Path, out: Path) -> dict[str, str]:
         rows = [line.split("\t") for line in file.read().split("\n")[1:] if line]
     # a phrase that is by chance a whole sentence of the test is not learnt
     phrases = [(plain(text), LABELS[int(label)]) for text, label in rows if plain(text) not in asked]
-    parts["train"] = list(dict.fromkeys(phrases + parts["train"]))
+    sentences = parts["train"]
+    parts["train"] = list(dict.fromkeys(phrases + sentences))
+    parts["train-sentences"] = parts["train"] + 2 * sentences
     paths = {}
     for name, examples in parts.items():
         paths[name] = str(out / f"{name}.tsv")
@@ -88,7 +91,10 @@ def main() -> None:
     wanted = given.only or [*SCRATCH, *TUNED]
     paths = prepare(given.data, given.out / "data")
     labelled = ["--data.text", paths["train"], "--data.valid_text", paths["dev"]]
-    scratch = {name: flags for name, flags in SCRATCH.items() if name in wanted}
+    often = ["--data.text", paths["train-sentences"]]
+    scratch = {
+        name: [*flags, *(often if "sentences" in name else [])] for name, flags in SCRATCH.items() if name in wanted
+    }
     bodies = {name: name.replace("masked first", "masked") for name in TUNED if name in wanted}
     tuned = {name: [*TUNED[name], "--init", str(given.out / side.slug(body))] for name, body in bodies.items()}
     texts = {name: [paths["train-text"], *([paths["reviews"]] if "reviews" in name else [])] for name in bodies}

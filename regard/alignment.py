@@ -212,10 +212,13 @@ def _word_maps(
     keeps = {"keep": source_keep, "target_keep": target_keep}
     # an aligner has one head: to ask for another is to ask for a layer that translates
     if layer == "aligner" or (layer is None and head == "average" and has_aligner(model)):
+        if not has_aligner(model):
+            raise ValueError("the model has no aligner: train one with --model.aligner true, or give another layer")
         if read == "consume":
             raise ValueError("the aligner's links are of the step that predicts: read='consume' is for other layers")
         layers = [_head(part, head) for part in model.maps(source, target, place="aligner", **keeps)]
     else:
+        _check_columns(model)
         layers = _pick([_head(part, head) for part in model.maps(source, target, **keeps)], layer)
     maps = torch.stack(layers, 1).float()  # [B, layers, T, S]
     # bos is the input of row 0, so that row t predicts token t and row t + 1 consumes it
@@ -256,6 +259,9 @@ def _check_model(model: nn.Module) -> None:
     kind = model.config.kind
     if kind in ("encoder", "decoder") or not hasattr(model, "maps"):
         raise ValueError(f"word links need a model that translates with attention, got kind {kind!r}")
+
+
+def _check_columns(model: nn.Module) -> None:
     for part in model.modules():
         if isinstance(part, Attention) and part.shape.role == "cross" and part.facts.columns != "tokens":
             raise ValueError(

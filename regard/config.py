@@ -79,41 +79,39 @@ class StackOptions:
     """of each attention"""
     kv_heads: int | None = None
     """key and value heads, fewer than heads to share them"""
-    head_width: int | None = None
-    """of each head (default: width / heads)"""
     inner: int | None = None
     """width inside the feed-forward layers"""
     layers: int | None = None
     """how many"""
     norm: Literal["post", "pre"] | None = None
     """where the norm stands: after the residual as in the paper, or before the sublayer"""
-    norm_kind: Literal["layer", "rms"] | None = None
-    """layer norm, or the root mean square alone (RMSNorm)"""
-    norm_epsilon: float | None = None
-    """added to the variance in each norm"""
     final_norm: bool | None = None
     """one more norm after the last layer (default: where norm is pre)"""
     feedforward: str | list[str] | None = None
     """spec of the feed-forward layers, or a list repeated over them, such as "dense(activation='gelu')" """
+    reversible: bool | None = None
+    """layers that are undone in the backward pass, so that their number costs no memory; with norm pre"""
     bias: bool | Literal["inputs"] | None = None
     """of the projections of attention; inputs: of queries, keys and values only"""
     scaled_embedding: bool | None = None
     """token vectors times the root of their width, as in the paper"""
-    normed_embedding: bool | None = None
-    """a norm over the sum of token vectors and positions, as in BERT"""
     dropout: float | None = None
     """of the embeddings and of what each sublayer adds"""
-    tied: bool | None = None
-    """the output layer is the embedding of the tokens"""
-    head: Literal["linear", "transform"] | None = None
-    """transform: a dense layer, GELU and a norm before the output layer, as in BERT"""
-    head_bias: bool | None = None
-    """a number for each token, added to its logit"""
 
     def changes(self) -> dict[str, Any]:
         """What is given beside the preset."""
         given = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
         return {name: value for name, value in given.items() if value is not None and name != "preset"}
+
+    def changes_of_trained(self, *free: str) -> dict[str, Any]:
+        """What is changed in a model that is trained already: nothing but what is free."""
+        changes = self.changes()
+        fixed = [name for name in changes if name not in free]
+        fixed += ["preset"] if self.preset != type(self).preset else []
+        if fixed:
+            given = ", ".join(f"model.{name}" for name in fixed)
+            raise ValueError(f"{given}: with --init only {', '.join(free)} can change, the rest is as it was trained")
+        return changes
 
     def resized(self, presets: dict[str, dict[str, Any]], cls: type, **sizes: Any) -> Any:
         """The config of a model: the preset, what is changed in it, and sizes that come from elsewhere."""
@@ -128,7 +126,28 @@ class StackOptions:
 
 
 @dataclass(frozen=True)
-class ModelOptions(StackOptions):
+class TokenOptions(StackOptions):
+    """A preset, and what to change in it: whatever is left out is as the preset says. For models that answer with
+    tokens."""
+
+    head_width: int | None = None
+    """of each head (default: width / heads)"""
+    norm_kind: Literal["layer", "rms"] | None = None
+    """layer norm, or the root mean square alone (RMSNorm)"""
+    norm_epsilon: float | None = None
+    """added to the variance in each norm"""
+    normed_embedding: bool | None = None
+    """a norm over the sum of token vectors and positions, as in BERT"""
+    tied: bool | None = None
+    """the output layer is the embedding of the tokens"""
+    head: Literal["linear", "transform"] | None = None
+    """transform: a dense layer, GELU and a norm before the output layer, as in BERT"""
+    head_bias: bool | None = None
+    """a number for each token, added to its logit"""
+
+
+@dataclass(frozen=True)
+class ModelOptions(TokenOptions):
     """A preset, and what to change in it: whatever is left out is as the preset says."""
 
     preset: str = "tiny"
@@ -151,8 +170,6 @@ class ModelOptions(StackOptions):
     """of the decoder"""
     decoder_feedforward: str | list[str] | None = None
     """spec of the decoder's feed-forward layers (default: as feedforward)"""
-    reversible: bool | None = None
-    """layers that are undone in the backward pass, so that their number costs no memory; with norm pre"""
     aligner: bool | None = None
     """one more layer, which learns word alignments beside the translation"""
     input_feeding: bool | None = None
@@ -310,7 +327,7 @@ class LanguageData:
 
 
 @dataclass(frozen=True)
-class LanguageOptions(StackOptions):
+class LanguageOptions(TokenOptions):
     """A preset, and what to change in it: whatever is left out is as the preset says."""
 
     preset: str = "gpt-nano"
@@ -360,7 +377,7 @@ class MaskedData(LanguageData):
 
 
 @dataclass(frozen=True)
-class MaskedOptions(StackOptions):
+class MaskedOptions(TokenOptions):
     """A preset, and what to change in it: whatever is left out is as the preset says."""
 
     preset: str = "bert-tiny"
@@ -450,8 +467,8 @@ class ClassifierOptions(StackOptions):
     causal: bool | None = None
     """a token sees those before it only, as in a decoder"""
     pooling: How | None = None
-    """what is read: pma (learnt seeds attend to all tokens), their mean, the first or the last (default: mean;
-    of causal layers: last; of funnel: first)"""
+    """what is read: pma (learnt seeds attend to all tokens), their mean, root (their sum over the root of their
+    number), the first or the last (default: mean; of causal layers: last; of funnel: first)"""
     seeds: int | None = None
     """of pma: vectors that it leaves"""
     seed_layers: int | None = None
@@ -465,13 +482,7 @@ class ClassifierOptions(StackOptions):
         """The config of the model; a `body` is that of a trained model, whose layers it takes."""
         sizes: dict[str, Any] = {"vocabulary": vocabulary, "classes": classes}
         if body is not None:
-            taken = ("dropout", "pooling", "seeds", "seed_layers")
-            foreign = [name for name in self.changes() if name not in taken]
-            if foreign or self.preset != "tiny":
-                given = ", ".join(f"model.{name}" for name in foreign or ["preset"])
-                raise ValueError(
-                    f"{given}: with --init only {', '.join(taken)} are free, the rest is as it was trained"
-                )
+            self.changes_of_trained("dropout", "pooling", "seeds", "seed_layers")
             body = dataclasses.replace(body, dropout=body.dropout if self.dropout is None else self.dropout)
             shared = ("width", "heads", "kv_heads", "inner", "layers", "attention", "feedforward", "position", "norm")
             sizes |= {name: getattr(body, name) for name in shared}

@@ -1,7 +1,5 @@
 """Language models: trained from running text, loaded from a run, measured, and asked to go on with a text."""
 
-import dataclasses
-import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,17 +11,14 @@ from torch import nn
 from regard import models, task
 from regard.config import LanguageConfig
 from regard.data.batches import padded, similar
-from regard.data.documents import Blocks, Documents, Pieces, Text, digest, hold_out, read_documents, stream
-from regard.data.tokenizer import Streamed, Tokenizer, chunks
+from regard.data.documents import Blocks, Documents, Pieces, Text, stream
+from regard.data.tokenizer import Streamed, Tokenizer
 from regard.decoding import DecodingConfig, Sliding, generate
-from regard.models.transformer import ModelConfig
-from regard.spec import parse
+from regard.text_task import FILE, TOKENS_AT_ONCE, TextTask
 from regard.training.loss import Loss, text_loss
 from regard.training.run import Run
 
-FILE = "tokenizer.json"
 SAMPLE = 100  # tokens shown at each evaluation
-TOKENS_AT_ONCE = 16384  # in a batch that is only measured
 
 _GPT = {
     "kind": "decoder",
@@ -54,7 +49,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-class Task(task.Task):
+class Task(TextTask):
     """Text in, the next token out."""
 
     name = "language"
@@ -70,48 +65,7 @@ class Task(task.Task):
     use = "go on with a text: regard generate {run} 'Once upon a time'"
     config = LanguageConfig
     metrics = ("loss",)
-
-    @classmethod
-    def read(cls, config: LanguageConfig) -> Documents:
-        data = config.data
-        if data.text is None:
-            raise ValueError("training data: give data.text, a file, a folder or a list of them")
-        train, skipped = read_documents(_several(data.text), data.documents, data.skip_bad)
-        facts: dict[str, Any] = {"skipped": {reason: part._asdict() for reason, part in skipped.items()}}
-        if data.valid is not None:
-            valid, skipped = read_documents(_several(data.valid), data.documents, data.skip_bad)
-            facts["skipped_valid"] = {reason: part._asdict() for reason, part in skipped.items()}
-        else:
-            train, valid = hold_out(train, data.held_out)
-        facts |= {"documents": len(train), "characters": sum(map(len, train)), "valid": sum(map(len, valid))}
-        return Documents(train, valid, facts | {"sha256": digest(train, valid)})
-
-    @classmethod
-    def learn(cls, data: Documents, config: LanguageConfig) -> dict[str, Tokenizer]:
-        if config.init is not None:
-            return task.read_parts(Run.open(config.init), cls.name).tokenizers
-        parts = (part for text in data.train for part in chunks(text))
-        return {FILE: Tokenizer.train(parts, config.data.vocabulary, config.data.tokenizer)}
-
-    @classmethod
-    def size(cls, config: LanguageConfig, tokenizers: dict[str, Tokenizer], data: Documents) -> ModelConfig:
-        if config.init is not None:
-            changes = config.model.changes()
-            if set(changes) - {"dropout"}:
-                raise ValueError(f"with init the model is as it was trained, but for dropout: leave out {set(changes)}")
-            return dataclasses.replace(task.read_parts(Run.open(config.init)).size, **changes)
-        size = config.model.resized(PRESETS, ModelConfig, vocabulary=tokenizers[FILE].size)
-        if parse(size.position) == parse("learned"):
-            # as long as what is read: positions that no text reached would stay as they were drawn
-            size = dataclasses.replace(size, position=f"learned(longest={config.data.length})")
-        return size
-
-    @classmethod
-    def build(cls, config: LanguageConfig, size: ModelConfig) -> nn.Module:
-        model = models.build(size)
-        if config.init is not None:
-            task.load_weights(model, Run.open(config.init))
-        return model
+    presets = PRESETS
 
     def __init__(self, config: LanguageConfig, data: Documents, tokenizers: dict[str, Tokenizer], model: nn.Module):
         self.model, self.data, self.unit = model, data, config.data.documents
@@ -122,11 +76,6 @@ class Task(task.Task):
         if config.init is not None:
             start = task.read_parts(Run.open(config.init)).facts.get("start")
         self.language = LanguageModel(model, tokenizer, length, start, config.data.apart)
-        if self.language.limit is not None and length > self.language.limit:
-            raise ValueError(
-                f"data.length {length} is more than the model has positions for, {self.language.limit}: "
-                "lower it, or give model.position or model.attention a larger 'longest'"
-            )
         sizes = {"length": length, "tokens": config.training.tokens, "seed": config.training.seed}
         if config.data.apart:
             # few shapes, so that the steps can be recorded
@@ -159,15 +108,8 @@ class Task(task.Task):
         unit = {"length": language.length, "start": language.start, "apart": language.apart}
         return unit | {"documents": self.unit}
 
-    def files(self) -> dict[str, str]:
-        lines = (json.dumps({"text": text}, ensure_ascii=False) for text in self.data.valid)
-        return {"valid.jsonl": "".join(line + "\n" for line in lines)}
-
     def notes(self) -> list[str]:
-        valid = self.data.facts["valid"]
-        documents = f"{len(self.data.train):,} documents" if len(self.data.train) > 1 else "one document"
-        size = self.language.tokenizer.size
-        return [f"{self.count:,} tokens of {documents}, {valid:,} characters to validate on; vocabulary {size:,}"]
+        return [self.note(f"{self.count:,} tokens", self.language.tokenizer)]
 
 
 class Measures(NamedTuple):
@@ -207,8 +149,7 @@ class LanguageModel:
         self.length = length  # tokens it was trained to read at a time
         self.start = start  # the token that stands before a text; None: the text begins at once
         self.apart = apart  # whether it was trained on one document at a time
-        layers = [part.longest for part in model.modules() if isinstance(getattr(part, "longest", None), int)]
-        self.limit = min(layers, default=None)  # positions there are; None: no end
+        self.limit = models.positions(model)  # None: no end
 
     @classmethod
     def load(cls, folder: str | Path, *, which: str | int | None = None, device: str = "auto") -> "LanguageModel":
@@ -408,18 +349,6 @@ class Listener:
         text, self.held = self.held[:size], self.held[size:]
         self.given += [text] if text else []
         return text
-
-
-def read_valid(folder: str | Path) -> list[str]:
-    """The documents a run validates on."""
-    path = Run.open(folder).folder / "valid.jsonl"
-    if not path.exists():
-        raise ValueError(f"{folder} keeps no text to validate on: give --text")
-    return [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").split("\n") if line]
-
-
-def _several(paths: str | Sequence[str]) -> list[str]:
-    return [paths] if isinstance(paths, str) else list(paths)
 
 
 def _exp(value: float) -> float:

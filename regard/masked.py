@@ -1,7 +1,5 @@
 """Models that name hidden tokens from both sides: trained from running text, loaded from a run, asked to fill gaps."""
 
-import dataclasses
-import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,20 +8,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard import language, models, task
+from regard import models, task
 from regard.config import MaskedConfig
 from regard.data.documents import Blocks, Documents, stream
 from regard.data.masking import Hidden, MaskedBatches, Masking, Texts
-from regard.data.tokenizer import Tokenizer, chunks
-from regard.models.transformer import ModelConfig
-from regard.spec import parse
+from regard.data.tokenizer import Tokenizer
+from regard.text_task import FILE, TOKENS_AT_ONCE, TextTask
 from regard.training.graphs import few_lengths
 from regard.training.loss import IGNORED, Loss, hidden_loss
-from regard.training.run import Run
 
-FILE = "tokenizer.json"
 MARK = "[mask]"  # where a token is hidden, in a text that is to be filled
-TOKENS_AT_ONCE = 16384  # in a batch that is only measured
 SAMPLES = 2  # shown at each evaluation
 BERT = {
     "kind": "encoder",
@@ -45,7 +39,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-class Task(task.Task):
+class Task(TextTask):
     """Text with gaps in, the hidden tokens out."""
 
     name = "masked"
@@ -60,47 +54,12 @@ class Task(task.Task):
     use = "fill a gap: regard fill {run} 'I took my [mask] for a walk'"
     config = MaskedConfig
     metrics = ("loss", "accuracy")
-
-    @classmethod
-    def read(cls, config: MaskedConfig) -> Documents:
-        return language.Task.read(config)
-
-    @classmethod
-    def learn(cls, data: Documents, config: MaskedConfig) -> dict[str, Tokenizer]:
-        if config.init is not None:
-            return task.read_parts(Run.open(config.init), cls.name).tokenizers
-        parts = (part for text in data.train for part in chunks(text))
-        return {FILE: Tokenizer.train(parts, config.data.vocabulary, config.data.tokenizer)}
-
-    @classmethod
-    def size(cls, config: MaskedConfig, tokenizers: dict[str, Tokenizer], data: Documents) -> ModelConfig:
-        if config.init is not None:
-            changes = config.model.changes()
-            if set(changes) - {"dropout"}:
-                raise ValueError(f"with init the model is as it was trained, but for dropout: leave out {set(changes)}")
-            return dataclasses.replace(task.read_parts(Run.open(config.init)).size, **changes)
-        size = config.model.resized(PRESETS, ModelConfig, vocabulary=tokenizers[FILE].size)
-        if parse(size.position) == parse("learned"):
-            # as long as what is read: positions that no text reached would stay as they were drawn
-            size = dataclasses.replace(size, position=f"learned(longest={config.data.length})")
-        return size
-
-    @classmethod
-    def build(cls, config: MaskedConfig, size: ModelConfig) -> nn.Module:
-        model = models.build(size)
-        if config.init is not None:
-            task.load_weights(model, Run.open(config.init))
-        return model
+    presets = PRESETS
 
     def __init__(self, config: MaskedConfig, data: Documents, tokenizers: dict[str, Tokenizer], model: nn.Module):
         self.model, self.data, wishes = model, data, config.data
         self.unit = wishes.documents
         self.masked = MaskedModel(model, tokenizers[FILE], wishes.length, wishes.apart)
-        if self.masked.limit is not None and wishes.length > self.masked.limit:
-            raise ValueError(
-                f"data.length {wishes.length} is more than the model has positions for, {self.masked.limit}: "
-                "lower it, or give model.position or model.attention a larger 'longest'"
-            )
         self.masking = Masking(tokenizers[FILE], wishes.masked, whole_words=wishes.whole_words)
         # few shapes, so that the steps can be recorded
         records = config.training.graphs and next(model.parameters()).is_cuda
@@ -128,14 +87,8 @@ class Task(task.Task):
             "whole_words": self.masking.edges is not None,
         }
 
-    def files(self) -> dict[str, str]:
-        lines = (json.dumps({"text": text}, ensure_ascii=False) for text in self.data.valid)
-        return {"valid.jsonl": "".join(line + "\n" for line in lines)}
-
     def notes(self) -> list[str]:
-        valid, size = self.data.facts["valid"], self.masked.tokenizer.size
-        documents = f"{len(self.data.train):,} documents" if len(self.data.train) > 1 else "one document"
-        return [f"{len(self.batches):,} rows of {documents}, {valid:,} characters to validate on; vocabulary {size:,}"]
+        return [self.note(f"{len(self.batches):,} rows", self.masked.tokenizer)]
 
 
 class Measures(NamedTuple):
@@ -303,6 +256,3 @@ class MaskedModel:
 
     def _text(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids)
-
-
-read_valid = language.read_valid

@@ -1,4 +1,4 @@
-"""The verbs over runs: train, resume, translate, classify, evaluate, align. cli.py calls them; nothing else does."""
+"""The verbs over runs, from train to export. cli.py calls them; nothing else does."""
 
 import argparse
 import json
@@ -183,18 +183,14 @@ def evaluate_classifier(arguments: argparse.Namespace) -> None:
 
 def evaluate_masked(arguments: argparse.Namespace) -> None:
     """Loss, perplexity and accuracy of hidden tokens"""
-    from regard.data.documents import read_documents
     from regard.data.masking import Masking
-    from regard.masked import MaskedModel, read_valid
+    from regard.masked import MaskedModel
     from regard.task import read_parts
     from regard.training.run import Run
 
     masked = MaskedModel.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    what, documents = _documents(arguments)
     facts = read_parts(Run.open(arguments.run)).facts
-    if arguments.text is None:
-        what, documents = "the run's validation", read_valid(arguments.run)
-    else:
-        what, documents = ", ".join(arguments.text), read_documents(arguments.text, facts.get("documents", "file"))[0]
     masking = Masking(masked.tokenizer, facts.get("masked", 0.15), whole_words=bool(facts.get("whole_words")))
     found = masked.measure(documents, masking)
     if arguments.json:
@@ -296,17 +292,10 @@ def classify(arguments: argparse.Namespace) -> None:
 
 def evaluate_language(arguments: argparse.Namespace) -> None:
     """Loss, perplexity, bits"""
-    from regard.data.documents import read_documents
-    from regard.language import LanguageModel, read_valid
-    from regard.task import read_parts
-    from regard.training.run import Run
+    from regard.language import LanguageModel
 
     language = LanguageModel.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
-    if arguments.text is None:
-        what, documents = "the run's validation", read_valid(arguments.run)
-    else:
-        unit = read_parts(Run.open(arguments.run)).facts.get("documents", "file")
-        what, documents = ", ".join(arguments.text), read_documents(arguments.text, unit)[0]
+    what, documents = _documents(arguments)
     found = language.measure(documents, stride=arguments.stride)
     if arguments.json:
         print(json.dumps({"documents": len(documents), **found._asdict()}))
@@ -317,6 +306,18 @@ def evaluate_language(arguments: argparse.Namespace) -> None:
     print(f"word perplexity = {found.word_perplexity:.2f} over {found.words:,} words and line ends")
     if found.unknown:
         _warn(f"{found.unknown:,} tokens are unknown to the model, and counted as one kind of token")
+
+
+def _documents(arguments: argparse.Namespace) -> tuple[str, list[str]]:
+    """Those of --text, cut as the run was trained on, or what the run validates on; and their name."""
+    from regard.data.documents import read_documents
+    from regard.text_task import read_valid
+    from regard.training.run import Run
+
+    if arguments.text is None:
+        return "the run's validation", read_valid(arguments.run)
+    unit = Run.open(arguments.run).read_json("run.json").get("documents", "file")
+    return ", ".join(arguments.text), read_documents(arguments.text, unit)[0]
 
 
 EVALUATIONS = {
@@ -424,15 +425,13 @@ def align_pairs(arguments: argparse.Namespace) -> None:
     pairs = _pairs(arguments)
     _refuse_long(forward, pairs)
     options = {"read": arguments.read, "head": _whole(arguments.head)}
+    layer = _whole(arguments.layer)
     if arguments.reverse is None:
-        tokenizers = forward.source, forward.target
-        layer = _whole(arguments.layer)
-        found = alignment.align(forward.model, *tokenizers, pairs, layer=layer, **options)
+        found = alignment.align(forward.model, forward.source, forward.target, pairs, layer=layer, **options)
     else:
         backward = Translator.load(arguments.reverse, which=arguments.checkpoint, device=arguments.device)
         flipped = [(target, source) for source, target in pairs]
         learnt = alignment.has_aligner(forward.model) and alignment.has_aligner(backward.model)
-        layer = _whole(arguments.layer)
         options["layer"] = layer if layer is not None else ("aligner" if learnt else "all")
         there = alignment.read_maps(forward.model, forward.source, forward.target, pairs, **options)
         back = alignment.read_maps(backward.model, backward.source, backward.target, flipped, **options)
@@ -449,7 +448,7 @@ def align_pairs(arguments: argparse.Namespace) -> None:
         if not 1 <= arguments.sentence <= len(found):
             raise ValueError(f"--sentence must be from 1 to {len(found)}, got {arguments.sentence}")
         chosen = found[arguments.sentence - 1]
-        title, note = "What each target word attends to", "Ringed: the word links, the strongest of each target word."
+        title, note = "Where each target word comes from", "Ringed: the word links."
         picture = pictures.alignment_picture(chosen.matrix, chosen.source, chosen.target, chosen.links, title, note)
         _warn(f"picture of sentence {arguments.sentence}: {pictures.save(picture, arguments.picture)}")
     if arguments.gold is not None:
@@ -588,54 +587,6 @@ def export_run(arguments: argparse.Namespace) -> None:
 
 def add_verbs(verb: Verb) -> None:
     """The flags of each verb."""
-    added = verb(
-        "import",
-        import_model,
-        "make a run of a published model: GPT-2, BERT, RoBERTa, DistilBERT, Marian, Llama and their like, llama2.c",
-        [
-            "regard import models/gpt2 --out runs/gpt2",
-            "regard import models/opus-mt-en-de",
-            "regard import stories260K.bin --tokenizer tok512.bin --out runs/stories",
-        ],
-    )
-    kinds = "a Hugging Face folder (config.json, safetensors, tokenizer), or a llama2.c file"
-    added.add_argument("source", metavar="FOLDER", help=kinds)
-    added.add_argument("--out", metavar="RUN", help="the run folder (default: runs/ and the name of the source)")
-    added.add_argument("--tokenizer", help="folder of the tokenizer (default: FOLDER); of llama2.c the tok*.bin file")
-
-    added = verb(
-        "export",
-        export_run,
-        "write a run for others: a Hugging Face folder, or a CTranslate2 folder of a translator",
-        [
-            "regard export runs/gpt2 --format huggingface --out models/mine",
-            "regard export runs/translate --format ctranslate2 --out models/fast",
-        ],
-    )
-    added.add_argument("run", metavar="RUN", help="a run folder")
-    added.add_argument("--format", choices=("huggingface", "ctranslate2"), required=True, help="who is to open it")
-    added.add_argument("--out", metavar="FOLDER", required=True, help="a new folder")
-    added.add_argument("--family", help="of huggingface: gpt2, bert, marian, llama ... (default: the one that fits)")
-    added.add_argument("--checkpoint", help="best, last, average or a step (default: the average, or else the best)")
-
-    added = verb(
-        "embed",
-        embed,
-        "turn each line of standard input into a vector, by an encoder (BERT and its like)",
-        [
-            "regard embed runs/minilm < sentences.txt > vectors.jsonl",
-            "regard embed runs/minilm --input sentences.txt --out vectors.npy",
-        ],
-    )
-    added.add_argument("run", metavar="RUN", help="a run folder")
-    added.add_argument("--input", default="-", help="a file instead of standard input; .gz and .xz too")
-    added.add_argument("--out", help="a .npy file, [lines, width] (default: a JSON list a line)")
-    added.add_argument(
-        "--pooling", choices=("mean", "first", "pooler"), default="mean", help="over the tokens of a line"
-    )
-    added.add_argument("--raw", action="store_true", help="vectors as they are, instead of length one")
-    _add_model(added)
-
     verb(
         "train",
         None,
@@ -854,6 +805,54 @@ def add_verbs(verb: Verb) -> None:
     added.add_argument("run", metavar="RUN", help="a run folder")
     added.add_argument("--out", required=True, help="a new folder")
     added.add_argument("--checkpoint", help="best, last, average or a step (default: the average, or else the best)")
+
+    added = verb(
+        "import",
+        import_model,
+        "make a run of a published model: GPT-2, BERT, RoBERTa, DistilBERT, Marian, Llama and their like, llama2.c",
+        [
+            "regard import models/gpt2 --out runs/gpt2",
+            "regard import models/opus-mt-en-de",
+            "regard import stories260K.bin --tokenizer tok512.bin --out runs/stories",
+        ],
+    )
+    kinds = "a Hugging Face folder (config.json, safetensors, tokenizer), or a llama2.c file"
+    added.add_argument("source", metavar="FOLDER", help=kinds)
+    added.add_argument("--out", metavar="RUN", help="the run folder (default: runs/ and the name of the source)")
+    added.add_argument("--tokenizer", help="folder of the tokenizer (default: FOLDER); of llama2.c the tok*.bin file")
+
+    added = verb(
+        "export",
+        export_run,
+        "write a run for others: a Hugging Face folder, or a CTranslate2 folder of a translator",
+        [
+            "regard export runs/gpt2 --format huggingface --out models/mine",
+            "regard export runs/translate --format ctranslate2 --out models/fast",
+        ],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("--format", choices=("huggingface", "ctranslate2"), required=True, help="who is to open it")
+    added.add_argument("--out", metavar="FOLDER", required=True, help="a new folder")
+    added.add_argument("--family", help="of huggingface: gpt2, bert, marian, llama ... (default: the one that fits)")
+    added.add_argument("--checkpoint", help="best, last, average or a step (default: the average, or else the best)")
+
+    added = verb(
+        "embed",
+        embed,
+        "turn each line of standard input into a vector, by an encoder (BERT and its like)",
+        [
+            "regard embed runs/minilm < sentences.txt > vectors.jsonl",
+            "regard embed runs/minilm --input sentences.txt --out vectors.npy",
+        ],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("--input", default="-", help="a file instead of standard input; .gz and .xz too")
+    added.add_argument("--out", help="a .npy file, [lines, width] (default: a JSON list a line)")
+    added.add_argument(
+        "--pooling", choices=("mean", "first", "pooler"), default="mean", help="over the tokens of a line"
+    )
+    added.add_argument("--raw", action="store_true", help="vectors as they are, instead of length one")
+    _add_model(added)
 
 
 def _add_model(added: argparse.ArgumentParser) -> None:

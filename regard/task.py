@@ -271,11 +271,14 @@ def read_config(run: Run) -> Any:
     """What a run was begun with."""
     path = run.folder / "config.yaml"
     if not path.exists():
-        raise ValueError(f"{run.folder} has no config.yaml: a compact run is to be used, and cannot go on")
+        raise ValueError(f"{run.folder} has no config.yaml: compact and imported runs are to be used, and cannot go on")
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not readable YAML: {' '.join(str(error).split())}") from error
+    if isinstance(values, dict) and isinstance(values.get("model"), dict):
+        # what was left to the preset is so still, also where there was an option that is no more
+        values["model"] = {name: value for name, value in values["model"].items() if value is not None}
     return from_json(of(run).config, values)
 
 

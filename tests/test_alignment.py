@@ -302,6 +302,11 @@ class TestModels:
         expected = model.eval().maps(source, target, place="aligner")[0][0, 0, :-1, :2]
         (found,) = align(model, SOURCE, SOURCE, [("a b", "c d")])
         torch.testing.assert_close(torch.from_numpy(found.matrix), expected)
+        # another head than the average is one of a layer that translates
+        (found,) = align(model, SOURCE, SOURCE, [("a b", "c d")], head=1)
+        torch.testing.assert_close(torch.from_numpy(found.matrix), model.maps(source, target)[0][0, 1, :-1, :2])
+        with pytest.raises(ValueError, match="head must be a number from 0 to 0"):
+            align(model, SOURCE, SOURCE, [("a b", "c d")], layer="aligner", head=1)
 
     def test_low_precision(self):
         model = self.small().to(torch.bfloat16)
@@ -337,6 +342,14 @@ class TestModels:
             block.cross.facts = replace(block.cross.facts, columns="slots")
         with pytest.raises(ValueError, match="'softmax' looks at slots"):
             align(model, SOURCE, SOURCE, [("a b c", "a b c")])
+        model = self.small(aligner=True, cross_attention="compressed(factor=2)")
+        assert align(model, SOURCE, SOURCE, [("a b c", "a b c")])[0].matrix.shape == (3, 3)
+        with pytest.raises(ValueError, match="'compressed' looks at slots"):
+            align(model, SOURCE, SOURCE, [("a b c", "a b c")], layer=0)
+
+    def test_no_aligner(self):
+        with pytest.raises(ValueError, match=r"has no aligner: train one with --model\.aligner true"):
+            align(self.small(), SOURCE, SOURCE, [("a", "a")], layer="aligner")
 
     def test_signed_attention(self):
         model = self.small(cross_attention="linformer(rank=4, longest=16)")
@@ -371,6 +384,12 @@ class TestBoth:
             forward, [maps_of([[0.8, 0.2, 0.0], [0.1, 0.3, 0.5], [0.9, 0.0, 0.1]])], method="agreement"
         )
         assert found.links == links("0-0 1-2")
+
+    def test_agreement_is_a_product(self):
+        # products 0.25, 0.095, 0.27, 0.243, 0.3: neither the mean nor the smaller of the two decides
+        forward, backward = [[0.5, 0.95, 0.9, 0.9, 0.6]], [[0.5], [0.1], [0.3], [0.27], [0.5]]
+        (found,) = align_both([maps_of(forward)], [maps_of(backward)], method="agreement")
+        assert found.links == links("2-0 4-0")
 
     def test_layers(self):
         identity, reversal = np.eye(3), np.eye(3)[::-1]

@@ -1,19 +1,20 @@
 """Classifiers of texts from the outside: data, training, exact resuming, trained layers, answers, thresholds, verbs."""
 
-import io
 import json
-import sys
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 from matplotlib.image import imread
 from test_training import assert_same, dying, in_child
 from torch.testing import assert_close
+from verbs import refused, told
 
-from regard import cli, language, masked, models, task
+from regard import language, masked, models, task
 from regard.classification import Classifier, Task, Threshold, read_corpus, read_valid
 from regard.config import (
     ClassifierOptions,
@@ -341,22 +342,6 @@ def test_threshold_moves_the_answer(classifier):
 # verbs
 
 
-def told(monkeypatch, capsys, *words: str, stdin: bytes | None = None) -> tuple[str, str]:
-    if stdin is not None:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-    assert cli.main(list(words)) == 0
-    said = capsys.readouterr()
-    return said.out, said.err
-
-
-def refused(capsys, *words: str) -> str:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(list(words))
-    said = capsys.readouterr()
-    assert (ended.value.code, said.out, said.err.count("\n")) == (2, "", 1)
-    return said.err
-
-
 def test_classify_gives_as_many_lines_as_come(run, monkeypatch, capsys):
     lines = [
         b"a fine film",
@@ -483,9 +468,24 @@ def test_wishes_that_do_not_fit_together(run, bodies, capsys, tmp_path):
     assert "the classes are bad, good" in refused(capsys, "evaluate", run, "--data", str(other))
 
 
-def test_a_damaged_run_is_said_to_be(run, tmp_path, capsys):
-    import shutil
+def test_options_that_no_classifier_has(run, tmp_path, capsys):
+    """They are not offered; a run of the time when they were, which left them open, goes on."""
+    data = write(tmp_path / "a.tsv")
+    said = refused(capsys, "train", "classify", "--data.text", str(data), "--model.tied", "true")
+    assert "unrecognized arguments: --model.tied" in said
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    values = yaml.safe_load((copy / "config.yaml").read_text())
+    for tied, goes_on in ((None, True), (True, False)):
+        (copy / "config.yaml").write_text(yaml.safe_dump(values | {"model": values["model"] | {"tied": tied}}))
+        if goes_on:
+            assert task.read_config(Run.open(copy)) == task.read_config(Run.open(run))
+        else:
+            with pytest.raises(ValueError, match="ClassifierOptions has no tied"):
+                task.read_config(Run.open(copy))
 
+
+def test_a_damaged_run_is_said_to_be(run, tmp_path, capsys):
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
     facts = json.loads((copy / "run.json").read_text())

@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 from matplotlib.image import imread
+from verbs import refused
 
 import regard
 from regard import draw
@@ -16,18 +17,6 @@ from regard.cli import example_lines, main
 from regard.spec import REGISTRIES, parse
 
 NAMES = [(kind, name) for kind, registry in REGISTRIES.items() for name in registry.names()]
-
-
-def refused(capsys, *words: str) -> str:
-    """Runs a command that must fail: status 2, nothing on stdout, one line on stderr, which is returned."""
-    with pytest.raises(SystemExit) as ended:
-        main(list(words))
-    told = capsys.readouterr()
-    assert ended.value.code == 2
-    assert told.out == ""
-    assert told.err.count("\n") == 1
-    assert told.err.startswith("regard")
-    return told.err
 
 
 @pytest.fixture(autouse=True)

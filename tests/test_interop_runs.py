@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from test_interop import PUBLISHED, compare, ids, ours, published
 from tokenizers import decoders, pre_tokenizers, trainers
 from torch.testing import assert_close
+from verbs import refused
 
 from regard import cli, models, task
 from regard.data.tokenizer import Tokenizer
@@ -45,16 +46,6 @@ LINES = [
     "Don't forget to write to me!",
     "We could have waited a little longer.",
 ]
-
-
-def refused(capsys, *argv: str) -> str:
-    """What the command line says of bad input: one line, exit code 2."""
-    with pytest.raises(SystemExit) as ended:
-        cli.main(list(argv))
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1, said
-    return said
 
 
 # llama2.c
@@ -476,7 +467,7 @@ def test_ctranslate2_of_other_settings(tmp_path):
     from regard.decoding import decode
     from regard.interop import ctranslate2 as ours
 
-    options = {"norm": "post", "bias": True, "position": "learned(longest=64)", "head_bias": True, "norm_epsilon": 0.01}
+    options = {"norm": "post", "bias": True, "position": "learned(longest=64)", "head_bias": True, "norm_epsilon": 2.0}
     for number, changes in enumerate(
         ({}, {"norm": "pre", "target_vocabulary": 70, "tied": False}, {"scaled_embedding": False, "position": "none"})
     ):
@@ -736,6 +727,11 @@ def test_marian_with_its_own_tokenizers(tmp_path, capsys, monkeypatch):
         (best,) = next(iter(translator.translate([line], decoding)))
         wanted = [id for id in found[0].tolist()[1:] if id != 0]
         assert best.hypothesis.ids == wanted
+        # how probable it is tells with which token it began
+        ends = [*wanted, *([0] if best.hypothesis.finished else [])]
+        begun = torch.tensor([[pad, *ends[:-1]]])
+        chances = model(input_ids=torch.tensor([ids]), decoder_input_ids=begun).logits[0].log_softmax(1)
+        assert_close(best.hypothesis.logprob, float(chances.gather(1, torch.tensor(ends)[:, None]).sum()), **CLOSE)
         assert best.text == tokenizer.decode(wanted, skip_special_tokens=True)
     export_run(tmp_path / "run", tmp_path / "back", "huggingface")
     assert (tmp_path / "back" / "source.spm").read_bytes() == (folder / "source.spm").read_bytes()

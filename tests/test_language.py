@@ -299,8 +299,9 @@ def test_a_run_begins_with_another(run, tmp_path):
     ours, theirs = LanguageModel.load(run), LanguageModel.load(settings.out)
     assert theirs.tokenizer.encode(BOOK) == ours.tokenizer.encode(BOOK)
     assert ours.measure([RHYME]).loss == pytest.approx(theirs.measure([RHYME]).loss)
-    with pytest.raises(ValueError, match="as it was trained, but for dropout"):
-        finish(dataclasses.replace(settings, out=str(tmp_path / "b"), model=LanguageOptions(width=8)))
+    for changed, name in ((LanguageOptions(width=8), "width"), (LanguageOptions(preset="gpt2"), "preset")):
+        with pytest.raises(ValueError, match=f"^model.{name}: with --init only dropout can change"):
+            finish(dataclasses.replace(settings, out=str(tmp_path / "b"), model=changed))
 
 
 def test_what_does_not_fit_is_said_before_anything_is_written(tmp_path):

@@ -16,7 +16,14 @@ from regard.spec import ATTENTION
 
 WIDTH = 16
 LAYER = ModelConfig(kind="encoder", width=WIDTH, heads=4, inner=24, bias=True, dropout=0.0)
-HOW = [("mean", {}), ("first", {}), ("last", {}), ("pma", {"seeds": 3}), ("pma", {"seeds": 2, "layers": 2})]
+HOW = [
+    ("mean", {}),
+    ("root", {}),
+    ("first", {}),
+    ("last", {}),
+    ("pma", {"seeds": 3}),
+    ("pma", {"seeds": 2, "layers": 2}),
+]
 SPECS = [ATTENTION.find(name).examples[0] for name in ATTENTION.names()]
 CROSS = [spec for spec in SPECS if "cross" in regard.facts(spec).roles]
 SELF = [spec for spec in SPECS if "self" in regard.facts(spec).roles]
@@ -36,8 +43,8 @@ def plain(layer: Pooling, x: torch.Tensor) -> torch.Tensor:
         return x[:1]
     if layer.how == "last":
         return x[-1:]
-    if layer.how == "mean":
-        return (sum(x) / len(x))[None]
+    if layer.how in ("mean", "root"):
+        return (sum(x) / len(x) ** (1 if layer.how == "mean" else 0.5))[None]
     y = block(layer.blocks[0], layer.seed, relu, torch.stack([relu(linear(z, layer.feed)) for z in x]))
     for other in layer.blocks[1:]:
         y = block(other, y, relu)
@@ -178,7 +185,7 @@ def test_pma_is_that_of_the_paper(padded):
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="pooling must be one of pma, mean, first, last, got 'max'"):
+    with pytest.raises(ValueError, match="pooling must be one of pma, mean, root, first, last, got 'max'"):
         Pooling(LAYER, "max")
     with pytest.raises(ValueError, match="seeds and layers are for pooling 'pma'; 'mean' leaves one vector"):
         Pooling(LAYER, "mean", seeds=2)

@@ -9,8 +9,9 @@ from torch.profiler import ProfilerActivity, profile
 from torch.testing import assert_close
 
 import regard
+from regard import language, masked, models
 from regard.attention.base import Memory, Rows
-from regard.config import ModelOptions
+from regard.config import ClassifierOptions, LanguageOptions, MaskedOptions, ModelOptions
 from regard.interop import ctranslate2, families
 from regard.models.reversible import Coupled
 from regard.models.transformer import ModelConfig, Transformer, through_pair
@@ -213,7 +214,16 @@ def test_post_norm_is_refused():
         ModelConfig(norm="post", reversible=True)
     with pytest.raises(ValueError, match="norm='pre'"):
         ModelOptions(reversible=True).resolve(100, None)
-    assert ModelOptions(reversible=True, norm="pre").resolve(100, None).reversible
+
+
+def test_every_task_takes_it():
+    wish = {"reversible": True, "norm": "pre"}
+    assert ModelOptions(**wish).resolve(100, None).reversible
+    assert LanguageOptions(**wish).resized(language.PRESETS, ModelConfig, vocabulary=40).reversible
+    assert MaskedOptions(**wish).resized(masked.PRESETS, ModelConfig, vocabulary=40).reversible
+    assert models.build(ClassifierOptions(**wish, width=16, heads=2).resolve(40, 2)).stack.reversible
+    with pytest.raises(ValueError, match=r"'funnel' has no model\.reversible"):
+        ClassifierOptions(preset="funnel", **wish).resolve(40, 2)
 
 
 def test_no_other_program_takes_it_for_an_ordinary_model():

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import regard
-from regard.attention.base import Rows
+from regard.attention.base import Memory, Rows
 from regard.models.transformer import PRESETS, ModelConfig, Transformer
 from regard.spec import ATTENTION
 
@@ -320,3 +320,37 @@ def test_the_aligner_learns_and_leaves_the_translator_alone():
                 total, count = total - terms.sum().log(), count + 1
             assert_close(found[t, words], terms / terms.sum())
     assert_close(loss, total / count)
+
+
+def test_the_aligner_of_a_source_without_words():
+    """The end of the source alone: nothing can be linked, and nothing is ruined."""
+    model = build(aligner=True).train()
+    source, target = torch.tensor([[3], [3]]), ids(2, 5)
+    loss = model(source, target).loss
+    loss.backward()
+    assert loss.isfinite()
+    assert all(part.grad.isfinite().all() for part in model.aligner.parameters())
+    (maps,) = model.eval().maps(source, target, place="aligner")
+    assert not maps.any()
+
+
+def test_the_aligner_computes_in_full_precision_under_autocast():
+    """Its sums of small probabilities are of float32, whatever the translator's products are in."""
+    model = build(aligner=True).float()
+    source, target, embedding = ids(), ids(T=7, seed=2), model.encoder.embedding.weight
+    x, memory = torch.randn(3, 7, 16), Memory(torch.randn(3, 9, 16), None)
+    given = x, Rows.full(x), memory, source, target, embedding, model.output.weight
+    for part in (model.aligner.forward, model.aligner.map):
+        expected = part(*given)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert_close(part(*given), expected, rtol=0, atol=0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_aligner_on_a_gpu():
+    """There the dictionary is read token by token, without looking for equal ones."""
+    model = build(aligner=True).train()
+    source, target = ids(), ids(T=7, seed=2)
+    here = model(source, target, keep=KEEP, target_keep=TARGET_KEEP).loss
+    there = model.cuda()(source.cuda(), target.cuda(), keep=KEEP.cuda(), target_keep=TARGET_KEEP.cuda()).loss
+    assert_close(there.cpu(), here)

@@ -7,6 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
@@ -222,7 +223,7 @@ def test_a_compact_run_stays_what_it_is(run, tmp_path):
     compact_run(first, second)
     ours, theirs = (Translator.load(folder).model.state_dict() for folder in (first, second))
     assert_close(ours, theirs, rtol=0, atol=0)
-    with pytest.raises(ValueError, match="a compact run is to be used"):
+    with pytest.raises(ValueError, match="compact and imported runs are to be used"):
         resume(first, Display(quiet=True))
 
 
@@ -274,6 +275,34 @@ def test_links_of_both_directions_come_from_the_aligners(run, tmp_path, capsys):
     there = alignment.read_maps(*both, pairs, layer="aligner")
     back = alignment.read_maps(*both, [(two, one) for one, two in pairs], layer="aligner")
     assert lines == [str(part) for part in alignment.align_both(there, back)]
+    flags = ["--symmetrise", "agreement", "--source", str(tmp_path / "a.tsv")]
+    assert cli.main(["align", run, "--reverse", run, *flags]) == 0
+    agreed = [str(part) for part in alignment.align_both(there, back, method="agreement")]
+    assert capsys.readouterr().out.split("\n")[:-1] == agreed != lines
+
+
+def test_links_of_both_directions_where_only_one_has_an_aligner(run, tmp_path, capsys, monkeypatch):
+    """They come from the layers that translate, in both."""
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    facts = json.loads((other / "run.json").read_text(encoding="utf-8"))
+    facts["model"]["aligner"] = False
+    (other / "run.json").write_text(json.dumps(facts), encoding="utf-8")
+    (tmp_path / "a.tsv").write_text("It is two o'clock.\tEs ist zwei Uhr.\n", encoding="utf-8")
+    found = {}
+    for pair in ((run, str(other)), (str(other), run), (str(other), str(other))):
+        assert cli.main(["align", pair[0], "--reverse", pair[1], "--source", str(tmp_path / "a.tsv")]) == 0
+        found[pair] = capsys.readouterr()
+        assert "the layers that agree best" in found[pair].err
+    assert len(set(found.values())) == 1
+    # and of those layers that are chosen
+    asked = set()
+    for chosen in ((0, 0), (1, 0)):
+        monkeypatch.setattr(alignment, "align_both", lambda *maps, layers, method: asked.add(layers) or [])
+        agreement = alignment.Agreement(*chosen, np.zeros((2, 2)))
+        monkeypatch.setattr(alignment, "choose_layers", lambda *maps, agreement=agreement: agreement)
+        assert cli.main(["align", run, "--reverse", str(other), "--source", str(tmp_path / "a.tsv")]) == 0
+    assert asked == {(0, 0), (1, 0)}
 
 
 def test_text_in_units(tmp_path, capsys, monkeypatch):

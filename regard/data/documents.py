@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.data.batches import Planned
-from regard.data.text import STANDARD_INPUT, BadText, Skipped, checked_lines, opened, shown
+from regard.data.text import STANDARD_INPUT, BadText, Skipped, checked_lines, leave_out, opened, shown
 from regard.data.tokenizer import PAD, Tokenizer
 
 Unit = Literal["file", "line", "blank"]
@@ -59,10 +59,7 @@ def read_documents(paths: Sequence[str], unit: Unit, skip_bad: bool = False) -> 
         with opened(path) as stream:
             for line in checked_lines(stream, shown(path), LONGEST):
                 if isinstance(line, BadText):
-                    if not skip_bad:
-                        raise line
-                    before = skipped.get(line.reason, Skipped(0, f"{line.file}:{line.line}"))
-                    skipped[line.reason] = before._replace(count=before.count + 1)
+                    leave_out(line, skipped, skip_bad)
                     continue
                 if unit == "line" or (unit == "blank" and not line.text.strip()):
                     parts.append([])

@@ -19,6 +19,7 @@ from regard.data.text import (
     Skipped,
     checked,
     checked_lines,
+    leave_out,
     line_pairs,
     opened,
     raw_lines,
@@ -74,10 +75,7 @@ def read_labelled(
             pairs = (row if isinstance(row, BadText) else checked_example(*row, name) for row in rows)
         for pair in pairs:
             if isinstance(pair, BadText):
-                if not skip_bad:
-                    raise pair
-                before = found.skipped.get(pair.reason, Skipped(0, f"{pair.file}:{pair.line}"))
-                found.skipped[pair.reason] = before._replace(count=before.count + 1)
+                leave_out(pair, found.skipped, skip_bad)
                 continue
             found.texts.append(pair[0])
             found.labels.append(pair[1].strip())

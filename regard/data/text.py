@@ -48,6 +48,14 @@ class Skipped(NamedTuple):
     first: str
 
 
+def leave_out(bad: BadText, skipped: dict[str, Skipped], skip_bad: bool) -> None:
+    """Counts a bad line by its reason; without `skip_bad` it is an error."""
+    if not skip_bad:
+        raise bad
+    before = skipped.get(bad.reason, Skipped(0, f"{bad.file}:{bad.line}"))
+    skipped[bad.reason] = before._replace(count=before.count + 1)
+
+
 class Pairs(NamedTuple):
     """Sentences and their translations, and what was left out on the way: reason -> `Skipped`."""
 
@@ -102,10 +110,7 @@ def read_pairs(
             pairs = line_pairs(lines[0], lines[1], shown(source), shown(target))
         for pair in pairs:
             if isinstance(pair, BadText):
-                if not skip_bad:
-                    raise pair
-                before = found.skipped.get(pair.reason, Skipped(0, f"{pair.file}:{pair.line}"))
-                found.skipped[pair.reason] = before._replace(count=before.count + 1)
+                leave_out(pair, found.skipped, skip_bad)
                 continue
             found.source.append(pair[0])
             found.target.append(pair[1])

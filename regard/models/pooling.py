@@ -3,6 +3,7 @@
 Also what the models that change the length have in common: a config, and the layer that answers.
 """
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from regard.attention.base import Memory, Out, Rows, blank, pack_memory, unpack
 from regard.models.transformer import Block, ModelConfig, Prediction, Specs, Transformer, _pack, second, settle, through
 
-How = Literal["pma", "mean", "first", "last"]
+How = Literal["pma", "mean", "root", "first", "last"]
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,9 @@ def at_least(config: object, **least: int) -> None:
 class Pooling(nn.Module):
     """[B, T, E] -> [B, k, E], of the real tokens.
 
-    "mean" is their mean, "first" and "last" the first and the last of them (k = 1), zeros where there is none. "pma" is
-    pooling by multihead attention of Lee et al. 2019 (Set Transformer, arXiv 1810.00825): k learnt seeds S [k, E] read
-    the sequence Z,
+    "mean" is their mean, "root" their sum over the root of their number, which a long text does not water down,
+    "first" and "last" the first and the last of them (k = 1), zeros where there is none. "pma" is pooling by multihead
+    attention of Lee et al. 2019 (Set Transformer, arXiv 1810.00825): k learnt seeds S [k, E] read the sequence Z,
 
         PMA_k(Z) = MAB(S, rFF(Z)),    MAB(S, Y) = LN(A + rFF(A)),    A = LN(S + Multihead(S, Y, Y)),
 
@@ -136,9 +137,11 @@ class Pooling(nn.Module):
             at = (count - 1).clamp(min=0)[:, None, None].expand(-1, 1, x.shape[2])
             return Out(blank(x.gather(1, at), count[:, None] > 0))
         if count is None:
-            return Out(x.mean(1, keepdim=True))
+            size = x.shape[1] if self.how == "mean" else math.sqrt(x.shape[1])
+            return Out(x.sum(1, keepdim=True) / size)
         real = torch.arange(x.shape[1], device=x.device) < count[:, None]
-        return Out(blank(x, real).sum(1, keepdim=True) / count.clamp(min=1)[:, None, None])
+        size = count.clamp(min=1)[:, None, None].to(x.dtype)
+        return Out(blank(x, real).sum(1, keepdim=True) / (size if self.how == "mean" else size.sqrt()))
 
 
 class Answer(nn.Module):
@@ -179,6 +182,7 @@ class ClassifierConfig(EncoderConfig):
     causal: bool = False  # a token sees those before it only
     scaled_embedding: bool = True  # token vectors times sqrt(width)
     final_norm: bool | None = None  # one more norm after the last layer; None: where norm is "pre"
+    reversible: bool = False  # layers that are undone in the backward pass, with norm="pre"
     body: ModelConfig | None = None  # the layers of a model that is trained already; None: as the other fields say
 
     def __post_init__(self) -> None:

@@ -153,7 +153,8 @@ def _open_translator(folder: str | Path, name: str, device: str) -> Subject:
 
 
 def _open_language(folder: str | Path, name: str, device: str) -> Subject:
-    from regard.language import LanguageModel, read_valid
+    from regard.language import LanguageModel
+    from regard.text_task import read_valid
 
     language = LanguageModel.load(folder, device=device)
     begins = () if language.start is None else (language.start,)
@@ -163,8 +164,8 @@ def _open_language(folder: str | Path, name: str, device: str) -> Subject:
 
 
 def _open_masked(folder: str | Path, name: str, device: str) -> Subject:
-    from regard.language import read_valid
     from regard.masked import MaskedModel
+    from regard.text_task import read_valid
 
     masked = MaskedModel.load(folder, device=device)
     subject = _of_text(name, "masked", masked, ("encoder",), _lines(read_valid, folder), masked.length)

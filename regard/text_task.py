@@ -1,0 +1,95 @@
+"""What tasks over running text share: documents in, one tokenizer, and layers that begin as a preset says or with the
+weights of another run."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import nn
+
+from regard import models, task
+from regard.data.documents import Documents, digest, hold_out, read_documents
+from regard.data.tokenizer import Tokenizer, chunks
+from regard.models.transformer import ModelConfig
+from regard.spec import parse
+from regard.training.run import Run
+
+FILE = "tokenizer.json"
+TOKENS_AT_ONCE = 16384  # in a batch that is only measured
+
+
+class TextTask(task.Task):
+    """A task whose config has the text of LanguageData, and `init`."""
+
+    presets: ClassVar[dict[str, dict[str, Any]]]
+    data: Documents
+
+    @classmethod
+    def read(cls, config: Any) -> Documents:
+        data = config.data
+        if data.text is None:
+            raise ValueError("training data: give data.text, a file, a folder or a list of them")
+        train, skipped = read_documents(_several(data.text), data.documents, data.skip_bad)
+        facts: dict[str, Any] = {"skipped": {reason: part._asdict() for reason, part in skipped.items()}}
+        if data.valid is not None:
+            valid, skipped = read_documents(_several(data.valid), data.documents, data.skip_bad)
+            facts["skipped_valid"] = {reason: part._asdict() for reason, part in skipped.items()}
+        else:
+            train, valid = hold_out(train, data.held_out)
+        facts |= {"documents": len(train), "characters": sum(map(len, train)), "valid": sum(map(len, valid))}
+        return Documents(train, valid, facts | {"sha256": digest(train, valid)})
+
+    @classmethod
+    def learn(cls, data: Documents, config: Any) -> dict[str, Tokenizer]:
+        if config.init is not None:
+            return task.read_parts(Run.open(config.init), cls.name).tokenizers
+        parts = (part for text in data.train for part in chunks(text))
+        return {FILE: Tokenizer.train(parts, config.data.vocabulary, config.data.tokenizer)}
+
+    @classmethod
+    def size(cls, config: Any, tokenizers: dict[str, Tokenizer], data: Documents) -> ModelConfig:
+        if config.init is not None:
+            changes = config.model.changes_of_trained("dropout")
+            return dataclasses.replace(task.read_parts(Run.open(config.init)).size, **changes)
+        size = config.model.resized(cls.presets, ModelConfig, vocabulary=tokenizers[FILE].size)
+        if parse(size.position) == parse("learned"):
+            # as long as what is read: positions that no text reached would stay as they were drawn
+            size = dataclasses.replace(size, position=f"learned(longest={config.data.length})")
+        return size
+
+    @classmethod
+    def build(cls, config: Any, size: ModelConfig) -> nn.Module:
+        model = models.build(size)
+        limit, length = models.positions(model), config.data.length
+        if limit is not None and length > limit:
+            raise ValueError(
+                f"data.length {length} is more than the model has positions for, {limit}: "
+                "lower it, or give model.position or model.attention a larger 'longest'"
+            )
+        if config.init is not None:
+            task.load_weights(model, Run.open(config.init))
+        return model
+
+    def files(self) -> dict[str, str]:
+        lines = (json.dumps({"text": text}, ensure_ascii=False) for text in self.data.valid)
+        return {"valid.jsonl": "".join(line + "\n" for line in lines)}
+
+    def note(self, amount: str, tokenizer: Tokenizer) -> str:
+        """What there is to train on, for `notes`."""
+        documents = f"{len(self.data.train):,} documents" if len(self.data.train) > 1 else "one document"
+        valid = f"{self.data.facts['valid']:,} characters to validate on"
+        return f"{amount} of {documents}, {valid}; vocabulary {tokenizer.size:,}"
+
+
+def read_valid(folder: str | Path) -> list[str]:
+    """The documents a run validates on."""
+    path = Run.open(folder).folder / "valid.jsonl"
+    if not path.exists():
+        raise ValueError(f"{folder} keeps no text to validate on: give --text")
+    return [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+def _several(paths: str | Sequence[str]) -> list[str]:
+    return [paths] if isinstance(paths, str) else list(paths)
