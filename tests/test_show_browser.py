@@ -70,6 +70,8 @@ def visit(page, **state):
     page.goto("about:blank")
     page.goto(f"{page.address}#{urlencode({'run': 'shipped'} | state)}")
     page.wait_for_function(READY)
+    # pictures are drawn with the next frame
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def data(page, selector):
@@ -504,6 +506,7 @@ def test_hostile_tokens_are_text_in_every_view(page, tmp_path):
     saved = save(page, "#html", tmp_path / "hostile.html")
     page.goto(saved.as_uri())
     page.wait_for_function(READY)
+    page.wait_for_selector(".lane.left .token")
     assert tokens(page, ".lane.left") >= set(HOSTILE)
     assert page.evaluate("frames.length") == 0
 
