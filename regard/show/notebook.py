@@ -42,7 +42,7 @@ def show(
     """What attends to what when a model reads a text, as a page.
 
     `model` is a Translator, a run folder, None (the translator that comes with Regard), or a model of kind encoder or
-    decoder with a tokenizer. `place` is "encoder", "decoder", "cross" or "aligner"; `target` a translation to read.
+    decoder with a tokenizer. `place` is "encoder", "decoder" or "cross"; `target` a translation to read.
 
     >>> regard.show(model, "the bank of the river", tokenizer=tokenizer)
     >>> regard.show(None, "Where is the station?").save("page.html")

@@ -54,7 +54,7 @@ def whole(least: int, most: int) -> dict[str, Any]:
     return {"type": "integer", "minimum": least, "maximum": most}
 
 
-READING = {"run": NAME, "place": {"type": "string", "enum": ["encoder", "decoder", "cross", "aligner"]}, "text": TEXT}
+READING = {"run": NAME, "place": {"type": "string", "enum": ["encoder", "decoder", "cross"]}, "text": TEXT}
 LAYER = READING | {"layer": whole(0, 999)}
 QUESTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # name: (needed, optional)
     "about": ({}, {}),

@@ -94,7 +94,7 @@ def of_translator(name: str, title: str, translator: Any, examples: tuple[str, .
     if not hasattr(model, "encoder") or model.config.kind != "encoder-decoder":
         places: tuple[str, ...] = ("cross",)
     else:
-        places = ("cross", "encoder", "decoder", *(("aligner",) if model.aligner is not None else ()))
+        places = ("cross", "encoder", "decoder")
     return Subject(
         name=name,
         title=title,

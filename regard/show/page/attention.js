@@ -11,7 +11,7 @@ const TILE_ROWS = 64;
 const TILE_COLUMNS = 512;
 
 // where a text looks at another one
-const ACROSS = ["cross", "aligner"];
+const ACROSS = ["cross"];
 
 // The weights of a reading. `values` is what names it to the server, `labels` what the queries are called.
 export class Weights {

@@ -6,9 +6,9 @@ import { HEADS } from "../colour.js";
 import { ask, forget } from "../client.js";
 import { Lines, Matrix, Weights, grid, readout } from "../attention.js";
 
-const PLACES = { encoder: "encoder", decoder: "decoder", cross: "target to source", aligner: "aligner" };
+const PLACES = { encoder: "encoder", decoder: "decoder", cross: "target to source" };
 const MODES = ["lines", "matrix", "grid"];
-const NAMES = { cross: ["target", "source"], aligner: ["target", "source"] };
+const NAMES = { cross: ["target", "source"] };
 
 const SAYS = {
   lines: "Each line is a share of attention: how much of a token’s value reaches the token that looks.",
