@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+import transformers
 from torch.testing import assert_close
 
 from regard import models
 from regard.interop import huggingface
 
-transformers = pytest.importorskip("transformers")
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers
 from test_interop import LLAMA, ids, published
 from torch.testing import assert_close
 
@@ -9,8 +10,6 @@ import regard
 from regard.interop import huggingface
 from regard.interop.transformers import register, suitable
 from regard.models import build
-
-transformers = pytest.importorskip("transformers")
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 KEEP = torch.tensor([[1] * 5 + [0] * 4, [1] * 9, [0] * 3 + [1] * 6, [1, 0, 0, 1, 1, 0, 1, 1, 0]]).bool()

@@ -1,5 +1,6 @@
 """Published models as runs and back: real ones where they are at hand, small ones made here for the rest."""
 
+import importlib
 import importlib.util
 import json
 import os
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from test_interop import PUBLISHED, compare, ids, ours, published
 from tokenizers import decoders, pre_tokenizers, trainers
@@ -27,8 +29,6 @@ from regard.language import LanguageModel
 from regard.masked import MaskedModel
 from regard.models.transformer import ModelConfig
 from regard.translation import SHIPPED, Translator
-
-transformers = pytest.importorskip("transformers")
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 DATA = os.environ.get("REGARD_DATA")
@@ -449,7 +449,7 @@ def test_relaid_and_back():
 
 def test_ctranslate2_gives_the_same_translations(tmp_path):
     """Greedy, by the translator that comes with Regard."""
-    ctranslate2 = pytest.importorskip("ctranslate2")
+    ctranslate2 = importlib.import_module("ctranslate2")
     assert cli.main(["export", str(SHIPPED), "--format", "ctranslate2", "--out", str(tmp_path / "fast")]) == 0
     theirs = ctranslate2.Translator(str(tmp_path / "fast"), intra_threads=1)
     tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "fast" / "tokenizer.json"))
@@ -463,7 +463,7 @@ def test_ctranslate2_gives_the_same_translations(tmp_path):
 
 def test_ctranslate2_of_other_settings(tmp_path):
     """Post-norm, GELU, biases, learnt positions, vocabularies apart: the same greedy tokens, drawn to be lively."""
-    ctranslate2 = pytest.importorskip("ctranslate2")
+    ctranslate2 = importlib.import_module("ctranslate2")
     from regard.decoding import decode
     from regard.interop import ctranslate2 as ours
 
@@ -494,7 +494,7 @@ def test_ctranslate2_of_other_settings(tmp_path):
 
 
 def test_ctranslate2_refuses(tmp_path, capsys):
-    pytest.importorskip("ctranslate2")
+    importlib.import_module("ctranslate2")
     from regard.interop import ctranslate2 as ours
 
     tokenizer = Tokenizer.train(["a b"], 6, "units")
@@ -653,7 +653,7 @@ def test_older_files(tmp_path, byte_level):
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_sentencepiece_files(kind, tmp_path):
     """Read without its library, and the same pieces as that gives."""
-    sentencepiece = pytest.importorskip("sentencepiece")
+    sentencepiece = importlib.import_module("sentencepiece")
     (tmp_path / "text").write_text("\n".join(LINES * 20))
     sentencepiece.SentencePieceTrainer.train(
         input=str(tmp_path / "text"),
@@ -691,7 +691,7 @@ def test_sentencepiece_files(kind, tmp_path):
 @torch.no_grad()
 def test_marian_with_its_own_tokenizers(tmp_path, capsys, monkeypatch):
     """Two SentencePiece models and one vocabulary, as OPUS-MT publishes them: translations equal Hugging Face's."""
-    sentencepiece = pytest.importorskip("sentencepiece")
+    sentencepiece = importlib.import_module("sentencepiece")
     folder = tmp_path / "opus"
     folder.mkdir()
     for side, lines in (("source", LINES), ("target", [line[::-1] for line in LINES])):

@@ -1,5 +1,7 @@
 """Memory-compressed attention against the package `memory-compressed-attention`, and against a convolution of torch."""
 
+import importlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -26,7 +28,7 @@ def build(spec: str, role: str, **sizes) -> regard.Attention:
 def test_memory_compressed_attention(factor, tokens, role):
     """Lengths that the factor divides: others theirs pads at the left, so that what a block is depends on the length.
     One of its convolutions serves keys and values, and it divides by the root of the whole width."""
-    peer = pytest.importorskip("memory_compressed_attention", reason="the package is the peer of this mechanism")
+    peer = importlib.import_module("memory_compressed_attention")
     torch.manual_seed(0)
     causal = role == "causal"
     theirs = peer.MemoryCompressedAttention(WIDTH, HEADS, causal=causal, compression_factor=factor).double()

@@ -1,5 +1,6 @@
 """Entmax against the authors' package `entmax`: weights, outputs, and the gradients of logits and of alpha."""
 
+import entmax as peer
 import pytest
 import torch
 from torch import Tensor
@@ -7,8 +8,6 @@ from torch.testing import assert_close
 
 import regard
 from regard.attention.entmax import entmax
-
-peer = pytest.importorskip("entmax", reason="the package entmax is the peer of this mechanism")
 
 WIDTH, HEADS = 32, 4
 KEEP = torch.tensor([[1] * 11, [0, 0, 0, *[1] * 8], [1, 0, 1, 1, 0, 0, 1, 1, 1, 0, 0]]).bool()

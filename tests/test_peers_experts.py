@@ -1,20 +1,19 @@
 """Feed-forward layers beside public implementations with the same weights."""
 
+import importlib
 import math
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
+from transformers import MixtralConfig, SwitchTransformersConfig
+from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+from transformers.models.switch_transformers import modeling_switch_transformers as switch
 
 import regard
 from regard.attention.base import Out, Rows
 from regard.feedforward.base import FeedForward
-
-pytest.importorskip("transformers")
-from transformers import MixtralConfig, SwitchTransformersConfig
-from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
-from transformers.models.switch_transformers import modeling_switch_transformers as switch
 
 WIDTH, INNER, EXPERTS, T = 12, 20, 4, 33
 
@@ -100,7 +99,7 @@ def test_glam_without_capacity_is_mixtral_with_its_activation():
 
 def test_gshard():
     """Capacity binds and second choices are dropped; the loss with it."""
-    peer = pytest.importorskip("mixture_of_experts")
+    peer = importlib.import_module("mixture_of_experts")
     ours = build(f"gshard(experts={EXPERTS}, capacity=1.5, threshold=0.0)").train()
     # theirs rounds down
     factor = math.ceil(1.5 * T / EXPERTS) * EXPERTS / T
@@ -122,7 +121,7 @@ def test_gshard():
 
 
 def test_product_keys():
-    peer = pytest.importorskip("product_key_memory")
+    peer = importlib.import_module("product_key_memory")
     heads, keys, half = 3, 6, 5
     ours = build(f"productkey(keys={keys}, heads={heads}, choices=4, key_width={2 * half}, norm='layer')").eval()
     theirs = peer.PKM(WIDTH, heads=heads, num_keys=keys, topk=4, dim_head=half).double().eval()

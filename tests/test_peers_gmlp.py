@@ -2,12 +2,11 @@
 
 import pytest
 import torch
+from g_mlp_pytorch import g_mlp_pytorch as peer
 from torch.testing import assert_close
 
 import regard
 from regard.attention.base import Attention
-
-peer = pytest.importorskip("g_mlp_pytorch.g_mlp_pytorch")
 
 WIDTH, LONGEST, EXPANSION = 16, 24, 4
 

@@ -1,5 +1,7 @@
 """Token mixing against the package `mlp-mixer-pytorch`, and its map against the Jacobian."""
 
+import importlib
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -22,7 +24,7 @@ def layer() -> Attention:
 
 def test_block():
     """A pre-norm block of our Transformer is a layer of theirs."""
-    peer = pytest.importorskip("mlp_mixer_pytorch.mlp_mixer_pytorch")
+    peer = importlib.import_module("mlp_mixer_pytorch.mlp_mixer_pytorch")
     torch.manual_seed(0)
     tokens = peer.PreNormResidual(WIDTH, peer.FeedForward(LONGEST, INNER, 0.0, lambda a, b: torch.nn.Conv1d(a, b, 1)))
     channels = peer.PreNormResidual(WIDTH, peer.FeedForward(WIDTH, 20))

@@ -1,5 +1,7 @@
 """Induced attention against the paper's block on PyTorch's attention, and `isab-pytorch` (attention alone)."""
 
+import importlib
+
 import pytest
 import torch
 from sets import ISAB, copy_attention
@@ -53,7 +55,7 @@ def test_inside_a_layer_it_is_the_isab_of_the_paper(padded):
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_attention_alone_is_isab_pytorchs(padded):
-    peers = pytest.importorskip("isab_pytorch")
+    peers = importlib.import_module("isab_pytorch")
     theirs = peers.ISAB(dim=WIDTH, heads=HEADS, num_latents=POINTS).double()
     ours = regard.attention(f"set(points={POINTS}, block=False)", width=WIDTH, heads=HEADS, head_width=64).double()
     with torch.no_grad():

@@ -1,5 +1,7 @@
 """Perceivers: the formulas of the papers in loops, decoding that equals the whole, and Hugging Face's Perceiver."""
 
+import importlib
+
 import pytest
 import torch
 from lengths import (
@@ -99,7 +101,7 @@ def test_positions(position):
 def test_it_is_that_of_hugging_face(padded):
     """Encoder and decoder, weights copied: blocks with shared weights, another width of the latents, one head to read.
     A row without padding there is a row of ours; their mask is added to the logits of the reading."""
-    peers = pytest.importorskip("transformers.models.perceiver.modeling_perceiver")
+    peers = importlib.import_module("transformers.models.perceiver.modeling_perceiver")
     config = peers.PerceiverConfig(
         d_model=WIDTH,
         d_latents=LATENT,

@@ -10,6 +10,7 @@ from itertools import cycle
 
 import pytest
 import torch
+from playwright import sync_api
 from shown import serving, small_runs
 
 import regard
@@ -19,7 +20,6 @@ from regard.show.notebook import Shown
 from regard.show.subjects import of_translator
 from regard.translation import Translator
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="the browser tests need Playwright")
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 CHROMIUM = os.environ.get("REGARD_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH (or in REGARD_CHROMIUM)")

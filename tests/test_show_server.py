@@ -298,7 +298,7 @@ def test_who_leaves_ends_the_search(page, monkeypatch):
 
 def test_an_error_of_ours_is_not_told(page, monkeypatch, capfd):
     def broken(**values):
-        raise RuntimeError("secret in /root/file.py")
+        raise RuntimeError("secret in /home/somebody/file.py")
 
     monkeypatch.setattr(page.engine, "example", broken)
     page.engine._replies.kept.clear()
