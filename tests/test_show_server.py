@@ -274,9 +274,10 @@ def test_a_translation_comes_step_by_step(page):
 
 
 def test_who_leaves_ends_the_search(page, monkeypatch):
-    ended = threading.Event()
+    began, ended = threading.Event(), threading.Event()
 
     def endless(translator, ids, beam, seen):
+        began.set()
         try:
             for _ in range(1000):
                 seen([Beam(0, 5, -1.0, (5,))])
@@ -292,6 +293,7 @@ def test_who_leaves_ends_the_search(page, monkeypatch):
         head = f"POST /api/translate HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nContent-Type: application/json\r\n"
         gone.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         assert b"HTTP/1.1 200" in gone.recv(65536)
+        assert began.wait(30)  # who leaves before is never searched for
     assert ended.wait(5)
     assert page.request("POST", "/api/example", "{}")[0] == 200
 
