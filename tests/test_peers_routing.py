@@ -57,7 +57,7 @@ def test_full(role):
 @pytest.mark.parametrize("shared", [True, False])
 def test_centroids_follow_the_tokens(shared):
     """A step by hand, over the real tokens only; none without training."""
-    layer = build("self", shared=shared, spec=", decay=0.9")
+    layer = build("self", shared=shared, spec=", decay=0.9, commitment=0.5")
     x = torch.randn(2, N, WIDTH, dtype=torch.float64)
     keep = torch.arange(N) < torch.tensor([[N], [7]])
     sums, counts, means = layer.sums.clone(), layer.counts.clone(), layer.centroids
@@ -85,7 +85,7 @@ def test_centroids_follow_the_tokens(shared):
                 counts[h, c] = 0.9 * counts[h, c] + 0.1 * len(group)
     assert_close(layer.sums, sums.detach())
     assert_close(layer.counts, counts)
-    assert_close(loss, torch.stack(squares).mean())
+    assert_close(loss, 0.5 * torch.stack(squares).mean())
     loss.backward()
     assert layer.project["k"].weight.grad.abs().max() > 0
     assert layer.project["v"].weight.grad is None

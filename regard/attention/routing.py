@@ -22,7 +22,8 @@ class Routing(Cached):
 
     The authors' code leaves out the division by sqrt(D): `scaled=False`. In training, each centroid follows the tokens
     nearest to it by moving sums, sum <- decay sum + (1 - decay) sum of them, and likewise their count; one that is
-    nearest to none stays. The second loss draws tokens to their centroid: the mean square of x - mu.
+    nearest to none stays. The second loss, `commitment` times the mean square of x - mu, draws tokens to their
+    centroid; a large one draws them into one point, where all weights are alike.
 
     A centroid picks among all tokens of a row, so a later token may drive an earlier one out: outputs change as a row
     grows, though no token reads what comes after it. Decoding lets the centroids pick again among the tokens so far, as
@@ -68,6 +69,7 @@ class Routing(Cached):
         shared: Annotated[bool, "queries and keys are one projection; False is for role 'self' only"] = True,
         scaled: Annotated[bool, "logits are divided by sqrt(D); False: not, as in the authors' code"] = True,
         decay: Annotated[float, "how much of the old centroid a training step keeps"] = 0.999,
+        commitment: Annotated[float, "weight of the second loss (beta)"] = 1e-4,
     ):
         if window is not None:
             self.facts = dataclasses.replace(self.facts, time=Order("N clusters + clusters window^2", 1))
@@ -83,7 +85,7 @@ class Routing(Cached):
                 raise ValueError(f"option {name!r} of 'routing' must be at least 1, got {size}")
         if not 0 <= decay <= 1:
             raise ValueError(f"option 'decay' of 'routing' must be from 0 to 1, got {decay}")
-        self.clusters, self.window, self.decay = clusters, window, decay
+        self.clusters, self.window, self.decay, self.commitment = clusters, window, decay, commitment
         self.temper = self.scale if scaled else 1.0
         self.register_buffer("sums", norm(torch.randn(shape.heads, clusters, shape.head_width)))
         self.register_buffer("counts", torch.ones(shape.heads, clusters))
@@ -154,7 +156,7 @@ class Routing(Cached):
             x, hot = torch.where(real, x, 0), torch.where(real, hot, 0)
         # padded tokens are zeros on both sides
         square = (x - torch.einsum("bhsc,hcd->bhsd", hot, centroids)).square()
-        loss = square.sum() / (hot.sum() * x.shape[3]).clamp(min=1)
+        loss = self.commitment * square.sum() / (hot.sum() * x.shape[3]).clamp(min=1)
         with torch.no_grad():
             count = hot.sum((0, 2))  # [H, C]
             total = torch.einsum("bhsc,bhsd->hcd", hot, x)
@@ -170,7 +172,7 @@ class Routing(Cached):
             for token in [*(plain_norm(row.q) if "q" in row.values else []), *plain_norm(row.k)]:
                 nearest = max(self.centroids[head], key=lambda mu, token=token: float(mu @ token.detach()))
                 squares.append(((token - nearest) ** 2).mean())
-        return sum(squares) / len(squares)
+        return self.commitment * sum(squares) / len(squares)
 
     def plain(self, row: Row) -> Tensor:
         keys = plain_norm(row.k)

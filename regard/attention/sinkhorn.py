@@ -19,7 +19,9 @@ class Sinkhorn(Cached):
     and their own block. In training Gumbel noise is added to R. Padded tokens count as zero vectors.
 
     Causal: x_u is the sum of all tokens up to the first of block u, S[u, u'] is 0 unless u' < u, and the sum of a
-    column runs over its rows up to u, so that no later block changes anything; the first block reads itself alone.
+    column runs over its rows up to u, so that no later block changes anything; the first block reads itself alone. Rows
+    are normalised once more at the end: block u - 1, the first of its column, would otherwise have the weight 1 in
+    the sorted block u whatever is learnt.
     SortCut (`cut` above 0): every query reads the first `cut` sorted blocks and nothing else, also of a memory.
 
     Here W_1 is a projection of each head (`s`), and W_2 has as many rows as a row of `longest` tokens has blocks.
@@ -82,6 +84,8 @@ class Sinkhorn(Cached):
             why = "the first block has none before it and could read itself only: choose local='joint'"
             refusals = (*self.facts.refusals, ("causal", why))
             self.facts = dataclasses.replace(self.facts, roles=("self",), refusals=refusals, state=None)
+        elif shape.role == "causal" and local == "joint":
+            self.facts = dataclasses.replace(self.facts, signed=False)
         super().__init__(shape)
         for name, size in (("block", block), ("longest", longest), ("iterations", iterations)):
             if size < 1:
@@ -152,6 +156,8 @@ class Sinkhorn(Cached):
             logits = torch.where(allowed, logits - logits.logsumexp(3, keepdim=True), least)
             column = logits.logcumsumexp(2) if mask.causal else logits.logsumexp(2, keepdim=True)
             logits = torch.where(allowed, logits - column, least)
+        if mask.causal:
+            logits = torch.where(allowed, logits - logits.logsumexp(3, keepdim=True), least)
         return logits.exp()
 
     def _cut(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, order: Tensor) -> Tensor:
@@ -226,4 +232,6 @@ class Sinkhorn(Cached):
             order = [
                 {c: x / sum(order[t][c] for t in above[u] if c in order[t]) for c, x in order[u].items()} for u in rows
             ]
+        if row.causal:
+            order = [{c: x / sum(entries.values()) for c, x in entries.items()} for entries in order]
         return order
