@@ -18,10 +18,10 @@ class Sinkhorn(Cached):
     is sum_u' S[u, u'] K_u', of the values likewise, and the queries of block u read, in one softmax, the sorted block u
     and their own block. In training Gumbel noise is added to R. Padded tokens count as zero vectors.
 
-    Causal: x_u is the sum of all tokens up to the first of block u, S[u, u'] is 0 unless u' < u, and the sum of a
-    column runs over its rows up to u, so that no later block changes anything; the first block reads itself alone. Rows
-    are normalised once more at the end: block u - 1, the first of its column, would otherwise have the weight 1 in
-    the sorted block u whatever is learnt.
+    Causal: x_u is the sum of all tokens up to the first of block u, and S[u, u'] is 0 unless u' < u; the first block
+    reads itself alone. Rows are normalised, columns not: where each block is read once and only by later ones, the
+    first is left to the second, the second to the third, and nothing to learn. `iterations` above 0 goes there step
+    by step, with columns summed over their rows up to u, so that no later block changes anything, and rows at the end.
     SortCut (`cut` above 0): every query reads the first `cut` sorted blocks and nothing else, also of a memory.
 
     Here W_1 is a projection of each head (`s`), and W_2 has as many rows as a row of `longest` tokens has blocks.
@@ -63,7 +63,7 @@ class Sinkhorn(Cached):
         *,
         block: Annotated[int, "tokens in a block (b)"] = 64,
         longest: Annotated[int, "tokens of the longest row; shorter ones are fine"] = 4096,
-        iterations: Annotated[int, "times that rows and columns are normalised"] = 7,
+        iterations: Annotated[int | None, "times that rows and columns are normalised; None: 7, causal 0"] = None,
         temperature: Annotated[float, "divides the logits of the sorting: lower is closer to a permutation"] = 0.75,
         local: Annotated[
             Literal["joint", "added", "none"],
@@ -87,9 +87,12 @@ class Sinkhorn(Cached):
         elif shape.role == "causal" and local == "joint":
             self.facts = dataclasses.replace(self.facts, signed=False)
         super().__init__(shape)
-        for name, size in (("block", block), ("longest", longest), ("iterations", iterations)):
-            if size < 1:
-                raise ValueError(f"option {name!r} of 'sinkhorn' must be at least 1, got {size}")
+        causal = shape.role == "causal"
+        iterations = (0 if causal else 7) if iterations is None else iterations
+        least = {"block": 1, "longest": 1, "iterations": 0 if causal else 1}
+        for name, size in {"block": block, "longest": longest, "iterations": iterations}.items():
+            if size < least[name]:
+                raise ValueError(f"option {name!r} of 'sinkhorn' must be at least {least[name]}, got {size}")
         if temperature <= 0:
             raise ValueError(f"option 'temperature' of 'sinkhorn' must be above 0, got {temperature}")
         if cut and local != "joint":
