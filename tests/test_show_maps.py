@@ -1,5 +1,8 @@
 """Parts of maps equal the whole; what the page is told equals what the library computes."""
 
+import pathlib
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -49,29 +52,32 @@ def test_rows_and_columns_are_those_of_the_map(spec):
                 continue
             whole = maps.whole(one)
             queries = [0, 3, 4, 5, 9, 35]
-            torch.testing.assert_close(maps.rows(one, queries).double(), whole[:, queries], atol=1e-6, rtol=1e-5)
-            if one.layer.facts.columns == "tokens":
-                torch.testing.assert_close(maps.columns(one, 5, 23), whole[..., 5:23])
+            torch.testing.assert_close(maps.rows(one, queries), whole[:, queries])
+            last = min(23, one.slots)
+            torch.testing.assert_close(maps.columns(one, 5, last), whole[..., 5:last])
+            assert one.slots == whole.shape[2]
 
 
 @pytest.mark.parametrize("position", [spec for name in POSITIONS.names() for spec in POSITIONS.find(name).examples[:1]])
 @pytest.mark.parametrize("role", ["self", "causal"])
 def test_rows_hold_with_positions(position, role):
-    for spec in ("softmax", "additive", "local(window=4)"):
+    for spec in ("softmax", "additive", "entmax", "local(window=4)"):
         try:
             one = given(spec, role, position=position)
         except ValueError:
             continue
-        torch.testing.assert_close(maps.rows(one, range(8, 20)).double(), maps.whole(one)[:, 8:20])
+        torch.testing.assert_close(maps.rows(one, range(8, 20)), maps.whole(one)[:, 8:20])
+        torch.testing.assert_close(maps.columns(one, 8, 20), maps.whole(one)[..., 8:20])
 
 
-@pytest.mark.parametrize("spec", ["softmax", "local(window=40)", "linformer(rank=4, longest=2048)"])
+@pytest.mark.parametrize("spec", ["softmax", "local(window=40)", "linformer(rank=4, longest=2048)", "compressed"])
 def test_tiles_put_together_are_the_map(spec):
     one = given(spec, "self", T=701, heads=2)
     whole = maps.whole(one)
-    for level in (0, 1):
+    for level in (0, 1, 4):
         span = 1 << level
-        down, across = -(-701 // (maps.TILE_ROWS * span)), -(-701 // (maps.TILE_COLUMNS * span))
+        rows, columns = maps.tile_shape(one.layer, level)
+        down, across = -(-701 // (rows * span)), -(-one.slots // (columns * span))
         grid = [[maps.tile(one, level, row, column) for column in range(across)] for row in range(down)]
         top = float(whole.abs().max())
         for kind, pool in (("largest", torch.nn.functional.max_pool2d), ("mean", torch.nn.functional.avg_pool2d)):
@@ -106,25 +112,47 @@ class Largest(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("spec", ["softmax", "longformer(window=64, globals=2)", "linear"])
+LONG = [
+    "softmax", "additive", "entmax", "longformer(window=64, globals=2)", "linear", "set", "luna", "longshort", "fnet",
+    "compressive(segment=64, memory=64, compressed=16)", "clusterformer", "poolingformer", "axial(width=64)",
+    "mixer(longest=4096)", "gmlp(longest=4096, attention=8)", "scaling", "compressed",
+    "heads(local(window=64), softmax)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", LONG)
 def test_a_long_map_is_never_held(spec):
-    N = 4096
-    one = given(spec, "self", T=N, heads=4, width=256, dtype=torch.float32)
-    with Largest() as largest:
-        made = maps.tile(one, 3, 1, 0)
-        maps.rows(one, [N - 1])
-    assert made.largest.shape == (4, maps.TILE_ROWS, N // 8)
-    # of all heads together it never makes as much as the map of one holds
+    N, heads, level = 4096, 4, 3
+    role = regard.facts(spec).roles[0]
+    one = given(spec, role, T=N, S=N, heads=heads, width=64, dtype=torch.float32)
+    with Largest() as largest, Peak() as peak:
+        made = maps.tile(one, level, 0, 0)
+        row = maps.rows(one, [N - 1])
+    rows, columns = maps.tile_shape(one.layer, level)
+    assert made.largest.shape == (heads, min(rows, N >> level), min(columns, one.slots >> level))
+    assert row.shape == (heads, 1, one.slots)
+    # of all heads together it never makes as much as the map of one holds, nor has as much as half of theirs
     assert largest.numbers < N * N
-    assert sum(part.nbytes for tile in one.strips.values() for part in tile[:2]) < N * N
+    assert peak.bytes < heads * N * N * 4 // 2
+    assert one.strips.size <= maps.STRIPS
 
 
-def test_maps_that_are_only_whole_are_refused_when_long():
-    one = given("set(points=5)", "self", T=maps.WHOLE + 1)
-    with pytest.raises(ValueError, match=r"taken whole.*1,024"):
-        maps.rows(one, [0])
-    assert maps.limit([one.layer]) == maps.WHOLE
-    assert maps.limit([given("softmax", "self").layer]) is None
+class Peak:
+    """The most bytes that this process came to have beyond those it began with, where the system tells."""
+
+    status, reset = pathlib.Path("/proc/self/status"), pathlib.Path("/proc/self/clear_refs")
+
+    def __enter__(self):
+        if self.reset.exists():
+            self.reset.write_text("5")
+        self.before = self.read("VmRSS")
+        return self
+
+    def __exit__(self, *error):
+        self.bytes = self.read("VmHWM") - self.before
+
+    def read(self, name):
+        return int(re.search(rf"{name}:\s+(\d+)", self.status.read_text())[1]) << 10 if self.reset.exists() else 0
 
 
 def test_recording_leaves_no_trace(translator):

@@ -90,12 +90,12 @@ class Engine:
                 "heads": given.heads,
                 "signed": given.layer.facts.signed,
                 "slots": given.layer.facts.columns == "slots",
+                "columns": maps.slots(given.layer, T, S),
+                "tiles": [[*maps.tile_shape(given.layer, level)] for level in range(maps.LEVELS)],
             }
             for given in known
         ]
         small = sum(given.heads * T * S for given in known) <= SMALL
-        if not small and any(layer["slots"] for layer in layers):
-            raise ValueError("this attention looks at slots of its own, not at tokens: give it a shorter text")
         arrays = {}
         if small:
             found = self.reading(run, place, text, target)
@@ -128,8 +128,10 @@ class Engine:
         last = min(first + count, given.T)
         if first >= last:
             raise ValueError(f"there is no token {first}: the text has {given.T}, counted from 0")
-        if (last - first) * given.S * given.heads > 4 * SMALL:
-            raise ValueError(f"{last - first} rows of {given.S} weights and {given.heads} heads are too many at once")
+        if (last - first) * given.slots * given.heads > 4 * SMALL:
+            raise ValueError(
+                f"{last - first} rows of {given.slots} weights and {given.heads} heads are too many at once"
+            )
         return Reply({"first": first}, {"weights": _numbers(maps.rows(given, range(first, last)))})
 
     def top(
@@ -140,7 +142,7 @@ class Engine:
         last = min(first + count, given.T)
         if first >= last:
             raise ValueError(f"there is no token {first}: the text has {given.T}, counted from 0")
-        best = maps.rows(given, range(first, last)).topk(min(most, given.S))
+        best = maps.rows(given, range(first, last)).topk(min(most, given.slots))
         keys = best.indices.to(torch.int32).cpu().numpy()
         return Reply({"first": first}, {"keys": keys, "weights": _numbers(best.values)})
 

@@ -65,7 +65,6 @@ def show(
 def still(subject: Any, text: str, target: str = "", place: str | None = None) -> str:
     """A text in the Heads view as one file; a translator's in Translate, unless a place or a target is asked for."""
     from regard.show.engine import Engine
-    from regard.show.maps import TILE_ROWS
 
     engine = Engine({subject.name: lambda: subject})
     about: dict[str, Any] = {"name": "about", "values": {}}
@@ -83,10 +82,11 @@ def still(subject: Any, text: str, target: str = "", place: str | None = None) -
         # the picture of all heads of the first layer, from far enough away to fit
         span = max(len(found["queries"]), len(found["keys"]))
         level = max(0, (span - 1).bit_length() - 9)
-        bands = -(-len(found["queries"]) // (TILE_ROWS << level))
+        down, across = (size << level for size in found["layers"][0]["tiles"][level])
         questions += [
-            {"name": "tile", "values": reading | {"layer": 0, "level": level, "row": row, "column": 0}}
-            for row in range(bands)
+            {"name": "tile", "values": reading | {"layer": 0, "level": level, "row": row, "column": column}}
+            for row in range(-(-len(found["queries"]) // down))
+            for column in range(-(-found["layers"][0]["columns"] // across))
         ]
     state = {"view": "heads", "run": subject.name, "place": place, "text": text, "target": target}
     return _page(engine, {name: value for name, value in state.items() if value}, questions)

@@ -26,6 +26,7 @@ from regard import __version__
 from regard.show import wire
 from regard.show.engine import Engine
 from regard.show.export import page
+from regard.show.maps import LEVELS
 from regard.show.subjects import EXAMINED, LONGEST
 
 PAGE = Path(__file__).parent / "page"
@@ -60,7 +61,7 @@ QUESTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # name: (needed
     "about": ({}, {}),
     "read": (READING, {"target": TEXT}),
     "tile": (
-        LAYER | {"level": whole(0, 12), "row": whole(0, LONGEST), "column": whole(0, LONGEST)},
+        LAYER | {"level": whole(0, LEVELS - 1), "row": whole(0, LONGEST), "column": whole(0, LONGEST)},
         {"target": TEXT, "head": whole(0, 999)},
     ),
     "rows": (LAYER | {"first": whole(0, LONGEST)}, {"count": whole(1, 64), "target": TEXT}),
