@@ -87,10 +87,10 @@ def translator():
     return Translator.load()
 
 
-def cross(translator, text):
+def cross(translator, text, place="cross"):
     source = torch.tensor([[*translator.source.encode(text), translator.source.eos]])
     target = torch.tensor([[translator.target.bos, *translator.target.encode(translator(text))]])
-    return translator.model.maps(source, target)
+    return translator.model.maps(source, target, place=place)
 
 
 def test_type_and_see_the_translation(page, translator):
@@ -101,16 +101,19 @@ def test_type_and_see_the_translation(page, translator):
     page.wait_for_function("text => document.querySelector('.translation').textContent === text", arg=wanted)
     page.wait_for_function(READY)
     assert "text=" in page.url
-    # point at a target word: its five sources, to the last digit
-    maps = cross(translator, SENTENCE)
+    # point at a target word: its five sources, to the last digit; as the aligner says, unless attention is asked
+    links, maps = cross(translator, SENTENCE, "aligner")[0], cross(translator, SENTENCE)
     layer = max(len(maps) - 2, 0)
-    page.hover('.lane.left .token[data-at="1"]')
-    page.wait_for_selector(".best li")
-    page.wait_for_function("() => document.querySelectorAll('.best li').length === 5")
-    row = maps[layer][0, :, 1].mean(0)
-    keys = [int(key) for key in page.eval_on_selector_all(".best li", "nodes => nodes.map(node => node.dataset.key)")]
-    assert keys == row.topk(5).indices.tolist()
-    torch.testing.assert_close(torch.tensor(data(page, ".best")), row.topk(5).values, atol=1e-6, rtol=0)
+    for kind, row in (("aligner", links[0, 0, 1]), ("attention", maps[layer][0, :, 1].mean(0))):
+        page.click(f'.chips[aria-label="links"] button:has-text("{kind}")')
+        page.hover('.lane.left .token[data-at="1"]')
+        verb = {"aligner": "link", "attention": "attention"}[kind]
+        page.wait_for_function(
+            "verb => document.querySelector('.numbers').textContent.includes(`’s ${verb} goes to`)", arg=verb
+        )
+        keys = page.eval_on_selector_all(".best li", "nodes => nodes.map(node => node.dataset.key)")
+        assert [int(key) for key in keys] == row.topk(5).indices.tolist()
+        torch.testing.assert_close(torch.tensor(data(page, ".best")), row.topk(5).values, atol=1e-6, rtol=0)
     # one head
     page.click('.chips[aria-label="head"] button:has-text("2")')
     page.click('.lane.left .token[data-at="0"]')
@@ -213,9 +216,9 @@ def test_a_token_looks_at_itself_only_in_its_own_text(page):
     page.wait_for_selector(".best li")
     own = page.eval_on_selector_all(".best li", "nodes => nodes.map(node => node.dataset.key)")[0] == "0"
     assert ("itself" in page.inner_text(".numbers")) == own
-    for view in ("heads", "steps"):
+    for view, place in (("heads", "cross"), ("heads", "aligner"), ("steps", "cross")):
         for pin in range(2):
-            visit(page, view=view, text=SENTENCE, place="cross", pin=str(pin), head="0")
+            visit(page, view=view, text=SENTENCE, place=place, pin=str(pin), head="0")
             page.wait_for_function("() => document.querySelector('.numbers').textContent.includes('attention goes to')")
             assert "itself" not in page.inner_text(".numbers")
 
@@ -587,6 +590,7 @@ def test_save_and_open_again(page, tmp_path, translator):
     page.goto(saved.as_uri())
     page.wait_for_function(READY)
     assert page.inner_text(".translation") == translator(SENTENCE)
+    page.click('.chips[aria-label="links"] button:has-text("attention")')
     page.click('.chips[aria-label="head"] button:has-text("3")')
     page.click('.lane.left .token[data-at="1"]')
     page.wait_for_selector(".best li")

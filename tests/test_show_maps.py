@@ -16,6 +16,7 @@ from regard.show.beams import watch
 from regard.show.engine import Engine
 from regard.show.maps import Given
 from regard.show.subjects import of_model, open_run
+from regard.show.wanted import Unwanted, while_wanted
 from regard.spec import ATTENTION, POSITIONS
 from regard.translation import Translator
 
@@ -76,7 +77,7 @@ def test_tiles_put_together_are_the_map(spec):
     whole = maps.whole(one)
     for level in (0, 1, 4):
         span = 1 << level
-        rows, columns = maps.tile_shape(one.layer, level)
+        rows, columns = maps.tile_shape(one, level)
         down, across = -(-701 // (rows * span)), -(-one.slots // (columns * span))
         grid = [[maps.tile(one, level, row, column) for column in range(across)] for row in range(down)]
         top = float(whole.abs().max())
@@ -128,7 +129,7 @@ def test_a_long_map_is_never_held(spec):
     with Largest() as largest, Peak() as peak:
         made = maps.tile(one, level, 0, 0)
         row = maps.rows(one, [N - 1])
-    rows, columns = maps.tile_shape(one.layer, level)
+    rows, columns = maps.tile_shape(one, level)
     assert made.largest.shape == (heads, min(rows, N >> level), min(columns, one.slots >> level))
     assert row.shape == (heads, 1, one.slots)
     # of all heads together it never makes as much as the map of one holds, nor has as much as half of theirs
@@ -155,6 +156,22 @@ class Peak:
         return int(re.search(rf"{name}:\s+(\d+)", self.status.read_text())[1]) << 10 if self.reset.exists() else 0
 
 
+@pytest.mark.parametrize("spec", ["softmax", "entmax", "local(window=4)", "fnet", "set(points=5)", "luna(length=3)"])
+def test_what_is_not_wanted_ends_anywhere(spec):
+    one = given(spec, "self")
+    wanted = maps.rows(one, [3, 30])
+    asked = iter(range(10_000))
+    with while_wanted(lambda: next(asked) >= 0):
+        maps.rows(one, [3, 30])
+    operators = next(asked) - 1
+    # in the forward pass and in the backward one
+    for last in range(1, operators, max(1, operators // 10)):
+        left = iter([True] * last)
+        with pytest.raises(Unwanted), while_wanted(lambda left=left: next(left, False)):
+            maps.rows(one, [3, 30])
+    assert torch.equal(maps.rows(one, [3, 30]), wanted)
+
+
 def test_recording_leaves_no_trace(translator):
     model, ids = translator.model, torch.tensor([[5, 6, 7]])
     before = model.maps(ids, place="encoder")
@@ -167,7 +184,7 @@ def test_recording_leaves_no_trace(translator):
 
 
 def test_what_is_read_is_what_the_library_gives(engine, translator):
-    for place in ("cross", "encoder", "decoder"):
+    for place in ("cross", "encoder", "decoder", "aligner"):
         reply = engine.answer("read", {"run": "shipped", "place": place, "text": SENTENCE, "target": ""})
         source = torch.tensor([[*translator.source.encode(SENTENCE), translator.source.eos]])
         target = torch.tensor([[translator.target.bos, *translator.target.encode(translator(SENTENCE))]])
@@ -175,6 +192,11 @@ def test_what_is_read_is_what_the_library_gives(engine, translator):
         for layer, part in enumerate(wanted):
             got = torch.from_numpy(reply.arrays[f"layer{layer}"].copy())
             torch.testing.assert_close(got, part[0], atol=1e-6, rtol=0)
+            shown = {"run": "shipped", "place": place, "text": SENTENCE, "layer": layer}
+            row = engine.answer("rows", shown | {"first": 1}).arrays["weights"][:, 0]
+            np.testing.assert_allclose(row, part[0, :, 1].detach(), atol=1e-6)
+            tile = engine.answer("tile", shown | {"level": 0, "row": 0, "column": 0})
+            assert tile.arrays["largest"].shape == part[0].shape
         assert len(reply.meta["queries"]) == wanted[0].shape[2]
         again = wire.decode(wire.encode(reply))
         assert again.meta == reply.meta

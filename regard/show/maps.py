@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from regard.attention.base import Attention, Mask, Memory, Rows, Scored, masked_softmax
 from regard.attention.heads import MixedHeads
 from regard.attention.softmax import Softmax
+from regard.models.aligner import Aligner
 
 NARROWEST, NARROW, WIDE = 16, 64, 512  # cells of a tile, narrow across what a layer computes one by one
 LEVELS = 13  # of zoom: from a cell a pair to one for 4,096 x 4,096
@@ -49,6 +50,10 @@ class Given:
             return self.layer.read(self.x, self.rows, self.memory)
 
     @property
+    def name(self) -> str:
+        return self.layer.facts.name
+
+    @property
     def heads(self) -> int:
         return self.layer.shape.heads
 
@@ -66,6 +71,21 @@ class Given:
         return slots(self.layer, self.T, self.S)
 
 
+@dataclass(frozen=True)
+class Linked(Given):
+    """The aligner of a translator and what it was given. It has one map, over no more than the translator reads, so
+    that is taken whole."""
+
+    layer: Aligner
+    others: tuple[Tensor, ...] = ()  # ids of source and target, embedding and output of the translator
+
+    name, heads = "aligner", 1
+
+    @property
+    def slots(self) -> int:
+        return self.S
+
+
 class Enough(Exception):
     """Ends a model's run when the layers wanted have been reached."""
 
@@ -75,16 +95,22 @@ def record(model: nn.Module, most: int | None = None) -> Iterator[list[Given]]:
     """Inside, each map that the model takes of a layer is not computed: what the layer was given is kept instead. The
     run ends at layer `most`: what comes behind it is not computed."""
     found: list[Given] = []
-    layers = [part for part in model.modules() if isinstance(part, Attention)]
+    layers = [part for part in model.modules() if isinstance(part, Attention | Aligner)]
 
-    def keep(layer: Attention) -> Callable[..., Tensor]:
+    def kept(given: Given) -> Tensor:
+        found.append(given)
+        if len(found) == most:
+            raise Enough
+        return given.x.new_zeros(1, 1, 1, 1)
+
+    def keep(layer: Attention | Aligner) -> Callable[..., Tensor]:
         def map(x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
-            found.append(Given(layer, x, rows or Rows.full(x), memory, stream))
-            if len(found) == most:
-                raise Enough
-            return x.new_zeros(1, 1, 1, 1)
+            return kept(Given(layer, x, rows or Rows.full(x), memory, stream))
 
-        return map
+        def align(x, rows, memory, *others: Tensor) -> Tensor:
+            return kept(Linked(layer, x, rows, memory, None, others=others))
+
+        return align if isinstance(layer, Aligner) else map
 
     for layer in layers:
         layer.map = keep(layer)
@@ -100,15 +126,18 @@ def record(model: nn.Module, most: int | None = None) -> Iterator[list[Given]]:
 def whole(given: Given) -> Tensor:
     """The map as the library gives it, [H, T, S]."""
     with torch.no_grad():
-        maps = given.layer.map(given.x, given.rows, memory=given.memory, stream=given.stream)
-    return maps[0]
+        if isinstance(given, Linked):
+            return given.layer.map(given.x, given.rows, given.memory, *given.others)[0]
+        return given.layer.map(given.x, given.rows, memory=given.memory, stream=given.stream)[0]
 
 
 def rows(given: Given, queries: Sequence[int]) -> Tensor:
     """Rows of the map, [H, n, S]."""
+    if isinstance(given, Linked):
+        return whole(given)[:, list(queries)]
     if isinstance(given.layer, MixedHeads):
         return torch.cat([rows(replace(given, layer=part), queries) for part in given.layer.parts])
-    if not by_rows(given.layer):
+    if not by_rows(given):
         return _transposed(given, queries, lambda values: _carried(given, values))
     quick = isinstance(given.layer, Softmax | Scored)
     most = given.layer.piece if quick else given.layer.shape.head_width
@@ -201,9 +230,10 @@ def part(given: Given, head: int) -> tuple[Given, int]:
     return given, head
 
 
-def by_rows(layer: Attention) -> bool:
+def by_rows(given: Given) -> bool:
     """Whether a part of the map is cheaper by its rows than by its columns."""
-    return all(getattr(part, "alone", False) for part in (layer.parts if isinstance(layer, MixedHeads) else [layer]))
+    parts = given.layer.parts if isinstance(given.layer, MixedHeads) else [given.layer]
+    return isinstance(given, Linked) or all(getattr(part, "alone", False) for part in parts)
 
 
 def slots(layer: Attention, T: int, S: int) -> int:
@@ -230,10 +260,10 @@ class Tile(NamedTuple):
     signed: bool
 
 
-def tile_shape(layer: Attention, level: int) -> tuple[int, int]:
+def tile_shape(given: Given, level: int) -> tuple[int, int]:
     """The rows and columns of cells of a tile: few of those that a layer computes one by one, and from afar, where a
     cell is many of them, fewer."""
-    if by_rows(layer):
+    if by_rows(given):
         return NARROW, WIDE
     return WIDE, max(NARROW >> level, NARROWEST)
 
@@ -241,7 +271,7 @@ def tile_shape(layer: Attention, level: int) -> tuple[int, int]:
 def tile(given: Given, level: int, row: int, column: int, head: int | None = None) -> Tile:
     """Tile (row, column) of a level, of one head or of all."""
     span = 1 << level
-    down, across = tile_shape(given.layer, level)
+    down, across = tile_shape(given, level)
     first, last = row * down * span, min((row + 1) * down * span, given.T)
     left, right = column * across * span, min((column + 1) * across * span, given.slots)
     if first >= last or left >= right:
@@ -249,7 +279,7 @@ def tile(given: Given, level: int, row: int, column: int, head: int | None = Non
     some = slice(None) if head is None else slice(head, head + 1)
     # a power of two, so that it holds whole cells
     size = max(span, 1 << (HELD // given.heads).bit_length() - 1)
-    if by_rows(given.layer):
+    if by_rows(given):
 
         def pooled(start: int) -> tuple[Tensor, Tensor]:
             return _pooled(rows(given, range(start, min(start + size, last)))[some, :, left:right], span)

@@ -42,7 +42,7 @@ def show(
     """What attends to what when a model reads a text, as a page.
 
     `model` is a Translator, a run folder, None (the translator that comes with Regard), or a model of kind encoder or
-    decoder with a tokenizer. `place` is "encoder", "decoder" or "cross"; `target` a translation to read.
+    decoder with a tokenizer. `place` is "encoder", "decoder", "cross" or "aligner"; `target` a translation to read.
 
     >>> regard.show(model, "the bank of the river", tokenizer=tokenizer)
     >>> regard.show(None, "Where is the station?").save("page.html")
@@ -71,8 +71,10 @@ def still(subject: Any, text: str, target: str = "", place: str | None = None) -
     if subject.task == "translate" and place is None and not target:
         search = {"run": subject.name, "text": text, "beam": BEAM}
         found = engine.translate(**search, emit=lambda step: None)["found"][0]["text"]
-        reading = {"run": subject.name, "place": "cross", "text": text, "target": found}
-        questions = [about, {"name": "translate", "values": search}, {"name": "read", "values": reading}]
+        reading = {"run": subject.name, "text": text, "target": found}
+        questions = [about, {"name": "translate", "values": search}]
+        places = [place for place in ("aligner", "cross") if place in subject.places]
+        questions += [{"name": "read", "values": reading | {"place": place}} for place in places]
         return _page(engine, {"view": "translate", "run": subject.name, "text": text}, questions)
     place = place or subject.places[0]
     reading = {"run": subject.name, "place": place, "text": text, "target": target}

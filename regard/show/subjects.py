@@ -94,7 +94,7 @@ def of_translator(name: str, title: str, translator: Any, examples: tuple[str, .
     if not hasattr(model, "encoder") or model.config.kind != "encoder-decoder":
         places: tuple[str, ...] = ("cross",)
     else:
-        places = ("cross", "encoder", "decoder")
+        places = ("cross", "encoder", "decoder", *(() if model.aligner is None else ("aligner",)))
     return Subject(
         name=name,
         title=title,
