@@ -389,10 +389,10 @@ export class Matrix {
     const [query, key, scale] = (this.at || "").split(",").map(Number);
     const known = [query, key, scale].every(Number.isFinite) && scale > 0;
     this.scale = known ? Math.min(Math.max(scale, this.least * 0.8), 64) : this.least;
-    // some of the map is always in sight
-    const held = (at, count) => Math.min(Math.max(at, 0), count);
-    this.x = known ? this.width / 2 - held(key, S) * this.scale : 1;
-    this.y = known ? this.height / 2 - held(query, this.weights.T) * this.scale : 1;
+    // the edge of the map, at least, is in sight
+    const from = (room, at, count) => Math.min(Math.max(room / 2 - at * this.scale, -count * this.scale), room);
+    this.x = known ? from(this.width, key, S) : 1;
+    this.y = known ? from(this.height, query, this.weights.T) : 1;
   }
 
   zoom(ratio, x, y) {
