@@ -33,7 +33,7 @@ export class Weights {
   names(layer) {
     if (!this.meta.layers[layer].slots) return this.keys;
     this.slots ||= {};
-    this.slots[layer] ||= Array.from({ length: this.S(layer) }, (_, at) => `slot ${at + 1}`);
+    this.slots[layer] ||= Array.from({ length: this.S(layer) }, (_, at) => `▁slot ${at + 1}`);
     return this.slots[layer];
   }
 

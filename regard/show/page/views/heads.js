@@ -16,11 +16,16 @@ const SAYS = {
   grid: "Each picture is one head: its tokens that look from top to bottom, those looked at from left to right.",
 };
 
+const LINKED = "A model’s aligner says where a target token comes from: the thicker the line or the brighter the cell, the surer it is of the source token.";
+const FORMULA = {
+  attention: "o_i = Σ_j a_ij v_j,  a = the effective weights of the layer that runs",
+  aligner: "p(s | y_≤t, x) ∝ p(s | y_<t, x) p(y_t | x_s),  target t comes from source s",
+};
+
 export const title = "Heads";
 
 export function mount(host, app) {
-  const parts = layout(host, SAYS.lines,
-    "o_i = Σ_j a_ij v_j,  a = the effective weights of the layer that runs");
+  const parts = layout(host, SAYS.lines, FORMULA.attention);
   const pictures = el("div", { className: "pictures" });
   const thumbs = el("div", {});
   const lanes = el("div", {});
@@ -54,7 +59,7 @@ export function mount(host, app) {
     parts.numbers.token = token;
     try {
       const box = el("div", {});
-      await readout(box, weights, layer, head, at);
+      await readout(box, weights, layer, head, at, weights.values.place === "aligner" ? "link goes to" : undefined);
       if (parts.numbers.token === token) parts.numbers.replaceChildren(box);
     } catch (error) { if (error.name !== "AbortError") parts.numbers.replaceChildren(problem(error)); }
   }
@@ -78,7 +83,7 @@ export function mount(host, app) {
     if (layers > 1) list.push(control("layer", slider(layer + 1, 1, layers, 1, (value) => app.set({ layer: String(value - 1) }), "layer")));
     const choices = [{ key: "all", text: "all" }, { key: "avg", text: "average" }];
     for (let h = 0; h < heads; h += 1) choices.push({ key: h, text: String(h + 1), colour: HEADS[h % HEADS.length], title: `head ${h + 1}` });
-    list.push(control("head", chips(choices, head, (value) => app.set({ head: String(value) }), "head")));
+    if (heads > 1) list.push(control("head", chips(choices, head, (value) => app.set({ head: String(value) }), "head")));
     if (mode !== "lines") list.push(control("shade", chips([{ key: false, text: "root" }, { key: true, text: "logarithm" }], log, (value) => app.set({ log: value ? "1" : null }), "shade")));
     if (weights && !weights.small && mode === "matrix") list.push(control("a cell is its", chips([{ key: "largest", text: "largest" }, { key: "mean", text: "mean" }], pooled, (value) => app.set({ pooled: value }), "pooling")));
     renew(parts.controls, ...list);
@@ -86,7 +91,8 @@ export function mount(host, app) {
 
   function draw() {
     const { place, layer, head, mode, pin, at, log, pooled } = options();
-    parts.words.textContent = SAYS[mode];
+    parts.words.textContent = place === "aligner" ? LINKED : SAYS[mode];
+    parts.side.querySelector(".formula code").textContent = FORMULA[place] || FORMULA.attention;
     lanes.hidden = mode !== "lines";
     cells.hidden = mode !== "matrix";
     thumbs.hidden = mode !== "grid";
