@@ -68,8 +68,10 @@ class Engine:
         """What the first layers were given, or all of them."""
 
         def size(reading: Reading) -> int:
-            # what was given, and the projections that will be kept of it
-            return 4 * sum(given.x.nbytes for given in reading.layers)
+            # what was given, and the projections and pictures that will be kept of it
+            return sum(
+                4 * given.x.nbytes + min(maps.STRIPS, 2 * given.heads * given.T * given.S) for given in reading.layers
+            )
 
         key = run, place, text, target
         for kept in self._texts.kept:

@@ -27,7 +27,7 @@ from regard.attention.softmax import Softmax
 from regard.models.aligner import Aligner
 
 NARROWEST, NARROW, WIDE = 16, 64, 512  # cells of a tile, narrow across what a layer computes one by one
-LEVELS = 13  # of zoom: from a cell a pair to one for 4,096 x 4,096
+LEVELS = 5  # of zoom: from a cell a pair to a cell 16 x 16, by which all of 8,192 tokens are seen
 HELD = 1024  # rows or columns of the map of one head that are held at a time, or as many of several together
 STRIPS = 8 << 20  # bytes of pictures kept beside what a layer was given
 
@@ -260,6 +260,11 @@ class Tile(NamedTuple):
     signed: bool
 
 
+def farthest(T: int, S: int) -> int:
+    """The level from which all of a map is seen."""
+    return max(0, (max(T, S) - 1).bit_length() - (WIDE - 1).bit_length())
+
+
 def tile_shape(given: Given, level: int) -> tuple[int, int]:
     """The rows and columns of cells of a tile: few of those that a layer computes one by one, and from afar, where a
     cell is many of them, fewer."""
@@ -270,6 +275,8 @@ def tile_shape(given: Given, level: int) -> tuple[int, int]:
 
 def tile(given: Given, level: int, row: int, column: int, head: int | None = None) -> Tile:
     """Tile (row, column) of a level, of one head or of all."""
+    if level > farthest(given.T, given.slots):
+        raise ValueError(f"there is no level {level} of a map of {given.T} x {given.slots}: all is seen before")
     span = 1 << level
     down, across = tile_shape(given, level)
     first, last = row * down * span, min((row + 1) * down * span, given.T)

@@ -65,6 +65,7 @@ def show(
 def still(subject: Any, text: str, target: str = "", place: str | None = None) -> str:
     """A text in the Heads view as one file; a translator's in Translate, unless a place or a target is asked for."""
     from regard.show.engine import Engine
+    from regard.show.maps import farthest
 
     engine = Engine({subject.name: lambda: subject})
     about: dict[str, Any] = {"name": "about", "values": {}}
@@ -82,8 +83,7 @@ def still(subject: Any, text: str, target: str = "", place: str | None = None) -
     questions = [about, {"name": "read", "values": reading}]
     if not found["small"]:
         # the picture of all heads of the first layer, from far enough away to fit
-        span = max(len(found["queries"]), len(found["keys"]))
-        level = max(0, (span - 1).bit_length() - 9)
+        level = farthest(len(found["queries"]), found["layers"][0]["columns"])
         down, across = (size << level for size in found["layers"][0]["tiles"][level])
         questions += [
             {"name": "tile", "values": reading | {"layer": 0, "level": level, "row": row, "column": column}}
