@@ -179,11 +179,11 @@ def test_a_slow_body_is_cut(page, monkeypatch):
 
 
 def test_slow_heads_are_cut(page, monkeypatch):
-    monkeypatch.setattr(server, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.8)
     whole = f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\n\r\n".encode()
     # nothing, a part, and a part after a request that was answered
     for before, raw in ((b"", b""), (b"", whole[:20]), (whole, whole[:20])):
-        with socket.create_connection(("127.0.0.1", page.port), timeout=5) as slow:
+        with socket.create_connection(("127.0.0.1", page.port), timeout=30) as slow:
             slow.sendall(before)
             assert not before or slow.recv(65536).startswith(b"HTTP/1.1 200")
             slow.sendall(raw)
@@ -193,9 +193,10 @@ def test_slow_heads_are_cut(page, monkeypatch):
     page.engine.lock.acquire()
     waiting = threading.Thread(target=page.ask, args=("example",))
     waiting.start()
-    time.sleep(0.6)
+    time.sleep(1.6)
     page.engine.lock.release()
-    waiting.join(10)
+    waiting.join(30)
+    assert not waiting.is_alive()
     assert page.request("POST", "/api/example", "{}")[0] == 200
 
 
@@ -234,18 +235,26 @@ def test_noise_leaves_it_alive(page, raw):
 
 
 def test_too_many_questions_are_asked_to_come_back(page, monkeypatch):
+    began, end, example = threading.Event(), threading.Event(), page.engine.example
+
+    def long():
+        began.set()
+        assert end.wait(60)
+        return example()
+
+    page.engine._replies.kept.clear()
+    monkeypatch.setattr(page.engine, "example", long)
     monkeypatch.setattr(server, "WAITING", 1)
-    page.engine.lock.acquire()
+    first = threading.Thread(target=page.ask, args=("example",))
+    first.start()
     try:
-        first = threading.Thread(target=page.ask, args=("example",))
-        first.start()
-        time.sleep(0.3)
+        assert began.wait(30)
         status, headers, got = page.request("POST", "/api/example", "{}")
         assert (status, headers["retry-after"]) == (503, "1")
         said(got)
     finally:
-        page.engine.lock.release()
-    first.join(10)
+        end.set()
+    first.join(30)
     assert page.request("POST", "/api/example", "{}")[0] == 200
 
 
