@@ -1,5 +1,6 @@
 """Parts of maps equal the whole; what the page is told equals what the library computes."""
 
+import copy
 import pathlib
 import re
 
@@ -422,3 +423,46 @@ def test_the_cache_is_bounded():
     cache.get(47, lambda: 1 / 0, lambda _: 0)
     cache.get(50, lambda: 50, lambda _: 30)
     assert 47 in cache.kept
+
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+AWAY = "cuda"
+
+
+@needs_cuda
+@pytest.mark.parametrize("spec", SPECS)
+def test_parts_of_maps_on_a_gpu(spec):
+    one = given(spec, regard.facts(spec).roles[0])
+    memory = one.memory and Memory(one.memory.x.to(AWAY), None)
+    x = one.x.to(AWAY)
+    away = Given(copy.deepcopy(one.layer).to(AWAY), x, Rows.full(x), memory, None)
+    torch.testing.assert_close(maps.rows(away, [3, 4, 30]).cpu(), maps.rows(one, [3, 4, 30]))
+    torch.testing.assert_close(maps.columns(away, 2, 7).cpu(), maps.columns(one, 2, 7))
+    assert maps.tile(away, 0, 0, 0).scale == pytest.approx(maps.tile(one, 0, 0, 0).scale)
+
+
+@needs_cuda
+def test_the_page_of_a_model_on_a_gpu(engine):
+    away = Engine({"shipped": lambda: open_run(None, "shipped", AWAY)})
+    text = {"run": "shipped", "text": SENTENCE}
+    words = {"other": "My brother works.", "word": "brother", "layer": 1}
+    questions = [("moves", text | words), ("compare", text | {"spec": "local(window=2)", "layer": 1})]
+    for place in ("encoder", "decoder", "cross", "aligner"):
+        here = text | {"place": place, "target": "Mein Bruder lebt in Berlin."}
+        questions.append(("read", here))
+        here = here | {"layer": 0}
+        questions += [("rows", here | {"first": 1}), ("top", here | {"first": 0, "count": 3, "most": 2})]
+        questions.append(("tile", here | {"level": 0, "row": 0, "column": 0}))
+        if place != "aligner":
+            questions.append(("steps", here | {"head": 1, "query": 2}))
+    for name, values in questions:
+        got, wanted = (wire.decode(wire.encode(one.answer(name, values))) for one in (away, engine))
+        for part, numbers in wanted.arrays.items():
+            if numbers.dtype == np.float32:
+                np.testing.assert_allclose(got.arrays[part], numbers, atol=1e-3, err_msg=f"{name} {part}")
+    steps = []
+    found = away.translate("shipped", SENTENCE, 4, steps.append)
+    assert found["found"][0]["text"] == engine.translate("shipped", SENTENCE, 4, lambda step: None)["found"][0]["text"]
+    assert all(isinstance(step["link"], int) for step in steps if "link" in step)
+    with pytest.raises(Unwanted), while_wanted(iter([True] * 40 + [False] * 1000).__next__):
+        away.answer("rows", text | {"place": "encoder", "text": "another text", "layer": 1, "first": 0})
