@@ -345,7 +345,7 @@ export class Matrix {
         this.whole = null;
       }
     }
-    if (moved) this.scale = null;
+    if (moved) { this.scale = null; clearTimeout(this.telling); }
     this.later();
   }
 
@@ -376,6 +376,7 @@ export class Matrix {
     this.later();
     clearTimeout(this.telling);
     this.telling = setTimeout(() => {
+      if (!this.box.isConnected) return;
       const [query, key] = [(this.height / 2 - this.y) / this.scale, (this.width / 2 - this.x) / this.scale];
       this.at = `${query.toFixed(1)},${key.toFixed(1)},${this.scale.toPrecision(4)}`;
       this.onmove(this.at);
