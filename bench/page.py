@@ -1,10 +1,13 @@
 """How fast the page answers at 4,096 tokens, and what its server holds: one line of JSON.
 
     python bench/page.py
+    python bench/page.py --mechanisms            # a line for each mechanism instead
+    python bench/page.py --mechanisms set fnet
 
 Starts `regard show`, asks it as the page does, and reads the peak memory of the server. It needs no browser; the frames
 a second that a browser draws while panning are measured by
-`pytest -n 0 -s tests/test_show_browser.py -k 4096`.
+`pytest -n 0 -s tests/test_show_browser.py -k 4096`. Of mechanisms: seconds that a layer (width 256, 4 heads) runs, that
+the first part of the picture of all its heads takes, and an exact row.
 """
 
 import argparse
@@ -15,7 +18,16 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
+import torch
+
+import regard
+from regard.attention.base import Memory, Rows
+from regard.show import maps
+from regard.spec import ATTENTION
+
+TOKENS = 4096
 TEXT = " ".join(f"the animal {i} did not cross the street because it was too tired" for i in range(320))
 ROWS = 64  # of a tile
 
@@ -23,7 +35,12 @@ ROWS = 64  # of a tile
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="texts, each a new one (default: 3)")
+    parser.add_argument("--mechanisms", nargs="*", metavar="NAME", help="these, or all of the registry")
     arguments = parser.parse_args()
+    if arguments.mechanisms is not None:
+        for name in arguments.mechanisms or ATTENTION.names():
+            print(json.dumps(layer_seconds(name)), flush=True)
+        return
     command = [sys.executable, "-m", "regard", "show", "--port", "0", "--no-browser"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -53,6 +70,29 @@ def measure(address: str, text: str) -> dict[str, float]:
     deep = timed(address, "tile", reading | {"layer": 2, "level": 3, "row": 0, "column": 0})
     seconds = {"first_picture": first, "whole": whole, "tile": near, "row": exact, "last_layer": deep}
     return {name: round(value, 3) for name, value in seconds.items()}
+
+
+def layer_seconds(name: str) -> dict[str, Any]:
+    """The parts of the map of one layer, untrained: what they cost does not depend on what is learnt."""
+    longest = any(option.name == "longest" for option in ATTENTION.options(name))
+    spec = "heads(local, softmax)" if name == "heads" else f"{name}(longest={TOKENS})" if longest else name
+    role = ATTENTION.find(name).facts.roles[0]
+    layer = regard.attention(spec, width=256, heads=4, role=role).eval()
+    x = torch.randn(1, TOKENS, 256)
+    given = maps.Given(layer, x, Rows.full(x), Memory(x, None) if role == "cross" else None, None)
+    level = maps.farthest(given.T, given.slots)
+    work = {
+        "run": lambda: layer.run(x, given.rows, memory=given.memory),
+        "first_picture": lambda: maps.tile(given, level, 0, 0),
+        "row": lambda: maps.rows(given, [TOKENS // 2]),
+    }
+    seconds = {}
+    with torch.no_grad():
+        for part, run in work.items():
+            began = time.perf_counter()
+            run()
+            seconds[part] = round(time.perf_counter() - began, 3)
+    return {"mechanism": spec, "role": role} | seconds
 
 
 def timed(address: str, name: str, values: dict) -> float:

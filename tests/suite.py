@@ -498,19 +498,22 @@ def check_weights(case: Case) -> None:
         assert_close(sums[seeing], torch.ones_like(sums[seeing]))
     if layer.facts.columns == "slots":
         slots_hold(layer, given, masks, maps)
-    if not hasattr(layer, "read") or layer.facts.columns == "slots":
-        return
-    # attend(V) = weights @ V for any V put in the place of every value
     x, rows, memory = given["x"], Rows.full(given["x"]), None
     if case.role == "cross":
         memory = Memory(given["memory"], None)
+    # carry(V) = weights @ V for any V, of each head its own and wider than a head
+    maps = layer.weights(**given)
+    values = torch.randn(6, HEADS, maps.shape[3], layer.shape.head_width + 3, dtype=x.dtype)
+    assert_close(layer.carry(values, x, rows, memory=memory), maps @ values)
+    if not hasattr(layer, "read") or layer.facts.columns == "slots":
+        return
+    # attend(V) = weights @ V for any V put in the place of every value
     query, source = layer.read(x, rows, memory)
     values = {n: torch.randn_like(source[layer.kinds("value")[0]]) for n in layer.kinds("value")[:1]}
     swapped = source | dict.fromkeys(layer.kinds("value"), next(iter(values.values())))
     nothing = source | {n: torch.zeros_like(source[n]) for n in layer.kinds("value")}
     o = layer.mix(rows, query, swapped, None, memory)[0] - layer.mix(rows, query, nothing, None, memory)[0]
     v = next(iter(values.values())).repeat_interleave(HEADS // layer.shape.kv_heads, 1)
-    maps = layer.weights(**given)
     if not layer.facts.linear:
         assert (maps @ v - o).abs().max() > 1e-9, "declared as more than its map, but it is the map times the values"
         return

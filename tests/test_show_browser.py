@@ -5,6 +5,7 @@ import math
 import os
 import re
 import shutil
+import threading
 import time
 from itertools import cycle
 
@@ -17,7 +18,8 @@ import regard
 from regard.cli import main
 from regard.show.export import PAGE
 from regard.show.notebook import Shown
-from regard.show.subjects import of_translator
+from regard.show.subjects import of_model, of_translator
+from regard.show.wanted import Unwanted
 from regard.translation import Translator
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -34,9 +36,21 @@ def runs(tmp_path_factory):
     return small_runs(tmp_path_factory.mktemp("runs"))
 
 
+MANY = ["set(points=8)", "compressed(factor=4)", "fnet", "clusterformer(chunk=64)", "heads(luna, longshort)"]
+
+
 @pytest.fixture(scope="module")
-def server(runs, hostile):
-    with serving(runs, {"hostile": hostile}) as server:
+def many(translator):
+    """A model of mechanisms whose maps are no weights that anybody computes on the way."""
+    torch.manual_seed(0)
+    sizes = {"vocabulary": translator.source.size, "width": 32, "heads": 4, "inner": 32, "layers": len(MANY)}
+    model = regard.Transformer(regard.ModelConfig(kind="encoder", attention=MANY, **sizes)).eval()
+    return of_model("many", model, translator.source)
+
+
+@pytest.fixture(scope="module")
+def server(runs, hostile, many):
+    with serving(runs, {"hostile": hostile, "many": many}) as server:
         yield server
 
 
@@ -87,10 +101,10 @@ def translator():
     return Translator.load()
 
 
-def cross(translator, text):
+def cross(translator, text, place="cross"):
     source = torch.tensor([[*translator.source.encode(text), translator.source.eos]])
     target = torch.tensor([[translator.target.bos, *translator.target.encode(translator(text))]])
-    return translator.model.maps(source, target)
+    return translator.model.maps(source, target, place=place)
 
 
 def test_type_and_see_the_translation(page, translator):
@@ -101,16 +115,19 @@ def test_type_and_see_the_translation(page, translator):
     page.wait_for_function("text => document.querySelector('.translation').textContent === text", arg=wanted)
     page.wait_for_function(READY)
     assert "text=" in page.url
-    # point at a target word: its five sources, to the last digit
-    maps = cross(translator, SENTENCE)
+    # point at a target word: its five sources, to the last digit; as the aligner says, unless attention is asked
+    links, maps = cross(translator, SENTENCE, "aligner")[0], cross(translator, SENTENCE)
     layer = max(len(maps) - 2, 0)
-    page.hover('.lane.left .token[data-at="1"]')
-    page.wait_for_selector(".best li")
-    page.wait_for_function("() => document.querySelectorAll('.best li').length === 5")
-    row = maps[layer][0, :, 1].mean(0)
-    keys = [int(key) for key in page.eval_on_selector_all(".best li", "nodes => nodes.map(node => node.dataset.key)")]
-    assert keys == row.topk(5).indices.tolist()
-    torch.testing.assert_close(torch.tensor(data(page, ".best")), row.topk(5).values, atol=1e-6, rtol=0)
+    for kind, row in (("aligner", links[0, 0, 1]), ("attention", maps[layer][0, :, 1].mean(0))):
+        page.click(f'.chips[aria-label="links"] button:has-text("{kind}")')
+        page.hover('.lane.left .token[data-at="1"]')
+        verb = {"aligner": "link", "attention": "attention"}[kind]
+        page.wait_for_function(
+            "verb => document.querySelector('.numbers').textContent.includes(`’s ${verb} goes to`)", arg=verb
+        )
+        keys = page.eval_on_selector_all(".best li", "nodes => nodes.map(node => node.dataset.key)")
+        assert [int(key) for key in keys] == row.topk(5).indices.tolist()
+        torch.testing.assert_close(torch.tensor(data(page, ".best")), row.topk(5).values, atol=1e-6, rtol=0)
     # one head
     page.click('.chips[aria-label="head"] button:has-text("2")')
     page.click('.lane.left .token[data-at="0"]')
@@ -162,7 +179,9 @@ def test_keys_move_through_heads_layers_and_views(page):
 def test_a_link_that_is_wrong_shows_the_view(page, view):
     """Whatever a link says, the view comes, with the nearest that there is."""
     wrong = {"layer": "9", "head": "-3", "pin": "x", "beam": "many", "length": "0", "width": "-", "mode": "?"}
+    wrong |= {"links": "?", "at": "x,,"}
     other = {"layer": "x", "head": "x", "pin": "-1", "beam": "99", "length": "1e9", "width": "7.4", "role": "?"}
+    other |= {"mode": "matrix", "at": "1e9,-1e9,1e9", "place": "aligner"}
     for state in (wrong, other, wrong | {"layer": "-1", "pin": "1e9"}, other | {"layer": "1.4", "head": "1.6"}):
         visit(page, view=view, run="films" if view == "results" else "shipped", threshold="x", preset="?", **state)
         assert page.get_attribute("#status", "class") == ""
@@ -213,10 +232,10 @@ def test_a_token_looks_at_itself_only_in_its_own_text(page):
     page.wait_for_selector(".best li")
     own = page.eval_on_selector_all(".best li", "nodes => nodes.map(node => node.dataset.key)")[0] == "0"
     assert ("itself" in page.inner_text(".numbers")) == own
-    for view in ("heads", "steps"):
+    for view, place in (("heads", "cross"), ("heads", "aligner"), ("steps", "cross")):
         for pin in range(2):
-            visit(page, view=view, text=SENTENCE, place="cross", pin=str(pin), head="0")
-            page.wait_for_function("() => document.querySelector('.numbers').textContent.includes('attention goes to')")
+            visit(page, view=view, text=SENTENCE, place=place, pin=str(pin), head="0")
+            page.wait_for_function("() => / goes to /.test(document.querySelector('.numbers').textContent)")
             assert "itself" not in page.inner_text(".numbers")
 
 
@@ -587,6 +606,7 @@ def test_save_and_open_again(page, tmp_path, translator):
     page.goto(saved.as_uri())
     page.wait_for_function(READY)
     assert page.inner_text(".translation") == translator(SENTENCE)
+    page.click('.chips[aria-label="links"] button:has-text("attention")')
     page.click('.chips[aria-label="head"] button:has-text("3")')
     page.click('.lane.left .token[data-at="1"]')
     page.wait_for_selector(".best li")
@@ -684,6 +704,105 @@ def test_4096_tokens_stay_fluent(page, tmp_path):
     page.wait_for_function(
         "() => [...window.regard.view.matrix.tiles.values()].filter(tile => tile.canvas).length >= 8"
     )
+
+
+PLACE = (
+    "() => { const { x, y, scale, width, height } = window.regard.view.matrix; return [x, y, scale, width, height]; }"
+)
+
+
+def test_a_link_leads_to_the_place_in_the_matrix(page):
+    text = " ".join(LONG.split()[:1400])
+    for state in ({"view": "heads", "text": text}, {"view": "heads", "mode": "matrix", "text": SENTENCE}):
+        visit(page, **state)
+        whole = page.evaluate(PLACE)
+        box = page.locator("canvas.matrix").bounding_box()
+        page.mouse.move(box["x"] + 2 * box["width"] / 3, box["y"] + box["height"] / 3)
+        page.mouse.wheel(0, -900)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=4)
+        page.mouse.up()
+        page.wait_for_function("() => location.hash.includes('at=')")
+        there = page.evaluate(PLACE)
+        assert there[2] > 1.2 * whole[2]
+        # what is chosen beside it leaves the place as it is, and so does a reload
+        page.click('.chips[aria-label="head"] button:has-text("3")')
+        page.wait_for_function("() => location.hash.includes('head=2')")
+        assert page.evaluate(PLACE) == there
+        page.reload()
+        page.wait_for_function(READY)
+        page.wait_for_function("() => window.regard.view.matrix.scale")
+        # to the tenth of a cell that the link tells
+        assert page.evaluate(PLACE) == pytest.approx(there, rel=1e-3, abs=0.1 * there[2])
+        # another text is seen from afar
+        page.fill("textarea", "the " * 400)
+        page.press("textarea", "Enter")
+        page.wait_for_function("() => !location.hash.includes('at=')")
+        page.go_back()
+        page.wait_for_function("() => location.hash.includes('at=')")
+        page.wait_for_function(READY)
+        page.wait_for_function("scale => Math.abs(window.regard.view.matrix.scale / scale - 1) < 1e-3", arg=there[2])
+
+
+def test_long_texts_through_every_kind_of_mechanism(page, many):
+    text = " ".join(LONG.split()[:1200])
+    ids = torch.tensor([many.encode(text)])
+    assert ids.shape[1] > 1024
+    with torch.no_grad():
+        wanted = many.model.maps(ids)
+    for layer, part in enumerate(wanted):
+        visit(page, view="heads", run="many", text=text, layer=str(layer), head="1", pin="777")
+        page.wait_for_selector(".best li")
+        # the picture: as many cells as the map has, and where it is brightest
+        page.wait_for_function(
+            """() => {
+              const all = [...window.regard.view.matrix.tiles.values()];
+              return all.length && all.every((tile) => tile.canvas);
+            }"""
+        )
+        shown = page.evaluate("""() => [...window.regard.view.matrix.tiles].map(([id, tile]) => {
+          const { values, shape } = tile.reply.arrays.largest;
+          return { id, shape, scale: tile.reply.meta.scale, top: Math.max(...values.map(Math.abs)) };
+        })""")
+        level = max(int(tile["id"].split("/")[0]) for tile in shown)
+        shown = [tile for tile in shown if tile["id"].startswith(f"{level}/")]
+        cells = sum(tile["shape"][1] * tile["shape"][2] for tile in shown)
+        assert cells == math.prod(-(-size // 2**level) for size in part.shape[2:]), MANY[layer]
+        assert max(tile["scale"] for tile in shown) == pytest.approx(float(part.abs().max()), abs=1e-6)
+        # the numbers
+        row = part[0, 1, 777]
+        best = row[row.abs().topk(5).indices]
+        torch.testing.assert_close(torch.tensor(data(page, ".best")), best, atol=1e-6, rtol=0, msg=MANY[layer])
+
+
+def test_what_a_view_asked_ends_with_it(page, server, monkeypatch):
+    began, ended = threading.Event(), threading.Event()
+
+    def endless(**values):
+        began.set()
+        try:
+            for _ in range(100_000):
+                torch.ones(2).sum()
+                time.sleep(0.001)
+        except Unwanted:
+            ended.set()
+            raise
+
+    visit(page, view="heads", text="a text")
+    with monkeypatch.context() as changed:
+        changed.setattr(server.engine, "read", endless)
+        page.fill("textarea", "another text that takes long")
+        page.press("textarea", "Enter")
+        assert began.wait(30)
+        assert not ended.wait(0.2)
+        page.click('nav button[data-view="positions"]')
+        assert ended.wait(30)
+    page.wait_for_function(READY)
+    page.wait_for_function("() => document.getElementById('view').dataset.view === 'positions'")
+    assert page.get_attribute("#status", "class") == ""
+    # the same text, wanted again
+    page.click('nav button[data-view="heads"]')
+    page.wait_for_function("() => document.querySelector('.lane.left')?.textContent.includes('takes')")
 
 
 @pytest.mark.parametrize(

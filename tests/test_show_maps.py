@@ -1,5 +1,9 @@
 """Parts of maps equal the whole; what the page is told equals what the library computes."""
 
+import copy
+import pathlib
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +17,7 @@ from regard.show.beams import watch
 from regard.show.engine import Engine
 from regard.show.maps import Given
 from regard.show.subjects import of_model, open_run
+from regard.show.wanted import Unwanted, while_wanted
 from regard.spec import ATTENTION, POSITIONS
 from regard.translation import Translator
 
@@ -22,7 +27,10 @@ SPECS = [spec for name in ATTENTION.names() for spec in ATTENTION.find(name).exa
 
 @pytest.fixture(scope="module")
 def engine():
-    return Engine({"shipped": lambda: open_run(None, "shipped")})
+    with pytest.MonkeyPatch.context() as patience:
+        # machines that test may be slow
+        patience.setattr(pictures.Deadline.__init__, "__defaults__", (600,))
+        yield Engine({"shipped": lambda: open_run(None, "shipped")})
 
 
 @pytest.fixture(scope="module")
@@ -49,29 +57,32 @@ def test_rows_and_columns_are_those_of_the_map(spec):
                 continue
             whole = maps.whole(one)
             queries = [0, 3, 4, 5, 9, 35]
-            torch.testing.assert_close(maps.rows(one, queries).double(), whole[:, queries], atol=1e-6, rtol=1e-5)
-            if one.layer.facts.columns == "tokens":
-                torch.testing.assert_close(maps.columns(one, 5, 23), whole[..., 5:23])
+            torch.testing.assert_close(maps.rows(one, queries), whole[:, queries])
+            last = min(23, one.slots)
+            torch.testing.assert_close(maps.columns(one, 5, last), whole[..., 5:last])
+            assert one.slots == whole.shape[2]
 
 
 @pytest.mark.parametrize("position", [spec for name in POSITIONS.names() for spec in POSITIONS.find(name).examples[:1]])
 @pytest.mark.parametrize("role", ["self", "causal"])
 def test_rows_hold_with_positions(position, role):
-    for spec in ("softmax", "additive", "local(window=4)"):
+    for spec in ("softmax", "additive", "entmax", "local(window=4)"):
         try:
             one = given(spec, role, position=position)
         except ValueError:
             continue
-        torch.testing.assert_close(maps.rows(one, range(8, 20)).double(), maps.whole(one)[:, 8:20])
+        torch.testing.assert_close(maps.rows(one, range(8, 20)), maps.whole(one)[:, 8:20])
+        torch.testing.assert_close(maps.columns(one, 8, 20), maps.whole(one)[..., 8:20])
 
 
-@pytest.mark.parametrize("spec", ["softmax", "local(window=40)", "linformer(rank=4, longest=2048)"])
+@pytest.mark.parametrize("spec", ["softmax", "local(window=40)", "linformer(rank=4, longest=2048)", "compressed"])
 def test_tiles_put_together_are_the_map(spec):
     one = given(spec, "self", T=701, heads=2)
     whole = maps.whole(one)
     for level in (0, 1):
         span = 1 << level
-        down, across = -(-701 // (maps.TILE_ROWS * span)), -(-701 // (maps.TILE_COLUMNS * span))
+        rows, columns = maps.tile_shape(one, level)
+        down, across = -(-701 // (rows * span)), -(-one.slots // (columns * span))
         grid = [[maps.tile(one, level, row, column) for column in range(across)] for row in range(down)]
         top = float(whole.abs().max())
         for kind, pool in (("largest", torch.nn.functional.max_pool2d), ("mean", torch.nn.functional.avg_pool2d)):
@@ -86,6 +97,9 @@ def test_tiles_put_together_are_the_map(spec):
             assert ((got.abs().sqrt() - root).abs() <= 1.01 * step + 1e-9).all()
     with pytest.raises(ValueError, match="no tile"):
         maps.tile(one, 0, 99, 0)
+    # a cell of any size would have to be held before it is pooled
+    with pytest.raises(ValueError, match="no level"):
+        maps.tile(one, 2, 0, 0)
 
 
 def decoded(tile, kind):
@@ -106,25 +120,63 @@ class Largest(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("spec", ["softmax", "longformer(window=64, globals=2)", "linear"])
+LONG = [
+    "softmax", "additive", "entmax", "longformer(window=64, globals=2)", "linear", "set", "luna", "longshort", "fnet",
+    "compressive(segment=64, memory=64, compressed=16)", "clusterformer", "poolingformer", "axial(width=64)",
+    "mixer(longest=4096)", "gmlp(longest=4096, attention=8)", "scaling", "compressed",
+    "heads(local(window=64), softmax)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", LONG)
 def test_a_long_map_is_never_held(spec):
-    N = 4096
-    one = given(spec, "self", T=N, heads=4, width=256, dtype=torch.float32)
-    with Largest() as largest:
-        made = maps.tile(one, 3, 1, 0)
-        maps.rows(one, [N - 1])
-    assert made.largest.shape == (4, maps.TILE_ROWS, N // 8)
-    # of all heads together it never makes as much as the map of one holds
+    N, heads, level = 4096, 4, 3
+    role = regard.facts(spec).roles[0]
+    one = given(spec, role, T=N, S=N, heads=heads, width=64, dtype=torch.float32)
+    with Largest() as largest, Peak() as peak:
+        made = maps.tile(one, level, 0, 0)
+        row = maps.rows(one, [N - 1])
+    rows, columns = maps.tile_shape(one, level)
+    assert made.largest.shape == (heads, min(rows, N >> level), min(columns, one.slots >> level))
+    assert row.shape == (heads, 1, one.slots)
+    # of all heads together it never makes as much as the map of one holds, nor has as much as half of theirs
     assert largest.numbers < N * N
-    assert sum(part.nbytes for tile in one.strips.values() for part in tile[:2]) < N * N
+    assert peak.bytes < heads * N * N * 4 // 2
+    assert one.strips.size <= maps.STRIPS
 
 
-def test_maps_that_are_only_whole_are_refused_when_long():
-    one = given("set(points=5)", "self", T=maps.WHOLE + 1)
-    with pytest.raises(ValueError, match=r"taken whole.*1,024"):
-        maps.rows(one, [0])
-    assert maps.limit([one.layer]) == maps.WHOLE
-    assert maps.limit([given("softmax", "self").layer]) is None
+class Peak:
+    """The most bytes that this process came to have beyond those it began with, where the system tells."""
+
+    status, reset = pathlib.Path("/proc/self/status"), pathlib.Path("/proc/self/clear_refs")
+
+    def __enter__(self):
+        if self.reset.exists():
+            self.reset.write_text("5")
+        self.before = self.read("VmRSS")
+        return self
+
+    def __exit__(self, *error):
+        self.bytes = self.read("VmHWM") - self.before
+
+    def read(self, name):
+        return int(re.search(rf"{name}:\s+(\d+)", self.status.read_text())[1]) << 10 if self.reset.exists() else 0
+
+
+@pytest.mark.parametrize("spec", ["softmax", "entmax", "local(window=4)", "fnet", "set(points=5)", "luna(length=3)"])
+def test_what_is_not_wanted_ends_anywhere(spec):
+    one = given(spec, "self")
+    wanted = maps.rows(one, [3, 30])
+    asked = iter(range(10_000))
+    with while_wanted(lambda: next(asked) >= 0):
+        maps.rows(one, [3, 30])
+    operators = next(asked) - 1
+    # in the forward pass and in the backward one
+    for last in range(1, operators, max(1, operators // 10)):
+        left = iter([True] * last)
+        with pytest.raises(Unwanted), while_wanted(lambda left=left: next(left, False)):
+            maps.rows(one, [3, 30])
+    assert torch.equal(maps.rows(one, [3, 30]), wanted)
 
 
 def test_recording_leaves_no_trace(translator):
@@ -139,7 +191,7 @@ def test_recording_leaves_no_trace(translator):
 
 
 def test_what_is_read_is_what_the_library_gives(engine, translator):
-    for place in ("cross", "encoder", "decoder"):
+    for place in ("cross", "encoder", "decoder", "aligner"):
         reply = engine.answer("read", {"run": "shipped", "place": place, "text": SENTENCE, "target": ""})
         source = torch.tensor([[*translator.source.encode(SENTENCE), translator.source.eos]])
         target = torch.tensor([[translator.target.bos, *translator.target.encode(translator(SENTENCE))]])
@@ -147,6 +199,11 @@ def test_what_is_read_is_what_the_library_gives(engine, translator):
         for layer, part in enumerate(wanted):
             got = torch.from_numpy(reply.arrays[f"layer{layer}"].copy())
             torch.testing.assert_close(got, part[0], atol=1e-6, rtol=0)
+            shown = {"run": "shipped", "place": place, "text": SENTENCE, "layer": layer}
+            row = engine.answer("rows", shown | {"first": 1}).arrays["weights"][:, 0]
+            np.testing.assert_allclose(row, part[0, :, 1].detach(), atol=1e-6)
+            tile = engine.answer("tile", shown | {"level": 0, "row": 0, "column": 0})
+            assert tile.arrays["largest"].shape == part[0].shape
         assert len(reply.meta["queries"]) == wanted[0].shape[2]
         again = wire.decode(wire.encode(reply))
         assert again.meta == reply.meta
@@ -297,7 +354,9 @@ def test_softmax_beside_itself_is_the_trained_layer(engine):
         np.testing.assert_allclose(reply.arrays[name], wanted.arrays["layer1"], atol=1e-6)
 
 
-def test_the_cost_grows_as_declared(engine):
+def test_the_cost_grows_as_declared(engine, monkeypatch):
+    # however slow the machine is
+    monkeypatch.setattr(pictures, "PATIENCE", 60)
     meta = engine.answer("cost", {"spec": "local(window=8)", "role": "self"}).meta
     counts = meta["counts"]
     assert 1.9 < counts["mechanism"][-1] / counts["mechanism"][-2] < 2.1
@@ -364,3 +423,46 @@ def test_the_cache_is_bounded():
     cache.get(47, lambda: 1 / 0, lambda _: 0)
     cache.get(50, lambda: 50, lambda _: 30)
     assert 47 in cache.kept
+
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+AWAY = "cuda"
+
+
+@needs_cuda
+@pytest.mark.parametrize("spec", SPECS)
+def test_parts_of_maps_on_a_gpu(spec):
+    one = given(spec, regard.facts(spec).roles[0])
+    memory = one.memory and Memory(one.memory.x.to(AWAY), None)
+    x = one.x.to(AWAY)
+    away = Given(copy.deepcopy(one.layer).to(AWAY), x, Rows.full(x), memory, None)
+    torch.testing.assert_close(maps.rows(away, [3, 4, 30]).cpu(), maps.rows(one, [3, 4, 30]))
+    torch.testing.assert_close(maps.columns(away, 2, 7).cpu(), maps.columns(one, 2, 7))
+    assert maps.tile(away, 0, 0, 0).scale == pytest.approx(maps.tile(one, 0, 0, 0).scale)
+
+
+@needs_cuda
+def test_the_page_of_a_model_on_a_gpu(engine):
+    away = Engine({"shipped": lambda: open_run(None, "shipped", AWAY)})
+    text = {"run": "shipped", "text": SENTENCE}
+    words = {"other": "My brother works.", "word": "brother", "layer": 1}
+    questions = [("moves", text | words), ("compare", text | {"spec": "local(window=2)", "layer": 1})]
+    for place in ("encoder", "decoder", "cross", "aligner"):
+        here = text | {"place": place, "target": "Mein Bruder lebt in Berlin."}
+        questions.append(("read", here))
+        here = here | {"layer": 0}
+        questions += [("rows", here | {"first": 1}), ("top", here | {"first": 0, "count": 3, "most": 2})]
+        questions.append(("tile", here | {"level": 0, "row": 0, "column": 0}))
+        if place != "aligner":
+            questions.append(("steps", here | {"head": 1, "query": 2}))
+    for name, values in questions:
+        got, wanted = (wire.decode(wire.encode(one.answer(name, values))) for one in (away, engine))
+        for part, numbers in wanted.arrays.items():
+            if numbers.dtype == np.float32:
+                np.testing.assert_allclose(got.arrays[part], numbers, atol=1e-3, err_msg=f"{name} {part}")
+    steps = []
+    found = away.translate("shipped", SENTENCE, 4, steps.append)
+    assert found["found"][0]["text"] == engine.translate("shipped", SENTENCE, 4, lambda step: None)["found"][0]["text"]
+    assert all(isinstance(step["link"], int) for step in steps if "link" in step)
+    with pytest.raises(Unwanted), while_wanted(iter([True] * 40 + [False] * 1000).__next__):
+        away.answer("rows", text | {"place": "encoder", "text": "another text", "layer": 1, "first": 0})

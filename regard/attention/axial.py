@@ -110,31 +110,25 @@ class Axial(Attention):
         x, above, inner = zeros(self.shape.width), zeros(self.shape.width), (zeros(G, D), zeros(G, D))
         return Out(None, AxialState(x, above, inner, columns, seen, 0, True))
 
-    def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
-        if state is not None:
-            raise ValueError(
-                "attention 'axial' keeps rows that have read each other, so a state has no map: call weights(x) on the "
-                "whole"
-            )
+    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
         x = x if self.position is None else self.position.add(x, rows)
         grid, counts = self._grid(x, rows)
-        m, w, T = grid.shape[1], self.width, rows.T
-        lines, columns = (torch.eye(n, dtype=x.dtype, device=x.device) for n in (m, w))
+        m, w = grid.shape[1:3]
 
-        def along_rows(layer: Attention, grid: Tensor, count: Tensor | None) -> Tensor:
-            maps = layer.map(grid.flatten(0, 1), _rows(grid.flatten(0, 1), count)).unflatten(0, (-1, m))
-            return torch.einsum("bmhij,mn->bhminj", maps, lines).flatten(4, 5).flatten(2, 3)
+        def along_rows(layer: Attention, grid: Tensor, count: Tensor | None, values: Tensor) -> Tensor:
+            folded = grid.flatten(0, 1)
+            return layer.map(folded, _rows(folded, count)).unflatten(0, (-1, m)).transpose(1, 2) @ values
 
+        values = F.pad(values, (0, 0, 0, m * w - rows.T)).unflatten(2, (m, w))
         first = self._rows(grid, counts[0])
         folded = first.transpose(1, 2).flatten(0, 1)
-        maps = self.columns.map(folded, _rows(folded, counts[1])).unflatten(0, (-1, w))
-        whole = torch.einsum("bwhmn,wv->bhmwnv", maps, columns).flatten(4, 5).flatten(2, 3)
-        whole = whole @ along_rows(self.rows, grid, counts[0])
+        maps = self.columns.map(folded, _rows(folded, counts[1])).unflatten(0, (-1, w)).transpose(1, 2)
+        o = (maps @ along_rows(self.rows, grid, counts[0], values).transpose(2, 3)).transpose(2, 3)  # [B, H, m, w, n]
         if self.inner is not None:
-            inner = along_rows(self.inner, grid + _down(self._columns(first, counts[1])), None)
-            whole = inner + inner @ F.pad(whole, (0, 0, w, 0))[:, :, : m * w]
-        return whole[:, :, :T, :T]
+            above = F.pad(o[:, :, :-1], (0, 0, 0, 0, 1, 0))
+            o = along_rows(self.inner, grid + _down(self._columns(first, counts[1])), None, values + above)
+        return o.flatten(2, 3)[:, :, : rows.T]
 
     def _grid(self, x: Tensor, rows: Rows) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
         """[B, T, E] -> [B, m, w, E], and the cells that are real in each row [B m] and column [B w] of it; None: all,

@@ -11,7 +11,7 @@ the left. Positions count real tokens.
 A mechanism is one file with one class on one of these:
 
     Attention             the contract itself
-      Heads               projections named by `inputs`, heads, positions, the map by probing with unit values
+      Heads               projections named by `inputs`, heads, positions; its map by unit vectors as values
         Cached            keeps every key and value; writes `attend`                       (softmax, strided, sparse)
           Scored          writes `score`, the logits                                       (additive, location)
         Tailed            keeps the last `reach` tokens and the first `front`; `attend`    (local, longformer)
@@ -399,6 +399,26 @@ class Attention(nn.Module):
         stream: Tensor | None = None,
     ) -> Tensor:
         """[B, H, T, S]; never consumes the state."""
+        if state is not None:
+            raise ValueError(
+                f"attention {self.facts.name!r} does not keep its tokens one by one, so a state has no map: call "
+                f"weights(...) on the whole"
+            )
+        S = x.shape[1] if memory is None else memory.x.shape[1]
+        unit = torch.eye(S, dtype=x.dtype, device=x.device).expand(len(x), 1, -1, -1)
+        return self.carry(unit, x, rows, memory=memory, stream=stream)
+
+    def carry(
+        self,
+        values: Tensor,
+        x: Tensor,
+        rows: Rows | None = None,
+        *,
+        memory: Memory | None = None,
+        stream: Tensor | None = None,
+    ) -> Tensor:
+        """The map times values [B, 1 or H, S, n]: [B, H, T, n], without the map being held. Linear in the values, so
+        unit vectors give columns of the map, and gradients rows."""
         raise NotImplementedError
 
     def slots(self, x: Tensor, rows: Rows | None = None, *, memory: Memory | None = None) -> Tensor:
@@ -582,27 +602,51 @@ class Heads(Attention):
         return self.look(query, state), state
 
     def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
+        if state is None:
+            return super().map(x, rows, memory=memory, stream=stream)
         rows = rows or Rows.full(x)
-        query, source = self.read(x, rows, memory)
-        if self.shape.role == "cross":
-            S = memory.x.shape[1] if memory is not None else state.S
-            at = torch.arange(S, device=x.device)[None]
-        else:
-            S, at = rows.T + (0 if state is None else state.top), rows.positions()
-        maps = []
-        for first in range(0, S, self.shape.head_width):
+        query, source = self.read(x, rows, None)
+        S = state.S if self.shape.role == "cross" else rows.T + state.top
+
+        def probe(first: int) -> Tensor:
             if source:
-                source |= {name: self.unit(at, first, len(x)) for name in self.kinds("value")}
-            o = self.mix(rows, query, source, None if state is None else self.probed(state, first), memory)[0]
-            maps.append(o)
-        maps = torch.cat(maps, -1)[..., :S]
-        if self.position is not None and self.position.facts.kind == "content":
-            # a scheme that adds to the values makes the output affine in them: take away what is there without values
-            source |= {name: torch.zeros_like(source[name]) for name in self.kinds("value") if source}
-            zero = None if state is None else self.probed(state, S + self.shape.head_width)
-            nothing = self.mix(rows, query, source, zero, memory)[0]
+                source.update({name: self.unit(rows.positions(), first, len(x)) for name in self.kinds("value")})
+            return self.mix(rows, query, source, self.probed(state, first))[0]
+
+        maps = torch.cat([probe(first) for first in range(0, S, self.shape.head_width)], -1)[..., :S]
+        if self._adds_to_values:
+            nothing = probe(S + self.shape.head_width)
             maps = maps - nothing.repeat(1, 1, 1, -(-S // nothing.shape[-1]))[..., :S]
         return maps
+
+    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
+        rows = rows or Rows.full(x)
+        query, source = self.read(x, rows, memory)
+        names = self.kinds("value")
+        return self.in_widths(
+            values, lambda v: self.mix(rows, query, source | dict.fromkeys(names, v), None, memory)[0]
+        )
+
+    def in_widths(self, values: Tensor, read: Callable[[Tensor], Tensor]) -> Tensor:
+        """`read` of values [B, 1 or H, S, n], where it takes [B, G, S, D] and gives [B, H, T, D]."""
+        G, D = self.shape.kv_heads, self.shape.head_width
+        times, outs = self.shape.heads // G, []
+        nothing = read(values.new_zeros(len(values), G, values.shape[2], D)) if self._adds_to_values else None
+        for part in values.split(D, 3):
+            wide = F.pad(part, (0, D - part.shape[3]))
+            if len(wide[0]) == 1:
+                o = read(wide.expand(-1, G, -1, -1).contiguous())
+            else:
+                # heads that share values are told apart by reading for one of each group at a time
+                some = [read(wide[:, member::times])[:, member::times] for member in range(times)]
+                o = torch.stack(some, 2).flatten(1, 2)
+            outs.append((o if nothing is None else o - nothing)[..., : part.shape[3]])
+        return torch.cat(outs, 3)
+
+    @property
+    def _adds_to_values(self) -> bool:
+        """A scheme that adds to the values makes the output affine in them: what is there without any is taken away."""
+        return self.position is not None and self.position.facts.kind == "content"
 
     def unit(self, at: Tensor, first: int, batch: int) -> Tensor:
         """[B, G, n, D]: 1 where the position [1 or B, n] is first + d."""
@@ -694,6 +738,7 @@ class Attending(Heads):
         """[B, H, T, D]; the arguments after the mask are the mechanism's `inputs` by name."""
         raise NotImplementedError
 
+    alone = False  # True: what a query reads depends on no other query, so `attend` may be given some of them
     piece = 64  # queries at a time where logits are made
     few = 8  # queries for which two products beat the CPU's fused kernel, as in decoding
 
@@ -860,6 +905,8 @@ def _write(buffer: Tensor, new: Tensor, rows: Rows) -> Tensor:
 class Scored(Cached):
     """A mechanism that writes the logits of a few queries at a time, with nothing random in them; softmax, masks and
     positions are done here."""
+
+    alone = True
 
     def score(self, mask: Mask, q: Tensor, k: Tensor) -> Tensor:
         """Logits [B, H, T, S]; the arguments after the mask are the inputs by name, without the values."""

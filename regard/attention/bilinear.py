@@ -29,6 +29,7 @@ class Bilinear(Cached):
     )
     examples = ("bilinear", "bilinear(rank=2)", "bilinear(rank=7, scaled=False)")
     grouped = True
+    alone = True
 
     def __init__(
         self,

@@ -84,16 +84,15 @@ class Clusterformer(Attention):
             self._remember(x.detach(), rows)
         return Out(_take(y, _places(order)[:, : rows.T]))
 
-    def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
+    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
         x = x if self.position is None else self.position.add(x, rows)
         order, chunks, counts = self._chunks(x, rows)
         maps = self.inner.map(chunks, counts).unflatten(0, (len(x), -1))  # [B, n, H, m, m]
-        apart = torch.eye(maps.shape[1], dtype=maps.dtype, device=x.device)
-        maps = torch.einsum("bnhij,nk->bnikjh", maps, apart).flatten(3, 4).flatten(1, 2)  # [B, N, N, H]
-        places = _places(order)[:, : rows.T]
-        maps = _take(_take(maps, places).transpose(1, 2), places)
-        return maps.permute(0, 3, 2, 1)
+        values = F.pad(values, (0, 0, 0, order.shape[1] - rows.T)).transpose(1, 2)
+        values = _take(values, order).unflatten(1, maps.shape[1::2][:2]).transpose(2, 3)  # [B, n, 1 or H, m, width]
+        o = (maps @ values).transpose(2, 3).flatten(1, 2)
+        return _take(o, _places(order)[:, : rows.T]).transpose(1, 2)
 
     def refresh(self) -> None:
         """New centroids: k-means over the bank."""

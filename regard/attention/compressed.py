@@ -124,6 +124,18 @@ class Compressed(Heads):
         k = k.repeat_interleave(self.shape.heads // self.shape.kv_heads, 1)
         return masked_softmax(query["q"] * self.scale @ k.mT, visible)
 
+    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
+        """Values [B, 1 or H, slots, n]."""
+        rows = rows or Rows.full(x)
+        query, source = self.read(x, rows, memory)
+        if self.shape.role == "cross":
+            state = self.fix(source, memory)
+            k, visible = state.parts[0], self._some(state.count, state.parts[0])
+        else:
+            k = self._compress(rows.real(), source)[0]
+            visible = self._some(rows.count, k) if self.shape.role == "self" else self._finished(rows, k)
+        return self.in_widths(values, lambda v: self._attend(query["q"], k, v, visible))
+
     def slots(self, x, rows=None, *, memory=None) -> Tensor:
         rows = rows or Rows.full(x)
         source = self.read(x, rows, memory)[1]

@@ -149,16 +149,20 @@ class Compressive(Segmented):
         o, state = self._mixed(rows, grid, source, state)
         return Out(self.output(o.transpose(1, 2).flatten(2)), state, loss=loss)
 
-    def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
-        if state is not None:
-            raise ValueError(
-                "attention 'compressive' keeps slots, not tokens, so a state has no map: call weights(x) on the whole"
-            )
+    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
         query, source = self.read(x, rows, memory)
-        unit = torch.eye(rows.T, dtype=x.dtype, device=x.device)
-        source["v"] = unit.expand(len(x), self.shape.kv_heads, -1, -1)
-        return self._mixed(rows, self._grid(rows, query, source, None), source, None, probe=True)[0]
+
+        def read(v: Tensor) -> Tensor:
+            changed = source | {"v": v}
+            return self._mixed(rows, self._grid(rows, query, changed, None), changed, None, probe=True)[0]
+
+        return self.in_widths(values, read)
+
+    def probed(self, state, first):
+        raise ValueError(
+            "attention 'compressive' keeps slots, not tokens, so a state has no map: call weights(x) on the whole"
+        )
 
     def sources(self, x: Tensor) -> dict[str, Tensor]:
         return {"x": x[:, None]} | super().sources(x)

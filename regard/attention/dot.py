@@ -23,6 +23,7 @@ class Dot(Cached):
     )
     examples = ("dot",)
     grouped = True
+    alone = True
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self.product(mask, q, k, v, 1.0)

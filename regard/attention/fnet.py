@@ -55,13 +55,16 @@ class Fourier(Mixing):
             y = _transform(torch.fft.fft(wide)[..., self.own], rows.count).real
         return Out(F.pad(y, (self.own.start, self.shape.width - self.own.stop)).to(x.dtype))
 
-    def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
+    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
-        steps = torch.arange(rows.T, device=x.device)
-        N = rows.count.clamp(min=1)[:, None, None]
-        wide = torch.promote_types(x.dtype, torch.float32)
-        angle = (steps[:, None] * steps % N).to(wide) * (2 * math.pi / N.to(wide))
-        return torch.cos(angle).to(x.dtype)[:, None].expand(-1, self.shape.heads, -1, -1)
+        wide = values.transpose(1, 2).flatten(2).to(torch.promote_types(values.dtype, torch.float32))
+        if rows.at is not None:
+            o = torch.fft.fft(wide, dim=1).real
+        else:
+            wide = torch.where(rows.real()[..., None], wide, 0)
+            o = _transform(torch.complex(wide, torch.zeros_like(wide)), rows.count).real
+        o = o.unflatten(2, (values.shape[1], -1)).transpose(1, 2).to(values.dtype)
+        return o.expand(-1, self.shape.heads, -1, -1)
 
     def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         x = x if self.position is None else self.position.plain_add(x)

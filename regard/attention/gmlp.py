@@ -104,6 +104,16 @@ class Gated(Mixing):
             maps = maps + self.attention.map(self.placed(x, rows), rows, state=self._tiny(state))
         return maps.expand(-1, self.shape.heads, -1, -1)
 
+    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
+        rows = rows or Rows.full(x)
+        o = self._table(rows, None)[0] @ values
+        if self.attention is not None:
+            # of one head: those of the values are channels to it
+            folded = values.transpose(1, 2).flatten(2)[:, None]
+            own = self.attention.carry(folded, self.placed(x, rows), rows)[:, 0]
+            o = o + own.unflatten(2, (values.shape[1], -1)).transpose(1, 2)
+        return o.expand(-1, self.shape.heads, -1, -1)
+
     def _table(self, rows: Rows, state: CacheState | None) -> tuple[Tensor, Tensor]:
         """The rows of W and b for the new tokens, [T, S] and [T], or [B, T, S] and [B, T] where they start apart."""
         S = rows.T + (0 if state is None else state.top)

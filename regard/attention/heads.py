@@ -113,14 +113,30 @@ class MixedHeads(Attention):
     def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
         states = [None] * len(self.parts) if state is None else state.parts
         maps = [part.map(x, rows, state=old, memory=memory) for part, old in zip(self.parts, states, strict=True)]
-        columns = {(part.facts.columns, found.shape[3]) for part, found in zip(self.parts, maps, strict=True)}
+        self._check_common([found.shape[3] for found in maps])
+        return torch.cat(maps, 1)
+
+    def slots(self, x, rows=None, *, memory=None) -> Tensor:
+        tokens = (x if memory is None else memory.x)[:, None]
+        found = [
+            tokens if part.facts.columns == "tokens" else part.slots(x, rows, memory=memory) for part in self.parts
+        ]
+        self._check_common([values.shape[2] for values in found])
+        return torch.cat(found, 1)
+
+    def _check_common(self, counts: list[int]) -> None:
+        columns = {(part.facts.columns, count) for part, count in zip(self.parts, counts, strict=True)}
         if len(columns) > 1:
             each = ", ".join(f"{count} {name}" for name, count in sorted(columns))
             raise ValueError(
                 f"the parts of heads(...) attend to different things ({each}), so they have no map in common: "
                 f"ask each part for its own, layer.parts[0].weights(x)"
             )
-        return torch.cat(maps, 1)
+
+    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
+        shares = values.chunk(len(self.parts), 1) if len(values[0]) > 1 else [values] * len(self.parts)
+        outs = [part.carry(share, x, rows, memory=memory) for part, share in zip(self.parts, shares, strict=True)]
+        return torch.cat(outs, 1)
 
     def settle(self, first: Attention | None, fed: bool, read: bool) -> None:
         alike = isinstance(first, MixedHeads) and len(first.parts) == len(self.parts)

@@ -139,18 +139,13 @@ class LongShort(Attention):
         tail, long = (zeros(W, D), zeros(W, D), zeros(W, self.rank)), (zeros(slots, D), zeros(slots, D))
         return Out(None, LongShortState(tail, long, torch.zeros(batch, dtype=torch.long, device=device), 0, True))
 
-    def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
-        if state is not None:
-            raise ValueError(
-                "attention 'longshort' keeps summaries, not tokens, so a state has no map: call weights(x) on the whole"
-            )
+    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
         q, k, _, p = self._read(x, rows)
-        # the value of a token is a unit vector, and that of a summary its share of each token
-        unit = torch.eye(rows.T, dtype=x.dtype, device=x.device).expand(*q.shape[:2], -1, -1)
+        values = values.expand(-1, self.shape.heads, -1, -1)
         if self.shape.role == "self":
-            return self._whole(rows, q, k, unit, p, probe=True)
-        return self._past(q, k, unit, p, probe=True)
+            return self._whole(rows, q, k, values, p, probe=True)
+        return self._past(q, k, values, p, probe=True)
 
     def _read(self, x: Tensor, rows: Rows) -> tuple[Tensor, ...]:
         """q, k, v [B, H, T, D] and the logits p of the summaries, [B, H, T, r]."""

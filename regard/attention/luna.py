@@ -161,20 +161,17 @@ class Luna(Attention):
         seen = torch.zeros(batch, dtype=torch.long, device=device)
         return Out(None, LunaState(zeros(D, l), zeros(l, D), packed, stream is not None, seen, 0, True), stream)
 
-    def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
-        if state is not None:
-            raise ValueError(
-                "attention 'luna' keeps sums, not tokens, so a state has no map: call weights(x) on the whole"
-            )
+    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
         x = x if self.position is None else self.position.add(x, rows)
         if self.shape.role == "causal":
             pack, read, _ = self._weights(x, rows, None, stream)
-            return (read @ pack.mT).tril() / (rows.positions() + 1)[:, None, :, None]
+            o = scan(read, pack, values.expand(-1, self.shape.heads, -1, -1), real=rows.real())[0]
+            return (o / (rows.positions() + 1)[:, None, :, None]).to(values.dtype)
         memory = self._context(x, rows, memory)
         queries, keys = self._split("packed_q", self._packed(len(x), stream)), self._split("packed_k", memory.x)
         reading = self._attention(queries, keys, self._visible(memory))  # [B, H, l, S]
-        return self._attention(self._split("q", x), self._pack(memory, stream)[0].parts[0]) @ reading
+        return self._attention(self._split("q", x), self._pack(memory, stream)[0].parts[0]) @ (reading @ values)
 
     @property
     def scale(self) -> float:

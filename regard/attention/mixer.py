@@ -63,17 +63,14 @@ class TokenMixer(Mixing):
         y = self.spread[: rows.T] @ hidden + self.spread_offset[: rows.T, None]
         return Out(F.pad(y, (self.own.start, self.shape.width - self.own.stop)))
 
-    def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
+    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
         hidden = self._hidden(x, rows)
         normal = torch.distributions.Normal(0.0, 1.0)
         slopes = normal.cdf(hidden) + hidden * normal.log_prob(hidden).exp()  # [B, D_S, E]
-        maps = []
-        for part in slopes.tensor_split(self.shape.heads, -1):
-            mean = part.sum(-1) / max(part.shape[-1], 1)
-            through = mean[:, None] * self.spread[: rows.T]  # [B, T, D_S]
-            maps.append(through @ self.gather[:, : rows.T])
-        return torch.stack(maps, 1)
+        means = [part.sum(-1) / max(part.shape[-1], 1) for part in slopes.tensor_split(self.shape.heads, -1)]
+        through = torch.stack(means, 1)[..., None] * (self.gather[:, : rows.T] @ values)  # [B, H, D_S, n]
+        return self.spread[: rows.T] @ through
 
     def _hidden(self, x: Tensor, rows: Rows) -> Tensor:
         """[B, D_S, E] before the GELU."""

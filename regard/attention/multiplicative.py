@@ -27,6 +27,7 @@ class Multiplicative(Cached):
     )
     examples = ("multiplicative",)
     grouped = True
+    alone = True
 
     def __init__(self, shape: Shape):
         super().__init__(shape)

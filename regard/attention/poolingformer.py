@@ -18,7 +18,6 @@ from regard.attention.base import (
     Shape,
     Tailed,
     TailState,
-    masked_softmax,
 )
 from regard.kernels.parts import Part, Runs, union
 from regard.reference import Row, blend
@@ -133,15 +132,10 @@ class Poolingformer(Attention):
         levels = tuple(level.begin(batch, dtype=dtype, device=device).state for level in (self.near, self.far))
         return Out(None, PoolingformerState(levels, torch.zeros(batch, dtype=torch.long, device=device), 0, True))
 
-    def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
-        if state is not None:
-            raise ValueError(
-                "attention 'poolingformer' keeps windows, and its second one reads what the first one made of tokens "
-                "before them, so a state has no map: call weights(x) on the whole"
-            )
+    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
-        near = self.near.map(x, rows)
-        return near + self.far.shares(self.near.run(x, rows).y, rows) @ near
+        near = self.near.carry(values, x, rows)
+        return near + self.far.carry(near, self.near.run(x, rows).y, rows)
 
     def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         x = x if self.near.position is None else self.near.position.plain_add(x)
@@ -172,7 +166,8 @@ class Pooled(Tailed):
         self.reach = window + self.left
         self.weigh_tokens = nn.Linear(shape.head_width, kernel, bias=False) if pooling == "ldconv" else None
 
-    def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, carried: Tensor | None = None) -> Tensor:
+        """`carried`: what to pool in the place of the values, [B, H, S, n]."""
         x, device = self.stride, q.device
         # queries are laid out from a place where a slot has its middle
         inside = 0 if mask.aligned else mask.q0 % x
@@ -189,6 +184,11 @@ class Pooled(Tailed):
         at = (mask.q0 - inside)[:, None] + at
         real = (at >= 0) & (at < mask.end[:, None])
         keys, values = self.pool(real, k), self.pool(real, v)
+        if carried is not None:
+            taken = self.pooling_of(real, v)[1].mean(3, keepdim=True)
+            keys, taken = (part.repeat_interleave(len(q[0]) // len(part[0]), 1) for part in (keys, taken))
+            windows = _lay(carried, first, (slots - 1) * x + self.kernel).unfold(2, self.kernel, x)
+            values = (windows * taken).sum(-1)
         rows = torch.arange(g * x, device=device)[:, None]
         middle = torch.arange(-before, g + after, device=device) * x
         visible = (middle - rows).abs() <= self.window
@@ -225,25 +225,10 @@ class Pooled(Tailed):
         logits = torch.where(real, logits.to(wide), torch.finfo(wide).min)
         return windows, torch.where(real, torch.softmax(logits, -1), 0).to(part.dtype)
 
-    def shares(self, y: Tensor, rows: Rows) -> Tensor:
-        """How much of each token's value reaches each query through the slots: [B, H, T, T]."""
-        x, T, device = self.stride, rows.T, y.device
-        query, source = self.read(y, rows, None)
-        m = -(-T // x)
-        at = torch.arange(-self.left, (m - 1) * x + self.kernel - self.left, device=device)
-        real = (at >= 0) & (at < rows.count[:, None])
-        k, v = (_lay(source[name], -self.left, len(at)) for name in ("k", "v"))
-        taken = self.pooling_of(real, v)[1].mean(3).expand(len(y), source["v"].shape[1], m, -1)
-        tokens = torch.arange(m, device=device)[:, None] * x + torch.arange(self.kernel, device=device)
-        spread = taken.new_zeros(*taken.shape[:3], len(at)).scatter(3, tokens.expand_as(taken), taken)
-        spread = _lay(spread.transpose(2, 3), self.left, T).transpose(2, 3)  # [B, G, m, T]
-        times = self.shape.heads // self.shape.kv_heads
-        keys, spread = (part.repeat_interleave(times, 1) for part in (self.pool(real, k), spread))
-        i, middle = torch.arange(T, device=device)[:, None], torch.arange(m, device=device) * x
-        visible = ((middle - i).abs() <= self.window) & (middle < rows.count[:, None, None])
-        if self.shape.role == "causal":
-            visible &= middle + self.right <= i
-        return masked_softmax(query["q"] * self.scale @ keys.mT, visible[:, None]).to(y.dtype) @ spread
+    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
+        """Values [B, H, T, n]: a slot takes of each token the mean share of its channels."""
+        query, source = self.read(x, rows, None)
+        return self.attend(self.aligned(rows), **query, **source, carried=values)
 
     def plain(self, row: Row) -> Tensor:
         slots = []

@@ -102,6 +102,10 @@ class Scaling(Attention):
         made, _ = self._made(x, rows, state)
         return self.inner.map(made, rows, state=None if state is None else state.cache)
 
+    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
+        rows = rows or Rows.full(x)
+        return self.inner.carry(values, self._made(x, rows, None)[0], rows)
+
     def _made(self, x: Tensor, rows: Rows, state: ScalingState | None) -> tuple[Tensor, Tensor]:
         """Queries, keys and values side by side [B, T, (H + 2 G) D], and the tail behind the real tokens."""
         H, G, D = self.shape.heads, self.shape.kv_heads, self.shape.head_width

@@ -87,14 +87,10 @@ class Induced(Attention):
     def begin(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
         return Out(None, self._state(memory))
 
-    def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
-        if state is not None:
-            raise ValueError(
-                "attention 'set' keeps what its points have read, so a state has no map: call weights(x, memory=...)"
-            )
+    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         x, memory = self._source(x, rows, memory)
-        reading = self.gather.map(self._points(len(memory.x)), memory=memory)  # [B, H, m, S]
-        return self.spread.map(x, memory=Memory(self._read(memory), None)) @ reading
+        gathered = self.gather.carry(values, self._points(len(memory.x)), memory=memory)  # [B, H, m, n]
+        return self.spread.carry(gathered, x, memory=Memory(self._read(memory), None))
 
     def _source(self, x: Tensor, rows: Rows | None, memory: Memory | None) -> tuple[Tensor, Memory]:
         """The queries, and what the points read."""

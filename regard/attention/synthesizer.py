@@ -48,6 +48,7 @@ class Synthesizer(Cached):
         "synthesizer(kinds=('dense', 'random', 'factorised-dense', 'factorised-random', 'dot'), longest=256, rank=2)",
     )
     reduces_to = (("synthesizer(kinds=('dot',))", "softmax"),)
+    alone = True
     piece = 64
 
     def __init__(

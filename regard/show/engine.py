@@ -18,6 +18,7 @@ from regard.show import maps, pictures
 from regard.show.beams import Beam, watch
 from regard.show.maps import Cache, Given
 from regard.show.subjects import EXAMINED, Reading, Subject
+from regard.show.wanted import while_wanted
 from regard.show.wire import Reply
 from regard.spec import ATTENTION, POSITIONS, describe, parse
 
@@ -44,10 +45,10 @@ class Engine:
             self._opened[run] = self._open[run]()
         return self._opened[run]
 
-    def answer(self, name: str, values: dict[str, Any]) -> Reply:
-        """The reply to a question by name. Equal questions are answered once."""
+    def answer(self, name: str, values: dict[str, Any], wanted: Callable[[], bool] | None = None) -> Reply:
+        """The reply to a question by name, as long as it is wanted. Equal questions are answered once."""
         key = name, repr(sorted(values.items()))
-        with self.lock:
+        with self.lock, while_wanted(wanted):
             return self._replies.get(key, lambda: getattr(self, name)(**values), lambda reply: reply.size)
 
     # texts
@@ -67,8 +68,10 @@ class Engine:
         """What the first layers were given, or all of them."""
 
         def size(reading: Reading) -> int:
-            # what was given, and the projections that will be kept of it
-            return 4 * sum(given.x.nbytes for given in reading.layers)
+            # what was given, and the projections and pictures that will be kept of it
+            return sum(
+                4 * given.x.nbytes + min(maps.STRIPS, 2 * given.heads * given.T * given.S) for given in reading.layers
+            )
 
         key = run, place, text, target
         for kept in self._texts.kept:
@@ -84,18 +87,8 @@ class Engine:
         T, S = len(found.queries), len(found.keys)
         # how many layers there are, and of what, a word tells as well as a text
         known = self.reading(run, place, "a", "a").layers
-        layers = [
-            {
-                "spec": given.layer.facts.name,
-                "heads": given.heads,
-                "signed": given.layer.facts.signed,
-                "slots": given.layer.facts.columns == "slots",
-            }
-            for given in known
-        ]
+        layers = [_layer_facts(given, T, S) for given in known]
         small = sum(given.heads * T * S for given in known) <= SMALL
-        if not small and any(layer["slots"] for layer in layers):
-            raise ValueError("this attention looks at slots of its own, not at tokens: give it a shorter text")
         arrays = {}
         if small:
             found = self.reading(run, place, text, target)
@@ -128,8 +121,10 @@ class Engine:
         last = min(first + count, given.T)
         if first >= last:
             raise ValueError(f"there is no token {first}: the text has {given.T}, counted from 0")
-        if (last - first) * given.S * given.heads > 4 * SMALL:
-            raise ValueError(f"{last - first} rows of {given.S} weights and {given.heads} heads are too many at once")
+        if (last - first) * given.slots * given.heads > 4 * SMALL:
+            raise ValueError(
+                f"{last - first} rows of {given.slots} weights and {given.heads} heads are too many at once"
+            )
         return Reply({"first": first}, {"weights": _numbers(maps.rows(given, range(first, last)))})
 
     def top(
@@ -140,7 +135,7 @@ class Engine:
         last = min(first + count, given.T)
         if first >= last:
             raise ValueError(f"there is no token {first}: the text has {given.T}, counted from 0")
-        best = maps.rows(given, range(first, last)).topk(min(most, given.S))
+        best = maps.rows(given, range(first, last)).topk(min(most, given.slots))
         keys = best.indices.to(torch.int32).cpu().numpy()
         return Reply({"first": first}, {"keys": keys, "weights": _numbers(best.values)})
 
@@ -153,9 +148,16 @@ class Engine:
 
     # translation
 
-    def translate(self, run: str, text: str, beam: int, emit: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-        """Tells each step of the search to `emit`, which may raise to end it; returns what was found."""
-        with self.lock:
+    def translate(
+        self,
+        run: str,
+        text: str,
+        beam: int,
+        emit: Callable[[dict[str, Any]], None],
+        wanted: Callable[[], bool] | None = None,
+    ) -> dict[str, Any]:
+        """Tells each step of the search to `emit`, as long as it is wanted; returns what was found."""
+        with self.lock, while_wanted(wanted):
             subject = self.subject(run)
             if subject.task != "translate":
                 raise ValueError(f"{run} does not translate; choose another run")
@@ -201,11 +203,16 @@ class Engine:
     @staticmethod
     @torch.no_grad()
     def _link(subject: Subject, source: list[int], path: tuple[int, ...]) -> tuple[int, float]:
-        """Which source token the newest target token came from, as the attention that predicted it says."""
+        """Which source token the newest target token came from: as the aligner says where there is one, otherwise the
+        attention that predicted it."""
         device = subject.translator.device
-        target = torch.tensor([[subject.translator.target.bos, *path[:-1]]], device=device)
-        found = subject.model.maps(torch.tensor([source], device=device), target)
-        layer = found[max(len(found) - 2, 0)][0, :, -1].mean(0)[: len(source)]
+        ids, target = torch.tensor([source], device=device), [subject.translator.target.bos, *path]
+        if "aligner" in subject.places:
+            (found,) = subject.model.maps(ids, torch.tensor([target], device=device), place="aligner")
+            layer = found[0, 0, -2]  # the row of the token before it
+        else:
+            found = subject.model.maps(ids, torch.tensor([target[:-1]], device=device))
+            layer = found[max(len(found) - 2, 0)][0, :, -1].mean(0)[: len(source)]
         return int(layer.argmax()), float(layer.max())
 
     # classification
@@ -242,9 +249,7 @@ class Engine:
         given, head = maps.part(given, head)
         attention = given.layer
         if not isinstance(attention, Heads) or set(attention.inputs) != {"q", "k", "v"}:
-            raise ValueError(
-                f"attention {attention.facts.name!r} has no single query, key and value: see its map under Heads"
-            )
+            raise ValueError(f"attention {given.name!r} has no single query, key and value: see its map under Heads")
         queries, sources = given.read
         times = attention.shape.heads // attention.shape.kv_heads
         q, k, v = queries["q"][0, head, query], sources["k"][0, head // times], sources["v"][0, head // times]
@@ -330,6 +335,19 @@ class Engine:
         """Tables and distances of a position scheme."""
         with pictures.Deadline():
             return pictures.position(_bounded(spec, "position"), role, length, width, heads)
+
+
+def _layer_facts(given: Given, T: int, S: int) -> dict[str, Any]:
+    """What the page must know of a layer to draw its map of T x S tokens."""
+    plain = isinstance(given, maps.Linked)
+    return {
+        "spec": given.name,
+        "heads": given.heads,
+        "signed": not plain and given.layer.facts.signed,
+        "slots": not plain and given.layer.facts.columns == "slots",
+        "columns": S if plain else maps.slots(given.layer, T, S),
+        "tiles": [[*maps.tile_shape(given, level)] for level in range(maps.LEVELS)],
+    }
 
 
 def _six(q: Tensor, k: Tensor, v: Tensor, scale: float, weights: Tensor) -> dict[str, np.ndarray]:

@@ -9,6 +9,7 @@ import hashlib
 import html
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,24 @@ IMPORT = re.compile(r'^import \{ ([^}]+) \} from "(\.[^"]+)";$', re.M)
 EXPORT = re.compile(r"^export (?:async )?(?:function|class|const|let) (\w+)", re.M)
 
 
-def page(engine: Engine, title: str, hash: str, theme: str, questions: list[dict[str, Any]]) -> str:
+def page(
+    engine: Engine,
+    title: str,
+    hash: str,
+    theme: str,
+    questions: list[dict[str, Any]],
+    wanted: Callable[[], bool] | None = None,
+) -> str:
     """A view and its data as one HTML file."""
     kept = []
     for question in questions:
         name, values = question["name"], question["values"]
         if name == "translate":
             lines: list[dict[str, Any]] = []
-            lines.append(engine.translate(**values, emit=lines.append))
+            lines.append(engine.translate(**values, emit=lines.append, wanted=wanted))
             raw = json.dumps(lines, ensure_ascii=False).encode()
         else:
-            raw = wire.encode(engine.answer(name, values))
+            raw = wire.encode(engine.answer(name, values, wanted))
         kept.append({"name": name, "values": values, "reply": base64.b64encode(raw).decode()})
     # base64 of it all: no text of a user can end the element it stands in
     state = {"hash": hash, "theme": theme, "kept": kept}

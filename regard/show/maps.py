@@ -1,13 +1,12 @@
 """Any part of the map of any attention, at 4,096 tokens too, without a map of N x N numbers ever being held.
 
 `record` runs a model and keeps what each attention layer was given. From that, rows and columns of its map are computed
-when somebody looks at them:
+when somebody looks at them. What a layer carries of values, o = map values (`Attention.carry`), is linear in them:
 
-- rows of softmax and of mechanisms that write their logits: the formula itself, for those queries only;
-- columns of everything else that is linear in its values: attend with unit vectors as values, D columns a pass;
-- rows of the same: the transpose of that, D rows a pass. The output is linear in the values, so the gradient of
-  sum_d o[i_d, d] by the values holds row i_d of the map in channel d;
-- what mixes its own map (`facts.linear` is False, or no heads): the whole map, and only of short texts.
+- columns are what it carries of unit vectors;
+- rows are the transpose of that, D a pass: the gradient of sum_d o[i_d, d] by the values holds row i_d in channel d;
+- of mechanisms whose queries read alone, only the queries that are asked about are read for it, and of those that
+  write their logits, such as softmax, the rows are the formula itself.
 """
 
 from collections import OrderedDict
@@ -22,12 +21,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention.base import Attention, Heads, Mask, Memory, Rows, Scored, masked_softmax
+from regard.attention.base import Attention, Mask, Memory, Rows, Scored, masked_softmax
 from regard.attention.heads import MixedHeads
 from regard.attention.softmax import Softmax
+from regard.models.aligner import Aligner
 
-WHOLE = 1024  # tokens up to which a map may be taken whole
-TILE_ROWS, TILE_COLUMNS = 64, 512  # cells of a tile
+NARROWEST, NARROW, WIDE = 16, 64, 512  # cells of a tile, narrow across what a layer computes one by one
+LEVELS = 5  # of zoom: from a cell a pair to a cell 16 x 16, by which all of 8,192 tokens are seen
+HELD = 1024  # rows or columns of the map of one head that are held at a time, or as many of several together
+STRIPS = 8 << 20  # bytes of pictures kept beside what a layer was given
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,17 @@ class Given:
     rows: Rows
     memory: Memory | None
     stream: Tensor | None
-    strips: dict[tuple[int, int], "Tile"] = field(default_factory=dict, compare=False)  # the last one taken
+    strips: "Cache" = field(default_factory=lambda: Cache(STRIPS), compare=False)
 
     @cached_property
     def read(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The projected queries and sources, by name."""
         with torch.no_grad():
             return self.layer.read(self.x, self.rows, self.memory)
+
+    @property
+    def name(self) -> str:
+        return self.layer.facts.name
 
     @property
     def heads(self) -> int:
@@ -59,6 +65,26 @@ class Given:
     def S(self) -> int:
         return self.x.shape[1] if self.memory is None else self.memory.x.shape[1]
 
+    @cached_property
+    def slots(self) -> int:
+        """The columns of the map."""
+        return slots(self.layer, self.T, self.S)
+
+
+@dataclass(frozen=True)
+class Linked(Given):
+    """The aligner of a translator and what it was given. It has one map, over no more than the translator reads, so
+    that is taken whole."""
+
+    layer: Aligner
+    others: tuple[Tensor, ...] = ()  # ids of source and target, embedding and output of the translator
+
+    name, heads = "aligner", 1
+
+    @property
+    def slots(self) -> int:
+        return self.S
+
 
 class Enough(Exception):
     """Ends a model's run when the layers wanted have been reached."""
@@ -69,16 +95,22 @@ def record(model: nn.Module, most: int | None = None) -> Iterator[list[Given]]:
     """Inside, each map that the model takes of a layer is not computed: what the layer was given is kept instead. The
     run ends at layer `most`: what comes behind it is not computed."""
     found: list[Given] = []
-    layers = [part for part in model.modules() if isinstance(part, Attention)]
+    layers = [part for part in model.modules() if isinstance(part, Attention | Aligner)]
 
-    def keep(layer: Attention) -> Callable[..., Tensor]:
+    def kept(given: Given) -> Tensor:
+        found.append(given)
+        if len(found) == most:
+            raise Enough
+        return given.x.new_zeros(1, 1, 1, 1)
+
+    def keep(layer: Attention | Aligner) -> Callable[..., Tensor]:
         def map(x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
-            found.append(Given(layer, x, rows or Rows.full(x), memory, stream))
-            if len(found) == most:
-                raise Enough
-            return x.new_zeros(1, 1, 1, 1)
+            return kept(Given(layer, x, rows or Rows.full(x), memory, stream))
 
-        return map
+        def align(x, rows, memory, *others: Tensor) -> Tensor:
+            return kept(Linked(layer, x, rows, memory, None, others=others))
+
+        return align if isinstance(layer, Aligner) else map
 
     for layer in layers:
         layer.map = keep(layer)
@@ -94,46 +126,99 @@ def record(model: nn.Module, most: int | None = None) -> Iterator[list[Given]]:
 def whole(given: Given) -> Tensor:
     """The map as the library gives it, [H, T, S]."""
     with torch.no_grad():
-        maps = given.layer.map(given.x, given.rows, memory=given.memory, stream=given.stream)
-    return maps[0]
+        if isinstance(given, Linked):
+            return given.layer.map(given.x, given.rows, given.memory, *given.others)[0]
+        return given.layer.map(given.x, given.rows, memory=given.memory, stream=given.stream)[0]
 
 
 def rows(given: Given, queries: Sequence[int]) -> Tensor:
     """Rows of the map, [H, n, S]."""
-    layer = given.layer
-    if isinstance(layer, MixedHeads):
-        return torch.cat([rows(replace(given, layer=part), queries) for part in layer.parts])
-    if _direct(layer):
-        return _direct_rows(given, queries)
-    if not _probed(layer):
-        _check_whole(given)
+    if isinstance(given, Linked):
         return whole(given)[:, list(queries)]
-    return _transposed_rows(given, list(queries))
+    if isinstance(given.layer, MixedHeads):
+        return torch.cat([rows(replace(given, layer=part), queries) for part in given.layer.parts])
+    if not by_rows(given):
+        return _transposed(given, queries, lambda values: _carried(given, values))
+    quick = isinstance(given.layer, Softmax | Scored)
+    most = given.layer.piece if quick else given.layer.shape.head_width
+    some = [_formula(given, *run) if quick else _transposed_alone(given, *run) for run in _runs(queries, most)]
+    return torch.cat(some, 1)
 
 
 def columns(given: Given, first: int, last: int) -> Tensor:
     """Columns first to last - 1 of the map, [H, T, last - first]."""
-    layer = given.layer
-    if isinstance(layer, MixedHeads):
-        return torch.cat([columns(replace(given, layer=part), first, last) for part in layer.parts])
-    if _direct(layer):
-        return _direct_rows(given, range(given.T))[..., first:last]
-    if not _probed(layer):
-        _check_whole(given)
-        return whole(given)[..., first:last]
     with torch.no_grad():
-        query, source = given.read
-        at = torch.arange(given.S, device=given.x.device)[None]
-        values = layer.kinds("value")
-        # a position scheme may add to the values
-        silent = source | {name: torch.zeros_like(source[name]) for name in values}
-        nothing = layer.mix(given.rows, query, silent, None, given.memory)[0]
-        parts = []
-        for start in range(first, last, layer.shape.head_width):
-            probe = source | {name: layer.unit(at, start, 1) for name in values}
-            part = layer.mix(given.rows, query, probe, None, given.memory)[0] - nothing
-            parts.append(part[0, ..., : last - start])
-    return torch.cat(parts, -1)
+        unit = given.x.new_zeros(1, 1, given.slots, last - first)
+        unit[0, 0, first:last].fill_diagonal_(1)
+        return _carried(given, unit)
+
+
+def _carried(given: Given, values: Tensor) -> Tensor:
+    """[1, 1 or H, S, n] -> [H, T, n]"""
+    return given.layer.carry(values, given.x, given.rows, memory=given.memory, stream=given.stream)[0]
+
+
+def _some(given: Given, first: int, last: int) -> tuple[Mask, dict[str, Tensor], dict[str, Tensor]]:
+    """What queries first to last - 1 read: the mask, the queries and the sources by name."""
+    role, zero = given.layer.shape.role, given.rows.start
+    queries, source = given.read
+    at = 0 if role == "cross" else first
+    mask = Mask(zero + at, zero, zero + given.S, last - first, given.S, role == "causal", full=True, shift=at)
+    return mask, {name: part[:, :, first:last] for name, part in queries.items()}, source
+
+
+@torch.no_grad()
+def _formula(given: Given, first: int, last: int) -> Tensor:
+    """Softmax of the logits, with the position scheme put in."""
+    layer, (mask, query, source) = given.layer, _some(given, first, last)
+    times = layer.shape.heads // layer.shape.kv_heads
+    keys = {name: source[name].repeat_interleave(times, 1) for name in layer.kinds("key")}
+    keys |= {name: source[name] for name in layer.kinds("gate")}
+    kind = None if layer.position is None else layer.position.facts.kind
+    if isinstance(layer, Scored):
+        logits = layer.score(mask, **query, **keys)
+    elif kind == "content":
+        logits = layer.position.scores(query["q"], keys["k"], mask, layer.scale)
+    else:
+        logits = (query["q"] * layer.scale) @ keys["k"].mT
+    if kind == "bias":
+        logits = logits + layer.position.biases(mask)
+    return masked_softmax(logits, mask.dense())[0]
+
+
+def _transposed_alone(given: Given, first: int, last: int) -> Tensor:
+    layer, (mask, query, source) = given.layer, _some(given, first, last)
+    names = layer.kinds("value")
+
+    def attended(v: Tensor) -> Tensor:
+        return layer.attend(mask, **query, **layer.repeated(source | dict.fromkeys(names, v)))
+
+    return _transposed(given, range(last - first), lambda values: layer.in_widths(values, attended)[0])
+
+
+def _transposed(given: Given, queries: Sequence[int], carry: Callable[[Tensor], Tensor]) -> Tensor:
+    """Rows [H, n, S] of a map, of which `carry` is the product with values."""
+    D, found = given.layer.shape.head_width, []
+    with torch.enable_grad():
+        values = given.x.new_zeros(1, given.heads, given.slots, min(D, len(queries)), requires_grad=True)
+        o = carry(values)
+        for start in range(0, len(queries), D):
+            some = torch.tensor(queries[start : start + D], device=o.device)
+            asked = o[:, some, torch.arange(len(some), device=o.device)].sum()
+            (gradient,) = torch.autograd.grad(asked, values, retain_graph=start + D < len(queries))
+            found.append(gradient[0, ..., : len(some)].mT)
+    return torch.cat(found, 1)
+
+
+def _runs(queries: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """(first, last) of each unbroken run of rising numbers, at most so long."""
+    first = last = queries[0]
+    for query in queries[1:]:
+        if query != last + 1 or query - first == most:
+            yield first, last + 1
+            first = query
+        last = query
+    yield first, last + 1
 
 
 def part(given: Given, head: int) -> tuple[Given, int]:
@@ -148,95 +233,18 @@ def part(given: Given, head: int) -> tuple[Given, int]:
 def by_rows(given: Given) -> bool:
     """Whether a part of the map is cheaper by its rows than by its columns."""
     parts = given.layer.parts if isinstance(given.layer, MixedHeads) else [given.layer]
-    return all(map(_direct, parts))
+    return isinstance(given, Linked) or all(getattr(part, "alone", False) for part in parts)
 
 
-def slots(given: Given) -> int:
-    """The columns of the map; where they are no tokens, only the map itself knows how many."""
-    return given.S if given.layer.facts.columns == "tokens" else whole(given).shape[2]
-
-
-def limit(layers: Sequence[Attention]) -> int | None:
-    """The most tokens that can be shown of these layers, None where only patience ends it."""
-    leaves = [leaf for layer in layers for leaf in (layer.parts if isinstance(layer, MixedHeads) else [layer])]
-    quick = all(_direct(leaf) or (_probed(leaf) and leaf.facts.time.exponent < 2) for leaf in leaves)
-    return None if quick else WHOLE
-
-
-def _direct(layer: Attention) -> bool:
-    return isinstance(layer, Softmax | Scored)
-
-
-def _probed(layer: Attention) -> bool:
-    # some mechanisms with heads take their map their own way, and that is the one to show
-    return isinstance(layer, Heads) and type(layer).map is Heads.map and layer.facts.columns == "tokens"
-
-
-def _check_whole(given: Given) -> None:
-    if max(given.T, given.S) > WHOLE:
-        raise ValueError(
-            f"the map of attention {given.layer.facts.name!r} can only be taken whole: "
-            f"give it at most {WHOLE:,} tokens, not {max(given.T, given.S):,}"
-        )
-
-
-def _direct_rows(given: Given, queries: Sequence[int]) -> Tensor:
-    layer = given.layer
+def slots(layer: Attention, T: int, S: int) -> int:
+    """The columns of a map of T queries over S tokens."""
+    if layer.facts.columns == "tokens":
+        return S
+    weight = next(layer.parameters())
+    x = weight.new_zeros(1, T, layer.shape.width)
+    memory = Memory(weight.new_zeros(1, S, layer.shape.memory_width), None) if layer.shape.role == "cross" else None
     with torch.no_grad():
-        query, source = given.read
-        source = {name: source[name] for name in layer.kinds("key", "gate")}
-        times = layer.shape.heads // layer.shape.kv_heads
-        source = {n: p.repeat_interleave(times, 1) if p.dim() == 4 and times > 1 else p for n, p in source.items()}
-        zero, parts = given.rows.start, []
-        for first, last in _runs(queries):
-            T, S = last - first, given.S
-            causal = layer.shape.role == "causal"
-            end = torch.full_like(zero, S)
-            mask = Mask(zero + first, zero, end, T, S, causal, True, None if layer.shape.role == "cross" else first)
-            q = {name: part[:, :, first:last] for name, part in query.items()}
-            kind = None if layer.position is None else layer.position.facts.kind
-            if isinstance(layer, Scored):
-                logits = layer.score(mask, **q, **source)
-            elif kind == "content":
-                logits = layer.position.scores(q["q"], source["k"], mask, layer.scale)
-            else:
-                logits = (q["q"] * layer.scale) @ source["k"].mT
-            if kind == "bias":
-                logits = logits + layer.position.biases(mask)
-            parts.append(masked_softmax(logits, mask.dense())[0])
-    return torch.cat(parts, 1)
-
-
-def _runs(queries: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(first, last) of each unbroken run of rising numbers."""
-    first = last = queries[0]
-    for query in queries[1:]:
-        if query != last + 1:
-            yield first, last + 1
-            first = query
-        last = query
-    yield first, last + 1
-
-
-def _transposed_rows(given: Given, queries: list[int]) -> Tensor:
-    layer, D = given.layer, given.layer.shape.head_width
-    times = layer.shape.heads // layer.shape.kv_heads
-    query, source = given.read
-    names = layer.kinds("value")
-    values = [source[name].detach().requires_grad_() for name in names]
-    with torch.enable_grad():
-        o = layer.mix(given.rows, query, source | dict(zip(names, values, strict=True)), None, given.memory)[0][0]
-    found = given.x.new_zeros(layer.shape.heads, len(queries), given.S)
-    for start in range(0, len(queries), D):
-        some = torch.tensor(queries[start : start + D])
-        channels = torch.arange(len(some))
-        # heads that share values are told apart by asking one of each group at a time
-        for member in range(times):
-            asked = o[member::times, some, channels].sum()
-            grads = torch.autograd.grad(asked, values, retain_graph=True, allow_unused=True)
-            total = sum(grad[0] for grad in grads if grad is not None)  # [G, S, D]
-            found[member::times, start : start + len(some)] = total[..., : len(some)].transpose(1, 2)
-    return found
+        return layer.slots(x, Rows.full(x), memory=memory).shape[2]
 
 
 # tiles
@@ -252,30 +260,51 @@ class Tile(NamedTuple):
     signed: bool
 
 
+def farthest(T: int, S: int) -> int:
+    """The level from which all of a map is seen."""
+    return max(0, (max(T, S) - 1).bit_length() - (WIDE - 1).bit_length())
+
+
+def tile_shape(given: Given, level: int) -> tuple[int, int]:
+    """The rows and columns of cells of a tile: few of those that a layer computes one by one, and from afar, where a
+    cell is many of them, fewer."""
+    if by_rows(given):
+        return NARROW, WIDE
+    return WIDE, max(NARROW >> level, NARROWEST)
+
+
 def tile(given: Given, level: int, row: int, column: int, head: int | None = None) -> Tile:
     """Tile (row, column) of a level, of one head or of all."""
+    if level > farthest(given.T, given.slots):
+        raise ValueError(f"there is no level {level} of a map of {given.T} x {given.slots}: all is seen before")
     span = 1 << level
-    first, last = row * TILE_ROWS * span, min((row + 1) * TILE_ROWS * span, given.T)
-    left, right = column * TILE_COLUMNS * span, min((column + 1) * TILE_COLUMNS * span, given.S)
+    down, across = tile_shape(given, level)
+    first, last = row * down * span, min((row + 1) * down * span, given.T)
+    left, right = column * across * span, min((column + 1) * across * span, given.slots)
     if first >= last or left >= right:
-        raise ValueError(f"there is no tile {row}, {column} at level {level} of a map of {given.T} x {given.S}")
+        raise ValueError(f"there is no tile {row}, {column} at level {level} of a map of {given.T} x {given.slots}")
     some = slice(None) if head is None else slice(head, head + 1)
-    # a few rows or columns at a time: what is held of the map is this many
-    size, pools = max(span, 256), []
-    if not by_rows(given):
-        # columns come with all their rows: the other tiles below and above are made with this one
-        if (level, column) not in given.strips:
-            for start in range(left, right, size):
-                pools.append(_pooled(columns(given, start, min(start + size, right)), span))
-            given.strips.clear()
-            given.strips[level, column] = _coded(*(torch.cat(parts, 2) for parts in zip(*pools, strict=True)))
-        strip = given.strips[level, column]
-        part = slice(row * TILE_ROWS, (row + 1) * TILE_ROWS)
-        return strip._replace(largest=strip.largest[some, part], mean=strip.mean[some, part])
-    for start in range(first, last, size):
-        part = rows(given, range(start, min(start + size, last)))[some, :, left:right]
-        pools.append(_pooled(part, span))
-    return _coded(*(torch.cat(parts, 1) for parts in zip(*pools, strict=True)))
+    # a power of two, so that it holds whole cells
+    size = max(span, 1 << (HELD // given.heads).bit_length() - 1)
+    if by_rows(given):
+
+        def pooled(start: int) -> tuple[Tensor, Tensor]:
+            return _pooled(rows(given, range(start, min(start + size, last)))[some, :, left:right], span)
+
+        return _coded(*_joined([pooled(start) for start in range(first, last, size)], 1))
+
+    def strip() -> Tile:
+        pools = [_pooled(columns(given, at, min(at + size, right)), span) for at in range(left, right, size)]
+        return _coded(*_joined(pools, 2))
+
+    # columns come with all their rows: the tiles below and above are made with this one
+    made = given.strips.get((level, column), strip, lambda made: made.largest.nbytes + made.mean.nbytes)
+    part = slice(row * down, (row + 1) * down)
+    return made._replace(largest=made.largest[some, part], mean=made.mean[some, part])
+
+
+def _joined(pools: list[tuple[Tensor, Tensor]], dim: int) -> list[Tensor]:
+    return [torch.cat(parts, dim) for parts in zip(*pools, strict=True)]
 
 
 def _pooled(part: Tensor, span: int) -> tuple[Tensor, Tensor]:

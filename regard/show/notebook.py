@@ -42,7 +42,7 @@ def show(
     """What attends to what when a model reads a text, as a page.
 
     `model` is a Translator, a run folder, None (the translator that comes with Regard), or a model of kind encoder or
-    decoder with a tokenizer. `place` is "encoder", "decoder" or "cross"; `target` a translation to read.
+    decoder with a tokenizer. `place` is "encoder", "decoder", "cross" or "aligner"; `target` a translation to read.
 
     >>> regard.show(model, "the bank of the river", tokenizer=tokenizer)
     >>> regard.show(None, "Where is the station?").save("page.html")
@@ -65,15 +65,17 @@ def show(
 def still(subject: Any, text: str, target: str = "", place: str | None = None) -> str:
     """A text in the Heads view as one file; a translator's in Translate, unless a place or a target is asked for."""
     from regard.show.engine import Engine
-    from regard.show.maps import TILE_ROWS
+    from regard.show.maps import farthest
 
     engine = Engine({subject.name: lambda: subject})
     about: dict[str, Any] = {"name": "about", "values": {}}
     if subject.task == "translate" and place is None and not target:
         search = {"run": subject.name, "text": text, "beam": BEAM}
         found = engine.translate(**search, emit=lambda step: None)["found"][0]["text"]
-        reading = {"run": subject.name, "place": "cross", "text": text, "target": found}
-        questions = [about, {"name": "translate", "values": search}, {"name": "read", "values": reading}]
+        reading = {"run": subject.name, "text": text, "target": found}
+        questions = [about, {"name": "translate", "values": search}]
+        places = [place for place in ("aligner", "cross") if place in subject.places]
+        questions += [{"name": "read", "values": reading | {"place": place}} for place in places]
         return _page(engine, {"view": "translate", "run": subject.name, "text": text}, questions)
     place = place or subject.places[0]
     reading = {"run": subject.name, "place": place, "text": text, "target": target}
@@ -81,12 +83,12 @@ def still(subject: Any, text: str, target: str = "", place: str | None = None) -
     questions = [about, {"name": "read", "values": reading}]
     if not found["small"]:
         # the picture of all heads of the first layer, from far enough away to fit
-        span = max(len(found["queries"]), len(found["keys"]))
-        level = max(0, (span - 1).bit_length() - 9)
-        bands = -(-len(found["queries"]) // (TILE_ROWS << level))
+        level = farthest(len(found["queries"]), found["layers"][0]["columns"])
+        down, across = (size << level for size in found["layers"][0]["tiles"][level])
         questions += [
-            {"name": "tile", "values": reading | {"layer": 0, "level": level, "row": row, "column": 0}}
-            for row in range(bands)
+            {"name": "tile", "values": reading | {"layer": 0, "level": level, "row": row, "column": column}}
+            for row in range(-(-len(found["queries"]) // down))
+            for column in range(-(-found["layers"][0]["columns"] // across))
         ]
     state = {"view": "heads", "run": subject.name, "place": place, "text": text, "target": target}
     return _page(engine, {name: value for name, value in state.items() if value}, questions)

@@ -9,6 +9,7 @@ import asyncio
 import json
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -26,7 +27,9 @@ from regard import __version__
 from regard.show import wire
 from regard.show.engine import Engine
 from regard.show.export import page
+from regard.show.maps import LEVELS
 from regard.show.subjects import EXAMINED, LONGEST
+from regard.show.wanted import Unwanted
 
 PAGE = Path(__file__).parent / "page"
 MOST_BYTES, MOST_SAVED = 256 << 10, 4 << 20
@@ -54,13 +57,13 @@ def whole(least: int, most: int) -> dict[str, Any]:
     return {"type": "integer", "minimum": least, "maximum": most}
 
 
-READING = {"run": NAME, "place": {"type": "string", "enum": ["encoder", "decoder", "cross"]}, "text": TEXT}
+READING = {"run": NAME, "place": {"type": "string", "enum": ["encoder", "decoder", "cross", "aligner"]}, "text": TEXT}
 LAYER = READING | {"layer": whole(0, 999)}
 QUESTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # name: (needed, optional)
     "about": ({}, {}),
     "read": (READING, {"target": TEXT}),
     "tile": (
-        LAYER | {"level": whole(0, 12), "row": whole(0, LONGEST), "column": whole(0, LONGEST)},
+        LAYER | {"level": whole(0, LEVELS - 1), "row": whole(0, LONGEST), "column": whole(0, LONGEST)},
         {"target": TEXT, "head": whole(0, 999)},
     ),
     "rows": (LAYER | {"first": whole(0, LONGEST)}, {"count": whole(1, 64), "target": TEXT}),
@@ -181,8 +184,8 @@ def application(engine: Engine, hosts: set[str]) -> Starlette:
     queue = asyncio.Semaphore(1)
     waiting = 0
 
-    async def answer(request: Request, work: Callable[[], Any]) -> Any:
-        """Runs work in a thread, one at a time, unless whoever asked has gone."""
+    async def answer(request: Request, work: Callable[[Callable[[], bool]], Any]) -> Any:
+        """Runs work in a thread, one at a time, until whoever asked has gone: work is told how to know."""
         nonlocal waiting
         if waiting >= WAITING:
             raise Refused(503, "the server has too much to do: try again in a moment")
@@ -191,7 +194,14 @@ def application(engine: Engine, hosts: set[str]) -> Starlette:
             async with queue:
                 if await request.is_disconnected():
                     raise ClientDisconnect
-                return await run_in_threadpool(work)
+                gone = threading.Event()
+                leaving = asyncio.create_task(_left(request, gone))
+                try:
+                    return await run_in_threadpool(work, lambda: not gone.is_set())
+                except Unwanted:
+                    raise ClientDisconnect from None
+                finally:
+                    leaving.cancel()
         finally:
             waiting -= 1
 
@@ -220,13 +230,13 @@ def application(engine: Engine, hosts: set[str]) -> Starlette:
         if name not in QUESTIONS:
             raise Refused(404, "there is no such question")
         values = await body(request, name)
-        reply = await answer(request, lambda: wire.encode(engine.answer(name, values)))
+        reply = await answer(request, lambda wanted: wire.encode(engine.answer(name, values, wanted)))
         return Response(reply, media_type="application/octet-stream")
 
     async def translate(request: Request) -> Response:
         values = await body(request, "translate")
         # mistakes in the values are said before the stream begins
-        subject = await answer(request, lambda: engine.subject(values["run"]))
+        subject = await answer(request, lambda wanted: engine.subject(values["run"]))
         if subject.task != "translate":
             raise ValueError(f"{values['run']} does not translate; choose another run")
         if not values["text"].strip():
@@ -239,12 +249,14 @@ def application(engine: Engine, hosts: set[str]) -> Starlette:
 
         def emit(record: dict[str, Any]) -> None:
             if gone:
-                raise ClientDisconnect
+                raise Unwanted
             loop.call_soon_threadsafe(lines.put_nowait, record)
 
         async def work() -> None:
             try:
-                lines.put_nowait(await answer(request, lambda: engine.translate(**values, emit=emit)))
+                lines.put_nowait(
+                    await answer(request, lambda wanted: engine.translate(**values, emit=emit, wanted=wanted))
+                )
             except ClientDisconnect:
                 pass
             except Exception as error:
@@ -266,7 +278,7 @@ def application(engine: Engine, hosts: set[str]) -> Starlette:
         values = await body(request, "export")
         for question in values["questions"]:
             check(question["values"], SCHEMAS[question["name"]], question["name"])
-        made = await answer(request, lambda: page(engine, **values))
+        made = await answer(request, lambda wanted: page(engine, **values, wanted=wanted))
         name = {"Content-Disposition": 'attachment; filename="regard.html"'}
         return Response(made, media_type="text/html; charset=utf-8", headers=name)
 
@@ -328,6 +340,13 @@ def application(engine: Engine, hosts: set[str]) -> Starlette:
             405: missing(405, "this address takes another method"),
         },
     )
+
+
+async def _left(request: Request, gone: threading.Event) -> None:
+    """Says when the one who asked has gone; what else comes is of no interest."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    gone.set()
 
 
 def _words(error: Exception) -> tuple[int, str]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.base import Rows
-from regard.show.maps import Given, limit, record
+from regard.show.maps import Given, record
 from regard.training.run import Run
 
 LONGEST = 4096  # tokens shown of a text
@@ -94,7 +94,7 @@ def of_translator(name: str, title: str, translator: Any, examples: tuple[str, .
     if not hasattr(model, "encoder") or model.config.kind != "encoder-decoder":
         places: tuple[str, ...] = ("cross",)
     else:
-        places = ("cross", "encoder", "decoder")
+        places = ("cross", "encoder", "decoder", *(() if model.aligner is None else ("aligner",)))
     return Subject(
         name=name,
         title=title,
@@ -235,12 +235,9 @@ def describe(model: nn.Module, longest: int | None) -> dict[str, Any]:
     facts = {
         name: value if isinstance(value, str | int) else ", ".join(map(str, value)) for name, value in facts.items()
     }
-    layers = [part for part in model.modules() if hasattr(part, "facts") and hasattr(part, "shape")]
-    layers = [layer for layer in layers if hasattr(layer, "map")]
     return facts | {
         "parameters": sum(part.numel() for part in model.parameters()),
         "trained_for": longest,
-        "most": limit(layers),
     }
 
 

@@ -7,11 +7,11 @@ import { ask } from "./client.js";
 
 // a row of tokens grows with the letters
 const ROW = Math.round(1.7 * parseFloat(getComputedStyle(document.documentElement).fontSize));
-const TILE_ROWS = 64;
-const TILE_COLUMNS = 512;
+// cells of the long side of a tile: a picture from afar is no larger
+const WIDE = 512;
 
 // where a text looks at another one
-const ACROSS = ["cross"];
+const ACROSS = ["cross", "aligner"];
 
 // The weights of a reading. `values` is what names it to the server, `labels` what the queries are called.
 export class Weights {
@@ -25,8 +25,16 @@ export class Weights {
     this.T = this.queries.length;
   }
 
-  get S() {
-    return this.small ? this.arrays.layer0.shape[2] : this.keys.length;
+  // how many columns the map of a layer has, and what they are called
+  S(layer) {
+    return this.meta.layers[layer].columns;
+  }
+
+  names(layer) {
+    if (!this.meta.layers[layer].slots) return this.keys;
+    this.slots ||= {};
+    this.slots[layer] ||= Array.from({ length: this.S(layer) }, (_, at) => `▁slot ${at + 1}`);
+    return this.slots[layer];
   }
 
   heads(layer) {
@@ -52,7 +60,10 @@ export class Weights {
       const { shape: [H, T, S], values } = this.arrays[`layer${layer}`];
       return Array.from({ length: H }, (_, h) => values.subarray((h * T + query) * S, (h * T + query + 1) * S));
     }
-    const { arrays } = await ask("rows", { ...this.values, layer, first: query, count: 1 });
+    // only the last row that was pointed at is waited for
+    if (this.work && this.work.row !== `${layer}/${query}`) this.work.abort.abort();
+    this.work = { row: `${layer}/${query}`, abort: new AbortController() };
+    const { arrays } = await ask("rows", { ...this.values, layer, first: query, count: 1 }, this.work.abort.signal);
     const { shape: [H, , S], values } = arrays.weights;
     return Array.from({ length: H }, (_, h) => values.subarray(h * S, (h + 1) * S));
   }
@@ -78,15 +89,15 @@ export async function readout(box, weights, layer, head, query, verb = "attentio
   const row = chosen(rows, head);
   const best = [...row.keys()].sort((a, b) => Math.abs(row[b]) - Math.abs(row[a])).slice(0, 5);
   const top = Math.abs(row[best[0]]) || 1;
+  const names = weights.names(layer);
   const list = el("ol", { className: "best" });
   for (const key of best) {
     const bar = el("span", { className: "bar" });
     bar.style.inlineSize = `${100 * Math.abs(row[key]) / top}%`;
-    const name = key < weights.keys.length ? tokenNode(weights.keys[key]) : el("span", { className: "token" }, `slot ${key}`);
-    list.append(el("li", { "data-key": key }, name, el("span", { className: "track" }, bar), number(row[key])));
+    list.append(el("li", { "data-key": key }, tokenNode(names[key]), el("span", { className: "track" }, bar), number(row[key])));
   }
-  const first = best[0] < weights.keys.length ? plainToken(weights.keys[best[0]]) : `slot ${best[0]}`;
-  const self = best[0] === query && !ACROSS.includes(weights.values.place) ? "itself" : first;
+  const own = best[0] === query && names === weights.keys && !ACROSS.includes(weights.values.place);
+  const self = own ? "itself" : plainToken(names[best[0]]);
   box.replaceChildren(
     el("p", { className: "reading" }, number(row[best[0]], 2), " of ", el("b", { dir: "auto" }, plainToken(weights.queries[query])), `’s ${verb} `,
       el("b", { dir: "auto" }, self), "."),
@@ -109,6 +120,7 @@ export class Lines {
     host.append(this.note, this.scroller);
     this.hover = null;
     this.found = new Map();
+    this.pending = new Map();
     this.scroller.addEventListener("scroll", () => this.later());
     new ResizeObserver(() => this.later()).observe(this.scroller);
     this.left.addEventListener("keydown", (event) => {
@@ -129,9 +141,9 @@ export class Lines {
   show(weights, { layer, head, pin, names = ["looks", "is looked at"] }) {
     const fresh = weights !== this.weights || layer !== this.layer;
     Object.assign(this, { weights, layer, head, pin });
-    if (fresh) { this.found.clear(); this.hover = null; }
+    if (fresh) { this.drop(); this.found.clear(); this.hover = null; }
     this.note.replaceChildren(el("span", {}, names[0]), el("span", {}, names[1]));
-    this.body.style.height = `${Math.max(weights.T, Math.min(weights.S, 100000)) * ROW}px`;
+    this.body.style.height = `${Math.max(weights.T, Math.min(weights.S(layer), 100000)) * ROW}px`;
     this.drawn = null;
     this.later();
   }
@@ -150,7 +162,7 @@ export class Lines {
   draw() {
     const [first, last] = this.window();
     this.lane(this.left, this.weights.queries, first, last, "query");
-    this.lane(this.right, this.weights.keys, first, last, "key");
+    this.lane(this.right, this.weights.names(this.layer), first, last, "key");
     const middle = this.canvas.parentElement;
     const height = this.scroller.clientHeight;
     this.canvas.style.top = `${this.scroller.scrollTop}px`;
@@ -181,7 +193,7 @@ export class Lines {
     if (weights.small) {
       for (const one of heads) {
         const map = weights.map(layer, one);
-        const S = weights.S;
+        const S = weights.S(layer);
         for (let query = first; query < Math.min(last, weights.T); query += 1) {
           for (let key = 0; key < S; key += 1) {
             const weight = map[query * S + key];
@@ -191,6 +203,7 @@ export class Lines {
       }
       return out;
     }
+    this.drop((block) => block * 32 >= last || (block + 1) * 32 <= first);
     for (let block = Math.floor(first / 32); block * 32 < Math.min(last, weights.T); block += 1) {
       const got = this.found.get(block);
       if (got === undefined) this.fetch(block);
@@ -209,11 +222,26 @@ export class Lines {
 
   async fetch(block) {
     const { weights, layer } = this;
+    const work = new AbortController();
     this.found.set(block, null);
+    this.pending.set(block, work);
     try {
-      const { arrays } = await ask("top", { ...weights.values, layer, first: block * 32, count: 32 });
-      if (weights === this.weights && layer === this.layer) { this.found.set(block, arrays); this.later(); }
-    } catch { this.found.delete(block); }
+      const { arrays } = await ask("top", { ...weights.values, layer, first: block * 32, count: 32 }, work.signal);
+      if (this.pending.get(block) === work) { this.found.set(block, arrays); this.later(); }
+    } catch {
+      if (this.pending.get(block) === work) this.found.delete(block);
+    }
+    if (this.pending.get(block) === work) this.pending.delete(block);
+  }
+
+  // lines that are not seen are not waited for
+  drop(some = () => true) {
+    for (const [block, work] of this.pending) {
+      if (!some(block)) continue;
+      this.pending.delete(block);
+      this.found.delete(block);
+      work.abort();
+    }
   }
 
   lane(lane, tokens, first, last, side) {
@@ -267,10 +295,8 @@ export class Lines {
 
 // a map of any size: drag to pan, wheel or pinch to zoom
 export class Matrix {
-  constructor(host, onhover, onpin, onprogress) {
-    this.onhover = onhover;
-    this.onpin = onpin;
-    this.onprogress = onprogress || (() => {});
+  constructor(host, onhover, onpin, onmove, onprogress = () => {}) {
+    Object.assign(this, { onhover, onpin, onmove, onprogress, at: null });
     this.canvas = el("canvas", { className: "matrix", tabIndex: 0, "aria-label": "matrix of weights, queries down, keys across" });
     this.rows = el("div", { className: "labels rows", "aria-hidden": "true" });
     this.columns = el("div", { className: "labels columns", "aria-hidden": "true" });
@@ -295,29 +321,31 @@ export class Matrix {
     this.canvas.addEventListener("pointerleave", () => { this.over = null; this.onhover(null); this.later(); });
     this.canvas.addEventListener("keydown", (event) => {
       const steps = { ArrowLeft: [40, 0], ArrowRight: [-40, 0], ArrowUp: [0, 40], ArrowDown: [0, -40] }[event.key];
-      if (steps) { this.x += steps[0]; this.y += steps[1]; this.later(); event.preventDefault(); }
+      if (steps) { this.x += steps[0]; this.y += steps[1]; this.went(); event.preventDefault(); }
       if (event.key === "+" || event.key === "=") this.zoom(1.3, this.width / 2, this.height / 2);
       if (event.key === "-") this.zoom(1 / 1.3, this.width / 2, this.height / 2);
     });
   }
 
-  show(weights, { layer, head, log = false, pin = null, pooled = "largest" }) {
-    const moved = weights !== this.weights;
-    const fresh = moved || layer !== this.layer || head !== this.head || log !== this.log || pooled !== this.pooled;
-    Object.assign(this, { weights, layer, head, log, pin, pooled });
+  // `at` says what is in the middle and how large, as `onmove` told it; null: all of it
+  show(weights, { layer, head, log = false, pin = null, pooled = "largest", at = null }) {
+    const moved = weights !== this.weights || at !== this.at || (this.weights && weights.S(layer) !== this.weights.S(this.layer));
+    const fresh = weights !== this.weights || layer !== this.layer || head !== this.head || log !== this.log || pooled !== this.pooled;
+    Object.assign(this, { weights, layer, head, log, pin, pooled, at });
     if (fresh) {
+      for (const tile of this.tiles.values()) if (!tile.reply) tile.abort.abort();
       this.tiles.clear();
       this.stopped = false;
       this.top = 0;
       if (weights.small) {
         const map = weights.map(layer, head === "all" ? "avg" : head);
         this.top = largest(map);
-        this.whole = image(map, weights.S, weights.T, this.top, { signed: weights.signed(layer), log });
+        this.whole = image(map, weights.S(layer), weights.T, this.top, { signed: weights.signed(layer), log });
       } else {
         this.whole = null;
       }
     }
-    if (moved) this.scale = null;
+    if (moved) { this.scale = null; clearTimeout(this.telling); }
     this.later();
   }
 
@@ -340,7 +368,32 @@ export class Matrix {
     }
     this.moved += Math.abs(at.x - old.x) + Math.abs(at.y - old.y);
     this.pointers.set(event.pointerId, at);
+    this.went();
+  }
+
+  // moved by hand: drawn at once, and told when it stands still
+  went() {
     this.later();
+    clearTimeout(this.telling);
+    this.telling = setTimeout(() => {
+      if (!this.box.isConnected) return;
+      const [query, key] = [(this.height / 2 - this.y) / this.scale, (this.width / 2 - this.x) / this.scale];
+      this.at = `${query.toFixed(1)},${key.toFixed(1)},${this.scale.toPrecision(4)}`;
+      this.onmove(this.at);
+    }, 250);
+  }
+
+  // the whole map, or the place that a link names
+  settle() {
+    const S = this.weights.S(this.layer);
+    this.least = Math.min(Math.max(1, this.width - 2) / S, Math.max(1, this.height - 2) / this.weights.T, 48);
+    const [query, key, scale] = (this.at || "").split(",").map(Number);
+    const known = [query, key, scale].every(Number.isFinite) && scale > 0;
+    this.scale = known ? Math.min(Math.max(scale, this.least * 0.8), 64) : this.least;
+    // the edge of the map, at least, is in sight
+    const from = (room, at, count) => Math.min(Math.max(room / 2 - at * this.scale, -count * this.scale), room);
+    this.x = known ? from(this.width, key, S) : 1;
+    this.y = known ? from(this.height, query, this.weights.T) : 1;
   }
 
   zoom(ratio, x, y) {
@@ -348,13 +401,13 @@ export class Matrix {
     this.scale = Math.min(Math.max(before * ratio, this.least * 0.8), 64);
     this.x = x - (x - this.x) * this.scale / before;
     this.y = y - (y - this.y) * this.scale / before;
-    this.later();
+    this.went();
   }
 
   cell({ x, y }) {
     const query = Math.floor((y - this.y) / this.scale);
     const key = Math.floor((x - this.x) / this.scale);
-    return query >= 0 && key >= 0 && query < this.weights.T && key < this.weights.S ? { query, key } : null;
+    return query >= 0 && key >= 0 && query < this.weights.T && key < this.weights.S(this.layer) ? { query, key } : null;
   }
 
   later() {
@@ -365,24 +418,21 @@ export class Matrix {
 
   draw() {
     const { weights } = this;
+    const S = weights.S(this.layer);
     const labels = Math.min(120, this.box.clientWidth / 4);
     this.width = this.box.clientWidth - labels;
     const tall = Math.max(280, Math.min(this.width, window.innerHeight - 310 - (weights.small ? labels : 0)));
-    this.height = weights.T < weights.S ? Math.max(200, Math.min(tall, tall * weights.T / weights.S + 40)) : tall;
+    this.height = weights.T < S ? Math.max(200, Math.min(tall, tall * weights.T / S + 40)) : tall;
     this.box.style.setProperty("--labels", `${labels}px`);
     const context = fit(this.canvas, this.width, this.height);
-    if (this.scale === null) {
-      this.least = Math.min((this.width - 2) / weights.S, (this.height - 2) / weights.T);
-      this.scale = Math.min(this.least, 48);
-      this.least = this.scale;
-      this.x = 1;
-      this.y = 1;
-    }
+    // drawn while nobody saw it, as for the thumbnails, it had no size
+    if (this.scale === null || this.unseen) this.settle();
+    this.unseen = this.box.clientWidth === 0;
     context.imageSmoothingEnabled = false;
     if (this.whole) {
-      context.drawImage(this.whole, this.x, this.y, weights.S * this.scale, weights.T * this.scale);
+      context.drawImage(this.whole, this.x, this.y, S * this.scale, weights.T * this.scale);
     } else {
-      const coarse = Math.max(0, Math.ceil(Math.log2(Math.max(weights.T, weights.S) / TILE_COLUMNS)));
+      const coarse = farthest(weights, this.layer);
       this.paint(context, coarse, true);
       const level = Math.min(coarse, Math.max(0, Math.floor(-Math.log2(this.scale * (window.devicePixelRatio || 1)) + 0.5)));
       if (level < coarse) this.paint(context, level, false);
@@ -393,21 +443,21 @@ export class Matrix {
 
   paint(context, level, overview) {
     const span = 2 ** level;
-    const down = Math.ceil(this.weights.T / (TILE_ROWS * span));
-    const across = Math.ceil(this.weights.S / (TILE_COLUMNS * span));
+    const [rows, columns] = this.weights.meta.layers[this.layer].tiles[level].map((cells) => cells * span);
+    const [down, across] = [Math.ceil(this.weights.T / rows), Math.ceil(this.weights.S(this.layer) / columns)];
+    const [tall, wide] = [rows * this.scale, columns * this.scale];
     const head = overview ? undefined : typeof this.head === "number" ? this.head : undefined;
     let ready = 0;
-    for (let row = 0; row < down; row += 1) {
-      for (let column = 0; column < across; column += 1) {
-        const left = this.x + column * TILE_COLUMNS * span * this.scale;
-        const top = this.y + row * TILE_ROWS * span * this.scale;
-        const shown = left < this.width && top < this.height && left + TILE_COLUMNS * span * this.scale > 0 && top + TILE_ROWS * span * this.scale > 0;
-        if (!overview && !shown) { this.drop(`${level}/${row}/${column}`); continue; }
-        const tile = this.tile(level, row, column, head);
-        if (!tile.canvas) continue;
-        ready += 1;
-        context.drawImage(tile.canvas, left, top, tile.canvas.width * span * this.scale, tile.canvas.height * span * this.scale);
-      }
+    for (let at = 0; at < down * across; at += 1) {
+      // tiles that the server makes together are asked for one after the other
+      const [row, column] = rows > columns ? [at % down, Math.floor(at / down)] : [Math.floor(at / across), at % across];
+      const [left, top] = [this.x + column * wide, this.y + row * tall];
+      const shown = left < this.width && top < this.height && left + wide > 0 && top + tall > 0;
+      if (!overview && !shown) { this.drop(`${level}/${row}/${column}`); continue; }
+      const tile = this.tile(level, row, column, head);
+      if (!tile.canvas) continue;
+      ready += 1;
+      context.drawImage(tile.canvas, left, top, tile.canvas.width * span * this.scale, tile.canvas.height * span * this.scale);
     }
     if (overview && !this.stopped) this.onprogress(ready / (down * across));
   }
@@ -450,19 +500,21 @@ export class Matrix {
     const { meta, arrays } = tile.reply;
     const { values, shape: [H, t, s] } = arrays[this.pooled] || arrays.largest;
     const one = H === 1 ? 0 : typeof this.head === "number" ? this.head : null;
-    let codes = one === null ? new Uint8Array(t * s) : values.subarray(one * t * s, (one + 1) * t * s);
-    if (one === null) for (let i = 0; i < t * s; i += 1) for (let h = 0; h < H; h += 1) codes[i] = Math.max(codes[i], values[h * t * s + i]);
+    const codes = one === null ? values.slice(0, t * s) : values.subarray(one * t * s, (one + 1) * t * s);
+    // of all heads, the one with most
+    if (one === null) for (let i = t * s; i < H * t * s; i += 1) if (Math.abs(values[i]) > Math.abs(codes[i % (t * s)])) codes[i % (t * s)] = values[i];
     tile.canvas = codedImage(codes, s, t, meta.scale, this.top, { signed: meta.signed, log: this.log });
   }
 
   frame(context) {
+    const S = this.weights.S(this.layer);
     context.strokeStyle = "rgba(127,127,127,.5)";
-    context.strokeRect(this.x, this.y, this.weights.S * this.scale, this.weights.T * this.scale);
+    context.strokeRect(this.x, this.y, S * this.scale, this.weights.T * this.scale);
     const lines = [[this.over ? this.over.query : null, this.over ? this.over.key : null], [this.pin, null]];
     context.strokeStyle = "#E69F00";
     context.lineWidth = 1.5;
     for (const [query, key] of lines) {
-      if (query !== null && query !== undefined) context.strokeRect(this.x, this.y + query * this.scale, this.weights.S * this.scale, this.scale);
+      if (query !== null && query !== undefined) context.strokeRect(this.x, this.y + query * this.scale, S * this.scale, this.scale);
       if (key !== null && key !== undefined) context.strokeRect(this.x + key * this.scale, this.y, this.scale, this.weights.T * this.scale);
     }
   }
@@ -484,9 +536,14 @@ export class Matrix {
       return nodes;
     };
     this.rows.replaceChildren(...make(this.weights.queries, this.y, this.weights.T, true));
-    this.columns.replaceChildren(...make(this.weights.keys, this.x, this.weights.S, false));
+    this.columns.replaceChildren(...make(this.weights.names(this.layer), this.x, this.weights.S(this.layer), false));
     this.box.classList.toggle("bare", !room);
   }
+}
+
+// the level from which all of a map is seen
+function farthest(weights, layer) {
+  return Math.max(0, Math.ceil(Math.log2(Math.max(weights.T, weights.S(layer)) / WIDE)));
 }
 
 // every head of a layer as a small picture
@@ -502,19 +559,19 @@ export function grid(host, weights, layer, head, log, onhead, matrix) {
       context.imageSmoothingEnabled = false;
       if (weights.small) {
         const map = weights.map(layer, h);
-        context.drawImage(image(map, weights.S, map.length / weights.S, largest(map), { signed: weights.signed(layer), log }), 0, 0, side, side);
+        context.drawImage(image(map, weights.S(layer), weights.T, largest(map), { signed: weights.signed(layer), log }), 0, 0, side, side);
       } else {
-        const coarse = Math.max(0, Math.ceil(Math.log2(Math.max(weights.T, weights.S) / TILE_COLUMNS)));
-        const span = 2 ** coarse;
+        const coarse = farthest(weights, layer);
+        const [tall, wide] = weights.meta.layers[layer].tiles[coarse];
+        const [unit, across] = [side * 2 ** coarse / weights.T, side * 2 ** coarse / weights.S(layer)];
         for (const [id, tile] of matrix.tiles) {
           const [level, row, column] = id.split("/").map(Number);
           if (level !== coarse || !tile.reply) continue;
           const { values, shape: [, t, s] } = tile.reply.arrays.largest;
           const codes = values.subarray(h * t * s, (h + 1) * t * s);
           const picture = codedImage(codes, s, t, tile.reply.meta.scale, matrix.top, { signed: tile.reply.meta.signed, log });
-          const unit = side / weights.T;
           context.imageSmoothingEnabled = true;
-          context.drawImage(picture, column * TILE_COLUMNS * span * side / weights.S, row * TILE_ROWS * span * unit, s * span * side / weights.S, t * span * unit);
+          context.drawImage(picture, column * wide * across, row * tall * unit, s * across, t * unit);
         }
       }
       const button = el("button", { type: "button", className: "thumb", "aria-pressed": String(h === head), onclick: () => onhead(h) },

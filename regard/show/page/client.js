@@ -4,6 +4,7 @@ const TYPES = { float32: Float32Array, int32: Int32Array, uint8: Uint8Array, int
 const answers = new Map();
 let kept = null;
 let asked = new Map();
+let view = new AbortController();
 
 const key = (name, values) => name + JSON.stringify(Object.keys(values).sort().map((field) => [field, values[field]]));
 
@@ -59,6 +60,20 @@ async function post(name, values, signal) {
   return response;
 }
 
+// a signal that ends with the view that asks, or sooner
+function wanted(signal, ended = () => {}) {
+  const work = new AbortController();
+  const end = () => { work.abort(); ended(); };
+  for (const one of [signal, view.signal]) if (one) one.addEventListener("abort", end, { once: true });
+  return work.signal;
+}
+
+// another view is seen: nobody waits for what this one has asked
+export function leave() {
+  view.abort();
+  view = new AbortController();
+}
+
 // {meta, arrays} of a question; equal questions are asked once
 export async function ask(name, values = {}, signal) {
   values = clean(values);
@@ -71,9 +86,11 @@ export async function ask(name, values = {}, signal) {
   }
   if (!answers.has(id)) {
     if (answers.size > 400) answers.delete(answers.keys().next().value);
-    const reply = post(name, values, signal).then((response) => response.arrayBuffer()).then(decode);
+    // what is given up is forgotten at once: it may be asked for again before it has failed
+    const drop = () => { if (answers.get(id) === reply) answers.delete(id); };
+    const reply = post(name, values, wanted(signal, drop)).then((response) => response.arrayBuffer()).then(decode);
     answers.set(id, reply);
-    reply.catch(() => answers.delete(id));
+    reply.catch(drop);
   }
   return answers.get(id);
 }
@@ -87,7 +104,7 @@ export async function stream(values, seen, signal) {
     for (const record of JSON.parse(new TextDecoder().decode(bytes(kept.get(id))))) seen(record);
     return;
   }
-  const reader = (await post("translate", values, signal)).body.pipeThrough(new TextDecoderStream()).getReader();
+  const reader = (await post("translate", values, wanted(signal))).body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
     const { value, done } = await reader.read();

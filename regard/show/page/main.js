@@ -1,8 +1,8 @@
 // The frame around the views: address, runs, keys, status, saving.
 
 import { el, problem } from "./ui.js";
-import { get, set, on, freeze, hash } from "./store.js";
-import { ask, exported, isSaved, restore } from "./client.js";
+import { get, set, note, on, freeze, hash } from "./store.js";
+import { ask, exported, isSaved, leave, restore } from "./client.js";
 import { png, svg, download } from "./save.js";
 import { mount as translate, title as translateTitle } from "./views/translate.js";
 import { mount as heads, title as headsTitle } from "./views/heads.js";
@@ -31,6 +31,7 @@ let theme = "auto";
 const app = {
   state: get,
   set,
+  note,
   get about() { return about; },
   run(task) {
     const runs = task ? about.runs.filter((run) => run.task === task) : about.runs;
@@ -67,6 +68,8 @@ const app = {
     byId("link").href = hash() || "#";
   },
   fail(error) {
+    // who gave it up knows
+    if (error.name === "AbortError") return;
     app.done(error.message);
     byId("status").className = "wrong";
   },
@@ -87,6 +90,7 @@ async function update() {
   const known = views();
   const view = known[state.view] ? state.view : Object.keys(known)[0];
   if (view !== name) {
+    if (name) leave();
     name = view;
     current = known[view][1](byId("view"), app);
     byId("view").dataset.view = view;
@@ -101,6 +105,7 @@ async function update() {
 // the next layer or head; from all heads, to the first or the last
 function step(key, by) {
   const { [key]: now, [`${key}s`]: count } = current.place();
+  if (count < 2) return;
   const at = typeof now === "number" ? now + by : by > 0 ? 0 : count - 1;
   set({ [key]: String(Math.min(Math.max(at, 0), count - 1)) });
 }
@@ -115,7 +120,7 @@ function keys(event) {
   }
   if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
   const list = Object.keys(views());
-  if (/^[1-9]$/.test(event.key) && list[event.key - 1]) set({ view: list[event.key - 1], pin: null }, true);
+  if (/^[1-9]$/.test(event.key) && list[event.key - 1]) set({ view: list[event.key - 1], pin: null, at: null }, true);
   else if (event.key === "j") step("layer", 1);
   else if (event.key === "k") step("layer", -1);
   else if (event.key === "l") step("head", 1);
@@ -157,9 +162,9 @@ export async function start() {
     return;
   }
   for (const run of about.runs) byId("run").append(el("option", { value: run.name }, run.title));
-  byId("run").addEventListener("change", () => set({ run: byId("run").value, text: null, target: null, layer: null, head: null, pin: null, place: null }, true));
+  byId("run").addEventListener("change", () => set({ run: byId("run").value, text: null, target: null, layer: null, head: null, pin: null, at: null, place: null }, true));
   Object.entries(views()).forEach(([key, [title]], at) => {
-    byId("views").append(el("button", { type: "button", "data-view": key, title: `${title} (${at + 1})`, onclick: () => set({ view: key, pin: null }, true) }, title));
+    byId("views").append(el("button", { type: "button", "data-view": key, title: `${title} (${at + 1})`, onclick: () => set({ view: key, pin: null, at: null }, true) }, title));
   });
   byId("theme").addEventListener("click", () => { theme = THEMES[(THEMES.indexOf(theme) + 1) % 3]; set({ theme: theme === "auto" ? null : theme }); paint(); dispatchEvent(new Event("resize")); app.done(`Theme: ${theme}`); });
   byId("help").addEventListener("click", () => byId("keys").showModal());

@@ -18,6 +18,14 @@ export function set(changes, push = false) {
   for (const listener of listeners) listener(get(), changes);
 }
 
+// the same for what is seen already: nobody is told
+export function note(changes) {
+  const told = listeners;
+  listeners = [];
+  set(changes);
+  listeners = told;
+}
+
 // a whole number from the address, within bounds: what is none, as in a link that was typed, is the usual one
 export function whole(text, usual, least, most) {
   const number = text === undefined ? NaN : Math.round(Number(text));

@@ -6,9 +6,9 @@ import { HEADS } from "../colour.js";
 import { ask, forget } from "../client.js";
 import { Lines, Matrix, Weights, grid, readout } from "../attention.js";
 
-const PLACES = { encoder: "encoder", decoder: "decoder", cross: "target to source" };
+const PLACES = { encoder: "encoder", decoder: "decoder", cross: "target to source", aligner: "aligner" };
 const MODES = ["lines", "matrix", "grid"];
-const NAMES = { cross: ["target", "source"] };
+const NAMES = { cross: ["target", "source"], aligner: ["target", "source"] };
 
 const SAYS = {
   lines: "Each line is a share of attention: how much of a token’s value reaches the token that looks.",
@@ -16,11 +16,16 @@ const SAYS = {
   grid: "Each picture is one head: its tokens that look from top to bottom, those looked at from left to right.",
 };
 
+const LINKED = "A model’s aligner says where a target token comes from: the thicker the line or the brighter the cell, the surer it is of the source token.";
+const FORMULA = {
+  attention: "o_i = Σ_j a_ij v_j,  a = the effective weights of the layer that runs",
+  aligner: "p(s | y_≤t, x) ∝ p(s | y_<t, x) p(y_t | x_s),  target t comes from source s",
+};
+
 export const title = "Heads";
 
 export function mount(host, app) {
-  const parts = layout(host, SAYS.lines,
-    "o_i = Σ_j a_ij v_j,  a = the effective weights of the layer that runs");
+  const parts = layout(host, SAYS.lines, FORMULA.attention);
   const pictures = el("div", { className: "pictures" });
   const thumbs = el("div", {});
   const lanes = el("div", {});
@@ -32,7 +37,7 @@ export function mount(host, app) {
   let work = null;
   const pinned = (at) => app.set({ pin: at === null ? null : String(at) });
   const lines = new Lines(lanes, pinned, (focus) => number(focus && focus.side === "query" ? focus.at : null));
-  const matrix = new Matrix(cells, (cell, error) => { if (error) app.fail(error); number(cell ? cell.query : null); }, pinned, (done) => app.progress(done, "Drawing the map", () => matrix.cancel()));
+  const matrix = new Matrix(cells, (cell, error) => { if (error) app.fail(error); number(cell ? cell.query : null); }, pinned, (at) => app.note({ at }), (done) => app.progress(done, "Drawing the map", () => matrix.cancel()));
 
   const options = () => {
     const state = app.state();
@@ -43,7 +48,7 @@ export function mount(host, app) {
     const heads = weights ? weights.heads(layer) : 1;
     const head = state.head === "avg" ? "avg" : whole(state.head, "all", 0, heads - 1);
     const mode = MODES.includes(state.mode) ? state.mode : weights && !weights.small ? "matrix" : "lines";
-    return { run, place, layer, layers, heads, head, mode, text: state.text || app.example(), target: state.target || "", pin: whole(state.pin, null, 0, Infinity), log: state.log === "1", pooled: state.pooled === "mean" ? "mean" : "largest" };
+    return { run, place, layer, layers, heads, head, mode, text: state.text || app.example(), target: state.target || "", pin: whole(state.pin, null, 0, Infinity), at: state.at || null, log: state.log === "1", pooled: state.pooled === "mean" ? "mean" : "largest" };
   };
 
   async function number(query) {
@@ -54,17 +59,17 @@ export function mount(host, app) {
     parts.numbers.token = token;
     try {
       const box = el("div", {});
-      await readout(box, weights, layer, head, at);
+      await readout(box, weights, layer, head, at, weights.values.place === "aligner" ? "link goes to" : undefined);
       if (parts.numbers.token === token) parts.numbers.replaceChildren(box);
     } catch (error) { if (error.name !== "AbortError") parts.numbers.replaceChildren(problem(error)); }
   }
 
   function input() {
     const { run, place, text, target } = options();
-    const runText = (value) => app.set({ text: value, pin: null }, true);
+    const runText = (value) => app.set({ text: value, pin: null, at: null }, true);
     const boxes = [textBox(text, run.examples, runText, "Type any text", "Text to read")];
     if (place !== "encoder" && run.task === "translate") {
-      boxes.push(textBox(target, [], (value) => app.set({ target: value, pin: null }, true), "its translation; empty: the model’s own", "Translation to read"));
+      boxes.push(textBox(target, [], (value) => app.set({ target: value, pin: null, at: null }, true), "its translation; empty: the model’s own", "Translation to read"));
     }
     renew(parts.input, ...boxes);
   }
@@ -72,27 +77,28 @@ export function mount(host, app) {
   function controls() {
     const { run, place, layer, layers, heads, head, mode, log, pooled } = options();
     const list = [
-      control("attention of", select(run.places.map((one) => [one, PLACES[one] || one]), place, (value) => app.set({ place: value, layer: null, pin: null }, true), "place")),
+      control("attention of", select(run.places.map((one) => [one, PLACES[one] || one]), place, (value) => app.set({ place: value, layer: null, pin: null, at: null }, true), "place")),
       control("seen as", chips([{ key: "lines", text: "lines" }, { key: "matrix", text: "matrix" }, { key: "grid", text: "all heads" }], mode, (value) => app.set({ mode: value }, true), "picture")),
     ];
     if (layers > 1) list.push(control("layer", slider(layer + 1, 1, layers, 1, (value) => app.set({ layer: String(value - 1) }), "layer")));
     const choices = [{ key: "all", text: "all" }, { key: "avg", text: "average" }];
     for (let h = 0; h < heads; h += 1) choices.push({ key: h, text: String(h + 1), colour: HEADS[h % HEADS.length], title: `head ${h + 1}` });
-    list.push(control("head", chips(choices, head, (value) => app.set({ head: String(value) }), "head")));
+    if (heads > 1) list.push(control("head", chips(choices, head, (value) => app.set({ head: String(value) }), "head")));
     if (mode !== "lines") list.push(control("shade", chips([{ key: false, text: "root" }, { key: true, text: "logarithm" }], log, (value) => app.set({ log: value ? "1" : null }), "shade")));
     if (weights && !weights.small && mode === "matrix") list.push(control("a cell is its", chips([{ key: "largest", text: "largest" }, { key: "mean", text: "mean" }], pooled, (value) => app.set({ pooled: value }), "pooling")));
     renew(parts.controls, ...list);
   }
 
   function draw() {
-    const { place, layer, head, mode, pin, log, pooled } = options();
-    parts.words.textContent = SAYS[mode];
+    const { place, layer, head, mode, pin, at, log, pooled } = options();
+    parts.words.textContent = place === "aligner" ? LINKED : SAYS[mode];
+    parts.side.querySelector(".formula code").textContent = FORMULA[place] || FORMULA.attention;
     lanes.hidden = mode !== "lines";
     cells.hidden = mode !== "matrix";
     thumbs.hidden = mode !== "grid";
     const kept = pin !== null && pin < weights.T ? pin : null;
     if (mode === "lines") lines.show(weights, { layer, head, pin: kept, names: NAMES[place] });
-    if (mode === "matrix" || (mode === "grid" && !weights.small)) matrix.show(weights, { layer, head, log, pin: kept, pooled });
+    if (mode === "matrix" || (mode === "grid" && !weights.small)) matrix.show(weights, { layer, head, log, pin: kept, pooled, at });
     if (mode === "grid") grid(thumbs, weights, layer, head, log, (h) => app.set({ head: String(h), mode: weights.small ? "lines" : "matrix" }, true), matrix);
     number(null);
     controls();
@@ -115,7 +121,8 @@ export function mount(host, app) {
     try {
       const reply = await ask("read", values, work.signal);
       if (asked !== id) return;
-      weights = new Weights(reply, values);
+      // a row of the aligner is about the token behind it
+      weights = new Weights(reply, values, place === "aligner" ? reply.meta.predicted : null);
       pictures.classList.remove("empty");
       draw();
     } catch (error) {

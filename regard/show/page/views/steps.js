@@ -17,6 +17,9 @@ const CASHIER = "the cashier at the bank";
 const SIX = "How a token makes its new vector: it compares its query with every key, turns the scores into shares, and mixes the values by them.";
 const BANK = "One word in two sentences: how far attention moves its vector in each, and which words it moves it towards.";
 
+// an aligner has no queries, keys and values
+const places = (run) => run.places.filter((place) => place !== "aligner");
+
 export function mount(host, app) {
   const parts = layout(host, SIX, "softmax(q K^T / √D) V");
   let sizes = { layers: 1, heads: 1, tokens: 1 };
@@ -26,7 +29,7 @@ export function mount(host, app) {
   const options = () => {
     const state = app.state();
     const run = app.run();
-    const place = run.places.includes(state.place) ? state.place : run.places.includes("encoder") ? "encoder" : run.places[0];
+    const place = places(run).includes(state.place) ? state.place : run.places.includes("encoder") ? "encoder" : run.places[0];
     const preset = PRESETS.some((one) => one.key === state.preset) ? state.preset : "text";
     return { run, place, preset, text: state.text || RIVER, layer: whole(state.layer, preset === "bank" ? 999 : 0, 0, 999), head: whole(state.head, 0, 0, 999), query: whole(state.pin, 0, 0, 4096) };
   };
@@ -37,7 +40,7 @@ export function mount(host, app) {
     parts.words.textContent = preset === "bank" ? BANK : SIX;
     const list = [control("example", chips(PRESETS, preset, (value) => app.set({ preset: value === "text" ? null : value, pin: null }, true), "example"))];
     if (preset !== "worked") {
-      if (preset === "text") list.push(control("attention of", select(run.places.map((one) => [one, one]), place, (value) => app.set({ place: value, layer: null, pin: null }, true), "place")));
+      if (preset === "text") list.push(control("attention of", select(places(run).map((one) => [one, one]), place, (value) => app.set({ place: value, layer: null, pin: null }, true), "place")));
       if (layers > 1) list.push(control("layer", slider(layer + 1, 1, layers, 1, (value) => app.set({ layer: String(value - 1) }), "layer")));
     }
     if (preset === "text") {

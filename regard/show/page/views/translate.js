@@ -8,9 +8,26 @@ import { Lines, Matrix, Weights, readout } from "../attention.js";
 
 export const title = "Translate";
 
+// what the lines can be
+const LINKS = {
+  aligner: {
+    text: "aligner",
+    title: "links that the model has learnt beside its translation",
+    says: "Each target word is linked to the source words it comes from, as the model’s aligner has learnt: the thicker the line, the surer.",
+    formula: "p(s | y_≤t, x) ∝ p(s | y_<t, x) p(y_t | x_s),  target t comes from source s",
+    verb: "link goes to",
+  },
+  cross: {
+    text: "attention",
+    title: "what the decoder looks at, by layer and head",
+    says: "Each target word looks at the source words it is made of: the thicker the line, the more.",
+    formula: "o_t = Σ_s a_ts v_s,  a = the weights of target t over the source, as the layer that runs has them",
+    verb: "attention goes to",
+  },
+};
+
 export function mount(host, app) {
-  const parts = layout(host, "Each target word looks at the source words it is made of: the thicker the line, the more.",
-    "o_t = Σ_s a_ts v_s,  a = the weights of target t over the source, as the layer that runs has them");
+  const parts = layout(host, LINKS.cross.says, LINKS.cross.formula);
   const columns = el("div", { className: "beside" });
   const treeBox = el("div", { className: "tree-box" });
   parts.picture.append(columns, treeBox);
@@ -22,36 +39,39 @@ export function mount(host, app) {
     const state = app.state();
     const run = app.run("translate");
     const other = app.about.runs.find((one) => one.name === state.other && one.task === "translate");
-    return { run, other, text: state.text || app.example(run), beam: whole(state.beam, 4, 1, 12), mode: state.mode === "matrix" ? "matrix" : "lines", head: whole(state.head, "avg", 0, 999), layer: state.layer, pin: whole(state.pin, null, 0, Infinity) };
+    return { run, other, text: state.text || app.example(run), beam: whole(state.beam, 4, 1, 12), mode: state.mode === "matrix" ? "matrix" : "lines", head: whole(state.head, "avg", 0, 999), layer: state.layer, at: state.at || null, links: state.links, pin: whole(state.pin, null, 0, Infinity) };
   };
 
   function side(run) {
     const words = el("p", { className: "translation", dir: "auto", "aria-live": "polite" });
     const picture = el("div", {});
     const box = el("article", { className: "one-run" }, el("h3", { className: "quiet" }, run.title), words, picture);
-    const made = { run, words, box, weights: null, steps: [], found: null };
+    const made = { run, words, box, read: {}, steps: [], found: null };
+    made.kinds = Object.keys(LINKS).filter((kind) => run.places.includes(kind));
+    made.links = () => (made.kinds.includes(options().links) ? options().links : made.kinds[0]);
+    Object.defineProperty(made, "weights", { get: () => made.read[made.links()] });
     const pinned = (at) => app.set({ pin: at === null ? null : String(at) });
     const lanes = el("div", {});
     const cells = el("div", {});
     picture.append(lanes, cells);
     made.lines = new Lines(lanes, pinned, (focus) => read(made, focus && focus.side === "query" ? focus.at : null));
-    made.matrix = new Matrix(cells, (cell) => read(made, cell ? cell.query : null), pinned);
+    made.matrix = new Matrix(cells, (cell) => read(made, cell ? cell.query : null), pinned, (at) => app.note({ at }));
     made.draw = () => {
       if (!made.weights) return;
-      const { mode, pin } = options();
+      const { mode, pin, at } = options();
       const { layer, head } = made.choice();
       lanes.hidden = mode !== "lines";
       cells.hidden = mode !== "matrix";
       const kept = pin !== null && pin < made.weights.T ? pin : null;
       if (mode === "lines") made.lines.show(made.weights, { layer, head, pin: kept, names: ["target", "source"] });
-      else made.matrix.show(made.weights, { layer, head, pin: kept });
+      else made.matrix.show(made.weights, { layer, head, pin: kept, at });
     };
     made.choice = () => {
       const layers = made.weights ? made.weights.meta.layers.length : 1;
       const { layer, head } = options();
       const at = whole(layer, Math.max(layers - 2, 0), 0, layers - 1);
       const heads = made.weights ? made.weights.heads(at) : 1;
-      return { layer: at, layers, heads, head: head === "avg" ? "avg" : Math.min(head, heads - 1) };
+      return { layer: at, layers, heads, head: head === "avg" || heads === 1 ? "avg" : Math.min(head, heads - 1) };
     };
     return made;
   }
@@ -65,8 +85,10 @@ export function mount(host, app) {
     }
     const { layer, head } = made.choice();
     const box = el("div", {});
-    await readout(box, made.weights, layer, head, at);
-    parts.numbers.replaceChildren(box);
+    try {
+      await readout(box, made.weights, layer, head, at, LINKS[made.links()].verb);
+      parts.numbers.replaceChildren(box);
+    } catch (error) { app.fail(error); }
   }
 
   function controls() {
@@ -75,10 +97,15 @@ export function mount(host, app) {
     const choices = [{ key: "avg", text: "average" }];
     for (let h = 0; h < heads; h += 1) choices.push({ key: h, text: String(h + 1), colour: HEADS[h % HEADS.length], title: `head ${h + 1}` });
     const runs = app.about.runs.filter((one) => one.task === "translate" && one.name !== run.name);
+    const [links, kinds] = [sides[0].links(), sides[0].kinds];
+    const said = LINKS[links];
+    parts.words.textContent = said.says;
+    parts.side.querySelector(".formula code").textContent = said.formula;
     renew(parts.controls,
+      kinds.length > 1 ? control("links by", chips(kinds.map((key) => ({ key, ...LINKS[key] })), links, (value) => app.set({ links: value, at: null }, true), "links")) : "",
       control("seen as", chips([{ key: "lines", text: "lines" }, { key: "matrix", text: "heat map" }], mode, (value) => app.set({ mode: value }, true), "picture")),
-      control("layer", slider(layer + 1, 1, layers, 1, (value) => app.set({ layer: String(value - 1) }), "layer")),
-      control("head", chips(choices, head, (value) => app.set({ head: String(value) }), "head")),
+      layers > 1 ? control("layer", slider(layer + 1, 1, layers, 1, (value) => app.set({ layer: String(value - 1) }), "layer")) : "",
+      heads > 1 ? control("head", chips(choices, head, (value) => app.set({ head: String(value) }), "head")) : "",
       control("beam", slider(beam, 1, 12, 1, (value) => app.set({ beam: String(value), pin: null }, true), "beam")),
       runs.length ? control("beside it", select([["", "nothing"], ...runs.map((one) => [one.name, one.title])], other ? other.name : "", (value) => app.set({ other: value || null }, true), "second run")) : "",
     );
@@ -104,9 +131,11 @@ export function mount(host, app) {
       if (record.found) made.found = record.found;
     }, signal);
     made.words.replaceChildren(made.found[0].text);
-    const values = { run: made.run.name, place: "cross", text, target: made.found[0].text };
-    const reply = await ask("read", values, signal);
-    made.weights = new Weights(reply, values, reply.meta.predicted);
+    for (const place of made.kinds) {
+      const values = { run: made.run.name, place, text, target: made.found[0].text };
+      const reply = await ask("read", values, signal);
+      made.read[place] = new Weights(reply, values, reply.meta.predicted);
+    }
     made.draw();
   }
 
@@ -118,7 +147,7 @@ export function mount(host, app) {
     if (work) work.abort();
     work = new AbortController();
     forget();
-    renew(parts.input, textBox(text, run.examples, (value) => app.set({ text: value, pin: null }, true), "Type a sentence to translate", "Sentence"));
+    renew(parts.input, textBox(text, run.examples, (value) => app.set({ text: value, pin: null, at: null }, true), "Type a sentence to translate", "Sentence"));
     sides.length = 0;
     for (const one of other ? [run, other] : [run]) sides.push(side(one));
     columns.replaceChildren(...sides.map((made) => made.box));

@@ -1,0 +1,80 @@
+"""Maps of mechanisms that are made of others, or of no attention at all, against what their formulas say."""
+
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import regard
+from regard.attention.base import Rows
+
+WIDTH, HEADS, T, S = 12, 3, 23, 17
+
+
+def built(spec, role="self"):
+    torch.manual_seed(0)
+    layer = regard.attention(spec, width=WIDTH, heads=HEADS, role=role).double().eval()
+    x = torch.randn(2, T, WIDTH, dtype=torch.float64)
+    return layer, x, torch.randn(2, S, WIDTH, dtype=torch.float64) if role == "cross" else None
+
+
+def test_clusterformer_mixes_the_values_of_its_attention():
+    layer, x, _ = built("clusterformer(clusters=4, chunk=5)")
+    v = layer.inner.split("v", x)
+    assert_close(layer.inner.output((layer.weights(x) @ v).transpose(1, 2).flatten(2)), layer(x))
+
+
+@pytest.mark.parametrize("role", ["self", "causal"])
+def test_scaling_mixes_the_values_of_its_convolutions(role):
+    layer, x, _ = built("scaling", role)
+    made = layer._made(x, Rows.full(x), None)[0]
+    v = made[..., -WIDTH:].unflatten(2, (HEADS, -1)).transpose(1, 2)
+    assert_close(layer.inner.output((layer.weights(x) @ v).transpose(1, 2).flatten(2)), layer(x))
+
+
+@pytest.mark.parametrize("role", ["self", "cross"])
+def test_set_is_the_product_of_two_maps(role):
+    layer, x, memory = built("set(points=5)", role)
+    source = x if memory is None else memory
+    points = layer.points.expand(2, -1, -1)
+    read = layer.norms[0](points + layer.gather(points, memory=source))
+    read = layer.norms[1](read + torch.relu(layer.feed(read)))
+    wanted = layer.spread.weights(x, memory=read) @ layer.gather.weights(points, memory=source)
+    assert_close(layer.weights(x, memory=memory), wanted)
+
+
+@pytest.mark.parametrize("role", ["self", "cross"])
+def test_luna_is_the_product_of_two_maps(role):
+    layer, x, memory = built("luna(length=5, tied=False)", role)
+    for row in range(2):
+        source = (x if memory is None else memory)[row]
+        names = "packed_q", "packed_k", "packed_v"
+        packed = torch.cat([layer._plain_attention(h, layer.packed, source, *names) for h in range(HEADS)], -1)
+        for h in range(HEADS):
+            reading = (layer._plain("packed_q", h, layer.packed) @ layer._plain("packed_k", h, source).T) * layer.scale
+            looking = (layer._plain("q", h, x[row]) @ layer._plain("k", h, packed).T) * layer.scale
+            assert_close(layer.weights(x, memory=memory)[row, h], looking.softmax(-1) @ reading.softmax(-1))
+
+
+def test_luna_of_the_past():
+    layer, x, _ = built("luna(length=5, tied=False)", "causal")
+    for h in range(HEADS):
+        q, k, near = (layer._plain(name, h, x[0]) for name in ("q", "k", "packed_k"))
+        scores = near @ layer._plain("packed_q", h, layer.packed).T * layer.scale
+        pack = torch.log2(1 + 2**scores)  # w [T, l]
+        for t in range(T):
+            read = ((q[t] * layer.scale) @ (k[: t + 1].T @ pack[: t + 1]) / (t + 1)).softmax(-1)
+            row = torch.zeros(T, dtype=x.dtype)
+            row[: t + 1] = pack[: t + 1] @ read / (t + 1)
+            assert_close(layer.weights(x)[0, h, t], row)
+
+
+def test_fnet_is_cosines():
+    layer, x, _ = built("fnet")
+    steps = torch.arange(T, dtype=x.dtype)
+    assert_close(layer.weights(x)[1, 2], torch.cos(2 * math.pi * steps[:, None] * steps / T))
+    keep = torch.arange(T)[None] < torch.tensor([[T], [9]])
+    wanted = torch.zeros(T, T, dtype=x.dtype)
+    wanted[:9, :9] = torch.cos(2 * math.pi * steps[:9, None] * steps[:9] / 9)
+    assert_close(layer.weights(x, keep=keep)[1, 0], wanted)
