@@ -215,7 +215,7 @@ def read_parts(run: Run, task: str | None = None) -> Parts:
 
 
 def _modern(values: dict[str, Any]) -> dict[str, Any]:
-    """Sizes as they are named now. Before 0.2 there was one kind of feed-forward layer, and another aligner, which is
+    """Sizes as they are named now. The first runs had one kind of feed-forward layer, and another aligner, which is
     left out: a model that had it translates."""
     values = dict(values)
     if "activation" in values:
@@ -226,7 +226,7 @@ def _modern(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def tokenizer_names(run: Run) -> list[str]:
-    """The files of a run that hold its tokenizers; before 0.2 run.json did not name them."""
+    """The files of a run that hold its tokenizers; in the first runs run.json did not name them."""
     named = run.read_json("run.json").get("tokenizers")
     return list(named) if named else [name for name in ("source.json", "target.json") if (run.folder / name).exists()]
 
@@ -255,7 +255,7 @@ def load(folder: str | Path, task: str, *, which: str | int | None = None, devic
 def load_weights(model: nn.Module, run: Run, which: str | int | None = None) -> None:
     """Those of a checkpoint of a run into a model of its sizes."""
     tensors = {
-        # before 0.2 a block had its feed-forward layer in itself
+        # in the first runs a block had its feed-forward layer in itself
         re.sub(r"(blocks\.\d+\.)(inner|outer)\.", r"\1feedforward.\2.", name): part
         for name, part in expand(run.find(which).tensors["model"]).items()
         if not name.startswith("aligner.") or getattr(model, "aligner", None) is not None
