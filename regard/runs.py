@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -141,7 +141,7 @@ def evaluate_translator(arguments: argparse.Namespace) -> None:
         values = {name: {"value": score.value, "signature": score.signature} for name, score in scores.items()}
         print(json.dumps({"pairs": len(pairs), "loss": loss, "perplexity": math.exp(min(loss, 50.0)), **values}))
         return
-    print(f"{len(pairs)} pairs: {what}")
+    print(f"{_counted(pairs, 'pair')}: {what}")
     for score in scores.values():
         print(score.text)
     print(f"loss = {loss:.4f} a token, perplexity = {math.exp(min(loss, 50.0)):.2f}")
@@ -169,7 +169,7 @@ def evaluate_classifier(arguments: argparse.Namespace) -> None:
         examples, name = list(zip(found.texts, found.labels, strict=True)), arguments.data
     found = classification.evaluate(classifier, examples, name=name, threshold=threshold, chosen=chosen, warn=_warn)
     if arguments.plot is not None:
-        note = f"{len(examples):,} texts: {name}"
+        note = f"{_counted(examples, 'text')}: {name}"
         only = classifier.labels.index(threshold.label) if threshold else 1 if len(classifier.labels) == 2 else None
         title = f"{arguments.run}: what it answers, and what a threshold would do"
         picture = pictures.report_picture(found.report, title, note, only=only, chosen=found.reached)
@@ -177,7 +177,7 @@ def evaluate_classifier(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps({"run": arguments.run, "data": name} | found.to_json(), ensure_ascii=False))
         return
-    print(f"{len(examples):,} texts: {name}")
+    print(f"{_counted(examples, 'text')}: {name}")
     print("\n".join(found.lines()))
 
 
@@ -196,7 +196,7 @@ def evaluate_masked(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps({"documents": len(documents), **found._asdict()}))
         return
-    print(f"{len(documents):,} documents, {found.tokens:,} hidden tokens: {what}")
+    print(f"{_counted(documents, 'document')}, {found.tokens:,} hidden tokens: {what}")
     print(f"loss = {found.loss:.4f} a hidden token, perplexity = {found.perplexity:.2f}")
     print(f"accuracy = {found.accuracy:.2f} %")
 
@@ -300,7 +300,7 @@ def evaluate_language(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps({"documents": len(documents), **found._asdict()}))
         return
-    print(f"{len(documents):,} documents, {found.characters:,} characters, {found.tokens:,} tokens: {what}")
+    print(f"{_counted(documents, 'document')}, {found.characters:,} characters, {found.tokens:,} tokens: {what}")
     print(f"loss = {found.loss:.4f} a token, perplexity = {found.perplexity:.2f}")
     print(f"bits per character = {found.bits_per_character:.4f}, bits per byte = {found.bits_per_byte:.4f}")
     print(f"word perplexity = {found.word_perplexity:.2f} over {found.words:,} words and line ends")
@@ -485,7 +485,7 @@ def average(arguments: argparse.Namespace) -> None:
     from regard.training.run import Run
 
     names = average(Run.open(arguments.run), arguments.last)
-    print(f"averaged {len(names)} checkpoints ({names[0]} to {names[-1]}) into {arguments.run}/checkpoints/average")
+    print(f"averaged {_counted(names, 'checkpoint')} ({names[0]} to {names[-1]}) into {arguments.run}/checkpoints/average")
 
 
 def demo(console: Any, folder: Path) -> None:
@@ -896,6 +896,10 @@ def _whole(text: str | None) -> int | str | None:
         return int(text)
     except ValueError as error:
         raise ValueError(f"expected a number from 0, 'average' or 'aligner', got {text!r}") from error
+
+
+def _counted(things: Sequence[Any], noun: str) -> str:
+    return f"{len(things):,} {noun}" + ("" if len(things) == 1 else "s")
 
 
 def _warn(message: str) -> None:
