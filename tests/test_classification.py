@@ -366,6 +366,15 @@ def test_classify_gives_as_many_lines_as_come(run, monkeypatch, capsys):
     assert set(records[0]["probabilities"]) == {"good", "bad"}
 
 
+def test_warnings_of_long_lines_are_few(run, monkeypatch, capsys):
+    out, err = told(monkeypatch, capsys, "classify", run, stdin=b"film " * 20 + b"\n" + (b"film " * 13 + b"\n") * 24)
+    assert out.count("\n") == 25
+    assert err.count("only the first 12 are read") == 10
+    assert err.endswith("regard: 15 more such warnings\n")
+    _, err = told(monkeypatch, capsys, "classify", run, stdin=(b"film " * 13 + b"\n") * 10)
+    assert err.count("\n") == err.count("only the first 12 are read") == 10
+
+
 def test_evaluate_says_everything(run, monkeypatch, capsys, tmp_path):
     data = write(tmp_path / "test.tsv", [*reviews(200)[120:], ("fine film", "bad")])
     out, _ = told(monkeypatch, capsys, "evaluate", run, "--data", str(data))
