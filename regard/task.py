@@ -12,6 +12,8 @@ import importlib
 import re
 import shutil
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -119,7 +121,7 @@ def train(task: type[Task], config: Any, display: Display) -> State:
     data = task.read(config)
     tokenizers = task.learn(data, config)
     size = task.size(config, tokenizers, data)
-    ready = _ready(task, config, data, tokenizers, size)
+    ready = _ready(task, config, data, tokenizers, partial(task.build, config, size))
     run = Run.create(config.out)
     for name, tokenizer in tokenizers.items():
         tokenizer.save(run.folder / name)
@@ -150,16 +152,24 @@ def resume(folder: str | Path, display: Display, steps: int | None = None) -> St
     data = task.read(config)
     if data.facts["sha256"] != parts.facts.get("data", {}).get("sha256"):
         raise ValueError(f"the training data of {run.folder} has changed since the run began: it cannot go on exactly")
-    ready = _ready(task, config, data, parts.tokenizers, parts.size)
+    begun, build = config, partial(task.build, config, parts.size)
+    if checkpoint.names(run.checkpoints):
+        # what it was begun from need not be there any more: the run has all of that
+        build = partial(models.build, parts.size)
+        if getattr(config, "init", None) is not None:
+            begun = dataclasses.replace(config, init=str(run.folder))
+    ready = _ready(task, begun, data, parts.tokenizers, build)
     if steps is not None:
         run.write_text("config.yaml", _yaml(config))
     return _go(ready, data, config, run, display)
 
 
-def _ready(task: type[Task], config: Any, data: Data, tokenizers: dict[str, Tokenizer], size: Any) -> Task:
+def _ready(
+    task: type[Task], config: Any, data: Data, tokenizers: dict[str, Tokenizer], build: Callable[[], nn.Module]
+) -> Task:
     device = pick_device(config.training.device, config.training.precision)
     torch.manual_seed(config.training.seed)
-    return task(config, data, tokenizers, task.build(config, size).to(device))
+    return task(config, data, tokenizers, build().to(device))
 
 
 def _go(task: Task, data: Data, config: Any, run: Run, display: Display) -> State:
@@ -279,6 +289,12 @@ def read_config(run: Run) -> Any:
     if isinstance(values, dict) and isinstance(values.get("model"), dict):
         # what was left to the preset is so still, also where there was an option that is no more
         values["model"] = {name: value for name, value in values["model"].items() if value is not None}
+        if "activation" in values["model"]:
+            spec = f"dense(activation={values['model']['activation']!r})"
+            raise ValueError(
+                f"{path} is of one of the first runs, with model.activation: it can be used, but not gone on with; "
+                f'a new run has --model.feedforward "{spec}"'
+            )
     return from_json(of(run).config, values)
 
 

@@ -266,6 +266,18 @@ def test_R1_killed_runs_go_on_bit_for_bit(tmp_path, bodies, how):
     assert_same(whole.out, early.out)
 
 
+@pytest.mark.parametrize("name", ["masked", "language"])
+def test_a_run_goes_on_without_what_it_was_begun_from(tmp_path, bodies, name):
+    torch.set_num_threads(1)
+    first = shutil.copytree(bodies[name], tmp_path / "first")
+    whole, other = (config(tmp_path, name, init=str(first)) for name in ("whole", "other"))
+    finish(whole)
+    assert in_child(lambda: (dying(loop.Loop, "_update", 8), finish(other))) < 0
+    shutil.rmtree(first)
+    task.resume(other.out, Display(quiet=True))
+    assert_same(whole.out, other.out)
+
+
 def test_a_run_does_not_go_on_with_other_data(tmp_path):
     settings = config(tmp_path, steps=3)
     finish(settings)
