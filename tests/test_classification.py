@@ -235,6 +235,9 @@ def test_the_loss_is_of_the_right_class(tmp_path):
     assert int(found.tokens) == ready.tokens(batch) == len(batch.labels)
     for place, index in enumerate(batch.index.tolist()):
         text, label = data.train[index]
+        what, (line,) = ready.named([index])
+        assert what == f"lines of {settings.data.text}"
+        assert Path(settings.data.text).read_text().split("\n")[line - 1] == f"{text}\t{label}"
         assert data.labels[batch.labels[place]] == label
         assert batch.tokens[place, : len(text.split()) + 2].tolist() == tokenizers["tokenizer.json"].framed(
             tokenizers["tokenizer.json"].encode(text)
