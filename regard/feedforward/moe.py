@@ -61,14 +61,15 @@ class MoE(Routed):
         top, expert = noisy.topk(min(k + 1, self.experts), 1)
         gate = torch.softmax(top[:, :k], 1)
         if self.training:
-            weight = torch.ones_like(clean) if real is None else real[:, None].to(clean.dtype)
-            gates = torch.zeros_like(clean).scatter(1, expert[:, :k], gate)
-            losses.append(("importance", self.importance, variation((gates * weight).sum(0))))
+            given = gate if real is None else torch.where(real[:, None], gate, 0)
+            gates = gate.new_zeros(self.experts).index_add(0, expert[:, :k].flatten(), given.flatten())
+            losses.append(("importance", self.importance, variation(gates)))
             if self.load:
                 # what expert e must exceed: the k-th largest of the others
                 bar = torch.where(noisy > top[:, k:], top[:, k:], top[:, k - 1 : k])
                 chosen = torch.special.ndtr((clean - bar) / width)
-                losses.append(("balance", self.load, variation((chosen * weight).sum(0))))
+                chosen = chosen if real is None else torch.where(real[:, None], chosen, 0)
+                losses.append(("balance", self.load, variation(chosen.sum(0))))
         return Route(expert[:, :k], gate, losses=tuple(losses))
 
     def plain_route(self, x: Tensor) -> tuple[list[list[tuple[int, Tensor]]], Tensor | float]:
