@@ -135,7 +135,8 @@ class _Projected(torch.autograd.Function):
             logp, real = torch.log_softmax(rows, 1, dtype=wide), (ids != IGNORED)[:, None]
             at = torch.where(real, ids[:, None], 0)
             missed = torch.where(real, -logp.gather(1, at), 0)
-            # not in place: compiled by PyTorch 2.11, a function whose result was written in place has no gradient
+            # not in place: compiled by PyTorch 2.11, what was written in place and returned has no gradient
+            # (pytorch/pytorch issue 180642)
             plain = plain + missed.sum()
             spread = torch.where(real, logp.sum(1, keepdim=True), 0).sum()
             total = total + ((1 - smoothing) * missed.sum() - smoothing / V * spread)
