@@ -29,12 +29,14 @@ INITS = ("masked", "language")  # tasks whose runs a classifier can begin with
 
 
 class Corpus(NamedTuple):
-    """Texts with labels to train on and to validate on, the classes, and what was done to get them."""
+    """Texts with labels to train on and to validate on, the classes, what was done to get them, and the line of each of
+    the first."""
 
     train: list[Example]
     valid: list[Example]
     labels: list[str]
     facts: dict[str, Any]
+    lines: list[int]
 
 
 def read_corpus(config: LabelledData, seed: int) -> Corpus:
@@ -47,7 +49,7 @@ def read_corpus(config: LabelledData, seed: int) -> Corpus:
 
     found = read(config.text, config.labels)
     names = class_names(found.labels, shown(config.labels or config.text))
-    train = list(zip(found.texts, found.labels, strict=True))
+    train = list(zip(found.texts, found.labels, found.lines, strict=True))
     facts = {"skipped": {reason: part._asdict() for reason, part in found.skipped.items()}}
     if config.valid_text is not None:
         found = read(config.valid_text, config.valid_labels)
@@ -55,9 +57,11 @@ def read_corpus(config: LabelledData, seed: int) -> Corpus:
         valid = list(zip(found.texts, found.labels, strict=True))
         facts["skipped_valid"] = {reason: part._asdict() for reason, part in found.skipped.items()}
     else:
-        train, valid = hold_out(train, min(config.held_out, len(train) // 10), seed)
+        train, held = hold_out(train, min(config.held_out, len(train) // 10), seed)
+        valid = [example[:2] for example in held]
+    train, lines = [example[:2] for example in train], [line for *_, line in train]
     digest = hashlib.sha256(json.dumps([train, valid, names]).encode()).hexdigest()
-    return Corpus(train, valid, names, facts | {"texts": len(train), "valid": len(valid), "sha256": digest})
+    return Corpus(train, valid, names, facts | {"texts": len(train), "valid": len(valid), "sha256": digest}, lines)
 
 
 class Task(task.Task):
@@ -103,6 +107,7 @@ class Task(task.Task):
 
     def __init__(self, config: ClassifyConfig, data: Corpus, tokenizers: dict[str, Tokenizer], model: nn.Module):
         self.model, self.valid = model, data.valid
+        self.origin, self.lines = config.data.text, data.lines
         training = config.training
         # few shapes, so that the steps can be recorded
         records = training.graphs and next(model.parameters()).is_cuda
@@ -133,6 +138,9 @@ class Task(task.Task):
 
     def tokens(self, batch: Examples) -> int:
         return len(batch.labels)
+
+    def named(self, rows: list[int]) -> tuple[str, list[int]]:
+        return f"lines of {self.origin}", [self.lines[row] for row in rows]
 
     def evaluate(self, check: Callable[[], None]) -> tuple[dict[str, float], list[dict[str, str]]]:
         texts = [text for text, _ in self.valid]

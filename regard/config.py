@@ -221,7 +221,7 @@ class TrainingConfig:
     graphs: bool = True
     """on a GPU: record the step of each shape of batch once and replay it, many times faster for small models"""
     compile: bool = False
-    """compile the model first: minutes before the first step, faster steps"""
+    """compile the model first, instead of recording: minutes before the first step, faster steps"""
     evaluate_every: int = 500
     """updates between evaluations; each is followed by a checkpoint"""
     save_every: int | None = None

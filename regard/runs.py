@@ -3,7 +3,8 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -75,13 +76,13 @@ def translate(arguments: argparse.Namespace) -> None:
 
     translator = Translator.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
     decoding = _decoding(arguments)
-    with opened(arguments.input) as stream:
+    with opened(arguments.input) as stream, _few_warnings() as warn:
         # a person at a terminal gets each answer at once
         at_once = 1 if stream.isatty() else 1024
         lines = read_sentences(stream, name=shown(arguments.input))
         number = 0
         while some := list(islice(lines, at_once)):
-            found = list(translator.translate(some, decoding, first=number + 1, warn=_warn))
+            found = list(translator.translate(some, decoding, first=number + 1, warn=warn))
             pairs = [(line, best.text) for line, translations in zip(some, found, strict=True) for best in translations]
             links = iter(_links(translator, pairs) if arguments.alignments else ())
             for translations in found:
@@ -131,8 +132,9 @@ def evaluate_translator(arguments: argparse.Namespace) -> None:
     translator = Translator.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
     pairs = _pairs(arguments)
     what = "validation pairs of the run" if arguments.source is None else arguments.source
-    found = translator.translate((source for source, _ in pairs), _decoding(arguments), warn=_warn)
-    hypotheses = [best[0].text for best in found]
+    with _few_warnings() as warn:
+        found = translator.translate((source for source, _ in pairs), _decoding(arguments), warn=warn)
+        hypotheses = [best[0].text for best in found]
     if arguments.out is not None:
         Path(arguments.out).write_text("".join(line + "\n" for line in hypotheses), encoding="utf-8")
     scores = translator.scores(hypotheses, [target for _, target in pairs])
@@ -141,7 +143,7 @@ def evaluate_translator(arguments: argparse.Namespace) -> None:
         values = {name: {"value": score.value, "signature": score.signature} for name, score in scores.items()}
         print(json.dumps({"pairs": len(pairs), "loss": loss, "perplexity": math.exp(min(loss, 50.0)), **values}))
         return
-    print(f"{len(pairs)} pairs: {what}")
+    print(f"{_counted(pairs, 'pair')}: {what}")
     for score in scores.values():
         print(score.text)
     print(f"loss = {loss:.4f} a token, perplexity = {math.exp(min(loss, 50.0)):.2f}")
@@ -167,9 +169,10 @@ def evaluate_classifier(arguments: argparse.Namespace) -> None:
 
         found = read_labelled(arguments.data, arguments.labels, columns=_columns(arguments.columns))
         examples, name = list(zip(found.texts, found.labels, strict=True)), arguments.data
-    found = classification.evaluate(classifier, examples, name=name, threshold=threshold, chosen=chosen, warn=_warn)
+    with _few_warnings() as warn:
+        found = classification.evaluate(classifier, examples, name=name, threshold=threshold, chosen=chosen, warn=warn)
     if arguments.plot is not None:
-        note = f"{len(examples):,} texts: {name}"
+        note = f"{_counted(examples, 'text')}: {name}"
         only = classifier.labels.index(threshold.label) if threshold else 1 if len(classifier.labels) == 2 else None
         title = f"{arguments.run}: what it answers, and what a threshold would do"
         picture = pictures.report_picture(found.report, title, note, only=only, chosen=found.reached)
@@ -177,7 +180,7 @@ def evaluate_classifier(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps({"run": arguments.run, "data": name} | found.to_json(), ensure_ascii=False))
         return
-    print(f"{len(examples):,} texts: {name}")
+    print(f"{_counted(examples, 'text')}: {name}")
     print("\n".join(found.lines()))
 
 
@@ -196,7 +199,7 @@ def evaluate_masked(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps({"documents": len(documents), **found._asdict()}))
         return
-    print(f"{len(documents):,} documents, {found.tokens:,} hidden tokens: {what}")
+    print(f"{_counted(documents, 'document')}, {found.tokens:,} hidden tokens: {what}")
     print(f"loss = {found.loss:.4f} a hidden token, perplexity = {found.perplexity:.2f}")
     print(f"accuracy = {found.accuracy:.2f} %")
 
@@ -219,14 +222,14 @@ def fill(arguments: argparse.Namespace) -> None:
                 print(f"  {candidate.probability:.4f}  {candidate.text}")
         print(found.text)
         return
-    with opened("-") as stream:
+    with opened("-") as stream, _few_warnings() as warn:
         for number, line in enumerate(read_sentences(stream, name=shown("-")), 1):
             found = Filled(line, [])
             if arguments.mark in line:
                 try:
                     found = masked.fill(line, **options)
                 except ValueError as error:
-                    _warn(f"line {number}: {error}; it goes out as it came in")
+                    warn(f"line {number}: {error}; it goes out as it came in")
             print(json.dumps(_filled(found), ensure_ascii=False) if arguments.json else BREAKS.sub(" ", found.text))
 
 
@@ -275,13 +278,13 @@ def classify(arguments: argparse.Namespace) -> None:
             f"{threshold.label!r} from probability {threshold.value:.6g} on: recall {chosen.recall:.4f} and precision "
             f"{chosen.precision:.4f} on the validation texts of the run"
         )
-    with opened(arguments.input) as stream:
+    with opened(arguments.input) as stream, _few_warnings() as warn:
         # a person at a terminal gets each answer at once
         at_once = 1 if stream.isatty() else 1024
         lines = read_sentences(stream, name=shown(arguments.input))
         number = 0
         while some := list(islice(lines, at_once)):
-            for answer in classifier.classify(some, threshold=threshold, first=number + 1, warn=_warn):
+            for answer in classifier.classify(some, threshold=threshold, first=number + 1, warn=warn):
                 if arguments.json:
                     print(json.dumps(None if answer is None else answer._asdict(), ensure_ascii=False))
                 else:
@@ -300,7 +303,7 @@ def evaluate_language(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps({"documents": len(documents), **found._asdict()}))
         return
-    print(f"{len(documents):,} documents, {found.characters:,} characters, {found.tokens:,} tokens: {what}")
+    print(f"{_counted(documents, 'document')}, {found.characters:,} characters, {found.tokens:,} tokens: {what}")
     print(f"loss = {found.loss:.4f} a token, perplexity = {found.perplexity:.2f}")
     print(f"bits per character = {found.bits_per_character:.4f}, bits per byte = {found.bits_per_byte:.4f}")
     print(f"word perplexity = {found.word_perplexity:.2f} over {found.words:,} words and line ends")
@@ -485,7 +488,9 @@ def average(arguments: argparse.Namespace) -> None:
     from regard.training.run import Run
 
     names = average(Run.open(arguments.run), arguments.last)
-    print(f"averaged {len(names)} checkpoints ({names[0]} to {names[-1]}) into {arguments.run}/checkpoints/average")
+    print(
+        f"averaged {_counted(names, 'checkpoint')} ({names[0]} to {names[-1]}) into {arguments.run}/checkpoints/average"
+    )
 
 
 def demo(console: Any, folder: Path) -> None:
@@ -542,12 +547,12 @@ def embed(arguments: argparse.Namespace) -> None:
     from regard.embedding import Embedder
 
     embedder = Embedder.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
-    options = {"pooling": arguments.pooling, "normalized": not arguments.raw, "warn": _warn}
+    options = {"pooling": arguments.pooling, "normalized": not arguments.raw}
     parts, number = [], 1
-    with opened(arguments.input) as stream:
+    with opened(arguments.input) as stream, _few_warnings() as warn:
         lines = read_sentences(stream, name=shown(arguments.input))
         while some := list(islice(lines, 1024)):
-            vectors = embedder.embed(some, first=number, **options)
+            vectors = embedder.embed(some, first=number, warn=warn, **options)
             number += len(some)
             if arguments.out is not None:
                 parts.append(vectors)
@@ -896,6 +901,28 @@ def _whole(text: str | None) -> int | str | None:
         return int(text)
     except ValueError as error:
         raise ValueError(f"expected a number from 0, 'average' or 'aligner', got {text!r}") from error
+
+
+def _counted(things: Sequence[Any], noun: str) -> str:
+    return f"{len(things):,} {noun}" + ("" if len(things) == 1 else "s")
+
+
+@contextmanager
+def _few_warnings() -> Iterator[Callable[[str], None]]:
+    """For warnings that any line may bring: the first few are said, and how many more there were."""
+    from regard.data.text import WARNINGS
+
+    count = 0
+
+    def warn(message: str) -> None:
+        nonlocal count
+        count += 1
+        if count <= WARNINGS:
+            _warn(message)
+
+    yield warn
+    if count > WARNINGS:
+        _warn(f"{count - WARNINGS} more such warnings")
 
 
 def _warn(message: str) -> None:

@@ -12,6 +12,8 @@ import importlib
 import re
 import shutil
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -119,7 +121,7 @@ def train(task: type[Task], config: Any, display: Display) -> State:
     data = task.read(config)
     tokenizers = task.learn(data, config)
     size = task.size(config, tokenizers, data)
-    ready = _ready(task, config, data, tokenizers, size)
+    ready = _ready(task, config, data, tokenizers, partial(task.build, config, size))
     run = Run.create(config.out)
     for name, tokenizer in tokenizers.items():
         tokenizer.save(run.folder / name)
@@ -150,16 +152,24 @@ def resume(folder: str | Path, display: Display, steps: int | None = None) -> St
     data = task.read(config)
     if data.facts["sha256"] != parts.facts.get("data", {}).get("sha256"):
         raise ValueError(f"the training data of {run.folder} has changed since the run began: it cannot go on exactly")
-    ready = _ready(task, config, data, parts.tokenizers, parts.size)
+    begun, build = config, partial(task.build, config, parts.size)
+    if checkpoint.names(run.checkpoints):
+        # what it was begun from need not be there any more: the run has all of that
+        build = partial(models.build, parts.size)
+        if getattr(config, "init", None) is not None:
+            begun = dataclasses.replace(config, init=str(run.folder))
+    ready = _ready(task, begun, data, parts.tokenizers, build)
     if steps is not None:
         run.write_text("config.yaml", _yaml(config))
     return _go(ready, data, config, run, display)
 
 
-def _ready(task: type[Task], config: Any, data: Data, tokenizers: dict[str, Tokenizer], size: Any) -> Task:
+def _ready(
+    task: type[Task], config: Any, data: Data, tokenizers: dict[str, Tokenizer], build: Callable[[], nn.Module]
+) -> Task:
     device = pick_device(config.training.device, config.training.precision)
     torch.manual_seed(config.training.seed)
-    return task(config, data, tokenizers, task.build(config, size).to(device))
+    return task(config, data, tokenizers, build().to(device))
 
 
 def _go(task: Task, data: Data, config: Any, run: Run, display: Display) -> State:
@@ -215,7 +225,7 @@ def read_parts(run: Run, task: str | None = None) -> Parts:
 
 
 def _modern(values: dict[str, Any]) -> dict[str, Any]:
-    """Sizes as they are named now. Before 0.2 there was one kind of feed-forward layer, and another aligner, which is
+    """Sizes as they are named now. The first runs had one kind of feed-forward layer, and another aligner, which is
     left out: a model that had it translates."""
     values = dict(values)
     if "activation" in values:
@@ -226,7 +236,7 @@ def _modern(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def tokenizer_names(run: Run) -> list[str]:
-    """The files of a run that hold its tokenizers; before 0.2 run.json did not name them."""
+    """The files of a run that hold its tokenizers; in the first runs run.json did not name them."""
     named = run.read_json("run.json").get("tokenizers")
     return list(named) if named else [name for name in ("source.json", "target.json") if (run.folder / name).exists()]
 
@@ -255,7 +265,7 @@ def load(folder: str | Path, task: str, *, which: str | int | None = None, devic
 def load_weights(model: nn.Module, run: Run, which: str | int | None = None) -> None:
     """Those of a checkpoint of a run into a model of its sizes."""
     tensors = {
-        # before 0.2 a block had its feed-forward layer in itself
+        # in the first runs a block had its feed-forward layer in itself
         re.sub(r"(blocks\.\d+\.)(inner|outer)\.", r"\1feedforward.\2.", name): part
         for name, part in expand(run.find(which).tensors["model"]).items()
         if not name.startswith("aligner.") or getattr(model, "aligner", None) is not None
@@ -279,6 +289,12 @@ def read_config(run: Run) -> Any:
     if isinstance(values, dict) and isinstance(values.get("model"), dict):
         # what was left to the preset is so still, also where there was an option that is no more
         values["model"] = {name: value for name, value in values["model"].items() if value is not None}
+        if "activation" in values["model"]:
+            spec = f"dense(activation={values['model']['activation']!r})"
+            raise ValueError(
+                f"{path} is of one of the first runs, with model.activation: it can be used, but not gone on with; "
+                f'a new run has --model.feedforward "{spec}"'
+            )
     return from_json(of(run).config, values)
 
 

@@ -29,11 +29,13 @@ Pair = tuple[str, str]
 
 
 class Corpus(NamedTuple):
-    """Pairs to train on and to validate on, and what was done to get them."""
+    """Pairs to train on and to validate on, what was done to get them, and which line or number each of the first has
+    where it came from."""
 
     train: list[Pair]
     valid: list[Pair]
     facts: dict[str, Any]
+    lines: list[int]
 
 
 def read_corpus(config: DataConfig, seed: int) -> Corpus:
@@ -47,19 +49,21 @@ def read_corpus(config: DataConfig, seed: int) -> Corpus:
     if config.generated is not None:
         from regard.data.generated import pairs
 
-        train = pairs(config.generated, seed)
+        train = [(*pair, number) for number, pair in enumerate(pairs(config.generated, seed), 1)]
     else:
         found = read_pairs(config.source, config.target, columns=config.columns, skip_bad=config.skip_bad)
-        train = list(zip(found.source, found.target, strict=True))
+        train = list(zip(found.source, found.target, found.lines, strict=True))
         facts["skipped"] = {reason: part._asdict() for reason, part in found.skipped.items()}
     if config.valid_source is not None:
         found = read_pairs(config.valid_source, config.valid_target, columns=config.columns, skip_bad=config.skip_bad)
         valid = list(zip(found.source, found.target, strict=True))
         facts["skipped_valid"] = {reason: part._asdict() for reason, part in found.skipped.items()}
     else:
-        train, valid = hold_out(train, min(config.held_out, len(train) // 10), seed)
+        train, held = hold_out(train, min(config.held_out, len(train) // 10), seed)
+        valid = [pair[:2] for pair in held]
+    train, lines = [pair[:2] for pair in train], [line for *_, line in train]
     digest = hashlib.sha256(json.dumps([train, valid]).encode()).hexdigest()
-    return Corpus(train, valid, facts | {"pairs": len(train), "valid": len(valid), "sha256": digest})
+    return Corpus(train, valid, facts | {"pairs": len(train), "valid": len(valid), "sha256": digest}, lines)
 
 
 class Task(task.Task):
@@ -113,6 +117,8 @@ class Task(task.Task):
             name = "data.maximum_length" if self.most == config.data.maximum_length else "training.tokens"
             raise ValueError(f"no pair has at most {self.most} tokens: raise {name}")
         self.dropped = short.dropped
+        self.origin = config.data.source or "what was generated"
+        self.lines = [data.lines[index] for index in short.index]
         self.batches = Batches(
             short.source,
             short.target,
@@ -128,6 +134,9 @@ class Task(task.Task):
 
     def tokens(self, batch: Batch) -> int:
         return batch.target_out.numel() if batch.target_keep is None else int(batch.target_keep.sum())
+
+    def named(self, rows: list[int]) -> tuple[str, list[int]]:
+        return f"lines of {self.origin}", [self.lines[row] for row in rows]
 
     def evaluate(self, check: Callable[[], None]) -> tuple[dict[str, float], list[dict[str, str]]]:
         plain = self.translator.loss(self.checks, check)

@@ -688,7 +688,10 @@ def check_compile(case: Case) -> None:
     given = inputs(case)
     memory = Memory(given["memory"], torch.tensor([21, 5, 9])) if case.role == "cross" else None
     rows = Rows(torch.zeros(3, dtype=torch.long), torch.tensor([LONG, 9, 17]), LONG, None)
-    assert_close(run(given["x"], rows, memory=memory).y, layer.run(given["x"], rows, memory=memory).y)
+    x = given["x"].requires_grad_()
+    got, y = run(x, rows, memory=memory).y, layer.run(x, rows, memory=memory).y
+    assert_close(got, y)
+    assert_close(torch.autograd.grad(got.square().sum(), x), torch.autograd.grad(y.square().sum(), x))
     assert len(graphs) == 1
     if case.role == "causal":
         graphs.clear()

@@ -235,6 +235,9 @@ def test_the_loss_is_of_the_right_class(tmp_path):
     assert int(found.tokens) == ready.tokens(batch) == len(batch.labels)
     for place, index in enumerate(batch.index.tolist()):
         text, label = data.train[index]
+        what, (line,) = ready.named([index])
+        assert what == f"lines of {settings.data.text}"
+        assert Path(settings.data.text).read_text().split("\n")[line - 1] == f"{text}\t{label}"
         assert data.labels[batch.labels[place]] == label
         assert batch.tokens[place, : len(text.split()) + 2].tolist() == tokenizers["tokenizer.json"].framed(
             tokenizers["tokenizer.json"].encode(text)
@@ -264,6 +267,18 @@ def test_R1_killed_runs_go_on_bit_for_bit(tmp_path, bodies, how):
     assert in_child(lambda: (dying(loop.Loop, "_update", 2), finish(early))) < 0
     task.resume(early.out, Display(quiet=True))
     assert_same(whole.out, early.out)
+
+
+@pytest.mark.parametrize("name", ["masked", "language"])
+def test_a_run_goes_on_without_what_it_was_begun_from(tmp_path, bodies, name):
+    torch.set_num_threads(1)
+    first = shutil.copytree(bodies[name], tmp_path / "first")
+    whole, other = (config(tmp_path, name, init=str(first)) for name in ("whole", "other"))
+    finish(whole)
+    assert in_child(lambda: (dying(loop.Loop, "_update", 8), finish(other))) < 0
+    shutil.rmtree(first)
+    task.resume(other.out, Display(quiet=True))
+    assert_same(whole.out, other.out)
 
 
 def test_a_run_does_not_go_on_with_other_data(tmp_path):
@@ -364,6 +379,15 @@ def test_classify_gives_as_many_lines_as_come(run, monkeypatch, capsys):
     assert len(records) == len(lines)
     assert records[1] is None
     assert set(records[0]["probabilities"]) == {"good", "bad"}
+
+
+def test_warnings_of_long_lines_are_few(run, monkeypatch, capsys):
+    out, err = told(monkeypatch, capsys, "classify", run, stdin=b"film " * 20 + b"\n" + (b"film " * 13 + b"\n") * 24)
+    assert out.count("\n") == 25
+    assert err.count("only the first 12 are read") == 10
+    assert err.endswith("regard: 15 more such warnings\n")
+    _, err = told(monkeypatch, capsys, "classify", run, stdin=(b"film " * 13 + b"\n") * 10)
+    assert err.count("\n") == err.count("only the first 12 are read") == 10
 
 
 def test_evaluate_says_everything(run, monkeypatch, capsys, tmp_path):

@@ -220,13 +220,14 @@ def test_pairs_of_two_files(tmp_path):
     target = write(tmp_path, "a.de.xz", lzma.compress(b"eins\nzwei\ndrei\nvier\n\t\nsechs\n"))
     pairs = read_pairs(source, target, skip_bad=True)
     assert (pairs.source, pairs.target) == (["one", "two", "six"], ["eins", "zwei", "sechs"])
+    assert pairs.lines == [1, 2, 6]
     assert pairs.skipped == {
         "empty line": Skipped(2, f"{source}:3"),
         "NUL character": Skipped(1, f"{source}:4"),
     }
     with pytest.raises(BadText, match=r"a\.en\.gz:3: empty line"):
         read_pairs(source, target)
-    assert read_pairs(source, target, limit=2) == (["one", "two"], ["eins", "zwei"], {})
+    assert read_pairs(source, target, limit=2) == (["one", "two"], ["eins", "zwei"], {}, [1, 2])
     # The third pair that is good comes after three bad ones.
     assert read_pairs(source, target, limit=3, skip_bad=True).source == ["one", "two", "six"]
 

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import json
 import os
+import shutil
 import struct
 from pathlib import Path
 
@@ -370,6 +371,23 @@ def test_nothing_is_overwritten(tmp_path, byte_level, capsys):
     assert "llama, which differs in" in said
     assert "norm_kind rms (here layer)" in said
     assert not (tmp_path / "new").exists()
+
+
+def test_an_export_is_whole_or_not_there(tmp_path, byte_level, monkeypatch):
+    import_model(folder_of("gpt2", tmp_path, byte_level, eos_token_id=1), tmp_path / "run")
+    before = set(tmp_path.iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", lambda *_: 1 / 0)  # the last that is written: the tokenizer
+        with pytest.raises(ZeroDivisionError):
+            export_run(tmp_path / "run", tmp_path / "new", "huggingface")
+    assert set(tmp_path.iterdir()) == before
+    (tmp_path / ".new.partial" / "left").mkdir(parents=True)  # by one that was killed
+    (tmp_path / "new").mkdir()
+    export_run(tmp_path / "run", tmp_path / "new", "huggingface")
+    assert set(tmp_path.iterdir()) == before | {tmp_path / "new"}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        path.name for path in (tmp_path / "new").iterdir()
+    }
 
 
 # which family

@@ -295,14 +295,21 @@ def test_a_run_begins_with_another(run, tmp_path):
     """One step at a rate of nothing: the same model, tokenizer and loss, on other text."""
     (tmp_path / "book.txt").write_text("Three fine mice.\n" * 40)
     settings = config(tmp_path, steps=1, learning_rate=1e-30, weight_decay=0.0)
-    settings = dataclasses.replace(settings, init=run, model=LanguageOptions(dropout=0.2))
+    first = shutil.copytree(run, tmp_path / "first")
+    facts = json.loads((first / "run.json").read_text())
+    (first / "run.json").write_text(json.dumps(facts | {"start": 3}))
+    settings = dataclasses.replace(settings, init=str(first), model=LanguageOptions(dropout=0.2))
     finish(settings)
+    shutil.rmtree(first)
+    with_more = task.resume(settings.out, Display(quiet=True), steps=2)
+    assert with_more.step == 2
     ours, theirs = LanguageModel.load(run), LanguageModel.load(settings.out)
+    assert theirs.start == 3
     assert theirs.tokenizer.encode(BOOK) == ours.tokenizer.encode(BOOK)
     assert ours.measure([RHYME]).loss == pytest.approx(theirs.measure([RHYME]).loss)
     for changed, name in ((LanguageOptions(width=8), "width"), (LanguageOptions(preset="gpt2"), "preset")):
         with pytest.raises(ValueError, match=f"^model.{name}: with --init only dropout can change"):
-            finish(dataclasses.replace(settings, out=str(tmp_path / "b"), model=changed))
+            finish(dataclasses.replace(settings, init=run, out=str(tmp_path / "b"), model=changed))
 
 
 def test_what_does_not_fit_is_said_before_anything_is_written(tmp_path):

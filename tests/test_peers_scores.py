@@ -124,24 +124,25 @@ def test_dot_is_gpt_neo():
 # learnt scores
 
 
+@pytest.mark.parametrize(("spec", "scale"), [("multiplicative", D**-0.5), ("multiplicative(scaled=False)", 1.0)])
 @pytest.mark.parametrize("role", ["self", "cross"])
-def test_multiplicative_is_luong_general(role):
-    layer = build("multiplicative", role)
+def test_multiplicative_is_luong_general(role, spec, scale):
+    layer = build(spec, role)
     x = draw(2, 11, WIDTH)
     memory = draw(2, 7, WIDTH) if role == "cross" else None
     source = x if memory is None else memory
     q, k, v = heads_of(layer, "q", x), heads_of(layer, "k", source), heads_of(layer, "v", source)
-    logits = torch.einsum("bhta,hac,bhsc->bhts", q, layer.matrix, k)
+    logits = scale * torch.einsum("bhta,hac,bhsc->bhts", q, layer.between, k)
     assert_close(layer(x, memory=memory), answer(layer, logits, v))
     assert_close(layer.weights(x, memory=memory), torch.softmax(logits, -1))
 
 
 @pytest.mark.parametrize("role", ["self", "causal", "cross"])
 def test_multiplicative_by_the_unit_matrix_is_dot(role):
-    layer, dot = build("multiplicative", role, kv_heads=2), build("dot", role, kv_heads=2)
+    layer, dot = build("multiplicative(scaled=False)", role, kv_heads=2), build("dot", role, kv_heads=2)
     dot.load_state_dict(layer.state_dict(), strict=False)
     with torch.no_grad():
-        layer.matrix.copy_(torch.eye(D).expand(HEADS, D, D))
+        layer.between.copy_(torch.eye(D).expand(HEADS, D, D))
     x, memory = draw(2, 11, WIDTH), draw(2, 7, WIDTH) if role == "cross" else None
     assert_close(layer(x, memory=memory), dot(x, memory=memory))
 
@@ -149,7 +150,7 @@ def test_multiplicative_by_the_unit_matrix_is_dot(role):
 @pytest.mark.parametrize("spec", ["bilinear", "bilinear(rank=3)", "bilinear(rank=13, scaled=False)"])
 @pytest.mark.parametrize("role", ["self", "causal", "cross"])
 def test_bilinear_is_two_maps_and_a_product(spec, role):
-    layer, general = build(spec, role), build("multiplicative", role)
+    layer, general = build(spec, role), build("multiplicative(scaled=False)", role)
     x = draw(2, 11, WIDTH)
     memory = draw(2, 7, WIDTH) if role == "cross" else None
     source = x if memory is None else memory
@@ -162,8 +163,23 @@ def test_bilinear_is_two_maps_and_a_product(spec, role):
     # a factorisation of Luong's matrix
     general.load_state_dict(layer.state_dict(), strict=False)
     with torch.no_grad():
-        general.matrix.copy_(scale * torch.einsum("hra,hrc->hac", layer.left, layer.right))
+        general.between.copy_(scale * torch.einsum("hra,hrc->hac", layer.left, layer.right))
     assert_close(general(x, memory=memory), layer(x, memory=memory))
+
+
+@pytest.mark.parametrize("spec", ["multiplicative", "bilinear"])
+def test_learnt_scores_start_as_wide_as_softmax(spec):
+    """Logits of unit queries and keys with variance 1, from matrices no smaller than those of the projections: what
+    one step of Adam changes is then a small part of them."""
+    torch.manual_seed(0)
+    layer = regard.attention(spec, width=128, heads=1, role="cross")
+    own = [part for name, part in layer.named_parameters() if "." not in name]
+    with torch.no_grad():
+        q, k = torch.randn(2, 1, 1, 300, 128)
+        turned = q @ layer.between if spec == "multiplicative" else q @ layer.left.mT @ layer.right
+        logits = turned @ k.mT * layer.factor
+    assert_close(logits.std(), torch.tensor(1.0), rtol=0.1, atol=0.0)
+    assert all(part.std() > 0.9 * 128**-0.5 for part in own)
 
 
 @pytest.mark.parametrize("role", ["self", "causal", "cross"])

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 import yaml
 from torch.testing import assert_close
 
-from regard import cli, task
+from regard import cli, models, task
 from regard.config import DataConfig, ModelOptions, TrainingConfig, TranslateConfig, from_json, parse
 from regard.data.text import hold_out
 from regard.training import checkpoint, loop
@@ -319,12 +320,34 @@ def test_R8_what_is_not_finite_is_caught_in_the_same_step(tmp_path, monkeypatch,
         finish(settings)
     words = str(caught.value)
     assert "step 8:" in words
-    assert "batch" in words
+    assert re.search(rf"batch \d+, lines of {settings.data.source} \d+, ", words)
     assert "step-00000006" in words
     assert (name if what != "loss" else "gradient of") in words
     last = checkpoint.newest(Run(settings.out).checkpoints).checkpoint
     assert last.state["step"] == 6
     assert all(part.isfinite().all() for part in last.tensors["model"].values())
+
+
+def test_R8_rows_have_the_lines_of_the_file(tmp_path):
+    """Also where lines are bad, held out or too long."""
+    settings = config(tmp_path)
+    file = Path(settings.data.source)
+    lines = file.read_text().split("\n")
+    lines[3:3] = ["no translation", " ".join(["one"] * 50) + "\t" + " ".join(["eins"] * 50)]
+    file.write_text("\n".join(lines))
+    wishes = dataclasses.replace(settings.data, tokenizer="units", skip_bad=True, maximum_length=40)
+    settings = dataclasses.replace(settings, data=wishes)
+    data = Task.read(settings)
+    tokenizers = Task.learn(data, settings)
+    ready = Task(settings, data, tokenizers, models.build(Task.size(settings, tokenizers, data)))
+    assert len(data.lines) == len(data.train) == len(ready.batches) + 1
+    for index in range(ready.batches.count(0)):
+        batch = ready.batches.get(0, index)
+        what, numbers = ready.named(batch.index.tolist())
+        assert what == f"lines of {file}"
+        for ids, number in zip(batch.source.tolist(), numbers, strict=True):
+            expected = ready.translator.source.encode(lines[number - 1].split("\t")[0])
+            assert ids[: len(expected)] == expected
 
 
 def test_R8_no_poisoned_checkpoint(tmp_path, monkeypatch):

@@ -134,6 +134,10 @@ def test_runs_of_the_first_version_still_translate(run, tmp_path):
         for folder, which in ((run, "best"), (old, None))
     )
     assert ours == theirs
+    wishes = (old / "config.yaml").read_text()
+    (old / "config.yaml").write_text(wishes.replace("model:\n", "model:\n  activation: gelu\n", 1))
+    with pytest.raises(ValueError, match=r"not gone on with; .* \"dense\(activation='gelu'\)\"$"):
+        resume(old, Display(quiet=True))
 
 
 def test_columns(monkeypatch, capsys, run):

@@ -35,11 +35,13 @@ Example = tuple[str, str]
 
 
 class Labelled(NamedTuple):
-    """Texts, the label of each, and what was left out on the way: reason -> `Skipped`."""
+    """Texts, the label of each, what was left out on the way: reason -> `Skipped`, and the line where each begins,
+    counted from 1."""
 
     texts: list[str]
     labels: list[str]
     skipped: dict[str, Skipped]
+    lines: list[int]
 
 
 def read_labelled(
@@ -55,7 +57,7 @@ def read_labelled(
 
     The first bad line is an error; with `skip_bad`, it is left out and counted.
     """
-    found = Labelled([], [], {})
+    found = Labelled([], [], {}, [])
     with ExitStack() as stack:
 
         def lines(path: str | Path) -> Iterator[Line | BadText]:
@@ -64,7 +66,7 @@ def read_labelled(
         if labels is not None:
             if shown(texts) == shown(labels) == "standard input":
                 raise ValueError("texts and labels cannot both be standard input: give a file for one of them")
-            pairs = line_pairs(lines(texts), lines(labels), shown(texts), shown(labels))
+            pairs = enumerate(line_pairs(lines(texts), lines(labels), shown(texts), shown(labels)), 1)
         else:
             how, name = file_format(texts), shown(texts)
             if how == "csv":
@@ -72,13 +74,14 @@ def read_labelled(
                 rows = csv_rows(raw, name, columns, longest)
             else:
                 rows = {"jsonl": json_rows, "tsv": tsv_rows}[how](lines(texts), name, columns)
-            pairs = (row if isinstance(row, BadText) else checked_example(*row, name) for row in rows)
-        for pair in pairs:
+            pairs = ((0, row) if isinstance(row, BadText) else (row[0], checked_example(*row, name)) for row in rows)
+        for number, pair in pairs:
             if isinstance(pair, BadText):
                 leave_out(pair, found.skipped, skip_bad)
                 continue
             found.texts.append(pair[0])
             found.labels.append(pair[1].strip())
+            found.lines.append(number)
     if not found.texts:
         summary = "; ".join(f"{reason}: {skipped.count}" for reason, skipped in found.skipped.items())
         raise BadText(

@@ -16,11 +16,11 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 
-Pair = tuple[str, str]
+Some = TypeVar("Some", bound=tuple)
 
 LONGEST = 1_000_000  # characters in a line
 STANDARD_INPUT = "-"
@@ -57,11 +57,13 @@ def leave_out(bad: BadText, skipped: dict[str, Skipped], skip_bad: bool) -> None
 
 
 class Pairs(NamedTuple):
-    """Sentences and their translations, and what was left out on the way: reason -> `Skipped`."""
+    """Sentences and their translations, what was left out on the way: reason -> `Skipped`, and the line of each pair,
+    counted from 1."""
 
     source: list[str]
     target: list[str]
     skipped: dict[str, Skipped]
+    lines: list[int]
 
 
 def open_lines(path: str | Path, *, needs_text: bool = False, longest: int = LONGEST) -> Iterator[str]:
@@ -99,7 +101,7 @@ def read_pairs(
     if target is not None and shown(source) == shown(target) == "standard input":
         raise ValueError("source and target cannot both be standard input: give a file for one of them, or one TSV")
 
-    found = Pairs([], [], {})
+    found = Pairs([], [], {}, [])
     with ExitStack() as stack:
         if target is None:
             stream = stack.enter_context(opened(source))
@@ -108,12 +110,13 @@ def read_pairs(
             paths = (source, target)
             lines = [checked_lines(stack.enter_context(opened(path)), shown(path), longest) for path in paths]
             pairs = line_pairs(lines[0], lines[1], shown(source), shown(target))
-        for pair in pairs:
+        for number, pair in enumerate(pairs, 1):
             if isinstance(pair, BadText):
                 leave_out(pair, found.skipped, skip_bad)
                 continue
             found.source.append(pair[0])
             found.target.append(pair[1])
+            found.lines.append(number)
             if len(found.source) == limit:
                 break
     if not found.source:
@@ -284,8 +287,9 @@ def column_pairs(
             yield BadText(name, line.number, "empty column", f" {empty + 1}, where text is needed")
 
 
-def hold_out(pairs: Sequence[Pair], count: int, seed: int) -> tuple[list[Pair], list[Pair]]:
-    """(rest, held out): a draw of `count` pairs with different sources; no source of theirs is left in the rest."""
+def hold_out(pairs: Sequence[Some], count: int, seed: int) -> tuple[list[Some], list[Some]]:
+    """(rest, held out): a draw of `count` pairs with different sources; no source of theirs is left in the rest. What a
+    pair has beside source and target stays with it."""
     if count < 1:
         raise ValueError(f"{len(pairs)} pairs are too few to hold any out: give at least 10, or a validation file")
     order = np.argsort(np.random.Generator(np.random.PCG64(seed)).random(len(pairs)), kind="stable")

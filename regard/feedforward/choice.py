@@ -7,8 +7,18 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.base import Order, Out, Rows
-from regard.feedforward.base import Activation, FeedForward, FeedForwardFacts, Sizes, plain_linear
-from regard.feedforward.experts import Networks, plain_softmax, product_dtype, room, wide_linear
+from regard.feedforward.base import FeedForward, FeedForwardFacts, Sizes, plain_linear
+from regard.feedforward.experts import (
+    ExpertActivation,
+    Experts,
+    Gated,
+    Inner,
+    Networks,
+    plain_softmax,
+    product_dtype,
+    room,
+    wide_linear,
+)
 from regard.kernels.grouped import Deal
 
 
@@ -41,11 +51,11 @@ class Choice(FeedForward):
         self,
         sizes: Sizes,
         *,
-        experts: Annotated[int, "how many"] = 8,
-        inner: Annotated[int | None, "width inside an expert (default: that of the model)"] = None,
+        experts: Experts = 8,
+        inner: Inner = None,
         capacity: Annotated[float, "experts of a token, on average"] = 2.0,
-        activation: Annotated[Activation, "inside the experts"] = "relu",
-        gated: Annotated[bool, "gated experts, as in dense"] = False,
+        activation: ExpertActivation = "relu",
+        gated: Gated = False,
     ):
         super().__init__(sizes if inner is None else replace(sizes, inner=inner))
         sizes = self.sizes

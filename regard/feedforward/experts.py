@@ -14,7 +14,7 @@ each expert was chosen for ("load") and of those dropped ("dropped").
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,14 @@ from torch import Tensor, nn
 from regard.attention.base import Out, Rows
 from regard.feedforward.base import Activation, FeedForward, Sizes, activate, plain_activation, plain_linear
 from regard.kernels.grouped import Deal, deal
+
+# options that layers share
+Experts = Annotated[int, "how many"]
+Inner = Annotated[int | None, "width inside an expert (default: that of the model)"]
+Capacity = Annotated[float | None, "of an expert in training, times its share of all tokens; None: any"]
+Balance = Annotated[float, "weight of the loss that keeps the experts alike"]
+ExpertActivation = Annotated[Activation, "inside the experts"]
+Gated = Annotated[bool, "gated experts, as in dense"]
 
 
 class Route(NamedTuple):

@@ -1,11 +1,9 @@
 """Two experts for each token."""
 
-from dataclasses import replace
-from typing import Annotated
-
 from regard.attention.base import Order
 from regard.feedforward.base import FeedForwardFacts, Sizes
-from regard.feedforward.pairs import Pairs
+from regard.feedforward.experts import Balance, Capacity, Experts, Inner
+from regard.feedforward.pairs import Pairs, Threshold
 
 
 class GShard(Pairs):
@@ -40,14 +38,10 @@ class GShard(Pairs):
         self,
         sizes: Sizes,
         *,
-        experts: Annotated[int, "how many"] = 8,
-        inner: Annotated[int | None, "width inside an expert (default: that of the model)"] = None,
-        capacity: Annotated[float | None, "of an expert in training, times its share of all tokens; None: any"] = 2.0,
-        balance: Annotated[float, "weight of the loss that keeps the experts alike"] = 0.01,
-        threshold: Annotated[
-            float, "gate from which on the second expert is always asked in training; 0: always"
-        ] = 0.5,
+        experts: Experts = 8,
+        inner: Inner = None,
+        capacity: Capacity = 2.0,
+        balance: Balance = 0.01,
+        threshold: Threshold = 0.5,
     ):
         super().__init__(sizes, experts=experts, inner=inner, capacity=capacity, balance=balance, threshold=threshold)
-        training = "token" if capacity is None else "batch"
-        self.facts = replace(self.facts, training=training, random=threshold > 0, loss=balance > 0)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.attention.base import Order
 from regard.feedforward.base import FeedForwardFacts, Sizes, plain_linear
-from regard.feedforward.experts import Route, Routed, plain_softmax, wide_linear
+from regard.feedforward.experts import Experts, Inner, Route, Routed, plain_softmax, wide_linear
 
 FLOOR = 1e-2  # of the noise, so that no expert is out of reach
 
@@ -39,8 +39,8 @@ class MoE(Routed):
         self,
         sizes: Sizes,
         *,
-        experts: Annotated[int, "how many"] = 8,
-        inner: Annotated[int | None, "width inside an expert (default: that of the model)"] = None,
+        experts: Experts = 8,
+        inner: Inner = None,
         choices: Annotated[int, "experts of each token"] = 4,
         importance: Annotated[float, "weight of the loss on the sums of the gates"] = 0.1,
         load: Annotated[float, "weight of the loss on how many tokens experts get; with noise only"] = 0.1,

@@ -1,10 +1,15 @@
 """What the layers share that send a token to two experts, as GShard does."""
 
+from dataclasses import replace
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from regard.feedforward.base import Activation, Sizes, plain_linear
 from regard.feedforward.experts import Route, Routed, balance, mean, plain_balance, plain_softmax
+
+Threshold = Annotated[float, "gate from which on the second expert is always asked in training; 0: always"]
 
 
 class Pairs(Routed):
@@ -38,6 +43,8 @@ class Pairs(Routed):
             scaled=scaled,
         )
         self.balance, self.threshold, self.z = balance, threshold, z
+        training = "token" if capacity is None else "batch"
+        self.facts = replace(self.facts, training=training, random=threshold > 0, loss=balance > 0 or z > 0)
 
     def route(self, x: Tensor, real: Tensor | None) -> Route:
         logits = self.logits(x)

@@ -1,11 +1,11 @@
 """Two experts for each token, with a router whose logits stay small."""
 
-from dataclasses import replace
 from typing import Annotated
 
 from regard.attention.base import Order
 from regard.feedforward.base import FeedForwardFacts, Sizes
-from regard.feedforward.pairs import Pairs
+from regard.feedforward.experts import Balance, Capacity, Experts, Inner
+from regard.feedforward.pairs import Pairs, Threshold
 
 
 class STMoE(Pairs):
@@ -33,14 +33,12 @@ class STMoE(Pairs):
         self,
         sizes: Sizes,
         *,
-        experts: Annotated[int, "how many"] = 8,
-        inner: Annotated[int | None, "width inside an expert (default: that of the model)"] = None,
-        capacity: Annotated[float | None, "of an expert in training, times its share of all tokens; None: any"] = 1.25,
-        balance: Annotated[float, "weight of the loss that keeps the experts alike"] = 0.01,
+        experts: Experts = 8,
+        inner: Inner = None,
+        capacity: Capacity = 1.25,
+        balance: Balance = 0.01,
         z: Annotated[float, "weight of the loss that keeps the router's logits small"] = 0.001,
-        threshold: Annotated[
-            float, "gate from which on the second expert is always asked in training; 0: always"
-        ] = 0.2,
+        threshold: Threshold = 0.2,
     ):
         super().__init__(
             sizes,
@@ -54,5 +52,3 @@ class STMoE(Pairs):
             gated=True,
             scaled=True,
         )
-        training = "token" if capacity is None else "batch"
-        self.facts = replace(self.facts, training=training, random=threshold > 0, loss=balance > 0 or z > 0)

@@ -7,8 +7,21 @@ import torch
 from torch import Tensor
 
 from regard.attention.base import Order
-from regard.feedforward.base import Activation, FeedForwardFacts, Sizes
-from regard.feedforward.experts import Route, Routed, balance, plain_balance, plain_linear, plain_softmax
+from regard.feedforward.base import FeedForwardFacts, Sizes
+from regard.feedforward.experts import (
+    Balance,
+    Capacity,
+    ExpertActivation,
+    Experts,
+    Gated,
+    Inner,
+    Route,
+    Routed,
+    balance,
+    plain_balance,
+    plain_linear,
+    plain_softmax,
+)
 
 
 class Switch(Routed):
@@ -42,13 +55,13 @@ class Switch(Routed):
         self,
         sizes: Sizes,
         *,
-        experts: Annotated[int, "how many"] = 8,
-        inner: Annotated[int | None, "width inside an expert (default: that of the model)"] = None,
-        capacity: Annotated[float | None, "of an expert in training, times its share of all tokens; None: any"] = 1.25,
-        balance: Annotated[float, "weight of the loss that keeps the experts alike"] = 0.01,
+        experts: Experts = 8,
+        inner: Inner = None,
+        capacity: Capacity = 1.25,
+        balance: Balance = 0.01,
         jitter: Annotated[float, "noise on what the router reads, in training"] = 0.01,
-        activation: Annotated[Activation, "inside the experts"] = "relu",
-        gated: Annotated[bool, "gated experts, as in dense"] = False,
+        activation: ExpertActivation = "relu",
+        gated: Gated = False,
     ):
         super().__init__(
             sizes, experts=experts, inner=inner, choices=1, capacity=capacity, activation=activation, gated=gated

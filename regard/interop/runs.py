@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -125,7 +127,7 @@ class Exported(NamedTuple):
 def export_run(
     folder: str | Path, out: str | Path, format: Format, *, which: str | int | None = None, family: str | None = None
 ) -> Exported:
-    """What others open, from a run."""
+    """What others open, from a run. The folder is there when all of it is written, and not before."""
     run = Run.open(folder)
     parts = task.read_parts(run)
     config = parts.size
@@ -134,27 +136,40 @@ def export_run(
     tensors = expand(run.find(which).tensors["model"])
     notes = ["the aligner is left out: it takes no part in translating"] if config.aligner else []
     target = huggingface.vacant(out)
-    if format == "ctranslate2":
-        from regard.interop import ctranslate2
+    with _at_once(target) as partial:
+        if format == "ctranslate2":
+            from regard.interop import ctranslate2
 
-        if parts.facts.get("task") != "translate":
-            raise ValueError(
-                f"CTranslate2 takes translators here, and {run.folder} is a run of {parts.facts['task']!r}"
-            )
-        ctranslate2.write(target, config, tensors, _sides(parts.tokenizers), int(parts.facts["longest"]))
-        chosen = "ctranslate2"
-    else:
-        family = family or _family(parts.facts)
-        special = _special(parts)
-        chosen = huggingface.write(target, config, tensors, special=special, family=family).name
-        _write_generation(target, parts, special)
-    carried = run.folder / CARRIED
-    if carried.is_dir() and format == "huggingface":
-        for path in sorted(carried.iterdir()):
-            shutil.copyfile(path, target / path.name)
-    else:
-        _write_tokenizers(target, parts)
+            if parts.facts.get("task") != "translate":
+                raise ValueError(
+                    f"CTranslate2 takes translators here, and {run.folder} is a run of {parts.facts['task']!r}"
+                )
+            ctranslate2.write(partial, config, tensors, _sides(parts.tokenizers), int(parts.facts["longest"]))
+            chosen = "ctranslate2"
+        else:
+            family = family or _family(parts.facts)
+            special = _special(parts)
+            chosen = huggingface.write(partial, config, tensors, special=special, family=family).name
+            _write_generation(partial, parts, special)
+        carried = run.folder / CARRIED
+        if carried.is_dir() and format == "huggingface":
+            for path in sorted(carried.iterdir()):
+                shutil.copyfile(path, partial / path.name)
+        else:
+            _write_tokenizers(partial, parts)
     return Exported(target, chosen, notes)
+
+
+@contextmanager
+def _at_once(folder: Path) -> Iterator[Path]:
+    """A place beside the folder to write to, which takes its name at the end; after an error nothing is left of it."""
+    partial = folder.absolute().with_name(f".{folder.absolute().name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        yield partial
+        partial.replace(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _family(facts: dict[str, Any]) -> str | None:

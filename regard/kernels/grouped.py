@@ -105,19 +105,37 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, ends):
         ctx.save_for_backward(x, weight, ends)
-        return F.grouped_mm(x, weight, offs=ends)
+        return _product(x, weight, ends)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
         x, weight, ends = ctx.saved_tensors
         grad, needs_x, needs_weight = grad.contiguous(), *ctx.needs_input_grad[:2]
-        of_x = F.grouped_mm(grad, weight.mT, offs=ends) if needs_x else None
-        of_weight = F.grouped_mm(x.mT, grad, offs=ends) if needs_weight else None
+        of_x = _product(grad, weight.mT, ends) if needs_x else None
+        of_weight = _product(x.mT, grad, ends) if needs_weight else None
         if needs_weight and x.is_cuda:
             empty = torch.diff(ends, prepend=ends.new_zeros(1)) == 0
             of_weight.masked_fill_(empty[:, None, None], 0)
         return of_x, of_weight, None
+
+
+def _product(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    """Groups of the rows of a [S, I] times b [G, I, O]; or of the columns of a [I, S] times those of the rows of b
+    [S, O]."""
+    return _operator(a, b, ends) if torch.compiler.is_compiling() else F.grouped_mm(a, b, offs=ends)
+
+
+@torch.library.custom_op("regard::grouped_product", mutates_args=())
+def _operator(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    """What compilers see: they know PyTorch's product in bfloat16 only."""
+    return F.grouped_mm(a, b, offs=ends)
+
+
+@_operator.register_fake
+def _(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    shape = (a.shape[0], b.shape[-1])
+    return a.new_empty(shape if b.dim() == 3 else (len(ends), *shape))
 
 
 class _Move(torch.autograd.Function):

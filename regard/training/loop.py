@@ -69,6 +69,10 @@ class Trained(Protocol):
     def tokens(self, batch: Any) -> int:
         """How many the loss of the batch is a sum over, known to the host."""
 
+    def named(self, rows: list[int]) -> tuple[str, list[int]]:
+        """What a message calls the rows that `index` of a batch has, and their numbers."""
+        return "examples", rows
+
     @abstractmethod
     def evaluate(self, check: Callable[[], None]) -> tuple[dict[str, float], list[dict[str, str]]]:
         """Metrics of the validation, `loss` among them, and a few samples; calls `check` often, which may raise."""
@@ -244,13 +248,13 @@ class Loop:
             gradients = [max(sizes, key=lambda name: sizes[name])]
         where = f"weight {weights[0]}" if weights else f"the gradient of {gradients[0]}"
         also = len(weights or gradients) - 1
-        which = [int(index) for batch in batches for index in batch.index]
+        what, which = self.task.named([int(index) for batch in batches for index in batch.index])
         shown = ", ".join(map(str, which[:10])) + (f" and {len(which) - 10} more" if len(which) > 10 else "")
         names = checkpoint.names(self.run.checkpoints)
         left = f"the last good checkpoint is {names[-1]}" if names else "there is no checkpoint yet"
         raise TrainingError(
             f"step {self.state.step + 1}: {where} is not finite{f' (and {also} more)' if also else ''}; "
-            f"loss {float(plain):g}; epoch {first[0]}, batch {first[1]}, examples {shown}; nothing was saved of "
+            f"loss {float(plain):g}; epoch {first[0]}, batch {first[1]}, {what} {shown}; nothing was saved of "
             f"this step, {left}. A smaller learning_rate, a longer warmup or a smaller clip usually helps"
         )
 

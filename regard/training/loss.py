@@ -102,7 +102,7 @@ def smoothed(logits: Tensor, target: Tensor, smoothing: float = 0.0) -> tuple[Te
     return total, plain
 
 
-# logits become their gradient in place, which compiled code got wrong: all gradients were zero on a GPU
+# A compiler would unroll the chunks, anew for each number of tokens, and turn what is written in place into copies.
 @torch.compiler.disable
 def projected(
     x: Tensor,
@@ -135,10 +135,11 @@ class _Projected(torch.autograd.Function):
             logp, real = torch.log_softmax(rows, 1, dtype=wide), (ids != IGNORED)[:, None]
             at = torch.where(real, ids[:, None], 0)
             missed = torch.where(real, -logp.gather(1, at), 0)
-            plain += missed.sum()
-            total += (1 - smoothing) * missed.sum() - smoothing / V * torch.where(
-                real, logp.sum(1, keepdim=True), 0
-            ).sum()
+            # not in place: compiled by PyTorch 2.11, what was written in place and returned has no gradient
+            # (pytorch/pytorch issue 180642)
+            plain = plain + missed.sum()
+            spread = torch.where(real, logp.sum(1, keepdim=True), 0).sum()
+            total = total + ((1 - smoothing) * missed.sum() - smoothing / V * spread)
             if trains:
                 slope = logp.exp_().sub_(smoothing / V)
                 slope.scatter_add_(1, at, torch.full_like(missed, smoothing - 1))
