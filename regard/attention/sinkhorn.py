@@ -45,7 +45,7 @@ class Sinkhorn(Cached):
         signed=True,
     )
     examples = (
-        "sinkhorn(block=4, longest=2048)",
+        "sinkhorn(block=3, longest=2048)",
         "sinkhorn(block=3, longest=2048, iterations=2, temperature=1.5, local='added')",
         "sinkhorn(block=4, longest=2048, local='none')",
         "sinkhorn(block=3, longest=2048, cut=2)",
