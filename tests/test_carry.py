@@ -78,3 +78,78 @@ def test_fnet_is_cosines():
     wanted = torch.zeros(T, T, dtype=x.dtype)
     wanted[:9, :9] = torch.cos(2 * math.pi * steps[:9, None] * steps[:9] / 9)
     assert_close(layer.weights(x, keep=keep)[1, 0], wanted)
+
+
+def blocks(layer, x, sets):
+    """The map of attention within each set of places, and elsewhere nothing: [B, H, T, T]"""
+    found = torch.zeros(len(x), HEADS, T, T, dtype=x.dtype)
+    for places in sets:
+        found[:, :, places[:, None], places] = layer.weights(x[:, places])
+    return found
+
+
+def within(layer, x, sets):
+    """What attention within each set of places gives."""
+    y = torch.zeros_like(x)
+    for places in sets:
+        y[:, places] = layer(x[:, places])
+    return y
+
+
+@pytest.mark.parametrize("role", ["self", "causal"])
+def test_axial_reads_rows_and_then_columns(role):
+    layer, x, _ = built("axial(width=6)", role)
+    places = torch.arange(T)
+    lines, columns = [places[first : first + 6] for first in range(0, T, 6)], [places[first::6] for first in range(6)]
+    if role == "causal":
+        # rows that are not complete are read by none
+        lines, columns = lines[:-1], [column[column < 18] for column in columns]
+    first = within(layer.rows, x, lines)
+    wanted = blocks(layer.columns, first, columns) @ blocks(layer.rows, x, lines)
+    if role == "causal":
+        above = torch.diag(torch.ones(T - 6, dtype=x.dtype), -6)
+        lines = [places[first : first + 6] for first in range(0, T, 6)]
+        inner = blocks(layer.inner, x + above @ within(layer.columns, first, columns), lines)
+        wanted = inner @ (torch.eye(T, dtype=x.dtype) + above @ wanted)
+    assert_close(layer.weights(x), wanted)
+
+
+@pytest.mark.parametrize("role", ["self", "causal"])
+@pytest.mark.parametrize("pooling", ["mean", "max", "ldconv"])
+def test_poolingformer_reads_the_window_and_what_it_has_read(pooling, role):
+    layer, x, _ = built(f"poolingformer(window=2, wide=6, kernel=3, stride=2, pooling='{pooling}')", role)
+    near, read = layer.near.weights(x), layer.near(x)
+    far = layer.far.carry(torch.eye(T, dtype=x.dtype).expand(2, 1, -1, -1), read, Rows.full(read))
+    assert_close(layer.weights(x), near + far @ near)
+    if pooling != "max":
+        v = layer.far.split("v", read)
+        assert_close((far @ v).transpose(1, 2).flatten(2), layer.far(read))
+        return
+    # of a maximum, the mean over the features of which token each is of
+    rows = Rows.full(read)
+    query, source = layer.far.read(read, rows, None)
+
+    def read_values(v):
+        return layer.far.attend(layer.far.aligned(rows), **query, **source | {"v": v}).sum(0)
+
+    slopes = torch.autograd.functional.jacobian(read_values, source["v"])  # [H, T, D, B, H, T, D]
+    assert_close(far, torch.einsum("htdbhsd->bhts", slopes) / slopes.shape[2])
+
+
+@pytest.mark.parametrize("role", ["self", "causal"])
+def test_longshort_mixes_values_and_their_summaries(role):
+    layer, x, _ = built("longshort(window=5, rank=3, chunk=4, norm=False)", role)
+    assert_close(layer.output((layer.weights(x) @ layer.split("v", x)).transpose(1, 2).flatten(2)), layer(x))
+
+
+def test_compressive_mixes_values_and_their_means():
+    layer, x, _ = built("compressive(segment=4, memory=4, compressed=5, rate=2, function='mean')", "causal")
+    assert_close(layer.output((layer.weights(x) @ layer.split("v", x)).transpose(1, 2).flatten(2)), layer(x))
+
+
+def test_mixer_is_its_slope():
+    """Of each head, the mean over its channels of how an output moves with an input of the same channel."""
+    layer, x, _ = built("mixer(longest=64, inner=5)")
+    slopes = torch.autograd.functional.jacobian(lambda x: layer(x[None])[0], x[1])  # [T, E, T, E]
+    wanted = slopes.diagonal(dim1=1, dim2=3).unflatten(2, (HEADS, -1)).mean(-1).movedim(2, 0)
+    assert_close(layer.weights(x)[1], wanted)

@@ -1,6 +1,7 @@
 """Routing attention against the k-means attention of the package `routing-transformer`, and how centroids learn."""
 
 import importlib
+import inspect
 
 import pytest
 import torch
@@ -89,3 +90,10 @@ def test_centroids_follow_the_tokens(shared):
     loss.backward()
     assert layer.project["k"].weight.grad.abs().max() > 0
     assert layer.project["v"].weight.grad is None
+
+
+def test_the_second_loss_weighs_little():
+    """As theirs does: a weight of 1 draws all tokens into one point."""
+    peer = importlib.import_module("routing_transformer.routing_transformer")
+    layer = regard.attention("routing", width=WIDTH, heads=HEADS)
+    assert layer.commitment == inspect.signature(peer.Kmeans).parameters["commitment"].default

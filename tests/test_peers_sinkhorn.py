@@ -80,3 +80,11 @@ def test_noise_in_training_only():
     assert_close(layer(x), layer(x), rtol=0, atol=0)
     layer.train()
     assert (layer(x) - layer(x)).abs().max() > 1e-3
+
+
+def test_noise_draws_blocks_by_their_weights():
+    """Gumbel noise: nearly hard, a block is read as often as softmax of the logits says."""
+    x = torch.randn(1, N, WIDTH, dtype=torch.float64)
+    hard = build("causal", temperature=0.01).train()
+    drawn = sort(hard, x.expand(3000, -1, -1)).mean(0)
+    assert_close(drawn, sort(build("causal", temperature=1.0), x)[0], rtol=0, atol=0.05)

@@ -129,10 +129,17 @@ LONG = [
 
 
 @pytest.mark.parametrize("spec", LONG)
-def test_a_long_map_is_never_held(spec):
+def test_a_long_map_is_never_held(spec, monkeypatch):
     N, heads, level = 4096, 4, 3
     role = regard.facts(spec).roles[0]
     one = given(spec, role, T=N, S=N, heads=heads, width=64, dtype=torch.float32)
+    held, pooled = [], maps._pooled
+
+    def noted(part, span):
+        held.append(part.numel())
+        return pooled(part, span)
+
+    monkeypatch.setattr(maps, "_pooled", noted)
     with Largest() as largest, Peak() as peak:
         made = maps.tile(one, level, 0, 0)
         row = maps.rows(one, [N - 1])
@@ -141,6 +148,7 @@ def test_a_long_map_is_never_held(spec):
     assert row.shape == (heads, 1, one.slots)
     # of all heads together it never makes as much as the map of one holds, nor has as much as half of theirs
     assert largest.numbers < N * N
+    assert 0 < max(held) <= N * N // 4
     assert peak.bytes < heads * N * N * 4 // 2
     assert one.strips.size <= maps.STRIPS
 
@@ -171,12 +179,16 @@ def test_what_is_not_wanted_ends_anywhere(spec):
     with while_wanted(lambda: next(asked) >= 0):
         maps.rows(one, [3, 30])
     operators = next(asked) - 1
+    assert operators > 10
     # in the forward pass and in the backward one
     for last in range(1, operators, max(1, operators // 10)):
         left = iter([True] * last)
         with pytest.raises(Unwanted), while_wanted(lambda left=left: next(left, False)):
             maps.rows(one, [3, 30])
     assert torch.equal(maps.rows(one, [3, 30]), wanted)
+    # nor does it begin
+    with pytest.raises(Unwanted), while_wanted(lambda: False):
+        pass
 
 
 def test_recording_leaves_no_trace(translator):
