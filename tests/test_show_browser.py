@@ -49,8 +49,22 @@ def many(translator):
 
 
 @pytest.fixture(scope="module")
-def server(runs, hostile, many):
-    with serving(runs, {"hostile": hostile, "many": many}) as server:
+def halves(translator):
+    """A model whose maps have negative weights in one half only."""
+    torch.manual_seed(0)
+    sizes = {"vocabulary": translator.source.size, "width": 32, "heads": 4, "inner": 32, "layers": 1}
+    model = regard.Transformer(regard.ModelConfig(kind="encoder", attention="gmlp(longest=4096)", **sizes)).eval()
+    mix = model.encoder.blocks[0].attention.mix
+    with torch.no_grad():
+        mix.uniform_(0, 1)
+        mix[:, :600].neg_()
+        mix[100:400] = 0
+    return of_model("halves", model, translator.source)
+
+
+@pytest.fixture(scope="module")
+def server(runs, hostile, many, halves):
+    with serving(runs, {"hostile": hostile, "many": many, "halves": halves}) as server:
         yield server
 
 
@@ -773,6 +787,102 @@ def test_long_texts_through_every_kind_of_mechanism(page, many):
         row = part[0, 1, 777]
         best = row[row.abs().topk(5).indices]
         torch.testing.assert_close(torch.tensor(data(page, ".best")), best, atol=1e-6, rtol=0, msg=MANY[layer])
+
+
+DRAWN = """() => {
+  const all = [...window.regard.view.matrix.tiles.values()];
+  return all.length > 0 && all.every((tile) => tile.canvas);
+}"""
+
+
+def test_a_map_that_was_cancelled_can_be_drawn_on(page, server):
+    text = " ".join(LONG.split()[:1200])
+    visit(page, view="heads", run="many", text=text)
+    page.wait_for_function(DRAWN)
+    with server.engine.lock:  # the server is busy
+        page.click('.chips[aria-label="head"] button:has-text("2")')
+        page.keyboard.press("j")
+        page.wait_for_function("() => document.getElementById('status').textContent.startsWith('Drawing the map')")
+        page.click("#cancel")
+        page.wait_for_function("() => document.getElementById('status').textContent === 'Cancelled.'")
+    assert not page.evaluate(DRAWN)
+    page.click("button.run")
+    page.wait_for_function(DRAWN)
+    page.wait_for_function("() => document.getElementById('status').textContent.includes(' tokens · ')")
+
+
+def test_a_map_has_one_scale_of_colours(page):
+    """Parts without a negative weight beside parts with some: zero looks the same in all."""
+    visit(page, view="heads", run="halves", text=" ".join(LONG.split()[:1200]))
+    page.wait_for_function(DRAWN)
+    shown = page.evaluate("""() => [...window.regard.view.matrix.tiles.values()].map(({ reply, canvas }) => {
+      const codes = reply.arrays.largest.values;
+      const at = codes.subarray(0, canvas.width * canvas.height).findIndex((code) => code === 0);
+      const pixel = canvas.getContext("2d").getImageData(at % canvas.width, Math.floor(at / canvas.width), 1, 1).data;
+      return { signed: reply.meta.signed, zero: at < 0 ? null : [...pixel] };
+    })""")
+    assert {tile["signed"] for tile in shown} == {True, False}
+    zeros = {tuple(tile["zero"]) for tile in shown if tile["zero"]}
+    assert len(zeros) == 1
+    assert min(*zeros) > 200
+
+
+def test_a_map_cannot_be_lost(page):
+    visit(page, view="heads", mode="matrix", text=SENTENCE)
+    box = page.locator("canvas.matrix").bounding_box()
+    page.mouse.move(box["x"] + box["width"] - 5, box["y"] + 5)
+    for _ in range(8):
+        page.mouse.wheel(0, -500)
+    for key in ("ArrowRight", "ArrowDown"):
+        for _ in range(90):
+            page.locator("canvas.matrix").press(key)
+        x, y, scale, width, height = page.evaluate(PLACE)
+        size = scale * page.evaluate("() => window.regard.view.matrix.weights.T")
+        assert 30 - size < x < width - 30
+        assert 30 - size < y < height - 30
+
+
+def test_lines_of_small_weights_are_seen(page):
+    """Where attention is spread over many tokens, the strongest lines are seen and the page says how."""
+    for run, stronger in (("many", True), ("shipped", False)):
+        visit(page, view="heads", run=run, text=" ".join(LONG.split()[:150]), mode="lines", head="0")
+        said = page.inner_text(".faint")
+        assert ("times as strong" in said) == stronger
+        most = page.evaluate("""() => {
+          const { data } = (([canvas]) => canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height))(
+            document.querySelectorAll(".between"));
+          return data.reduce((top, value, at) => (at % 4 === 3 ? Math.max(top, value) : top), 0);
+        }""")
+        assert most > 100
+
+
+def test_a_long_search_says_how_far_it_is(page):
+    """However soon one token comes after the other."""
+    visit(page, view="translate", text="hello")
+    page.evaluate("""() => {
+      window.said = [];
+      const status = document.getElementById("status");
+      new MutationObserver(() => window.said.push(status.textContent)).observe(status, { childList: true });
+    }""")
+    page.fill("textarea", " and ".join([SENTENCE[:-1]] * 8))
+    page.press("textarea", "Enter")
+    page.wait_for_function("() => window.said.some((words) => words.includes(' target tokens '))")
+    steps = [words for words in page.evaluate("window.said") if re.fullmatch(r"\d+ tokens: .+ from .+…", words)]
+    assert len(steps) > 1
+
+
+def test_an_option_may_be_none(page):
+    visit(page, view="mechanisms", spec="sinkhorn(block=3, longest=2048)", role="causal")
+    page.fill('input[aria-label="iterations"]', "2")
+    page.press('input[aria-label="iterations"]', "Enter")
+    page.wait_for_function("() => document.querySelector('input[aria-label=spec]').value.includes('iterations=2')")
+    page.wait_for_function(READY)
+    page.fill('input[aria-label="iterations"]', "")
+    page.press('input[aria-label="iterations"]', "Enter")
+    page.wait_for_function("() => document.querySelector('input[aria-label=spec]').value.includes('iterations=None')")
+    page.wait_for_function(READY)
+    assert page.locator(".problem").count() == 0
+    assert page.get_attribute('input[aria-label="cut"]', "min") == "0"
 
 
 def test_what_a_view_asked_ends_with_it(page, server, monkeypatch):

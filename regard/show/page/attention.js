@@ -9,6 +9,10 @@ import { ask } from "./client.js";
 const ROW = Math.round(1.7 * parseFloat(getComputedStyle(document.documentElement).fontSize));
 // cells of the long side of a tile: a picture from afar is no larger
 const WIDE = 512;
+// pixels of a map that stay in sight
+const EDGE = 40;
+// lines that are drawn at most, the strongest
+const MOST = 3000;
 
 // where a text looks at another one
 const ACROSS = ["cross", "aligner"];
@@ -98,11 +102,11 @@ export async function readout(box, weights, layer, head, query, verb = "attentio
   }
   const own = best[0] === query && names === weights.keys && !ACROSS.includes(weights.values.place);
   const self = own ? "itself" : plainToken(names[best[0]]);
-  box.replaceChildren(
-    el("p", { className: "reading" }, number(row[best[0]], 2), " of ", el("b", { dir: "auto" }, plainToken(weights.queries[query])), `’s ${verb} `,
-      el("b", { dir: "auto" }, self), "."),
-    list,
-  );
+  const [looks, seen] = [plainToken(weights.queries[query]), self].map((word) => el("b", { dir: "auto" }, word));
+  const most = number(row[best[0]], 2);
+  // a share only where weights are shares
+  const words = weights.signed(layer) ? [looks, "’s largest weight, ", most, ", is that of ", seen] : [most, " of ", looks, `’s ${verb} `, seen];
+  box.replaceChildren(el("p", { className: "reading" }, ...words, "."), list);
 }
 
 // two columns of tokens with lines between; only what is on the screen is in the page
@@ -116,8 +120,9 @@ export class Lines {
     this.body = el("div", { className: "lanes-body" }, this.left, el("div", { className: "middle" }, this.canvas), this.right);
     this.scroller = el("div", { className: "lanes" }, this.body);
     this.note = el("p", { className: "quiet lane-names" });
+    this.faint = el("p", { className: "quiet faint" });
     this.scroller.style.setProperty("--row", `${ROW}px`);
-    host.append(this.note, this.scroller);
+    host.append(this.faint, this.note, this.scroller);
     this.hover = null;
     this.found = new Map();
     this.pending = new Map();
@@ -142,6 +147,8 @@ export class Lines {
     const fresh = weights !== this.weights || layer !== this.layer;
     Object.assign(this, { weights, layer, head, pin });
     if (fresh) { this.drop(); this.found.clear(); this.hover = null; }
+    if (weights.small) this.top = Math.max(...this.heads().map((one) => largest(weights.map(layer, one))));
+    else if (fresh) this.top = 0;
     this.note.replaceChildren(el("span", {}, names[0]), el("span", {}, names[1]));
     this.body.style.height = `${Math.max(weights.T, Math.min(weights.S(layer), 100000)) * ROW}px`;
     this.drawn = null;
@@ -159,8 +166,19 @@ export class Lines {
     return [first, first + Math.ceil(this.scroller.clientHeight / ROW) + 4];
   }
 
+  heads() {
+    return this.head === "all" ? [...Array(this.weights.heads(this.layer)).keys()] : [this.head];
+  }
+
+  // where all weights are small, how much stronger than they are they are drawn
+  get gain() {
+    return this.top ? Math.max(1, 0.5 / this.top) : 1;
+  }
+
   draw() {
     const [first, last] = this.window();
+    const { gain } = this;
+    this.faint.textContent = gain > 1 ? `No weight here is above ${this.top.toPrecision(1)}: lines are drawn ${Math.round(gain).toLocaleString("en")} times as strong.` : "";
     this.lane(this.left, this.weights.queries, first, last, "query");
     this.lane(this.right, this.weights.names(this.layer), first, last, "key");
     const middle = this.canvas.parentElement;
@@ -173,9 +191,9 @@ export class Lines {
       const lit = focus === null || (focus.side === "query" ? focus.at === query : focus.at === key);
       const from = (query + 0.5) * ROW - this.scroller.scrollTop;
       const to = (key + 0.5) * ROW - this.scroller.scrollTop;
-      context.globalAlpha = Math.min(1, Math.abs(weight) * (lit ? 1 : 0.08) + (lit && focus !== null ? 0.05 : 0));
+      context.globalAlpha = Math.min(1, gain * Math.abs(weight) * (lit ? 1 : 0.08) + (lit && focus !== null ? 0.05 : 0));
       context.strokeStyle = weight < 0 ? "#888" : colourOf(this.head === "avg" ? "avg" : head);
-      context.lineWidth = 1 + 2.5 * Math.min(1, Math.abs(weight));
+      context.lineWidth = 1 + 2.5 * Math.min(1, gain * Math.abs(weight));
       context.beginPath();
       context.moveTo(0, from);
       context.bezierCurveTo(middle.clientWidth / 2, from, middle.clientWidth / 2, to, middle.clientWidth, to);
@@ -187,21 +205,20 @@ export class Lines {
 
   // [query, key, weight, head] of what is worth a line
   lines(first, last) {
-    const { weights, layer, head } = this;
-    const heads = head === "all" ? [...Array(weights.heads(layer)).keys()] : [head];
+    const { weights, layer, head, gain } = this;
     const out = [];
     if (weights.small) {
-      for (const one of heads) {
+      for (const one of this.heads()) {
         const map = weights.map(layer, one);
         const S = weights.S(layer);
         for (let query = first; query < Math.min(last, weights.T); query += 1) {
           for (let key = 0; key < S; key += 1) {
             const weight = map[query * S + key];
-            if (Math.abs(weight) > 0.02) out.push([query, key, weight, one]);
+            if (gain * Math.abs(weight) > 0.02) out.push([query, key, weight, one]);
           }
         }
       }
-      return out;
+      return out.length > MOST ? out.sort((a, b) => Math.abs(b[2]) - Math.abs(a[2])).slice(0, MOST) : out;
     }
     this.drop((block) => block * 32 >= last || (block + 1) * 32 <= first);
     for (let block = Math.floor(first / 32); block * 32 < Math.min(last, weights.T); block += 1) {
@@ -227,7 +244,11 @@ export class Lines {
     this.pending.set(block, work);
     try {
       const { arrays } = await ask("top", { ...weights.values, layer, first: block * 32, count: 32 }, work.signal);
-      if (this.pending.get(block) === work) { this.found.set(block, arrays); this.later(); }
+      if (this.pending.get(block) === work) {
+        this.found.set(block, arrays);
+        this.top = Math.max(this.top, largest(arrays.weights.values));
+        this.later();
+      }
     } catch {
       if (this.pending.get(block) === work) this.found.delete(block);
     }
@@ -275,7 +296,7 @@ export class Lines {
       for (const [query, key, weight] of this.lines(...this.window())) {
         if (focus.side === "query" ? query === focus.at : key === focus.at) {
           const other = focus.side === "query" ? key : query;
-          reach.set(other, Math.max(reach.get(other) || 0, Math.abs(weight)));
+          reach.set(other, Math.min(1, Math.max(reach.get(other) || 0, this.gain * Math.abs(weight))));
         }
       }
     }
@@ -337,10 +358,11 @@ export class Matrix {
       this.tiles.clear();
       this.stopped = false;
       this.top = 0;
+      this.twoSided = false;
       if (weights.small) {
         const map = weights.map(layer, head === "all" ? "avg" : head);
         this.top = largest(map);
-        this.whole = image(map, weights.S(layer), weights.T, this.top, { signed: weights.signed(layer), log });
+        this.whole = image(map, weights.S(layer), weights.T, this.top, log);
       } else {
         this.whole = null;
       }
@@ -373,6 +395,7 @@ export class Matrix {
 
   // moved by hand: drawn at once, and told when it stands still
   went() {
+    this.keep();
     this.later();
     clearTimeout(this.telling);
     this.telling = setTimeout(() => {
@@ -390,10 +413,16 @@ export class Matrix {
     const [query, key, scale] = (this.at || "").split(",").map(Number);
     const known = [query, key, scale].every(Number.isFinite) && scale > 0;
     this.scale = known ? Math.min(Math.max(scale, this.least * 0.8), 64) : this.least;
-    // the edge of the map, at least, is in sight
-    const from = (room, at, count) => Math.min(Math.max(room / 2 - at * this.scale, -count * this.scale), room);
-    this.x = known ? from(this.width, key, S) : 1;
-    this.y = known ? from(this.height, query, this.weights.T) : 1;
+    this.x = known ? this.width / 2 - key * this.scale : 1;
+    this.y = known ? this.height / 2 - query * this.scale : 1;
+    this.keep();
+  }
+
+  // the edge of the map, at least, stays in sight
+  keep() {
+    const within = (at, room, count) => Math.min(Math.max(at, EDGE - count * this.scale), room - EDGE);
+    this.x = within(this.x, this.width, this.weights.S(this.layer));
+    this.y = within(this.y, this.height, this.weights.T);
   }
 
   zoom(ratio, x, y) {
@@ -468,6 +497,13 @@ export class Matrix {
     for (const tile of this.tiles.values()) if (!tile.reply) tile.abort.abort();
   }
 
+  // what was cancelled or went wrong is asked for once more
+  again() {
+    this.stopped = false;
+    for (const id of [...this.tiles.keys()]) this.drop(id);
+    this.later();
+  }
+
   drop(id) {
     const tile = this.tiles.get(id);
     if (tile && !tile.reply) { tile.abort.abort(); this.tiles.delete(id); }
@@ -483,9 +519,10 @@ export class Matrix {
     ask("tile", { ...weights.values, layer, level, row, column, head }, tile.abort.signal).then((reply) => {
       if (this.tiles.get(id) !== tile) return;
       tile.reply = reply;
-      if (reply.meta.scale > this.top) {
-        // what came before was coloured for a smaller top
-        this.top = reply.meta.scale;
+      if (reply.meta.scale > this.top || (reply.meta.signed && !this.twoSided)) {
+        // what came before was coloured for a smaller top, or for one side
+        this.top = Math.max(this.top, reply.meta.scale);
+        this.twoSided ||= reply.meta.signed;
         for (const other of this.tiles.values()) if (other.reply) this.colour(other);
       } else {
         this.colour(tile);
@@ -503,7 +540,7 @@ export class Matrix {
     const codes = one === null ? values.slice(0, t * s) : values.subarray(one * t * s, (one + 1) * t * s);
     // of all heads, the one with most
     if (one === null) for (let i = t * s; i < H * t * s; i += 1) if (Math.abs(values[i]) > Math.abs(codes[i % (t * s)])) codes[i % (t * s)] = values[i];
-    tile.canvas = codedImage(codes, s, t, meta.scale, this.top, { signed: meta.signed, log: this.log });
+    tile.canvas = codedImage(codes, s, t, meta, this.top, this.twoSided, this.log);
   }
 
   frame(context) {
@@ -559,7 +596,7 @@ export function grid(host, weights, layer, head, log, onhead, matrix) {
       context.imageSmoothingEnabled = false;
       if (weights.small) {
         const map = weights.map(layer, h);
-        context.drawImage(image(map, weights.S(layer), weights.T, largest(map), { signed: weights.signed(layer), log }), 0, 0, side, side);
+        context.drawImage(image(map, weights.S(layer), weights.T, largest(map), log), 0, 0, side, side);
       } else {
         const coarse = farthest(weights, layer);
         const [tall, wide] = weights.meta.layers[layer].tiles[coarse];
@@ -569,7 +606,7 @@ export function grid(host, weights, layer, head, log, onhead, matrix) {
           if (level !== coarse || !tile.reply) continue;
           const { values, shape: [, t, s] } = tile.reply.arrays.largest;
           const codes = values.subarray(h * t * s, (h + 1) * t * s);
-          const picture = codedImage(codes, s, t, tile.reply.meta.scale, matrix.top, { signed: tile.reply.meta.signed, log });
+          const picture = codedImage(codes, s, t, tile.reply.meta, matrix.top, matrix.twoSided, log);
           context.imageSmoothingEnabled = true;
           context.drawImage(picture, column * wide * across, row * tall * unit, s * across, t * unit);
         }

@@ -30,8 +30,9 @@ export function shade(weight, top, log) {
   return log ? Math.max(0, 1 + Math.log10(Math.max(share, 1e-9)) / 4) : Math.sqrt(share);
 }
 
-// pixels of numbers
-export function image(values, width, height, top, { signed = false, log = false } = {}) {
+// pixels of numbers; of two sides where some are negative
+export function image(values, width, height, top, log = false) {
+  const signed = values.some((value) => value < 0);
   const pixels = new Uint32Array(width * height);
   for (let i = 0; i < pixels.length; i += 1) {
     const at = shade(values[i], top, log);
@@ -40,14 +41,14 @@ export function image(values, width, height, top, { signed = false, log = false 
   return toCanvas(pixels, width, height);
 }
 
-// pixels of the 8-bit codes of a tile, which are roots of weights already
-export function codedImage(codes, width, height, scale, top, { signed = false, log = false } = {}) {
+// pixels of the 8-bit codes of a tile, which are roots of weights already; of two sides where some of its map are negative
+export function codedImage(codes, width, height, { scale, signed }, top, twoSided, log) {
   const table = new Uint32Array(256);
   for (let code = 0; code < 256; code += 1) {
     const number = signed ? (code << 24 >> 24) / 127 : code / 255;
     const weight = Math.sign(number) * number * number * scale;
     const at = shade(weight, top, log);
-    table[code] = signed ? TWO_SIDED[Math.round(127.5 + 127.5 * at * Math.sign(weight))] : SEQUENTIAL[Math.round(255 * at)];
+    table[code] = twoSided ? TWO_SIDED[Math.round(127.5 + 127.5 * at * Math.sign(weight))] : SEQUENTIAL[Math.round(255 * at)];
   }
   const pixels = new Uint32Array(width * height);
   for (let i = 0; i < pixels.length; i += 1) pixels[i] = table[codes[i] & 255];

@@ -25,6 +25,7 @@ let about = null;
 let current = null;
 let name = null;
 let slow = null;
+let began = null;
 let last = "";
 let theme = "auto";
 
@@ -44,8 +45,9 @@ const app = {
     byId("status").className = "";
     byId("cancel").hidden = !work;
     byId("cancel").onclick = () => { if (work) work.abort(); app.done("Cancelled."); };
-    // what is quick need not flicker
-    slow = setTimeout(() => { byId("status").textContent = `${words}…`; }, 250);
+    // what is quick need not flicker; what takes longer tells each step
+    began ??= performance.now();
+    slow = setTimeout(() => { byId("status").textContent = `${words}…`; }, 250 - (performance.now() - began));
   },
   progress(share, words, stop) {
     const bar = byId("progress");
@@ -59,6 +61,7 @@ const app = {
   },
   done(words) {
     clearTimeout(slow);
+    began = null;
     byId("view").removeAttribute("aria-busy");
     byId("cancel").hidden = true;
     byId("progress").hidden = true;

@@ -25,7 +25,12 @@ function gather(root) {
     const box = node.getBoundingClientRect();
     const at = { x: box.left - origin.left, y: box.top - origin.top, width: box.width, height: box.height };
     if (node.tagName === "CANVAS") { if (box.width) items.push({ ...at, canvas: node }); return; }
-    if (node !== root && box.width && style.backgroundColor !== "rgba(0, 0, 0, 0)") items.push({ ...at, fill: style.backgroundColor });
+    if (node !== root && box.width) {
+      const [line, width] = [style.borderTopStyle, parseFloat(style.borderLeftWidth) && parseFloat(style.borderTopWidth)];
+      const edge = width ? { line: style.borderTopColor, width, dash: line === "dashed" ? [3, 3] : [] } : null;
+      const fill = style.backgroundColor === "rgba(0, 0, 0, 0)" ? null : style.backgroundColor;
+      if (edge || fill) items.push({ ...at, box: { fill, edge, round: parseFloat(style.borderTopLeftRadius) || 0 } });
+    }
     // what is folded away still has a place
     const folded = node.tagName === "DETAILS" && !node.open;
     node.childNodes.forEach((child) => { if (!folded || child.tagName === "SUMMARY") walk(child); });
@@ -47,8 +52,13 @@ export async function png(root) {
   context.fillRect(0, 0, width, height);
   for (const item of items) {
     if (item.canvas) context.drawImage(item.canvas, item.x, item.y, item.width, item.height);
-    else if (item.fill) { context.fillStyle = item.fill; context.fillRect(item.x, item.y, item.width, item.height); }
-    else {
+    else if (item.box) {
+      const { fill, edge, round } = item.box;
+      context.beginPath();
+      context.roundRect(item.x, item.y, item.width, item.height, round);
+      if (fill) { context.fillStyle = fill; context.fill(); }
+      if (edge) { context.strokeStyle = edge.line; context.lineWidth = edge.width; context.setLineDash(edge.dash); context.stroke(); }
+    } else {
       context.font = item.font;
       context.fillStyle = item.colour;
       context.globalAlpha = item.alpha;
@@ -77,8 +87,11 @@ export async function svg(root) {
   picture.append(make("rect", { width, height, fill: paper }));
   for (const { x, y, width: wide, height: tall, ...item } of items) {
     if (item.canvas) picture.append(make("image", { x, y, width: wide, height: tall, href: item.canvas.toDataURL() }));
-    else if (item.fill) picture.append(make("rect", { x, y, width: wide, height: tall, fill: item.fill }));
-    else {
+    else if (item.box) {
+      const { fill, edge, round } = item.box;
+      const drawn = edge ? { stroke: edge.line, "stroke-width": edge.width, "stroke-dasharray": edge.dash.join(" ") } : {};
+      picture.append(make("rect", { x, y, width: wide, height: tall, rx: round, fill: fill || "none", ...drawn }));
+    } else {
       const text = make("text", { x, y: y + tall / 2, "dominant-baseline": "central", fill: item.colour, opacity: item.alpha, "font-size": item.size, "font-family": item.family, "font-weight": item.weight });
       if (item.upright) {
         text.setAttribute("x", 0);

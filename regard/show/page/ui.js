@@ -92,7 +92,7 @@ export function textBox(value, examples, onrun, placeholder, label = "Text") {
   const box = el("textarea", { rows: 1, placeholder, maxLength: 60000, "aria-label": label, spellcheck: false, dir: "auto" });
   box.className = "text";
   box.value = value;
-  const grow = () => { box.style.height = "auto"; box.style.height = `${Math.min(box.scrollHeight + 2, 160)}px`; };
+  const grow = () => { box.style.height = "auto"; box.style.height = `${Math.min(box.scrollHeight + 2, 112)}px`; };
   box.addEventListener("input", grow);
   box.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); onrun(box.value); }

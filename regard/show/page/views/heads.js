@@ -16,6 +16,13 @@ const SAYS = {
   grid: "Each picture is one head: its tokens that look from top to bottom, those looked at from left to right.",
 };
 
+// of mechanisms whose weights are no shares
+const SIGNED = {
+  lines: " Weights of this one need not sum to one; below zero they are grey.",
+  matrix: " Weights of this one need not sum to one; where some are below zero, those are blue and others red.",
+};
+SIGNED.grid = SIGNED.matrix;
+
 const LINKED = "A model’s aligner says where a target token comes from: the thicker the line or the brighter the cell, the surer it is of the source token.";
 const FORMULA = {
   attention: "o_i = Σ_j a_ij v_j,  a = the effective weights of the layer that runs",
@@ -66,7 +73,7 @@ export function mount(host, app) {
 
   function input() {
     const { run, place, text, target } = options();
-    const runText = (value) => app.set({ text: value, pin: null, at: null }, true);
+    const runText = (value) => { if (value === text) matrix.again(); app.set({ text: value, pin: null, at: null }, true); };
     const boxes = [textBox(text, run.examples, runText, "Type any text", "Text to read")];
     if (place !== "encoder" && run.task === "translate") {
       boxes.push(textBox(target, [], (value) => app.set({ target: value, pin: null, at: null }, true), "its translation; empty: the model’s own", "Translation to read"));
@@ -91,7 +98,7 @@ export function mount(host, app) {
 
   function draw() {
     const { place, layer, head, mode, pin, at, log, pooled } = options();
-    parts.words.textContent = place === "aligner" ? LINKED : SAYS[mode];
+    parts.words.textContent = place === "aligner" ? LINKED : SAYS[mode] + (weights.signed(layer) ? SIGNED[mode] : "");
     parts.side.querySelector(".formula code").textContent = FORMULA[place] || FORMULA.attention;
     lanes.hidden = mode !== "lines";
     cells.hidden = mode !== "matrix";

@@ -48,7 +48,8 @@ export function mount(host, app) {
       const now = given[option.name] === undefined ? option.default : given[option.name];
       const change = (value) => app.set({ [key]: write(nameOf(spec), { ...given, [option.name]: value }) });
       let node = null;
-      if (option.type === "a whole number") node = slider(now, 1, Math.max(16, Math.min(2048, now * 4)), 1, change, option.name);
+      if (option.type === "a whole number") node = slider(now, Math.min(1, option.default), Math.max(16, Math.min(2048, now * 4)), 1, change, option.name);
+      else if (/^a (whole )?number or None$/.test(option.type)) node = numberOrNone(now, change, option.name);
       else if (option.type === "a number") node = slider(now, 0, Math.max(4, now * 2), 0.1, change, option.name);
       else if (option.type === "True or False") node = chips([{ key: true, text: "yes" }, { key: false, text: "no" }], now, change, option.name);
       else if (/^'[^']+'( or '[^']+')*$/.test(option.type)) node = select(option.type.split(" or ").map((one) => [one.slice(1, -1), one.slice(1, -1)]), now, change, option.name);
@@ -56,6 +57,13 @@ export function mount(host, app) {
     }
     box.append(specBox(spec, key));
     return box;
+  }
+
+  function numberOrNone(now, change, label) {
+    const node = el("input", { className: "spec", type: "number", step: "any", placeholder: "None", "aria-label": label });
+    node.value = now === null || now.raw ? "" : now;
+    node.addEventListener("change", () => change(node.value === "" ? null : Number(node.value)));
+    return node;
   }
 
   function specBox(spec, key) {
@@ -133,7 +141,7 @@ export function mount(host, app) {
         const canvas = el("canvas", { className: "small-map", "data-name": name, role: "img", "aria-label": `weights of ${name}` });
         const context = fit(canvas, 180, 180 * Math.min(1, T / S));
         context.imageSmoothingEnabled = false;
-        context.drawImage(image(map, S, T, largest(map), { signed: meta.signed && name === "mechanism" }), 0, 0, 180, 180 * Math.min(1, T / S));
+        context.drawImage(image(map, S, T, largest(map)), 0, 0, 180, 180 * Math.min(1, T / S));
         const sentence = el("p", { className: "quiet" });
         canvas.addEventListener("pointermove", (event) => {
           const query = Math.min(T - 1, Math.floor(event.offsetY / canvas.clientHeight * T));
@@ -233,7 +241,7 @@ function values(spec) {
 }
 
 function write(name, options) {
-  const literal = (value) => (value === true ? "True" : value === false ? "False" : value && value.raw ? value.raw : typeof value === "string" ? `'${value}'` : String(value));
+  const literal = (value) => (value === null ? "None" : value === true ? "True" : value === false ? "False" : value.raw ? value.raw : typeof value === "string" ? `'${value}'` : String(value));
   const inside = Object.entries(options).map(([key, value]) => `${key}=${literal(value)}`);
   return inside.length ? `${name}(${inside.join(", ")})` : name;
 }

@@ -83,8 +83,7 @@ function matrix(values, rows, columns, down, across, parts) {
   const tall = Math.min(460, Math.max(200, size * rows / columns));
   const context = fit(canvas, size, tall);
   context.imageSmoothingEnabled = false;
-  const signed = values.some((value) => value < 0);
-  context.drawImage(image(values, columns, rows, largest(values), { signed }), 0, 0, size, tall);
+  context.drawImage(image(values, columns, rows, largest(values)), 0, 0, size, tall);
   canvas.addEventListener("pointermove", (event) => {
     const row = Math.min(rows - 1, Math.floor(event.offsetY / canvas.clientHeight * rows));
     const column = Math.min(columns - 1, Math.floor(event.offsetX / canvas.clientWidth * columns));

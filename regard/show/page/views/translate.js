@@ -13,14 +13,14 @@ const LINKS = {
   aligner: {
     text: "aligner",
     title: "links that the model has learnt beside its translation",
-    says: "Each target word is linked to the source words it comes from, as the model’s aligner has learnt: the thicker the line, the surer.",
+    says: "Each target word is linked to the source words it comes from, as the model’s aligner has learnt: the thicker the line or the brighter the cell, the surer.",
     formula: "p(s | y_≤t, x) ∝ p(s | y_<t, x) p(y_t | x_s),  target t comes from source s",
     verb: "link goes to",
   },
   cross: {
     text: "attention",
     title: "what the decoder looks at, by layer and head",
-    says: "Each target word looks at the source words it is made of: the thicker the line, the more.",
+    says: "Each target word looks at the source words it is made of: the thicker the line or the brighter the cell, the more.",
     formula: "o_t = Σ_s a_ts v_s,  a = the weights of target t over the source, as the layer that runs has them",
     verb: "attention goes to",
   },
