@@ -347,6 +347,11 @@ def _sentences(facts: Any, reduces_to: tuple[tuple[str, str], ...]) -> list[tupl
             "weights may be negative or not sum to one",
             "weights are at least zero and sum to one in each row that sees a key",
         ),
+        "apart": ("heads work apart from each other", "heads depend on each other"),
+        "linear": (
+            "an output is a row of the map times the values",
+            "an output is more than a row of the map times the values",
+        ),
         "random": ("draws numbers while it trains", None),
         "loss": ("trains a second loss", None),
         "stream": ("carries a second sequence from layer to layer", None),

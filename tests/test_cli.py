@@ -78,6 +78,9 @@ def test_explain_every_name(capsys, kind, name):
         assert option.name in told
     for line in example_lines(kind, registry, parse(name)):
         assert line in told
+    # every fact is said in words
+    bare = [fact for fact, value in vars(facts).items() if f" {fact} {value} " in told and isinstance(value, bool)]
+    assert bare == []
 
 
 @pytest.mark.parametrize(("kind", "name"), [pair for pair in NAMES if pair[0] in ("attention", "position")])
