@@ -42,7 +42,7 @@ def prepare(data: Path, out: Path) -> dict[str, str]:
     out.mkdir(parents=True, exist_ok=True)
 
     def plain(text: str) -> str:
-        return text.strip().replace("-lrb-", "(").replace("-rrb-", ")")
+        return parted(text.strip().replace("-lrb-", "(").replace("-rrb-", ")"))
 
     parts: dict[str, list[tuple[str, str]]] = {}
     for name in ("train", "dev", "test"):
@@ -72,12 +72,17 @@ def prepare(data: Path, out: Path) -> dict[str, str]:
     return paths
 
 
+def parted(text: str) -> str:
+    """The parts of words with hyphens are words."""
+    return re.sub(r"(?<=\w)-(?=\w)", " - ", text)
+
+
 def split(review: str) -> str:
     """Words in small letters and signs, with spaces between, about as in the treebank."""
-    text = review.lower().replace("<br />", " ")
+    text = re.sub(r"<br />|[\x00-\x1f\x7f-\x9f]", " ", review.lower())
     text = re.sub(r"(\.{2,}|[^\w\s'-])", r" \1 ", text)
     text = re.sub(r"(?<!\w)'|'(?!\w)", " ' ", text)
-    return " ".join(re.sub(r"(n't|'(?:s|re|ve|ll|d|m))\b", r" \1", text).split())
+    return parted(" ".join(re.sub(r"(n't|'(?:s|re|ve|ll|d|m))\b", r" \1", text).split()))
 
 
 def train(task: str, rows: side.Rows, data: list[str], given: Namespace) -> None:
