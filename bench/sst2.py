@@ -26,8 +26,7 @@ SCRATCH = {f"from scratch, {name}": flags for name, flags in SEEDS.items()} | {
     "from scratch, words without stems": ["--data.tokenizer", "words"],
     "from scratch, softmax over all words": ["--model.attention", "softmax"],
 }
-BODIES = ("masked", "masked on reviews")
-TUNED = {f"{body.replace('masked', 'masked first')}, {name}": body for body in BODIES for name in SEEDS}
+TUNED = {f"masked first{more}, {name}": flags for more in ("", " on reviews") for name, flags in SEEDS.items()}
 
 
 def prepare(data: Path, out: Path) -> dict[str, str]:
@@ -83,20 +82,17 @@ def train(task: str, rows: side.Rows, data: list[str], given: Namespace) -> None
 
 
 def main() -> None:
-    given = side.arguments(__doc__, SCRATCH | dict.fromkeys(TUNED, [])).parse_args()
+    given = side.arguments(__doc__, SCRATCH | TUNED).parse_args()
     wanted = given.only or [*SCRATCH, *TUNED]
     paths = prepare(given.data, given.out / "data")
     labelled = ["--data.text", paths["train"], "--data.valid_text", paths["dev"]]
     scratch = {name: flags for name, flags in SCRATCH.items() if name in wanted}
-    bodies = {name: body for name, body in TUNED.items() if name in wanted}
-    tuned = {
-        name: [*SEEDS[name.rpartition(", ")[2]], "--init", str(given.out / side.slug(body))]
-        for name, body in bodies.items()
-    }
-    texts = {"masked": [paths["train-text"]], "masked on reviews": [paths["train-text"], paths["reviews"]]}
+    bodies = {name: name.split(",")[0].replace(" first", "") for name in TUNED if name in wanted}
+    tuned = {name: [*TUNED[name], "--init", str(given.out / side.slug(body))] for name, body in bodies.items()}
+    texts = {"masked on reviews": [paths["train-text"], paths["reviews"]], "masked": [paths["train-text"]]}
     masked = {
-        body: ["--data.text", json.dumps(texts[body]), "--data.valid", paths["dev-text"]]
-        for body in reversed(BODIES)
+        body: ["--data.text", json.dumps(files), "--data.valid", paths["dev-text"]]
+        for body, files in texts.items()
         if body in bodies.values()
     }
     # neither waits for the other
