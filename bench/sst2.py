@@ -24,7 +24,6 @@ LABELS = ("negative", "positive")
 SEEDS = {f"seed {seed}": ["--training.seed", str(seed)] for seed in (1, 2, 3)}
 SCRATCH = {f"from scratch, {name}": flags for name, flags in SEEDS.items()} | {
     "from scratch, words without stems": ["--data.tokenizer", "words"],
-    "from scratch, softmax over all words": ["--model.attention", "softmax"],
 }
 TUNED = {f"masked first{more}, {name}": flags for more in ("", " on reviews") for name, flags in SEEDS.items()}
 
