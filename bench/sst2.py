@@ -88,10 +88,10 @@ def main() -> None:
     scratch = {name: flags for name, flags in SCRATCH.items() if name in wanted}
     bodies = {name: name.split(",")[0].replace(" first", "") for name in TUNED if name in wanted}
     tuned = {name: [*TUNED[name], "--init", str(given.out / side.slug(body))] for name, body in bodies.items()}
-    texts = {"masked on reviews": [paths["train-text"], paths["reviews"]], "masked": [paths["train-text"]]}
+    texts = {"masked": [paths["train-text"]], "masked on reviews": [paths["train-text"], paths["reviews"]]}
     masked = {
-        body: ["--data.text", json.dumps(files), "--data.valid", paths["dev-text"]]
-        for body, files in texts.items()
+        body: ["--data.text", json.dumps(files), "--data.valid", paths["dev-text"], "--training.steps", steps]
+        for (body, files), steps in zip(texts.items(), ("800", "2400"), strict=True)
         if body in bodies.values()
     }
     # neither waits for the other
