@@ -94,7 +94,8 @@ class Task(task.Task):
     @classmethod
     def size(cls, config: ClassifyConfig, tokenizers: dict[str, Tokenizer], data: Corpus) -> Any:
         body = None if config.init is None else _trained(config.init).size
-        return config.model.resolve(tokenizers[FILE].size, len(data.labels), body)
+        tokenizer = tokenizers[FILE]
+        return config.model.resolve(tokenizer.size, len(data.labels), body, stems=task.stems(tokenizer))
 
     @classmethod
     def build(cls, config: ClassifyConfig, size: Any) -> nn.Module:
@@ -108,6 +109,7 @@ class Task(task.Task):
     def __init__(self, config: ClassifyConfig, data: Corpus, tokenizers: dict[str, Tokenizer], model: nn.Module):
         self.model, self.valid = model, data.valid
         self.origin, self.lines = config.data.text, data.lines
+        task.give_stems(model, tokenizers[FILE])
         training = config.training
         # few shapes, so that the steps can be recorded
         records = training.graphs and next(model.parameters()).is_cuda

@@ -85,6 +85,8 @@ class StackOptions:
     """how many"""
     norm: Literal["post", "pre"] | None = None
     """where the norm stands: after the residual as in the paper, or before the sublayer"""
+    norm_epsilon: float | None = None
+    """added to the variance in each norm: what is much smaller than its root stays small"""
     final_norm: bool | None = None
     """one more norm after the last layer (default: where norm is pre)"""
     feedforward: str | list[str] | None = None
@@ -134,8 +136,6 @@ class TokenOptions(StackOptions):
     """of each head (default: width / heads)"""
     norm_kind: Literal["layer", "rms"] | None = None
     """layer norm, or the root mean square alone (RMSNorm)"""
-    norm_epsilon: float | None = None
-    """added to the variance in each norm"""
     normed_embedding: bool | None = None
     """a norm over the sum of token vectors and positions, as in BERT"""
     tied: bool | None = None
@@ -365,6 +365,9 @@ class LanguageConfig:
 class MaskedData(LanguageData):
     """Where the text comes from, how it becomes tokens, and which of them are hidden."""
 
+    tokenizer: Literal["bpe", "characters", "bytes", "words", "stems"] = "bpe"
+    """bpe: learn byte pairs from the text; words: what spaces separate, and the ends of lines; stems: words whose
+    vectors share those of their first letters"""
     masked: float = 0.15
     """share of the tokens to name: 80 % of them are hidden, 10 % replaced by others, 10 % stay"""
     whole_words: bool = False
@@ -427,8 +430,9 @@ class LabelledData:
     """texts held out where there is no validation file, at most a tenth of all; none of them is trained on"""
     skip_bad: bool = False
     """leave out bad lines and count them, instead of stopping at the first"""
-    tokenizer: Literal["bpe", "words", "characters", "bytes"] = "bpe"
-    """bpe: learn byte pairs from the text; words: what white space separates; or characters; or bytes"""
+    tokenizer: Literal["bpe", "words", "stems", "characters", "bytes"] = "bpe"
+    """bpe: learn byte pairs from the text; words: what white space separates; stems: words whose vectors share those of
+    their first letters; or characters; or bytes"""
     vocabulary: int = 8000
     """tokens to learn, at most"""
     maximum_length: int = 512
@@ -478,9 +482,13 @@ class ClassifierOptions(StackOptions):
     tokens: int | None = None
     """tokenlearner: learnt tokens"""
 
-    def resolve(self, vocabulary: int, classes: int, body: ModelConfig | None = None) -> Any:
+    def resolve(self, vocabulary: int, classes: int, body: ModelConfig | None = None, *, stems: int = 0) -> Any:
         """The config of the model; a `body` is that of a trained model, whose layers it takes."""
         sizes: dict[str, Any] = {"vocabulary": vocabulary, "classes": classes}
+        if stems:
+            if self.preset in SHORTENING:
+                raise ValueError(f"data.tokenizer stems is for tiny, base and big, not for preset {self.preset!r}")
+            sizes["stems"] = stems
         if body is not None:
             self.changes_of_trained("dropout", "pooling", "seeds", "seed_layers")
             body = dataclasses.replace(body, dropout=body.dropout if self.dropout is None else self.dropout)

@@ -58,6 +58,7 @@ class Task(TextTask):
 
     def __init__(self, config: MaskedConfig, data: Documents, tokenizers: dict[str, Tokenizer], model: nn.Module):
         self.model, self.data, wishes = model, data, config.data
+        task.give_stems(model, tokenizers[FILE])
         self.unit = wishes.documents
         self.masked = MaskedModel(model, tokenizers[FILE], wishes.length, wishes.apart)
         self.masking = Masking(tokenizers[FILE], wishes.masked, whole_words=wishes.whole_words)
@@ -205,7 +206,7 @@ class MaskedModel:
             filled[batch.places[row, asked]] = best[row, asked]
             marked = self.tokenizer.tokens(ids.tolist()[:40])
             marked = [MARK if id == self.tokenizer.mask else name for id, name in zip(ids, marked, strict=False)]
-            shown = " ".join(marked) if self.tokenizer.kind in ("words", "units") else "".join(marked)
+            shown = " ".join(marked) if self.tokenizer.kind in ("words", "stems", "units") else "".join(marked)
             found.append({"hidden": shown, "named": self._text(filled.tolist()[:40])})
         return found
 

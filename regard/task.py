@@ -26,6 +26,7 @@ from regard.config import from_json
 from regard.data.tokenizer import Tokenizer
 from regard.feedforward.base import active_parameters
 from regard.kernels.packed import pack_linears
+from regard.models.transformer import Stack
 from regard.training import checkpoint, loop
 from regard.training.compact import compact, expand
 from regard.training.display import Display
@@ -275,6 +276,18 @@ def load_weights(model: nn.Module, run: Run, which: str | int | None = None) -> 
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"the checkpoint does not fit the sizes in {run.folder}/run.json: {reason}") from error
+
+
+def stems(tokenizer: Tokenizer) -> int:
+    """How many beginnings a token can have, for the sizes of a model."""
+    return 0 if tokenizer.stems is None else tokenizer.stems.shape[1]
+
+
+def give_stems(model: nn.Module, tokenizer: Tokenizer) -> None:
+    """Tells a new model which tokens are the beginnings of which."""
+    for part in model.modules():
+        if isinstance(part, Stack) and part.stems is not None:
+            part.stems.copy_(torch.from_numpy(tokenizer.stems))
 
 
 def read_config(run: Run) -> Any:

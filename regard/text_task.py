@@ -53,7 +53,8 @@ class TextTask(task.Task):
         if config.init is not None:
             changes = config.model.changes_of_trained("dropout")
             return dataclasses.replace(task.read_parts(Run.open(config.init)).size, **changes)
-        size = config.model.resized(cls.presets, ModelConfig, vocabulary=tokenizers[FILE].size)
+        tokenizer = tokenizers[FILE]
+        size = config.model.resized(cls.presets, ModelConfig, vocabulary=tokenizer.size, stems=task.stems(tokenizer))
         if parse(size.position) == parse("learned"):
             # as long as what is read: positions that no text reached would stay as they were drawn
             size = dataclasses.replace(size, position=f"learned(longest={config.data.length})")

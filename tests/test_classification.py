@@ -15,6 +15,7 @@ from torch.testing import assert_close
 from verbs import refused, told
 
 from regard import language, masked, models, task
+from regard.attention.base import Rows
 from regard.classification import Classifier, Task, Threshold, read_corpus, read_valid
 from regard.config import (
     ClassifierOptions,
@@ -216,6 +217,40 @@ def test_trained_layers_are_where_it_begins(bodies, tmp_path, name, pooling):
     moved = models.build(task.read_parts(Run.open(settings.out)).size)
     moved.load_state_dict(Run.open(settings.out).find().tensors["model"])
     assert not torch.equal(moved.stack.blocks[0].norms[0].weight, model.stack.blocks[0].norms[0].weight)
+
+
+@pytest.mark.parametrize("how", ["scratch", "masked"])
+def test_words_of_one_stem_share_a_part(tmp_path, how):
+    texts = [(text.replace("fine", "lovingly"), label) for text, label in reviews()]
+    write(tmp_path / "reviews.tsv", texts)
+    bare = {"position": "buckets"}  # nothing is added to the token vectors
+    others = {"data": {"tokenizer": "stems"}, "model": bare}
+    if how == "masked":
+        lines = tmp_path / "text.txt"
+        lines.write_text("".join(f"{text}\n" for text, _ in texts))
+        wishes = MaskedData(text=str(lines), documents="line", apart=True, tokenizer="stems", length=16)
+        training = TrainingConfig(**QUICK | {"tensorboard": False, "metric": "loss", "steps": 3})
+        sizes = MaskedOptions(**SMALL, **bare, normed_embedding=False)
+        body = MaskedConfig(out=str(tmp_path / "body"), data=wishes, model=sizes, training=training)
+        task.train(masked.Task, body, Display(quiet=True))
+        others = {"init": body.out}
+    settings = config(tmp_path, steps=3, **others)
+    finish(settings)
+    loaded = Classifier.load(settings.out, device="cpu")
+    tokenizer, stack = loaded.tokenizer, loaded.model.stack
+    parts = {
+        "lovingly": ("lovingly", "lovi…", "lovin…"),
+        "lovely": ("lovely", "love…", "lovel…"),
+        "loves": ("love…",),  # not seen
+        "dull": ("dull", "dull…"),
+        "the": ("the",),
+    }
+    ids = torch.tensor([tokenizer.encode(" ".join(parts))])
+    table = stack.embedding.weight
+    expected = torch.stack([sum(table[tokenizer.ids[part]] for part in row) for row in parts.values()])
+    assert_close(stack.embed(ids, Rows.full(ids))[0], expected * stack.scale)
+    unseen, never = loaded.probabilities(["a lovelorn film", "a xylophone film"])
+    assert not np.allclose(unseen, never)
 
 
 def test_the_loss_is_of_the_right_class(tmp_path):
@@ -474,6 +509,11 @@ def test_wishes_that_do_not_fit_together(run, bodies, capsys, tmp_path):
     assert "expected masked or language" in refused(capsys, *train, "--init", run)
     assert "there is no run folder" in refused(capsys, *train, "--init", str(tmp_path / "nothing"))
     assert "preset 'tiny' has no model.latents" in refused(capsys, *train, "--model.latents", "3")
+    stems = ("--data.tokenizer", "stems")
+    assert "stems is for tiny, base and big, not for preset 'funnel'" in refused(
+        capsys, *train, *stems, "--model.preset", "funnel"
+    )
+    assert "stems is for kind 'encoder'" in refused(capsys, *train, *stems, "--model.causal", "true")
     assert "model.preset must be one of tiny, base, big, perceiver" in refused(capsys, *train, "--model.preset", "x")
     assert "training.metric of classify must be one of accuracy" in refused(capsys, *train, "--training.metric", "bleu")
     assert "give one of --recall, --precision" in refused(

@@ -713,3 +713,32 @@ def test_padded_rows():
     assert ids.tolist() == [[5, 6, 7], [8, PAD, PAD]]
     assert keep.tolist() == [[True] * 3, [True, False, False]]
     assert padded([[5], [6]], torch.device("cpu"))[1] is None
+
+
+def test_stems_are_beginnings_that_words_share(tmp_path):
+    text = "perceptive film\nperceptively filmed film …"
+    stems = Tokenizer.train([text], 100, "stems")
+    units = ("perceptive", "perceptively", "film", "filmed", "…", "\n", "perc…", "perce…", "film…", "filme…")
+    assert sorted(stems.vocabulary) == sorted(units)
+    assert stems.decode(stems.encode(text)) == text
+    # what is not known is its longest beginning, or unknown
+    assert stems.decode(stems.encode("perceiving percolate filming films per x")) == (
+        "perce… perc… film… film… <unk> <unk>"
+    )
+    assert stems.unknown(["perceiving per"]) == {"per": 1}
+    found = {
+        stems.vocabulary[id - 4]: stems.names(row[row > 0].tolist()) for id, row in enumerate(stems.stems) if id >= 4
+    }
+    assert found == {
+        "perceptive": ["perc…", "perce…"],
+        "perceptively": ["perc…", "perce…"],
+        "film": ["film…"],
+        "filmed": ["film…", "filme…"],
+        "perce…": ["perc…"],
+        "filme…": ["film…"],
+    } | {unit: [] for unit in ("perc…", "film…", "…", "\n")}
+    assert not stems.stems[:4].any()
+    assert stems.words("perceiving a film") == ([stems.ids["perce…"], 1, stems.ids["film"]], [0, 1, 2])
+    stems.save(tmp_path / "stems.json")
+    assert Tokenizer.load(tmp_path / "stems.json").encode(text + " films") == stems.encode(text + " films")
+    assert Tokenizer.train([text], 100, "words").stems is None

@@ -109,7 +109,7 @@ def word_edges(tokenizer: Tokenizer) -> Edges:
     opens, closes = np.ones(tokenizer.size, bool), np.ones(tokenizer.size, bool)
     pieces = any(name.startswith(PIECE) for name in names)
     for id, name in enumerate(names):
-        if kind == "words" or id in tokenizer.special:
+        if kind in ("words", "stems") or id in tokenizer.special:
             continue
         blank = name in ("▁", "\\n", "\\t")
         opens[id], closes[id] = blank or name.startswith("▁"), False

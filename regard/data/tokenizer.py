@@ -7,8 +7,10 @@ digits stand alone, and a word carries the space before it; one space is put bef
 
 Kind "units" is for text that is split into units by spaces already, where a unit that ends in "@@" continues in the
 next one (subword-nmt). Kind "words" is for running text: what white space separates, and the end of each line; other
-white space is not kept. Kind "characters" are the characters of the text it learnt from. What is not in the vocabulary
-of these three is unknown. Kind "bytes" are the 256 bytes of UTF-8, and learns nothing.
+white space is not kept. Kind "stems" are words too, and the beginnings that words share, "perce…": a word that it does
+not know is read as the longest beginning that it does, and a model can give words of one stem a common part (`stems`).
+Kind "characters" are the characters of the text it learnt from. What is not in the vocabulary of these four is unknown.
+Kind "bytes" are the 256 bytes of UTF-8, and learns nothing.
 
 Text never turns into one of the special tokens, whatever it looks like. One tokenizer trained on both languages is a
 shared vocabulary, two are separate ones.
@@ -30,15 +32,19 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 PAD, UNK, BOS, EOS = range(4)
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # as they are shown; text that reads so is plain text
 
-Kind = Literal["bpe", "units", "words", "characters", "bytes"]
+Kind = Literal["bpe", "units", "words", "stems", "characters", "bytes"]
 FORMAT = "regard tokenizer 1"
 CONTINUES = "@@"
+
+STEMS = (4, 5)  # letters of the beginnings that words share
+CUT = "…"  # behind such a beginning
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())  # one character for each byte
 # Words, single digits, runs of other signs, each with the space before; white space that is left over.
 SPLIT: dict[str, Callable[[str], list[str]]] = {
     "units": str.split,
     "words": re.compile(r"\n|\S+").findall,
+    "stems": re.compile(r"\n|\S+").findall,
     "characters": list,
 }
 LONG = 1 << 20  # characters that are encoded at a time
@@ -80,7 +86,10 @@ class Tokenizer:
             return cls(kind, [])
         counts: Counter[str] = Counter()
         for line in lines:
-            counts.update(SPLIT[kind](line))
+            units = SPLIT[kind](line)
+            counts.update(units)
+            if kind == "stems":
+                counts.update(stem for unit in units for stem in stems_of(unit))
         # Sorted by count and then by the unit itself, not by where it came first, so the order of lines is no matter.
         units = sorted((-count, unit) for unit, count in counts.items() if count >= minimum)
         if not units:
@@ -110,11 +119,28 @@ class Tokenizer:
             found, places = np.unique(np.frombuffer(text.encode("utf-32-le"), np.uint32), return_inverse=True)
             return np.array([self.ids.get(chr(code), UNK) for code in found], dtype=np.int32)[places]
         if self.kind != "bpe":
-            return np.array([self.ids.get(unit, UNK) for unit in SPLIT[self.kind](text)], dtype=np.int32)
+            return np.array([self.find(unit) for unit in SPLIT[self.kind](text)], dtype=np.int32)
         ids: list[int] = []
         for number, part in enumerate(chunks(text)):
             ids += (self.bare if number else self.bpe).encode(part).ids
         return np.array(ids, dtype=np.int32)
+
+    def find(self, unit: str) -> int:
+        """The id of a unit; of kind "stems" that of its longest known beginning where the whole is not known."""
+        if unit in self.ids or self.kind != "stems":
+            return self.ids.get(unit, UNK)
+        return next((self.ids[stem] for stem in reversed(stems_of(unit)) if stem in self.ids), UNK)
+
+    @property
+    def stems(self) -> np.ndarray | None:
+        """Of each id those of its beginnings, [V, K], 0 where there is none; None of other kinds."""
+        if self.kind != "stems":
+            return None
+        table = np.zeros((self.size, len(STEMS)), dtype=np.int64)
+        for unit, id in self.ids.items():
+            found = [self.ids[stem] for stem in stems_of(unit) if stem in self.ids]
+            table[id, : len(found)] = found
+        return table
 
     def encode_around(self, parts: Sequence[str]) -> list[int]:
         """The ids of a text with the mask between each two of its parts. The mask stands for one token, and where that
@@ -173,7 +199,7 @@ class Tokenizer:
         if self.kind == "units":
             ends = accumulate((not unit.endswith(CONTINUES) for unit in text.split()), initial=0)
             return ids, [min(place, len(words) - 1) for place, _ in zip(ends, ids, strict=False)]
-        if self.kind == "words":
+        if self.kind in ("words", "stems"):
             ends = accumulate((unit != "\n" for unit in SPLIT["words"](text)), initial=0)
             return ids, [min(place, len(words) - 1) for place, _ in zip(ends, ids, strict=False)]
         # White space belongs to the word after it, and every token to the word of its last byte; before the text of
@@ -198,7 +224,7 @@ class Tokenizer:
         """The units without an id and how often they come; none ever of kinds "bpe" and "bytes"."""
         if self.kind in ("bpe", "bytes"):
             return Counter()
-        return Counter(unit for text in texts for unit in SPLIT[self.kind](text) if unit not in self.ids)
+        return Counter(unit for text in texts for unit in SPLIT[self.kind](text) if self.find(unit) == UNK)
 
     def save(self, path: str | Path) -> None:
         """Write a JSON file, whole or not at all."""
@@ -247,6 +273,13 @@ class Tokenizer:
             if not 0 <= id < self.size:
                 raise ValueError(f"token id {id} is not in the vocabulary of {self.size}: wrong tokenizer?")
         return ids
+
+
+def stems_of(unit: str) -> list[str]:
+    """The beginnings of a word, or of a longer beginning, from short to long."""
+    letters = unit.removesuffix(CUT)
+    stems = (letters[:size] + CUT for size in STEMS if len(letters) >= size)
+    return [stem for stem in stems if stem != unit]
 
 
 def joined(units: Sequence[str]) -> str:

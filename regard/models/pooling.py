@@ -32,6 +32,7 @@ class EncoderConfig:
     attention: Specs = "softmax"
     position: str = "sinusoidal"
     norm: Literal["post", "pre"] = "pre"
+    norm_epsilon: float = 1e-5
     feedforward: Specs = "dense(activation='gelu')"
     bias: bool = True  # of the projections of attention
     dropout: float = 0.1  # of the embeddings and of what each sublayer adds
@@ -183,6 +184,7 @@ class ClassifierConfig(EncoderConfig):
     scaled_embedding: bool = True  # token vectors times sqrt(width)
     final_norm: bool | None = None  # one more norm after the last layer; None: where norm is "pre"
     reversible: bool = False  # layers that are undone in the backward pass, with norm="pre"
+    stems: int = 0  # beginnings that a word can have, see ModelConfig
     body: ModelConfig | None = None  # the layers of a model that is trained already; None: as the other fields say
 
     def __post_init__(self) -> None:

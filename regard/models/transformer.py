@@ -53,6 +53,7 @@ class ModelConfig:
     scaled_embedding: bool = True  # token vectors times sqrt(width)
     normed_embedding: bool = False  # a norm over token vectors and positions, as in BERT
     segments: int = 0  # learnt vectors that tell the parts of a text apart, added to its token vectors
+    stems: int = 0  # tokens whose vectors are added to that of a token: the beginnings of a word, see Tokenizer
     dropout: float = 0.1  # of the embeddings and of what each sublayer adds
     tied: bool = True  # the output layer is the embedding of the target
     # "transform": a dense layer, GELU and a norm before the output layer; "none": no logits
@@ -73,9 +74,10 @@ class ModelConfig:
             raise ValueError(f"head_width must be at least 1, got {self.head_width}")
         if not self.norm_epsilon > 0:
             raise ValueError(f"norm_epsilon must be above 0, got {self.norm_epsilon}")
-        if self.segments < 0:
-            raise ValueError(f"segments must not be negative, got {self.segments}")
-        for name in ("segments", "pooler"):
+        for name in ("segments", "stems"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        for name in ("segments", "stems", "pooler"):
             if getattr(self, name) and self.kind != "encoder":
                 raise ValueError(f"{name} is for kind 'encoder', got kind {self.kind!r}")
         if self.head == "none" and (self.kind != "encoder" or self.head_bias):
@@ -270,13 +272,20 @@ class Stack(nn.Module):
         self.segments = nn.Embedding(config.segments, config.width) if config.segments else None
         if self.segments is not None:
             nn.init.normal_(self.segments.weight, std=0.02)
+        # of each id those of its stems, 0 where there is none; whoever has the tokenizer fills it in
+        stems = torch.zeros(vocabulary, config.stems, dtype=torch.long) if config.stems else None
+        self.register_buffer("stems", stems)
         self.dropout = Dropout(config.dropout)
         self.reversible = config.reversible
         settle(self.blocks)
 
     def embed(self, ids: Tensor, rows: Rows, segments: Tensor | None = None) -> Tensor:
         """[B, T] -> [B, T, E]; without `segments` all tokens are of the first."""
-        x = self.embedding(ids) * self.scale
+        x = self.embedding(ids)
+        if self.stems is not None:
+            stems = self.stems[ids]
+            x = x + (self.embedding(stems) * (stems > 0)[..., None]).sum(2)
+        x = x * self.scale
         if self.segments is not None:
             x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
         x = x if self.position is None else self.position.add(x, rows)
