@@ -170,7 +170,7 @@ def compare(spec: str, given: Given, tokens: list[str]) -> Reply:
             layer = regard.attention(one, **sizes, kv_heads=shape.kv_heads, role=role).eval()
             learnt.append(sum(_copy(part, trained) for part in getattr(layer, "parts", [layer])))
             weights.append(layer.weights(given.x.cpu().float())[0].detach())
-    meta = {"tokens": tokens, "spec": spec, "role": role, "signed": regard.facts(spec).signed, "learnt": learnt[0] > 0}
+    meta = {"tokens": tokens, "spec": spec, "role": role, "learnt": learnt[0] > 0}
     names = ("mechanism", "softmax")
     return Reply(meta, {name: part.float().numpy() for name, part in zip(names, weights, strict=True)})
 
