@@ -50,7 +50,7 @@ export function mount(host, app) {
       let node = null;
       if (option.type === "a whole number") node = slider(now, Math.min(1, option.default), Math.max(16, Math.min(2048, now * 4)), 1, change, option.name);
       else if (/^a (whole )?number or None$/.test(option.type)) node = numberOrNone(now, change, option.name);
-      else if (option.type === "a number") node = slider(now, 0, Math.max(4, now * 2), 0.1, change, option.name);
+      else if (option.type === "a number") node = now <= 1 ? slider(now, 0, 1, 0.01, change, option.name) : slider(now, 0, Math.max(4, now * 2), 0.1, change, option.name);
       else if (option.type === "True or False") node = chips([{ key: true, text: "yes" }, { key: false, text: "no" }], now, change, option.name);
       else if (/^'[^']+'( or '[^']+')*$/.test(option.type)) node = select(option.type.split(" or ").map((one) => [one.slice(1, -1), one.slice(1, -1)]), now, change, option.name);
       if (node) { const line = control(option.name, node); line.title = option.meaning; box.append(line); }
