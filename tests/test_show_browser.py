@@ -811,6 +811,17 @@ def test_a_map_that_was_cancelled_can_be_drawn_on(page, server):
     page.wait_for_function("() => document.getElementById('status').textContent.includes(' tokens · ')")
 
 
+def test_a_pattern_that_was_cancelled_can_be_measured(page, server):
+    visit(page, view="mechanisms", spec="local(window=3)", role="self")
+    with server.engine.lock:  # the server is busy
+        page.click('.chips[aria-label="role"] button:has-text("causal")')
+        page.wait_for_selector("#cancel:visible")
+        page.click("#cancel")
+        page.wait_for_selector("button.run")
+    page.click("button.run")
+    page.wait_for_function("() => document.getElementById('status').textContent === 'local(window=3)'")
+
+
 def test_a_map_has_one_scale_of_colours(page):
     """Parts without a negative weight beside parts with some: zero looks the same in all."""
     visit(page, view="heads", run="halves", text=" ".join(LONG.split()[:1200]))

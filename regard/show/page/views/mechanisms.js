@@ -221,7 +221,9 @@ export function mount(host, app) {
     } catch (error) {
       if (asked !== id) return;
       asked = null;
-      if (error.name === "AbortError") app.done("Cancelled."); else app.fail(error);
+      if (error.name !== "AbortError") { app.fail(error); return; }
+      app.done("Cancelled.");
+      renew(columns, el("button", { type: "button", className: "run", onclick: update }, "Run"));
     }
   }
 
