@@ -77,13 +77,20 @@ NEAR = {"copy": 0.9, "reverse": 0.4, "recall": 0.9}
 # places, not contents, choose what is read
 PLACES = {"copy": 0.9, "reverse": 0.9, "recall": 0.0}
 STRIDES = {"copy": 0.9, "reverse": 0.0, "recall": 0.0}
+MIRROR = {"reverse": 0.9}
 EXPECTED = {
-    **dict.fromkeys(("additive", "bilinear", "dot", "entmax", "heads", "multiplicative", "softmax"), ALL),
-    **dict.fromkeys(("local", "longformer", "image", "xl"), NEAR),
-    **dict.fromkeys(("location", "synthesizer", "gmlp", "mixer"), PLACES),
+    **dict.fromkeys(("additive", "bilinear", "compressed", "dot", "entmax", "heads", "multiplicative", "softmax"), ALL),
+    **dict.fromkeys(("local", "longformer", "image", "xl", "compressive", "longshort"), NEAR),
+    **dict.fromkeys(("location", "synthesizer", "gmlp", "mixer", "fnet"), PLACES),
     **dict.fromkeys(("sparse", "strided"), STRIDES),
-    "fnet": {"reverse": 0.0},
+    **dict.fromkeys(("axial", "clustered", "reformer"), MIRROR),
     "globals": {"recall": 0.0},
+    # 128 tokens pass through 32 vectors, which must be told apart first
+    "luna": {"reverse": 0.0},
+    "nystrom": {"reverse": 0.5},
+    "poolingformer": {"copy": 0.8, "reverse": 0.3, "recall": 0.9},
+    # the block 64 tokens back, without the first of the one behind it
+    "sinkhorn": {"copy": 0.5, "reverse": 0.9},
 }
 
 
