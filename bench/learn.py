@@ -79,10 +79,14 @@ PLACES = {"copy": 0.9, "reverse": 0.9, "recall": 0.0}
 STRIDES = {"copy": 0.9, "reverse": 0.0, "recall": 0.0}
 MIRROR = {"reverse": 0.9}
 EXPECTED = {
-    **dict.fromkeys(("additive", "bilinear", "compressed", "dot", "entmax", "heads", "multiplicative", "softmax"), ALL),
+    **dict.fromkeys(("additive", "compressed", "entmax", "heads", "softmax"), ALL),
+    # a matrix more learns recall later, and scores that are not divided by the root of the width not in 1,500 updates
+    **dict.fromkeys(("bilinear", "dot", "multiplicative"), ALL | {"recall": 0.25}),
     **dict.fromkeys(("local", "longformer", "image", "xl", "compressive", "longshort"), NEAR),
     **dict.fromkeys(("location", "synthesizer", "gmlp", "mixer", "fnet"), PLACES),
-    **dict.fromkeys(("sparse", "strided"), STRIDES),
+    "sparse": STRIDES,
+    # the place that answers and the first operator are never in one stride
+    "strided": STRIDES | {"listops": 0.0},
     **dict.fromkeys(("axial", "clustered", "reformer"), MIRROR),
     "globals": {"recall": 0.0},
     # 128 tokens pass through 32 vectors, which must be told apart first
@@ -91,6 +95,7 @@ EXPECTED = {
     "poolingformer": {"copy": 0.8, "reverse": 0.3, "recall": 0.9},
     # the block 64 tokens back, without the first of the one behind it
     "sinkhorn": {"copy": 0.5, "reverse": 0.9},
+    "routing": {"copy": 0.5, "reverse": 0.25, "recall": 0.8},
 }
 
 
@@ -152,11 +157,11 @@ def main() -> int:
     cells = [(s, task) for s in specs for task in arguments.tasks if TASKS[task].role in regard.facts(s).roles]
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
         running = {pool.submit(learn, *cell, **options): cell for cell in cells if cell not in found}
-        for done in as_completed(running):
+        for count, done in enumerate(as_completed(running), 1):
             cell = running[done]
             found[cell] = done.result()
             accuracy, seconds = found[cell]
-            print(f"{len(found)}/{len(cells)} {cell[0]} {cell[1]}: {accuracy:.3f}, {seconds:.0f} s", file=sys.stderr)
+            print(f"{count}/{len(running)} {cell[0]} {cell[1]}: {accuracy:.3f}, {seconds:.0f} s", file=sys.stderr)
             if arguments.json:
                 rows = [{"spec": s, "task": task, "accuracy": a, "seconds": t} for (s, task), (a, t) in found.items()]
                 arguments.json.write_text(json.dumps({"options": options, "cells": rows}, indent=1))
