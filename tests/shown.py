@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import contextmanager
 
+import torch
 import uvicorn
 
 from regard.cli import main
@@ -14,6 +15,7 @@ from regard.show import wire
 from regard.show.engine import Engine
 from regard.show.server import application, configured
 from regard.show.subjects import open_run
+from regard.show.wanted import Unwanted
 
 WORDS = ("good fine great lovely", "bad poor awful dull")
 
@@ -66,6 +68,23 @@ def small_runs(folder):
         ]
     )
     return {"cats": folder / "cats", "films": folder / "films"}
+
+
+class Endless:
+    """An answer that is never ready; it says when it was asked for, and when it was no longer wanted."""
+
+    def __init__(self):
+        self.began, self.ended = threading.Event(), threading.Event()
+
+    def __call__(self, **values):
+        self.began.set()
+        try:
+            for _ in range(100_000):
+                torch.ones(2).sum()
+                time.sleep(0.001)
+        except Unwanted:
+            self.ended.set()
+            raise
 
 
 class Page:

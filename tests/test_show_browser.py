@@ -5,21 +5,19 @@ import math
 import os
 import re
 import shutil
-import threading
 import time
 from itertools import cycle
 
 import pytest
 import torch
 from playwright import sync_api
-from shown import serving, small_runs
+from shown import Endless, serving, small_runs
 
 import regard
 from regard.cli import main
 from regard.show.export import PAGE
 from regard.show.notebook import Shown
 from regard.show.subjects import of_model, of_translator
-from regard.show.wanted import Unwanted
 from regard.translation import Translator
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -897,27 +895,16 @@ def test_an_option_may_be_none(page):
 
 
 def test_what_a_view_asked_ends_with_it(page, server, monkeypatch):
-    began, ended = threading.Event(), threading.Event()
-
-    def endless(**values):
-        began.set()
-        try:
-            for _ in range(100_000):
-                torch.ones(2).sum()
-                time.sleep(0.001)
-        except Unwanted:
-            ended.set()
-            raise
-
+    work = Endless()
     visit(page, view="heads", text="a text")
     with monkeypatch.context() as changed:
-        changed.setattr(server.engine, "read", endless)
+        changed.setattr(server.engine, "read", work)
         page.fill("textarea", "another text that takes long")
         page.press("textarea", "Enter")
-        assert began.wait(30)
-        assert not ended.wait(0.2)
+        assert work.began.wait(30)
+        assert not work.ended.wait(0.2)
         page.click('nav button[data-view="positions"]')
-        assert ended.wait(30)
+        assert work.ended.wait(30)
     page.wait_for_function(READY)
     page.wait_for_function("() => document.getElementById('view').dataset.view === 'positions'")
     assert page.get_attribute("#status", "class") == ""

@@ -10,7 +10,7 @@ import pytest
 import schemathesis
 import torch
 from hypothesis import HealthCheck, Phase, settings
-from shown import serving
+from shown import Endless, serving
 
 from regard.cli import main
 from regard.show import engine, server
@@ -317,28 +317,17 @@ def asking(page, name, values):
 
 
 def test_work_ends_when_nobody_waits_for_it(page, monkeypatch):
-    began, ended = threading.Event(), threading.Event()
-
-    def endless():
-        began.set()
-        try:
-            for _ in range(100_000):
-                torch.ones(2).sum()
-                time.sleep(0.001)
-        except Unwanted:
-            ended.set()
-            raise
-
+    work = Endless()
     page.engine._replies.kept.clear()
     with monkeypatch.context() as changed:
-        changed.setattr(page.engine, "example", endless)
+        changed.setattr(page.engine, "example", work)
         with asking(page, "example", {}):
-            assert began.wait(30)
+            assert work.began.wait(30)
             # whoever waits behind it goes on waiting
             waiting = threading.Thread(target=page.ask, args=("cost",), kwargs={"spec": "fnet", "role": "self"})
             waiting.start()
-            assert not ended.wait(0.3)
-        assert ended.wait(30)
+            assert not work.ended.wait(0.3)
+        assert work.ended.wait(30)
     waiting.join(30)
     assert not waiting.is_alive()
     # what was not finished is not taken for an answer
