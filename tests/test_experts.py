@@ -357,3 +357,17 @@ def test_the_progress_line_sums_it_up():
     }
     assert experts(layers) == "  dropped 5.0%  busiest 2.0x"
     assert experts({}) == ""
+
+
+def test_padded_tokens_count_in_no_loss_of_moe(monkeypatch):
+    """Both losses of a padded call are those of its real tokens alone."""
+    monkeypatch.setattr(torch, "randn_like", torch.zeros_like)
+    layer = regard.feedforward("moe(experts=5, choices=2)", width=8, inner=8).double().train()
+    torch.nn.init.normal_(layer.router)
+    torch.nn.init.normal_(layer.spread)
+    x, real = torch.randn(12, 8, dtype=torch.float64), torch.arange(12) % 3 > 0
+    padded, alone = (
+        {name: value for name, _, value in route.losses} for route in (layer.route(x, real), layer.route(x[real], None))
+    )
+    assert set(padded) == {"importance", "balance"}
+    assert_close(padded, alone)
