@@ -6,7 +6,7 @@ RUN_STAMP := $(VENV)/.installed-run
 TEST_STAMP := $(VENV)/.installed-test
 
 .DEFAULT_GOAL := test
-.PHONY: demo test format clean
+.PHONY: demo test test-gpu format clean
 .NOTPARALLEL:
 
 # What running Regard needs.
@@ -29,6 +29,10 @@ test: $(TEST_STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
+
+# On a machine with a GPU: what `make test` leaves out.
+test-gpu: $(TEST_STAMP)
+	REGARD_GPU=1 OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m gpu
 
 format: $(TEST_STAMP)
 	$(VENV)/bin/ruff format .

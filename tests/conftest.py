@@ -2,7 +2,17 @@ import os
 
 # Some virtual machines advertise AMX without granting it; bf16 matrix products then die with an illegal instruction.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+# Runs go to a GPU where there is one, and the tests are made for a CPU, but for those marked `gpu`: `make test-gpu`.
+os.environ.update({} if os.environ.get("REGARD_GPU") == "1" else {"CUDA_VISIBLE_DEVICES": ""})
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items):
+    on_gpu = os.environ.get("REGARD_GPU") == "1"
+    for item in items:
+        if (item.get_closest_marker("gpu") is not None) != on_gpu:
+            item.add_marker(pytest.mark.skip(reason="of the CPU" if on_gpu else "needs a GPU: make test-gpu"))

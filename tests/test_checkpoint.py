@@ -22,7 +22,6 @@ from regard.training.checkpoint import CheckpointError
 
 KILLED = 77
 OLD, NEW, AVERAGE = checkpoint.step_name(1000), checkpoint.step_name(2000), "average"
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 def make(seed, step):
@@ -977,7 +976,7 @@ def test_a_resumed_optimizer_goes_on_bit_for_bit(tmp_path, kind, options):
     assert not facts["groups"][0]["options"].keys() & {"foreach", "fused", "capturable"}
 
 
-@needs_cuda
+@pytest.mark.gpu
 @pytest.mark.parametrize("options", [*MANNERS, {"capturable": True}], ids=str)
 def test_a_resumed_optimizer_goes_on_bit_for_bit_on_a_gpu(tmp_path, options):
     check_resumed(tmp_path, torch.optim.AdamW, options, "cuda")
@@ -1062,7 +1061,7 @@ def test_optimizer_state_of_another_model_is_refused_and_changes_nothing():
         checkpoint.pack_optimizer(optimizer, nn.Linear(1, 1))
 
 
-@needs_cuda
+@pytest.mark.gpu
 def test_gpu_tensors_are_stored_and_read_to_the_asked_device(tmp_path):
     weight = torch.randn(4, 5, device="cuda")
     path = checkpoint.write(tmp_path, OLD, {"model": {"a": weight.t(), "b": weight, "c": weight}}, {})

@@ -34,7 +34,6 @@ from regard.training.display import Display, experts
 from regard.training.graphs import Recorded
 from regard.training.run import Run
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SIZES = {"vocabulary": 40, "width": 16, "heads": 2, "inner": 32, "dropout": 0.0}
 SPECS = [FEEDFORWARD.find(name).examples[0] for name in FEEDFORWARD.names()]
 CAUSAL = [spec for spec in SPECS if "causal" in regard.facts(spec, "feedforward").roles]
@@ -105,7 +104,7 @@ def test_grouped_products(monkeypatch, layout, limit, most):
         )
 
 
-@needs_cuda
+@pytest.mark.gpu
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_gpu_gives_the_same(spec, precision):
@@ -133,11 +132,12 @@ def test_a_gpu_gives_the_same(spec, precision):
         grads = [torch.zeros(()) if p.grad is None else p.grad for p in part.parameters()]
         results.append([y.detach(), given.grad, *grads])
     for ours, slow in zip(results[1], results[0], strict=True):
-        off = 1e-3 if precision == "float32" else 0.1
-        assert_close(ours.double().cpu(), slow.double(), rtol=0, atol=off * max(1e-3, slow.abs().max().item()))
+        # a unit next to zero may be on in one and off in the other: single numbers say little
+        off = (ours.double().cpu() - slow.double()).norm()
+        assert off <= (1e-3 if precision == "float32" else 0.1) * max(1e-3, slow.norm().item())
 
 
-@needs_cuda
+@pytest.mark.gpu
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if not spec.startswith("moe")])
 def test_steps_with_experts_are_recorded(spec):
     """The host never waits: a graph of the step is made, and replayed it gives what it gave."""

@@ -109,7 +109,7 @@ def test_what_is_learnt_without_gradients_is_learnt_once(monkeypatch):
     assert (got["decoder.blocks.0.attention.sums"] - model.decoder.blocks[0].attention.sums).abs().max() > 1e-4
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("spec", ["softmax", ATTENTION.find("routing").examples[0], "reformer(chunk=4, buckets=4)"])
 def test_on_a_gpu(spec, monkeypatch):
     same(build(kind="decoder", attention=spec, dropout=0.3).cuda(), monkeypatch)

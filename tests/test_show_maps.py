@@ -437,11 +437,10 @@ def test_the_cache_is_bounded():
     assert 47 in cache.kept
 
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 AWAY = "cuda"
 
 
-@needs_cuda
+@pytest.mark.gpu
 @pytest.mark.parametrize("spec", SPECS)
 def test_parts_of_maps_on_a_gpu(spec):
     one = given(spec, regard.facts(spec).roles[0])
@@ -453,7 +452,7 @@ def test_parts_of_maps_on_a_gpu(spec):
     assert maps.tile(away, 0, 0, 0).scale == pytest.approx(maps.tile(one, 0, 0, 0).scale)
 
 
-@needs_cuda
+@pytest.mark.gpu
 def test_the_page_of_a_model_on_a_gpu(engine):
     away = Engine({"shipped": lambda: open_run(None, "shipped", AWAY)})
     text = {"run": "shipped", "text": SENTENCE}

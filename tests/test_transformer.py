@@ -346,7 +346,7 @@ def test_the_aligner_computes_in_full_precision_under_autocast():
             assert_close(part(*given), expected, rtol=0, atol=0)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_the_aligner_on_a_gpu():
     """There the dictionary is read token by token, without looking for equal ones."""
     model = build(aligner=True).train()

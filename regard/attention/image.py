@@ -87,9 +87,8 @@ class Image(Tailed):
         self.reach = L - 1 - first
         # what a block sees around it, by the distance to its upper left cell; causal: what comes before it
         causal, columns = shape.role == "causal", range(-f_w, w + f_w)
-        self.beside = [(r, c) for r in range(-f_h, 0) for c in columns]
-        self.beside += [(r, c) for r in range(h) for c in columns if c < 0 or (c >= w and not causal)]
-        self.beside += [] if causal else [(r, c) for r in range(h, h + f_h) for c in columns]
+        self.beside = [(range(-f_h, 0), columns), (range(h), range(-f_w, 0))]
+        self.beside += [] if causal else [(range(h), range(w, w + f_w)), (range(h, h + f_h), columns)]
 
     @property
     def size(self) -> int:
@@ -123,7 +122,9 @@ class Image(Tailed):
     def _around(self, n: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """The tokens around n blocks that they see, [n, M], and which of them are inside the image."""
         (h, w), across = self.block, self.width // self.block[1]
-        down, right = torch.tensor(self.beside, dtype=torch.long, device=device).view(-1, 2).unbind(1)
+        # made on the device, not copied to it: a recorded step may not copy
+        cells = [[torch.arange(side.start, side.stop, device=device) for side in part] for part in self.beside]
+        down, right = torch.cat([torch.cartesian_prod(*part) for part in cells]).unbind(1)
         block = torch.arange(n, device=device)[:, None]
         row, column = block // across * h + down, block % across * w + right
         at = (row // h * across + column // w) * h * w + row % h * w + column % w

@@ -355,6 +355,8 @@ def second(parts: dict[str, Out]) -> tuple[Tensor | None, dict[str, Tensor] | No
     return sum(losses) if losses else None, found or None
 
 
+# What a compiler makes of the first run of a layer it does not make of the second, and the two must be the same.
+@torch.compiler.disable
 def through_pair(
     blocks: Sequence[Block],
     x: Tensor,
