@@ -3,7 +3,8 @@
     python bench/learn.py --jobs 16                                  the whole table
     python bench/learn.py --only softmax "local(window=16)" --tasks reverse --steps 500
 
-A mechanism takes the tasks of its roles: copy and recall are causal, reverse and listops are not. Chance stands beside
+A mechanism takes the tasks of its roles: copy and recall are causal, reverse and listops are not. MODELS are those that
+are no word for the attention of a Transformer: they change the length, or read what is above them. Chance stands beside
 each task. Accuracy is on fresh examples, of the answers that are asked for; copy and reverse have 128 tokens,
 recall and listops 64. SPECS has options that are fair there, EXPECTED what a mechanism must reach at least with them; a
 cell below is marked with ! and the exit status is 1. Cells that --json has from an earlier run are not run again. Each
@@ -27,7 +28,7 @@ import torch.nn.functional as F
 
 import regard
 from regard.data.tasks import IGNORED, TASKS
-from regard.models.transformer import ModelConfig, Transformer
+from regard.models import KINDS, build
 from regard.spec import ATTENTION, parse
 
 LENGTH = 128
@@ -68,6 +69,14 @@ SPECS = {
 }
 # a query that is also the key points at its own token first
 MORE = ("routing(clusters=4, shared=False)",)
+# role, kind and options
+MODELS = {
+    "Feedback": ("causal", "feedback", {}),
+    "Perceiver AR, 64 latents": ("causal", "perceiver-ar", {"latents": 64}),
+    "Perceiver, 64 latents": ("self", "perceiver", {"latents": 64}),
+    "Funnel, 1+1 layers and 1 at full length": ("self", "funnel", {"layers": (1, 1), "decoder_layers": 1}),
+    "TokenLearner, 32 tokens": ("self", "tokenlearner", {"tokens": 32}),
+}
 # Twice the chance: something is learnt. The first operator alone tells 0.22 of the answers of listops, the values that
 # were seen in a row 0.3 of those of recall.
 SOMETHING = {"copy": 0.125, "reverse": 0.125, "recall": 0.25, "listops": 0.2}
@@ -101,8 +110,13 @@ EXPECTED = {
 
 def expected(spec: str, task: str) -> float:
     """The accuracy that a spec must reach."""
-    name = {spec: name for name, spec in SPECS.items()}.get(spec, parse(spec).name)
+    named = {spec: name for name, spec in SPECS.items()} | {name: name for name in MODELS}
+    name = named[spec] if spec in named else parse(spec).name
     return EXPECTED.get(name, {}).get(task, SOMETHING[task])
+
+
+def roles(spec: str) -> tuple[str, ...]:
+    return (MODELS[spec][0],) if spec in MODELS else regard.facts(spec).roles
 
 
 def learn(spec: str, name: str, *, steps: int, batch: int, seed: int = 0) -> tuple[float, float]:
@@ -110,9 +124,10 @@ def learn(spec: str, name: str, *, steps: int, batch: int, seed: int = 0) -> tup
     torch.set_num_threads(1)
     task, length, began = TASKS[name], LENGTHS[name], time.monotonic()
     torch.manual_seed(seed)
-    kind = "decoder" if task.role == "causal" else "encoder"
+    word = ("", "decoder" if task.role == "causal" else "encoder", {"attention": spec})
+    _, kind, options = MODELS.get(spec, word)
     sizes = {"width": 64, "heads": 4, "inner": 128, "layers": 2, "dropout": 0.0, "norm": "pre"}
-    model = Transformer(ModelConfig(kind=kind, vocabulary=task.vocabulary, attention=spec, **sizes))
+    model = build(KINDS[kind][0](kind=kind, vocabulary=task.vocabulary, **(sizes | options)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=0.01)
     generator = torch.Generator().manual_seed(seed)
     for step in range(steps):
@@ -146,7 +161,7 @@ def main() -> int:
         "--json", type=Path, metavar="OUT", help="keep every number in this file; what it has is not run again"
     )
     arguments = parser.parse_args()
-    specs = [SPECS.get(spec, spec) for spec in arguments.only or (*ATTENTION.names(), *MORE)]
+    specs = [SPECS.get(spec, spec) for spec in arguments.only or (*ATTENTION.names(), *MORE, *MODELS)]
     options = {name: getattr(arguments, name) for name in ("steps", "batch")}
     found = {}
     if arguments.json and arguments.json.exists():
@@ -154,7 +169,7 @@ def main() -> int:
         if kept["options"] != options:
             sys.exit(f"{arguments.json} is of other options, {kept['options']}: give another file")
         found = {(cell["spec"], cell["task"]): (cell["accuracy"], cell["seconds"]) for cell in kept["cells"]}
-    cells = [(s, task) for s in specs for task in arguments.tasks if TASKS[task].role in regard.facts(s).roles]
+    cells = [(s, task) for s in specs for task in arguments.tasks if TASKS[task].role in roles(s)]
     with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
         running = {pool.submit(learn, *cell, **options): cell for cell in cells if cell not in found}
         for count, done in enumerate(as_completed(running), 1):
