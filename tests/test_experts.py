@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from test_training import assert_same, config, finish, in_child
 from torch import Tensor
 from torch.testing import assert_close
+from torch.torch_version import TorchVersion
 
 import regard
 from regard import task
@@ -348,6 +349,14 @@ def test_the_log_tells_of_the_experts(tmp_path, capsys):
         assert_close(sum(found["load"]), 1.0, rtol=0, atol=1e-3)
         assert set(record["layers"]["decoder.1"]) == {"used"}
     json.dumps(steps)
+
+
+def test_an_old_compiler_is_refused_in_words(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.11.0+cu130"))
+    with pytest.raises(ValueError, match=r"PyTorch 2\.11\.0"):
+        finish(settings_of(tmp_path, compile=True))
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.0+cpu"))
+    loop.check_compiles(regard.feedforward("switch(experts=3)", width=8, inner=8))
 
 
 def test_the_progress_line_sums_it_up():

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.config import TrainingConfig
+from regard.feedforward.experts import Routed
 from regard.training import checkpoint
 from regard.training.display import Display
 from regard.training.graphs import Recorded
@@ -103,6 +104,15 @@ def train(task: Trained, config: TrainingConfig, run: Run, display: Display) -> 
     return Loop(task, config, run, display).go()
 
 
+def check_compiles(model: nn.Module) -> None:
+    """Refuses what a compiler is known to fail at."""
+    if torch.__version__ < "2.13" and any(isinstance(part, Routed) for part in model.modules()):
+        raise ValueError(
+            f"training.compile is for models without experts here: PyTorch {torch.__version__} fails at their sizes, "
+            f"2.13 does not. On a GPU steps are recorded as graphs anyway"
+        )
+
+
 class Loop:
     """One run in progress."""
 
@@ -121,6 +131,8 @@ class Loop:
         )
         self.sums = self._zero()
         self.signal: int | None = None
+        if config.compile:
+            check_compiles(task.model)
         self.loss = torch.compile(task.loss, dynamic=True) if config.compile else task.loss
         self.records = config.graphs and self.device.type == "cuda" and not config.compile
         self.backward, self.stream = self._backward, nullcontext()
