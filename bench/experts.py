@@ -1,16 +1,18 @@
 """The time of a training step of layers of experts, against a dense layer of the same active parameters.
 
     python bench/experts.py                              one thread of a CPU, float32
-    python bench/experts.py --device cuda --dtype bfloat16
+    python bench/experts.py --device cuda --dtype bfloat16 --tokens 131072 --width 512 --inner 2048 --seconds 0.5
     python bench/experts.py --tokens 4096 --width 256 --inner 1024 --experts 8 64
 
 A step is forward and backward, gradients of tokens and weights, without the optimizer, whose time grows with all
 parameters. Steps of the layers take turns; the best of each counts. `dense` in each row has the active parameters of
-that row: the choices times the width inside an expert.
+that row: the choices times the width inside an expert. On a GPU steps are recorded as graphs, as training records
+them, and what cannot be recorded says so.
 """
 
 import argparse
 import itertools
+import sys
 import time
 from collections.abc import Callable
 
@@ -41,6 +43,24 @@ def step(layer: FeedForward, x: Tensor, toward: Tensor, dtype: torch.dtype) -> C
         (goal if out.loss is None else goal + out.loss).backward()
 
     return work
+
+
+def recorded(work: Callable[[], None], name: str) -> Callable[[], None]:
+    """The same as a graph, where that can be."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, stream=side):
+            work()
+    except RuntimeError as error:
+        torch.cuda.synchronize()
+        print(f"{name} is not recorded: {str(error).splitlines()[0]}", file=sys.stderr)
+        return work
+    return graph.replay
 
 
 def best(steps: list[Callable[[], None]], seconds: float, device: torch.device) -> list[float]:
@@ -85,6 +105,8 @@ def main() -> None:
             layer = regard.feedforward(spec(name, experts, arguments.inner), **sizes).to(device).train()
             dense = regard.feedforward("dense(bias=False)", **sizes).to(device).train()
             steps = [step(part, x, toward, dtype) for part in (layer, dense)]
+            if device.type == "cuda":
+                steps = [recorded(work, name) for work in steps]
             ours, plain = best(steps, arguments.seconds, device)
             dropped = float((layer.run(x, Rows.full(x)).statistics or {}).get("dropped", 0))
             print(

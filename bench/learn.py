@@ -88,7 +88,9 @@ PLACES = {"copy": 0.9, "reverse": 0.9, "recall": 0.0}
 STRIDES = {"copy": 0.9, "reverse": 0.0, "recall": 0.0}
 MIRROR = {"reverse": 0.9}
 EXPECTED = {
-    **dict.fromkeys(("additive", "compressed", "entmax", "heads", "softmax"), ALL),
+    **dict.fromkeys(("compressed", "entmax", "heads", "softmax"), ALL),
+    # without a product of query and key, equality is hard to find: not in 2,000 updates either
+    "additive": ALL | {"recall": 0.25},
     # a matrix more learns recall later, and scores that are not divided by the root of the width not in 1,500 updates
     **dict.fromkeys(("bilinear", "dot", "multiplicative"), ALL | {"recall": 0.25}),
     **dict.fromkeys(("local", "longformer", "image", "xl", "compressive", "longshort"), NEAR),
@@ -99,7 +101,11 @@ EXPECTED = {
     **dict.fromkeys(("axial", "clustered", "reformer"), MIRROR),
     "globals": {"recall": 0.0},
     # 128 tokens pass through 32 vectors, which must be told apart first
-    "luna": {"reverse": 0.0},
+    **dict.fromkeys(("luna", "TokenLearner, 32 tokens"), {"reverse": 0.0}),
+    "Feedback": {"copy": 0.9, "recall": 0.9},
+    "Perceiver AR, 64 latents": {"copy": 0.9, "recall": 0.9},
+    "Perceiver, 64 latents": {"reverse": 0.5},
+    "Funnel, 1+1 layers and 1 at full length": {"reverse": 0.9},
     "nystrom": {"reverse": 0.5},
     "poolingformer": {"copy": 0.8, "reverse": 0.3, "recall": 0.9},
     # the block 64 tokens back, without the first of the one behind it

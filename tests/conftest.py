@@ -3,7 +3,8 @@ import os
 # Some virtual machines advertise AMX without granting it; bf16 matrix products then die with an illegal instruction.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 # Runs go to a GPU where there is one, and the tests are made for a CPU, but for those marked `gpu`: `make test-gpu`.
-os.environ.update({} if os.environ.get("REGARD_GPU") == "1" else {"CUDA_VISIBLE_DEVICES": ""})
+# Kernels in Triton are interpreted here.
+os.environ.update({} if os.environ.get("REGARD_GPU") == "1" else {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"})
 
 import pytest
 import torch

@@ -6,6 +6,9 @@ import itertools
 import json
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -19,7 +22,7 @@ from torch.torch_version import TorchVersion
 import regard
 from regard import task
 from regard.attention.base import Rows
-from regard.kernels import grouped
+from regard.kernels import grouped, moves
 from regard.kernels.packed import pack_linears
 from regard.models import build
 from regard.models.feedback import FeedbackConfig
@@ -70,9 +73,12 @@ def unwritten(x: Tensor, weight: Tensor, *, offs: Tensor, product=F.grouped_mm) 
 
 @pytest.mark.parametrize(("limit", "most"), [(None, None), (5, 5), (5, 9), (0, 1)])
 @pytest.mark.parametrize("layout", ["flat", "flat as on a GPU", "padded"])
-def test_grouped_products(monkeypatch, layout, limit, most):
-    """Both layouts against a loop over the pairs, values and gradients; first come, first served."""
+@pytest.mark.parametrize("fused", [False, True])
+def test_grouped_products(monkeypatch, fused, layout, limit, most):
+    """Both layouts against a loop over the pairs, values and gradients; first come, first served. Moved by PyTorch and
+    by kernels of our own."""
     monkeypatch.setattr(grouped, "_flat", lambda *_: layout != "padded")
+    monkeypatch.setattr(grouped, "_fused", lambda *_: fused)
     if layout == "flat as on a GPU":
         monkeypatch.setattr(grouped, "_counted", lambda _: False)
         monkeypatch.setattr(grouped.F, "grouped_mm", unwritten)
@@ -82,9 +88,10 @@ def test_grouped_products(monkeypatch, layout, limit, most):
     x = torch.randn(N, 8, generator=draw, requires_grad=True)
     weight = torch.randn(groups, 8, 12, generator=draw, requires_grad=True)
     vectors = torch.randn(groups, 12, generator=draw, requires_grad=True)
+    gate = torch.randn(2, N, generator=draw, requires_grad=True)
     bound = None if limit is None else torch.tensor(limit)
     dealt = grouped.deal(group, groups, x.dtype, (8, 12), most, bound)
-    y = dealt.collect(dealt.product(dealt.spread(x), weight) * dealt.each(vectors))
+    y = dealt.collect(dealt.product(dealt.spread(x, x.dtype), weight) * dealt.each(vectors), gate)
     taken, rows = [0] * groups, []
     for pair, own in enumerate(group.tolist()):
         served = own < groups and (limit is None or taken[own] < limit)
@@ -92,17 +99,73 @@ def test_grouped_products(monkeypatch, layout, limit, most):
             taken[own] += 1
         rows.append(x[pair % N] @ weight[own] * vectors[own] if served else torch.zeros(12))
         assert dealt.taken[pair] == served
-    expected = torch.stack(rows)
+    expected = (torch.stack(rows).view(2, N, 12) * gate[..., None]).sum(0)
     assert_close(y, expected)
     if any(taken):
         toward = torch.randn(y.shape, generator=draw)
-        leaves = (x, weight, vectors)
+        leaves = (x, weight, vectors, gate)
         assert_close(
             torch.autograd.grad((y * toward).sum(), leaves),
             torch.autograd.grad((expected * toward).sum(), leaves),
             rtol=1e-4,
             atol=1e-5,
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [1, 48, 2500])
+def test_moves(dtype, width):
+    """Each kernel against its formula, wider than what a program holds at once too; what is masked may be anything."""
+    draw = torch.Generator().manual_seed(4)
+    x, y = torch.randn(7, width, generator=draw), torch.randn(9, width, generator=draw)
+    at, used = torch.randint(7, (9,), generator=draw), torch.rand(9, generator=draw) < 0.7
+    x[at[~used]] = torch.where(torch.isin(at[~used], at[used])[:, None], x[at[~used]], torch.nan)
+    factor = torch.randn(9, generator=draw)
+    off = {"rtol": 0, "atol": 1e-4 if dtype == torch.float32 else 0.05}
+    found = moves.taken(x, at, used, factor, dtype)
+    assert found.dtype == dtype
+    assert_close(found.float(), torch.where(used[:, None], factor[:, None] * x[at], 0), **off)
+    assert_close(moves.taken(x, at[used], None, None, dtype).float(), x[at[used]], **off)
+    to, kept = torch.randint(9, (3 * 7,), generator=draw), torch.rand(21, generator=draw) < 0.7
+    given = y.to(dtype)
+    given[to[~kept]] = torch.where(torch.isin(to[~kept], to[kept])[:, None], given[to[~kept]], torch.nan)
+    read = torch.where(kept[:, None], given.float()[to], 0)
+    weight = torch.randn(21, generator=draw)
+    assert_close(moves.added(given, to, kept, None, 7, torch.float32), read.view(3, 7, width).sum(0), **off)
+    expected = (weight[:, None] * read).view(3, 7, width).sum(0)
+    assert_close(moves.added(given, to, kept, weight, 7, torch.float32), expected, **off)
+    grad = torch.randn(7, width, generator=draw)
+    expected = (read * grad.repeat(3, 1)).sum(1)
+    assert_close(moves.products(given, to, kept, grad, torch.float32), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_groups_without_rows_are_cleared():
+    weights = torch.full((4, 33, 40), torch.nan)
+    weights[1], weights[3] = 1.0, 2.0
+    moves.clear_empty(weights, torch.tensor([0, 5, 5, 6], dtype=torch.int32))
+    assert_close(weights.mean((1, 2)), torch.tensor([0.0, 1.0, 0.0, 2.0]))
+
+
+def test_kernels_compile(tmp_path):
+    plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("kernels_compile.py")
+    subprocess.run([sys.executable, script], env=plain | {"TRITON_CACHE_DIR": str(tmp_path)}, check=True)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_layers_with_fused_moves(monkeypatch, spec):
+    """What a GPU runs, interpreted: answers and gradients as PyTorch's operators give them."""
+    results = []
+    for fused in (False, True):
+        monkeypatch.setattr(grouped, "_fused", lambda *_, fused=fused: fused)
+        torch.manual_seed(0)
+        layer = regard.feedforward(spec, width=16, inner=24)
+        x = torch.randn(2, 13, 16, requires_grad=True)
+        torch.manual_seed(1)
+        out = layer.run(x, Rows(torch.zeros(2, dtype=torch.long), torch.tensor([13, 7]), 13, None))
+        (out.y.square().sum() + (0 if out.loss is None else out.loss)).backward()
+        results.append([out.y, x.grad, *(torch.zeros(()) if p.grad is None else p.grad for p in layer.parameters())])
+    assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.gpu

@@ -129,9 +129,8 @@ class Routed(FeedForward):
         group = group.T.flatten()
         dealt = deal(group, self.experts, dtype, (self.sizes.width, self.sizes.inner), most, limit)
         with torch.autocast(kind, enabled=False):
-            y = dealt.collect(self.networks(dealt.spread(tokens.to(dtype)), dealt))
-        y = y.unflatten(0, (self.choices, -1))  # [k, N, E]
-        y = (y * route.gate.T[..., None].to(dtype)).sum(0).view(x.shape)
+            y = self.networks(dealt.spread(tokens, dtype), dealt)
+            y = dealt.collect(y, route.gate.T).view(x.shape)
         if not self.training:
             return Out(y)
         loss = sum(weight * value for _, weight, value in route.losses) if route.losses else None

@@ -12,6 +12,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+try:
+    from regard.kernels import moves
+except ImportError:  # no Triton: there is none for a CPU alone
+    moves = None
+
+
+def _fused(x: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the kernels of `moves` take these; compilers make their own."""
+    if moves is None or not x.is_cuda or torch.compiler.is_compiling():
+        return False
+    return x.dtype in moves.DTYPES and dtype in moves.DTYPES
+
 
 class Deal(NamedTuple):
     """Where the rows lie: M pairs of a row and a group, pair m of row m % N, in S slots."""
@@ -23,9 +35,12 @@ class Deal(NamedTuple):
     ends: Tensor  # [G] flat: where each group ends
     room: int | None  # padded: slots of each group
 
-    def spread(self, x: Tensor) -> Tensor:
+    def spread(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """The rows [N, I] in their slots: [S, I], padded [G, room, I]; zeros in empty ones."""
-        y = _Move.apply(x, self.pair % len(x), self.used, self.slot, self.taken)
+        if _fused(x, dtype):
+            y = moves.Spread.apply(x, dtype, self.pair % len(x), self.used, self.slot, self.taken)
+        else:
+            y = _Move.apply(x.to(dtype), self.pair % len(x), self.used, self.slot, self.taken)
         return y if self.room is None else y.view(-1, self.room, x.shape[1])
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -45,9 +60,13 @@ class Deal(NamedTuple):
         # behind the last group nothing is written, and what is in memory there must not reach the gradient of a vector
         return found if self.used is None else torch.where(self.used[:, None], found, 0)
 
-    def collect(self, y: Tensor) -> Tensor:
-        """Back from the slots: [M, O], zeros where a pair had no place."""
-        return _Move.apply(y.reshape(-1, y.shape[-1]), self.slot, self.taken, self.pair, self.used)
+    def collect(self, y: Tensor, gate: Tensor) -> Tensor:
+        """Back from the slots, times the gates [k, N], and added up: [N, O]; zeros from where a pair had no place."""
+        y = y.reshape(-1, y.shape[-1])
+        if _fused(y, y.dtype):
+            return moves.Collect.apply(y, gate.flatten(), gate.shape[1], self.slot, self.taken, self.pair, self.used)
+        moved = _Move.apply(y, self.slot, self.taken, self.pair, self.used).view(*gate.shape, -1)
+        return (moved * gate[..., None].to(y.dtype)).sum(0)
 
 
 def deal(
@@ -114,7 +133,9 @@ class _Product(torch.autograd.Function):
         grad, needs_x, needs_weight = grad.contiguous(), *ctx.needs_input_grad[:2]
         of_x = _product(grad, weight.mT, ends) if needs_x else None
         of_weight = _product(x.mT, grad, ends) if needs_weight else None
-        if needs_weight and x.is_cuda:
+        if needs_weight and _fused(x, x.dtype):
+            moves.clear_empty(of_weight, ends)
+        elif needs_weight and x.is_cuda:
             empty = torch.diff(ends, prepend=ends.new_zeros(1)) == 0
             of_weight.masked_fill_(empty[:, None, None], 0)
         return of_x, of_weight, None
