@@ -101,7 +101,8 @@ EXPECTED = {
     **dict.fromkeys(("axial", "clustered", "reformer"), MIRROR),
     "globals": {"recall": 0.0},
     # 128 tokens pass through 32 vectors, which must be told apart first
-    **dict.fromkeys(("luna", "TokenLearner, 32 tokens"), {"reverse": 0.0}),
+    "luna": {"reverse": 0.0},
+    "TokenLearner, 32 tokens": {"reverse": 0.0},
     "Feedback": {"copy": 0.9, "recall": 0.9},
     "Perceiver AR, 64 latents": {"copy": 0.9, "recall": 0.9},
     "Perceiver, 64 latents": {"reverse": 0.5},

@@ -471,7 +471,7 @@ class ClassifierOptions(StackOptions):
     causal: bool | None = None
     """a token sees those before it only, as in a decoder"""
     pooling: How | None = None
-    """what is read: pma (learnt seeds attend to all tokens), their mean, root (their sum over the root of their
+    """what is read: pma (learnt seeds attend to all tokens), their mean, max, root (their sum over the root of their
     number), the first or the last (default: mean; of causal layers: last; of funnel: first)"""
     seeds: int | None = None
     """of pma: vectors that it leaves"""

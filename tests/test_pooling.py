@@ -19,6 +19,7 @@ LAYER = ModelConfig(kind="encoder", width=WIDTH, heads=4, inner=24, bias=True, d
 HOW = [
     ("mean", {}),
     ("root", {}),
+    ("max", {}),
     ("first", {}),
     ("last", {}),
     ("pma", {"seeds": 3}),
@@ -43,6 +44,8 @@ def plain(layer: Pooling, x: torch.Tensor) -> torch.Tensor:
         return x[:1]
     if layer.how == "last":
         return x[-1:]
+    if layer.how == "max":
+        return torch.stack([max(column) for column in x.T])[None]
     if layer.how in ("mean", "root"):
         return (sum(x) / len(x) ** (1 if layer.how == "mean" else 0.5))[None]
     y = block(layer.blocks[0], layer.seed, relu, torch.stack([relu(linear(z, layer.feed)) for z in x]))
@@ -185,8 +188,8 @@ def test_pma_is_that_of_the_paper(padded):
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="pooling must be one of pma, mean, root, first, last, got 'max'"):
-        Pooling(LAYER, "max")
+    with pytest.raises(ValueError, match="pooling must be one of pma, mean, root, max, first, last, got 'sum'"):
+        Pooling(LAYER, "sum")
     with pytest.raises(ValueError, match="seeds and layers are for pooling 'pma'; 'mean' leaves one vector"):
         Pooling(LAYER, "mean", seeds=2)
     with pytest.raises(ValueError, match="seeds must be at least 1, got 0"):
@@ -204,7 +207,7 @@ def test_refusals():
     with pytest.raises(ValueError, match="kind must be 'classifier', got 'encoder'"):
         ClassifierConfig(kind="encoder")
     with pytest.raises(ValueError, match="pooling must be"):
-        ClassifierConfig(pooling="max")
+        ClassifierConfig(pooling="sum")
     with pytest.raises(ValueError, match="seeds and seed_layers are for pooling 'pma', got pooling 'mean'"):
         ClassifierConfig(seeds=2)
     with pytest.raises(ValueError, match="whole numbers"):

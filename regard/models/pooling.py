@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regard.attention.base import Memory, Out, Rows, blank, pack_memory, unpack
 from regard.models.transformer import Block, ModelConfig, Prediction, Specs, Transformer, _pack, second, settle, through
 
-How = Literal["pma", "mean", "root", "first", "last"]
+How = Literal["pma", "mean", "root", "max", "first", "last"]
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,10 @@ def at_least(config: object, **least: int) -> None:
 class Pooling(nn.Module):
     """[B, T, E] -> [B, k, E], of the real tokens.
 
-    "mean" is their mean, "root" their sum over the root of their number, which a long text does not water down,
-    "first" and "last" the first and the last of them (k = 1), zeros where there is none. "pma" is pooling by multihead
-    attention of Lee et al. 2019 (Set Transformer, arXiv 1810.00825): k learnt seeds S [k, E] read the sequence Z,
+    "mean" is their mean, "root" their sum over the root of their number, which a long text does not water down, "max"
+    the largest of each number, "first" and "last" the first and the last of them (k = 1), zeros where there is none.
+    "pma" is pooling by multihead attention of Lee et al. 2019 (Set Transformer, arXiv 1810.00825): k learnt seeds
+    S [k, E] read the sequence Z,
 
         PMA_k(Z) = MAB(S, rFF(Z)),    MAB(S, Y) = LN(A + rFF(A)),    A = LN(S + Multihead(S, Y, Y)),
 
@@ -137,6 +138,11 @@ class Pooling(nn.Module):
         if self.how == "last":
             at = (count - 1).clamp(min=0)[:, None, None].expand(-1, 1, x.shape[2])
             return Out(blank(x.gather(1, at), count[:, None] > 0))
+        if self.how == "max":
+            if count is None:
+                return Out(x.amax(1, keepdim=True))
+            real = torch.arange(x.shape[1], device=x.device) < count[:, None]
+            return Out(blank(x.masked_fill(~real[..., None], -torch.inf).amax(1, keepdim=True), count[:, None] > 0))
         if count is None:
             size = x.shape[1] if self.how == "mean" else math.sqrt(x.shape[1])
             return Out(x.sum(1, keepdim=True) / size)
