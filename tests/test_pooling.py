@@ -187,6 +187,12 @@ def test_pma_is_that_of_the_paper(padded):
     assert_close(ours(x, keep=keep), theirs(x, keep))
 
 
+@pytest.mark.parametrize(("how", "options"), HOW)
+def test_no_token_at_all_is_a_row_of_padding(how, options):
+    layer, keep = pool(how, **options), torch.zeros(4, 3, dtype=torch.bool)
+    assert_close(layer(vectors(T=0)), layer(vectors(T=3), keep=keep))
+
+
 def test_refusals():
     with pytest.raises(ValueError, match="pooling must be one of pma, mean, root, max, first, last, got 'sum'"):
         Pooling(LAYER, "sum")
