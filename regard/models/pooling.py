@@ -73,6 +73,8 @@ class EncoderConfig:
 def at_least(config: object, **least: int) -> None:
     """Refuses a config with a number below its bound."""
     for name, bound in least.items():
+        if not isinstance(getattr(config, name), int | float):
+            raise ValueError(f"{name} must be a number, got {getattr(config, name)!r}")
         if getattr(config, name) < bound:
             raise ValueError(f"{name} must be at least {bound}, got {getattr(config, name)}")
 
