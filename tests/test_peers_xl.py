@@ -97,3 +97,16 @@ def test_a_short_row_costs_no_more_than_it_has(name, rest):
     )
     assert long["flops"] == fitting["flops"]
     assert long["saved"] < 2 * fitting["saved"]
+
+
+@pytest.mark.parametrize("spec", ["xl(segment=3, memory=5)", "compressive(segment=4, memory=4, compressed=3, rate=2)"])
+def test_rows_of_any_length(spec):
+    """Shorter than a segment, than the memory, and just beyond both: each as the beginning of a longer one."""
+    torch.manual_seed(0)
+    layer = regard.attention(spec, width=E, heads=H, role="causal").double().eval()
+    x = torch.randn(B, 18, E, dtype=torch.float64)
+    whole = layer(x)
+    for length in range(1, 18):
+        assert_close(layer(x[:, :length]), whole[:, :length])
+        y, _ = layer.extend(x[:, :length], layer.start(B))
+        assert_close(y, whole[:, :length])
