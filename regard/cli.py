@@ -104,11 +104,18 @@ def _print_survey(as_json: bool) -> None:
 
 def explain(arguments: argparse.Namespace) -> None:
     """regard explain"""
-    spec = parse(arguments.spec)
+    from regard.models import KINDS, ModelConfig
+
     registries = _registries(arguments.kind)
+    models = {kind: pair for kind, pair in KINDS.items() if pair[0] is not ModelConfig}
+    if arguments.spec in models and arguments.kind is None:
+        _print_model(_console(100), arguments.spec, *models[arguments.spec])
+        return
+    spec = parse(arguments.spec)
     found = [(kind, registry) for kind, registry in registries if spec.name in registry.names()]
     if not found:
         names = [name for _, registry in registries for name in registry.names()]
+        names += models if arguments.kind is None else ()
         raise ValueError(f"nothing is called {spec.name!r}{_near(spec.name, names)}; 'regard list' shows what there is")
     console = _console(100)
     for kind, registry in found:
@@ -274,6 +281,23 @@ def _print_explanation(console: Console, kind: str, registry: Registry, spec: Sp
         for line in lines:
             console.print(f"  {line}", soft_wrap=True)
     console.print()
+
+
+def _print_model(console: Console, kind: str, config: type, cls: type) -> None:
+    console.print(Text.assemble((kind, "bold cyan"), "  model"))
+    # the lines to copy stand at the end
+    console.print(_flowing(inspect.getdoc(cls).split("\n>>>")[0].strip()))
+    console.print("\nOptions", style="bold")
+    table = Table(box=None, padding=(0, 2), show_header=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column()
+    for field in dataclasses.fields(config):
+        if field.name != "kind":
+            table.add_row(Text(field.name), Text(repr(field.default)))
+    console.print(table)
+    console.print("\nTo copy", style="bold")
+    console.print(f"  from regard.models import {config.__name__}, build", soft_wrap=True)
+    console.print(f"  model = build({config.__name__}(vocabulary=8000))\n", soft_wrap=True)
 
 
 def example_lines(kind: str, registry: Registry, spec: Spec) -> list[str]:
@@ -475,7 +499,7 @@ def _parser() -> argparse.ArgumentParser:
         "explain",
         explain,
         "what a mechanism is: formula, paper, options, facts, a line to copy",
-        ["regard explain softmax", 'regard explain "heads(softmax, softmax)"'],
+        ["regard explain softmax", 'regard explain "heads(softmax, softmax)"', "regard explain perceiver"],
     )
     added.add_argument("spec", metavar="NAME", help="a name of 'regard list', or a spec with options")
     added.add_argument("--kind", help="only this kind, where several have the name")

@@ -509,6 +509,11 @@ def test_wishes_that_do_not_fit_together(run, bodies, capsys, tmp_path):
     assert "expected masked or language" in refused(capsys, *train, "--init", run)
     assert "there is no run folder" in refused(capsys, *train, "--init", str(tmp_path / "nothing"))
     assert "preset 'tiny' has no model.latents" in refused(capsys, *train, "--model.latents", "3")
+    for preset, layers, words in (
+        ("funnel", "2", "layers must be at least 1 in each block"),
+        ("tiny", "[1, 1]", "number"),
+    ):
+        assert words in refused(capsys, *train, "--model.preset", preset, "--model.layers", layers)
     stems = ("--data.tokenizer", "stems")
     assert "stems is for tiny, base and big, not for preset 'funnel'" in refused(
         capsys, *train, *stems, "--model.preset", "funnel"

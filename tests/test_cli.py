@@ -14,6 +14,7 @@ from verbs import refused
 import regard
 from regard import draw
 from regard.cli import example_lines, main
+from regard.models import KINDS
 from regard.spec import REGISTRIES, parse
 
 NAMES = [(kind, name) for kind, registry in REGISTRIES.items() for name in registry.names()]
@@ -97,6 +98,20 @@ def test_lines_to_copy_work(kind, name, capsys, tmp_path, monkeypatch):
     assert main(words) == 0
 
 
+@pytest.mark.parametrize("kind", [kind for kind, pair in KINDS.items() if pair[0] is not regard.ModelConfig])
+def test_explain_every_model(capsys, kind):
+    """The words of `regard list --survey` that are no layers."""
+    assert main(["explain", kind]) == 0
+    told = capsys.readouterr().out
+    for word in (kind, "layers", "vocabulary", "arXiv" if kind.startswith("perceiver") else "model"):
+        assert word in told
+    lines = [line.strip() for line in told.split("To copy")[1].split("\n") if line.strip()]
+    space = {}
+    with torch.device("meta"):
+        exec("\n".join(lines), space)
+    assert space["model"].config.kind == kind
+
+
 def test_explain_takes_a_spec(capsys):
     assert main(["explain", "heads(softmax, softmax)"]) == 0
     told = capsys.readouterr().out
@@ -108,6 +123,8 @@ def test_explain_takes_a_spec(capsys):
     ("words", "part"),
     [
         (["explain", "sofmax"], "did you mean 'softmax'"),
+        (["explain", "funel"], "did you mean 'funnel'"),
+        (["explain", "funnel", "--kind", "attention"], "nothing is called 'funnel'"),
         (["explain", "softmax("], "cannot read the spec"),
         (["explain", "softmax(depth=3)"], "no option 'depth'"),
         (["explain"], "NAME"),

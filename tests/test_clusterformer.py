@@ -77,6 +77,13 @@ def test_k_means_finds_directions_and_settles():
         assert_close(centroid, F.normalize(points[nearest == k].sum(0), dim=-1), rtol=1e-5, atol=1e-5)
 
 
+def test_a_centroid_that_is_nearest_to_none_stays():
+    layer = layer_of("clusters=3, chunk=4, bank=8, every=1").train()
+    token = torch.randn(WIDTH, dtype=torch.float64)
+    layer(token.expand(1, 8, -1))
+    assert_close(layer.centroids, F.normalize(token, dim=0).expand(3, -1), rtol=1e-5, atol=1e-5)
+
+
 def test_too_few_tokens_leave_the_centroids_as_they_are():
     layer = layer_of("clusters=8, chunk=4, every=1").train()
     before = layer.centroids.clone()

@@ -120,7 +120,8 @@ def test_moves(dtype, width):
     x, y = torch.randn(7, width, generator=draw), torch.randn(9, width, generator=draw)
     at, used = torch.randint(7, (9,), generator=draw), torch.rand(9, generator=draw) < 0.7
     x[at[~used]] = torch.where(torch.isin(at[~used], at[used])[:, None], x[at[~used]], torch.nan)
-    factor = torch.randn(9, generator=draw)
+    # a column of a table, whose numbers lie apart
+    factor = torch.randn(9, 2, generator=draw)[:, 0]
     off = {"rtol": 0, "atol": 1e-4 if dtype == torch.float32 else 0.05}
     found = moves.taken(x, at, used, factor, dtype)
     assert found.dtype == dtype
@@ -130,7 +131,7 @@ def test_moves(dtype, width):
     given = y.to(dtype)
     given[to[~kept]] = torch.where(torch.isin(to[~kept], to[kept])[:, None], given[to[~kept]], torch.nan)
     read = torch.where(kept[:, None], given.float()[to], 0)
-    weight = torch.randn(21, generator=draw)
+    weight = torch.randn(21, 2, generator=draw)[:, 0]
     assert_close(moves.added(given, to, kept, None, 7, torch.float32), read.view(3, 7, width).sum(0), **off)
     expected = (weight[:, None] * read).view(3, 7, width).sum(0)
     assert_close(moves.added(given, to, kept, weight, 7, torch.float32), expected, **off)
@@ -139,8 +140,10 @@ def test_moves(dtype, width):
     assert_close(moves.products(given, to, kept, grad, torch.float32), expected, rtol=1e-4, atol=1e-3)
 
 
-def test_groups_without_rows_are_cleared():
-    weights = torch.full((4, 33, 40), torch.nan)
+@pytest.mark.parametrize("size", [(33, 40), (300, 301)])
+def test_groups_without_rows_are_cleared(size):
+    """Also those larger than all programs of a group clear at once."""
+    weights = torch.full((4, *size), torch.nan)
     weights[1], weights[3] = 1.0, 2.0
     moves.clear_empty(weights, torch.tensor([0, 5, 5, 6], dtype=torch.int32))
     assert_close(weights.mean((1, 2)), torch.tensor([0.0, 1.0, 0.0, 2.0]))

@@ -1,5 +1,6 @@
-"""The Feedback Transformer: a loop reference, `feedback-transformer-pytorch`, decoding and padding."""
+"""The Feedback Transformer: a loop reference, `feedback-transformer-pytorch`, labml, decoding and padding."""
 
+import importlib
 import math
 
 import pytest
@@ -272,4 +273,45 @@ def test_peer(span):
     mine = torch.autograd.grad((x * toward).sum(), [ours.mixing, ours.blocks[0].feedforward.outer.weight])
     other = torch.autograd.grad((z * toward).sum(), [theirs.layer_weight, theirs.layers[0][1].fn.fn[2].weight])
     for a, b in zip(mine, other, strict=True):
+        assert_close(a, b)
+
+
+def test_layers_with_keys_of_their_own_are_labmls():
+    """Without positions, for which theirs has a vector for each head and distance and two biases."""
+    labml = importlib.import_module("labml_nn.transformers.feedback")
+    feed = importlib.import_module("labml_nn.transformers.feed_forward").FeedForward
+    torch.manual_seed(0)
+    layer = labml.FeedbackTransformerLayer(
+        d_model=16, attn=labml.FeedbackAttention(4, 16, 0.0), feed_forward=feed(16, 32, 0.0), dropout_prob=0.0
+    )
+    theirs = labml.FeedbackTransformer(layer, 3).double()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    ours = build(norm="pre", bias=True, position="none", shared=False)
+    with torch.no_grad():
+        ours.mixing.copy_(theirs.weights)
+        ours.norm.load_state_dict(theirs.norm.state_dict())
+        for block, other in zip(ours.blocks, theirs.layers, strict=True):
+            for part in (other.attn.key_pos_embeddings, other.attn.key_pos_bias, other.attn.query_pos_bias):
+                part.zero_()
+            for name, part in zip("qkv", (other.attn.query, other.attn.key, other.attn.value), strict=True):
+                block.attention.project[name].weight.copy_(part.linear.weight)
+                block.attention.project[name].bias.copy_(0 if part.linear.bias is None else part.linear.bias)
+            pairs = (
+                (block.attention.output, other.attn.output),
+                (block.norms[0], other.norm_self_attn),
+                (block.norms[1], other.norm_ff),
+                (block.feedforward.inner, other.feed_forward.layer1),
+                (block.feedforward.outer, other.feed_forward.layer2),
+            )
+            for mine, its in pairs:
+                mine.load_state_dict(its.state_dict())
+    tokens = ids(T=11)
+    x = (ours.embedding(tokens) * math.sqrt(16)).transpose(0, 1)
+    mine, other = ours.hidden(tokens).x, theirs(x).transpose(0, 1)
+    assert_close(mine, other)
+    toward = torch.randn_like(mine)
+    got = torch.autograd.grad((mine * toward).sum(), [ours.mixing, ours.blocks[1].attention.project["k"].weight])
+    expected = torch.autograd.grad((other * toward).sum(), [theirs.weights, theirs.layers[1].attn.key.linear.weight])
+    for a, b in zip(got, expected, strict=True):
         assert_close(a, b)

@@ -26,3 +26,11 @@ def test_kinds(kind):
 def test_an_unknown_kind():
     with pytest.raises(ValueError, match=r"no model is of kind 'mamba'; known: encoder, decoder"):
         models.config_class({"kind": "mamba"})
+
+
+@pytest.mark.parametrize("config", dict(models.KINDS.values()), ids=lambda config: config.__name__)
+def test_a_word_that_no_field_knows(config):
+    """A norm of another name would else be taken for the other one, without a word."""
+    word = "cell" if config is models.RecurrentConfig else "norm"
+    with pytest.raises(ValueError, match=rf"{word} must be '\w+' or '\w+', got 'rms'"):
+        config(**{word: "rms"})

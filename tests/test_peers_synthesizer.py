@@ -116,3 +116,12 @@ def test_refusals():
         build("dense", "dense")
     with pytest.raises(ValueError, match="'kinds' of 'synthesizer' must be a list of 'dense' or 'random' or"):
         build("sparse")
+
+
+@pytest.mark.parametrize("longest", [1, 2, 3, 11, 19])
+def test_factors_reach_the_longest_row(longest):
+    torch.manual_seed(0)
+    spec = f"synthesizer(kinds=('factorised-dense',), longest={longest})"
+    layer = regard.attention(spec, width=8, heads=2).double().eval()
+    x = torch.randn(1, longest, 8, dtype=torch.float64)
+    assert_close(layer(x)[0], layer.reference(x[0]))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from suite import Case, cost
 from torch.testing import assert_close
 from transformers import XLNetConfig
 from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
@@ -86,3 +87,26 @@ def test_a_state_made_without_gradients_goes_on_with_them():
         first, state = ours.extend(x[:, :8], ours.start(B))
     late, _ = ours.extend(x[:, 8:], state)
     assert_close(torch.cat([first, late], 1), ours(x))
+
+
+@pytest.mark.parametrize(("name", "rest"), [("xl", ""), ("compressive", ", compressed=512, rate=4")])
+def test_a_short_row_costs_no_more_than_it_has(name, rest):
+    """Whatever the size of segment and memory: most texts are shorter than the default."""
+    long, fitting = (
+        cost(Case(f"{name}(segment={n}, memory={M}{rest})", "causal"), 32) for n, M in ((512, 512), (32, 32))
+    )
+    assert long["flops"] == fitting["flops"]
+    assert long["saved"] < 2 * fitting["saved"]
+
+
+@pytest.mark.parametrize("spec", ["xl(segment=3, memory=5)", "compressive(segment=4, memory=4, compressed=3, rate=2)"])
+def test_rows_of_any_length(spec):
+    """Shorter than a segment, than the memory, and just beyond both: each as the beginning of a longer one."""
+    torch.manual_seed(0)
+    layer = regard.attention(spec, width=E, heads=H, role="causal").double().eval()
+    x = torch.randn(B, 18, E, dtype=torch.float64)
+    whole = layer(x)
+    for length in range(1, 18):
+        assert_close(layer(x[:, :length]), whole[:, :length])
+        y, _ = layer.extend(x[:, :length], layer.start(B))
+        assert_close(y, whole[:, :length])

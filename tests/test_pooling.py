@@ -9,7 +9,7 @@ from sets import PMA, copy_attention
 from torch.testing import assert_close
 
 import regard
-from regard.attention.base import Rows
+from regard.attention.base import Memory, Rows
 from regard.models.pooling import Classifier, ClassifierConfig, Pooling
 from regard.models.transformer import ModelConfig, Transformer, through
 from regard.spec import ATTENTION
@@ -185,6 +185,12 @@ def test_pma_is_that_of_the_paper(padded):
     x = vectors(T=7)
     keep = torch.arange(7) < torch.tensor([7, 3, 1, 6])[:, None] if padded else None
     assert_close(ours(x, keep=keep), theirs(x, keep))
+
+
+@pytest.mark.parametrize(("how", "options"), HOW)
+def test_no_token_at_all_is_a_row_of_padding(how, options):
+    layer, memory = pool(how, **options), Memory(vectors(T=3), torch.zeros(4, dtype=torch.long))
+    assert_close(layer(vectors(T=0)), layer.run(memory).y)
 
 
 def test_refusals():

@@ -145,7 +145,11 @@ class Compressive(Segmented):
         rows = rows or Rows.full(x)
         query, source = self.read(x, rows, memory)
         grid = self._grid(rows, query, source, state)
-        loss = self._loss(rows, grid) if self.training and self.loss != "none" else None
+        loss = None
+        if self.training and self.loss != "none":
+            # of a row no longer than the memory nothing leaves it
+            leaves = state is not None or self.memory < rows.T
+            loss = self._loss(rows, grid) if leaves else x.new_zeros(())
         o, state = self._mixed(rows, grid, source, state)
         return Out(self.output(o.transpose(1, 2).flatten(2)), state, loss=loss)
 
@@ -209,6 +213,9 @@ class Compressive(Segmented):
     ) -> tuple[Tensor, CompressiveState | None]:
         """`probe`: the values are those of a map, and the value of a slot is the mean of its tokens'."""
         n, C, T = self.segment, self.compressed, rows.T
+        if state is None and n + self.memory >= T:
+            # the first segment that reads a slot begins behind these
+            return self.whole(rows, grid.q[:, :, :T], source["k"], source["v"]), None
         if state is None:
             slots = tuple(part.new_zeros(*part.shape[:2], C, part.shape[3]) for part in grid.tokens)
             usage = grid.q.new_zeros(len(grid.q), n, dtype=torch.promote_types(grid.q.dtype, torch.float32))

@@ -50,7 +50,7 @@ class LongShort(Attention):
         link="arXiv 2107.02192",
         family="low rank",
         formula="o_i = softmax(q_i [LN(P^T K); LN(K_near)]^T / sqrt(D)) [LN(P^T V); LN(V_near)], P = softmax(X W_P)",
-        time=Order("N (w + r)", 1),
+        time=Order("N (w + r), causal N (w + r N / c)", 1),
         memory=Order("N", 1),
         state=Order("w + r N / c", 1),
         roles=("self", "causal"),

@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from regard.attention.base import Attending, Mask, Shape
+from regard.attention.base import Attending, Mask, Rows, Shape
 
 
 class Segmented(Attending):
@@ -28,6 +29,22 @@ class Segmented(Attending):
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self.product(mask, q, k, v, self.scale)
+
+    def whole(self, rows: Rows, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Rows from their first token on. Of segment and memory only as much is laid out as a row of T tokens has."""
+        n = min(self.segment, rows.T)
+        M, room = min(self.memory, (rows.T - 1) // n * n), -rows.T % n
+        q, k, v = F.pad(q, (0, 0, 0, room)), *(F.pad(part, (0, 0, M, room)) for part in (k, v))
+        return self.segments(torch.zeros_like(rows.count), rows.count, q, k, v, n, M)[:, :, : rows.T]
+
+    def segments(self, start: Tensor, end: Tensor, q: Tensor, k: Tensor, v: Tensor, n: int, M: int) -> Tensor:
+        """Whole segments of n queries [B, H, N, D] from `start` [B] on, over keys and values from M before that on."""
+        count = q.shape[2] // n
+        folded = q.unflatten(2, (count, n)).transpose(1, 2).flatten(0, 1)
+        k, v = (part.unfold(2, M + n, n).permute(0, 2, 1, 4, 3).flatten(0, 1) for part in (k, v))
+        q0 = (start[:, None] + n * torch.arange(count, device=q.device)).flatten()
+        mask = Mask(q0, q0 - M, end.repeat_interleave(count), n, M + n, causal=True, full=False, shift=M)
+        return self.attend(mask, folded, k, v).unflatten(0, (-1, count)).transpose(1, 2).flatten(2, 3)
 
 
 def stretch(part: Tensor, first: Tensor, length: int) -> Tensor:

@@ -3,7 +3,6 @@
 from typing import Annotated, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention.base import Facts, Mask, Order, Shape
@@ -83,14 +82,15 @@ class XL(Segmented):
         q, k, v = query["q"], source["k"], source["v"]
         M, n, T, W = self.memory, self.segment, rows.T, self.reach
         if state is None:
-            room = -T % n
-            k, v = (F.pad(part, (0, 0, M, room)) for part in (k, v))
-            return self._segments(rows.start, rows.count, F.pad(q, (0, 0, 0, room)), k, v)[:, :, :T], None
+            return self.whole(rows, q, k, v), None
         old_k, old_v = self._tail(state)
         k, v = torch.cat([old_k, k], 2), torch.cat([old_v, v], 2)  # slot s is at start - W + s
         end = rows.start + rows.count
         inside = rows.start % n
-        if T == 1:
+        if state.top == 0:
+            # every row starts at 0, ragged or not
+            o = self.whole(rows, q, source["k"], source["v"])
+        elif T == 1:
             # positions from the first that the query sees, so that what lies before it is not real
             first = (rows.start - inside - M).clamp(min=0)
             at = rows.start - first
@@ -100,7 +100,7 @@ class XL(Segmented):
             # laid out in segments, from the beginning of the one that the first new token stands in
             length = -(-(n - 1 + T) // n) * n
             grid = [stretch(q, -inside, length), *(stretch(part, n - 1 - inside, M + length) for part in (k, v))]
-            o = stretch(self._segments(rows.start - inside, end, *grid), inside, T)
+            o = stretch(self.segments(rows.start - inside, end, *grid, n, M), inside, T)
         even = state.even and rows.at is not None
         kept = (k, v)
         if torch.is_grad_enabled() and len(state.tail) == 1:
@@ -108,16 +108,6 @@ class XL(Segmented):
         # copies, lest a window hold on to a whole prompt
         tail = tuple(stretch(part, rows.count, W) for part in kept)
         return o, XLState(tail, state.seen + rows.count, state.top + T, even)
-
-    def _segments(self, start: Tensor, end: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Whole segments of queries [B, H, N, D] from `start` [B] on, over keys and values from M before that on."""
-        M, n = self.memory, self.segment
-        count = q.shape[2] // n
-        folded = q.unflatten(2, (count, n)).transpose(1, 2).flatten(0, 1)
-        k, v = (part.unfold(2, M + n, n).permute(0, 2, 1, 4, 3).flatten(0, 1) for part in (k, v))
-        q0 = (start[:, None] + n * torch.arange(count, device=q.device)).flatten()
-        mask = Mask(q0, q0 - M, end.repeat_interleave(count), n, M + n, causal=True, full=False, shift=M)
-        return self.attend(mask, folded, k, v).unflatten(0, (-1, count)).transpose(1, 2).flatten(2, 3)
 
     def _tail(self, state: XLState) -> tuple[Tensor, Tensor]:
         """The keys and values that a state stands for."""

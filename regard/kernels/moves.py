@@ -52,7 +52,9 @@ def taken(x: Tensor, at: Tensor, used: Tensor | None, factor: Tensor | None, dty
     """factor[s] x[at[s]], [S, I]; zeros where not `used`."""
     x, y = x.contiguous(), x.new_empty(len(at), x.shape[1], dtype=dtype)
     if y.numel():
-        _taken[(len(at),)](x, at, _bytes(used), factor, y, x.shape[1], _block(x), used is not None, factor is not None)
+        _taken[(len(at),)](
+            x, at, _bytes(used), _dense(factor), y, x.shape[1], _block(x), used is not None, factor is not None
+        )
     return y
 
 
@@ -61,7 +63,9 @@ def added(y: Tensor, at: Tensor, kept: Tensor, factor: Tensor | None, rows: int,
     y, out = y.contiguous(), y.new_empty(rows, y.shape[1], dtype=dtype)
     if out.numel():
         copies = len(at) // rows
-        _added[(rows,)](y, at, _bytes(kept), factor, out, rows, y.shape[1], _block(y), copies, factor is not None)
+        _added[(rows,)](
+            y, at, _bytes(kept), _dense(factor), out, rows, y.shape[1], _block(y), copies, factor is not None
+        )
     return out
 
 
@@ -82,6 +86,11 @@ def clear_empty(weights: Tensor, ends: Tensor) -> None:
 
 def _bytes(flags: Tensor | None) -> Tensor | None:
     return None if flags is None else flags.contiguous().view(torch.uint8)
+
+
+def _dense(factor: Tensor | None) -> Tensor | None:
+    """Kernels step over numbers one by one."""
+    return None if factor is None else factor.contiguous()
 
 
 # In the kernels a row that is masked ends at column 0, so that a mask is one comparison.

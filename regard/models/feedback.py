@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from regard.attention.base import Cached, Mask, Rows, Shape, unpack
 from regard.feedforward.base import Sizes
 from regard.kernels.dropout import Dropout
-from regard.models.transformer import Hidden, Prediction, Specs, _pack
+from regard.models.transformer import Hidden, Prediction, Specs, _pack, check_words
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Spec, over_layers, parse
 
 
@@ -43,6 +43,7 @@ class FeedbackConfig:
     def __post_init__(self) -> None:
         if self.kind != "feedback":
             raise ValueError(f"kind must be 'feedback', got {self.kind!r}: other kinds are built from ModelConfig")
+        check_words(self)
         for name in ("vocabulary", "width", "heads", "inner", "layers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

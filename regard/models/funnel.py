@@ -32,8 +32,8 @@ class FunnelConfig(EncoderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.layers or min(self.layers) < 1:
-            raise ValueError(f"layers must be at least 1 in each block, such as (4, 4, 4), got {self.layers}")
+        if isinstance(self.layers, int) or not self.layers or min(self.layers) < 1:
+            raise ValueError(f"layers must be at least 1 in each block, such as [4, 4, 4], got {self.layers}")
         at_least(self, decoder_layers=0)
 
 

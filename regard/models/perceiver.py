@@ -24,6 +24,7 @@ from regard.models.transformer import (
     Specs,
     Stack,
     _pack,
+    check_words,
     second,
     settle,
     through,
@@ -51,8 +52,6 @@ class PerceiverConfig(EncoderConfig):
         for name in ("latent_width", "cross_heads"):
             if getattr(self, name) is not None:
                 at_least(self, **{name: 1})
-        if self.reads not in ("once", "each"):
-            raise ValueError(f"reads must be 'once' or 'each', got {self.reads!r}")
         found = POSITIONS.find(parse(self.position).name).facts
         if found.kind != "input":
             raise ValueError(
@@ -173,6 +172,7 @@ class PerceiverARConfig:
     def __post_init__(self) -> None:
         if self.kind != "perceiver-ar":
             raise ValueError(f"kind must be 'perceiver-ar', got {self.kind!r}: other kinds have configs of their own")
+        check_words(self)
         at_least(self, vocabulary=1, width=1, heads=1, inner=1, latents=2, layers=1, dropout=0)
 
 

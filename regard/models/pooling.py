@@ -11,7 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.base import Memory, Out, Rows, blank, pack_memory, unpack
-from regard.models.transformer import Block, ModelConfig, Prediction, Specs, Transformer, _pack, second, settle, through
+from regard.models.transformer import (
+    Block,
+    ModelConfig,
+    Prediction,
+    Specs,
+    Transformer,
+    _pack,
+    check_words,
+    second,
+    settle,
+    through,
+)
 
 How = Literal["pma", "mean", "root", "max", "first", "last"]
 
@@ -45,11 +56,10 @@ class EncoderConfig:
         expected = type(self).__dataclass_fields__["kind"].default
         if self.kind != expected:
             raise ValueError(f"kind must be {expected!r}, got {self.kind!r}: other kinds have configs of their own")
+        check_words(self)
         at_least(self, vocabulary=1, width=1, heads=1, inner=1, seeds=1, seed_layers=0, dropout=0)
         if self.classes is not None:
             at_least(self, classes=2)
-        if self.pooling not in get_args(How):
-            raise ValueError(f"pooling must be one of {', '.join(get_args(How))}, got {self.pooling!r}")
         if self.pooling != "pma" and (self.seeds > 1 or self.seed_layers):
             raise ValueError(f"seeds and seed_layers are for pooling 'pma', got pooling {self.pooling!r}")
 
@@ -63,6 +73,8 @@ class EncoderConfig:
 def at_least(config: object, **least: int) -> None:
     """Refuses a config with a number below its bound."""
     for name, bound in least.items():
+        if not isinstance(getattr(config, name), int | float):
+            raise ValueError(f"{name} must be a number, got {getattr(config, name)!r}")
         if getattr(config, name) < bound:
             raise ValueError(f"{name} must be at least {bound}, got {getattr(config, name)}")
 
@@ -131,6 +143,8 @@ class Pooling(nn.Module):
             others = through(self.blocks[1:], first.y, rows)
             loss, statistics = second({"seeds": first, "others": others})
             return Out(others.y, None, None, loss, statistics)
+        if not x.shape[1]:
+            return Out(x.new_zeros(len(x), 1, x.shape[2]))
         if self.how == "first":
             return Out(x[:, :1] if count is None else blank(x[:, :1], count[:, None] > 0))
         if self.how == "last" and count is None:

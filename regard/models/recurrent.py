@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from regard.attention.base import Rows, Shape, select, unpack
-from regard.models.transformer import Prediction, _pack
+from regard.models.transformer import Prediction, _pack, check_words
 from regard.spec import ATTENTION
 
 
@@ -38,8 +38,7 @@ class RecurrentConfig:
     def __post_init__(self) -> None:
         if self.kind != "recurrent":
             raise ValueError(f"kind must be 'recurrent', got {self.kind!r}: other kinds are built from ModelConfig")
-        if self.cell not in ("lstm", "gru"):
-            raise ValueError(f"cell must be 'lstm' or 'gru', got {self.cell!r}")
+        check_words(self)
         for name in ("vocabulary", "width", "hidden", "layers", "heads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -7,7 +7,7 @@ the layers only ever see rows that are real from the left, and what is padded co
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,14 @@ from regard.models.reversible import Coupled, Sublayer
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Spec, over_layers, parse, spec_list
 
 Specs = str | Sequence[str]
+
+
+def check_words(config: object) -> None:
+    """Refuses a config with a word that is none of those its field may be."""
+    for name, kind in get_type_hints(type(config)).items():
+        if get_origin(kind) is Literal and getattr(config, name) not in get_args(kind):
+            words = " or ".join(map(repr, get_args(kind)))
+            raise ValueError(f"{name} must be {words}, got {getattr(config, name)!r}")
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,7 @@ class ModelConfig:
     aligner: bool = False  # one more layer, which learns word alignments beside the translation
 
     def __post_init__(self) -> None:
+        check_words(self)
         for name in ("vocabulary", "width", "heads", "inner", "layers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
