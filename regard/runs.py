@@ -170,7 +170,7 @@ def evaluate_classifier(arguments: argparse.Namespace) -> None:
     else:
         from regard.data.labelled import read_labelled
 
-        found = read_labelled(arguments.data, arguments.labels, columns=_columns(arguments.columns))
+        found = read_labelled(arguments.data, arguments.labels, columns=_columns(arguments.columns or "text,label"))
         examples, name = list(zip(found.texts, found.labels, strict=True)), arguments.data
     with _few_warnings() as warn:
         found = classification.evaluate(classifier, examples, name=name, threshold=threshold, chosen=chosen, warn=warn)
@@ -264,7 +264,7 @@ def _threshold(classifier: Any, arguments: argparse.Namespace) -> tuple[Any, Any
 def _columns(text: str) -> tuple[str | int, str | int]:
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != 2 or not all(parts):
-        raise ValueError(f"--columns are two, of text and label, such as text,label or 0,1, got {text!r}")
+        raise ValueError(f"--columns are two, such as text,label or 0,1, got {text!r}")
     first, second = (int(part) for part in parts) if all(part.isdecimal() for part in parts) else parts
     return first, second
 
@@ -488,7 +488,10 @@ def _pairs(arguments: argparse.Namespace) -> list[tuple[str, str]]:
         if arguments.target is not None:
             raise ValueError("--target needs --source, the sentences it translates")
         return read_valid(arguments.run)
-    found = read_pairs(arguments.source, arguments.target)
+    columns = _columns(arguments.columns or "0,1")
+    if not all(isinstance(column, int) for column in columns):
+        raise ValueError(f"--columns of a TSV of pairs are two numbers from 0, such as 0,1, got {arguments.columns!r}")
+    found = read_pairs(arguments.source, arguments.target, columns=columns)
     return list(zip(found.source, found.target, strict=True))
 
 
@@ -673,11 +676,14 @@ def add_verbs(verb: Verb) -> None:
     added.add_argument("run", metavar="RUN", help="a run folder")
     added.add_argument("--json", action="store_true", help="one JSON object")
     _add_model(added)
+    told = "of --source or --data, two names (text,label) or numbers from 0 (default: text,label; of pairs 0,1)"
+    columns = added.add_argument("--columns", help=told)
     group = added.add_argument_group("translate", "BLEU and chrF with their sacreBLEU signatures, exact match, loss")
     flags = {
         "translate": [
             group.add_argument("--source", help="source sentences, or a TSV of pairs (default: the run's validation)"),
             group.add_argument("--target", help="file of references"),
+            columns,
             group.add_argument("--out", help="write the translations to this file"),
             *_add_decoding(group),
         ]
@@ -687,7 +693,7 @@ def add_verbs(verb: Verb) -> None:
     flags["classify"] = [
         group.add_argument("--data", help="texts and labels: .csv, .tsv, .jsonl (default: the run's validation)"),
         group.add_argument("--labels", help="file of the labels, line by line; --data is then texts, one a line"),
-        group.add_argument("--columns", default="text,label", help="names or numbers from 0 (default: text,label)"),
+        columns,
         *_add_threshold(group),
         group.add_argument("--plot", help="draw confusion matrix and precision-recall curve: .png, .svg or .pdf"),
     ]
@@ -799,6 +805,7 @@ def add_verbs(verb: Verb) -> None:
     added.add_argument("run", metavar="RUN", help="a run folder")
     added.add_argument("--source", help="file of source sentences, or a TSV of pairs (default: the run's validation)")
     added.add_argument("--target", help="file of their translations")
+    added.add_argument("--columns", default="0,1", help="of a TSV, source and target, from 0 (default: 0,1)")
     added.add_argument("--reverse", metavar="RUN", help="a run of the opposite direction: links of both become one")
     methods = ("intersection", "union", "grow-diagonal", "grow-diagonal-final-and", "agreement")
     added.add_argument("--symmetrise", choices=methods, help="how, with --reverse (default: grow-diagonal)")

@@ -736,6 +736,11 @@ def test_evaluate_prints(run, tmp_path, capsys):
     assert values[1]["loss"] < values[0]["loss"]
 
 
+def test_the_spread_is_the_standard_deviation_over_draws():
+    assert_close(fewshot.Accuracy(1, [0.0, 0.5, 1.0]).spread, 0.5)
+    assert fewshot.Accuracy(0, [0.5]).spread == 0
+
+
 def test_prompt_prints(run, tmp_path, capsys):
     short = {"description": "", "prompt": "{text}:", "answer": "{label}", "separator": " ", "choices": ["a", "b"]}
     short["examples"] = [{"text": "e", "label": "a"}, {"text": "w", "label": "b"}]

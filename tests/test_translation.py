@@ -178,6 +178,18 @@ def test_evaluate(capsys, run, tmp_path):
     assert found["pairs"] == 30
     hypotheses = out.read_text(encoding="utf-8").split("\n")[:-1]
     assert len(hypotheses) == 30
+    table = tmp_path / "a.tsv"
+    table.write_text("".join(f"{target}\t7\t{source}\n" for source, target in test), encoding="utf-8")
+    columns = ["--source", str(table), "--columns", "2,0"]
+    assert cli.main(["evaluate", run, *columns, "--json", "--checkpoint", "last"]) == 0
+    assert json.loads(capsys.readouterr().out) == found
+    assert cli.main(["align", run, *columns]) == 0
+    links = capsys.readouterr().out
+    assert cli.main(["align", run, *files[:4]]) == 0
+    assert capsys.readouterr().out == links
+    with pytest.raises(SystemExit):
+        cli.main(["align", run, *columns[:3], "text,label"])
+    assert "two numbers from 0" in capsys.readouterr().err
     from sacrebleu.metrics import BLEU
 
     assert_close(found["bleu"]["value"], BLEU().corpus_score(hypotheses, [[target for _, target in test]]).score)
