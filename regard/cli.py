@@ -36,7 +36,10 @@ def main(argv: list[str] | None = None) -> int:
         if argv[:1] == ["train"]:
             # its flags are generated from the config of the task
             return runs.train(argv[1:])
-        arguments = parser.parse_args(argv)
+        arguments, unknown = parser.parse_known_args(argv)
+        if unknown:
+            # by the verb: its help is the one that helps
+            getattr(arguments, "parser", parser).error(f"unrecognized arguments: {' '.join(unknown)}")
         if arguments.verb is None:
             parser.print_help()
             return 0

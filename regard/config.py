@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import difflib
 import re
+import reprlib
 import types
 import typing
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from regard.models.pooling import ClassifierConfig, How
 from regard.models.recurrent import RECURRENT_PRESETS, RecurrentConfig
 from regard.models.tokenlearner import TokenLearnerConfig
 from regard.models.transformer import PRESETS, ModelConfig
+from regard.spec import describe
 
 
 @dataclass(frozen=True)
@@ -545,8 +547,16 @@ def parse(cls: type, argv: list[str], program: str, description: str) -> Any:
     parser.add_class_arguments(cls, as_group=False)
     try:
         values = parser.parse_args(argv).as_dict()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the config is not UTF-8 text: byte {error.start + 1}; see {program} --help") from error
     except ArgumentError as error:
         message = " ".join(str(error).split())
+        if message.startswith("Unexpected config"):
+            raise ValueError(f"the config is not a YAML file of keys and values; see {program} --help") from error
+        wrong = re.search(r'Parser key "([\w.]+)": .*(?:Given|Got) value: (.*)$', message)
+        if wrong and wrong[1] in names(cls):
+            expected = _described(cls, wrong[1])
+            raise ValueError(f"{wrong[1]} must be {expected}, got {wrong[2]!r}; see {program} --help") from error
         unknown = re.search(r"(?:unrecognized arguments: |Key )'?(?:--)?([\w.]+)", message)
         hint = near(unknown[1], names(cls)) if unknown else ""
         raise ValueError(f"{message}{hint}; see {program} --help") from error
@@ -562,6 +572,14 @@ def names(cls: type, before: str = "") -> list[str]:
     return found
 
 
+def _described(cls: type, name: str) -> str:
+    """In words, what the field of a dotted name takes."""
+    hint: Any = cls
+    for part in name.split("."):
+        hint = typing.get_type_hints(hint)[part]
+    return describe(hint).replace("True or False", "true or false").replace("None", "null")
+
+
 def near(name: str, known: list[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     return f", did you mean {close[0]!r}?" if close else ""
@@ -571,7 +589,7 @@ def from_json(cls: type, values: dict[str, Any]) -> Any:
     """A config from plain values, field by field: a name nobody knows, or a value of the wrong type, is an error."""
     fields = {item.name: item for item in dataclasses.fields(cls)}
     if not isinstance(values, dict):
-        raise ValueError(f"expected the fields of {cls.__name__}: {', '.join(fields)}; got {values!r}")
+        raise ValueError(f"expected the fields of {cls.__name__}: {', '.join(fields)}; got {reprlib.repr(values)}")
     unknown = set(values) - set(fields)
     if unknown:
         raise ValueError(f"{cls.__name__} has no {', '.join(sorted(unknown))}; it has {', '.join(fields)}")

@@ -12,6 +12,7 @@ from regard import models, task
 from regard.config import MaskedConfig
 from regard.data.documents import Blocks, Documents, stream
 from regard.data.masking import Hidden, MaskedBatches, Masking, Texts
+from regard.data.text import BREAKS
 from regard.data.tokenizer import Tokenizer
 from regard.text_task import FILE, TOKENS_AT_ONCE, TextTask
 from regard.training.graphs import few_lengths
@@ -207,7 +208,7 @@ class MaskedModel:
             marked = self.tokenizer.tokens(ids.tolist()[:40])
             marked = [MARK if id == self.tokenizer.mask else name for id, name in zip(ids, marked, strict=False)]
             shown = " ".join(marked) if self.tokenizer.kind in ("words", "stems", "units") else "".join(marked)
-            found.append({"hidden": shown, "named": self._text(filled.tolist()[:40])})
+            found.append({"hidden": shown, "named": BREAKS.sub(" ", self._text(filled.tolist()[:40]))})
         return found
 
     def fill(self, text: str, *, top: int = 5, mark: str = MARK) -> Filled:

@@ -57,7 +57,8 @@ def _finish(work: Callable[[], Any], run: str) -> int:
         print(f"regard: {error}", file=sys.stderr)
         return 1
     best = f"; best at step {state.best_step}: {state.best:.4g}" if state.best is not None else ""
-    print(f"done after {state.step} steps{best}; {_use(run)}", file=sys.stderr)
+    steps = "1 step" if state.step == 1 else f"{state.step} steps"
+    print(f"done after {steps}{best}; {_use(run)}", file=sys.stderr)
     return 0
 
 
@@ -131,6 +132,8 @@ def evaluate_translator(arguments: argparse.Namespace) -> None:
 
     translator = Translator.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
     pairs = _pairs(arguments)
+    if arguments.out is not None:
+        _check_writable(arguments.out)
     what = "validation pairs of the run" if arguments.source is None else arguments.source
     with _few_warnings() as warn:
         found = translator.translate((source for source, _ in pairs), _decoding(arguments), warn=warn)
@@ -167,7 +170,7 @@ def evaluate_classifier(arguments: argparse.Namespace) -> None:
     else:
         from regard.data.labelled import read_labelled
 
-        found = read_labelled(arguments.data, arguments.labels, columns=_columns(arguments.columns))
+        found = read_labelled(arguments.data, arguments.labels, columns=_columns(arguments.columns or "text,label"))
         examples, name = list(zip(found.texts, found.labels, strict=True)), arguments.data
     with _few_warnings() as warn:
         found = classification.evaluate(classifier, examples, name=name, threshold=threshold, chosen=chosen, warn=warn)
@@ -261,7 +264,7 @@ def _threshold(classifier: Any, arguments: argparse.Namespace) -> tuple[Any, Any
 def _columns(text: str) -> tuple[str | int, str | int]:
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != 2 or not all(parts):
-        raise ValueError(f"--columns are two, of text and label, such as text,label or 0,1, got {text!r}")
+        raise ValueError(f"--columns are two, such as text,label or 0,1, got {text!r}")
     first, second = (int(part) for part in parts) if all(part.isdecimal() for part in parts) else parts
     return first, second
 
@@ -338,6 +341,12 @@ def generate(arguments: argparse.Namespace) -> None:
     from regard.language import LanguageModel
 
     language = LanguageModel.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    if arguments.prompt is not None and arguments.lines:
+        raise ValueError("--lines takes the prompts from standard input: leave the prompt out")
+    if arguments.n < 1:
+        raise ValueError(f"--n must be at least 1, got {arguments.n}")
+    if not arguments.temperature >= 0:
+        raise ValueError(f"--temperature must be at least 0, which takes the best token, got {arguments.temperature}")
     greedy = arguments.temperature == 0
     if greedy and arguments.n > 1:
         raise ValueError("--temperature 0 always gives the same text: leave --n out")
@@ -362,26 +371,33 @@ def generate(arguments: argparse.Namespace) -> None:
     # one text to one reader comes word by word
     live = arguments.n == 1 and not arguments.json and len(prompts) == 1
     for number, prompt in enumerate(prompts):
-        if live:
-            _write(prompt)
+        before = [prompt]  # written with the first piece of text: a prompt that is refused is not
+
+        def say(sample: int, text: str, before: list[str] = before) -> None:
+            _write("".join(before) + text)
+            before.clear()
+
         found = language.generate(
             prompt,
             decoding,
             stop=arguments.stop or (),
             slide=arguments.slide,
-            say=(lambda sample, text: _write(text)) if live else None,
+            say=say if live else None,
         )
         for part in found:
             if arguments.json:
                 record = {"prompt": prompt, "text": part.text, "tokens": len(part.ids), "logprob": part.logprob}
                 print(json.dumps(record | {"ended": part.ended}, ensure_ascii=False), flush=True)
             elif live:
-                _write("\n")
+                _write("".join(before) + "\n")
             else:
                 print(("" if number == 0 and part is found[0] else "----\n") + prompt + part.text, flush=True)
             room = None if language.limit is None else language.limit - len(language.encode(prompt))
             if part.ended == "length" and room is not None and len(part.ids) == room < arguments.maximum:
                 _warn(f"stopped at the last of the model's {language.limit} positions; --slide goes on")
+        unknown = language.encode(prompt).count(language.tokenizer.unk)
+        if unknown:
+            _warn(f"{unknown:,} tokens of the prompt are unknown to the model, and read as one kind of token")
 
 
 def prompt(arguments: argparse.Namespace) -> None:
@@ -426,6 +442,15 @@ def align_pairs(arguments: argparse.Namespace) -> None:
     if arguments.symmetrise is not None and arguments.reverse is None:
         raise ValueError("--symmetrise needs --reverse, a run of the opposite direction")
     pairs = _pairs(arguments)
+    gold = None if arguments.gold is None else read_gold(arguments.gold)
+    if gold is not None and len(gold) != len(pairs):
+        raise ValueError(f"{arguments.gold} has gold links of {len(gold)} sentences, and there are {len(pairs)} pairs")
+    if arguments.picture is not None:
+        from regard import draw as pictures
+
+        pictures.check(arguments.picture)
+        if not 1 <= arguments.sentence <= len(pairs):
+            raise ValueError(f"--sentence must be from 1 to {len(pairs)}, got {arguments.sentence}")
     _refuse_long(forward, pairs)
     options = {"read": arguments.read, "head": _whole(arguments.head)}
     layer = _whole(arguments.layer)
@@ -446,16 +471,12 @@ def align_pairs(arguments: argparse.Namespace) -> None:
     for part in found:
         print(part)
     if arguments.picture is not None:
-        from regard import draw as pictures
-
-        if not 1 <= arguments.sentence <= len(found):
-            raise ValueError(f"--sentence must be from 1 to {len(found)}, got {arguments.sentence}")
         chosen = found[arguments.sentence - 1]
         title, note = "Where each target word comes from", "Ringed: the word links."
         picture = pictures.alignment_picture(chosen.matrix, chosen.source, chosen.target, chosen.links, title, note)
         _warn(f"picture of sentence {arguments.sentence}: {pictures.save(picture, arguments.picture)}")
-    if arguments.gold is not None:
-        print(error_rate([part.links for part in found], read_gold(arguments.gold)), file=sys.stderr)
+    if gold is not None:
+        print(error_rate([part.links for part in found], gold), file=sys.stderr)
 
 
 def _pairs(arguments: argparse.Namespace) -> list[tuple[str, str]]:
@@ -467,7 +488,10 @@ def _pairs(arguments: argparse.Namespace) -> list[tuple[str, str]]:
         if arguments.target is not None:
             raise ValueError("--target needs --source, the sentences it translates")
         return read_valid(arguments.run)
-    found = read_pairs(arguments.source, arguments.target)
+    columns = _columns(arguments.columns or "0,1")
+    if not all(isinstance(column, int) for column in columns):
+        raise ValueError(f"--columns of a TSV of pairs are two numbers from 0, such as 0,1, got {arguments.columns!r}")
+    found = read_pairs(arguments.source, arguments.target, columns=columns)
     return list(zip(found.source, found.target, strict=True))
 
 
@@ -546,6 +570,10 @@ def embed(arguments: argparse.Namespace) -> None:
     from regard.data.text import opened, read_sentences, shown
     from regard.embedding import Embedder
 
+    if arguments.out is not None:
+        if not arguments.out.endswith(".npy"):
+            raise ValueError(f"--out is a .npy file, got {arguments.out!r}")
+        _check_writable(arguments.out)
     embedder = Embedder.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
     options = {"pooling": arguments.pooling, "normalized": not arguments.raw}
     parts, number = [], 1
@@ -648,11 +676,14 @@ def add_verbs(verb: Verb) -> None:
     added.add_argument("run", metavar="RUN", help="a run folder")
     added.add_argument("--json", action="store_true", help="one JSON object")
     _add_model(added)
+    told = "of --source or --data, two names (text,label) or numbers from 0 (default: text,label; of pairs 0,1)"
+    columns = added.add_argument("--columns", help=told)
     group = added.add_argument_group("translate", "BLEU and chrF with their sacreBLEU signatures, exact match, loss")
     flags = {
         "translate": [
             group.add_argument("--source", help="source sentences, or a TSV of pairs (default: the run's validation)"),
             group.add_argument("--target", help="file of references"),
+            columns,
             group.add_argument("--out", help="write the translations to this file"),
             *_add_decoding(group),
         ]
@@ -662,7 +693,7 @@ def add_verbs(verb: Verb) -> None:
     flags["classify"] = [
         group.add_argument("--data", help="texts and labels: .csv, .tsv, .jsonl (default: the run's validation)"),
         group.add_argument("--labels", help="file of the labels, line by line; --data is then texts, one a line"),
-        group.add_argument("--columns", default="text,label", help="names or numbers from 0 (default: text,label)"),
+        columns,
         *_add_threshold(group),
         group.add_argument("--plot", help="draw confusion matrix and precision-recall curve: .png, .svg or .pdf"),
     ]
@@ -774,6 +805,7 @@ def add_verbs(verb: Verb) -> None:
     added.add_argument("run", metavar="RUN", help="a run folder")
     added.add_argument("--source", help="file of source sentences, or a TSV of pairs (default: the run's validation)")
     added.add_argument("--target", help="file of their translations")
+    added.add_argument("--columns", default="0,1", help="of a TSV, source and target, from 0 (default: 0,1)")
     added.add_argument("--reverse", metavar="RUN", help="a run of the opposite direction: links of both become one")
     methods = ("intersection", "union", "grow-diagonal", "grow-diagonal-final-and", "agreement")
     added.add_argument("--symmetrise", choices=methods, help="how, with --reverse (default: grow-diagonal)")
@@ -889,9 +921,18 @@ def _decoding(arguments: argparse.Namespace) -> Any:
 
     names = ("beam", "penalty", "minimum", "maximum", "nbest", "sample", "temperature", "top_k", "top_p", "seed")
     given = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
+    drawn = [f"--{name.replace('_', '-')}" for name in ("temperature", "top_k", "top_p") if given.get(name, 1.0) != 1.0]
+    if drawn and not given.get("sample"):
+        raise ValueError(f"{', '.join(drawn)} changes how tokens are drawn: give --sample too")
     if not given.get("sample"):
         given["beam"] = max(given["beam"], given.get("nbest", given["beam"]))
     return DecodingConfig(**given)
+
+
+def _check_writable(path: str) -> None:
+    """Ends in words before the work, not after it."""
+    with Path(path).open("a"):
+        pass
 
 
 def _whole(text: str | None) -> int | str | None:

@@ -122,3 +122,10 @@ def test_picture(tmp_path, classes):
         assert (mark.get_xdata()[0], mark.get_ydata()[0]) == (chosen.recall, chosen.precision)
     image = imread(draw.save(picture, tmp_path / "report.png"))
     assert image[..., :3].std() > 0.05
+
+
+def test_of_equally_good_thresholds_the_one_with_more_of_what_was_wanted():
+    positive, scores = np.array([1, 1, 1, 0]), np.array([0.9, 0.8, 0.7, 0.6])
+    # precision is 1 down to 0.7, recall is 1 from 0.7 down
+    assert choose(positive, scores, recall=0.3).threshold == 0.7
+    assert choose(positive, scores, precision=0.5).threshold == 0.7

@@ -563,6 +563,14 @@ def test_a_decoder_continues_prompts(spec):
             same(generate(model, alone(row), None, config)[0], found)
 
 
+def test_what_stands_in_padding_was_not_said_before():
+    """The penalty on repetition is of real tokens, whatever the others are."""
+    model, config = build(seed=11, kind="decoder", layers=2), DecodingConfig(beam=1, maximum=6, repetition=3.0)
+    (plain,) = generate(model, alone(1), None, config)
+    for junk in range(4, model.config.vocabulary):
+        same(generate(model, torch.where(KEEP, SOURCE, junk), KEEP, config)[1], plain)
+
+
 @pytest.mark.parametrize("V", [7, 64, 700, 1000, 4097])
 @pytest.mark.parametrize("count", [1, 4, 12])
 def test_highest(V, count):

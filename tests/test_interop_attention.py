@@ -194,3 +194,14 @@ def test_without_the_mask_function_padding_would_count():
     found = model(tokens, attention_mask=KEEP[:3].long(), position_ids=POSITIONS[:3]).logits
     assert (found[2, 3:] - wanted[2, 3:]).abs().max() > 1e-3
     del AttentionInterface._global_mapping["alone"]
+
+
+def test_the_scale_of_their_logits_is_kept():
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    register(["softmax"])
+    q, k, v = torch.randn(3, 2, 4, 5, 8, generator=torch.Generator().manual_seed(0))
+    module = torch.nn.Identity()
+    y, _ = ALL_ATTENTION_FUNCTIONS["regard:softmax"](module, q, k, v, None, scaling=1.5, is_causal=True)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.5)
+    assert_close(y, expected.transpose(1, 2))

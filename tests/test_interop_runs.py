@@ -368,7 +368,7 @@ def test_nothing_is_overwritten(tmp_path, byte_level, capsys):
     assert "is not empty" in refused(capsys, *export, str(folder))
     assert "is a file" in refused(capsys, *export, str(tmp_path / "run" / "run.json"))
     said = refused(capsys, *export, str(tmp_path / "new"), "--family", "llama")
-    assert "llama, which differs in" in said
+    assert "llama does not compute what this model computes; it differs in: " in said
     assert "norm_kind rms (here layer)" in said
     assert not (tmp_path / "new").exists()
 
@@ -807,3 +807,6 @@ def test_embed(tmp_path, byte_level, capsys):
     assert cli.main(["embed", str(tmp_path / "run"), *arguments]) == 0
     assert_close(torch.tensor(rows), torch.from_numpy(np.load(tmp_path / "v.npy")), rtol=0, atol=1e-6)
     assert "is a run of 'translate', not of 'masked'" in refused(capsys, "embed", str(SHIPPED))
+    assert "--out is a .npy file" in refused(capsys, "embed", str(tmp_path / "run"), "--out", str(tmp_path / "v"))
+    gone = str(tmp_path / "gone" / "v.npy")
+    assert gone in refused(capsys, "embed", str(tmp_path / "run"), "--out", gone)

@@ -473,6 +473,7 @@ def test_cuts_of_the_draws():
     p = logits[0].softmax(0)
     for options, left in (
         ({"min_p": 0.1}, p >= 0.1 * p.max()),
+        ({"min_p": 0.2}, p >= 0.2 * p.max()),
         ({"min_p": 1.0}, p >= p.max()),
         ({"min_p": 0.0}, p > 0),
         ({"min_p": 0.1, "top_k": 2}, torch.tensor([False, False, False, True, True])),
@@ -704,6 +705,8 @@ def test_generate_prints(run, monkeypatch, capsys):
     assert capsys.readouterr().out == once
     assert cli.main(["generate", run, "Three", *short, "--n", "3"]) == 0
     assert capsys.readouterr().out.count("----\n") == 2
+    assert cli.main(["generate", run, "Ж Three Ж", *short]) == 0
+    assert "2 tokens of the prompt are unknown" in capsys.readouterr().err
     feed(monkeypatch, b"Three\n\nSee how\n")
     assert cli.main(["generate", run, *short, "--lines", "--json", "--temperature", "0"]) == 0
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -733,6 +736,11 @@ def test_evaluate_prints(run, tmp_path, capsys):
     assert values[1]["loss"] < values[0]["loss"]
 
 
+def test_the_spread_is_the_standard_deviation_over_draws():
+    assert_close(fewshot.Accuracy(1, [0.0, 0.5, 1.0]).spread, 0.5)
+    assert fewshot.Accuracy(0, [0.5]).spread == 0
+
+
 def test_prompt_prints(run, tmp_path, capsys):
     short = {"description": "", "prompt": "{text}:", "answer": "{label}", "separator": " ", "choices": ["a", "b"]}
     short["examples"] = [{"text": "e", "label": "a"}, {"text": "w", "label": "b"}]
@@ -758,12 +766,16 @@ def test_prompt_prints(run, tmp_path, capsys):
         (["train", "language", "--data.lenght", "3"], "did you mean 'data.length'"),
         (["train", "sing"], "no task 'sing'"),
         (["generate", "gone", "x"], "no run folder gone"),
-        (["generate", "RUN", "x", "--temperature", "-1"], "temperature must be above 0"),
+        (["generate", "RUN", "x", "--temperature", "-1"], "--temperature must be at least 0"),
+        (["generate", "RUN", "x", "--n", "0"], "--n must be at least 1"),
+        (["generate", "RUN", "x", "--lines"], "leave the prompt out"),
+        (["generate", "RUN", "x", "--stop", ""], "stop string must not be empty"),
+        (["prompt", "RUN", "--task", "RUN/log.jsonl"], "log.jsonl"),
         (["generate", "RUN", "x", "--temperature", "0", "--n", "2"], "always gives the same"),
         (["generate", "RUN", "x", "--temperature", "0", "--top-k", "2"], "cut draws"),
         (["generate", "RUN", "x", "--maximum", "0"], "maximum must be"),
         (["generate", "RUN", "x", "--min-p", "2"], "min_p must be"),
-        (["generate", "RUN", "x" * 2000], "2000 tokens and the model 16 positions"),
+        (["generate", "RUN", "e" * 2000], "2000 tokens and the model 16 positions"),
         (["evaluate", "RUN", "--source", "a"], "--source is for runs of 'translate'"),
         (["evaluate", "RUN", "--text", "gone.txt"], "gone.txt: no such file"),
         (["evaluate", "RUN", "--stride", "0"], "stride must be"),
@@ -780,7 +792,9 @@ def test_B1_mistakes_end_in_one_line(run, tmp_path, capsys, argv, words):
     argv = [part.replace("RUN", run).replace("TASK", path) for part in argv]
     with pytest.raises(SystemExit) as stop:
         cli.main(argv)
-    said = capsys.readouterr().err
+    out, said = capsys.readouterr()
     assert stop.value.code == 2
     assert words in said
     assert said.count("\n") == 1
+    assert not out  # not even a prompt that is then refused
+    assert len(said) < 1000

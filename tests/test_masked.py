@@ -317,6 +317,24 @@ def test_presets_have_the_sizes_of_bert(preset):
 # verbs
 
 
+def test_a_document_alone_has_no_end_of_its_last_line():
+    tokenizer = Tokenizer.train(["the dog\neats\n"], 99, "characters")
+    model = Transformer(ModelConfig(kind="encoder", vocabulary=tokenizer.size, width=8, heads=1, inner=8, layers=1))
+    framed = MaskedModel(model, tokenizer, 64, True).frame("the dog\neats\n")
+    assert framed == tokenizer.framed(tokenizer.encode("the dog\neats"))
+
+
+def test_what_is_shown_of_a_run_is_one_line_each():
+    text = "the dog\neats meat\n" * 9
+    tokenizer = Tokenizer.train([text], 99, "characters")
+    sizes = {"width": 16, "heads": 2, "inner": 16, "layers": 1}
+    model = Transformer(ModelConfig(kind="encoder", vocabulary=tokenizer.size, **sizes)).eval()
+    shown = MaskedModel(model, tokenizer, 64, False).samples([text], Masking(tokenizer))
+    assert shown
+    for sample in shown:
+        assert not any("\n" in value for value in sample.values())
+
+
 def test_fill_prints_candidates_and_text(run, monkeypatch, capsys):
     out, _ = told(monkeypatch, capsys, "fill", run, "the grey [mask] eats cheese .", "--top", "2")
     lines = out.splitlines()

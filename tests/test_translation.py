@@ -178,6 +178,18 @@ def test_evaluate(capsys, run, tmp_path):
     assert found["pairs"] == 30
     hypotheses = out.read_text(encoding="utf-8").split("\n")[:-1]
     assert len(hypotheses) == 30
+    table = tmp_path / "a.tsv"
+    table.write_text("".join(f"{target}\t7\t{source}\n" for source, target in test), encoding="utf-8")
+    columns = ["--source", str(table), "--columns", "2,0"]
+    assert cli.main(["evaluate", run, *columns, "--json", "--checkpoint", "last"]) == 0
+    assert json.loads(capsys.readouterr().out) == found
+    assert cli.main(["align", run, *columns]) == 0
+    links = capsys.readouterr().out
+    assert cli.main(["align", run, *files[:4]]) == 0
+    assert capsys.readouterr().out == links
+    with pytest.raises(SystemExit):
+        cli.main(["align", run, *columns[:3], "text,label"])
+    assert "two numbers from 0" in capsys.readouterr().err
     from sacrebleu.metrics import BLEU
 
     assert_close(found["bleu"]["value"], BLEU().corpus_score(hypotheses, [[target for _, target in test]]).score)
@@ -352,6 +364,21 @@ def test_compact_numbers():
         (["evaluate", "FOLDER"], "is not a run"),
         (["evaluate", "RUN", "--source", "missing.en"], "missing.en"),
         (["align", "RUN", "--picture", "a.png", "--sentence", "21"], "from 1 to 20"),
+        (["align", "RUN", "--picture", "a.bmp"], ".png, .svg, .pdf"),
+        (["align", "RUN", "--gold", "missing.gold"], "missing.gold"),
+        (["align", "RUN", "--gold", "one.gold"], "gold links of 1 sentences, and there are 20 pairs"),
+        (["evaluate", "RUN", "--out", "missing/out.de"], "missing/out.de"),
+        (["translate", "RUN", "--top-k", "3"], "give --sample too"),
+        (["translate", "RUN", "--temperature", "0.5"], "give --sample too"),
+        (["translate", "RUN", "--bem", "3"], "regard translate: unrecognized arguments: --bem 3; see regard translate"),
+        (
+            ["train", "translate", "--training.learning_rate", "fast"],
+            "learning_rate must be a number or null, got 'fast'",
+        ),
+        (["train", "translate", "--training.schedule", "fast"], "'paper' or 'inverse_root' or 'cosine' or 'constant'"),
+        (["train", "translate", "--data.shared", "maybe"], "data.shared must be true or false, got 'maybe'"),
+        (["train", "translate", "--config", "one.gold"], "not a YAML file of keys"),
+        (["train", "translate", "--config", "bytes"], "not UTF-8 text: byte 1"),
         (["align", "RUN", "--head", "7", "--layer", "0"], "head"),
         (["align", "RUN", "--layer", "top"], "top"),
         (["average", "FOLDER"], "is not a run"),
@@ -372,11 +399,14 @@ def test_compact_numbers():
 def test_mistakes_end_in_one_line(arguments, words, run, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     feed(monkeypatch, "one\n")
+    Path("one.gold").write_text("1-1\n")
+    Path("bytes").write_bytes(b"\xff\xfe")
     with pytest.raises(SystemExit) as ended:
         cli.main([{"RUN": run, "FOLDER": str(tmp_path)}.get(part, part) for part in arguments])
     assert ended.value.code == 2
-    said = capsys.readouterr().err.strip()
+    out, said = capsys.readouterr()
     assert words in said
+    assert not out  # what is wrong is said before the work
     assert "Traceback" not in said
 
 

@@ -291,7 +291,7 @@ def hold_out(pairs: Sequence[Some], count: int, seed: int) -> tuple[list[Some], 
     """(rest, held out): a draw of `count` pairs with different sources; no source of theirs is left in the rest. What a
     pair has beside source and target stays with it."""
     if count < 1:
-        raise ValueError(f"{len(pairs)} pairs are too few to hold any out: give at least 10, or a validation file")
+        raise ValueError(f"too few to hold any out: got {len(pairs)}, give at least 10, or a validation file")
     order = np.argsort(np.random.Generator(np.random.PCG64(seed)).random(len(pairs)), kind="stable")
     held: dict[str, int] = {}
     for index in order:

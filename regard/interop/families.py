@@ -610,9 +610,11 @@ def choose(config: ModelConfig, special: Values, name: str | None = None) -> Fam
     # one of another kind is never near, however few settings it shares
     nearest = min(found, key=lambda name: (find(name).always["kind"] != config.kind, len(found[name])))
     if found[nearest]:
+        differs = "; ".join(dict.fromkeys(found[nearest]))
+        if name is not None:
+            raise ValueError(f"{name} does not compute what this model computes; it differs in: {differs}")
         raise ValueError(
-            f"no published family computes what this model computes; {'nearest is ' if name is None else ''}"
-            f"{nearest}, which differs in: {'; '.join(dict.fromkeys(found[nearest]))}"
+            f"no published family computes what this model computes; nearest is {nearest}, which differs in: {differs}"
         )
     return find(nearest)
 
