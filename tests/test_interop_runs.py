@@ -480,7 +480,7 @@ def test_ctranslate2_gives_the_same_translations(tmp_path):
 
 
 def test_ctranslate2_of_other_settings(tmp_path):
-    """Post-norm, GELU, biases, learnt positions, vocabularies apart: the same greedy tokens, drawn to be lively."""
+    """Post-norm, GELU, biases, learnt positions, vocabularies apart: the same greedy tokens and probabilities, drawn to be lively."""
     ctranslate2 = importlib.import_module("ctranslate2")
     from regard.decoding import decode
     from regard.interop import ctranslate2 as ours
@@ -509,6 +509,13 @@ def test_ctranslate2_of_other_settings(tmp_path):
         source = torch.cat([tokens, torch.full((6, 1), 3)], 1)
         best = decode(model, source, None, DecodingConfig(beam=1, minimum=12, maximum=12))
         assert found == [other.names(row[0].ids) for row in best]
+        # the greedy token may be the same where its probability is not
+        target = torch.tensor([[2, *row[0].ids] for row in best])
+        with torch.no_grad():
+            logits = torch.log_softmax(model(source, target).logits[:, :-1], -1)
+        wanted = logits.gather(2, target[:, 1:, None])[..., 0]
+        scored = [part.log_probs for part in theirs.score_batch(rows, found)]
+        assert_close(torch.tensor(scored)[:, :12], wanted, rtol=1e-3, atol=1e-3)
 
 
 def test_ctranslate2_refuses(tmp_path, capsys):
