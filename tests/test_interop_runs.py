@@ -480,7 +480,7 @@ def test_ctranslate2_gives_the_same_translations(tmp_path):
 
 
 def test_ctranslate2_of_other_settings(tmp_path):
-    """Post-norm, GELU, biases, learnt positions, vocabularies apart: the same greedy tokens and probabilities, drawn to be lively."""
+    """Post-norm, GELU, biases, learnt positions, vocabularies apart: the same greedy tokens and probabilities."""
     ctranslate2 = importlib.import_module("ctranslate2")
     from regard.decoding import decode
     from regard.interop import ctranslate2 as ours
