@@ -197,7 +197,7 @@ def test_a_link_that_is_wrong_shows_the_view(page, view):
     for state in (wrong, other, wrong | {"layer": "-1", "pin": "1e9"}, other | {"layer": "1.4", "head": "1.6"}):
         visit(page, view=view, run="films" if view == "results" else "shipped", threshold="x", preset="?", **state)
         assert page.get_attribute("#status", "class") == ""
-        assert page.locator(".problem").count() == 0
+        assert page.locator(".problem").all_inner_texts() == []
         assert page.locator("canvas:visible").count() > 0
 
 
@@ -550,7 +550,7 @@ def test_hostile_texts_are_read(page):
         for view in ("heads", "translate", "steps"):
             text = " ".join(some)[: 2000 if view == "heads" else 40]
             visit(page, view=view, text=text, beam="1")
-            assert page.locator(".problem").count() == 0, view
+            assert page.locator(".problem").all_inner_texts() == [], view
             assert page.evaluate(SIZES) == usual
     for state in (
         {"view": "mechanisms", "spec": HOSTILE[1], "second": HOSTILE[1], "text": HOSTILE[0]},
@@ -629,7 +629,7 @@ def test_save_and_open_again(page, tmp_path, translator):
     for view in ("heads", "steps", "mechanisms", "positions"):
         page.goto((tmp_path / f"{view}.html").as_uri())
         page.wait_for_function(READY)
-        assert page.locator(".problem").count() == 0
+        assert page.locator(".problem").all_inner_texts() == []
         assert page.locator("canvas").count() > 0
     # what it does not hold is said
     page.click('nav button[data-view="heads"]')
@@ -890,7 +890,7 @@ def test_an_option_may_be_none(page):
     page.press('input[aria-label="iterations"]', "Enter")
     page.wait_for_function("() => document.querySelector('input[aria-label=spec]').value.includes('iterations=None')")
     page.wait_for_function(READY)
-    assert page.locator(".problem").count() == 0
+    assert page.locator(".problem").all_inner_texts() == []
     assert page.get_attribute('input[aria-label="cut"]', "min") == "0"
 
 

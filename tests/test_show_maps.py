@@ -366,6 +366,27 @@ def test_softmax_beside_itself_is_the_trained_layer(engine):
         np.testing.assert_allclose(reply.arrays[name], wanted.arrays["layer1"], atol=1e-6)
 
 
+def test_on_a_slow_machine_fewer_lengths_are_counted(monkeypatch):
+    """Softmax is counted wherever the mechanism is: they are compared at the longest."""
+    counted = pictures._counted
+
+    def late(spec, role, length):
+        if spec == "softmax" and length > 128:
+            raise ValueError("this takes too long")
+        return counted(spec, role, length)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pictures, "_counted", late)
+        assert [len(part) for part in pictures.cost("linear", "causal").meta["counts"].values()] == [2, 2]
+    monkeypatch.setattr(pictures, "PATIENCE", 0.0)
+    assert [len(part) for part in pictures.cost("linear", "causal").meta["counts"].values()] == [1, 1]
+    monkeypatch.setattr(pictures, "PATIENCE", 60.0)
+    short = pictures.cost("linformer(rank=4, longest=256)", "self").meta["counts"]
+    assert (len(short["softmax"]), len(short["mechanism"])) == (5, 3)
+    with pytest.raises(ValueError, match="takes no 64 tokens"):
+        pictures.cost("linformer(rank=4, longest=32)", "self")
+
+
 def test_the_cost_grows_as_declared(engine, monkeypatch):
     # however slow the machine is
     monkeypatch.setattr(pictures, "PATIENCE", 60)

@@ -1,6 +1,7 @@
 """Mechanisms and position schemes as numbers to draw: measured on the layers that run, never told in advance."""
 
 import time
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -125,32 +126,41 @@ FLASH = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _flash_flop
 
 
 def cost(spec: str, role: str) -> Reply:
-    """Multiplications and numbers written by one layer (width 64, 4 heads) at rising lengths."""
-    counts = {}
-    for name, one in (("mechanism", spec), ("softmax", "softmax")):
-        heads = -(-4 // parse(one).heads) * parse(one).heads
-        counts[name] = []
-        for length in LENGTHS:
-            began = time.monotonic()
-            # with gradients, which the counter of torch expects of whoever switches them on inside
-            with torch.random.fork_rng(devices=[]), torch.enable_grad():
-                torch.manual_seed(0)
-                try:
-                    layer = regard.attention(one, width=16 * heads, heads=heads, role=role).eval()
-                    x = torch.randn(1, length, 16 * heads)
-                    memory = x if role == "cross" else None
-                    with FlopCounterMode(display=False, custom_mapping=FLASH) as flops, Written() as written:
-                        layer(x, memory=memory)
-                except ValueError:
-                    # longer than its tables
-                    break
-                counts[name].append(flops.get_total_flops() + written.numbers)
-            # twice the length may take four times as long
-            if time.monotonic() - began > PATIENCE:
-                break
+    """Multiplications and numbers written by one layer (width 64, 4 heads) at rising lengths, as many as take no longer
+    than PATIENCE; of softmax at each of them at least."""
+    counts: dict[str, list[int]] = {"softmax": [], "mechanism": []}
+    for at, length in enumerate(LENGTHS):
+        began = time.monotonic()
+        try:
+            counts["softmax"].append(_counted("softmax", role, length))
+        except ValueError:
+            # longer than we wait
+            break
+        if len(counts["mechanism"]) == at:
+            # longer than its tables: shorter ones tell enough
+            with suppress(ValueError):
+                counts["mechanism"].append(_counted(spec, role, length))
+        # twice the length may take four times as long
+        if time.monotonic() - began > PATIENCE:
+            break
+    if not counts["mechanism"]:
+        raise ValueError(f"{spec} takes no {LENGTHS[0]} tokens, or too long for them, so that its work was not counted")
     facts = regard.facts(spec)
     meta = {"lengths": LENGTHS, "counts": counts, "time": facts.time._asdict(), "memory": facts.memory._asdict()}
     return Reply(meta)
+
+
+def _counted(spec: str, role: str, length: int) -> int:
+    heads = -(-4 // parse(spec).heads) * parse(spec).heads
+    # with gradients, which the counter of torch expects of whoever switches them on inside
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(0)
+        layer = regard.attention(spec, width=16 * heads, heads=heads, role=role).eval()
+        x = torch.randn(1, length, 16 * heads)
+        memory = x if role == "cross" else None
+        with FlopCounterMode(display=False, custom_mapping=FLASH) as flops, Written() as written:
+            layer(x, memory=memory)
+    return flops.get_total_flops() + written.numbers
 
 
 def compare(spec: str, given: Given, tokens: list[str]) -> Reply:
