@@ -140,6 +140,13 @@ def test_runs_of_the_first_version_still_translate(run, tmp_path):
         resume(old, Display(quiet=True))
 
 
+def test_columns_are_of_a_table():
+    with pytest.raises(ValueError, match=r"data\.columns are those of a TSV file"):
+        DataConfig(source="a.en", target="a.de", columns=(2, 0))
+    DataConfig(source="a.tsv", columns=(2, 0))
+    DataConfig(source="a.en", target="a.de", valid_source="v.tsv", columns=(2, 0))
+
+
 def test_columns(monkeypatch, capsys, run):
     source = "It is two o'clock.\n\nThe book costs nine dollars.\n"
     lines, _ = translated(monkeypatch, capsys, source, run, "--nbest", "2", "--scores", "--alignments", "--beam", "3")
