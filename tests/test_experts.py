@@ -174,8 +174,10 @@ def test_layers_with_fused_moves(monkeypatch, spec):
 @pytest.mark.gpu
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_gpu_gives_the_same(spec, precision):
+@pytest.mark.parametrize("triton", [False, True])
+def test_a_gpu_gives_the_same(monkeypatch, spec, precision, triton):
     """Answers, losses and gradients beside the CPU's in float64, with padding, empty groups and used memory."""
+    monkeypatch.setattr(grouped, "TRITON", triton)
     torch.manual_seed(0)
     layer = regard.feedforward(spec, width=64, inner=128)
     with torch.no_grad():
@@ -206,8 +208,10 @@ def test_a_gpu_gives_the_same(spec, precision):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if not spec.startswith("moe")])
-def test_steps_with_experts_are_recorded(spec):
+@pytest.mark.parametrize("triton", [False, True])
+def test_steps_with_experts_are_recorded(monkeypatch, spec, triton):
     """The host never waits: a graph of the step is made, and replayed it gives what it gave."""
+    monkeypatch.setattr(grouped, "TRITON", triton)
     causal = spec if spec in CAUSAL else "dense"
     torch.manual_seed(0)
     model = Transformer(ModelConfig(layers=2, feedforward=spec, decoder_feedforward=causal, **SIZES)).cuda().train()

@@ -6,6 +6,7 @@ grouped one. In "padded", each has as much room as the largest may need, and the
 dtype and width, and where the room is known in advance the host never waits for a GPU.
 """
 
+import os
 from typing import NamedTuple
 
 import torch
@@ -16,11 +17,13 @@ try:
     from regard.kernels import moves
 except ImportError:  # no Triton: there is none for a CPU alone
     moves = None
+# On request, for they have been interpreted and compiled, but neither run nor timed on a GPU.
+TRITON = os.environ.get("REGARD_TRITON") == "1"
 
 
 def _fused(x: Tensor, dtype: torch.dtype) -> bool:
     """Whether the kernels of `moves` take these; compilers make their own."""
-    if moves is None or not x.is_cuda or torch.compiler.is_compiling():
+    if not TRITON or moves is None or not x.is_cuda or torch.compiler.is_compiling():
         return False
     return x.dtype in moves.DTYPES and dtype in moves.DTYPES
 

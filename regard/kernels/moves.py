@@ -1,7 +1,8 @@
 """Rows of matrices taken, weighted and added up by index, in Triton: one pass over memory each, on a GPU.
 
 What PyTorch does in three to six passes (a gather, a mask, a cast, a product with gates, a sum) is bound by memory, and
-a layer of experts is little else beside its products. Sums are made in float32.
+a layer of experts is little else beside its products. Sums are made in float32. In the kernels a row that is masked
+ends at column 0, so that a mask is one comparison.
 """
 
 import torch
@@ -52,9 +53,10 @@ def taken(x: Tensor, at: Tensor, used: Tensor | None, factor: Tensor | None, dty
     """factor[s] x[at[s]], [S, I]; zeros where not `used`."""
     x, y = x.contiguous(), x.new_empty(len(at), x.shape[1], dtype=dtype)
     if y.numel():
-        _taken[(len(at),)](
-            x, at, _bytes(used), _dense(factor), y, x.shape[1], _block(x), used is not None, factor is not None
-        )
+        with torch.cuda.device_of(x):
+            _taken[(len(at),)](
+                x, at, _bytes(used), _dense(factor), y, x.shape[1], _block(x), used is not None, factor is not None
+            )
     return y
 
 
@@ -63,9 +65,10 @@ def added(y: Tensor, at: Tensor, kept: Tensor, factor: Tensor | None, rows: int,
     y, out = y.contiguous(), y.new_empty(rows, y.shape[1], dtype=dtype)
     if out.numel():
         copies = len(at) // rows
-        _added[(rows,)](
-            y, at, _bytes(kept), _dense(factor), out, rows, y.shape[1], _block(y), copies, factor is not None
-        )
+        with torch.cuda.device_of(y):
+            _added[(rows,)](
+                y, at, _bytes(kept), _dense(factor), out, rows, y.shape[1], _block(y), copies, factor is not None
+            )
     return out
 
 
@@ -73,7 +76,8 @@ def products(y: Tensor, at: Tensor, kept: Tensor, x: Tensor, dtype: torch.dtype)
     """y[at[m]] . x[m % N], [M]; zeros where not `kept`."""
     x, out = x.contiguous(), x.new_empty(len(at), dtype=dtype)
     if len(at):
-        _products[(len(at),)](y.contiguous(), at, _bytes(kept), x, out, len(x), x.shape[1], _block(x))
+        with torch.cuda.device_of(x):
+            _products[(len(at),)](y.contiguous(), at, _bytes(kept), x, out, len(x), x.shape[1], _block(x))
     return out
 
 
@@ -81,7 +85,8 @@ def clear_empty(weights: Tensor, ends: Tensor) -> None:
     """Zeros, in place, in those of weights [G, I, O] whose group has no rows; the others are not touched."""
     size, block = weights[0].numel(), 1024
     parts = min(64, triton.cdiv(size, block))
-    _clear_empty[(len(ends), parts)](weights, ends, size, block, parts)
+    with torch.cuda.device_of(weights):
+        _clear_empty[(len(ends), parts)](weights, ends, size, block, parts)
 
 
 def _bytes(flags: Tensor | None) -> Tensor | None:
@@ -91,9 +96,6 @@ def _bytes(flags: Tensor | None) -> Tensor | None:
 def _dense(factor: Tensor | None) -> Tensor | None:
     """Kernels step over numbers one by one."""
     return None if factor is None else factor.contiguous()
-
-
-# In the kernels a row that is masked ends at column 0, so that a mask is one comparison.
 
 
 def _block(x: Tensor) -> int:
