@@ -63,9 +63,10 @@ class DataConfig:
                 raise ValueError(f"data.{name} is given without data.{before}")
         if len(self.columns) != 2 or min(self.columns) < 0:
             raise ValueError(f"data.columns must be two columns, counted from 0, got {list(self.columns)}")
-        tables = self.source is not None and (self.target is None or (self.valid_source and self.valid_target is None))
-        if tuple(self.columns) != (0, 1) and not tables:
-            raise ValueError("data.columns are those of a TSV file, which is data.source without data.target")
+        pairs = (self.source, self.target), (self.valid_source, self.valid_target)
+        has_table = any(source is not None and target is None for source, target in pairs)
+        if tuple(self.columns) != (0, 1) and not has_table:
+            raise ValueError("data.columns are those of a TSV file, which is a data.source without a data.target")
 
 
 @dataclass(frozen=True)

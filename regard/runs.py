@@ -930,9 +930,12 @@ def _decoding(arguments: argparse.Namespace) -> Any:
 
 
 def _check_writable(path: str) -> None:
-    """Ends in words before the work, not after it."""
+    """Ends in words before the work, not after it; leaves no file."""
+    is_new = not Path(path).exists()
     with Path(path).open("a"):
         pass
+    if is_new:
+        Path(path).unlink()
 
 
 def _whole(text: str | None) -> int | str | None:

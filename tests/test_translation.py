@@ -185,6 +185,13 @@ def test_evaluate(capsys, run, tmp_path):
     assert found["pairs"] == 30
     hypotheses = out.read_text(encoding="utf-8").split("\n")[:-1]
     assert len(hypotheses) == 30
+    # what fails leaves no file, and one that was there as it was
+    for path, left in ((tmp_path / "none.de", False), (out, True)):
+        with pytest.raises(SystemExit):
+            cli.main(["evaluate", run, *files[:4], "--out", str(path), "--beam", "0"])
+        assert path.exists() == left
+    assert out.read_text(encoding="utf-8").split("\n")[:-1] == hypotheses
+    capsys.readouterr()
     table = tmp_path / "a.tsv"
     table.write_text("".join(f"{target}\t7\t{source}\n" for source, target in test), encoding="utf-8")
     columns = ["--source", str(table), "--columns", "2,0"]
