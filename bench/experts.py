@@ -6,8 +6,8 @@
 
 A step is forward and backward, gradients of tokens and weights, without the optimizer, whose time grows with all
 parameters. Steps of the layers take turns; the best of each counts. `dense` in each row has the active parameters of
-that row: the choices times the width inside an expert. On a GPU steps are recorded as graphs, as training records
-them, and what cannot be recorded says so.
+that row: the choices times the width inside an expert. The process keeps its memory, as Regard's commands do. On a GPU
+steps are recorded as graphs, as training records them, and what cannot be recorded says so.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from torch import Tensor
 import regard
 from regard.attention.base import Rows
 from regard.feedforward.base import FeedForward
+from regard.memory import keep_memory
 
 LAYERS = {"switch": 1, "gshard": 2, "moe": 2, "choice": 2}
 
@@ -93,6 +94,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of the CPU (default: 1)")
     parser.add_argument("--seconds", type=float, default=4.0, help="a layer (default: 4)")
     arguments = parser.parse_args()
+    keep_memory()
     torch.set_num_threads(arguments.threads)
     device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
     torch.manual_seed(0)

@@ -1,8 +1,8 @@
 """Training and translating on the CPU: Regard's Transformer against the libraries people use, on the same work.
 
-Same sizes, same batches, one process, the same number of threads, in turns (A, B, C, A, B, C, ...): a round gives one
-time for each, a ratio is taken within a round, and the median over the rounds counts. So noise of the machine that
-lasts longer than a turn strikes all alike.
+Same sizes, same batches, a process for each, the same number of threads, in turns (A, B, C, A, B, C, ...): a round
+gives one time for each, a ratio is taken within a round, and the median over the rounds counts. So noise of the machine
+that lasts longer than a turn strikes all alike. Regard's processes keep their memory, as its commands do.
 
 - training: forward, cross entropy with label smoothing, backward, clipping of the gradient, one step of Adam (PyTorch's
   fused one for all), dropout where the paper has it and no attention dropout, which some peers would have by default.
@@ -10,8 +10,6 @@ lasts longer than a turn strikes all alike.
   with a beam. Regard's weights, random, are copied into Hugging Face's Marian and into CTranslate2; JoeyNMT keeps
   weights of its own. The table says how many tokens come out the same, which says little: an untrained model repeats
   one token for a whole sentence, and its beams move less than those of a trained one.
-
-CTranslate2 brings a thread pool of its own and is some percent slower beside PyTorch than in a process alone.
 
 Target tokens a second count, which for a beam are those of its best hypothesis. A peer that is not installed is named
 and left out.
@@ -21,6 +19,7 @@ import argparse
 import copy
 import json
 import math
+import multiprocessing
 import platform
 import statistics
 import sys
@@ -28,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.kernels.packed import pack_linears
+from regard.memory import keep_memory
 from regard.models.transformer import ModelConfig, Transformer
 from regard.training.loss import loss
 
@@ -79,11 +80,41 @@ class Batch(NamedTuple):
     target_keep: Tensor | None
 
 
-class Contender(NamedTuple):
-    """`run` does the work once; what it returns is compared, not timed."""
+Builders = dict[str, Callable[[], Callable[[], Any]]]
 
-    name: str
-    run: Callable[[], Any]
+
+class Contender:
+    """A process that has built one model and does the work when asked."""
+
+    def __init__(self, name: str, work: str, sizes: Sizes, threads: int):
+        spawn = multiprocessing.get_context("spawn")
+        self.name, (self.link, theirs) = name, spawn.Pipe()
+        spawn.Process(target=serve, args=(theirs, name, work, sizes, threads), daemon=True).start()
+        self.missing = self.link.recv()
+
+    def run(self) -> tuple[float, Any]:
+        """Seconds, and what came out, which is compared, not timed."""
+        self.link.send(True)
+        return self.link.recv()
+
+    def end(self) -> None:
+        self.link.send(False)
+
+
+def serve(link: Connection, name: str, work: str, sizes: Sizes, threads: int) -> None:
+    torch.set_num_threads(threads)
+    if name.startswith(OURS):
+        keep_memory()
+    try:
+        run = builders(work, sizes, threads)[name]()
+    except ImportError as error:
+        link.send(f"{name}: {error}")
+        return
+    link.send(None)
+    while link.recv():
+        began = time.perf_counter()
+        found = run()
+        link.send((time.perf_counter() - began, found.tolist() if isinstance(found, Tensor) else found))
 
 
 # the models
@@ -278,7 +309,12 @@ def joey(sizes: Sizes, dropout: float) -> nn.Module:
 # the work
 
 
-def trainers(sizes: Sizes, without: list[str]) -> tuple[list[Contender], list[str]]:
+def builders(work: str, sizes: Sizes, threads: int) -> Builders:
+    """How to build what does it, by name."""
+    return trainers(sizes) if work == "train" else translators(sizes, 1 if work == "greedy" else sizes.beam, threads)
+
+
+def trainers(sizes: Sizes) -> Builders:
     """One training step of each."""
     drawn = torch.Generator().manual_seed(1)
     shape = (sizes.pairs, sizes.length)
@@ -307,13 +343,13 @@ def trainers(sizes: Sizes, without: list[str]) -> tuple[list[Contender], list[st
         asked = {"src": source, "trg_input": target_in, "trg": target_out, "src_mask": mask, "trg_mask": mask}
         return model, lambda: model(return_type="loss", src_length=length, **asked)[0] / tokens
 
-    builders = {
+    found = {
         OURS: regard_losses,
         "transformers": marian_losses,
         "torch.nn.Transformer": torch_losses,
         "joeynmt": joey_losses,
     }
-    return assembled({name: lambda build=build: stepper(*build()) for name, build in builders.items()}, without)
+    return {name: lambda build=build: stepper(*build()) for name, build in found.items()}
 
 
 def stepper(model: nn.Module, forward: Callable[[], Tensor]) -> Callable[[], float]:
@@ -331,7 +367,7 @@ def stepper(model: nn.Module, forward: Callable[[], Tensor]) -> Callable[[], flo
     return step
 
 
-def translators(sizes: Sizes, beam: int, threads: int, without: list[str]) -> tuple[list[Contender], list[str]]:
+def translators(sizes: Sizes, beam: int, threads: int) -> Builders:
     """One translated batch of each: ids [batch, steps]."""
     drawn = torch.Generator().manual_seed(2)
     source = torch.randint(4, sizes.vocabulary, (sizes.batch, sizes.length), generator=drawn)
@@ -383,7 +419,7 @@ def translators(sizes: Sizes, beam: int, threads: int, without: list[str]) -> tu
 
         return run
 
-    builders = {
+    return {
         OURS: lambda: regard_run("float32"),
         "transformers": marian_run,
         "ctranslate2": lambda: ctranslate_run("float32"),
@@ -392,7 +428,6 @@ def translators(sizes: Sizes, beam: int, threads: int, without: list[str]) -> tu
         "regard int8": lambda: regard_run("int8"),
         "ctranslate2 int8": lambda: ctranslate_run("int8"),
     }
-    return assembled(builders, without)
 
 
 def translate(model: Transformer, source: Tensor, beam: int, steps: int) -> Tensor:
@@ -401,19 +436,6 @@ def translate(model: Transformer, source: Tensor, beam: int, steps: int) -> Tens
 
     config = DecodingConfig(beam=beam, minimum=steps, maximum=steps)
     return torch.tensor([best[0].ids for best in decode(model, source, None, config)])
-
-
-def assembled(builders: dict[str, Callable[[], Callable]], without: list[str]) -> tuple[list[Contender], list[str]]:
-    """Those that can be built, and what is missing."""
-    found, missing = [], []
-    for name, build in builders.items():
-        if name.split()[0] in without:
-            continue
-        try:
-            found.append(Contender(name, build()))
-        except ImportError as error:
-            missing.append(f"{name}: {error}")
-    return found, missing
 
 
 # the measuring
@@ -426,10 +448,9 @@ def race(contenders: list[Contender], rounds: int, pause: float) -> dict[str, li
         for contender in contenders:
             # threads of the one before may still spin, waiting for work
             time.sleep(pause)
-            began = time.perf_counter()
-            contender.run()
+            seconds, _ = contender.run()
             if number >= 2:
-                times[contender.name].append(time.perf_counter() - began)
+                times[contender.name].append(seconds)
         print(f"  round {number - 1} of {rounds}" if number >= 2 else "  warm-up", file=sys.stderr, flush=True)
     return times
 
@@ -449,9 +470,10 @@ def judged(times: dict[str, list[float]], tokens: int) -> list[dict[str, Any]]:
 
 def same(contenders: list[Contender]) -> dict[str, float]:
     """The share of target tokens equal to ours."""
-    expected = contenders[0].run()
-    found = {contender.name: contender.run() for contender in contenders[1:] if contender.name != "joeynmt"}
-    return {name: (ids == expected).float().mean().item() for name, ids in found.items()}
+    found = {
+        contender.name: torch.tensor(contender.run()[1]) for contender in contenders if contender.name != "joeynmt"
+    }
+    return {name: (ids == found[OURS]).float().mean().item() for name, ids in found.items() if name != OURS}
 
 
 def show(title: str, rows: list[dict[str, Any]], agreement: dict[str, float]) -> None:
@@ -503,7 +525,6 @@ def versions() -> dict[str, str]:
 
 def main() -> None:
     arguments = parsed()
-    torch.set_num_threads(arguments.threads)
     sizes, rounds = (QUICK, 2) if arguments.quick else (Sizes(), arguments.rounds)
     report = {"versions": versions(), "threads": arguments.threads, "sizes": asdict(sizes), "tables": {}}
     print(", ".join(f"{name} {number}" for name, number in report["versions"].items()), end="; ")
@@ -516,14 +537,15 @@ def main() -> None:
     }
     for work in arguments.only:
         print(f"{work} ...", file=sys.stderr, flush=True)
-        if work == "train":
-            contenders, missing = trainers(sizes, arguments.without)
-            tokens, agreement = sizes.pairs * sizes.length, {}
-        else:
-            beam = 1 if work == "greedy" else sizes.beam
-            contenders, missing = translators(sizes, beam, arguments.threads, arguments.without)
-            tokens, agreement = sizes.batch * sizes.steps, same(contenders)
+        names = [name for name in builders(work, sizes, 1) if name.split()[0] not in arguments.without]
+        asked = [Contender(name, work, sizes, arguments.threads) for name in names]
+        missing = [contender.missing for contender in asked if contender.missing]
+        contenders = [contender for contender in asked if not contender.missing]
+        tokens = sizes.pairs * sizes.length if work == "train" else sizes.batch * sizes.steps
+        agreement = {} if work == "train" else same(contenders)
         rows = judged(race(contenders, rounds, arguments.pause), tokens)
+        for contender in contenders:
+            contender.end()
         show(titles[work], rows, agreement)
         for line in missing:
             print(f"left out: {line}")

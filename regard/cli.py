@@ -23,6 +23,7 @@ from rich.text import Text
 
 import regard
 from regard import __version__, runs
+from regard.memory import keep_memory
 from regard.spec import REGISTRIES, Registry, Spec, describe, parse
 
 
@@ -31,7 +32,11 @@ def main(argv: list[str] | None = None) -> int:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal without é gets ? and no traceback
     parser = _parser()
-    argv = sys.argv[1:] if argv is None else argv
+    if argv is None:
+        # the process is our own; the page's server, which lives long, gives back what it does not need
+        argv = sys.argv[1:]
+        if argv[:1] != ["show"]:
+            keep_memory()
     try:
         if argv[:1] == ["train"]:
             # its flags are generated from the config of the task

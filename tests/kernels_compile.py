@@ -5,7 +5,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from triton.runtime import JITFunction
 
-from regard.kernels import moves
+from regard.kernels import moves_triton as moves
 
 HOPPER = GPUTarget("cuda", 90, 32)
 
@@ -23,6 +23,6 @@ for dtype in ("*bf16", "*fp32"):
     wide = {"WIDTH": 2500, "BLOCK": 2048}
     compiled(moves._taken, rows, wide | {"MASKED": True, "WEIGHTED": True})
     compiled(moves._taken, rows, wide | {"MASKED": False, "WEIGHTED": False, "used": None, "factor": None})
-    compiled(moves._added, rows, wide | {"COPIES": 2, "WEIGHTED": True})
-    compiled(moves._products, rows, wide)
+    compiled(moves._added, rows, wide | {"COPIES": 2, "MASKED": True, "WEIGHTED": True})
+    compiled(moves._products, rows, wide | {"MASKED": True})
     compiled(moves._clear_empty, rows, {"SIZE": 1 << 20, "BLOCK": 1024, "PARTS": 64})

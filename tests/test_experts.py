@@ -22,7 +22,7 @@ from torch.torch_version import TorchVersion
 import regard
 from regard import task
 from regard.attention.base import Rows
-from regard.kernels import grouped, moves
+from regard.kernels import grouped, moves, moves_triton
 from regard.kernels.packed import pack_linears
 from regard.models import build
 from regard.models.feedback import FeedbackConfig
@@ -78,12 +78,12 @@ def test_grouped_products(monkeypatch, fused, layout, limit, most):
     """Both layouts against a loop over the pairs, values and gradients; first come, first served. Moved by PyTorch and
     by kernels of our own."""
     monkeypatch.setattr(grouped, "_flat", lambda *_: layout != "padded")
-    monkeypatch.setattr(grouped, "_fused", lambda *_: fused)
+    monkeypatch.setattr(moves, "kernels", lambda *_: moves_triton if fused else None)
     if layout == "flat as on a GPU":
         monkeypatch.setattr(grouped, "_counted", lambda _: False)
         monkeypatch.setattr(grouped.F, "grouped_mm", unwritten)
     N, groups = 24, 4
-    group = shares(2 * N, groups)
+    group = shares(2 * N, groups).view(2, N)
     draw = torch.Generator().manual_seed(3)
     x = torch.randn(N, 8, generator=draw, requires_grad=True)
     weight = torch.randn(groups, 8, 12, generator=draw, requires_grad=True)
@@ -93,12 +93,12 @@ def test_grouped_products(monkeypatch, fused, layout, limit, most):
     dealt = grouped.deal(group, groups, x.dtype, (8, 12), most, bound)
     y = dealt.collect(dealt.product(dealt.spread(x, x.dtype), weight) * dealt.each(vectors), gate)
     taken, rows = [0] * groups, []
-    for pair, own in enumerate(group.tolist()):
+    for pair, own in enumerate(group.flatten().tolist()):
         served = own < groups and (limit is None or taken[own] < limit)
         if served:
             taken[own] += 1
         rows.append(x[pair % N] @ weight[own] * vectors[own] if served else torch.zeros(12))
-        assert dealt.taken[pair] == served
+        assert dealt.taken.flatten()[pair] == served
     expected = (torch.stack(rows).view(2, N, 12) * gate[..., None]).sum(0)
     assert_close(y, expected)
     if any(taken):
@@ -112,10 +112,12 @@ def test_grouped_products(monkeypatch, fused, layout, limit, most):
         )
 
 
+@pytest.mark.parametrize("kind", [moves, moves_triton])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [1, 48, 2500])
-def test_moves(dtype, width):
-    """Each kernel against its formula, wider than what a program holds at once too; what is masked may be anything."""
+def test_moves(kind, dtype, width):
+    """Each function against its formula, also wider than what a program holds at once; what is masked may be anything,
+    and nothing that is given changes."""
     draw = torch.Generator().manual_seed(4)
     x, y = torch.randn(7, width, generator=draw), torch.randn(9, width, generator=draw)
     at, used = torch.randint(7, (9,), generator=draw), torch.rand(9, generator=draw) < 0.7
@@ -123,21 +125,25 @@ def test_moves(dtype, width):
     # a column of a table, whose numbers lie apart
     factor = torch.randn(9, 2, generator=draw)[:, 0]
     off = {"rtol": 0, "atol": 1e-4 if dtype == torch.float32 else 0.05}
-    found = moves.taken(x, at, used, factor, dtype)
+    found = kind.taken(x, at, used, factor, dtype)
     assert found.dtype == dtype
     assert_close(found.float(), torch.where(used[:, None], factor[:, None] * x[at], 0), **off)
-    assert_close(moves.taken(x, at[used], None, None, dtype).float(), x[at[used]], **off)
-    to, kept = torch.randint(9, (3 * 7,), generator=draw), torch.rand(21, generator=draw) < 0.7
+    assert_close(kind.taken(x, at[used], None, None, dtype).float(), x[at[used]], **off)
+    to, kept = torch.randint(9, (7, 3), generator=draw).T, (torch.rand(7, 3, generator=draw) < 0.7).T
     given = y.to(dtype)
     given[to[~kept]] = torch.where(torch.isin(to[~kept], to[kept])[:, None], given[to[~kept]], torch.nan)
-    read = torch.where(kept[:, None], given.float()[to], 0)
-    weight = torch.randn(21, 2, generator=draw)[:, 0]
-    assert_close(moves.added(given, to, kept, None, 7, torch.float32), read.view(3, 7, width).sum(0), **off)
-    expected = (weight[:, None] * read).view(3, 7, width).sum(0)
-    assert_close(moves.added(given, to, kept, weight, 7, torch.float32), expected, **off)
+    before = given.clone()
+    read = torch.where(kept[..., None], given.float()[to], 0)
+    weight = torch.randn(3, 7, 2, generator=draw)[..., 0]
+    assert_close(kind.added(given, to, kept, None, torch.float32), read.sum(0), **off)
+    assert_close(kind.added(given, to, kept, weight, torch.float32), (weight[..., None] * read).sum(0), **off)
     grad = torch.randn(7, width, generator=draw)
-    expected = (read * grad.repeat(3, 1)).sum(1)
-    assert_close(moves.products(given, to, kept, grad, torch.float32), expected, rtol=1e-4, atol=1e-3)
+    found = kind.products(given, to, kept, grad, torch.float32)
+    assert_close(found, (read * grad).sum(2), rtol=1e-4, atol=1e-3)
+    whole = given.nan_to_num()
+    assert_close(kind.added(whole, to, None, None, dtype).float(), whole.float()[to].sum(0), **off)
+    assert_close(kind.products(whole, to, None, grad, torch.float32), (whole[to] * grad).sum(2), rtol=1e-4, atol=1e-3)
+    assert_close(given, before, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("size", [(33, 40), (300, 301)])
@@ -145,7 +151,7 @@ def test_groups_without_rows_are_cleared(size):
     """Also those larger than all programs of a group clear at once."""
     weights = torch.full((4, *size), torch.nan)
     weights[1], weights[3] = 1.0, 2.0
-    moves.clear_empty(weights, torch.tensor([0, 5, 5, 6], dtype=torch.int32))
+    moves_triton.clear_empty(weights, torch.tensor([0, 5, 5, 6], dtype=torch.int32))
     assert_close(weights.mean((1, 2)), torch.tensor([0.0, 1.0, 0.0, 2.0]))
 
 
@@ -160,7 +166,7 @@ def test_layers_with_fused_moves(monkeypatch, spec):
     """What a GPU runs, interpreted: answers and gradients as PyTorch's operators give them."""
     results = []
     for fused in (False, True):
-        monkeypatch.setattr(grouped, "_fused", lambda *_, fused=fused: fused)
+        monkeypatch.setattr(moves, "kernels", lambda *_, fused=fused: moves_triton if fused else None)
         torch.manual_seed(0)
         layer = regard.feedforward(spec, width=16, inner=24)
         x = torch.randn(2, 13, 16, requires_grad=True)
@@ -177,7 +183,7 @@ def test_layers_with_fused_moves(monkeypatch, spec):
 @pytest.mark.parametrize("triton", [False, True])
 def test_a_gpu_gives_the_same(monkeypatch, spec, precision, triton):
     """Answers, losses and gradients beside the CPU's in float64, with padding, empty groups and used memory."""
-    monkeypatch.setattr(grouped, "TRITON", triton)
+    monkeypatch.setattr(moves, "TRITON", triton)
     torch.manual_seed(0)
     layer = regard.feedforward(spec, width=64, inner=128)
     with torch.no_grad():
@@ -211,7 +217,7 @@ def test_a_gpu_gives_the_same(monkeypatch, spec, precision, triton):
 @pytest.mark.parametrize("triton", [False, True])
 def test_steps_with_experts_are_recorded(monkeypatch, spec, triton):
     """The host never waits: a graph of the step is made, and replayed it gives what it gave."""
-    monkeypatch.setattr(grouped, "TRITON", triton)
+    monkeypatch.setattr(moves, "TRITON", triton)
     causal = spec if spec in CAUSAL else "dense"
     torch.manual_seed(0)
     model = Transformer(ModelConfig(layers=2, feedforward=spec, decoder_feedforward=causal, **SIZES)).cuda().train()

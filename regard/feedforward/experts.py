@@ -125,9 +125,8 @@ class Routed(FeedForward):
         group = route.expert if sent is None else torch.where(sent, route.expert, self.experts)
         limit, most = self._limits(tokens, real)
         kind, dtype = x.device.type, product_dtype(x)
-        # pairs of all first choices, then of all second ones
-        group = group.T.flatten()
-        dealt = deal(group, self.experts, dtype, (self.sizes.width, self.sizes.inner), most, limit)
+        # all first choices, then all second ones
+        dealt = deal(group.T, self.experts, dtype, (self.sizes.width, self.sizes.inner), most, limit)
         with torch.autocast(kind, enabled=False):
             y = self.networks(dealt.spread(tokens, dtype), dealt)
             y = dealt.collect(y, route.gate.T).view(x.shape)
@@ -135,7 +134,7 @@ class Routed(FeedForward):
             return Out(y)
         loss = sum(weight * value for _, weight, value in route.losses) if route.losses else None
         statistics = {name: value.detach() for name, _, value in route.losses}
-        return Out(y, loss=loss, statistics=statistics | load(group, self.experts, dealt.taken))
+        return Out(y, loss=loss, statistics=statistics | load(group.flatten(), self.experts, dealt.taken))
 
     def _limits(self, tokens: Tensor, real: Tensor | None) -> tuple[Tensor | None, int | None]:
         """How many tokens an expert takes, and how many that can be, as far as the host knows."""

@@ -6,44 +6,28 @@ grouped one. In "padded", each has as much room as the largest may need, and the
 dtype and width, and where the room is known in advance the host never waits for a GPU.
 """
 
-import os
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-try:
-    from regard.kernels import moves
-except ImportError:  # no Triton: there is none for a CPU alone
-    moves = None
-# On request, for they have been interpreted and compiled, but neither run nor timed on a GPU.
-TRITON = os.environ.get("REGARD_TRITON") == "1"
-
-
-def _fused(x: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the kernels of `moves` take these; compilers make their own."""
-    if not TRITON or moves is None or not x.is_cuda or torch.compiler.is_compiling():
-        return False
-    return x.dtype in moves.DTYPES and dtype in moves.DTYPES
+from regard.kernels import moves
 
 
 class Deal(NamedTuple):
-    """Where the rows lie: M pairs of a row and a group, pair m of row m % N, in S slots."""
+    """Where the rows lie: k groups for each of N rows, k N pairs, in S slots."""
 
-    pair: Tensor  # [S] which pair lies in a slot
+    pair: Tensor  # [S] which pair, c N + n, lies in a slot
     used: Tensor | None  # [S] whether one does; None: in all of them
-    slot: Tensor  # [M] where a pair lies
-    taken: Tensor  # [M] whether it has a place at all
+    slot: Tensor  # [k, N] where a pair lies
+    taken: Tensor  # [k, N] whether it has a place at all
     ends: Tensor  # [G] flat: where each group ends
     room: int | None  # padded: slots of each group
 
     def spread(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """The rows [N, I] in their slots: [S, I], padded [G, room, I]; zeros in empty ones."""
-        if _fused(x, dtype):
-            y = moves.Spread.apply(x, dtype, self.pair % len(x), self.used, self.slot, self.taken)
-        else:
-            y = _Move.apply(x.to(dtype), self.pair % len(x), self.used, self.slot, self.taken)
+        y = moves.Spread.apply(x, dtype, self.pair % max(1, len(x)), self.used, self.slot, self._kept())
         return y if self.room is None else y.view(-1, self.room, x.shape[1])
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -66,20 +50,22 @@ class Deal(NamedTuple):
     def collect(self, y: Tensor, gate: Tensor) -> Tensor:
         """Back from the slots, times the gates [k, N], and added up: [N, O]; zeros from where a pair had no place."""
         y = y.reshape(-1, y.shape[-1])
-        if _fused(y, y.dtype):
-            return moves.Collect.apply(y, gate.flatten(), gate.shape[1], self.slot, self.taken, self.pair, self.used)
-        moved = _Move.apply(y, self.slot, self.taken, self.pair, self.used).view(*gate.shape, -1)
-        return (moved * gate[..., None].to(y.dtype)).sum(0)
+        return moves.Collect.apply(y, gate, self.slot, self._kept(), self.pair, self.used)
+
+    def _kept(self) -> Tensor | None:
+        """`taken`, or None where there is a slot for each."""
+        return None if self.used is None and len(self.pair) == self.slot.numel() else self.taken
 
 
 def deal(
     group: Tensor, groups: int, dtype: torch.dtype, widths: tuple[int, ...], most: int | None, limit: Tensor | None
 ) -> Deal:
-    """Deals pairs with groups [M], 0 to groups - 1, or `groups` for nobody's.
+    """Deals rows to groups [k, N], 0 to groups - 1, or `groups` for nobody's.
 
     `limit` is how many each group takes, the first ones; `most`, known to the host, how many it can be at most.
     `dtype` and `widths` are those of the products to come.
     """
+    shape, group = group.shape, group.flatten()
     M, device = len(group), group.device
     order = torch.argsort(group, stable=True)
     count = torch.zeros(groups + 1, dtype=torch.long, device=device).scatter_add_(0, group, torch.ones_like(group))
@@ -100,7 +86,8 @@ def deal(
         used = torch.zeros(S + 1, dtype=torch.bool, device=device).scatter_(0, torch.where(taken, slot, S), True)[:S]
     # whatever has no place goes to one slot more, which is cut off
     pair = torch.zeros(S + 1, dtype=torch.long, device=device).scatter_(0, torch.where(taken, slot, S), steps)[:S]
-    return Deal(pair, used, torch.where(taken, slot, 0), taken, ends.to(torch.int32), room)
+    slot = torch.where(taken, slot, 0)
+    return Deal(pair, used, slot.view(shape), taken.view(shape), ends.to(torch.int32), room)
 
 
 def _counted(device: torch.device) -> bool:
@@ -136,8 +123,8 @@ class _Product(torch.autograd.Function):
         grad, needs_x, needs_weight = grad.contiguous(), *ctx.needs_input_grad[:2]
         of_x = _product(grad, weight.mT, ends) if needs_x else None
         of_weight = _product(x.mT, grad, ends) if needs_weight else None
-        if needs_weight and _fused(x, x.dtype):
-            moves.clear_empty(of_weight, ends)
+        if needs_weight and (kernel := moves.kernels(of_weight)):
+            kernel.clear_empty(of_weight, ends)
         elif needs_weight and x.is_cuda:
             empty = torch.diff(ends, prepend=ends.new_zeros(1)) == 0
             of_weight.masked_fill_(empty[:, None, None], 0)
@@ -160,30 +147,3 @@ def _operator(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
 def _(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
     shape = (a.shape[0], b.shape[-1])
     return a.new_empty(shape if b.dim() == 3 else (len(ends), *shape))
-
-
-class _Move(torch.autograd.Function):
-    """y[i] = x[there[i]], zeros where not `filled`; every x[j] goes to back[j + n len(x)], n = 0, 1 .., where `kept`.
-
-    Gradients take the way back, which no two of them share: nothing is scattered, and sums have one order."""
-
-    @staticmethod
-    def forward(ctx, x, there, filled, back, kept):
-        ctx.save_for_backward(back, kept)
-        ctx.rows = len(x)
-        return _take(x, there, filled)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):
-        back, kept = ctx.saved_tensors
-        moved = _take(grad, back, kept)
-        copies = len(moved) // max(1, ctx.rows)
-        return (moved if copies == 1 else moved.view(copies, ctx.rows, -1).sum(0)), None, None, None, None
-
-
-def _take(x: Tensor, at: Tensor, filled: Tensor | None) -> Tensor:
-    if len(x) == 0:
-        return x.new_zeros(len(at), x.shape[1])
-    taken = x.index_select(0, at)
-    return taken if filled is None else torch.where(filled[:, None], taken, 0)

@@ -1,172 +1,100 @@
-"""Rows of matrices taken, weighted and added up by index, in Triton: one pass over memory each, on a GPU.
+"""Rows of matrices taken, weighted and added up by index, forward and backward.
 
-What PyTorch does in three to six passes (a gather, a mask, a cast, a product with gates, a sum) is bound by memory, and
-a layer of experts is little else beside its products. Sums are made in float32. In the kernels a row that is masked
-ends at column 0, so that a mask is one comparison.
+Rows x [N, I] go to slots y [S, I]: slot s has row at[s]. Back, row n adds up k slots, those of at[:, n], [k, N], each
+times a factor. Both are each other's gradient, so that nothing is scattered and sums have one order, that of k. Where a
+mask is False a slot is empty, or a row has no slot: what lies in memory there is not read. With Triton, on a GPU, each
+of the three functions is one pass over memory (moves_triton.py).
 """
 
+import os
+from types import ModuleType
+
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-LARGEST = 2048  # columns of a row that a program holds at once
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+try:
+    from regard.kernels import moves_triton
+except ImportError:  # no Triton: there is none for a CPU alone
+    moves_triton = None
+# On request, for they have been interpreted and compiled, but neither run nor timed on a GPU.
+TRITON = os.environ.get("REGARD_TRITON") == "1"
+
+
+def kernels(*tensors: Tensor) -> ModuleType | None:
+    """Those in Triton, where they take these; compilers make their own."""
+    if not TRITON or moves_triton is None or torch.compiler.is_compiling():
+        return None
+    return moves_triton if all(x.is_cuda and x.dtype in moves_triton.DTYPES for x in tensors) else None
 
 
 class Spread(Function):
-    """y[s] = x[at[s]] in another dtype, zeros where not `used`; x[n] has gone to back[n], back[n + N] .., where `kept`.
-    Gradients take the way back, so that sums have one order."""
+    """y[s] = x[at[s]] in another dtype, zeros where not `used`; x[n] has gone to back[:, n], where `kept`."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, dtype: torch.dtype, at: Tensor, used: Tensor | None, back: Tensor, kept: Tensor):
+    def forward(ctx, x: Tensor, dtype: torch.dtype, at: Tensor, used: Tensor | None, back: Tensor, kept: Tensor | None):
         ctx.save_for_backward(back, kept)
-        ctx.rows, ctx.dtype = len(x), x.dtype
+        ctx.dtype = x.dtype
         return taken(x, at, used, None, dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
         back, kept = ctx.saved_tensors
-        return added(grad, back, kept, None, ctx.rows, ctx.dtype), None, None, None, None, None
+        return added(grad, back, kept, None, ctx.dtype), None, None, None, None, None
 
 
 class Collect(Function):
-    """out[n] = sum of gate[m] y[at[m]] over m = n, n + N .., where `kept`; slot s of y is of pair[s], if `used`."""
+    """out[n] = sum_c gate[c, n] y[at[c, n]], where `kept`; slot s of y is of pair[s], c N + n, if `used`."""
 
     @staticmethod
-    def forward(ctx, y: Tensor, gate: Tensor, rows: int, at: Tensor, kept: Tensor, pair: Tensor, used: Tensor | None):
+    def forward(ctx, y: Tensor, gate: Tensor, at: Tensor, kept: Tensor | None, pair: Tensor, used: Tensor | None):
         ctx.save_for_backward(y, gate, at, kept, pair, used)
-        return added(y, at, kept, gate, rows, y.dtype)
+        return added(y, at, kept, gate, y.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
         y, gate, at, kept, pair, used = ctx.saved_tensors
-        of_y = taken(grad, pair % len(grad), used, gate.index_select(0, pair), y.dtype)
-        return of_y, products(y, at, kept, grad, gate.dtype), None, None, None, None, None
+        of_y = taken(grad, pair % len(grad), used, gate.flatten().index_select(0, pair), y.dtype)
+        return of_y, products(y, at, kept, grad, gate.dtype), None, None, None, None
 
 
 def taken(x: Tensor, at: Tensor, used: Tensor | None, factor: Tensor | None, dtype: torch.dtype) -> Tensor:
     """factor[s] x[at[s]], [S, I]; zeros where not `used`."""
-    x, y = x.contiguous(), x.new_empty(len(at), x.shape[1], dtype=dtype)
-    if y.numel():
-        with torch.cuda.device_of(x):
-            _taken[(len(at),)](
-                x, at, _bytes(used), _dense(factor), y, x.shape[1], _block(x), used is not None, factor is not None
-            )
-    return y
+    if kernel := kernels(x):
+        return kernel.taken(x, at, used, factor, dtype)
+    if len(x) == 0:
+        return x.new_zeros(len(at), x.shape[1], dtype=dtype)
+    y = x.to(dtype).index_select(0, at)
+    y = y if factor is None else y.mul_(factor[:, None])
+    return y if used is None else y.masked_fill_(~used[:, None], 0)
 
 
-def added(y: Tensor, at: Tensor, kept: Tensor, factor: Tensor | None, rows: int, dtype: torch.dtype) -> Tensor:
-    """The sum of factor[m] y[at[m]] over m = n, n + rows .., where `kept`: [rows, I]"""
-    y, out = y.contiguous(), y.new_empty(rows, y.shape[1], dtype=dtype)
-    if out.numel():
-        copies = len(at) // rows
-        with torch.cuda.device_of(y):
-            _added[(rows,)](
-                y, at, _bytes(kept), _dense(factor), out, rows, y.shape[1], _block(y), copies, factor is not None
-            )
-    return out
+def added(y: Tensor, at: Tensor, kept: Tensor | None, factor: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """sum_c factor[c, n] y[at[c, n]], where `kept`: [N, I]"""
+    if kernel := kernels(y):
+        return kernel.added(y, at, kept, factor, dtype)
+    out = None
+    for c in range(len(at)):
+        part = _read(y, at[c], None if kept is None else kept[c])
+        part = part if factor is None else part.mul_(factor[c, :, None])
+        out = part if out is None else out.add_(part)
+    return out.to(dtype)
 
 
-def products(y: Tensor, at: Tensor, kept: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """y[at[m]] . x[m % N], [M]; zeros where not `kept`."""
-    x, out = x.contiguous(), x.new_empty(len(at), dtype=dtype)
-    if len(at):
-        with torch.cuda.device_of(x):
-            _products[(len(at),)](y.contiguous(), at, _bytes(kept), x, out, len(x), x.shape[1], _block(x))
-    return out
+def products(y: Tensor, at: Tensor, kept: Tensor | None, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """y[at[c, n]] . x[n], [k, N]; zeros where not `kept`."""
+    if kernel := kernels(y, x):
+        return kernel.products(y, at, kept, x, dtype)
+    parts = (_read(y, at[c], None if kept is None else kept[c]).mul_(x).sum(1) for c in range(len(at)))
+    return torch.stack(list(parts)).to(dtype)
 
 
-def clear_empty(weights: Tensor, ends: Tensor) -> None:
-    """Zeros, in place, in those of weights [G, I, O] whose group has no rows; the others are not touched."""
-    size, block = weights[0].numel(), 1024
-    parts = min(64, triton.cdiv(size, block))
-    with torch.cuda.device_of(weights):
-        _clear_empty[(len(ends), parts)](weights, ends, size, block, parts)
-
-
-def _bytes(flags: Tensor | None) -> Tensor | None:
-    return None if flags is None else flags.contiguous().view(torch.uint8)
-
-
-def _dense(factor: Tensor | None) -> Tensor | None:
-    """Kernels step over numbers one by one."""
-    return None if factor is None else factor.contiguous()
-
-
-def _block(x: Tensor) -> int:
-    return min(LARGEST, triton.next_power_of_2(x.shape[1]))
-
-
-@triton.jit
-def _taken(
-    x, at, used, factor, y, WIDTH: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, WEIGHTED: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64)
-    source = tl.load(at + row).to(tl.int64)
-    for first in range(0, WIDTH, BLOCK):
-        column = first + tl.arange(0, BLOCK)
-        end = WIDTH
-        if MASKED:
-            end = WIDTH * tl.load(used + row).to(tl.int32)
-        value = tl.load(x + source * WIDTH + column, mask=column < end, other=0.0).to(tl.float32)
-        if WEIGHTED:
-            value *= tl.load(factor + row).to(tl.float32)
-        tl.store(y + row * WIDTH + column, value.to(y.dtype.element_ty), mask=column < WIDTH)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def _added(
-    y,
-    at,
-    kept,
-    factor,
-    out,
-    rows,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    COPIES: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    for first in range(0, WIDTH, BLOCK):
-        column = first + tl.arange(0, BLOCK)
-        total = tl.zeros([BLOCK], tl.float32)
-        for copy in tl.static_range(COPIES):
-            pair = copy * rows + row
-            end = WIDTH * tl.load(kept + pair).to(tl.int32)
-            source = tl.load(at + pair).to(tl.int64)
-            value = tl.load(y + source * WIDTH + column, mask=column < end, other=0.0).to(tl.float32)
-            if WEIGHTED:
-                value *= tl.load(factor + pair).to(tl.float32)
-            total += value
-        tl.store(out + row * WIDTH + column, total.to(out.dtype.element_ty), mask=column < WIDTH)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def _products(y, at, kept, x, out, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    pair = tl.program_id(0).to(tl.int64)
-    source = tl.load(at + pair).to(tl.int64)
-    end = WIDTH * tl.load(kept + pair).to(tl.int32)
-    total = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, WIDTH, BLOCK):
-        column = first + tl.arange(0, BLOCK)
-        a = tl.load(y + source * WIDTH + column, mask=column < end, other=0.0).to(tl.float32)
-        b = tl.load(x + (pair % rows) * WIDTH + column, mask=column < end, other=0.0).to(tl.float32)
-        total += a * b
-    tl.store(out + pair, tl.sum(total).to(out.dtype.element_ty))
-
-
-@triton.jit
-def _clear_empty(weights, ends, SIZE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr):
-    group = tl.program_id(0).to(tl.int64)
-    start = tl.load(ends + group - 1, mask=group > 0, other=0)
-    end = SIZE * (start == tl.load(ends + group)).to(tl.int32)
-    for first in range(0, SIZE, BLOCK * PARTS):
-        at = first + tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-        zeros = tl.zeros([BLOCK], weights.dtype.element_ty)
-        tl.store(weights + group * SIZE + at, zeros, mask=at < end)
+def _read(y: Tensor, at: Tensor, kept: Tensor | None) -> Tensor:
+    """y[at], zeros where not `kept`, in float32 or better; the caller's own."""
+    if len(y) == 0:
+        return y.new_zeros(len(at), y.shape[1], dtype=torch.promote_types(y.dtype, torch.float32))
+    part = y.index_select(0, at).to(torch.promote_types(y.dtype, torch.float32))
+    return part if kept is None else part.masked_fill_(~kept[:, None], 0)
