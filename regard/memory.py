@@ -7,21 +7,45 @@ import sys
 # of mallopt in glibc's malloc.h
 TRIM_THRESHOLD, MMAP_MAX = -1, -4
 LARGEST = 2**31 - 1
+IDLE = 2**30  # bytes that may lie idle between steps
+
+_kept = False
 
 
 def keep_memory() -> bool:
     """From now on, large tensors that are given back stay with this process, for the next ones; whether that is so.
 
-    By default glibc hands them to the system and asks for them again, and the system clears every page: a tenth to a
-    fifth of a training step on a CPU, where each step asks for what the one before gave back. Nothing changes on other
-    systems, or where the environment says how to allocate.
+    By default glibc hands them to the system and asks for them again, and the system clears every page: a twentieth to
+    a fifth of a training step on a CPU, where each step asks for what the one before gave back. Nothing changes on
+    other systems, or where the environment says how to allocate.
     """
+    global _kept
     if any(name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD") for name in os.environ):
         return False
-    if not sys.platform.startswith("linux"):
+    mallopt = _function("mallopt")
+    _kept = mallopt is not None and bool(mallopt(MMAP_MAX, 0) and mallopt(TRIM_THRESHOLD, LARGEST))
+    return _kept
+
+
+def hand_back_memory() -> bool:
+    """Hands the system what has come to lie idle, if memory is kept and that is much; whether it was. Tensors of ever
+    other sizes leave gaps that add up. For now and then: the system has to clear the pages that are needed again."""
+    usage, trim = _function("mallinfo2"), _function("malloc_trim")
+    if not _kept or usage is None or trim is None:
         return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except AttributeError:  # another C library
-        return False
-    return bool(mallopt(MMAP_MAX, 0) and mallopt(TRIM_THRESHOLD, LARGEST))
+    usage.restype = Usage
+    return usage().idle > IDLE and bool(trim(0))
+
+
+class Usage(ctypes.Structure):
+    """struct mallinfo2: bytes of the heap by what they are for, of which `idle` ones wait for their next use."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in ("heap", "chunks", "small", "mapped", "mapped_bytes", "_1", "small_bytes", "used", "idle", "top")
+    )
+
+
+def _function(name: str) -> "ctypes._NamedFuncPointer | None":
+    """Of the C library of Linux, where it has one."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None

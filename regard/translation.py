@@ -16,6 +16,7 @@ from regard.data.batches import Batch, Batches, keep_short, padded, similar
 from regard.data.text import BREAKS, hold_out, read_pairs
 from regard.data.tokenizer import Tokenizer
 from regard.decoding import DecodingConfig, Hypothesis, decode
+from regard.memory import hand_back_memory
 from regard.metrics.translation import Score, bleu, chrf, exact_match
 from regard.training.loss import Loss, loss
 from regard.training.run import Run
@@ -231,6 +232,7 @@ class Translator:
             if len(chunk) == at_once:
                 yield from self._translate(chunk, decoding, done, warn, check)
                 done, chunk = done + len(chunk), []
+                hand_back_memory()
         if chunk:
             yield from self._translate(chunk, decoding, done, warn, check)
 

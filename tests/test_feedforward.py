@@ -20,7 +20,7 @@ from regard.attention.base import Out, Rows, pack
 from regard.feedforward.base import FeedForward, Sizes
 from regard.feedforward.choice import Choice
 from regard.feedforward.dense import Dense
-from regard.feedforward.experts import Routed
+from regard.feedforward.experts import Routed, wide_linear
 from regard.feedforward.gshard import GShard
 from regard.feedforward.moe import MoE
 from regard.feedforward.productkey import Normed, ProductKey
@@ -334,6 +334,23 @@ def check_low_precision(case: Case) -> None:
             got = layer(x)
         assert got.isfinite().all()
         assert_close(got.double(), exact, rtol=0.05, atol=0.05 * exact.abs().max().item())
+
+
+@pytest.mark.parametrize("shape", [(7, 24), (2, 5, 24)])
+def test_a_router_is_wide_and_its_gradients_are_as_autocast_says(shape):
+    draw = torch.Generator().manual_seed(5)
+    x, weight, grad = (torch.randn(*s, generator=draw) for s in (shape, (6, 24), (*shape[:-1], 6)))
+    found = []
+    for low in (False, True):
+        given = [part.clone().requires_grad_() for part in (x, weight)]
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            logits = wide_linear(*given)
+        found.append((logits.detach(), *torch.autograd.grad(logits, given, grad)))
+    (exact, *wide), (logits, *narrow) = found
+    assert_close(logits, exact, rtol=0, atol=0)
+    for rounded, full in zip(narrow, wide, strict=True):
+        assert rounded.dtype == torch.float32
+        assert 1e-4 < (rounded - full).norm() / full.norm() < 0.01
 
 
 def check_round_trip(case: Case) -> None:

@@ -181,10 +181,31 @@ def product_dtype(x: Tensor) -> torch.dtype:
 
 
 def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x W^T in float32 (or better), also under autocast: routers are sensitive to rounding."""
-    wide = torch.promote_types(x.dtype, torch.float32)
+    """x W^T in float32 (or better), also under autocast: routers are sensitive to rounding. Gradients are not, and are
+    made in what autocast says: on a GPU products in float32 cost ten times as much."""
+    wide, narrow = torch.promote_types(x.dtype, torch.float32), product_dtype(x)
     with torch.autocast(x.device.type, enabled=False):
+        if torch.finfo(narrow).bits < 32 and not torch.compiler.is_compiling():
+            return _WideLinear.apply(x, weight, narrow)
         return F.linear(x.to(wide), weight.to(wide))
+
+
+class _WideLinear(torch.autograd.Function):
+    """x W^T in float32, gradients in `narrow`."""
+
+    @staticmethod
+    def forward(ctx, x, weight, narrow):
+        ctx.save_for_backward(x.to(narrow), weight.to(narrow))
+        ctx.dtypes = x.dtype, weight.dtype
+        return F.linear(x.float(), weight.float())
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        grad = grad.to(x.dtype)
+        of_x, of_weight = grad @ weight, grad.flatten(0, -2).T @ x.flatten(0, -2)
+        return of_x.to(ctx.dtypes[0]), of_weight.to(ctx.dtypes[1]), None
 
 
 def load(group: Tensor, experts: int, taken: Tensor) -> dict[str, Tensor]:

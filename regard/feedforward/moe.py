@@ -53,11 +53,13 @@ class MoE(Routed):
         self.facts = replace(self.facts, random=noise, loss=self.importance > 0 or self.load > 0)
 
     def route(self, x: Tensor, real: Tensor | None) -> Route:
-        clean = noisy = self.logits(x)
         k, losses = self.choices, []
         if self.training and self.spread is not None:
-            width = nn.functional.softplus(wide_linear(x, self.spread)) + FLOOR
+            clean, spread = wide_linear(x, torch.cat([self.router, self.spread])).chunk(2, 1)
+            width = nn.functional.softplus(spread) + FLOOR
             noisy = clean + torch.randn_like(clean) * width
+        else:
+            clean = noisy = self.logits(x)
         top, expert = noisy.topk(min(k + 1, self.experts), 1)
         gate = torch.softmax(top[:, :k], 1)
         if self.training:

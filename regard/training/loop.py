@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from regard.config import TrainingConfig
 from regard.feedforward.experts import Routed
+from regard.memory import hand_back_memory
 from regard.training import checkpoint
 from regard.training.display import Display
 from regard.training.graphs import Recorded
@@ -337,6 +338,7 @@ class Loop:
             record["layers"] = _by_layer(sums["statistics"], sums["batches"])
         self.run.append(record)
         self.display.logged(record)
+        hand_back_memory()
         self.sums = self._zero()
 
     def _zero(self) -> dict[str, Any]:
