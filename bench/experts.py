@@ -104,8 +104,9 @@ def main() -> None:
     for name in arguments.layers:
         for experts in arguments.experts:
             sizes = {"width": arguments.width, "inner": arguments.inner}
-            layer = regard.feedforward(spec(name, experts, arguments.inner), **sizes).to(device).train()
-            dense = regard.feedforward("dense(bias=False)", **sizes).to(device).train()
+            with device:
+                layer = regard.feedforward(spec(name, experts, arguments.inner), **sizes).train()
+                dense = regard.feedforward("dense(bias=False)", **sizes).train()
             steps = [step(part, x, toward, dtype) for part in (layer, dense)]
             if device.type == "cuda":
                 steps = [recorded(work, name) for work in steps]
