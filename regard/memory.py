@@ -34,11 +34,16 @@ def hand_back_memory() -> bool:
     if not _kept or usage is None or trim is None:
         return False
     usage.restype = Usage
-    return usage().idle > IDLE and bool(trim(0))
+    # gaps that were handed back still count as idle: only what has pages does lie there
+    with open("/proc/self/statm") as file:
+        pages, of_files = map(int, file.read().split()[1:3])
+    held = (pages - of_files) * os.sysconf("SC_PAGE_SIZE")
+    given = usage()
+    return held - given.used - given.mapped_bytes > IDLE and bool(trim(0))
 
 
 class Usage(ctypes.Structure):
-    """struct mallinfo2: bytes of the heap by what they are for, of which `idle` ones wait for their next use."""
+    """struct mallinfo2: bytes of the heap by what they are for."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
