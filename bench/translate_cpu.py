@@ -90,6 +90,7 @@ class Contender:
         spawn = multiprocessing.get_context("spawn")
         self.name, (self.link, theirs) = name, spawn.Pipe()
         spawn.Process(target=serve, args=(theirs, name, work, sizes, threads), daemon=True).start()
+        theirs.close()  # or the end of a process that died would never come
         self.missing = self.link.recv()
 
     def run(self) -> tuple[float, Any]:
