@@ -5,7 +5,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from triton.runtime import JITFunction
 
-from regard.kernels import moves_triton as moves
+from regard.kernels import experts_triton as experts
 
 HOPPER = GPUTarget("cuda", 90, 32)
 
@@ -19,10 +19,19 @@ def compiled(kernel: JITFunction, given: dict[str, str], fixed: dict[str, int | 
 
 for dtype in ("*bf16", "*fp32"):
     rows = {"x": "*fp32", "y": dtype, "out": dtype, "at": "*i64", "used": "*u8", "kept": "*u8", "factor": "*fp32"}
-    rows |= {"rows": "i32", "weights": dtype, "ends": "*i32"}
+    rows |= {"rows": "i32", "weights": dtype, "ends": "*i32", "starts": "*i64", "size": "i64"}
     wide = {"WIDTH": 2500, "BLOCK": 2048}
-    compiled(moves._taken, rows, wide | {"MASKED": True, "WEIGHTED": True})
-    compiled(moves._taken, rows, wide | {"MASKED": False, "WEIGHTED": False, "used": None, "factor": None})
-    compiled(moves._added, rows, wide | {"COPIES": 2, "MASKED": True, "WEIGHTED": True})
-    compiled(moves._products, rows, wide | {"MASKED": True})
-    compiled(moves._clear_empty, rows, {"SIZE": 1 << 20, "BLOCK": 1024, "PARTS": 64})
+    compiled(experts._taken, rows, wide | {"MASKED": True, "WEIGHTED": True})
+    compiled(experts._taken, rows, wide | {"MASKED": False, "WEIGHTED": False, "used": None, "factor": None})
+    compiled(experts._added, rows, wide | {"COPIES": 2, "MASKED": True, "WEIGHTED": True, "starts": None})
+    compiled(experts._added, rows, wide | {"COPIES": 0, "MASKED": False, "WEIGHTED": True, "kept": None})
+    compiled(experts._products, rows, wide | {"MASKED": True})
+    compiled(experts._clear_empty, rows, {"SIZE": 1 << 20, "BLOCK": 1024, "PARTS": 64})
+    compiled(experts._copied, rows, {"BLOCK": 4096})
+    router = {"x": dtype, "weight": "*fp32", "seed": "*i64", "out": "*fp32", "copy": "*bf16", "base": dtype}
+    router |= {"rows": "i32", "jitter": "fp32"}
+    sizes = {"WIDTH": 1024, "OUTPUTS": 100, "ROWS": 128, "COLUMNS": 128}
+    compiled(experts._logits, router, sizes | {"DEEP": 32, "NOISY": True})
+    compiled(experts._logits, router, sizes | {"DEEP": 32, "NOISY": False, "seed": None})
+    back = router | {"grad": "*bf16", "weight": "*bf16", "out": dtype}
+    compiled(experts._of_tokens, back, sizes | {"DEEP": 64, "NOISY": True})

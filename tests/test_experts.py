@@ -22,7 +22,7 @@ from torch.torch_version import TorchVersion
 import regard
 from regard import task
 from regard.attention.base import Rows
-from regard.kernels import grouped, moves, moves_triton
+from regard.kernels import experts_triton, grouped, moves, router
 from regard.kernels.packed import pack_linears
 from regard.models import build
 from regard.models.feedback import FeedbackConfig
@@ -78,7 +78,7 @@ def test_grouped_products(monkeypatch, fused, layout, limit, most):
     """Both layouts against a loop over the pairs, values and gradients; first come, first served. Moved by PyTorch and
     by kernels of our own."""
     monkeypatch.setattr(grouped, "_flat", lambda *_: layout != "padded")
-    monkeypatch.setattr(moves, "kernels", lambda *_: moves_triton if fused else None)
+    monkeypatch.setattr(moves, "kernels", lambda *_: experts_triton if fused else None)
     if layout == "flat as on a GPU":
         monkeypatch.setattr(grouped, "_counted", lambda _: False)
         monkeypatch.setattr(grouped.F, "grouped_mm", unwritten)
@@ -91,7 +91,8 @@ def test_grouped_products(monkeypatch, fused, layout, limit, most):
     gate = torch.randn(2, N, generator=draw, requires_grad=True)
     bound = None if limit is None else torch.tensor(limit)
     dealt = grouped.deal(group, groups, x.dtype, (8, 12), most, bound)
-    y = dealt.collect(dealt.product(dealt.spread(x, x.dtype), weight) * dealt.each(vectors), gate)
+    y = dealt.product(dealt.spread(x, x.dtype), weight) * dealt.each(vectors)
+    y = dealt.collect(y, gate.flatten()[dealt.pair])
     taken, rows = [0] * groups, []
     for pair, own in enumerate(group.flatten().tolist()):
         served = own < groups and (limit is None or taken[own] < limit)
@@ -112,38 +113,90 @@ def test_grouped_products(monkeypatch, fused, layout, limit, most):
         )
 
 
-@pytest.mark.parametrize("kind", [moves, moves_triton])
+@pytest.mark.parametrize("kind", [moves, experts_triton])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [1, 48, 2500])
 def test_moves(kind, dtype, width):
     """Each function against its formula, also wider than what a program holds at once; what is masked may be anything,
     and nothing that is given changes."""
     draw = torch.Generator().manual_seed(4)
-    x, y = torch.randn(7, width, generator=draw), torch.randn(9, width, generator=draw)
-    at, used = torch.randint(7, (9,), generator=draw), torch.rand(9, generator=draw) < 0.7
-    x[at[~used]] = torch.where(torch.isin(at[~used], at[used])[:, None], x[at[~used]], torch.nan)
+    x, y = torch.randn(7, width, generator=draw), torch.randn(9, width, generator=draw).to(dtype)
+    row, used = torch.randint(7, (9,), generator=draw), torch.rand(9, generator=draw) < 0.7
+    x[row[~used]] = torch.where(torch.isin(row[~used], row[used])[:, None], x[row[~used]], torch.nan)
     # a column of a table, whose numbers lie apart
     factor = torch.randn(9, 2, generator=draw)[:, 0]
     off = {"rtol": 0, "atol": 1e-4 if dtype == torch.float32 else 0.05}
-    found = kind.taken(x, at, used, factor, dtype)
+    some, every = moves.places_by_row(row, used, 7), moves.places_by_row(row, torch.ones_like(used), 7)
+    found = kind.taken(x, some, factor, dtype)
     assert found.dtype == dtype
-    assert_close(found.float(), torch.where(used[:, None], factor[:, None] * x[at], 0), **off)
-    assert_close(kind.taken(x, at[used], None, None, dtype).float(), x[at[used]], **off)
-    to, kept = torch.randint(9, (7, 3), generator=draw).T, (torch.rand(7, 3, generator=draw) < 0.7).T
-    given = y.to(dtype)
-    given[to[~kept]] = torch.where(torch.isin(to[~kept], to[kept])[:, None], given[to[~kept]], torch.nan)
-    before = given.clone()
-    read = torch.where(kept[..., None], given.float()[to], 0)
-    weight = torch.randn(3, 7, 2, generator=draw)[..., 0]
-    assert_close(kind.added(given, to, kept, None, torch.float32), read.sum(0), **off)
-    assert_close(kind.added(given, to, kept, weight, torch.float32), (weight[..., None] * read).sum(0), **off)
+    assert_close(found.float(), torch.where(used[:, None], factor[:, None] * x[row], 0), **off)
+    assert_close(kind.taken(x.nan_to_num(), every._replace(used=None), None, dtype).float(), x.nan_to_num()[row], **off)
+    # any number of slots for a row
+    y[~used] = torch.nan
+    before = y.clone()
+    read = torch.where(used[:, None], y.float(), 0)
+    assert_close(kind.added(y, some, None, torch.float32), torch.zeros(7, width).index_add(0, row, read), **off)
+    weighted = torch.zeros(7, width).index_add(0, row, factor[:, None] * read)
+    assert_close(kind.added(y, some, factor, torch.float32), weighted, **off)
     grad = torch.randn(7, width, generator=draw)
-    found = kind.products(given, to, kept, grad, torch.float32)
-    assert_close(found, (read * grad).sum(2), rtol=1e-4, atol=1e-3)
-    whole = given.nan_to_num()
-    assert_close(kind.added(whole, to, None, None, dtype).float(), whole.float()[to].sum(0), **off)
-    assert_close(kind.products(whole, to, None, grad, torch.float32), (whole[to] * grad).sum(2), rtol=1e-4, atol=1e-3)
-    assert_close(given, before, rtol=0, atol=0, equal_nan=True)
+    found = kind.products(y, some, grad, torch.float32)
+    assert_close(found, (read * grad[row]).sum(1), rtol=1e-4, atol=1e-3)
+    whole = y.nan_to_num()
+    found = kind.products(whole, every._replace(used=None), grad, torch.float32)
+    assert_close(found, (whole * grad[row]).sum(1), rtol=1e-4, atol=1e-3)
+    # three for each
+    at, kept = torch.randint(9, (7, 3), generator=draw).T, (torch.rand(7, 3, generator=draw) < 0.7).T
+    kept &= used[at]
+    three = moves.Places(row, used, at, kept, None)
+    read = torch.where(kept[..., None], y.float()[at], 0)
+    assert_close(kind.added(y, three, None, torch.float32), read.sum(0), **off)
+    strange = torch.where(used, factor, torch.nan)
+    weighted = torch.where(kept[..., None], factor[at][..., None] * read, 0)
+    assert_close(kind.added(y, three, strange, torch.float32), weighted.sum(0), **off)
+    assert_close(kind.added(whole, three._replace(kept=None), None, dtype).float(), whole.float()[at].sum(0), **off)
+    assert_close(y, before, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("size", [(), (3,), (33, 400)])
+def test_copies_in_another_dtype(size):
+    x = torch.randn(size).bfloat16()
+    assert_close(experts_triton.copied(x, torch.float32), x.float(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("rows", "width", "outputs"), [(3, 16, 2), (130, 72, 20), (200, 257, 130)])
+@pytest.mark.parametrize("jitter", [0.0, 0.01])
+def test_router(monkeypatch, rows, width, outputs, jitter):
+    """Logits and gradients beside PyTorch's; forward and backward see the same noise."""
+    monkeypatch.setattr(moves, "kernels", lambda *_: experts_triton)
+    draw = torch.Generator().manual_seed(5)
+    x, weight = torch.randn(rows, width, generator=draw), torch.randn(outputs, width, generator=draw)
+    x, weight = x.requires_grad_(), weight.requires_grad_()
+    toward, onward = torch.randn(rows, outputs, generator=draw), torch.randn(rows, width, generator=draw)
+    torch.manual_seed(6)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, tokens = router.logits(x, weight, jitter)
+    torch.manual_seed(6)
+    seed = torch.randint(2**31, (1,)) if jitter else None
+    # a row of ones times the identity tells the noise
+    noise = experts_triton.logits(torch.ones(rows, width), torch.eye(width), jitter, seed, torch.bfloat16)[0]
+    assert found.dtype == torch.float32
+    assert_close(tokens, x)
+    assert_close(found, (x * noise) @ weight.T, rtol=1e-5, atol=1e-4)
+    ours = torch.autograd.grad((found * toward).sum() + (tokens * onward).sum(), (x, weight))
+    exact = torch.autograd.grad((((x * noise) @ weight.T) * toward).sum() + (x * onward).sum(), (x, weight))
+    for got, slow in zip(ours, exact, strict=True):
+        assert got.dtype == torch.float32
+        assert (got - slow).norm() < 0.01 * slow.norm()
+    if not jitter:
+        assert_close(noise, torch.ones(rows, width))
+    elif noise.numel() > 10000:
+        spread = (noise - 1) / jitter
+        assert spread.abs().max() <= 1.0001
+        assert abs(spread.mean()) < 0.02
+        assert abs(spread.var() - 1 / 3) < 0.02
+        # neighbours do not go together
+        assert abs((spread[:, 1:] * spread[:, :-1]).mean()) < 0.02
+        assert abs((spread[1:] * spread[:-1]).mean()) < 0.02
 
 
 @pytest.mark.parametrize("size", [(33, 40), (300, 301)])
@@ -151,7 +204,7 @@ def test_groups_without_rows_are_cleared(size):
     """Also those larger than all programs of a group clear at once."""
     weights = torch.full((4, *size), torch.nan)
     weights[1], weights[3] = 1.0, 2.0
-    moves_triton.clear_empty(weights, torch.tensor([0, 5, 5, 6], dtype=torch.int32))
+    experts_triton.clear_empty(weights, torch.tensor([0, 5, 5, 6], dtype=torch.int32))
     assert_close(weights.mean((1, 2)), torch.tensor([0.0, 1.0, 0.0, 2.0]))
 
 
@@ -166,7 +219,7 @@ def test_layers_with_fused_moves(monkeypatch, spec):
     """What a GPU runs, interpreted: answers and gradients as PyTorch's operators give them."""
     results = []
     for fused in (False, True):
-        monkeypatch.setattr(moves, "kernels", lambda *_, fused=fused: moves_triton if fused else None)
+        monkeypatch.setattr(moves, "kernels", lambda *_, fused=fused: experts_triton if fused else None)
         torch.manual_seed(0)
         layer = regard.feedforward(spec, width=16, inner=24)
         x = torch.randn(2, 13, 16, requires_grad=True)
@@ -452,7 +505,8 @@ def test_padded_tokens_count_in_no_loss_of_moe(monkeypatch):
     torch.nn.init.normal_(layer.spread)
     x, real = torch.randn(12, 8, dtype=torch.float64), torch.arange(12) % 3 > 0
     padded, alone = (
-        {name: value for name, _, value in route.losses} for route in (layer.route(x, real), layer.route(x[real], None))
+        {name: value for name, _, value in layer.route(layer.logits(rows)[0], keep).losses}
+        for rows, keep in ((x, real), (x[real], None))
     )
     assert set(padded) == {"importance", "balance"}
     assert_close(padded, alone)

@@ -20,7 +20,8 @@ from regard.attention.base import Out, Rows, pack
 from regard.feedforward.base import FeedForward, Sizes
 from regard.feedforward.choice import Choice
 from regard.feedforward.dense import Dense
-from regard.feedforward.experts import Routed, wide_linear
+from regard.feedforward.experts import Routed
+from regard.kernels.router import wide_linear
 from regard.feedforward.gshard import GShard
 from regard.feedforward.moe import MoE
 from regard.feedforward.productkey import Normed, ProductKey
@@ -380,14 +381,14 @@ def test_layer(case, check):
 
 
 class NoGate(Switch):
-    def route(self, x, real):
-        route = super().route(x, real)
+    def route(self, logits, real):
+        route = super().route(logits, real)
         return route._replace(gate=torch.ones_like(route.gate))
 
 
 class StoppedGate(Switch):
-    def route(self, x, real):
-        route = super().route(x, real)
+    def route(self, logits, real):
+        route = super().route(logits, real)
         return route._replace(gate=route.gate.detach())
 
 
@@ -402,8 +403,8 @@ class PaddingIsSent(Switch):
 
 
 class PaddingCountsForBalance(Switch):
-    def route(self, x, real):
-        return super().route(x, None)
+    def route(self, logits, real):
+        return super().route(logits, None)
 
 
 class DroppedInEvaluation(Switch):
@@ -421,40 +422,42 @@ class LastServedFirst(Switch):
 
 
 class SecondDrawnInEvaluation(GShard):
-    def route(self, x, real):
+    def route(self, logits, real):
         training, self.training = self.training, True
-        route = super().route(x, real)
+        route = super().route(logits, real)
         self.training = training
         return route._replace(losses=route.losses if training else ())
 
 
 class RenormalisedOverAll(GShard):
-    def route(self, x, real):
-        route = super().route(x, real)
+    def route(self, logits, real):
+        route = super().route(logits, real)
         return route._replace(gate=route.gate * 0.9)
 
 
 class UnweightedLoss(GShard):
-    def route(self, x, real):
-        route = super().route(x, real)
+    def route(self, logits, real):
+        route = super().route(logits, real)
         return route._replace(losses=tuple((name, 1.0, value) for name, _, value in route.losses))
 
 
 class ZOfTheShares(STMoE):
-    def route(self, x, real):
-        route = super().route(x, real)
+    def route(self, logits, real):
+        route = super().route(logits, real)
         return route._replace(losses=tuple((name, weight, value**0.5) for name, weight, value in route.losses))
 
 
 class RoundedRouter(Switch):
     def logits(self, x):
-        return super().logits(x.bfloat16().float()) if x.dtype == torch.float32 else (x @ self.router.T).float()
+        if x.dtype == torch.float32:
+            return super().logits(x.bfloat16().float())
+        return (x @ self.router.T).float(), x
 
 
 class SameNoise(MoE):
-    def route(self, x, real):
+    def route(self, logits, real):
         self.eval()
-        route = super().route(x, real)
+        route = super().route(logits[:, : self.experts], real)
         self.train()
         return route
 
@@ -614,8 +617,8 @@ def test_the_second_expert_is_asked_as_often_as_its_gate_says():
         layer.router.copy_(torch.eye(2))
     x = torch.tensor([math.log(4.0), 0.0]).expand(40_000, 2)  # gates 0.8 and 0.2
     torch.manual_seed(0)
-    assert_close(layer.route(x, None).sent.float().mean(0), torch.tensor([1.0, 0.4]), rtol=0, atol=0.01)
-    assert layer.eval().route(x, None).sent is None
+    assert_close(layer.route(layer.logits(x)[0], None).sent.float().mean(0), torch.tensor([1.0, 0.4]), rtol=0, atol=0.01)
+    assert layer.eval().route(layer.logits(x)[0], None).sent is None
 
 
 def test_noisy_top_k_load_is_the_probability_of_being_chosen():
@@ -637,7 +640,7 @@ def test_noisy_top_k_load_is_the_probability_of_being_chosen():
         expected.append((draws > others[1]).float().mean())
     expected = torch.stack(expected)
     torch.manual_seed(1)
-    (name, weight, value) = layer.route(x, None).losses[1]
+    (name, weight, value) = layer.route(layer.logits(x)[0], None).losses[1]
     assert (name, weight) == ("balance", 1.0)
     assert_close(value, expected.var(correction=0) / expected.mean() ** 2, rtol=0.03, atol=0.001)
 

@@ -15,11 +15,11 @@ from regard.feedforward.experts import (
     Inner,
     Networks,
     plain_softmax,
-    product_dtype,
     room,
-    wide_linear,
 )
-from regard.kernels.grouped import Deal
+from regard.kernels import router
+from regard.kernels.grouped import chosen
+from regard.kernels.router import product_dtype
 
 
 class Choice(FeedForward):
@@ -69,24 +69,25 @@ class Choice(FeedForward):
         self.networks = Networks(sizes, experts, activation, gated)
 
     def run(self, x: Tensor, rows: Rows) -> Out:
-        B, T, E = x.shape
+        (B, T, E), real = x.shape, rows.real()
         kind, dtype = x.device.type, product_dtype(x)
-        shares, real = torch.softmax(wide_linear(x, self.router), -1), rows.real()  # [B, T, experts]
-        wishes = shares if real is None else torch.where(real[..., None], shares, -1.0)
-        at = wishes.detach().mT.topk(room(self.capacity * T / self.experts), -1).indices.transpose(0, 1)  # [e, B, c]
+        logits, tokens = router.logits(x.flatten(0, 1), self.router)
+        shares = torch.softmax(logits, 1)  # [B T, experts]
+        wishes = shares.detach().view(B, T, -1)
+        wishes = wishes if real is None else torch.where(real[..., None], wishes, -1.0)
+        at = wishes.mT.topk(room(self.capacity * T / self.experts), -1).indices.transpose(0, 1)  # [e, B, c]
         limit = torch.ceil(rows.count * (self.capacity / self.experts) - 1e-9)
         steps = torch.arange(at.shape[2], device=x.device)
-        took = (steps < limit[:, None]).expand(at.shape)
-        token = (at + T * torch.arange(B, device=x.device)[:, None]).flatten()  # [e B c]
-        gate = shares.flatten(0, 1).T.gather(1, token.view(self.experts, -1)).reshape(-1, 1)
-        slots = x.to(dtype).reshape(B * T, E).index_select(0, token).view(self.experts, -1, E)
+        took = (steps < limit[:, None]).expand(at.shape).flatten(1)  # [e, B c]
+        token = (at + T * torch.arange(B, device=x.device)[:, None]).flatten(1)
+        gate = shares.T.gather(1, token)
         with torch.autocast(kind, enabled=False):
-            y = self.networks(slots, Deal(token, None, token, took, token, slots.shape[1])).view(-1, E)
-        y = torch.where(took.reshape(-1, 1), y * gate.to(dtype), 0)
-        out = Out(y.new_zeros(B * T, E).index_add(0, token, y).view(x.shape))
+            dealt = chosen(token, took, B * T)
+            y = self.networks(dealt.spread(tokens, dtype), dealt)
+            out = Out(dealt.collect(y, gate.flatten()).view(x.shape))
         if not self.training:
             return out
-        found = torch.zeros(B * T, device=x.device).index_add_(0, token, took.flatten().float()) > 0
+        found = torch.zeros(B * T, device=x.device).index_add_(0, token.flatten(), took.flatten().float()) > 0
         return out._replace(statistics={"dropped": 1 - found.sum() / rows.count.sum().clamp(min=1)})
 
     def active(self) -> int:

@@ -17,12 +17,13 @@ from dataclasses import replace
 from typing import Annotated, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attention.base import Out, Rows
 from regard.feedforward.base import Activation, FeedForward, Sizes, activate, plain_activation, plain_linear
+from regard.kernels import moves, router
 from regard.kernels.grouped import Deal, deal
+from regard.kernels.router import product_dtype
 
 # options that layers share
 Experts = Annotated[int, "how many"]
@@ -60,7 +61,8 @@ class Networks(nn.Module):
     def forward(self, x: Tensor, dealt: Deal) -> Tensor:
         """Slots in, slots out."""
         inner, gate, outer, scale = (
-            None if part is None else part.to(x.dtype) for part in (self.inner, self.gate, self.outer, self.scale)
+            None if part is None else moves.Narrow.apply(part, x.dtype) if part.dtype != x.dtype else part
+            for part in (self.inner, self.gate, self.outer, self.scale)
         )
         h = dealt.product(x, inner)
         h = activate(self.activation, h) if gate is None else activate(self.activation, dealt.product(x, gate)) * h
@@ -105,12 +107,14 @@ class Routed(FeedForward):
         if capacity is not None and not capacity > 0:
             raise ValueError(f"capacity of {self.facts.name!r} must be above 0, or None for no limit; got {capacity}")
         self.experts, self.choices, self.capacity = experts, choices, capacity
+        self.jitter = 0.0  # noise on what the router reads, in training
         # small, so that at first all experts are about as likely
         self.router = nn.Parameter(torch.empty(experts, sizes.width).normal_(std=0.02))
         self.networks = Networks(self.sizes, experts, activation, gated, scaled)
 
-    def route(self, x: Tensor, real: Tensor | None) -> Route:
-        """Tokens [N, E], of which `real` are (None: all), to their experts; losses while training."""
+    def route(self, logits: Tensor, real: Tensor | None) -> Route:
+        """Tokens, by the router's logits [N, experts] for them, of which `real` are (None: all), to their experts;
+        losses while training."""
         raise NotImplementedError
 
     def plain_route(self, x: Tensor) -> tuple[list[list[tuple[int, Tensor]]], Tensor | float]:
@@ -120,7 +124,8 @@ class Routed(FeedForward):
     def run(self, x: Tensor, rows: Rows) -> Out:
         tokens, real = x.flatten(0, 1), rows.real()
         real = None if real is None else real.flatten()
-        route = self.route(tokens, real)
+        logits, tokens = self.logits(tokens)
+        route = self.route(logits, real)
         sent = route.sent if real is None else real[:, None] if route.sent is None else route.sent & real[:, None]
         group = route.expert if sent is None else torch.where(sent, route.expert, self.experts)
         limit, most = self._limits(tokens, real)
@@ -129,7 +134,7 @@ class Routed(FeedForward):
         dealt = deal(group.T, self.experts, dtype, (self.sizes.width, self.sizes.inner), most, limit)
         with torch.autocast(kind, enabled=False):
             y = self.networks(dealt.spread(tokens, dtype), dealt)
-            y = dealt.collect(y, route.gate.T).view(x.shape)
+            y = dealt.collect(y, route.gate.T.flatten().index_select(0, dealt.pair)).view(x.shape)
         if not self.training:
             return Out(y)
         loss = sum(weight * value for _, weight, value in route.losses) if route.losses else None
@@ -147,9 +152,13 @@ class Routed(FeedForward):
             return torch.full((), most, device=tokens.device), most
         return torch.ceil(real.sum().double() * share - 1e-9).long(), most
 
-    def logits(self, x: Tensor) -> Tensor:
-        """The router's, [N, experts], in float32 (or better) whatever the tokens are in."""
-        return wide_linear(x, self.router)
+    def logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The router's, in float32 (or better) whatever the tokens are in; and the tokens, to be read behind it."""
+        return router.logits(x, self.routers(), self.jitter if self.training else 0.0)
+
+    def routers(self) -> Tensor:
+        """The weights whose products with a token `route` reads, one or more for each expert."""
+        return self.router
 
     def active(self) -> int:
         return super().active() - (self.experts - self.choices) * self.networks.each()
@@ -174,40 +183,6 @@ def room(tokens: float) -> int:
     return max(0, math.ceil(tokens - 1e-9))
 
 
-def product_dtype(x: Tensor) -> torch.dtype:
-    """What matrix products of x are made in: autocast's choice for float32, where it is on."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) and x.dtype != torch.float64 else x.dtype
-
-
-def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x W^T in float32 (or better), also under autocast: routers are sensitive to rounding. Gradients are not, and are
-    made in what autocast says: on a GPU products in float32 cost ten times as much."""
-    wide, narrow = torch.promote_types(x.dtype, torch.float32), product_dtype(x)
-    with torch.autocast(x.device.type, enabled=False):
-        if torch.finfo(narrow).bits < 32 and not torch.compiler.is_compiling():
-            return _WideLinear.apply(x, weight, narrow)
-        return F.linear(x.to(wide), weight.to(wide))
-
-
-class _WideLinear(torch.autograd.Function):
-    """x W^T in float32, gradients in `narrow`."""
-
-    @staticmethod
-    def forward(ctx, x, weight, narrow):
-        ctx.save_for_backward(x.to(narrow), weight.to(narrow))
-        ctx.dtypes = x.dtype, weight.dtype
-        return F.linear(x.float(), weight.float())
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):
-        x, weight = ctx.saved_tensors
-        grad = grad.to(x.dtype)
-        of_x, of_weight = grad @ weight, grad.flatten(0, -2).T @ x.flatten(0, -2)
-        return of_x.to(ctx.dtypes[0]), of_weight.to(ctx.dtypes[1]), None
-
-
 def load(group: Tensor, experts: int, taken: Tensor) -> dict[str, Tensor]:
     """The share of the pairs that chose each expert, and of those that found no place there."""
     count = torch.zeros(experts + 1, device=group.device).scatter_add_(
@@ -215,6 +190,20 @@ def load(group: Tensor, experts: int, taken: Tensor) -> dict[str, Tensor]:
     )
     total = count[:experts].sum().clamp(min=1)
     return {"load": count[:experts] / total, "dropped": 1 - taken.sum() / total}
+
+
+def best(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of each row, and where they are."""
+    if not x.is_cuda or k > 4:
+        return x.topk(k, 1)
+    # a GPU is faster at asking for the largest again and again
+    left = x.detach()
+    places = [left.argmax(1, keepdim=True)]
+    for _ in range(1, k):
+        left = left.scatter(1, places[-1], -math.inf)
+        places.append(left.argmax(1, keepdim=True))
+    at = torch.cat(places, 1)
+    return x.gather(1, at), at
 
 
 def mean(x: Tensor, real: Tensor | None) -> Tensor:

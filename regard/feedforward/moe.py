@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.attention.base import Order
 from regard.feedforward.base import FeedForwardFacts, Sizes, plain_linear
-from regard.feedforward.experts import Experts, Inner, Route, Routed, plain_softmax, wide_linear
+from regard.feedforward.experts import Experts, Inner, Route, Routed, best, plain_softmax
 
 FLOOR = 1e-2  # of the noise, so that no expert is out of reach
 
@@ -52,15 +52,21 @@ class MoE(Routed):
         self.spread = nn.Parameter(torch.zeros_like(self.router)) if noise else None
         self.facts = replace(self.facts, random=noise, loss=self.importance > 0 or self.load > 0)
 
-    def route(self, x: Tensor, real: Tensor | None) -> Route:
+    def routers(self) -> Tensor:
+        return torch.cat([self.router, self.spread]) if self._noisy() else self.router
+
+    def _noisy(self) -> bool:
+        return self.training and self.spread is not None
+
+    def route(self, logits: Tensor, real: Tensor | None) -> Route:
         k, losses = self.choices, []
-        if self.training and self.spread is not None:
-            clean, spread = wide_linear(x, torch.cat([self.router, self.spread])).chunk(2, 1)
+        if self._noisy():
+            clean, spread = logits.chunk(2, 1)
             width = nn.functional.softplus(spread) + FLOOR
-            noisy = clean + torch.randn_like(clean) * width
+            noisy = torch.addcmul(clean, torch.randn_like(clean), width)
         else:
-            clean = noisy = self.logits(x)
-        top, expert = noisy.topk(min(k + 1, self.experts), 1)
+            clean = noisy = logits
+        top, expert = best(noisy, min(k + 1, self.experts))
         gate = torch.softmax(top[:, :k], 1)
         if self.training:
             given = gate if real is None else torch.where(real[:, None], gate, 0)
@@ -69,7 +75,7 @@ class MoE(Routed):
             if self.load:
                 # what expert e must exceed: the k-th largest of the others
                 bar = torch.where(noisy > top[:, k:], top[:, k:], top[:, k - 1 : k])
-                chosen = torch.special.ndtr((clean - bar) / width)
+                chosen = torch.erfc((bar - clean) / width * 0.5**0.5)  # twice the probability
                 chosen = chosen if real is None else torch.where(real[:, None], chosen, 0)
                 losses.append(("balance", self.load, variation(chosen.sum(0))))
         return Route(expert[:, :k], gate, losses=tuple(losses))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.feedforward.base import Activation, Sizes, plain_linear
-from regard.feedforward.experts import Route, Routed, balance, mean, plain_balance, plain_softmax
+from regard.feedforward.experts import Route, Routed, balance, best, mean, plain_balance, plain_softmax
 
 Threshold = Annotated[float, "gate from which on the second expert is always asked in training; 0: always"]
 
@@ -46,10 +46,9 @@ class Pairs(Routed):
         training = "token" if capacity is None else "batch"
         self.facts = replace(self.facts, training=training, random=threshold > 0, loss=balance > 0 or z > 0)
 
-    def route(self, x: Tensor, real: Tensor | None) -> Route:
-        logits = self.logits(x)
+    def route(self, logits: Tensor, real: Tensor | None) -> Route:
         shares = torch.softmax(logits, 1)
-        gate, expert = shares.topk(2, 1)
+        gate, expert = best(shares, 2)
         gate = gate / gate.sum(1, keepdim=True)
         if not self.training:
             return Route(expert, gate)

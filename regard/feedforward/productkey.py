@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from regard.attention.base import Order, Out, Rows
 from regard.feedforward.base import FeedForward, FeedForwardFacts, Sizes, plain_linear
-from regard.feedforward.experts import mean, plain_softmax, wide_linear
+from regard.feedforward.experts import mean, plain_softmax
+from regard.kernels.router import wide_linear
 
 
 class Normed(nn.Module):

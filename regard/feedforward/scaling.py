@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from regard.attention.base import Order, Out, Rows
 from regard.feedforward.base import FeedForward, FeedForwardFacts, Sizes, plain_linear
-from regard.feedforward.experts import plain_softmax, wide_linear
+from regard.feedforward.experts import plain_softmax
+from regard.kernels.router import wide_linear
 
 
 class Scaling(FeedForward):

@@ -70,10 +70,8 @@ class Switch(Routed):
         training = "token" if capacity is None else "earlier"
         self.facts = replace(self.facts, training=training, random=jitter > 0, loss=balance > 0)
 
-    def route(self, x: Tensor, real: Tensor | None) -> Route:
-        if self.training and self.jitter:
-            x = x * torch.empty_like(x).uniform_(1 - self.jitter, 1 + self.jitter)
-        shares = torch.softmax(self.logits(x), 1)
+    def route(self, logits: Tensor, real: Tensor | None) -> Route:
+        shares = torch.softmax(logits, 1)
         gate, expert = shares.max(1, keepdim=True)
         losses = ()
         if self.training and self.balance:

@@ -19,15 +19,14 @@ class Deal(NamedTuple):
     """Where the rows lie: k groups for each of N rows, k N pairs, in S slots."""
 
     pair: Tensor  # [S] which pair, c N + n, lies in a slot
-    used: Tensor | None  # [S] whether one does; None: in all of them
-    slot: Tensor  # [k, N] where a pair lies
-    taken: Tensor  # [k, N] whether it has a place at all
-    ends: Tensor  # [G] flat: where each group ends
+    places: moves.Places
+    taken: Tensor  # [k, N] whether a pair has a place at all
+    ends: Tensor | None  # [G] flat: where each group ends
     room: int | None  # padded: slots of each group
 
     def spread(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """The rows [N, I] in their slots: [S, I], padded [G, room, I]; zeros in empty ones."""
-        y = moves.Spread.apply(x, dtype, self.pair % max(1, len(x)), self.used, self.slot, self._kept())
+        y = moves.Spread.apply(x, dtype, *self.places)
         return y if self.room is None else y.view(-1, self.room, x.shape[1])
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -40,21 +39,17 @@ class Deal(NamedTuple):
         """For every slot the vector [G, O] of its group, to be added or multiplied."""
         if self.room is not None:
             return vectors[:, None]
+        row, used = self.places[:2]
         group = torch.searchsorted(
-            self.ends, torch.arange(len(self.pair), device=vectors.device, dtype=torch.int32), right=True
+            self.ends, torch.arange(len(row), device=vectors.device, dtype=torch.int32), right=True
         )
         found = vectors.index_select(0, group.clamp(max=len(vectors) - 1))
         # behind the last group nothing is written, and what is in memory there must not reach the gradient of a vector
-        return found if self.used is None else torch.where(self.used[:, None], found, 0)
+        return found if used is None else torch.where(used[:, None], found, 0)
 
     def collect(self, y: Tensor, gate: Tensor) -> Tensor:
-        """Back from the slots, times the gates [k, N], and added up: [N, O]; zeros from where a pair had no place."""
-        y = y.reshape(-1, y.shape[-1])
-        return moves.Collect.apply(y, gate, self.slot, self._kept(), self.pair, self.used)
-
-    def _kept(self) -> Tensor | None:
-        """`taken`, or None where there is a slot for each."""
-        return None if self.used is None and len(self.pair) == self.slot.numel() else self.taken
+        """Back from the slots, times their gates [S], and added up: [N, O]; zeros from where a pair had no place."""
+        return moves.Collect.apply(y.reshape(-1, y.shape[-1]), gate, *self.places)
 
 
 def deal(
@@ -86,8 +81,16 @@ def deal(
         used = torch.zeros(S + 1, dtype=torch.bool, device=device).scatter_(0, torch.where(taken, slot, S), True)[:S]
     # whatever has no place goes to one slot more, which is cut off
     pair = torch.zeros(S + 1, dtype=torch.long, device=device).scatter_(0, torch.where(taken, slot, S), steps)[:S]
-    slot = torch.where(taken, slot, 0)
-    return Deal(pair, used, slot.view(shape), taken.view(shape), ends.to(torch.int32), room)
+    slot, taken = torch.where(taken, slot, 0).view(shape), taken.view(shape)
+    kept = None if used is None and S == M else taken
+    places = moves.Places(pair % max(1, shape[1]), used, slot, kept, None)
+    return Deal(pair, places, taken, ends.to(torch.int32), room)
+
+
+def chosen(row: Tensor, took: Tensor, rows: int) -> Deal:
+    """Groups that choose as many rows each, row [G, R] of so many, where they `took` one: padded, R slots a group."""
+    places = moves.places_by_row(row.flatten(), took.flatten(), rows)
+    return Deal(places.row, places, took, None, row.shape[1])
 
 
 def _counted(device: torch.device) -> bool:

@@ -1,13 +1,16 @@
 """Rows of matrices taken, weighted and added up by index, forward and backward.
 
-Rows x [N, I] go to slots y [S, I]: slot s has row at[s]. Back, row n adds up k slots, those of at[:, n], [k, N], each
-times a factor. Both are each other's gradient, so that nothing is scattered and sums have one order, that of k. Where a
-mask is False a slot is empty, or a row has no slot: what lies in memory there is not read. With Triton, on a GPU, each
-of the three functions is one pass over memory (moves_triton.py).
+Rows x [N, I] go to slots y [S, I], and back, where a row adds up what lies in its slots, each times a factor. Both are
+each other's gradient, so that nothing is scattered and sums have one order. Where a slot is empty, or a row has none,
+what lies in memory there is not read. With Triton, on a GPU, each of the functions is one pass over memory
+(experts_triton.py).
 """
 
+import functools
 import os
+import warnings
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,86 +18,136 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 try:
-    from regard.kernels import moves_triton
+    from regard.kernels import experts_triton
 except ImportError:  # no Triton: there is none for a CPU alone
-    moves_triton = None
-# On request, for they have been interpreted and compiled, but neither run nor timed on a GPU.
-TRITON = os.environ.get("REGARD_TRITON") == "1"
+    experts_triton = None
+TRITON = os.environ.get("REGARD_TRITON") != "0"
 
 
 def kernels(*tensors: Tensor) -> ModuleType | None:
     """Those in Triton, where they take these; compilers make their own."""
-    if not TRITON or moves_triton is None or torch.compiler.is_compiling():
+    if not TRITON or experts_triton is None or torch.compiler.is_compiling():
         return None
-    return moves_triton if all(x.is_cuda and x.dtype in moves_triton.DTYPES for x in tensors) else None
+    takes = all(x.is_cuda and x.dtype in experts_triton.DTYPES for x in tensors)
+    return experts_triton if takes and _triton_runs() else None
+
+
+@functools.cache
+def _triton_runs() -> bool:
+    """It needs a C compiler, for one."""
+    try:
+        experts_triton.copied(torch.zeros(1, device="cuda"), torch.bfloat16)
+    except Exception as error:
+        warnings.warn(f"experts run without Triton, and slower: {error} (REGARD_TRITON=0 ends this)", stacklevel=2)
+        return False
+    return True
+
+
+class Places(NamedTuple):
+    """Which row lies in which slot, and the other way round: k slots for each row, or any number."""
+
+    row: Tensor  # [S] which row lies in a slot
+    used: Tensor | None  # [S] whether one does; None: in all of them
+    at: Tensor  # [k, N] the slots of each row; or [S], all slots by row
+    kept: Tensor | None  # [k, N] whether the row has that slot; None: it has all
+    starts: Tensor | None  # [N + 1] where those of a row begin in `at` [S]
+
+
+def places_by_row(row: Tensor, used: Tensor, rows: int) -> Places:
+    """Any number of slots for each of so many rows."""
+    key = torch.where(used, row, rows)
+    count = torch.zeros(rows + 1, dtype=torch.long, device=row.device).scatter_add_(0, key, torch.ones_like(key))
+    return Places(row, used, torch.argsort(key, stable=True), None, count.cumsum(0) - count)
 
 
 class Spread(Function):
-    """y[s] = x[at[s]] in another dtype, zeros where not `used`; x[n] has gone to back[:, n], where `kept`."""
+    """y[s] = x[row[s]] in another dtype, zeros where not `used`."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, dtype: torch.dtype, at: Tensor, used: Tensor | None, back: Tensor, kept: Tensor | None):
-        ctx.save_for_backward(back, kept)
+    def forward(ctx, x: Tensor, dtype: torch.dtype, *places: Tensor | None) -> Tensor:
+        ctx.save_for_backward(*places)
         ctx.dtype = x.dtype
-        return taken(x, at, used, None, dtype)
+        return taken(x, Places(*places), None, dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
-        back, kept = ctx.saved_tensors
-        return added(grad, back, kept, None, ctx.dtype), None, None, None, None, None
+        places = Places(*ctx.saved_tensors)
+        return added(grad, places, None, ctx.dtype), None, *[None] * len(places)
 
 
 class Collect(Function):
-    """out[n] = sum_c gate[c, n] y[at[c, n]], where `kept`; slot s of y is of pair[s], c N + n, if `used`."""
+    """out[n] = sum of gate[s] y[s] over the slots of row n."""
 
     @staticmethod
-    def forward(ctx, y: Tensor, gate: Tensor, at: Tensor, kept: Tensor | None, pair: Tensor, used: Tensor | None):
-        ctx.save_for_backward(y, gate, at, kept, pair, used)
-        return added(y, at, kept, gate, y.dtype)
+    def forward(ctx, y: Tensor, gate: Tensor, *places: Tensor | None) -> Tensor:
+        ctx.save_for_backward(y, gate, *places)
+        return added(y, Places(*places), gate, y.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
-        y, gate, at, kept, pair, used = ctx.saved_tensors
-        of_y = taken(grad, pair % len(grad), used, gate.flatten().index_select(0, pair), y.dtype)
-        return of_y, products(y, at, kept, grad, gate.dtype), None, None, None, None
+        y, gate, *places = ctx.saved_tensors
+        places = Places(*places)
+        of_y, of_gate = taken(grad, places, gate, y.dtype), products(y, places, grad, gate.dtype)
+        return of_y, of_gate, *[None] * len(places)
 
 
-def taken(x: Tensor, at: Tensor, used: Tensor | None, factor: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """factor[s] x[at[s]], [S, I]; zeros where not `used`."""
+class Narrow(Function):
+    """A weight in the dtype of the products."""
+
+    @staticmethod
+    def forward(ctx, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = weight.dtype
+        return weight.to(dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        kernel = kernels(grad)
+        # PyTorch's own copy to a wider dtype reaches half of a GPU's bandwidth
+        return kernel.copied(grad, ctx.dtype) if kernel else grad.to(ctx.dtype), None
+
+
+def taken(x: Tensor, places: Places, factor: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """factor[s] x[row[s]], [S, I]; zeros where not `used`."""
     if kernel := kernels(x):
-        return kernel.taken(x, at, used, factor, dtype)
+        return kernel.taken(x, places, factor, dtype)
+    row, used = places.row, places.used
     if len(x) == 0:
-        return x.new_zeros(len(at), x.shape[1], dtype=dtype)
-    y = x.to(dtype).index_select(0, at)
+        return x.new_zeros(len(row), x.shape[1], dtype=dtype)
+    y = x.to(dtype).index_select(0, row)
     y = y if factor is None else y.mul_(factor[:, None])
     return y if used is None else y.masked_fill_(~used[:, None], 0)
 
 
-def added(y: Tensor, at: Tensor, kept: Tensor | None, factor: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """sum_c factor[c, n] y[at[c, n]], where `kept`: [N, I]"""
+def added(y: Tensor, places: Places, factor: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """sum of factor[s] y[s] over the slots of a row: [N, I]"""
     if kernel := kernels(y):
-        return kernel.added(y, at, kept, factor, dtype)
+        return kernel.added(y, places, factor, dtype)
+    _, used, at, kept, starts = places
+    wide = torch.promote_types(y.dtype, torch.float32)
+    if starts is not None:
+        part = y.to(wide) if factor is None else y.to(wide) * factor[:, None]
+        # what lies in a slot that is not used goes to one row more
+        owner = places.row if used is None else torch.where(used, places.row, len(starts) - 1)
+        return part.new_zeros(len(starts), y.shape[1]).index_add_(0, owner, part)[:-1].to(dtype)
+    if len(y) == 0:
+        return y.new_zeros(at.shape[1], y.shape[1], dtype=dtype)
     out = None
     for c in range(len(at)):
-        part = _read(y, at[c], None if kept is None else kept[c])
-        part = part if factor is None else part.mul_(factor[c, :, None])
+        part = y.index_select(0, at[c]).to(wide)
+        part = part if factor is None else part.mul_(factor.index_select(0, at[c])[:, None])
+        part = part if kept is None else part.masked_fill_(~kept[c, :, None], 0)
         out = part if out is None else out.add_(part)
     return out.to(dtype)
 
 
-def products(y: Tensor, at: Tensor, kept: Tensor | None, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """y[at[c, n]] . x[n], [k, N]; zeros where not `kept`."""
+def products(y: Tensor, places: Places, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """y[s] . x[row[s]], [S]; zeros where not `used`."""
     if kernel := kernels(y, x):
-        return kernel.products(y, at, kept, x, dtype)
-    parts = (_read(y, at[c], None if kept is None else kept[c]).mul_(x).sum(1) for c in range(len(at)))
-    return torch.stack(list(parts)).to(dtype)
-
-
-def _read(y: Tensor, at: Tensor, kept: Tensor | None) -> Tensor:
-    """y[at], zeros where not `kept`, in float32 or better; the caller's own."""
-    if len(y) == 0:
-        return y.new_zeros(len(at), y.shape[1], dtype=torch.promote_types(y.dtype, torch.float32))
-    part = y.index_select(0, at).to(torch.promote_types(y.dtype, torch.float32))
-    return part if kept is None else part.masked_fill_(~kept[:, None], 0)
+        return kernel.products(y, places, x, dtype)
+    if len(x) == 0:
+        return x.new_zeros(len(y), dtype=dtype)
+    found = x.to(torch.promote_types(y.dtype, torch.float32)).index_select(0, places.row).mul_(y).sum(1).to(dtype)
+    return found if places.used is None else found.masked_fill_(~places.used, 0)

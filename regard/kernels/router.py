@@ -1,0 +1,78 @@
+"""What routers of experts compute: x W^T in float32 (or better), also under autocast, for they are sensitive to
+rounding. Gradients are not, and are made in what autocast says: on a GPU products in float32 cost ten times as much.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from regard.kernels import moves
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """What matrix products of x are made in: autocast's choice for float32, where it is on."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) and x.dtype != torch.float64 else x.dtype
+
+
+def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x W^T."""
+    wide, narrow = torch.promote_types(x.dtype, torch.float32), product_dtype(x)
+    with torch.autocast(x.device.type, enabled=False):
+        if _narrows(narrow):
+            return _WideLinear.apply(x, weight, narrow)
+        return F.linear(x.to(wide), weight.to(wide))
+
+
+def logits(x: Tensor, weight: Tensor, jitter: float = 0.0) -> tuple[Tensor, Tensor]:
+    """(x * noise) W^T of tokens x [N, E], with noise from 1 - jitter to 1 + jitter; and x, for all who read it behind
+    the router: their gradient comes by here, and is added to the router's in one pass over memory where that can be."""
+    narrow = product_dtype(x)
+    if _narrows(narrow) and moves.kernels(x, weight):
+        seed = torch.randint(2**31, (1,), device=x.device) if jitter else None
+        with torch.autocast(x.device.type, enabled=False):
+            return _Router.apply(x, weight, jitter, seed, narrow)
+    return wide_linear(x * torch.empty_like(x).uniform_(1 - jitter, 1 + jitter) if jitter else x, weight), x
+
+
+def _narrows(dtype: torch.dtype) -> bool:
+    return torch.finfo(dtype).bits < 32 and not torch.compiler.is_compiling()
+
+
+class _WideLinear(Function):
+    """x W^T in float32, gradients in `narrow`."""
+
+    @staticmethod
+    def forward(ctx, x, weight, narrow):
+        ctx.save_for_backward(x.to(narrow), weight.to(narrow))
+        ctx.dtypes = x.dtype, weight.dtype
+        return F.linear(x.float(), weight.float())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        grad = grad.to(x.dtype)
+        of_x, of_weight = grad @ weight, grad.flatten(0, -2).T @ x.flatten(0, -2)
+        return of_x.to(ctx.dtypes[0]), of_weight.to(ctx.dtypes[1]), None
+
+
+class _Router(Function):
+    """The same with noise, in Triton; x is handed on."""
+
+    @staticmethod
+    def forward(ctx, x, weight, jitter, seed, narrow):
+        found, copy = moves.kernels(x, weight).logits(x.contiguous(), weight.contiguous(), jitter, seed, narrow)
+        ctx.save_for_backward(copy, weight.to(narrow), seed)
+        ctx.jitter, ctx.dtype = jitter, weight.dtype
+        return found, x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad, of_x):
+        copy, weight, seed = ctx.saved_tensors
+        grad, of_x = grad.to(copy.dtype).contiguous(), of_x.contiguous()
+        of_weight = (grad.T @ copy).to(ctx.dtype)
+        return moves.kernels(of_x).of_tokens(grad, weight, of_x, ctx.jitter, seed), of_weight, None, None, None
