@@ -21,13 +21,13 @@ from regard.feedforward.base import FeedForward, Sizes
 from regard.feedforward.choice import Choice
 from regard.feedforward.dense import Dense
 from regard.feedforward.experts import Routed
-from regard.kernels.router import wide_linear
 from regard.feedforward.gshard import GShard
 from regard.feedforward.moe import MoE
 from regard.feedforward.productkey import Normed, ProductKey
 from regard.feedforward.scaling import Scaling
 from regard.feedforward.stmoe import STMoE
 from regard.feedforward.switch import Switch
+from regard.kernels.router import wide_linear
 from regard.spec import FEEDFORWARD
 
 WIDTH, INNER = 8, 16
@@ -617,7 +617,9 @@ def test_the_second_expert_is_asked_as_often_as_its_gate_says():
         layer.router.copy_(torch.eye(2))
     x = torch.tensor([math.log(4.0), 0.0]).expand(40_000, 2)  # gates 0.8 and 0.2
     torch.manual_seed(0)
-    assert_close(layer.route(layer.logits(x)[0], None).sent.float().mean(0), torch.tensor([1.0, 0.4]), rtol=0, atol=0.01)
+    assert_close(
+        layer.route(layer.logits(x)[0], None).sent.float().mean(0), torch.tensor([1.0, 0.4]), rtol=0, atol=0.01
+    )
     assert layer.eval().route(layer.logits(x)[0], None).sent is None
 
 

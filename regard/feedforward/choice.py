@@ -69,7 +69,7 @@ class Choice(FeedForward):
         self.networks = Networks(sizes, experts, activation, gated)
 
     def run(self, x: Tensor, rows: Rows) -> Out:
-        (B, T, E), real = x.shape, rows.real()
+        (B, T, _), real = x.shape, rows.real()
         kind, dtype = x.device.type, product_dtype(x)
         logits, tokens = router.logits(x.flatten(0, 1), self.router)
         shares = torch.softmax(logits, 1)  # [B T, experts]

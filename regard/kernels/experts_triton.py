@@ -43,9 +43,7 @@ def products(y: Tensor, places: tuple, x: Tensor, dtype: torch.dtype) -> Tensor:
     x, out = x.contiguous(), x.new_empty(len(row), dtype=dtype)
     if out.numel():
         with torch.cuda.device_of(x):
-            _products[(len(row),)](
-                y.contiguous(), row, _bytes(used), x, out, x.shape[1], _block(x), used is not None
-            )
+            _products[(len(row),)](y.contiguous(), row, _bytes(used), x, out, x.shape[1], _block(x), used is not None)
     return out
 
 
@@ -66,9 +64,7 @@ def copied(x: Tensor, dtype: torch.dtype) -> Tensor:
     return y
 
 
-def logits(
-    x: Tensor, weight: Tensor, jitter: float, seed: Tensor | None, narrow: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def logits(x: Tensor, weight: Tensor, jitter: float, seed: Tensor | None, narrow: torch.dtype) -> tuple[Tensor, Tensor]:
     """noise * x [N, E] times weight [M, E] transposed, in float32, and noise * x in a narrower dtype."""
     (rows, width), outputs = x.shape, len(weight)
     out, copy = x.new_empty(rows, outputs, dtype=torch.float32), x.new_empty(x.shape, dtype=narrow)
@@ -76,7 +72,20 @@ def logits(
         columns = min(TILE, max(16, triton.next_power_of_2(outputs)))
         with torch.cuda.device_of(x):
             _logits[(triton.cdiv(rows, TILE), triton.cdiv(outputs, columns))](
-                x, weight, seed, out, copy, rows, jitter, width, outputs, TILE, columns, 32, seed is not None, num_warps=8
+                x,
+                weight,
+                seed,
+                out,
+                copy,
+                rows,
+                jitter,
+                width,
+                outputs,
+                TILE,
+                columns,
+                32,
+                seed is not None,
+                num_warps=8,
             )
     return out, copy
 
@@ -89,7 +98,20 @@ def of_tokens(grad: Tensor, weight: Tensor, base: Tensor, jitter: float, seed: T
         deep = min(64, max(16, triton.next_power_of_2(outputs)))
         with torch.cuda.device_of(base):
             _of_tokens[(triton.cdiv(width, TILE), triton.cdiv(rows, TILE))](
-                grad, weight, base, seed, out, rows, jitter, width, outputs, TILE, TILE, deep, seed is not None, num_warps=8
+                grad,
+                weight,
+                base,
+                seed,
+                out,
+                rows,
+                jitter,
+                width,
+                outputs,
+                TILE,
+                TILE,
+                deep,
+                seed is not None,
+                num_warps=8,
             )
     return out
 
