@@ -35,3 +35,9 @@ for dtype in ("*bf16", "*fp32"):
     compiled(experts._logits, router, sizes | {"DEEP": 32, "NOISY": False, "seed": None})
     back = router | {"grad": "*bf16", "weight": "*bf16", "out": dtype}
     compiled(experts._of_tokens, back, sizes | {"DEEP": 64, "NOISY": True})
+noisy = dict.fromkeys(("logits", "noise", "top", "of_top", "of_chosen", "parts", "out"), "*fp32")
+noisy |= {"real": "*u8", "expert": "*i64", "rows": "i32", "floor": "fp32"}
+for more in ({"MASKED": True}, {"MASKED": False, "real": None}):
+    sizes = {"EXPERTS": 100, "BLOCK": 128, "ROWS": 32, "K": 3} | more
+    compiled(experts._noisy_top, noisy, sizes)
+    compiled(experts._of_noisy_logits, noisy, sizes)

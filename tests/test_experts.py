@@ -22,6 +22,7 @@ from torch.torch_version import TorchVersion
 import regard
 from regard import task
 from regard.attention.base import Rows
+from regard.feedforward import moe
 from regard.kernels import experts_triton, grouped, moves, router
 from regard.kernels.packed import pack_linears
 from regard.models import build
@@ -197,6 +198,24 @@ def test_router(monkeypatch, rows, width, outputs, jitter):
         # neighbours do not go together
         assert abs((spread[:, 1:] * spread[:, :-1]).mean()) < 0.02
         assert abs((spread[1:] * spread[:-1]).mean()) < 0.02
+
+
+@pytest.mark.parametrize(("rows", "experts", "k"), [(1, 2, 2), (300, 5, 3), (70, 129, 4)])
+@pytest.mark.parametrize("padded", [False, True])
+def test_noisy_top(monkeypatch, rows, experts, k, padded):
+    """Choices, chances and gradients of the kernels beside PyTorch's."""
+    monkeypatch.setattr(moves, "kernels", lambda *_: experts_triton)
+    draw = torch.Generator().manual_seed(7)
+    logits = torch.randn(rows, 2 * experts, generator=draw, requires_grad=True)
+    noise = torch.randn(rows, experts, generator=draw)
+    real = torch.arange(rows) % 3 > 0 if padded else None
+    goals = torch.randn(rows, k, generator=draw), torch.randn(experts, generator=draw)
+    results = []
+    for way in (moe.noisy_top, moe._NoisyTop.apply):
+        top, expert, chosen = way(logits, noise, real, k)
+        grad = torch.autograd.grad((top * goals[0]).sum() + (chosen * goals[1]).sum(), logits)
+        results.append((top, expert, chosen, *grad))
+    assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [(33, 40), (300, 301)])

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from regard.attention.base import Order
 from regard.feedforward.base import FeedForwardFacts, Sizes, plain_linear
 from regard.feedforward.experts import Experts, Inner, Route, Routed, best, plain_softmax
+from regard.kernels import moves
 
 FLOOR = 1e-2  # of the noise, so that no expert is out of reach
 
@@ -59,26 +60,24 @@ class MoE(Routed):
         return self.training and self.spread is not None
 
     def route(self, logits: Tensor, real: Tensor | None) -> Route:
-        k, losses = self.choices, []
-        if self._noisy():
-            clean, spread = logits.chunk(2, 1)
-            width = nn.functional.softplus(spread) + FLOOR
-            noisy = torch.addcmul(clean, torch.randn_like(clean), width)
+        k, losses, chosen = self.choices, [], None
+        if not self._noisy():
+            top, expert = best(logits, k)
+        elif self.load:
+            noise = torch.randn_like(logits[:, : self.experts])
+            work = _NoisyTop.apply if moves.kernels(logits) else noisy_top
+            top, expert, chosen = work(logits, noise, real, k + 1)
         else:
-            clean = noisy = logits
-        top, expert = best(noisy, min(k + 1, self.experts))
-        gate = torch.softmax(top[:, :k], 1)
+            clean, spread = logits.chunk(2, 1)
+            top, expert = best(clean + torch.randn_like(clean) * (nn.functional.softplus(spread) + FLOOR), k)
+        expert, gate = expert[:, :k], torch.softmax(top[:, :k], 1)
         if self.training:
             given = gate if real is None else torch.where(real[:, None], gate, 0)
-            gates = gate.new_zeros(self.experts).index_add(0, expert[:, :k].flatten(), given.flatten())
+            gates = gate.new_zeros(self.experts).index_add(0, expert.flatten(), given.flatten())
             losses.append(("importance", self.importance, variation(gates)))
-            if self.load:
-                # what expert e must exceed: the k-th largest of the others
-                bar = torch.where(noisy > top[:, k:], top[:, k:], top[:, k - 1 : k])
-                chosen = torch.erfc((bar - clean) / width * 0.5**0.5)  # twice the probability
-                chosen = chosen if real is None else torch.where(real[:, None], chosen, 0)
-                losses.append(("balance", self.load, variation(chosen.sum(0))))
-        return Route(expert[:, :k], gate, losses=tuple(losses))
+        if chosen is not None:
+            losses.append(("balance", self.load, variation(chosen)))
+        return Route(expert, gate, losses=tuple(losses))
 
     def plain_route(self, x: Tensor) -> tuple[list[list[tuple[int, Tensor]]], Tensor | float]:
         choices, importance = [], [0.0] * self.experts
@@ -96,3 +95,35 @@ class MoE(Routed):
 def variation(sums: Tensor) -> Tensor:
     """CV^2: the variance by the square of the mean."""
     return sums.var(correction=0) / sums.mean().square().clamp(min=1e-10)
+
+
+def noisy_top(logits: Tensor, noise: Tensor, real: Tensor | None, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of logits [N, 2 experts], clean ones and those of the width of the noise, the k best with noise, [N, k]; where
+    they are; and the sum over the real tokens of how likely each expert is among the best k - 1, [experts]."""
+    clean, spread = logits.chunk(2, 1)
+    width = nn.functional.softplus(spread) + FLOOR
+    noisy = torch.addcmul(clean, noise, width)
+    top, expert = best(noisy, k)
+    # what an expert must exceed: the (k - 1)-th largest of the others
+    bar = torch.where(noisy > top[:, k - 1 :], top[:, k - 1 :], top[:, k - 2 : k - 1])
+    chosen = torch.special.ndtr((clean - bar) / width)
+    return top, expert, (chosen if real is None else torch.where(real[:, None], chosen, 0)).sum(0)
+
+
+class _NoisyTop(torch.autograd.Function):
+    """The same by two kernels, in place of some forty passes over memory."""
+
+    @staticmethod
+    def forward(ctx, logits, noise, real, k):
+        logits, noise = logits.contiguous(), noise.contiguous()
+        found = moves.kernels(logits).noisy_top(logits, noise, real, k, FLOOR)
+        ctx.save_for_backward(logits, noise, real, *found[:2])
+        ctx.mark_non_differentiable(found[1])
+        return found
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, of_top, _, of_chosen):
+        logits, noise, real, top, expert = ctx.saved_tensors
+        kernel = moves.kernels(logits)
+        return kernel.of_noisy_logits(logits, noise, real, top, expert, of_top, of_chosen, FLOOR), None, None, None

@@ -116,6 +116,48 @@ def of_tokens(grad: Tensor, weight: Tensor, base: Tensor, jitter: float, seed: T
     return out
 
 
+def noisy_top(
+    logits: Tensor, noise: Tensor, real: Tensor | None, k: int, floor: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See regard/feedforward/moe.py."""
+    (rows, experts), sizes = noise.shape, _noisy_sizes(noise)
+    top, expert = noise.new_empty(rows, k), noise.new_empty(rows, k, dtype=torch.long)
+    parts = noise.new_zeros(max(1, triton.cdiv(rows, sizes[1])), experts)
+    if rows:
+        with torch.cuda.device_of(noise):
+            _noisy_top[(len(parts),)](
+                logits, noise, _bytes(real), top, expert, parts, rows, floor, experts, *sizes, k, real is not None
+            )
+    return top, expert, parts.sum(0)
+
+
+def of_noisy_logits(
+    logits: Tensor,
+    noise: Tensor,
+    real: Tensor | None,
+    top: Tensor,
+    expert: Tensor,
+    of_top: Tensor,
+    of_chosen: Tensor,
+    floor: float,
+) -> Tensor:
+    """The gradient of the logits behind `noisy_top`."""
+    (rows, experts), sizes = noise.shape, _noisy_sizes(noise)
+    out, given = torch.empty_like(logits), (top, expert, of_top.contiguous(), of_chosen.contiguous())
+    if rows:
+        with torch.cuda.device_of(noise):
+            _of_noisy_logits[(triton.cdiv(rows, sizes[1]),)](
+                logits, noise, _bytes(real), *given, out, rows, floor, experts, *sizes, top.shape[1], real is not None
+            )
+    return out
+
+
+def _noisy_sizes(noise: Tensor) -> tuple[int, int]:
+    """Experts, as a power of two, and rows that a program works on."""
+    block = triton.next_power_of_2(noise.shape[1])
+    return block, max(1, 4096 // block)
+
+
 def _bytes(flags: Tensor | None) -> Tensor | None:
     return None if flags is None else flags.contiguous().view(torch.uint8)
 
@@ -293,3 +335,96 @@ def _of_tokens(
         total *= _noise(seed, at, jitter)
     total += tl.load(base + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _noisy_parts(logits, noise, row, rows, floor, EXPERTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Of each row and expert: whether there is such a one, its clean logit, what the width of the noise is made from,
+    that width, the noise and the noisy logit."""
+    expert = tl.arange(0, BLOCK)[None, :]
+    inside = (row < rows) & (expert < EXPERTS)
+    at = row * (2 * EXPERTS) + expert
+    clean = tl.load(logits + at, mask=inside, other=0.0)
+    spread = tl.load(logits + at + EXPERTS, mask=inside, other=0.0)
+    drawn = tl.load(noise + row * EXPERTS + expert, mask=inside, other=0.0)
+    width = tl.maximum(spread, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(spread))) + floor
+    return inside, clean, spread, width, drawn, tl.where(expert < EXPERTS, clean + drawn * width, float("-inf"))
+
+
+@triton.jit(do_not_specialize=["rows", "floor"])
+def _noisy_top(
+    logits,
+    noise,
+    real,
+    top,
+    expert,
+    parts,
+    rows,
+    floor,
+    EXPERTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    K: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    one = tl.arange(0, BLOCK)[None, :]
+    inside, clean, _, width, _, noisy = _noisy_parts(logits, noise, row, rows, floor, EXPERTS, BLOCK)
+    left, last, bar = noisy, tl.zeros([ROWS, 1], tl.float32), tl.zeros([ROWS, 1], tl.float32)
+    for turn in tl.static_range(K):
+        last, bar = bar, tl.max(left, 1)[:, None]
+        # not beyond the last one, even where all are nan
+        found = tl.minimum(tl.argmax(left, 1), EXPERTS - 1)[:, None]
+        tl.store(top + row * K + turn, bar, mask=row < rows)
+        tl.store(expert + row * K + turn, found.to(tl.int64), mask=row < rows)
+        left = tl.where(one == found, float("-inf"), left)
+    chance = 0.5 + 0.5 * tl.erf((clean - tl.where(noisy > bar, bar, last)) / width * 0.7071067811865476)
+    if MASKED:
+        inside = inside & (tl.load(real + row, mask=row < rows, other=0) > 0)
+    column = tl.arange(0, BLOCK)
+    sums = tl.sum(tl.where(inside, chance, 0.0), 0)
+    tl.store(parts + tl.program_id(0).to(tl.int64) * EXPERTS + column, sums, mask=column < EXPERTS)
+
+
+@triton.jit(do_not_specialize=["rows", "floor"])
+def _of_noisy_logits(
+    logits,
+    noise,
+    real,
+    top,
+    expert,
+    of_top,
+    of_chosen,
+    out,
+    rows,
+    floor,
+    EXPERTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    K: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    one = tl.arange(0, BLOCK)[None, :]
+    inside, clean, spread, width, drawn, noisy = _noisy_parts(logits, noise, row, rows, floor, EXPERTS, BLOCK)
+    last = tl.load(top + row * K + K - 2, mask=row < rows, other=0.0)
+    bar = tl.load(top + row * K + K - 1, mask=row < rows, other=0.0)
+    z = (clean - tl.where(noisy > bar, bar, last)) / width
+    counts = inside
+    if MASKED:
+        counts = inside & (tl.load(real + row, mask=row < rows, other=0) > 0)
+    slope = tl.load(of_chosen + one, mask=one < EXPERTS, other=0.0) * 0.3989422804014327 * tl.exp(-0.5 * z * z) / width
+    slope = tl.where(counts, slope, 0.0)
+    of_noisy = tl.zeros([ROWS, BLOCK], tl.float32)
+    for turn in tl.static_range(K):
+        grad = tl.load(of_top + row * K + turn, mask=row < rows, other=0.0)
+        # the bars of an expert are those of others: the k-th of them, or the next
+        if turn == K - 2:
+            grad -= tl.sum(tl.where(noisy > bar, 0.0, slope), 1)[:, None]
+        if turn == K - 1:
+            grad -= tl.sum(tl.where(noisy > bar, slope, 0.0), 1)[:, None]
+        of_noisy += tl.where(one == tl.load(expert + row * K + turn, mask=row < rows, other=-1), grad, 0.0)
+    of_width = of_noisy * drawn - slope * z
+    at = row * (2 * EXPERTS) + one
+    tl.store(out + at, slope + of_noisy, mask=inside)
+    tl.store(out + at + EXPERTS, of_width / (1.0 + tl.exp(-spread)), mask=inside)
