@@ -28,8 +28,8 @@ SCRATCH = {f"from scratch, {name}": flags for name, flags in SEEDS.items()} | {
 }
 SIX_LAYERS = (
     "--model.attention softmax --model.layers 6 --model.width 384 --model.heads 6 --model.inner 1536 "
-    "--model.position rotary --model.norm_epsilon 1e-5 --model.final_norm true --model.pooling mean --model.dropout 0.1 --training.steps 2000 "
-    "--training.schedule cosine --training.learning_rate 0.0003 --training.weight_decay 0.01 --training.average 0 "
+    "--model.position rotary --model.norm_epsilon 1e-5 --model.final_norm true --model.pooling mean --model.dropout 0.1 "
+    "--training.steps 2000 --training.schedule cosine --training.learning_rate 0.0003 --training.weight_decay 0.01 --training.average 0 "
     "--training.precision bfloat16"
 )
 SCRATCH["from scratch, six layers"] = SIX_LAYERS.split()
