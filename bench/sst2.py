@@ -26,12 +26,12 @@ SEEDS = {f"seed {seed}": ["--training.seed", str(seed)] for seed in (1, 2, 3)}
 SCRATCH = {f"from scratch, {name}": flags for name, flags in SEEDS.items()} | {
     "from scratch, words without stems": ["--data.tokenizer", "words"],
 }
-SIX_LAYERS = (
-    "--model.attention softmax --model.layers 6 --model.width 384 --model.heads 6 --model.inner 1536 "
-    "--model.position rotary --model.norm_epsilon 1e-5 --model.final_norm true --model.pooling mean --model.dropout 0.1 "
-    "--training.steps 2000 --training.schedule cosine --training.learning_rate 0.0003 --training.weight_decay 0.01 --training.average 0 "
-    "--training.precision bfloat16"
-)
+SIX_LAYERS = """
+    --model.attention softmax --model.position rotary --model.layers 6 --model.width 384 --model.heads 6
+    --model.inner 1536 --model.norm_epsilon 1e-5 --model.final_norm true --model.pooling mean --model.dropout 0.1
+    --training.steps 2000 --training.schedule cosine --training.learning_rate 0.0003 --training.weight_decay 0.01
+    --training.save_every 1000 --training.average 0 --training.precision bfloat16
+"""
 SCRATCH["from scratch, six layers"] = SIX_LAYERS.split()
 SMALL, LARGE = "masked first", "masked first on reviews"
 TUNED = {f"{body}, {name}": flags for body in (SMALL, LARGE) for name, flags in SEEDS.items()}
