@@ -1,7 +1,7 @@
 """The time of a training step of layers of experts, against a dense layer of the same active parameters.
 
     python bench/experts.py                              one thread of a CPU, float32
-    python bench/experts.py --device cuda --dtype bfloat16 --tokens 131072 --width 512 --inner 2048 --seconds 0.5
+    python bench/experts.py --device cuda --dtype bfloat16 --tokens 262144 --width 1024 --inner 4096 --seconds 0.25
     python bench/experts.py --tokens 4096 --width 256 --inner 1024 --experts 8 64
 
 A step is forward and backward, gradients of tokens and weights, without the optimizer, whose time grows with all
