@@ -41,6 +41,7 @@ class Grid(NamedTuple):
     inside: Tensor  # [B] where in its segment the first token stands
     m: int
     step: bool
+    joined: Parts = ()  # x, k and v of what the state kept, followed by what is new
 
     def places(self, rows: Rows, n: int) -> Tensor:
         """The positions of the queries, [B, m, n] or [B, 1, 1]."""
@@ -196,8 +197,17 @@ class Compressive(Segmented):
             tokens = tuple(F.pad(part, (0, 0, M, room)) for part in source.values())
             return Grid(F.pad(q, (0, 0, 0, room)), tokens, rows.start, (T + room) // n, step=False)
         inside, m = rows.start % n, -(-(n - 1 + T) // n)
-        tokens = tuple(stretch(part, n - 1 - inside, M + m * n) for part in self._joined(state.tail, source.values()))
-        return Grid(q if T == 1 else stretch(q, -inside, m * n), tokens, inside, m, step=T == 1)
+        joined = self._joined(state.tail, source.values())
+        if self._plain_step(rows):
+            # of the segment as much as there is
+            tokens = tuple(part[:, :, n - 1 - rows.at % n :] for part in joined)
+        else:
+            tokens = tuple(stretch(part, n - 1 - inside, M + m * n) for part in joined)
+        return Grid(q if T == 1 else stretch(q, -inside, m * n), tokens, inside, m, T == 1, joined)
+
+    def _plain_step(self, rows: Rows) -> bool:
+        """One token in each row, all at the same place."""
+        return rows.T == 1 and rows.at is not None and self.function != "used" and not torch.compiler.is_compiling()
 
     def _joined(self, old: Parts, new: Iterable[Tensor]) -> Parts:
         """x, k and v of what a state keeps, followed by what is new."""
@@ -234,8 +244,11 @@ class Compressive(Segmented):
         over = (grid.inside + rows.count) // n  # segments that ended
         if self.function == "used":
             usage = usages.gather(1, over[:, None, None].expand(-1, 1, n))[:, 0]
+        new = rows.count
+        if rows.at is not None:
+            over, new = (rows.at % n + T) // n, T
         slots = tuple(stretch(part, over * self.slots, C) for part in slots)
-        tail = tuple(stretch(part, rows.count, self.reach) for part in self._joined(state.tail, source.values()))
+        tail = tuple(stretch(part, new, self.reach) for part in grid.joined)
         if torch.is_grad_enabled() and len(state.tail) == 1:
             tail, slots = tail[:1], slots[:1]
         even = state.even and rows.at is not None
@@ -245,6 +258,18 @@ class Compressive(Segmented):
     def _look(self, rows: Rows, grid: Grid, slots: Parts) -> Tensor:
         """Each segment of the queries over its slots and tokens."""
         (M, n, C), m = (self.memory, self.segment, self.compressed), grid.m
+        if grid.step and self._plain_step(rows):
+            # what the query sees is all there is
+            begin = max(0, rows.at // n * n - M)
+            old, new = min(begin // self.rate, C), rows.at - begin + 1
+            k, v = (
+                torch.cat([older[:, :, C - old : C], newer[:, :, -new:]], 2) if old else newer[:, :, -new:]
+                for older, newer in zip(slots[1:], grid.tokens[1:], strict=True)
+            )
+            seen, zero = old + new, torch.zeros_like(rows.start)
+            last = zero + (seen - 1)
+            mask = Mask(last, zero, last + 1, 1, seen, causal=True, full=True, shift=seen - 1)
+            return self.attend(mask, grid.q, k, v)
         q = self._folded(grid.q, m)
         k, v = (
             torch.cat([old.unfold(2, C, self.slots)[:, :, :m], new.unfold(2, M + n, n)], 4)

@@ -47,7 +47,11 @@ class Segmented(Attending):
         return self.attend(mask, folded, k, v).unflatten(0, (-1, count)).transpose(1, 2).flatten(2, 3)
 
 
-def stretch(part: Tensor, first: Tensor, length: int) -> Tensor:
-    """`length` slots of each row of [B, G, n, D] from slot `first` [B] on; beyond the ends, those at the ends."""
+def stretch(part: Tensor, first: Tensor | int, length: int) -> Tensor:
+    """`length` slots of each row of [B, G, n, D] from slot `first` [B] on; beyond the ends, those at the ends. Where
+    the host knows the first, and there are as many, they are not copied, unless that would keep alive many others."""
+    if isinstance(first, int):
+        found = part[:, :, first : first + length]
+        return found if part.shape[2] <= length + 1 else found.clone()
     at = (first[:, None] + torch.arange(length, device=part.device)).clamp(0, part.shape[2] - 1)
     return part.gather(2, at[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[3]))

@@ -90,6 +90,12 @@ class XL(Segmented):
         if state.top == 0:
             # every row starts at 0, ragged or not
             o = self.whole(rows, q, source["k"], source["v"])
+        elif T == 1 and rows.at is not None and not torch.compiler.is_compiling():
+            # what the query sees is all there is
+            seen = min(rows.at, rows.at % n + M) + 1
+            last = torch.full_like(end, seen - 1)
+            mask = Mask(last, torch.zeros_like(end), last + 1, 1, seen, causal=True, full=True, shift=seen - 1)
+            o = self.attend(mask, q, k[:, :, -seen:], v[:, :, -seen:])
         elif T == 1:
             # positions from the first that the query sees, so that what lies before it is not real
             first = (rows.start - inside - M).clamp(min=0)
@@ -105,8 +111,8 @@ class XL(Segmented):
         kept = (k, v)
         if torch.is_grad_enabled() and len(state.tail) == 1:
             kept = (torch.cat([state.tail[0], source["x"]], 2),)
-        # copies, lest a window hold on to a whole prompt
-        tail = tuple(stretch(part, rows.count, W) for part in kept)
+        new = rows.count if rows.at is None else T
+        tail = tuple(stretch(part, new, W) for part in kept)
         return o, XLState(tail, state.seen + rows.count, state.top + T, even)
 
     def _tail(self, state: XLState) -> tuple[Tensor, Tensor]:
