@@ -40,6 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if argv[:1] == ["train"]:
             # its flags are generated from the config of the task
+            parser.prog = "regard train"
             return runs.train(argv[1:])
         arguments, unknown = parser.parse_known_args(argv)
         if unknown:
