@@ -1,0 +1,87 @@
+"""The benchmarks: each says what it does and takes its flags; the data of SST-2 and the rows made of it."""
+
+import json
+import lzma
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parent.parent / "bench"
+PROGRAMS = sorted(path.name for path in BENCH.glob("*.py") if "__main__" in path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(autouse=True)
+def beside(monkeypatch):
+    """They import each other."""
+    monkeypatch.syspath_prepend(str(BENCH))
+
+
+def test_all_are_found():
+    assert len(PROGRAMS) > 10
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_help(monkeypatch, capsys, name):
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(BENCH / name), run_name="__main__")
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert f"python bench/{name}" in said
+
+
+def sst2_data(folder: Path) -> Path:
+    for part in ("sst2", "sst2-glue", "imdb"):
+        (folder / part).mkdir(parents=True)
+    sentences = {"train": "1 a well-made film .\n0 dull -lrb- and long -rrb-\n", "dev": "1 fine .\n", "test": "0 dull .\n"}
+    for name, text in sentences.items():
+        (folder / "sst2" / f"stsa.binary.{name}").write_text(text, encoding="utf-8")
+    with lzma.open(folder / "sst2-glue" / "train.tsv.xz", "wt", encoding="utf-8") as file:
+        file.write("sentence\tlabel\nwell-made \t1\ndull .\t0\na well-made film .\t1\n")
+    for name in ("train", "test"):
+        with lzma.open(folder / "imdb" / f"{name}.jsonl.xz", "wt", encoding="utf-8") as file:
+            file.write(json.dumps({"text": f"It's <br />the {name} film... I didn't cry!", "label": 1}) + "\n")
+    return folder
+
+
+def test_sst2_data(tmp_path):
+    """Phrases that are sentences of dev or test are not learnt; nothing is learnt twice; reviews look as sentences do."""
+    import sst2
+
+    paths = sst2.prepare(sst2_data(tmp_path / "data"), tmp_path / "out")
+    read = {name: Path(path).read_text(encoding="utf-8").splitlines() for name, path in paths.items()}
+    assert read["train"] == [
+        "text\tlabel",
+        "well - made\tpositive",
+        "a well - made film .\tpositive",
+        "dull ( and long )\tnegative",
+    ]
+    assert read["test"] == ["text\tlabel", "dull .\tnegative"]
+    assert read["train-text"] == ["well - made", "a well - made film .", "dull ( and long )"]
+    assert read["reviews"] == [f"it 's the {name} film ... i did n't cry !" for name in ("train", "test")]
+
+
+def test_sst2_rows(monkeypatch, tmp_path):
+    """Each row is trained by its config; those that are masked first begin with the body of theirs."""
+    import side
+    import sst2
+
+    trained = []
+    monkeypatch.setattr(side, "train", lambda task, rows, common, *_: trained.append((task, Path(common[1]).name, rows)))
+    monkeypatch.setattr(side, "evaluate", lambda rows, *_: {name: {"error": "none"} for name in rows})
+    only = ["masked first on reviews, seed 2", "from scratch, seed 1"]
+    given = ["--data", str(sst2_data(tmp_path / "data")), "--out", str(tmp_path / "out"), "--only", *only]
+    monkeypatch.setattr(sys, "argv", ["sst2.py", *given])
+    sst2.main()
+    found = {(task, config): rows for task, config, rows in trained if rows}
+    assert {what: list(rows) for what, rows in found.items()} == {
+        ("classify", "sst2.yaml"): ["from scratch, seed 1"],
+        ("masked", "reviews-masked.yaml"): ["masked on reviews"],
+        ("classify", "reviews-tuned.yaml"): ["masked first on reviews, seed 2"],
+    }
+    flags = found["classify", "reviews-tuned.yaml"]["masked first on reviews, seed 2"]
+    assert flags[flags.index("--init") + 1] == str(tmp_path / "out" / side.slug("masked on reviews"))
+    assert flags[flags.index("--training.seed") + 1] == "2"
+    assert all((sst2.CONFIGS / config).exists() for _, config, _ in trained)
