@@ -35,8 +35,8 @@ def test_help(monkeypatch, capsys, name):
 def sst2_data(folder: Path) -> Path:
     for part in ("sst2", "sst2-glue", "imdb"):
         (folder / part).mkdir(parents=True)
-    sentences = {"train": "1 a well-made film .\n0 dull -lrb- and long -rrb-\n", "dev": "1 fine .\n", "test": "0 dull .\n"}
-    for name, text in sentences.items():
+    train = "1 a well-made film .\n0 dull -lrb- and long -rrb-\n"
+    for name, text in {"train": train, "dev": "1 fine .\n", "test": "0 dull .\n"}.items():
         (folder / "sst2" / f"stsa.binary.{name}").write_text(text, encoding="utf-8")
     with lzma.open(folder / "sst2-glue" / "train.tsv.xz", "wt", encoding="utf-8") as file:
         file.write("sentence\tlabel\nwell-made \t1\ndull .\t0\na well-made film .\t1\n")
@@ -47,7 +47,7 @@ def sst2_data(folder: Path) -> Path:
 
 
 def test_sst2_data(tmp_path):
-    """Phrases that are sentences of dev or test are not learnt; nothing is learnt twice; reviews look as sentences do."""
+    """Phrases that are sentences of dev or test are not learnt; nothing is twice; reviews look as sentences do."""
     import sst2
 
     paths = sst2.prepare(sst2_data(tmp_path / "data"), tmp_path / "out")
@@ -69,7 +69,11 @@ def test_sst2_rows(monkeypatch, tmp_path):
     import sst2
 
     trained = []
-    monkeypatch.setattr(side, "train", lambda task, rows, common, *_: trained.append((task, Path(common[1]).name, rows)))
+
+    def train(task, rows, common, *_):
+        trained.append((task, Path(common[1]).name, rows))
+
+    monkeypatch.setattr(side, "train", train)
     monkeypatch.setattr(side, "evaluate", lambda rows, *_: {name: {"error": "none"} for name in rows})
     only = ["masked first on reviews, seed 2", "from scratch, seed 1"]
     given = ["--data", str(sst2_data(tmp_path / "data")), "--out", str(tmp_path / "out"), "--only", *only]
