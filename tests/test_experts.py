@@ -4,11 +4,13 @@ import copy
 import dataclasses
 import itertools
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -23,6 +25,7 @@ import regard
 from regard import task
 from regard.attention.base import Rows
 from regard.feedforward import moe
+from regard.feedforward.experts import one_by_one
 from regard.kernels import experts_triton, grouped, moves, router
 from regard.kernels.packed import pack_linears
 from regard.models import build
@@ -66,15 +69,16 @@ def shares(M: int, groups: int) -> Tensor:
 
 
 def unwritten(x: Tensor, weight: Tensor, *, offs: Tensor, product=F.grouped_mm) -> Tensor:
-    """The grouped product, with what may lie in memory behind the last group."""
+    """The grouped product, with what may lie in memory behind the last group, and where a group has no rows."""
     end = int(offs[-1])
     if weight.dim() == 2:
-        return product(x[:, :end], weight[:end], offs=offs)
+        found = product(x[:, :end], weight[:end], offs=offs)
+        return torch.where((offs.diff(prepend=offs.new_zeros(1)) == 0)[:, None, None], torch.nan, found)
     found = product(x[:end], weight, offs=offs)
     return torch.cat([found, torch.full((len(x) - end, found.shape[1]), torch.nan)])
 
 
-@pytest.mark.parametrize(("limit", "most"), [(None, None), (5, 5), (5, 9), (0, 1)])
+@pytest.mark.parametrize(("limit", "most"), [(None, None), (5, 5), (5, 9), (0, 1), (0, None)])
 @pytest.mark.parametrize("layout", ["flat", "flat as on a GPU", "padded"])
 @pytest.mark.parametrize("fused", [False, True])
 def test_grouped_products(monkeypatch, fused, layout, limit, most):
@@ -124,7 +128,8 @@ def test_moves(device, kind, dtype, width):
     """Each function against its formula, also wider than what a program holds at once; what is masked may be anything,
     and nothing that is given changes."""
     draw = torch.Generator().manual_seed(4)
-    x, y, grad = (torch.randn(rows, width, generator=draw).to(device) for rows in (7, 9, 7))
+    # columns and rows lie the other way round in memory
+    x, y, grad = (torch.randn(width, rows, generator=draw).to(device).T for rows in (7, 9, 7))
     y, row = y.to(dtype), torch.randint(7, (9,), generator=draw).to(device)
     used = (torch.rand(9, generator=draw) < 0.7).to(device)
     x[row[~used]] = torch.where(torch.isin(row[~used], row[used])[:, None], x[row[~used]], torch.nan)
@@ -159,6 +164,14 @@ def test_moves(device, kind, dtype, width):
     assert_close(kind.added(y, three, strange, torch.float32), weighted.sum(0), **off)
     assert_close(kind.added(whole, three._replace(kept=None), None, dtype).float(), whole.float()[at].sum(0), **off)
     assert_close(y, before, rtol=0, atol=0, equal_nan=True)
+    # sums are made in float32
+    ones, row = torch.ones(300, width, dtype=dtype, device=device), torch.zeros(300, dtype=torch.long, device=device)
+    many = (
+        moves.places_by_row(row, row == 0, 1),
+        moves.Places(row, None, torch.arange(300, device=device)[:, None], None, None),
+    )
+    for places in many:
+        assert_close(kind.added(ones, places, None, torch.float32), torch.full((1, width), 300.0, device=device))
 
 
 @pytest.mark.parametrize("size", [(), (3,), (33, 400)])
@@ -169,14 +182,15 @@ def test_copies_in_another_dtype(device, size):
 
 
 @pytest.mark.parametrize(("rows", "width", "outputs"), [(3, 16, 2), (130, 72, 20), (200, 257, 130)])
-@pytest.mark.parametrize("jitter", [0.0, 0.01])
+@pytest.mark.parametrize("jitter", [0.0, 0.3])
 @pytest.mark.parametrize("device", DEVICES)
 def test_router(monkeypatch, device, rows, width, outputs, jitter):
     """Logits and gradients beside PyTorch's; forward and backward see the same noise."""
     monkeypatch.setattr(moves, "kernels", lambda *_: experts_triton)
     draw = torch.Generator().manual_seed(5)
     sizes = (rows, width), (outputs, width), (rows, outputs), (rows, width)
-    x, weight, toward, onward = (torch.randn(size, generator=draw).to(device) for size in sizes)
+    # columns and rows lie the other way round in memory
+    x, weight, toward, onward = (torch.randn(size[::-1], generator=draw).to(device).T for size in sizes)
     x, weight = x.requires_grad_(), weight.requires_grad_()
     torch.manual_seed(6)
     with torch.autocast(device, torch.bfloat16):
@@ -197,13 +211,82 @@ def test_router(monkeypatch, device, rows, width, outputs, jitter):
     if not jitter:
         assert_close(noise, ones)
     elif noise.numel() > 10000:
-        spread = (noise - 1) / jitter
-        assert spread.abs().max() <= 1.0001
-        assert abs(spread.mean()) < 0.02
-        assert abs(spread.var() - 1 / 3) < 0.02
-        # neighbours do not go together
-        assert abs((spread[:, 1:] * spread[:, :-1]).mean()) < 0.02
-        assert abs((spread[1:] * spread[:-1]).mean()) < 0.02
+        check_noise(noise, jitter)
+
+
+def check_noise(noise: Tensor, jitter: float) -> None:
+    """Evenly from 1 - jitter to 1 + jitter, and neighbours do not go together."""
+    spread = (noise - 1) / jitter
+    assert 0.99 < spread.abs().max() <= 1.0001
+    assert abs(spread.mean()) < 0.02
+    assert abs(spread.var() - 1 / 3) < 0.02
+    assert abs((spread[:, 1:] * spread[:, :-1]).mean()) < 0.02
+    assert abs((spread[1:] * spread[:-1]).mean()) < 0.02
+
+
+def test_router_without_triton():
+    """The noise; and in float64 autocast changes nothing."""
+    torch.manual_seed(0)
+    noise, tokens = router.logits(torch.ones(200, 300), torch.eye(300), 0.1)
+    check_noise(noise, 0.1)
+    assert_close(tokens, torch.ones(200, 300))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert router.product_dtype(noise) == torch.bfloat16
+        assert router.product_dtype(noise.double()) == torch.float64
+
+
+def test_router_of_narrow_tokens(monkeypatch):
+    """Their gradient is as narrow as they are."""
+    monkeypatch.setattr(moves, "kernels", lambda *_: experts_triton)
+    x, weight = torch.randn(5, 16).bfloat16().requires_grad_(), torch.randn(3, 16, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, tokens = router.logits(x, weight)
+    assert (found.dtype, tokens.dtype) == (torch.float32, torch.bfloat16)
+    of_x, of_weight = torch.autograd.grad(found.sum() + tokens.float().sum(), (x, weight))
+    assert (of_x.dtype, of_weight.dtype) == (torch.bfloat16, torch.float32)
+    assert_close(of_x.float(), 1 + weight.sum(0).expand(5, -1), rtol=0.02, atol=0.02)
+
+
+def test_when_kernels_are_used(monkeypatch):
+    on_gpu, exact, on_cpu = (
+        SimpleNamespace(is_cuda=is_cuda, dtype=dtype)
+        for is_cuda, dtype in ((True, torch.float32), (True, torch.float64), (False, torch.float32))
+    )
+    assert (os.environ.get("REGARD_TRITON") != "0") == moves.TRITON
+    monkeypatch.setattr(moves, "TRITON", True)
+    monkeypatch.setattr(moves, "_triton_runs", lambda: True)
+    assert moves.kernels(on_gpu, on_gpu) is experts_triton
+    assert moves.kernels(on_gpu, exact) is None
+    assert moves.kernels(on_gpu, on_cpu) is None
+    monkeypatch.setattr(moves, "_triton_runs", lambda: False)
+    assert moves.kernels(on_gpu) is None
+    monkeypatch.undo()
+    monkeypatch.setattr(moves, "TRITON", False)
+    assert moves.kernels(on_gpu) is None
+
+
+def test_where_triton_does_not_run(monkeypatch):
+    """No compiler, no GPU: that is said once, and PyTorch goes on."""
+    monkeypatch.setattr(experts_triton, "copied", lambda *_: 1 / 0)
+    with pytest.warns(UserWarning, match="experts run without Triton"):
+        assert moves._triton_runs.__wrapped__() is False
+
+
+@pytest.mark.parametrize(
+    ("dtype", "widths", "most", "capability", "flat"),
+    [
+        (torch.bfloat16, (64, 128), None, (9, 0), True),
+        (torch.bfloat16, (64, 128), 5, (9, 0), True),
+        (torch.bfloat16, (64, 128), 5, (8, 0), False),  # the host would have to wait
+        (torch.float32, (64, 128), 5, (9, 0), False),
+        (torch.float32, (64, 128), None, (9, 0), True),  # it has to anyway
+        (torch.bfloat16, (60, 128), None, (9, 0), False),  # rows of other than 16 bytes
+        (torch.float64, (64, 128), None, (9, 0), False),
+    ],
+)
+def test_layouts_on_a_gpu(monkeypatch, dtype, widths, most, capability, flat):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert grouped._flat(torch.device("cuda"), dtype, widths, most) == flat
 
 
 @pytest.mark.parametrize(("rows", "experts", "k"), [(1, 2, 2), (300, 5, 3), (70, 129, 4)])
@@ -214,7 +297,8 @@ def test_noisy_top(monkeypatch, device, rows, experts, k, padded):
     monkeypatch.setattr(moves, "kernels", lambda *_: experts_triton)
     draw = torch.Generator().manual_seed(7)
     sizes = (rows, 2 * experts), (rows, experts), (rows, k), (experts,)
-    logits, noise, *goals = (torch.randn(size, generator=draw).to(device) for size in sizes)
+    # what is given need not lie close together
+    logits, noise, *goals = (torch.randn(2, *size, generator=draw).to(device).movedim(0, -1)[..., 0] for size in sizes)
     logits.requires_grad_()
     real = torch.arange(rows, device=device) % 3 > 0 if padded else None
     results = []
@@ -223,6 +307,64 @@ def test_noisy_top(monkeypatch, device, rows, experts, k, padded):
         grad = torch.autograd.grad((top * goals[0]).sum() + (chosen * goals[1]).sum(), logits)
         results.append((top, expert, chosen, *grad))
     assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+    lost = moe._NoisyTop.apply(torch.full_like(logits, torch.nan), noise, real, k)[1]
+    assert lost.min() >= 0
+    assert lost.max() < experts
+
+
+def test_noise_where_all_experts_are_chosen():
+    """Nothing is likely or not then: as wide as it is otherwise."""
+    torch.manual_seed(0)
+    layer = regard.feedforward("moe(experts=3, choices=3)", width=8, inner=8).train()
+    torch.manual_seed(1)
+    route = layer.route(torch.zeros(50, 6), None)
+    torch.manual_seed(1)
+    noisy = torch.randn_like(torch.zeros(50, 6)[:, :3]) * (math.log(2) + 0.01)
+    assert_close(route.gate, torch.softmax(noisy.sort(1, descending=True).values, 1))
+    assert [name for name, *_ in route.losses] == ["importance"]
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_the_best_one_by_one(k):
+    x = torch.randn(30, 7, requires_grad=True)
+    ours, theirs = one_by_one(x, k), x.topk(k, 1)
+    assert_close(ours, tuple(theirs))
+    assert_close(*(torch.autograd.grad(found[0].square().sum(), x)[0] for found in (ours, theirs)))
+
+
+def test_capacity_is_rounded_up_but_not_by_rounding():
+    """1.1 / 2 times 20 is a little above 11 in a computer."""
+    layer = regard.feedforward("switch(experts=2, capacity=1.1)", width=4, inner=4).train()
+    for count in (20, 100_000):
+        real = torch.arange(count + 4) < count
+        limit, most = layer._limits(torch.empty(count + 4, 1), real)
+        assert int(limit) == round(0.55 * count)
+        assert most == math.ceil(0.55 * (count + 4) - 1e-6)
+    assert (
+        regard.feedforward("switch(experts=2, capacity=9.0)", width=4, inner=4)._limits(torch.empty(5, 1), None)[1] == 5
+    )
+
+
+@pytest.mark.parametrize("capacity", [2.2, 0.8])
+def test_choice_among_the_real(capacity):
+    """A padded row is the row alone; eleven or four tokens for each of four experts; and how many nobody chose."""
+    torch.manual_seed(0)
+    layer = regard.feedforward(f"choice(experts=4, capacity={capacity})", width=8, inner=8).train()
+    x = torch.randn(1, 24, 8)
+    padded = layer.run(x, Rows(torch.zeros(1, dtype=torch.long), torch.tensor([20]), 24, None))
+    alone = layer.run(x[:, :20], Rows.full(x[:, :20]))
+    assert_close(padded.y[:, :20], alone.y)
+    lost = sum(float(token.abs().sum()) == 0 for token in alone.y[0])
+    assert lost >= (4 if capacity < 1 else 0)
+    for out in (padded, alone):
+        assert_close(out.statistics["dropped"], torch.tensor(lost / 20))
+
+
+@pytest.mark.parametrize("spec", ["switch(experts=4)", "moe(experts=4, choices=2)", "choice(experts=4)"])
+def test_products_are_as_autocast_says(spec):
+    layer, x = regard.feedforward(spec, width=16, inner=16), torch.randn(1, 9, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer.run(x, Rows.full(x)).y.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("size", [(33, 40), (300, 301)])
@@ -241,7 +383,7 @@ def test_kernels_compile(tmp_path):
     subprocess.run([sys.executable, script], env=plain | {"TRITON_CACHE_DIR": str(tmp_path)}, check=True)
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", [*SPECS, "moe(experts=4, choices=2)", "moe(experts=3, choices=3)"])
 def test_layers_with_fused_moves(monkeypatch, spec):
     """What a GPU runs, interpreted: answers and gradients as PyTorch's operators give them."""
     results = []

@@ -370,11 +370,11 @@ def _noisy_top(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     one = tl.arange(0, BLOCK)[None, :]
     inside, clean, _, width, _, noisy = _noisy_parts(logits, noise, row, rows, floor, EXPERTS, BLOCK)
-    left, last, bar = noisy, tl.zeros([ROWS, 1], tl.float32), tl.zeros([ROWS, 1], tl.float32)
+    last, bar = tl.zeros([ROWS, 1], tl.float32), tl.zeros([ROWS, 1], tl.float32)
+    left = tl.where(noisy == noisy, noisy, float("-inf"))  # where nothing is a number, the first ones are chosen
     for turn in tl.static_range(K):
         last, bar = bar, tl.max(left, 1)[:, None]
-        # not beyond the last one, even where all are nan
-        found = tl.minimum(tl.argmax(left, 1), EXPERTS - 1)[:, None]
+        found = tl.argmax(left, 1)[:, None]
         tl.store(top + row * K + turn, bar, mask=row < rows)
         tl.store(expert + row * K + turn, found.to(tl.int64), mask=row < rows)
         left = tl.where(one == found, float("-inf"), left)

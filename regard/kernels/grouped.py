@@ -128,7 +128,7 @@ class _Product(torch.autograd.Function):
         of_weight = _product(x.mT, grad, ends) if needs_weight else None
         if needs_weight and (kernel := moves.kernels(of_weight)):
             kernel.clear_empty(of_weight, ends)
-        elif needs_weight and x.is_cuda:
+        elif needs_weight and not _counted(x.device):
             empty = torch.diff(ends, prepend=ends.new_zeros(1)) == 0
             of_weight.masked_fill_(empty[:, None, None], 0)
         return of_x, of_weight, None
