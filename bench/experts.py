@@ -90,7 +90,9 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256, help="of the model (default: 256)")
     parser.add_argument("--inner", type=int, default=1024, help="active width inside (default: 1024)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of the products")
+    parser.add_argument(
+        "--dtype", default="float32", choices=("float32", "bfloat16"), help="of the products (default: float32)"
+    )
     parser.add_argument("--threads", type=int, default=1, help="of the CPU (default: 1)")
     parser.add_argument("--seconds", type=float, default=4.0, help="a layer (default: 4)")
     arguments = parser.parse_args()

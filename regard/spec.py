@@ -173,7 +173,7 @@ class Registry:
             if not fits(value, known[key].type):
                 expected = describe(known[key].type)
                 raise ValueError(f"option {key!r} of {spec.name!r} must be {expected}, got {value!r}")
-            if isinstance(value, int) and value < 0:
+            if isinstance(value, (int, float)) and value < 0:
                 raise ValueError(f"option {key!r} of {spec.name!r} must not be negative, got {value}")
         missing = [name for name, option in known.items() if option.required and name not in dict(spec.options)]
         if missing:

@@ -137,7 +137,8 @@ def test_moves(device, kind, dtype, width):
     factor = torch.randn(9, 2, generator=draw).to(device)[:, 0]
     off = {"rtol": 0 if dtype == torch.float32 else 0.01, "atol": 1e-4 if dtype == torch.float32 else 0.05}
     some, every = moves.places_by_row(row, used, 7), moves.places_by_row(row, torch.ones_like(used), 7)
-    found = kind.taken(x, some, factor, dtype)
+    strange = torch.where(used, factor, torch.nan)
+    found = kind.taken(x, some, strange, dtype)
     assert found.dtype == dtype
     assert_close(found.float(), torch.where(used[:, None], factor[:, None] * x[row], 0), **off)
     assert_close(kind.taken(x.nan_to_num(), every._replace(used=None), None, dtype).float(), x.nan_to_num()[row], **off)
@@ -159,7 +160,6 @@ def test_moves(device, kind, dtype, width):
     three = moves.Places(row, used, at, kept, None)
     read = torch.where(kept[..., None], y.float()[at], 0)
     assert_close(kind.added(y, three, None, torch.float32), read.sum(0), **off)
-    strange = torch.where(used, factor, torch.nan)
     weighted = torch.where(kept[..., None], factor[at][..., None] * read, 0)
     assert_close(kind.added(y, three, strange, torch.float32), weighted.sum(0), **off)
     assert_close(kind.added(whole, three._replace(kept=None), None, dtype).float(), whole.float()[at].sum(0), **off)
@@ -304,12 +304,24 @@ def test_noisy_top(monkeypatch, device, rows, experts, k, padded):
     results = []
     for way in (moe.noisy_top, moe._NoisyTop.apply):
         top, expert, chosen = way(logits, noise, real, k)
-        grad = torch.autograd.grad((top * goals[0]).sum() + (chosen * goals[1]).sum(), logits)
+        grad = torch.autograd.grad((top, chosen), logits, goals)
         results.append((top, expert, chosen, *grad))
     assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
     lost = moe._NoisyTop.apply(torch.full_like(logits, torch.nan), noise, real, k)[1]
     assert lost.min() >= 0
     assert lost.max() < experts
+
+
+def test_gates_of_noisy_choices():
+    """The shares of those chosen, and of no other, among them."""
+    torch.manual_seed(0)
+    layer, logits = regard.feedforward("moe(experts=5, choices=2)", width=8, inner=8).train(), torch.randn(9, 10)
+    torch.manual_seed(1)
+    route = layer.route(logits, None)
+    torch.manual_seed(1)
+    noisy = logits[:, :5] + torch.randn_like(logits[:, :5]) * (F.softplus(logits[:, 5:]) + 0.01)
+    assert_close(route.gate, torch.softmax(noisy.gather(1, route.expert), 1))
+    assert_close(route.expert, noisy.topk(2, 1).indices)
 
 
 def test_noise_where_all_experts_are_chosen():
@@ -345,19 +357,49 @@ def test_capacity_is_rounded_up_but_not_by_rounding():
     )
 
 
-@pytest.mark.parametrize("capacity", [2.2, 0.8])
-def test_choice_among_the_real(capacity):
-    """A padded row is the row alone; eleven or four tokens for each of four experts; and how many nobody chose."""
+@pytest.mark.parametrize(("experts", "capacity"), [(4, 2.2), (4, 0.8), (5, 1.0)])
+def test_choice_among_the_real(experts, capacity):
+    """A padded row is the row alone; and how many tokens nobody chose."""
     torch.manual_seed(0)
-    layer = regard.feedforward(f"choice(experts=4, capacity={capacity})", width=8, inner=8).train()
+    layer = regard.feedforward(f"choice(experts={experts}, capacity={capacity})", width=8, inner=8).train()
     x = torch.randn(1, 24, 8)
     padded = layer.run(x, Rows(torch.zeros(1, dtype=torch.long), torch.tensor([20]), 24, None))
     alone = layer.run(x[:, :20], Rows.full(x[:, :20]))
     assert_close(padded.y[:, :20], alone.y)
-    lost = sum(float(token.abs().sum()) == 0 for token in alone.y[0])
+    lost = int((alone.y[0].abs().sum(1) == 0).sum())
     assert lost >= (4 if capacity < 1 else 0)
     for out in (padded, alone):
         assert_close(out.statistics["dropped"], torch.tensor(lost / 20))
+
+
+def test_choice_of_a_third():
+    """21 tokens times 2 / 7 are 6, also where they stand among 30."""
+    torch.manual_seed(0)
+    layer, x = regard.feedforward("choice(experts=7)", width=8, inner=16).eval(), torch.randn(1, 30, 8)
+    assert_close(layer(x, keep=torch.arange(30)[None] < 21)[:, :21], layer(x[:, :21]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("spec", SPECS)
+def test_no_tokens(spec, training, dtype):
+    layer = regard.feedforward(spec, width=8, inner=8).to(dtype).train(training)
+    for shape in ((0, 5, 8), (2, 0, 8)):
+        assert layer(torch.zeros(shape, dtype=dtype)).shape == shape
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("switch(balance=-0.5)", "must not be negative"),
+        ("switch(jitter=1.0)", "below 1"),
+        ("moe(choices=0)", "at least one expert"),
+        ("moe(experts=3)", "at least as many experts"),
+    ],
+)
+def test_options_that_cannot_be(spec, words):
+    with pytest.raises(ValueError, match=words):
+        regard.feedforward(spec, width=8, inner=8)
 
 
 @pytest.mark.parametrize("spec", ["switch(experts=4)", "moe(experts=4, choices=2)", "choice(experts=4)"])

@@ -41,7 +41,12 @@ class Choice(FeedForward):
         time=Order("N", 1),
         memory=Order("N", 1),
         roles=("self",),
-        refusals=(("causal", "an expert chooses among all tokens of a row, later ones too"),),
+        refusals=(
+            (
+                "causal",
+                "an expert chooses among all tokens, later ones too: name another in model.decoder_feedforward",
+            ),
+        ),
         training="row",
         evaluation="row",
     )
@@ -70,13 +75,15 @@ class Choice(FeedForward):
 
     def run(self, x: Tensor, rows: Rows) -> Out:
         (B, T, _), real = x.shape, rows.real()
+        if B * T == 0:
+            return Out(x)
         kind, dtype = x.device.type, product_dtype(x)
         logits, tokens = router.logits(x.flatten(0, 1), self.router)
         shares = torch.softmax(logits, 1)  # [B T, experts]
-        wishes = shares.detach().view(B, T, -1)
+        wishes = shares.detach().view(B, T, self.experts)
         wishes = wishes if real is None else torch.where(real[..., None], wishes, -1.0)
         at = wishes.mT.topk(room(self.capacity * T / self.experts), -1).indices.transpose(0, 1)  # [e, B, c]
-        limit = torch.ceil(rows.count * (self.capacity / self.experts) - 1e-9)
+        limit = torch.ceil(rows.count.double() * (self.capacity / self.experts) - 1e-9)
         steps = torch.arange(at.shape[2], device=x.device)
         took = (steps < limit[:, None]).expand(at.shape).flatten(1)  # [e, B c]
         token = (at + T * torch.arange(B, device=x.device)[:, None]).flatten(1)

@@ -99,7 +99,9 @@ class Routed(FeedForward):
         scaled: bool = False,
     ):
         super().__init__(sizes if inner is None else replace(sizes, inner=inner))
-        if experts < choices or choices < 1:
+        if choices < 1:
+            raise ValueError(f"feedforward {self.facts.name!r} must send a token to at least one expert, got {choices}")
+        if experts < choices:
             raise ValueError(
                 f"feedforward {self.facts.name!r} sends a token to {choices} experts: give at least as many experts, "
                 f"got {experts}"
@@ -123,6 +125,8 @@ class Routed(FeedForward):
 
     def run(self, x: Tensor, rows: Rows) -> Out:
         tokens, real = x.flatten(0, 1), rows.real()
+        if len(tokens) == 0:
+            return Out(x)
         real = None if real is None else real.flatten()
         logits, tokens = self.logits(tokens)
         route = self.route(logits, real)
@@ -220,7 +224,7 @@ def balance(shares: Tensor, first: Tensor, real: Tensor | None) -> Tensor:
     (which has no gradient) and P_e its mean share: 1 where all experts are alike."""
     experts = shares.shape[1]
     weight = torch.ones_like(shares[:, 0]) if real is None else real.to(shares.dtype)
-    counts = torch.zeros_like(shares[0]).scatter_add(0, first, weight.detach())
+    counts = shares.new_zeros(experts).scatter_add(0, first, weight.detach())
     return experts * (counts / weight.sum().clamp(min=1) * mean(shares, real)).sum()
 
 

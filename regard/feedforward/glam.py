@@ -9,9 +9,9 @@ from regard.feedforward.pairs import Pairs, Threshold
 class GLaM(Pairs):
     """Du et al. 2022: the routing of GShard over gated experts W2 (GELU(Wg x) * W1 x) without biases.
 
-    The paper alternates it with dense layers of the same form,
-    ["dense(activation='gelu', gated=True, bias=False)", "glam"], in a decoder with relative positions. Capacity, second
-    choices and the balance loss are as in gshard. Time 2 N E F (three products), memory 2 N F."""
+    The paper alternates it with dense layers of the same form in a decoder with relative positions,
+    model.feedforward ["dense(activation='gelu', gated=True, bias=False)", "glam"]. Capacity, second choices and the
+    balance loss are as in gshard. Time 2 N E F (three products), memory 2 N F."""
 
     facts = FeedForwardFacts(
         name="glam",

@@ -20,8 +20,7 @@ class MoE(Routed):
 
     Two losses keep the experts alike, importance * CV^2(sum_x gates) and load * CV^2(sum_x P(e is chosen)), where CV is
     standard deviation by mean and P the probability that another draw of its own noise would choose e. There is no
-    capacity: nobody is dropped. Both matrices of the router start at zero, as in the paper. Time k N E F, memory
-    k N F."""
+    capacity: nobody is dropped. Both matrices of the router start at zero. Time k N E F, memory k N F."""
 
     facts = FeedForwardFacts(
         name="moe",
@@ -44,7 +43,7 @@ class MoE(Routed):
         inner: Inner = None,
         choices: Annotated[int, "experts of each token"] = 4,
         importance: Annotated[float, "weight of the loss on the sums of the gates"] = 0.1,
-        load: Annotated[float, "weight of the loss on how many tokens experts get; with noise only"] = 0.1,
+        load: Annotated[float, "weight of the loss on how many tokens experts get; not without noise or choice"] = 0.1,
         noise: Annotated[bool, "on the router's logits, in training"] = True,
     ):
         super().__init__(sizes, experts=experts, inner=inner, choices=choices)
@@ -65,7 +64,8 @@ class MoE(Routed):
             top, expert = best(logits, k)
         elif self.load:
             noise = torch.randn_like(logits[:, : self.experts])
-            work = _NoisyTop.apply if moves.kernels(logits) else noisy_top
+            # with more choices the kernels take a compiler minutes
+            work = _NoisyTop.apply if k <= 4 and moves.kernels(logits) else noisy_top
             top, expert, chosen = work(logits, noise, real, k + 1)
         else:
             clean, spread = logits.chunk(2, 1)
@@ -115,8 +115,8 @@ class _NoisyTop(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits, noise, real, k):
-        logits, noise = logits.contiguous(), noise.contiguous()
-        found = moves.kernels(logits).noisy_top(logits, noise, real, k, FLOOR)
+        logits, noise, ctx.kernel = logits.contiguous(), noise.contiguous(), moves.kernels(logits)
+        found = ctx.kernel.noisy_top(logits, noise, real, k, FLOOR)
         ctx.save_for_backward(logits, noise, real, *found[:2])
         ctx.mark_non_differentiable(found[1])
         return found
@@ -125,5 +125,5 @@ class _NoisyTop(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, of_top, _, of_chosen):
         logits, noise, real, top, expert = ctx.saved_tensors
-        kernel = moves.kernels(logits)
-        return kernel.of_noisy_logits(logits, noise, real, top, expert, of_top, of_chosen, FLOOR), None, None, None
+        of_logits = ctx.kernel.of_noisy_logits(logits, noise, real, top, expert, of_top, of_chosen, FLOOR)
+        return of_logits, None, None, None

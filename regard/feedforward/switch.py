@@ -66,6 +66,8 @@ class Switch(Routed):
         super().__init__(
             sizes, experts=experts, inner=inner, choices=1, capacity=capacity, activation=activation, gated=gated
         )
+        if not 0 <= jitter < 1:
+            raise ValueError(f"jitter of {self.facts.name!r} must be at least 0 and below 1, got {jitter}")
         self.balance, self.jitter = balance, jitter
         training = "token" if capacity is None else "earlier"
         self.facts = replace(self.facts, training=training, random=jitter > 0, loss=balance > 0)

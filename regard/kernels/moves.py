@@ -1,9 +1,9 @@
 """Rows of matrices taken, weighted and added up by index, forward and backward.
 
 Rows x [N, I] go to slots y [S, I], and back, where a row adds up what lies in its slots, each times a factor. Both are
-each other's gradient, so that nothing is scattered and sums have one order. Where a slot is empty, or a row has none,
-what lies in memory there is not read. With Triton, on a GPU, each of the functions is one pass over memory
-(experts_triton.py).
+each other's gradient, so that with k slots for each row, or with Triton, nothing is scattered and sums have one order.
+Where a slot is empty, or a row has none, what lies in memory there is not read. With Triton, on a GPU, each of the
+functions is one pass over memory (experts_triton.py).
 """
 
 import functools

@@ -34,7 +34,10 @@ def logits(x: Tensor, weight: Tensor, jitter: float = 0.0) -> tuple[Tensor, Tens
         seed = torch.randint(2**31, (1,), device=x.device) if jitter else None
         with torch.autocast(x.device.type, enabled=False):
             return _Router.apply(x, weight, jitter, seed, narrow)
-    return wide_linear(x * torch.empty_like(x).uniform_(1 - jitter, 1 + jitter) if jitter else x, weight), x
+    if not jitter:
+        return wide_linear(x, weight), x
+    noise = torch.empty_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
+    return wide_linear(x * noise.uniform_(1 - jitter, 1 + jitter), weight), x
 
 
 def _narrows(dtype: torch.dtype) -> bool:
@@ -64,7 +67,8 @@ class _Router(Function):
 
     @staticmethod
     def forward(ctx, x, weight, jitter, seed, narrow):
-        found, copy = moves.kernels(x, weight).logits(x.contiguous(), weight.contiguous(), jitter, seed, narrow)
+        ctx.kernel = moves.kernels(x, weight)
+        found, copy = ctx.kernel.logits(x.contiguous(), weight.contiguous(), jitter, seed, narrow)
         ctx.save_for_backward(copy, weight.to(narrow), seed)
         ctx.jitter, ctx.dtype = jitter, weight.dtype
         return found, x.view_as(x)
@@ -75,4 +79,4 @@ class _Router(Function):
         copy, weight, seed = ctx.saved_tensors
         grad, of_x = grad.to(copy.dtype).contiguous(), of_x.contiguous()
         of_weight = (grad.T @ copy).to(ctx.dtype)
-        return moves.kernels(of_x).of_tokens(grad, weight, of_x, ctx.jitter, seed), of_weight, None, None, None
+        return ctx.kernel.of_tokens(grad, weight, of_x, ctx.jitter, seed), of_weight, None, None, None
