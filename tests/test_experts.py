@@ -298,7 +298,7 @@ def test_noisy_top(monkeypatch, device, rows, experts, k, padded):
     draw = torch.Generator().manual_seed(7)
     sizes = (rows, 2 * experts), (rows, experts), (rows, k), (experts,)
     # what is given need not lie close together
-    logits, noise, *goals = (torch.randn(2, *size, generator=draw).to(device).movedim(0, -1)[..., 0] for size in sizes)
+    logits, noise, *goals = (torch.randn(*size, 2, generator=draw).to(device)[..., 0] for size in sizes)
     logits.requires_grad_()
     real = torch.arange(rows, device=device) % 3 > 0 if padded else None
     results = []
@@ -352,9 +352,11 @@ def test_capacity_is_rounded_up_but_not_by_rounding():
         limit, most = layer._limits(torch.empty(count + 4, 1), real)
         assert int(limit) == round(0.55 * count)
         assert most == math.ceil(0.55 * (count + 4) - 1e-6)
-    assert (
-        regard.feedforward("switch(experts=2, capacity=9.0)", width=4, inner=4)._limits(torch.empty(5, 1), None)[1] == 5
-    )
+    # and 2 / 7 times 21 a little above 6 in float32
+    layer = regard.feedforward("switch(experts=7, capacity=2.0)", width=4, inner=4).train()
+    assert int(layer._limits(torch.empty(30, 1), torch.arange(30) < 21)[0]) == 6
+    wide = regard.feedforward("switch(experts=2, capacity=9.0)", width=4, inner=4).train()
+    assert wide._limits(torch.empty(5, 1), None)[1] == 5
 
 
 @pytest.mark.parametrize(("experts", "capacity"), [(4, 2.2), (4, 0.8), (5, 1.0)])
