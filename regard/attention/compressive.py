@@ -206,8 +206,7 @@ class Compressive(Segmented):
         return Grid(q if T == 1 else stretch(q, -inside, m * n), tokens, inside, m, T == 1, joined)
 
     def _plain_step(self, rows: Rows) -> bool:
-        """One token in each row, all at the same place."""
-        return rows.T == 1 and rows.at is not None and self.function != "used" and not torch.compiler.is_compiling()
+        return self.function != "used" and self.steps(rows)
 
     def _joined(self, old: Parts, new: Iterable[Tensor]) -> Parts:
         """x, k and v of what a state keeps, followed by what is new."""
@@ -258,18 +257,14 @@ class Compressive(Segmented):
     def _look(self, rows: Rows, grid: Grid, slots: Parts) -> Tensor:
         """Each segment of the queries over its slots and tokens."""
         (M, n, C), m = (self.memory, self.segment, self.compressed), grid.m
-        if grid.step and self._plain_step(rows):
-            # what the query sees is all there is
+        if self._plain_step(rows):
             begin = max(0, rows.at // n * n - M)
             old, new = min(begin // self.rate, C), rows.at - begin + 1
             k, v = (
                 torch.cat([older[:, :, C - old : C], newer[:, :, -new:]], 2) if old else newer[:, :, -new:]
                 for older, newer in zip(slots[1:], grid.tokens[1:], strict=True)
             )
-            seen, zero = old + new, torch.zeros_like(rows.start)
-            last = zero + (seen - 1)
-            mask = Mask(last, zero, last + 1, 1, seen, causal=True, full=True, shift=seen - 1)
-            return self.attend(mask, grid.q, k, v)
+            return self.last(grid.q, k, v)
         q = self._folded(grid.q, m)
         k, v = (
             torch.cat([old.unfold(2, C, self.slots)[:, :, :m], new.unfold(2, M + n, n)], 4)

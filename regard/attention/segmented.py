@@ -30,6 +30,16 @@ class Segmented(Attending):
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self.product(mask, q, k, v, self.scale)
 
+    def steps(self, rows: Rows) -> bool:
+        """One token in each row, all at the same place, as the host knows."""
+        return rows.T == 1 and rows.at is not None and not torch.compiler.is_compiling()
+
+    def last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """One query a row over all the keys there are, of which the last is its own."""
+        S, zero = k.shape[2], torch.zeros(len(q), dtype=torch.long, device=q.device)
+        mask = Mask(zero + (S - 1), zero, zero + S, 1, S, causal=True, full=True, shift=S - 1)
+        return self.attend(mask, q, k, v)
+
     def whole(self, rows: Rows, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Rows from their first token on. Of segment and memory only as much is laid out as a row of T tokens has."""
         n = min(self.segment, rows.T)

@@ -90,12 +90,9 @@ class XL(Segmented):
         if state.top == 0:
             # every row starts at 0, ragged or not
             o = self.whole(rows, q, source["k"], source["v"])
-        elif T == 1 and rows.at is not None and not torch.compiler.is_compiling():
-            # what the query sees is all there is
+        elif self.steps(rows):
             seen = min(rows.at, rows.at % n + M) + 1
-            last = torch.full_like(end, seen - 1)
-            mask = Mask(last, torch.zeros_like(end), last + 1, 1, seen, causal=True, full=True, shift=seen - 1)
-            o = self.attend(mask, q, k[:, :, -seen:], v[:, :, -seen:])
+            o = self.last(q, k[:, :, -seen:], v[:, :, -seen:])
         elif T == 1:
             # positions from the first that the query sees, so that what lies before it is not real
             first = (rows.start - inside - M).clamp(min=0)

@@ -97,7 +97,7 @@ def of_tokens(grad: Tensor, weight: Tensor, base: Tensor, jitter: float, seed: T
     if out.numel():
         deep = min(64, max(16, triton.next_power_of_2(outputs)))
         with torch.cuda.device_of(base):
-            _of_tokens[(triton.cdiv(width, TILE) * triton.cdiv(rows, TILE),)](
+            _of_tokens[(triton.cdiv(width, TILE), triton.cdiv(rows, TILE))](
                 grad,
                 weight,
                 base,
@@ -184,7 +184,7 @@ def _taken(
             end = WIDTH * tl.load(used + row).to(tl.int32)
         value = tl.load(x + source * WIDTH + column, mask=column < end, other=0.0).to(tl.float32)
         if WEIGHTED:
-            value *= tl.load(factor + row, mask=end > 0, other=0.0).to(tl.float32)
+            value *= tl.load(factor + row).to(tl.float32)
         tl.store(y + row * WIDTH + column, value.to(y.dtype.element_ty), mask=column < WIDTH)
 
 
@@ -320,9 +320,8 @@ def _of_tokens(
     DEEP: tl.constexpr,
     NOISY: tl.constexpr,
 ):
-    across = (WIDTH + COLUMNS - 1) // COLUMNS
-    row = (tl.program_id(0) // across).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    column = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for first in range(0, OUTPUTS, DEEP):
         output = first + tl.arange(0, DEEP)
@@ -371,11 +370,11 @@ def _noisy_top(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     one = tl.arange(0, BLOCK)[None, :]
     inside, clean, _, width, _, noisy = _noisy_parts(logits, noise, row, rows, floor, EXPERTS, BLOCK)
-    last, bar = tl.zeros([ROWS, 1], tl.float32), tl.zeros([ROWS, 1], tl.float32)
-    left = tl.where(noisy == noisy, noisy, float("-inf"))  # where nothing is a number, the first ones are chosen
+    left, last, bar = noisy, tl.zeros([ROWS, 1], tl.float32), tl.zeros([ROWS, 1], tl.float32)
     for turn in tl.static_range(K):
         last, bar = bar, tl.max(left, 1)[:, None]
-        found = tl.argmax(left, 1)[:, None]
+        # not beyond the last one, even where all are nan
+        found = tl.minimum(tl.argmax(left, 1), EXPERTS - 1)[:, None]
         tl.store(top + row * K + turn, bar, mask=row < rows)
         tl.store(expert + row * K + turn, found.to(tl.int64), mask=row < rows)
         left = tl.where(one == found, float("-inf"), left)
@@ -407,13 +406,10 @@ def _of_noisy_logits(
 ):
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     one = tl.arange(0, BLOCK)[None, :]
-    inside, clean, spread, width, drawn, _ = _noisy_parts(logits, noise, row, rows, floor, EXPERTS, BLOCK)
+    inside, clean, spread, width, drawn, noisy = _noisy_parts(logits, noise, row, rows, floor, EXPERTS, BLOCK)
     last = tl.load(top + row * K + K - 2, mask=row < rows, other=0.0)
     bar = tl.load(top + row * K + K - 1, mask=row < rows, other=0.0)
-    above = one < 0
-    for turn in tl.static_range(K - 1):
-        above = above | (one == tl.load(expert + row * K + turn, mask=row < rows, other=-1))
-    z = (clean - tl.where(above, bar, last)) / width
+    z = (clean - tl.where(noisy > bar, bar, last)) / width
     counts = inside
     if MASKED:
         counts = inside & (tl.load(real + row, mask=row < rows, other=0) > 0)
@@ -424,9 +420,9 @@ def _of_noisy_logits(
         grad = tl.load(of_top + row * K + turn, mask=row < rows, other=0.0)
         # the bars of an expert are those of others: the k-th of them, or the next
         if turn == K - 2:
-            grad -= tl.sum(tl.where(above, 0.0, slope), 1)[:, None]
+            grad -= tl.sum(tl.where(noisy > bar, 0.0, slope), 1)[:, None]
         if turn == K - 1:
-            grad -= tl.sum(tl.where(above, slope, 0.0), 1)[:, None]
+            grad -= tl.sum(tl.where(noisy > bar, slope, 0.0), 1)[:, None]
         of_noisy += tl.where(one == tl.load(expert + row * K + turn, mask=row < rows, other=-1), grad, 0.0)
     of_width = of_noisy * drawn - slope * z
     at = row * (2 * EXPERTS) + one
