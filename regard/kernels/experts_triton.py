@@ -13,10 +13,12 @@ from torch import Tensor
 LARGEST = 2048  # columns of a row that a program holds at once
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TILE = 128  # rows of a router's product, and columns of its gradient, that a program works on
+MOST = TILE * 65535  # rows that a grid has room for
 
 
 def taken(x: Tensor, places: tuple, factor: Tensor | None, dtype: torch.dtype) -> Tensor:
     row, used = places.row, places.used
+    factor = factor if factor is None or used is None else torch.where(used, factor, 0)
     x, y = x.contiguous(), x.new_empty(len(row), x.shape[1], dtype=dtype)
     if y.numel():
         flags = (used is not None, factor is not None)

@@ -30,7 +30,7 @@ def logits(x: Tensor, weight: Tensor, jitter: float = 0.0) -> tuple[Tensor, Tens
     """(x * noise) W^T of tokens x [N, E], with noise from 1 - jitter to 1 + jitter; and x, for all who read it behind
     the router: their gradient comes by here, and is added to the router's in one pass over memory where that can be."""
     narrow = product_dtype(x)
-    if _narrows(narrow) and moves.kernels(x, weight):
+    if _narrows(narrow) and (kernel := moves.kernels(x, weight)) and len(x) <= kernel.MOST:
         seed = torch.randint(2**31, (1,), device=x.device) if jitter else None
         with torch.autocast(x.device.type, enabled=False):
             return _Router.apply(x, weight, jitter, seed, narrow)
