@@ -203,3 +203,9 @@ def test_attend(x):
         regard.attend("additive", q, q, q)
     with pytest.raises(ValueError, match="unknown kind"):
         regard.names("colour")
+
+
+def test_errors_of_train_begin_with_the_verb(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train", "language", "--data.text", str(tmp_path / "nowhere")])
+    assert capsys.readouterr().err.startswith("regard train: ")
