@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import regard
+from regard import cli
 
 BUILD = [
     (dict(width=10, heads=4), ["width 10", "heads 4", "head_width"]),
