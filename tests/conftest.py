@@ -8,6 +8,7 @@ os.environ.update({} if os.environ.get("REGARD_GPU") == "1" else {"CUDA_VISIBLE_
 
 import pytest
 import torch
+from unrun import pytest_unconfigure  # noqa: F401  (a hook of pytest)
 
 torch.set_num_threads(1)
 

@@ -2,15 +2,13 @@
 
 import json
 import math
-import os
 import re
-import shutil
 import time
 from itertools import cycle
 
 import pytest
 import torch
-from playwright import sync_api
+from browser import launched, needs_chromium
 from shown import Endless, serving, small_runs
 
 import regard
@@ -20,9 +18,7 @@ from regard.show.notebook import Shown
 from regard.show.subjects import of_model, of_translator
 from regard.translation import Translator
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-CHROMIUM = os.environ.get("REGARD_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH (or in REGARD_CHROMIUM)")
+pytestmark = needs_chromium
 
 SENTENCE = "My brother lives in Berlin."
 READY = "() => window.regard && window.regard.view && !document.getElementById('view').hasAttribute('aria-busy')"
@@ -68,11 +64,8 @@ def server(runs, hostile, many, halves):
 
 @pytest.fixture(scope="module")
 def browser():
-    with sync_api.sync_playwright() as playwright:
-        flags = ["--no-sandbox", "--disable-gpu"]
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags, headless=True)
+    with launched() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
