@@ -10,6 +10,8 @@ import pytest
 import torch
 from unrun import pytest_unconfigure  # noqa: F401  (a hook of pytest)
 
+from regard.kernels import choose
+
 torch.set_num_threads(1)
 
 
@@ -18,3 +20,10 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if (item.get_closest_marker("gpu") is not None) != on_gpu:
             item.add_marker(pytest.mark.skip(reason="of the CPU" if on_gpu else "needs a GPU: make test-gpu"))
+
+
+@pytest.fixture
+def kernels(request):
+    """The choice of kernels, for tests parametrized with it."""
+    with choose.use(request.param):
+        yield request.param

@@ -26,7 +26,7 @@ from regard import task
 from regard.attention.base import Rows
 from regard.feedforward import moe
 from regard.feedforward.experts import one_by_one
-from regard.kernels import experts_triton, grouped, moves, router
+from regard.kernels import choose, experts_triton, grouped, moves, router
 from regard.kernels.packed import pack_linears
 from regard.models import build
 from regard.models.feedback import FeedbackConfig
@@ -249,27 +249,17 @@ def test_router_of_narrow_tokens(monkeypatch):
 
 def test_when_kernels_are_used(monkeypatch):
     on_gpu, exact, on_cpu = (
-        SimpleNamespace(is_cuda=is_cuda, dtype=dtype)
-        for is_cuda, dtype in ((True, torch.float32), (True, torch.float64), (False, torch.float32))
+        SimpleNamespace(device=torch.device(device), dtype=dtype)
+        for device, dtype in (("cuda", torch.float32), ("cuda", torch.float64), ("cpu", torch.float32))
     )
-    assert (os.environ.get("REGARD_TRITON") != "0") == moves.TRITON
-    monkeypatch.setattr(moves, "TRITON", True)
-    monkeypatch.setattr(moves, "_triton_runs", lambda: True)
+    monkeypatch.setattr(choose, "_problems", {"cuda": None})
     assert moves.kernels(on_gpu, on_gpu) is experts_triton
     assert moves.kernels(on_gpu, exact) is None
     assert moves.kernels(on_gpu, on_cpu) is None
-    monkeypatch.setattr(moves, "_triton_runs", lambda: False)
+    with choose.use("torch"):
+        assert moves.kernels(on_gpu) is None
+    monkeypatch.setattr(choose, "_problems", {"cuda": "no compiler"})
     assert moves.kernels(on_gpu) is None
-    monkeypatch.undo()
-    monkeypatch.setattr(moves, "TRITON", False)
-    assert moves.kernels(on_gpu) is None
-
-
-def test_where_triton_does_not_run(monkeypatch):
-    """No compiler, no GPU: that is said once, and PyTorch goes on."""
-    monkeypatch.setattr(experts_triton, "copied", lambda *_: 1 / 0)
-    with pytest.warns(UserWarning, match="experts run without Triton"):
-        assert moves._triton_runs.__wrapped__() is False
 
 
 @pytest.mark.parametrize(
@@ -448,10 +438,9 @@ def test_layers_with_fused_moves(monkeypatch, spec):
 @pytest.mark.gpu
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("triton", [False, True])
-def test_a_gpu_gives_the_same(monkeypatch, spec, precision, triton):
+@pytest.mark.parametrize("kernels", ["torch", "auto"], indirect=True)
+def test_a_gpu_gives_the_same(spec, precision, kernels):
     """Answers, losses and gradients beside the CPU's in float64, with padding, empty groups and used memory."""
-    monkeypatch.setattr(moves, "TRITON", triton)
     torch.manual_seed(0)
     layer = regard.feedforward(spec, width=64, inner=128)
     with torch.no_grad():
@@ -482,10 +471,9 @@ def test_a_gpu_gives_the_same(monkeypatch, spec, precision, triton):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if not spec.startswith("moe")])
-@pytest.mark.parametrize("triton", [False, True])
-def test_steps_with_experts_are_recorded(monkeypatch, spec, triton):
+@pytest.mark.parametrize("kernels", ["torch", "auto"], indirect=True)
+def test_steps_with_experts_are_recorded(spec, kernels):
     """The host never waits: a graph of the step is made, and replayed it gives what it gave."""
-    monkeypatch.setattr(moves, "TRITON", triton)
     causal = spec if spec in CAUSAL else "dense"
     torch.manual_seed(0)
     model = Transformer(ModelConfig(layers=2, feedforward=spec, decoder_feedforward=causal, **SIZES)).cuda().train()

@@ -6,9 +6,6 @@ Where a slot is empty, or a row has none, what lies in memory there is not read.
 functions is one pass over memory (experts_triton.py).
 """
 
-import functools
-import os
-import warnings
 from types import ModuleType
 from typing import NamedTuple
 
@@ -17,30 +14,18 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-try:
-    from regard.kernels import experts_triton
-except ImportError:  # no Triton: there is none for a CPU alone
-    experts_triton = None
-TRITON = os.environ.get("REGARD_TRITON") != "0"
+from regard.kernels.choose import use_triton
 
 
 def kernels(*tensors: Tensor) -> ModuleType | None:
     """Those in Triton, where they take these; compilers make their own."""
-    if not TRITON or experts_triton is None or torch.compiler.is_compiling():
+    compiling = "torch.compile makes kernels of its own in its place" if torch.compiler.is_compiling() else None
+    if not use_triton("experts", *tensors, refusal=compiling):
         return None
-    takes = all(x.is_cuda and x.dtype in experts_triton.DTYPES for x in tensors)
-    return experts_triton if takes and _triton_runs() else None
+    # imported late: not every PyTorch for a CPU comes with Triton
+    from regard.kernels import experts_triton
 
-
-@functools.cache
-def _triton_runs() -> bool:
-    """It needs a C compiler, for one."""
-    try:
-        experts_triton.copied(torch.zeros(1, device="cuda"), torch.bfloat16)
-    except Exception as error:
-        warnings.warn(f"experts run without Triton, and slower: {error} (REGARD_TRITON=0 ends this)", stacklevel=2)
-        return False
-    return True
+    return experts_triton
 
 
 class Places(NamedTuple):
