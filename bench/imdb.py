@@ -3,7 +3,7 @@
     python bench/imdb.py --data FOLDER --out runs/imdb --jobs 6
 
 FOLDER holds train.jsonl and test.jsonl (plain, .gz or .xz), 25,000 reviews each. Every row is trained by
-configs/imdb.yaml with one word changed: equal updates over equal batches, so equal bytes. The checkpoint that is best
+recipe imdb with one word changed: equal updates over equal batches, so equal bytes. The checkpoint that is best
 on 1,000 training reviews held out is asked the whole test set. Control characters, which are in 1,595 reviews, become
 spaces first: Regard refuses them.
 """
@@ -15,7 +15,7 @@ import side
 
 from regard.data.text import CONTROL, opened
 
-CONFIG = Path(__file__).parent.parent / "configs" / "imdb.yaml"
+CONFIG = "imdb"
 SPECS = (
     "softmax",
     "local(window=64)",
@@ -54,7 +54,7 @@ def main() -> None:
     given = parser.parse_args()
     rows = {name: ROWS[name] for name in given.only or ROWS}
     paths = prepare(given.data, given.out / "data")
-    common = ["--config", str(CONFIG), "--data.text", paths["train"]]
+    common = ["--config", CONFIG, "--data.text", paths["train"]]
     common += [] if given.steps is None else ["--training.steps", str(given.steps)]
     side.train("classify", rows, common, given.out, given.jobs, given.minutes)
     found = side.evaluate(list(rows), given.out, ["--data", paths["test"]], jobs=given.jobs)

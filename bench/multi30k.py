@@ -3,7 +3,7 @@
     python bench/multi30k.py --data FOLDER --out runs/multi30k --jobs 8
 
 FOLDER holds train, valid and test.2016 in .en and .de, as BPE units (plain, .gz or .xz). Every row is trained by
-configs/multi30k.yaml and scored on test2016: tokenised BLEU, beam 5, the average of the last ten checkpoints. --steps
+recipe multi30k and scored on test2016: tokenised BLEU, beam 5, the average of the last ten checkpoints. --steps
 makes the same schedule shorter for all. Speed is that of rows which share one GPU; --speed measures each alone
 afterwards. Finished runs are not trained again.
 """
@@ -13,7 +13,7 @@ from statistics import median
 
 import side
 
-CONFIG = Path(__file__).parent.parent / "configs" / "multi30k.yaml"
+CONFIG = "multi30k"
 LINFORMER = "linformer(rank=16, longest=128)"
 RECURRENT = ["--model.preset", "lstm", "--model.norm", "null", "--model.input_feeding", "false"]
 ROWS = {
@@ -44,10 +44,10 @@ def flags(data: Path, steps: int | None) -> list[str]:
     names = {"source": "train.en", "target": "train.de", "valid_source": "valid.en", "valid_target": "valid.de"}
     given = [part for key, name in names.items() for part in (f"--data.{key}", side.file(data, name))]
     if steps is None:
-        return ["--config", str(CONFIG), *given]
+        return ["--config", CONFIG, *given]
     shares = {"steps": 1, "warmup": 6, "evaluate_every": 2, "save_every": 36}  # as in the config
     short = [part for key, share in shares.items() for part in (f"--training.{key}", str(steps // share))]
-    return ["--config", str(CONFIG), *given, *short]
+    return ["--config", CONFIG, *given, *short]
 
 
 def main() -> None:

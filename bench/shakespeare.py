@@ -4,7 +4,7 @@
     python bench/shakespeare.py --data FOLDER --device cuda --minutes 5
 
 FOLDER holds input.txt. The speed of the machine is measured first, and the schedule is then laid out for the steps that
-fit into the minutes (evaluations in between included), at most those of configs/shakespeare-DEVICE.yaml. The loss is
+fit into the minutes (evaluations in between included), at most those of recipe shakespeare-DEVICE. The loss is
 over the whole validation part, read in blocks of the training length, as nanoGPT measures it on a sample; nanoGPT's
 published figures are 1.88 for its three minutes on a CPU and 1.4697 for three minutes of an A100. What follows a -- is
 handed to `regard train language`, such as `-- --model.attention performer`.
@@ -20,7 +20,8 @@ from pathlib import Path
 import side
 import yaml
 
-CONFIGS = Path(__file__).parent.parent / "configs"
+from regard.recipes import find
+
 PROBE = 60  # steps that the speed is measured over, after as many to warm up
 
 
@@ -33,9 +34,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="keep the run here")
     parser.add_argument("more", nargs="*", help="behind --: more flags of regard train language")
     given = parser.parse_args()
-    config = CONFIGS / f"shakespeare-{given.device}.yaml"
-    most = yaml.safe_load(config.read_text())["training"]["steps"]
-    common = ["--config", str(config), "--data.text", side.file(given.data, "input.txt"), *given.more]
+    recipe = find(f"shakespeare-{given.device}", "language")
+    most = yaml.safe_load(recipe.path.read_text())["training"]["steps"]
+    common = ["--config", recipe.name, "--data.text", side.file(given.data, "input.txt"), *given.more]
     common += ["--training.device", given.device, "--training.tensorboard", "false"]
     common += ["--training.threads", str(given.threads)]
     with tempfile.TemporaryDirectory() as scratch:

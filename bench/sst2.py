@@ -4,11 +4,11 @@
 
 FOLDER holds sst2/stsa.binary.train, .dev and .test (6,920, 872 and 1,821 sentences, a label before each),
 sst2-glue/train.tsv.xz (67,349 phrases of the training sentences), imdb/train.jsonl.xz and imdb/test.jsonl.xz. All rows
-are trained on these phrases and sentences, and asked the dev and test sentences: by configs/sst2.yaml from scratch, and
-rows "masked first" by configs/sst2-tuned.yaml, over one run of configs/sst2-masked.yaml that saw the training text
+are trained on these phrases and sentences, and asked the dev and test sentences: by recipe sst2 from scratch, and
+rows "masked first" by recipe sst2-tuned, over one run of recipe sst2-masked that saw the training text
 without its labels; of both the average of the last checkpoints is asked. Rows "masked first on reviews" and "six
 layers" need a GPU, and are left out without one: six layers that saw the 50,000 labelled reviews of IMDb too, also
-without their labels (configs/reviews-masked.yaml, then configs/reviews-tuned.yaml), and the same from scratch; of these
+without their labels (recipe reviews-masked, then recipe reviews-tuned), and the same from scratch; of these
 the checkpoint that is best on dev is asked. Runs of each kind are trained --jobs at a time.
 """
 
@@ -22,7 +22,6 @@ from pathlib import Path
 import side
 import torch
 
-CONFIGS = Path(__file__).parent.parent / "configs"
 LABELS = ("negative", "positive")
 SEEDS = {f"seed {seed}": ["--training.seed", str(seed)] for seed in (1, 2, 3)}
 SCRATCH = {f"from scratch, {name}": flags for name, flags in SEEDS.items()} | {
@@ -38,8 +37,8 @@ SCRATCH["from scratch, six layers"] = SIX_LAYERS.split()
 SMALL, LARGE = "masked first", "masked first on reviews"
 TUNED = {f"{body}, {name}": flags for body in (SMALL, LARGE) for name, flags in SEEDS.items()}
 ON_GPU = (LARGE, "six layers")
-MASKED_CONFIGS = {SMALL: "sst2-masked.yaml", LARGE: "reviews-masked.yaml"}
-TUNED_CONFIGS = {SMALL: "sst2-tuned.yaml", LARGE: "reviews-tuned.yaml"}
+MASKED_CONFIGS = {SMALL: "sst2-masked", LARGE: "reviews-masked"}
+TUNED_CONFIGS = {SMALL: "sst2-tuned", LARGE: "reviews-tuned"}
 
 
 def prepare(data: Path, out: Path, *, reviews: bool = True) -> dict[str, str]:
@@ -90,7 +89,7 @@ def split(review: str) -> str:
 
 
 def train(task: str, rows: side.Rows, config: str, given: Namespace) -> None:
-    side.train(task, rows, ["--config", str(CONFIGS / config)], given.out, given.jobs, given.minutes)
+    side.train(task, rows, ["--config", config], given.out, given.jobs, given.minutes)
 
 
 def main() -> None:
@@ -113,7 +112,7 @@ def main() -> None:
         bodies[body] = {body_run: text} if names else {}
     # neither waits for the other
     with ThreadPoolExecutor() as pool:
-        jobs = [pool.submit(train, "classify", scratch, "sst2.yaml", given)]
+        jobs = [pool.submit(train, "classify", scratch, "sst2", given)]
         jobs += [pool.submit(train, "masked", bodies[body], config, given) for body, config in MASKED_CONFIGS.items()]
         for job in jobs:
             job.result()

@@ -2,16 +2,14 @@
 
     python bench/wikitext.py --data FOLDER --out runs/wikitext --jobs 12
 
-FOLDER holds train.txt, valid.txt and test.txt (plain, .gz or .xz). Every row is trained by configs/wikitext.yaml, one
+FOLDER holds train.txt, valid.txt and test.txt (plain, .gz or .xz). Every row is trained by recipe wikitext, one
 word changed, and scored on the test text by the checkpoint that was best on the validation text, read in blocks of 256
 tokens. Words are what spaces separate, and the end of each line, as in all published figures.
 """
 
-from pathlib import Path
-
 import side
 
-CONFIG = Path(__file__).parent.parent / "configs" / "wikitext.yaml"
+CONFIG = "wikitext"
 SPECS = (
     "softmax",
     "local(window=32)",
@@ -34,7 +32,7 @@ def main() -> None:
     parser.add_argument("--speed", action="store_true", help="measure the training speed too")
     given = parser.parse_args()
     rows = {name: ROWS[name] for name in given.only or ROWS}
-    common = ["--config", str(CONFIG), "--data.text", side.file(given.data, "train.txt")]
+    common = ["--config", CONFIG, "--data.text", side.file(given.data, "train.txt")]
     common += ["--data.valid", side.file(given.data, "valid.txt")]
     side.train("language", rows, common, given.out, given.jobs, given.minutes)
     print("| attention | test perplexity | validation | parameters | tokens |\n|---|---|---|---|---|")

@@ -68,6 +68,9 @@ def list_mechanisms(arguments: argparse.Namespace) -> None:
     if arguments.survey:
         _print_survey(arguments.json)
         return
+    if arguments.recipes:
+        _print_recipes(arguments.json)
+        return
     rows = [row for kind, registry in _registries(arguments.kind) for row in _rows(kind, registry)]
     families = sorted({row["family"] for row in rows})
     if arguments.family is not None:
@@ -79,6 +82,23 @@ def list_mechanisms(arguments: argparse.Namespace) -> None:
             print(json.dumps(row, default=str))
     else:
         _print_table(rows)
+
+
+def _print_recipes(as_json: bool) -> None:
+    """The settings that come with Regard, for `regard train TASK --config NAME`."""
+    from regard.recipes import recipes
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    for title in ("name", "task", "what it is for"):
+        table.add_column(title, overflow="fold", no_wrap=title != "what it is for")
+    for recipe in recipes():
+        if as_json:
+            print(json.dumps(recipe._asdict(), default=str))
+        table.add_row(Text(recipe.name, style="bold cyan"), Text(recipe.task), Text(recipe.about))
+    if not as_json:
+        console = _console(10_000)
+        console.print(table)
+        console.print("\nTo train by one: regard train TASK --config NAME, and the data")
 
 
 def _print_survey(as_json: bool) -> None:
@@ -497,11 +517,14 @@ def _parser() -> argparse.ArgumentParser:
         "list",
         list_mechanisms,
         "every mechanism: paper, family, cost, roles, what decoding keeps",
-        ["regard list", "regard list --family scores", "regard list --kind position --json", "regard list --survey"],
+        ["regard list", "regard list --family scores", "regard list --kind position --json", "regard list --recipes"],
     )
     added.add_argument("--kind", help="only this kind, such as attention, feedforward or position")
     added.add_argument("--family", help="only this family, such as scores or patterns")
     added.add_argument("--json", action="store_true", help="all facts and options, one JSON object a line")
+    added.add_argument(
+        "--recipes", action="store_true", help="settings to train by, for regard train TASK --config NAME"
+    )
     added.add_argument("--survey", action="store_true", help="the survey's table of efficient Transformers beside ours")
 
     added = verb(

@@ -547,7 +547,9 @@ def parse(cls: type, argv: list[str], program: str, description: str) -> Any:
 
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = ArgumentParser(prog=program, description=description, exit_on_error=False, formatter_class=Formatter)
-    parser.add_argument("--config", action="config", help="a YAML file with any of the keys below; flags go over it")
+    parser.add_argument(
+        "--config", action="config", help="a recipe, or a YAML file with any of the keys below; flags go over it"
+    )
     parser.add_class_arguments(cls, as_group=False)
     try:
         values = parser.parse_args(argv).as_dict()

@@ -14,6 +14,7 @@ Verb = Callable[[str, Any, str, list[str]], argparse.ArgumentParser]
 
 def train(argv: list[str]) -> int:
     """regard train TASK --config FILE --section.key value ..."""
+    from regard import recipes
     from regard import task as tasks
     from regard.config import parse
     from regard.training.display import Display
@@ -23,11 +24,14 @@ def train(argv: list[str]) -> int:
         for task in map(tasks.find, tasks.TASKS):
             print(f"  {task.name:<12} {task.about}")
         print("\nexamples:\n  " + "\n  ".join(tasks.find(name).examples[0] for name in tasks.TASKS))
+        print("\nSettings that come with Regard: --config NAME, for the names of 'regard list --recipes'")
         print("\nAll keys of a task: " + ", ".join(f"regard train {name} --help" for name in tasks.TASKS))
         return 0
     task = tasks.find(argv[0])
     description = f"{task.about}\n\nexamples:\n  " + "\n  ".join(task.examples)
-    config = parse(task.config, argv[1:], f"regard train {task.name}", description)
+    known = [f"{recipe.name}: {recipe.about}" for recipe in recipes.recipes(task.name)]
+    description += "\n\nrecipes, for --config:\n  " + "\n  ".join(known)
+    config = parse(task.config, recipes.with_paths(argv[1:], task.name), f"regard train {task.name}", description)
     events = Path(config.out) / "tensorboard" if config.training.tensorboard else None
     return _finish(lambda: tasks.train(task, config, Display(tensorboard=events)), config.out)
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from regard import recipes
+
 BENCH = Path(__file__).parent.parent / "bench"
 PROGRAMS = sorted(path.name for path in BENCH.glob("*.py") if "__main__" in path.read_text(encoding="utf-8"))
 
@@ -71,7 +73,7 @@ def test_sst2_rows(monkeypatch, tmp_path):
     trained = []
 
     def train(task, rows, common, *_):
-        trained.append((task, Path(common[1]).name, rows))
+        trained.append((task, common[1], rows))
 
     monkeypatch.setattr(side, "train", train)
     monkeypatch.setattr(side, "evaluate", lambda rows, *_: {name: {"error": "none"} for name in rows})
@@ -81,11 +83,11 @@ def test_sst2_rows(monkeypatch, tmp_path):
     sst2.main()
     found = {(task, config): rows for task, config, rows in trained if rows}
     assert {what: list(rows) for what, rows in found.items()} == {
-        ("classify", "sst2.yaml"): ["from scratch, seed 1"],
-        ("masked", "reviews-masked.yaml"): ["masked on reviews"],
-        ("classify", "reviews-tuned.yaml"): ["masked first on reviews, seed 2"],
+        ("classify", "sst2"): ["from scratch, seed 1"],
+        ("masked", "reviews-masked"): ["masked on reviews"],
+        ("classify", "reviews-tuned"): ["masked first on reviews, seed 2"],
     }
-    flags = found["classify", "reviews-tuned.yaml"]["masked first on reviews, seed 2"]
+    flags = found["classify", "reviews-tuned"]["masked first on reviews, seed 2"]
     assert flags[flags.index("--init") + 1] == str(tmp_path / "out" / side.slug("masked on reviews"))
     assert flags[flags.index("--training.seed") + 1] == "2"
-    assert all((sst2.CONFIGS / config).exists() for _, config, _ in trained)
+    assert all(recipes.find(config, task) for task, config, _ in trained)
