@@ -61,7 +61,7 @@ class BigBird(Cached):
                 raise ValueError(f"option {name!r} of 'bigbird' must be at least {least}, got {size}")
         if window % 2 == 0:
             raise ValueError(f"option 'window' of 'bigbird' must be odd, as many blocks on both sides, got {window}")
-        self.block, self.half, self.random = block, window // 2, random
+        self.block, self.side, self.random = block, window // 2, random
         self.front, self.back = globals - globals // 2, globals // 2
         self.register_buffer("seeds", torch.randint(2**31, (shape.heads,)))
 
@@ -98,7 +98,7 @@ class BigBird(Cached):
         end = (count - self.back).clamp(min=self.front)[:, None]  # [B, 1]
         front = torch.arange(self.front, device=device).expand(B, -1)
         wide = torch.cat([front, end + torch.arange(self.back, device=device)], 1)
-        near = torch.arange(n, device=device)[:, None] + torch.arange(-self.half, self.half + 1, device=device)
+        near = torch.arange(n, device=device)[:, None] + torch.arange(-self.side, self.side + 1, device=device)
         near = torch.where((near >= self.front) & (near < end[..., None]), near, -1)  # [B, n, w]
         lists = (wide[:, None, None], near[:, None], self.draw(end[..., None], n))
         return wide, torch.cat([part.expand(B, H, n, -1) for part in lists], 3)
@@ -108,8 +108,8 @@ class BigBird(Cached):
         blocks from `front` to `end` [B, 1, 1], without the near ones."""
         device = end.device
         block = torch.arange(n, device=device)
-        low = (block - self.half).clamp(min=self.front)
-        near = (torch.minimum(block + self.half + 1, end) - low).clamp(min=0)
+        low = (block - self.side).clamp(min=self.front)
+        near = (torch.minimum(block + self.side + 1, end) - low).clamp(min=0)
         legal = end - self.front - near  # [B, 1, n]
         ranks = legal.new_zeros(len(end), self.shape.heads, n, 0)
         # Floyd's way: at random one of the ranks up to `top`, or `top` itself where that one is taken already
@@ -128,7 +128,7 @@ class BigBird(Cached):
         wide = {u for u in range(n) if u < self.front or u >= n - self.back}
         outs = []
         for u in range(n):
-            blocks = {c for c in range(n) if u in wide or c in wide or abs(c - u) <= self.half}
+            blocks = {c for c in range(n) if u in wide or c in wide or abs(c - u) <= self.side}
             legal = [c for c in range(n) if c not in blocks]
             taken: list[int] = []
             for i in range(self.random):

@@ -134,7 +134,7 @@ class Compressive(Segmented):
                 f"a multiple of segment and segment one of rate, got memory={memory}, segment={segment}, rate={rate}"
             )
         super().__init__(shape, segment=segment, memory=memory, relative=relative, clamp=clamp)
-        self.compressed, self.rate, self.function, self.slots = compressed, rate, function, segment // rate
+        self.compressed, self.rate, self.function, self.slots_per_segment = compressed, rate, function, segment // rate
         learns = function in ("conv", "dilated")
         self.loss: Loss = loss if learns else "none"
         self.facts = replace(self.facts, loss=self.loss != "none", apart=function != "used")
@@ -246,7 +246,7 @@ class Compressive(Segmented):
         new = rows.count
         if rows.at is not None:
             over, new = (rows.at % n + T) // n, T
-        slots = tuple(stretch(part, over * self.slots, C) for part in slots)
+        slots = tuple(stretch(part, over * self.slots_per_segment, C) for part in slots)
         tail = tuple(stretch(part, new, self.reach) for part in grid.joined)
         if torch.is_grad_enabled() and len(state.tail) == 1:
             tail, slots = tail[:1], slots[:1]
@@ -267,7 +267,7 @@ class Compressive(Segmented):
             return self.last(grid.q, k, v)
         q = self._folded(grid.q, m)
         k, v = (
-            torch.cat([old.unfold(2, C, self.slots)[:, :, :m], new.unfold(2, M + n, n)], 4)
+            torch.cat([old.unfold(2, C, self.slots_per_segment)[:, :, :m], new.unfold(2, M + n, n)], 4)
             for old, new in zip(slots[1:], grid.tokens[1:], strict=True)
         )
         k, v = (part.permute(0, 2, 1, 4, 3).flatten(0, 1) for part in (k, v))  # [B m, G, C + M + n, D]
@@ -305,11 +305,11 @@ class Compressive(Segmented):
                 given = self._look(at, part, (*slots[:2], nothing)).to(usage.dtype).mean(1)  # [B, n, n]
                 given = torch.where(asked[:, i, :, None], given, 0).sum(1)
                 usages.append(usage + given if i == 0 else given)
-                chosen = usages[-1].topk(self.slots, 1).indices.sort(1).values[:, None, :, None]
+                chosen = usages[-1].topk(self.slots_per_segment, 1).indices.sort(1).values[:, None, :, None]
             kept = tuple(part.gather(2, chosen.expand(-1, part.shape[1], -1, part.shape[3])) for part in tokens)
             kept = kept if probe else self._full(kept[:1])
             pieces.append(kept)
-            slots = tuple(part[:, :, self.slots :] for part in self._joined(slots, kept))
+            slots = tuple(part[:, :, self.slots_per_segment :] for part in self._joined(slots, kept))
         slots = tuple(torch.cat(parts, 2) for parts in zip(*pieces, strict=True))
         return torch.cat(outs, 2), slots, torch.stack([*usages, torch.zeros_like(usage)], 1)
 

@@ -189,9 +189,9 @@ def room(tokens: float) -> int:
 
 def load(group: Tensor, experts: int, taken: Tensor) -> dict[str, Tensor]:
     """The share of the pairs that chose each expert, and of those that found no place there."""
-    count = torch.zeros(experts + 1, device=group.device).scatter_add_(
-        0, group, torch.ones_like(group, dtype=torch.float)
-    )
+    # float32 by name: the default dtype is the user's to choose
+    ones = torch.ones_like(group, dtype=torch.float32)
+    count = ones.new_zeros(experts + 1).scatter_add_(0, group, ones)
     total = count[:experts].sum().clamp(min=1)
     return {"load": count[:experts] / total, "dropped": 1 - taken.sum() / total}
 
