@@ -233,7 +233,7 @@ def _modern(values: dict[str, Any]) -> dict[str, Any]:
         values["feedforward"] = f"dense(activation={values.pop('activation')!r})"
     if not isinstance(values.get("aligner", False), bool):
         values["aligner"] = False
-    return values
+    return models.completed(values)
 
 
 def tokenizer_names(run: Run) -> list[str]:

@@ -1,12 +1,12 @@
 """The Funnel-Transformer: the formulas of the paper in loops, padding that changes nothing, Hugging Face's Funnel."""
 
 import importlib
+import math
 
 import pytest
 import torch
 from lengths import (
     VOCABULARY,
-    block,
     check_gradients,
     check_padding,
     embedded,
@@ -21,6 +21,7 @@ from torch.testing import assert_close
 import regard
 from regard.attention.base import Rows
 from regard.models.funnel import Funnel, FunnelConfig, halve, stretch
+from regard.reference import blend
 from regard.spec import ATTENTION
 
 SPECS = [ATTENTION.find(name).examples[0] for name in ATTENTION.names()]
@@ -49,33 +50,92 @@ def plain_halve(x: list, apart: bool) -> list:
     return [sum(window) / len(window) for window in windows]
 
 
+def read(layer, x, memory, at, stand, apart: bool) -> torch.Tensor:
+    """Softmax attention of queries x that stand `at` their places over keys that `stand` at theirs, head by head. The
+    first token, where it is apart, has no place: nothing that a scheme says of distances joins its logits."""
+    D, scheme, outs = layer.shape.head_width, layer.position, []
+    q, k, v = (
+        torch.stack([linear(vector, layer.project[name]) for vector in part])
+        for name, part in (("q", x), ("k", memory), ("v", memory))
+    )
+    for head in range(layer.shape.heads):
+        own = slice(head * D, head * D + D)
+        found = []
+        for i in range(len(x)):
+            logits, values = [], []
+            for j in range(len(memory)):
+                query, key, value = q[i, own], k[j, own], v[j, own]
+                placed, bias = not (apart and 0 in (i, j)), 0.0
+                if scheme is not None:
+                    query, key = scheme.plain_rotate(query, at[i]), scheme.plain_rotate(key, stand[j])
+                product = query @ key
+                if scheme is not None and placed:
+                    product = product + scheme.plain_score(head, query, key, at[i], stand[j])
+                    bias = scheme.plain_bias(head, at[i], stand[j])
+                    value = value + scheme.plain_value(head, at[i], stand[j])
+                elif scheme is not None and scheme.facts.name == "xl":
+                    product = product + scheme.u[head] @ key
+                logits.append(product / math.sqrt(D) + bias)
+                values.append(value)
+            found.append(blend(torch.stack(logits), values))
+        outs.append(torch.stack(found))
+    return torch.stack([linear(vector, layer.output) for vector in torch.cat(outs, 1)])
+
+
+def placed_block(layer, x, at, apart, memory=None, stand=None) -> torch.Tensor:
+    """One row through a layer."""
+    first, last = layer.norms
+    attention = layer.attention or layer.cross
+
+    def feed(vector):
+        return linear(gelu(linear(vector, layer.feedforward.inner)), layer.feedforward.outer)
+
+    given = torch.stack([norm(vector, first) for vector in x]) if layer.pre else x
+    seen = read(attention, given, given if memory is None else memory, at, at if stand is None else stand, apart)
+    if layer.pre:
+        x = x + seen
+        return torch.stack([vector + feed(norm(vector, last)) for vector in x])
+    x = [norm(vector, first) for vector in x + seen]
+    return torch.stack([norm(vector + feed(vector), last) for vector in x])
+
+
 def plain(model: Funnel, row: torch.Tensor) -> torch.Tensor:
     """The logits of one row in loops."""
     config = model.config
+    counts_tokens = config.places == "tokens"
+    unplaced = config.apart and counts_tokens
     x = embedded(model.first.embedding, model.first.position, row)
+    at = list(range(len(row)))
     for layer in model.first.blocks:
-        x = block(layer, x, gelu)
+        x = placed_block(layer, x, at, unplaced)
     begun = x
     stands = [[t] for t in range(len(row))]  # the tokens that each vector stands for
-    for layers in model.blocks:
+    for index, layers in enumerate(model.blocks, 1):
         entry, *others = layers
         pooled = torch.stack(plain_halve(list(x), config.apart))
         groups = [stands[:1]] if config.apart else []
         rest = stands[1:] if config.apart else stands
         groups += [rest[i : i + 2] for i in range(0, len(rest), 2)]
         stands = [[t for part in group for t in part] for group in groups]
+        # a window stands where its first token does, and the first token before them all, a stride away
+        before, at = at, [tokens[0] for tokens in stands]
+        if config.apart:
+            at[0] = 1 - 2**index
+        if not counts_tokens:
+            at = list(range(len(stands)))
         if config.queries_only:
             seen = torch.stack([norm(vector, entry.norms[0]) for vector in x]) if entry.pre else x
-            x = block(entry, pooled, gelu, seen)
+            x = placed_block(entry, pooled, at, unplaced, seen, before)
         else:
-            x = block(entry, pooled, gelu)
+            x = placed_block(entry, pooled, at, unplaced)
         for layer in others:
-            x = block(layer, x, gelu)
+            x = placed_block(layer, x, at, unplaced)
     if config.classes is None:
         where = {t: slot for slot, tokens in enumerate(stands) for t in tokens}
         x = torch.stack([begun[t] + x[where[t]] for t in range(len(row))])
+        at = list(range(len(row)))
     for layer in model.decoder:
-        x = block(layer, x, gelu)
+        x = placed_block(layer, x, at, unplaced)
     if config.norm == "pre":
         x = torch.stack([norm(vector, model.norm) for vector in x])
     if config.classes is None:
@@ -87,6 +147,27 @@ def plain(model: Funnel, row: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("T", [1, 2, 3, 4, 9])
 def test_reference(form, T):
     model, tokens = build(**form), ids(B=2, T=T)
+    for row, logits in zip(tokens, model(tokens).logits, strict=True):
+        assert_close(logits, plain(model, row))
+
+
+RELATIVE = ["xl", "xl(clamp=3)", "shaw(distance=5)", "music(longest=9)", "alibi", "buckets(buckets=8)", "rotary"]
+
+
+@pytest.mark.parametrize("position", RELATIVE)
+@pytest.mark.parametrize("form", [{}, {"apart": False, "norm": "pre"}, {"queries_only": False}], ids=str)
+def test_positions_count_tokens_in_every_block(position, form):
+    """In block b neighbours are 2^b places apart, and pooled queries and the keys they read stand on the same line."""
+    model, tokens = build(position=position, layers=(1, 2, 2), decoder_layers=1, **form), ids(B=2, T=9)
+    for row, logits in zip(tokens, model(tokens).logits, strict=True):
+        assert_close(logits, plain(model, row))
+
+
+@pytest.mark.parametrize("position", ["xl", "alibi"])
+def test_positions_that_count_vectors(position):
+    """Runs of before: each block counts its own, and pooled queries read by content alone."""
+    model, tokens = build(position=position, places="vectors"), ids(B=2, T=9)
+    assert all(layer[0].cross.position is None for layer in model.blocks)
     for row, logits in zip(tokens, model(tokens).logits, strict=True):
         assert_close(logits, plain(model, row))
 
@@ -139,8 +220,9 @@ def peer(**options):
 
 
 @torch.no_grad()
-def compare(ours: Funnel, theirs, T: int) -> None:
-    """The same logits once our weights are theirs."""
+def theirs_and_ours(ours: Funnel, theirs, T: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits of both, once our weights are theirs. Nothing of theirs is set to zero; ours has a bias of queries,
+    which theirs has not."""
     layers = [*ours.first.blocks, *(layer for block in ours.blocks for layer in block), *ours.decoder]
     others = [layer for block in theirs.encoder.blocks for layer in block] + list(theirs.decoder.layers)
     for mine, other in zip(layers, others, strict=True):
@@ -150,10 +232,7 @@ def compare(ours: Funnel, theirs, T: int) -> None:
         for name, head in (("k", inside.k_head), ("v", inside.v_head)):
             attention.project[name].load_state_dict(head.state_dict())
         attention.output.load_state_dict(inside.post_proj.state_dict())
-        if attention.position is None:
-            for part in (inside.r_kernel, inside.r_w_bias, inside.r_r_bias):
-                part.zero_()
-        else:
+        if attention.position is not None:
             attention.position.project.weight.copy_(inside.r_kernel.flatten(1).T)
             attention.position.u.copy_(inside.r_w_bias)
             attention.position.v.copy_(inside.r_r_bias)
@@ -167,23 +246,23 @@ def compare(ours: Funnel, theirs, T: int) -> None:
     encoded = theirs.encoder(x, attention_mask=mask, output_hidden_states=True)
     begun = encoded.hidden_states[len(ours.first.blocks)]
     y = theirs.decoder(encoded.last_hidden_state, begun, attention_mask=mask).last_hidden_state
-    # their softmax reads logits in float32
-    assert_close(ours(tokens).logits, y @ ours.first.embedding.weight.T, rtol=1.3e-6, atol=1e-5)
-
-
-@pytest.mark.parametrize("apart", [False, True])
-@pytest.mark.parametrize("queries_only", [False, True])
-@pytest.mark.parametrize("T", [5, 8, 9, 13])
-def test_it_is_that_of_hugging_face(apart, queries_only, T):
-    """With their relative positions set to nothing. Their tables of positions fail below 4 tokens."""
-    theirs = peer(block_sizes=[2, 2, 1], separate_cls=apart, pool_q_only=queries_only)
-    compare(build(apart=apart, queries_only=queries_only), theirs, T)
+    return ours(tokens).logits, y @ ours.first.embedding.weight.T
 
 
 @pytest.mark.parametrize("kind", ["relative_shift", "factorized"])
-def test_relative_positions_of_a_block_are_those_of_hugging_face(kind):
-    theirs = peer(block_sizes=[2], separate_cls=False, attention_type=kind)
-    compare(build(layers=(2,), apart=False, position="xl"), theirs, 9)
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("queries_only", [False, True])
+@pytest.mark.parametrize("T", [5, 8, 9, 13])
+def test_it_is_that_of_hugging_face(kind, apart, queries_only, T):
+    """Three blocks and a decoder, relative positions in all of them. Their tables of positions fail below 4 tokens."""
+    theirs = peer(block_sizes=[2, 2, 1], separate_cls=apart, pool_q_only=queries_only, attention_type=kind)
+    mine, other = theirs_and_ours(build(apart=apart, queries_only=queries_only, position="xl"), theirs, T)
+    # their softmax reads logits in float32
+    assert_close(mine, other, rtol=1.3e-6, atol=1e-5)
+    if T == 13:
+        # what is compared is there: positions that count vectors give something else
+        old = build(apart=apart, queries_only=queries_only, position="xl", places="vectors")
+        assert (theirs_and_ours(old, theirs, T)[0] - other).abs().max() > 0.1
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from regard import models
+from regard import models, task
 from regard.config import from_json
+from regard.training.run import Run
 
 
 @pytest.mark.parametrize("kind", models.KINDS)
@@ -34,3 +35,23 @@ def test_a_word_that_no_field_knows(config):
     word = "cell" if config is models.RecurrentConfig else "norm"
     with pytest.raises(ValueError, match=rf"{word} must be '\w+' or '\w+', got 'rms'"):
         config(**{word: "rms"})
+
+
+# what a run says that was saved before a choice was there, and what it then was
+BEFORE = {
+    "funnel": {"places": "vectors"},
+}
+
+
+@pytest.mark.parametrize("kind", models.KINDS)
+def test_a_run_of_before_keeps_its_meaning(kind, tmp_path):
+    """A default that follows a paper more closely is for new runs."""
+    config_class, expected = models.KINDS[kind][0], BEFORE.get(kind, {})
+    new = dataclasses.asdict(config_class(kind=kind))
+    assert {name: new[name] for name in expected} != expected or not expected
+    old = {name: value for name, value in new.items() if name not in expected}
+    for saved, found in ((old, expected), (new, {name: new[name] for name in expected})):
+        (tmp_path / "run.json").write_text(json.dumps({"task": "language", "model": saved}))
+        size = task.read_parts(Run.open(tmp_path)).size
+        assert {name: getattr(size, name) for name in expected} == found
+        assert dataclasses.asdict(size) == new | found

@@ -84,6 +84,7 @@ class Shape:
     position: str | None = None
     first_head: int = 0  # where these heads stand among `all_heads`, inside heads(...)
     all_heads: int = 0
+    pace: int | None = None  # role "cross": the queries stand among the keys, so many apart; None: two sequences
 
     @classmethod
     def of(
@@ -98,6 +99,7 @@ class Shape:
         out_width: int | None = None,
         bias: bool | Literal["inputs"] = False,
         position: str | None = None,
+        pace: int | None = None,
     ) -> "Shape":
         sizes = {"width": width, "heads": heads, "kv_heads": kv_heads, "head_width": head_width}
         sizes |= {"memory_width": memory_width, "out_width": out_width}
@@ -129,6 +131,7 @@ class Shape:
             bias=bias,
             position=position,
             all_heads=heads,
+            pace=pace,
         )
 
     @property
@@ -584,6 +587,8 @@ class Heads(Attention):
         return Out(y, state, loss=self.learn(rows, query, source) if self.training else None)
 
     def begin(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
+        if self.shape.role == "cross" and self.position is not None:
+            raise ValueError("queries that stand among their keys are read as a whole: call the layer, not start")
         if self.shape.role == "cross":
             # tokens of a head side by side: read at every step, laid out once
             source = {name: part.contiguous() for name, part in self.sources(memory.x).items()}
@@ -664,13 +669,18 @@ class Heads(Attention):
         if self.position is not None and self.position.facts.kind == "input":
             x = self.position.add(x, rows)
         query = {name: self.split(name, x) for name in self.kinds("query")}
-        if self.shape.role == "cross":
-            return query, {} if memory is None else self.sources(memory.x)
-        source = self.sources(x)
+        crosses = self.shape.role == "cross"
+        if crosses and memory is None:
+            return query, {}
+        source = self.sources(memory.x if crosses else x)
         if turn:
-            at = rows.positions()
+            slots = rows.positions()
+            at = stand = self.position.places(slots)
+            if crosses:
+                at = self.position.places(slots, self.position.pace)
+                stand = self.position.places(torch.arange(memory.x.shape[1], device=x.device)[None])
             query = {name: self.position.rotate(part, at) for name, part in query.items()}
-            source |= {name: self.position.rotate(source[name], at) for name in self.kinds("key")}
+            source |= {name: self.position.rotate(source[name], stand) for name in self.kinds("key")}
         return query, source
 
     def sources(self, x: Tensor) -> dict[str, Tensor]:

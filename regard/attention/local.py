@@ -55,7 +55,7 @@ class Local(Tailed):
         bias = None
         if self.position is not None and self.position.facts.kind == "bias":
             gaps = torch.arange(-before, after + 1, device=q.device)[None]
-            bias = self.position.bias(gaps)[:, 0]  # [H, before + 1 + after]
+            bias = self.position.bias(self.position.places(gaps))[:, 0]  # [H, before + 1 + after]
         parts = band_parts(mask.T, before=before, after=after, shift=mask.shift, bias=bias, device=q.device)
         # no causal query of a whole sequence sees what stands behind it
         real = None if mask.full or (mask.causal and mask.aligned) else mask.real()

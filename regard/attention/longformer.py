@@ -121,10 +121,10 @@ class Longformer(Tailed):
         bias = beside = None
         if self.position is not None and self.position.facts.kind == "bias":
             gaps = torch.arange(-window, after + 1, device=q.device) * d
-            bias = self.position.bias(gaps[None])[:, 0]
+            bias = self.position.bias(self.position.places(gaps[None]))[:, 0]
             at = mask.q0[:, None] + torch.arange(drop, mask.T + right, device=q.device)  # [B, T]
             at = _fold(at[: 1 if mask.aligned else None, None, :, None], d)[:, 0]  # [B d, T / d, 1]
-            beside = self.position.bias(torch.arange(g, device=q.device) - at)[:, None]
+            beside = self.position.bias(self.position.places(torch.arange(g, device=q.device) - at))[:, None]
             if mask.aligned and d > 1:
                 beside = beside.repeat(len(q), 1, 1, 1, 1)
         parts = [Part(Runs(0, T), Runs(0, g), mask=beside)] if g else []

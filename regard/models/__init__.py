@@ -40,6 +40,12 @@ def config_class(values: dict[str, Any]) -> type:
     return KINDS[kind][0]
 
 
+def completed(values: dict[str, Any]) -> dict[str, Any]:
+    """The plain values of a saved config, with the fields that it does not name as they were before there was a choice:
+    a default may follow a paper more closely than it did when a run was saved, and the run keeps its meaning."""
+    return dict(getattr(config_class(values), "earlier", {})) | values
+
+
 def positions(model: nn.Module) -> int | None:
     """How many positions the layers of a model have, where they have an end."""
     found = [part.longest for part in model.modules() if isinstance(getattr(part, "longest", None), int)]

@@ -4,7 +4,7 @@ Padding is met once, on token ids, as in the Transformer: a pooled vector is the
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from regard.attention.base import Memory, Out, Rows, blank
 from regard.models.pooling import Answer, EncoderConfig, at_least
 from regard.models.transformer import Block, Prediction, Stack, _pack, second, settle, through
+from regard.positions.base import Position
 from regard.spec import Spec, over_layers
 
 
@@ -27,8 +28,11 @@ class FunnelConfig(EncoderConfig):
     cross_attention: str = "softmax"
     queries_only: bool = True  # only queries are pooled where a block begins; False: keys and values too
     apart: bool = True  # the first token, a [CLS], is pooled with no other
+    # what positions inside attention count: tokens, 2^b apart in block b; or the vectors of each block
+    places: Literal["tokens", "vectors"] = "tokens"
     norm: Literal["post", "pre"] = "post"
     pooling: Literal["pma", "mean", "first"] = "first"
+    earlier: ClassVar[dict[str, Any]] = {"places": "vectors"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,9 +53,18 @@ class Funnel(nn.Module):
     window of an odd number of tokens is one token. Without classes a decoder predicts every token: the last block's
     vectors, each repeated over the tokens it stands for, plus the first block's output, through `decoder_layers` more.
 
-    Positions inside attention (relative ones, as in the paper) count the tokens of their block, and the first layer of
-    a block reads by content alone; those added to the input are there for all. Not causal: a pooled vector knows the
-    token behind. Time (N / 2^b)^2 of each layer, less than 4/3 of the first block's in all; memory N.
+    Positions inside attention (relative ones, as in the paper) count tokens: slot i of block b stands at 2^b (i - c) + c,
+    where c = 1 if the first token is apart and 0 otherwise, so that with position="xl" the pooled queries read by
+
+        ((q_i + u) . k_j + (q_i + v) . W_R R_d) / sqrt(D),    d = 2^(b - 1) (2 i - j - c),
+
+    without the second term where i or j is the first token and that is apart (but for rotations and windows, which give
+    it its place). Positions that are added to the input are there for all. With places="vectors" each block counts its
+    own slots and its first layer reads by content alone. What differs from the authors' code: it also has a term
+    for the relation of two segments and drops the last token before it pools (`truncate_seq`), its queries have no
+    bias, its GELU is the one by tanh and the epsilon of its norms 1e-9.
+
+    Not causal: a pooled vector knows the token behind. Time (N / 2^b)^2 of each layer, less than 4/3 of the first block's in all; memory N.
 
     >>> model = Funnel(FunnelConfig(vocabulary=8000, layers=(4, 4, 4), classes=2))
     >>> logits = model(tokens, keep=keep).logits
@@ -70,10 +83,13 @@ class Funnel(nn.Module):
         for count in others:
             done = first + sum(len(block) for block in self.blocks)
             self.blocks.append(self._block(specs[done : done + count], feeds[done : done + count]))
+            self._place(self.blocks[-1], len(self.blocks))
         self.decoder = nn.ModuleList()
         if config.classes is None and config.decoder_layers:
             self.decoder.extend(Block(layer, spec, None) for spec in over_layers(specs[:1], config.decoder_layers))
             settle(self.decoder)
+        for part in (self.first, self.decoder):
+            self._place(part, 0)
         self.norm = nn.LayerNorm(config.width) if config.norm == "pre" else nn.Identity()
         self.answer = Answer(config, self.first.embedding, config.width)
 
@@ -99,9 +115,21 @@ class Funnel(nn.Module):
         if self.config.queries_only:
             entry = (None, self.config.cross_attention)
         pairs = [entry, *((spec, None) for spec in specs[1:])]
-        block = nn.ModuleList(Block(layer, *pair, feedforward=feed) for pair, feed in zip(pairs, feeds, strict=True))
+        pace = 2 if self.config.places == "tokens" else None
+        block = nn.ModuleList(
+            Block(layer, *pair, feedforward=feed, pace=pace) for pair, feed in zip(pairs, feeds, strict=True)
+        )
         settle(block)
         return block
+
+    def _place(self, block: nn.Module, index: int) -> None:
+        """Tells the position schemes of a block where its vectors stand."""
+        if self.config.places == "vectors":
+            return
+        for part in block.modules():
+            if isinstance(part, Position) and part.facts.kind != "input":
+                # with pooled queries a step is that of the keys, which are of the block before
+                part.step, part.apart = 2**index // part.pace, self.config.apart
 
     def _shorten(self, block: nn.ModuleList, x: Tensor, rows: Rows) -> tuple[Out, Rows]:
         """What a block makes of rows that it halves, and the rows."""

@@ -5,7 +5,7 @@ Also what the models that change the length have in common: a config, and the la
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,7 @@ class EncoderConfig:
     pooling: How = "mean"  # with classes
     seeds: int = 1  # of "pma": vectors that it leaves
     seed_layers: int = 0  # of "pma": layers of self-attention among these vectors
+    earlier: ClassVar[dict[str, Any]] = {}  # fields that a saved run may not name, and what they were then
 
     def __post_init__(self) -> None:
         expected = type(self).__dataclass_fields__["kind"].default

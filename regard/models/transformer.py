@@ -164,14 +164,17 @@ class Block(nn.Module):
         role: Literal["self", "causal"] = "self",
         memory_width: int | None = None,
         feedforward: Spec | str | None = None,
+        pace: int | None = None,
     ):
-        """`feedforward` None: the first that the config names."""
+        """`feedforward` None: the first that the config names. `pace`: of the memory, so many tokens are as far apart as
+        two of the queries, and positions inside attention count both on one line; None: they have no common places."""
         super().__init__()
         sizes = {name: getattr(config, name) for name in ("width", "heads", "kv_heads", "head_width", "bias")}
         inside = POSITIONS.find(parse(config.position).name).facts.kind != "input"
         position = config.position if inside else None
         own = Shape.of(role=role, position=position, **sizes)
-        look = Shape.of(role="cross", memory_width=memory_width, **sizes)
+        placed = {} if pace is None else {"position": position, "pace": pace}
+        look = Shape.of(role="cross", memory_width=memory_width, **placed, **sizes)
         self.attention = None if spec is None else ATTENTION.build(spec, own)
         self.cross = None if cross is None else ATTENTION.build(cross, look)
         feedforward = spec_list(config.feedforward)[0] if feedforward is None else feedforward

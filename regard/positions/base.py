@@ -11,10 +11,13 @@ A scheme acts at one of four places, its `kind`; a mechanism says in its facts w
 Positions count the real tokens of a row from 0. `gap` is the position of the key minus the position of the query. The
 queries and keys of one call stand in unbroken runs, so all their gaps are one run as well, `span`: what depends on the
 gap alone is computed once for each gap and then laid out by `skew`.
+
+A model that pools tokens says where its vectors stand: `step` places apart, its queries `pace` keys apart, and the first
+of them, where it is `apart`, at no place.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -42,10 +45,15 @@ class Position(nn.Module):
 
     facts: PositionFacts
     examples: tuple[str, ...]
+    step = 1  # places between neighbouring tokens
+    apart = False  # the first token has no place: what depends on distances leaves its logits alone
 
     def __init__(self, shape: "Shape"):
         super().__init__()
-        self.shape = shape
+        if shape.role == "cross" and shape.pace is not None:
+            # queries and memory stand on one line
+            shape = replace(shape, role="self")
+        self.shape, self.pace = shape, shape.pace or 1
         if shape.role not in self.facts.roles:
             why = dict(self.facts.refusals).get(
                 shape.role,
@@ -77,8 +85,37 @@ class Position(nn.Module):
 
     def biases(self, mask: "Mask") -> Tensor:
         """`bias` for the queries and keys of a mask, [H, T, S] or [B, H, T, S]. Final."""
-        numbers = self.bias(span(mask).unsqueeze(-2))  # [H, 1, C] or [B, H, 1, C]
-        return skew(numbers.expand(*numbers.shape[:-2], mask.T, -1), mask.S)
+        numbers = self.bias(self.span(mask).unsqueeze(-2))  # [H, 1, C] or [B, H, 1, C]
+        return self.lay_out(numbers.expand(*numbers.shape[:-2], mask.T, -1), mask)
+
+    # where tokens stand: final
+
+    def places(self, slots: Tensor, pace: int = 1) -> Tensor:
+        """The places of tokens `pace` keys apart, by their numbers: a pooled token stands where the first of its window
+        does, one that is pooled with no other a window before."""
+        return self.step * (pace * slots - (pace - 1) * self.apart)
+
+    def span(self, mask: "Mask") -> Tensor:
+        """The gaps that occur under a mask, in places."""
+        return self.step * span(mask, self.pace, self.apart)
+
+    def gap(self, mask: "Mask") -> Tensor:
+        """The gap of each query and key, in places: [T, S], or [B, T, S] where rows differ."""
+        if self.pace == 1:
+            return self.step * mask.gap()
+        queries, keys = (torch.arange(n, device=mask.k0.device) for n in (mask.T, mask.S))
+        return self.places(keys) - self.places(queries + mask.shift, self.pace)[:, None]
+
+    def lay_out(self, x: Tensor, mask: "Mask") -> Tensor:
+        """From a column for each gap to one for each key."""
+        return self.without_first(skew(x, mask.S, self.pace), mask)
+
+    def without_first(self, x: Tensor, mask: "Mask") -> Tensor:
+        """[..., T, S] with zeros for the first query and the first key, where these have no place."""
+        if not self.apart:
+            return x
+        queries, keys = (torch.arange(n, device=x.device) for n in (mask.T, mask.S))
+        return torch.where((queries + mask.shift > 0)[:, None] & (keys > 0), x, 0)
 
     def plain_add(self, x: Tensor) -> Tensor:
         """Twin of `add` for one sequence [T, E] from position 0."""
@@ -101,25 +138,28 @@ class Position(nn.Module):
         return 0.0
 
 
-def span(mask: "Mask") -> Tensor:
+def span(mask: "Mask", pace: int = 1, apart: bool = False) -> Tensor:
     """The gaps that occur under a mask, rising by one: [C], or [B, C] where rows differ. Query t and key s meet at
-    column s + T - 1 - t. Where a causal mask hides the future and the host knows where that begins, most of it is left
+    column s + pace (T - 1 - t). Where a causal mask hides the future and the host knows where that begins, most of it is left
     out; the few gaps too many are for `skew` and for matrix products of round sizes."""
     device = mask.k0.device
+    if pace > 1:
+        first = (pace - 1) * apart - pace * (mask.T - 1 + mask.shift)
+        return torch.arange(first, first + mask.S + pace * mask.T, device=device)
     if mask.shift is None:
         return (mask.k0 - mask.q0)[:, None] + torch.arange(1 - mask.T, mask.S + 1, device=device)
     end = mask.S + 1 - mask.shift
     return torch.arange(1 - mask.T - mask.shift, min(end, 9) if mask.causal else end, device=device)
 
 
-def skew(x: Tensor, S: int) -> Tensor:
+def skew(x: Tensor, S: int, pace: int = 1) -> Tensor:
     """From a column for each gap of the span, [..., T, C], to one for each key, [..., T, S]: out[t, s] is
-    x[t, s + T - 1 - t], and of no meaning where there is no such column. Read as one long row, each query begins C - 1
-    numbers after the one before it, so that a view of more than S columns is enough."""
+    x[t, s + pace (T - 1 - t)], and of no meaning where there is no such column. Read as one long row, each query begins
+    C - pace numbers after the one before it, so that a view of more than S columns is enough."""
     T = x.shape[-2]
-    x = F.pad(x, (0, max(0, S + 1 - x.shape[-1])))
-    C = x.shape[-1] - 1
-    return x.flatten(-2).narrow(-1, T - 1, T * C).unflatten(-1, (T, C))[..., :S]
+    x = F.pad(x, (0, max(0, S + pace - x.shape[-1])))
+    C = x.shape[-1] - pace
+    return x.flatten(-2).narrow(-1, pace * (T - 1), T * C).unflatten(-1, (T, C))[..., :S]
 
 
 def lookup(table: Tensor, index: Tensor) -> Tensor:

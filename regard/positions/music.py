@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attention.base import Mask, Shape
-from regard.positions.base import Position, PositionFacts, lookup, skew, span
+from regard.positions.base import Position, PositionFacts, lookup
 
 
 class Music(Position):
@@ -42,9 +42,9 @@ class Music(Position):
     def scores(self, q: Tensor, k: Tensor, mask: Mask, scale: float) -> Tensor:
         q = q * scale
         table = F.pad(self.table, (0, 0, 1, 0))  # row 0: zeros
-        index = span(mask) + self.longest
+        index = self.span(mask) + self.longest
         rows = lookup(table, torch.where((index > 0) & (index < table.shape[1]), index, 0))
-        return q @ k.mT + skew(q @ rows.mT, mask.S)
+        return q @ k.mT + self.lay_out(q @ rows.mT, mask)
 
     def plain_score(self, head: int, q: Tensor, k: Tensor, i: int, j: int) -> Tensor | float:
         return q @ self.table[head % len(self.table)][j - i + self.longest - 1] if abs(i - j) < self.longest else 0.0

@@ -42,18 +42,20 @@ class Shaw(Position):
 
     def scores(self, q: Tensor, k: Tensor, mask: Mask, scale: float) -> Tensor:
         q = q * scale
-        return q @ k.mT + (q @ self.key_table.mT).gather(-1, self._rows(mask).expand(*q.shape[:3], mask.S))
+        place = (q @ self.key_table.mT).gather(-1, self._rows(mask).expand(*q.shape[:3], mask.S))
+        return q @ k.mT + self.without_first(place, mask)
 
     def values(self, weights: Tensor, mask: Mask) -> Tensor | None:
         if self.value_table is None:
             return None
         empty = weights.new_zeros(*weights.shape[:3], self.value_table.shape[1])
+        weights = self.without_first(weights, mask)
         bins = empty.scatter_add(-1, self._rows(mask).expand_as(weights), weights)  # [B, H, T, 2k + 1]
         return bins @ self.value_table.to(bins.dtype)
 
     def _rows(self, mask: Mask) -> Tensor:
         """The row of the tables for each query and key, [T, S] or [B, 1, T, S]."""
-        rows = mask.gap().clamp(-self.distance, self.distance) + self.distance
+        rows = self.gap(mask).clamp(-self.distance, self.distance) + self.distance
         return rows if rows.dim() == 2 else rows[:, None]
 
     def plain_score(self, head: int, q: Tensor, k: Tensor, i: int, j: int) -> Tensor:

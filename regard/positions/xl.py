@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.base import Mask, Shape
-from regard.positions.base import Position, PositionFacts, angles, rates, skew, span
+from regard.positions.base import Position, PositionFacts, angles, rates
 
 
 class TransformerXL(Position):
@@ -38,7 +38,7 @@ class TransformerXL(Position):
         self.register_buffer("rates", rates(shape.width, 10000.0), persistent=False)
 
     def scores(self, q: Tensor, k: Tensor, mask: Mask, scale: float) -> Tensor:
-        distance = -span(mask)
+        distance = -self.span(mask)
         if self.clamp is not None:
             distance = distance.clamp(-self.clamp, self.clamp)
         angle = angles(distance, self.rates, q.dtype)
@@ -50,7 +50,7 @@ class TransformerXL(Position):
             place = place @ self.project.weight.unflatten(0, heads) @ R.unsqueeze(-3).mT
         else:
             place = place @ self.project(R).unflatten(-1, heads).movedim(-3, -1)
-        return content @ k.mT + skew(place, mask.S)
+        return content @ k.mT + self.lay_out(place, mask)
 
     def plain_score(self, head: int, q: Tensor, k: Tensor, i: int, j: int) -> Tensor:
         E, D = self.shape.width, self.shape.head_width
