@@ -6,7 +6,7 @@ RUN_STAMP := $(VENV)/.installed-run
 TEST_STAMP := $(VENV)/.installed-test
 
 .DEFAULT_GOAL := test
-.PHONY: demo test test-gpu format clean
+.PHONY: demo test test-all test-gpu format clean
 .NOTPARALLEL:
 
 # What running Regard needs.
@@ -31,6 +31,10 @@ test: $(TEST_STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
+
+# Also every check on every example: what to run before a change is called done.
+test-all: $(TEST_STAMP)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest --exhaustive
 
 # On a machine with a GPU: what `make test` leaves out.
 test-gpu: $(TEST_STAMP)

@@ -15,7 +15,15 @@ from regard.kernels import choose
 torch.set_num_threads(1)
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--exhaustive", action="store_true", help="also run the tests marked `exhaustive` (make test-all)")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--exhaustive"):
+        left_out = [item for item in items if item.get_closest_marker("exhaustive") is not None]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item.get_closest_marker("exhaustive") is None]
     on_gpu = os.environ.get("REGARD_GPU") == "1"
     for item in items:
         if (item.get_closest_marker("gpu") is not None) != on_gpu:

@@ -112,7 +112,9 @@ def same(a: Tensor, b: Tensor) -> None:
 
 
 def check_reference(case: Case) -> None:
-    for T, sizes in ((1, {}), (2, {}), (7, {}), (7, {"bias": True, "head_width": 6}), (LONG, {})):
+    # the mechanism by itself is checked at every length; a scheme of positions acts on single pairs of tokens
+    lengths = (1, 2, 7, LONG) if case.position is None else (2, 17)
+    for T, sizes in (*((T, {}) for T in lengths), (7, {"bias": True, "head_width": 6})):
         layer = case.build(**sizes)
         given = inputs(case, T, B=1, S=T + 3)
         assert_close(layer(**given), reference(layer, given))
@@ -627,14 +629,16 @@ def cost(case: Case, T: int) -> dict[str, int]:
 def check_cost(case: Case) -> None:
     """The exponents of a step, forward and backward, counted at two lengths."""
     facts = case.build().facts
-    short, long = cost(case, 1024), cost(case, 2048)
+    # what is quadratic shows it early, and takes long
+    N = 512 if facts.time.exponent == 2 and not ATTENTION.find(case.spec.split("(")[0]).nests else 1024
+    short, long = cost(case, N), cost(case, 2 * N)
     # a mixer may multiply no matrix and save nothing
     grown = {name: math.log2(max(long[name], 1) / max(short[name], 1)) for name in short}
     time, memory = max(grown["flops"], grown["written"]), max(grown["largest"], grown["saved"])
     assert abs(time - facts.time.exponent) < 0.1, f"time grows with exponent {time:.2f}: {grown}"
     assert abs(memory - facts.memory.exponent) < 0.1, f"memory grows with exponent {memory:.2f}: {grown}"
     if facts.memory.exponent < 2:
-        assert long["largest"] < 4 * 2048 * 2048, "a tensor of N x N"
+        assert long["largest"] < 4 * (2 * N) ** 2, "a tensor of N x N"
 
 
 def check_low_precision(case: Case) -> None:
@@ -748,3 +752,20 @@ def check_round_trip(case: Case) -> None:
 CHECKS = {name.removeprefix("check_"): value for name, value in list(globals().items()) if name.startswith("check_")}
 # a position scheme changes the logits and where they stand, and nothing else that the suite asks for
 POSITION_CHECKS = ["reference", "grouped", "causality", "padding", "split", "ragged_decode", "gradient", "weights"]
+
+
+def is_quick(case: Case, check: str) -> bool:
+    """Whether `make test` runs a check on a case; `make test-all` runs every check on every case.
+
+    The first example of a mechanism goes through every check, in every role; so does every example that declares
+    another cost or other limits than the first. The rest skip what is slow and depends on the code path of the whole
+    mechanism. Every scheme of positions goes through every check on softmax; on the others through those that compare
+    values: whole, in steps and their gradients."""
+    name = case.spec.split("(")[0]
+    if case.position is not None:
+        return name == "softmax" or check in ("reference", "split", "gradient")
+    first = ATTENTION.find(name).examples[0]
+    if check not in ("compile", "cost", "low_precision", "autocast", "twice", "round_trip") or case.spec == first:
+        return True
+    same_facts = replace(regard.facts(case.spec), formula="") == replace(regard.facts(first), formula="")
+    return check == "cost" and not same_facts

@@ -1,16 +1,23 @@
-"""The suite over the whole registry: every example of every mechanism, in every role it takes."""
+"""The suite over the whole registry: every example of every mechanism, in every role it takes. The pairs of case and
+check that are marked `exhaustive` run in `make test-all`: see `is_quick`."""
+
+import itertools
 
 import pytest
-from suite import CHECKS, POSITION_CHECKS, cases, position_cases
+from suite import CHECKS, POSITION_CHECKS, cases, is_quick, position_cases
 
 
-@pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("case", cases(), ids=str)
+def pairs(cases, checks):
+    for case, check in itertools.product(cases, checks):
+        marks = () if is_quick(case, check) else pytest.mark.exhaustive
+        yield pytest.param(case, check, marks=marks, id=f"{case}-{check}")
+
+
+@pytest.mark.parametrize(("case", "check"), pairs(cases(), CHECKS))
 def test_mechanism(case, check):
     CHECKS[check](case)
 
 
-@pytest.mark.parametrize("check", POSITION_CHECKS)
-@pytest.mark.parametrize("case", position_cases(), ids=str)
+@pytest.mark.parametrize(("case", "check"), pairs(position_cases(), POSITION_CHECKS))
 def test_position(case, check):
     CHECKS[check](case)
