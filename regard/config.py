@@ -371,9 +371,9 @@ class LanguageConfig:
 class MaskedData(LanguageData):
     """Where the text comes from, how it becomes tokens, and which of them are hidden."""
 
-    tokenizer: Literal["bpe", "characters", "bytes", "words", "stems"] = "bpe"
-    """bpe: learn byte pairs from the text; words: what spaces separate, and the ends of lines; stems: words whose
-    vectors share those of their first letters"""
+    tokenizer: Literal["bpe", "uncased", "characters", "bytes", "words", "stems"] = "bpe"
+    """bpe: learn byte pairs from the text; uncased: of small letters, words and signs apart; words: what spaces
+    separate, and the ends of lines; stems: words whose vectors share those of their first letters"""
     masked: float = 0.15
     """share of the tokens to name: 80 % of them are hidden, 10 % replaced by others, 10 % stay"""
     whole_words: bool = False
@@ -436,8 +436,8 @@ class LabelledData:
     """texts held out where there is no validation file, at most a tenth of all; none of them is trained on"""
     skip_bad: bool = False
     """leave out bad lines and count them, instead of stopping at the first"""
-    tokenizer: Literal["bpe", "words", "stems", "characters", "bytes"] = "bpe"
-    """bpe: learn byte pairs from the text; words: what white space separates; stems: words whose vectors share those of
+    tokenizer: Literal["bpe", "uncased", "words", "stems", "characters", "bytes"] = "bpe"
+    """bpe: learn byte pairs from the text; uncased: of small letters, words and signs apart; words: what white space separates; stems: words whose vectors share those of
     their first letters; or characters; or bytes"""
     vocabulary: int = 8000
     """tokens to learn, at most"""

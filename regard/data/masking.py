@@ -84,8 +84,15 @@ class Masking:
 def whole_words(scores: np.ndarray, free: np.ndarray, budget: np.ndarray) -> np.ndarray:
     """Which of sorted tokens are taken, where equal scores are a word: word by word, but none that goes over what is
     left of the budget of its row."""
-    taken = np.zeros(scores.shape, bool)
-    for row, (count, left) in enumerate(zip(free.tolist(), budget.tolist(), strict=True)):
+    places = np.arange(scores.shape[1] + 1)
+    taken = places[:-1] < budget[:, None]
+    # a word that begins just behind the budget, or nothing at all: then what comes before are whole words
+    begins = np.diff(scores, prepend=-1.0, append=2.0) != 0
+    begins |= places >= free[:, None]
+    cut = ~np.take_along_axis(begins, budget[:, None], 1)[:, 0]
+    for row in np.flatnonzero(cut).tolist():
+        count, left = int(free[row]), int(budget[row])
+        taken[row] = False
         starts = np.flatnonzero(np.diff(scores[row, :count], prepend=-1.0))
         for start, size in zip(starts.tolist(), np.diff(starts, append=count).tolist(), strict=True):
             if left == 0:

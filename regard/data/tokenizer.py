@@ -5,6 +5,10 @@ text comes back from its ids exactly, runs of spaces included. Words, numbers an
 digits stand alone, and a word carries the space before it; one space is put before the text and taken away again in
 `decode`, so that a word has the same ids at the start of a line and inside it. Text is not normalised.
 
+Kind "uncased" are byte pairs of small letters, for models that only read: words, digits and runs of one sign each stand
+alone with one space before, however the text was spaced, "don't" and "do n't" are both do, n't, and <br> is a space.
+What comes back is that text.
+
 Kind "units" is for text that is split into units by spaces already, where a unit that ends in "@@" continues in the
 next one (subword-nmt). Kind "words" is for running text: what white space separates, and the end of each line; other
 white space is not kept. Kind "stems" are words too, and the beginnings that words share, "perce…": a word that it does
@@ -32,7 +36,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 PAD, UNK, BOS, EOS = range(4)
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # as they are shown; text that reads so is plain text
 
-Kind = Literal["bpe", "units", "words", "stems", "characters", "bytes"]
+Kind = Literal["bpe", "uncased", "units", "words", "stems", "characters", "bytes"]
 FORMAT = "regard tokenizer 1"
 CONTINUES = "@@"
 
@@ -47,24 +51,31 @@ SPLIT: dict[str, Callable[[str], list[str]]] = {
     "stems": re.compile(r"\n|\S+").findall,
     "characters": list,
 }
+BYTE_PAIRS = ("bpe", "uncased")
 LONG = 1 << 20  # characters that are encoded at a time
 PIECES = r" ?\p{L}[\p{L}\p{M}]*| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# Of kind "uncased": what comes before n't, n't itself, 's and its like, words, single digits, runs of one sign.
+UNCASED = (
+    r"\p{L}+?(?=n't(?!\p{L}))|n't(?!\p{L})|'(?:s|re|ve|ll|d|m)(?!\p{L})"
+    r"|\p{L}[\p{L}\p{M}]*|\p{N}|([^\s\p{L}\p{N}])\1*"
+)
 
 
 class Tokenizer:
-    """Made by `Tokenizer.train` or `Tokenizer.load`. `pieces` are the merges of kind "bpe", none of "bytes", and the
-    vocabulary of the others."""
+    """Made by `Tokenizer.train` or `Tokenizer.load`. `pieces` are the merges of kinds "bpe" and "uncased", none of
+    "bytes", and the vocabulary of the others."""
 
     def __init__(self, kind: Kind, pieces: Sequence[str] | Sequence[tuple[str, str]]) -> None:
         self.kind, self.pieces = kind, pieces
         self.pad, self.unk, self.bos, self.eos = PAD, UNK, BOS, EOS
         # a padded place is told by `keep` and not by its id, so the same id can hide a token at a real one
         self.mask = PAD
-        if kind in ("bpe", "bytes"):
+        if kind in (*BYTE_PAIRS, "bytes"):
             # A token can come from several merges; its id is that of the first.
             self.vocabulary = list(dict.fromkeys([*BYTES, *(left + right for left, right in pieces)]))
-            self.bpe = byte_pair_encoder(self.vocabulary, pieces)
-            self.bare = byte_pair_encoder(self.vocabulary, pieces, bare=True)  # for what goes on inside a text
+            self.bpe = byte_pair_encoder(self.vocabulary, pieces, kind)
+            # for what goes on inside a text
+            self.bare = self.bpe if kind == "uncased" else byte_pair_encoder(self.vocabulary, pieces, "bare")
         else:
             self.vocabulary = list(pieces)
         self.ids = {unit: id for id, unit in enumerate(self.vocabulary, len(SPECIAL))}
@@ -75,13 +86,13 @@ class Tokenizer:
         seen fewer than `minimum` times are left out. Equal lines give equal ids, on every machine."""
         if kind not in get_args(Kind):
             raise ValueError(f"unknown kind of tokenizer {kind!r}, expected one of: {', '.join(get_args(Kind))}")
-        least = len(SPECIAL) + (len(BYTES) if kind in ("bpe", "bytes") else 1)
+        least = len(SPECIAL) + (len(BYTES) if kind in (*BYTE_PAIRS, "bytes") else 1)
         if size < least:
             raise ValueError(f"the vocabulary of kind {kind!r} needs a size of at least {least}, got {size}")
         if minimum < 1:
             raise ValueError(f"minimum must be at least 1, got {minimum}")
-        if kind == "bpe":
-            return cls(kind, learned_merges(lines, size - len(SPECIAL), minimum))
+        if kind in BYTE_PAIRS:
+            return cls(kind, learned_merges(lines, size - len(SPECIAL), minimum, kind))
         if kind == "bytes":
             return cls(kind, [])
         counts: Counter[str] = Counter()
@@ -106,7 +117,7 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        if self.kind == "bpe":
+        if self.kind in BYTE_PAIRS:
             return [encoding.ids for encoding in self.bpe.encode_batch_fast(texts)]
         return [self.encode_text(text).tolist() for text in texts]
 
@@ -118,7 +129,7 @@ class Tokenizer:
         if self.kind == "characters":
             found, places = np.unique(np.frombuffer(text.encode("utf-32-le"), np.uint32), return_inverse=True)
             return np.array([self.ids.get(chr(code), UNK) for code in found], dtype=np.int32)[places]
-        if self.kind != "bpe":
+        if self.kind not in BYTE_PAIRS:
             return np.array([self.find(unit) for unit in SPLIT[self.kind](text)], dtype=np.int32)
         ids: list[int] = []
         for number, part in enumerate(chunks(text)):
@@ -150,7 +161,7 @@ class Tokenizer:
             last = number == len(parts) - 1
             if not last and self.kind not in ("characters", "bytes"):
                 part = part.removesuffix(" ")
-            if self.kind != "bpe":
+            if self.kind not in BYTE_PAIRS:
                 found = self.encode(part)
             else:
                 # an empty text is no space
@@ -171,9 +182,9 @@ class Tokenizer:
         """The text of ids. Special ones are left out, but an unknown unit is shown as <unk>. A text may hold any
         character, also "\\n", if the ids say so; bytes that are not UTF-8 become U+FFFD."""
         ids = self.checked(ids)
-        if self.kind in ("bpe", "bytes"):
+        if self.kind in (*BYTE_PAIRS, "bytes"):
             text = self.bpe.decode([id for id in ids if id >= len(SPECIAL)])
-            return text.removeprefix(" ") if self.kind == "bpe" else text
+            return text.removeprefix(" ") if self.kind != "bytes" else text
         units = self.names(id for id in ids if id not in (PAD, BOS, EOS))
         if self.kind == "characters":
             return "".join(units)
@@ -187,7 +198,7 @@ class Tokenizer:
         names = self.names(self.checked(ids))
         if self.kind == "units":
             return names
-        return [printable(name) if self.kind in ("bpe", "bytes") else visible(name) for name in names]
+        return [printable(name) if self.kind in (*BYTE_PAIRS, "bytes") else visible(name) for name in names]
 
     def words(self, text: str) -> tuple[list[int], list[int]]:
         """The ids of a text, and for each the number of the word it is part of, from 0. Words are what white space
@@ -202,6 +213,14 @@ class Tokenizer:
         if self.kind in ("words", "stems"):
             ends = accumulate((unit != "\n" for unit in SPLIT["words"](text)), initial=0)
             return ids, [min(place, len(words) - 1) for place, _ in zip(ends, ids, strict=False)]
+        if self.kind == "uncased":
+            found = self.bpe.encode(text)
+            starts = accumulate(
+                (this > 0 and text[this - 1].isspace() and not text[this].isspace() for this in range(len(text)))
+            )
+            first = 1 if text[:1].isspace() else 0
+            places = [number - first for number in starts]
+            return found.ids, [places[end - 1] for _, end in found.offsets]
         # White space belongs to the word after it, and every token to the word of its last byte; before the text of
         # kind "bpe" stands one more.
         owners, word, inside = [0] if self.kind == "bpe" else [], -1, False
@@ -221,8 +240,8 @@ class Tokenizer:
         return joined(text.split()).split() if self.kind == "units" else text.split()
 
     def unknown(self, texts: Iterable[str]) -> Counter[str]:
-        """The units without an id and how often they come; none ever of kinds "bpe" and "bytes"."""
-        if self.kind in ("bpe", "bytes"):
+        """The units without an id and how often they come; none ever of byte pairs and bytes."""
+        if self.kind in (*BYTE_PAIRS, "bytes"):
             return Counter()
         return Counter(unit for text in texts for unit in SPLIT[self.kind](text) if self.find(unit) == UNK)
 
@@ -259,7 +278,7 @@ class Tokenizer:
                 return Published.restored(content)
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from error
-        if kind == "bpe" and are_merges(pieces):
+        if kind in BYTE_PAIRS and are_merges(pieces):
             return cls(kind, [tuple(pair) for pair in pieces])
         if kind in list(SPLIT) and are_units(pieces):
             return cls(kind, pieces)
@@ -311,9 +330,21 @@ def chunks(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def skeleton(model: models.BPE, bare: bool = False) -> tokenizers.Tokenizer:
+def skeleton(model: models.BPE, kind: str) -> tokenizers.Tokenizer:
+    """What is done to text before and after its pairs; kind "bare" is "bpe" without a space before the text."""
     encoder = tokenizers.Tokenizer(model)
-    if not bare:
+    encoder.decoder = decoders.ByteLevel()
+    if kind == "uncased":
+        breaks, apostrophe = tokenizers.Regex(r"<br\s*/?>"), tokenizers.Regex("[\u2018\u2019]")
+        encoder.normalizer = normalizers.Sequence(
+            [normalizers.Lowercase(), normalizers.Replace(breaks, " "), normalizers.Replace(apostrophe, "'")]
+        )
+        words = pre_tokenizers.Split(tokenizers.Regex(UNCASED), "removed", invert=True)
+        encoder.pre_tokenizer = pre_tokenizers.Sequence(
+            [words, pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False)]
+        )
+        return encoder
+    if kind != "bare":
         encoder.normalizer = normalizers.Prepend(" ")
     encoder.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -321,25 +352,24 @@ def skeleton(model: models.BPE, bare: bool = False) -> tokenizers.Tokenizer:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    encoder.decoder = decoders.ByteLevel()
     return encoder
 
 
 def byte_pair_encoder(
-    vocabulary: Sequence[str], merges: Sequence[tuple[str, str]], bare: bool = False
+    vocabulary: Sequence[str], merges: Sequence[tuple[str, str]], kind: str
 ) -> tokenizers.Tokenizer:
     # The names of the special tokens hold a space, which no byte-level token does: text cannot be one of them.
     names = [f"special {name}" for name in SPECIAL]
     ids = {name: id for id, name in enumerate([*names, *vocabulary])}
-    return skeleton(models.BPE(ids, list(merges)), bare)
+    return skeleton(models.BPE(ids, list(merges)), kind)
 
 
-def learned_merges(lines: Iterable[str], size: int, minimum: int) -> list[tuple[str, str]]:
+def learned_merges(lines: Iterable[str], size: int, minimum: int, kind: str) -> list[tuple[str, str]]:
     # The library breaks ties between pairs by their ids, which start from the sorted bytes: no chance is left.
     trainer = trainers.BpeTrainer(
         vocab_size=size, min_frequency=minimum, initial_alphabet=BYTES, special_tokens=[], show_progress=False
     )
-    encoder = skeleton(models.BPE())
+    encoder = skeleton(models.BPE(), kind)
     encoder.train_from_iterator(lines, trainer)
     merges = [tuple(pair) for pair in json.loads(encoder.to_str())["model"]["merges"]]
     if not merges and size > len(BYTES):
