@@ -1,10 +1,19 @@
-"""Regard: every attention, one Transformer. Train it, run it, see it, compare it."""
+"""Regard: every attention, one Transformer. Train it, run it, see it, compare it.
 
-from regard.api import attend, attention, facts, feedforward, names, position
-from regard.attention.base import Attention, Facts, detach, select
-from regard.models.transformer import ModelConfig, Transformer
-from regard.show.notebook import show
-from regard.spec import over_layers
+A public name is imported when it is first used: `regard --help` need not wait for PyTorch.
+"""
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regard.api import attend, attention, facts, feedforward, names, position
+    from regard.attention.base import Attention, Facts, detach, select
+    from regard.models.transformer import ModelConfig, Transformer
+    from regard.show.notebook import show
+    from regard.spec import over_layers
 
 __all__ = [
     "Attention",
@@ -23,3 +32,37 @@ __all__ = [
     "show",
 ]
 __version__ = "0.1.0"
+
+# the module of each public name; the names above that are not here are in regard.api
+_MODULES = {
+    "Attention": "regard.attention.base",
+    "Facts": "regard.attention.base",
+    "ModelConfig": "regard.models.transformer",
+    "Transformer": "regard.models.transformer",
+    "detach": "regard.attention.base",
+    "over_layers": "regard.spec",
+    "select": "regard.attention.base",
+    "show": "regard.show.notebook",
+}
+
+
+class _Package(ModuleType):
+    """`regard.attention`, `regard.feedforward` and `regard.show` are functions. The import of a package of that name
+    would put the package in their place."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module 'regard' has no attribute {name!r}")
+        value = getattr(importlib.import_module(_MODULES.get(name, "regard.api")), name)
+        setattr(self, name, value)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in __all__ or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *__all__})
+
+
+sys.modules[__name__].__class__ = _Package

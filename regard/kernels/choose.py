@@ -16,6 +16,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from regard.compiling import constant_when_compiled
+
 Choice = Literal["auto", "torch", "triton"]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -78,7 +80,7 @@ def _reason(choice: Choice, tensors: list[Tensor]) -> str | None:
     return _problem(device)
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiled
 def _problem(device: str) -> str | None:
     """Why Triton does not run on such a device; for a GPU a first kernel is compiled and run, once in a process."""
     if device not in _problems:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attention.base import Memory, Out, Rows, Shape, pack, select, unpack
+from regard.compiling import run_eagerly
 from regard.feedforward.base import Sizes
 from regard.kernels.dropout import Dropout
 from regard.models.aligner import Aligner
@@ -368,7 +369,7 @@ def second(parts: dict[str, Out]) -> tuple[Tensor | None, dict[str, Tensor] | No
 
 
 # What a compiler makes of the first run of a layer it does not make of the second, and the two must be the same.
-@torch.compiler.disable
+@run_eagerly
 def through_pair(
     blocks: Sequence[Block],
     x: Tensor,

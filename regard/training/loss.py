@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attention.base import pack
+from regard.compiling import run_eagerly
 
 IGNORED = -100  # a target that counts for nothing
 CHUNK = {"cpu": 2**20, "cuda": 2**26}  # numbers of logits worked on at a time
@@ -103,7 +104,7 @@ def smoothed(logits: Tensor, target: Tensor, smoothing: float = 0.0) -> tuple[Te
 
 
 # A compiler would unroll the chunks, anew for each number of tokens, and turn what is written in place into copies.
-@torch.compiler.disable
+@run_eagerly
 def projected(
     x: Tensor,
     weight: Tensor,

@@ -1,0 +1,96 @@
+"""What is imported, and when: PyTorch takes seconds, its compiler as long again."""
+
+import importlib
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+
+import regard
+from regard.compiling import constant_when_compiled, run_eagerly
+
+PROBE = """
+import sys
+import regard
+from regard.cli import main
+
+def loaded(*names):
+    return [name for name in names if name in sys.modules]
+
+def says(*words):
+    try:
+        assert main(list(words)) == 0
+    except SystemExit as ended:
+        assert ended.code == 0
+"""
+HELP = """
+says("--help")
+says("translate", "--help")
+says("list", "--recipes")
+says("--version")
+print(loaded("torch", "numpy", "matplotlib", "sklearn"), file=sys.stderr)
+"""
+LIST = """
+says("list")
+says("train", "translate", "--help")
+import torch
+layer = regard.attention("local(window=4)", width=8, heads=2, role="causal")
+model = regard.Transformer(regard.ModelConfig(kind="decoder", vocabulary=9, width=8, heads=2, inner=8, layers=1))
+with torch.no_grad():
+    layer(torch.randn(1, 3, 8))
+    model(torch.tensor([[1, 2, 3]]))
+print(loaded("torch._dynamo", "torch._inductor", "sympy", "triton"), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("lines", [HELP, LIST], ids=["help without torch", "list without its compiler"])
+def test_nothing_is_imported_before_it_is_used(lines):
+    ended = subprocess.run([sys.executable, "-c", PROBE + lines], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "[]\n"), ended.stderr[-2000:]
+
+
+def test_public_names():
+    for name in regard.__all__:
+        assert not isinstance(getattr(regard, name), types.ModuleType)
+        assert name in dir(regard)
+    # a package of the name of a function does not take its place
+    importlib.import_module("regard.attention.softmax")
+    importlib.import_module("regard.show.wire")
+    assert callable(regard.attention)
+    assert callable(regard.show)
+    with pytest.raises(AttributeError, match="no attribute 'atention'"):
+        _ = regard.atention
+
+
+def test_marks_mean_what_those_of_pytorch_mean():
+    """Graphs and answers as with `torch.compiler.disable` and `assume_constant_result`."""
+    from torch._dynamo.testing import CompileCounter
+
+    calls = []
+
+    def plain(x):
+        assert not torch.compiler.is_compiling()
+        return x + 1
+
+    def constant():
+        calls.append(1)
+        return 3
+
+    graphs = []
+    for disable, keep in (
+        (torch.compiler.disable, torch.compiler.assume_constant_result),
+        (run_eagerly, constant_when_compiled),
+    ):
+        torch._dynamo.reset()
+        counter, calls[:] = CompileCounter(), []
+        eager, fixed = disable(plain), keep(constant)
+        compiled = torch.compile(lambda x, eager=eager, fixed=fixed: eager(x.sin()).cos() * fixed(), backend=counter)
+        for length in (4, 4, 5, 6):
+            x = torch.randn(length)
+            torch.testing.assert_close(compiled(x), (x.sin() + 1).cos() * 3)
+        graphs.append((counter.frame_count, counter.op_count, len(calls)))
+    assert graphs[0] == graphs[1]
+    x = torch.randn(3)
+    torch.testing.assert_close(run_eagerly(plain)(x), x + 1)
