@@ -353,10 +353,10 @@ def mean_loss(truth: np.ndarray, probabilities: np.ndarray) -> float:
 
 def read_valid(folder: str | Path) -> list[Example]:
     """The texts a run validates on."""
-    path = Run.open(folder).folder / "valid.jsonl"
-    if not path.exists():
+    run = Run.open(folder)
+    if not run.has("valid.jsonl"):
         raise ValueError(f"{folder} keeps no validation texts: give --data, and --threshold instead of a wish")
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+    records = [json.loads(line) for line in run.read_text("valid.jsonl").split("\n") if line]
     return [(record["text"], record["label"]) for record in records]
 
 

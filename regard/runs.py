@@ -515,7 +515,9 @@ def average(arguments: argparse.Namespace) -> None:
     from regard.training.loop import average
     from regard.training.run import Run
 
-    names = average(Run.open(arguments.run), arguments.last)
+    run = Run.open(arguments.run)
+    with run.writing("regard average"):
+        names = average(run, arguments.last)
     print(
         f"averaged {_counted(names, 'checkpoint')} ({names[0]} to {names[-1]}) into {arguments.run}/checkpoints/average"
     )

@@ -31,7 +31,7 @@ from regard.training import checkpoint, loop
 from regard.training.compact import compact, expand
 from regard.training.display import Display
 from regard.training.loop import State
-from regard.training.run import Run
+from regard.training.run import MANIFEST, Run
 
 TASKS = {  # in which module
     "translate": "regard.translation",
@@ -123,29 +123,37 @@ def train(task: type[Task], config: Any, display: Display) -> State:
     tokenizers = task.learn(data, config)
     size = task.size(config, tokenizers, data)
     ready = _ready(task, config, data, tokenizers, partial(task.build, config, size))
-    run = Run.create(config.out)
-    for name, tokenizer in tokenizers.items():
-        tokenizer.save(run.folder / name)
-    for name, text in ready.files().items():
-        run.write_text(name, text)
-    run.write_text("config.yaml", _yaml(config))
-    facts = {
-        "task": task.name,
-        "regard": __version__,
-        "model": dataclasses.asdict(size),
-        **ready.facts(),
-        "parameters": sum(part.numel() for part in ready.model.parameters()),
-        "active": active_parameters(ready.model),
-        "tokenizers": {name: checkpoint.digest(run.folder / name) for name in tokenizers},
-        "data": data.facts,
-    }
-    run.write_json("run.json", facts)
-    return _go(ready, data, config, run, display)
+    with Run.create(config.out, f"regard train {task.name}") as run:
+        for name, tokenizer in tokenizers.items():
+            tokenizer.save(run.folder / name)
+        run.record(*tokenizers)
+        for name, text in ready.files().items():
+            run.write_text(name, text)
+        run.write_text("config.yaml", _yaml(config))
+        facts = {
+            "task": task.name,
+            "regard": __version__,
+            "manifest": MANIFEST,
+            "model": dataclasses.asdict(size),
+            **ready.facts(),
+            "parameters": sum(part.numel() for part in ready.model.parameters()),
+            "active": active_parameters(ready.model),
+            "tokenizers": {name: checkpoint.digest(run.folder / name) for name in tokenizers},
+            "data": data.facts,
+        }
+        run.write_json("run.json", facts)
+        return _go(ready, data, config, run, display)
 
 
 def resume(folder: str | Path, display: Display, steps: int | None = None) -> State:
     """`regard resume`: goes on with a run, or makes a finished one longer."""
     run = Run.open(folder)
+    with run.writing("regard resume"):
+        run.adopt()
+        return _resume(run, display, steps)
+
+
+def _resume(run: Run, display: Display, steps: int | None) -> State:
     task, config = of(run), read_config(run)
     if steps is not None:
         config = dataclasses.replace(config, training=dataclasses.replace(config.training, steps=steps))
@@ -214,6 +222,7 @@ def read_parts(run: Run, task: str | None = None) -> Parts:
     size = from_json(models.config_class(values), values)
     tokenizers = {}
     for name in tokenizer_names(run):
+        run.read_bytes(name)  # checks it
         tokenizers[name] = Tokenizer.load(run.folder / name)
         expected = (name == "target.json" and size.target_vocabulary) or size.vocabulary
         digest = facts.get("tokenizers", {}).get(name)
@@ -239,7 +248,7 @@ def _modern(values: dict[str, Any]) -> dict[str, Any]:
 def tokenizer_names(run: Run) -> list[str]:
     """The files of a run that hold its tokenizers; in the first runs run.json did not name them."""
     named = run.read_json("run.json").get("tokenizers")
-    return list(named) if named else [name for name in ("source.json", "target.json") if (run.folder / name).exists()]
+    return list(named) if named else [name for name in ("source.json", "target.json") if run.has(name)]
 
 
 class Loaded(NamedTuple):
@@ -265,12 +274,14 @@ def load(folder: str | Path, task: str, *, which: str | int | None = None, devic
 
 def load_weights(model: nn.Module, run: Run, which: str | int | None = None) -> None:
     """Those of a checkpoint of a run into a model of its sizes."""
+    found = run.find(which)
     tensors = {
         # in the first runs a block had its feed-forward layer in itself
         re.sub(r"(blocks\.\d+\.)(inner|outer)\.", r"\1feedforward.\2.", name): part
-        for name, part in expand(run.find(which).tensors["model"]).items()
+        for name, part in expand(found.tensors["model"]).items()
         if not name.startswith("aligner.") or getattr(model, "aligner", None) is not None
     }
+    checkpoint.check_dtypes(tensors, model, found.path)
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
@@ -293,11 +304,11 @@ def give_stems(model: nn.Module, tokenizer: Tokenizer) -> None:
 def read_config(run: Run) -> Any:
     """What a run was begun with."""
     path = run.folder / "config.yaml"
-    if not path.exists():
+    if not run.has("config.yaml"):
         raise ValueError(f"{run.folder} has no config.yaml: compact and imported runs are to be used, and cannot go on")
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        values = yaml.safe_load(run.read_text("config.yaml"))
+    except yaml.YAMLError as error:
         raise ValueError(f"{path} is not readable YAML: {' '.join(str(error).split())}") from error
     if isinstance(values, dict) and isinstance(values.get("model"), dict):
         # what was left to the preset is so still, also where there was an option that is no more
@@ -314,16 +325,18 @@ def read_config(run: Run) -> Any:
 def compact_run(folder: str | Path, out: str | Path, which: str | int | None = None) -> Path:
     """A run folder with one checkpoint in 8 bits and nothing of its training: to be passed on."""
     run = Run.open(folder)
-    names, facts = tokenizer_names(run), run.read_json("run.json")
-    small = Run.create(out)
-    for name in names:
-        small.write_text(name, (run.folder / name).read_text(encoding="utf-8"))
-    if (run.folder / "published").is_dir():
-        shutil.copytree(run.folder / "published", small.folder / "published")
+    facts = run.read_json("run.json") | {"manifest": MANIFEST}
+    texts = {name: run.read_text(name) for name in tokenizer_names(run)}
     found = run.find(which)
-    state = {"step": found.state["step"], "compact": True}
-    path = checkpoint.write(small.checkpoints, "average", {"model": compact(found.tensors["model"])}, state)
-    small.write_json("run.json", facts)
+    with Run.create(out, "regard compact") as small:
+        for name, text in texts.items():
+            small.write_text(name, text)
+        if (run.folder / "published").is_dir():
+            shutil.copytree(run.folder / "published", small.folder / "published")
+            small.record(*(f"published/{path.name}" for path in sorted((small.folder / "published").iterdir())))
+        state = {"step": found.state["step"], "compact": True}
+        path = checkpoint.write(small.checkpoints, "average", {"model": compact(found.tensors["model"])}, state)
+        small.write_json("run.json", facts)
     return path
 
 

@@ -86,10 +86,10 @@ class TextTask(task.Task):
 
 def read_valid(folder: str | Path) -> list[str]:
     """The documents a run validates on."""
-    path = Run.open(folder).folder / "valid.jsonl"
-    if not path.exists():
+    run = Run.open(folder)
+    if not run.has("valid.jsonl"):
         raise ValueError(f"{folder} keeps no text to validate on: give --text")
-    return [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").split("\n") if line]
+    return [json.loads(line)["text"] for line in run.read_text("valid.jsonl").split("\n") if line]
 
 
 def _several(paths: str | Sequence[str]) -> list[str]:

@@ -308,8 +308,8 @@ class Translator:
 
 def read_valid(folder: str | Path) -> list[Pair]:
     """The pairs a run validates on."""
-    path = Run.open(folder).folder / "valid.jsonl"
-    if not path.exists():
+    run = Run.open(folder)
+    if not run.has("valid.jsonl"):
         raise ValueError(f"{folder} keeps no validation pairs: give --source and --target")
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+    records = [json.loads(line) for line in run.read_text("valid.jsonl").split("\n") if line]
     return [(record["source"], record["target"]) for record in records]

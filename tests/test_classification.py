@@ -547,6 +547,7 @@ def test_options_that_no_classifier_has(run, tmp_path, capsys):
     values = yaml.safe_load((copy / "config.yaml").read_text())
     for tied, goes_on in ((None, True), (True, False)):
         (copy / "config.yaml").write_text(yaml.safe_dump(values | {"model": values["model"] | {"tied": tied}}))
+        Run(copy).record("config.yaml")
         if goes_on:
             assert task.read_config(Run.open(copy)) == task.read_config(Run.open(run))
         else:
@@ -559,6 +560,7 @@ def test_a_damaged_run_is_said_to_be(run, tmp_path, capsys):
     shutil.copytree(run, copy)
     facts = json.loads((copy / "run.json").read_text())
     (copy / "run.json").write_text(json.dumps(facts | {"labels": ["one"]}))
+    Run(copy).record("run.json")
     assert "does not say the 2 labels" in refused(capsys, "evaluate", str(copy))
 
 

@@ -298,6 +298,7 @@ def test_a_run_begins_with_another(run, tmp_path):
     first = shutil.copytree(run, tmp_path / "first")
     facts = json.loads((first / "run.json").read_text())
     (first / "run.json").write_text(json.dumps(facts | {"start": 3}))
+    Run(first).record("run.json")
     settings = dataclasses.replace(settings, init=str(first), model=LanguageOptions(dropout=0.2))
     finish(settings)
     shutil.rmtree(first)

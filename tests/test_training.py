@@ -504,6 +504,7 @@ def test_the_average_is_scored_and_grows_old(tmp_path, capsys):
     run = yaml.safe_load((Path(settings.out) / "config.yaml").read_text())
     run["training"]["average"] = 0
     (Path(settings.out) / "config.yaml").write_text(yaml.safe_dump(run))
+    Run(settings.out).record("config.yaml")
     task.resume(settings.out, Display(quiet=True), steps=15)
     assert Run(settings.out).find().path.name != "average"
     assert "the average is older than step-00000015" in capsys.readouterr().err

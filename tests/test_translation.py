@@ -123,7 +123,9 @@ def test_runs_of_the_first_version_still_translate(run, tmp_path):
     facts = json.loads((old / "run.json").read_text())
     del facts["model"]["feedforward"], facts["model"]["decoder_feedforward"], facts["tokenizers"]
     facts["model"] |= {"activation": "relu", "aligner": "softmax"}
+    del facts["manifest"]
     (old / "run.json").write_text(json.dumps(facts))
+    (old / "manifest.json").unlink()
     found = Run.open(run).find("best")
     tensors = {name.replace(".feedforward.", "."): part for name, part in found.tensors["model"].items()}
     shutil.rmtree(old / "checkpoints")
@@ -286,6 +288,7 @@ def test_damage_is_said(run, tmp_path, capsys, monkeypatch):
     ):
         before = (folder / name).read_text(encoding="utf-8")
         (folder / name).write_text(content, encoding="utf-8")
+        Run(folder).record(name)
         verb = ["resume", str(folder)] if name == "config.yaml" else ["translate", str(folder)]
         feed(monkeypatch, "Yes.\n")
         with pytest.raises(SystemExit) as ended:
@@ -293,6 +296,7 @@ def test_damage_is_said(run, tmp_path, capsys, monkeypatch):
         assert ended.value.code == 2
         assert words in capsys.readouterr().err
         (folder / name).write_text(before, encoding="utf-8")
+        Run(folder).record(name)
 
 
 def test_links_of_both_directions_come_from_the_aligners(run, tmp_path, capsys):
@@ -318,6 +322,7 @@ def test_links_of_both_directions_where_only_one_has_an_aligner(run, tmp_path, c
     facts = json.loads((other / "run.json").read_text(encoding="utf-8"))
     facts["model"]["aligner"] = False
     (other / "run.json").write_text(json.dumps(facts), encoding="utf-8")
+    Run(other).record("run.json")
     (tmp_path / "a.tsv").write_text("It is two o'clock.\tEs ist zwei Uhr.\n", encoding="utf-8")
     found = {}
     for pair in ((run, str(other)), (str(other), run), (str(other), str(other))):

@@ -21,7 +21,7 @@ from regard.interop.vocabularies import read_tokenizers
 from regard.models.transformer import ModelConfig
 from regard.training import checkpoint
 from regard.training.compact import expand
-from regard.training.run import Run
+from regard.training.run import MANIFEST, Run
 
 Format = Literal["huggingface", "ctranslate2"]
 LONGEST = 512  # tokens of a text, where nothing says how many a model was trained for
@@ -79,25 +79,27 @@ def import_model(source: str | Path, out: str | Path, tokenizer: str | Path | No
         facts["published"] = {"family": "llama2.c"}
     else:
         raise ValueError(f"there is no folder and no file {source}")
-    run = Run.create(out)
-    for name, part in tokenizers.items():
-        part.save(run.folder / name)
-    for path in carried:
-        (run.folder / CARRIED).mkdir(exist_ok=True)
-        shutil.copyfile(path, run.folder / CARRIED / path.name)
-    checkpoint.write(run.checkpoints, checkpoint.step_name(0), {"model": tensors}, {"step": 0})
-    parameters = sum(part.numel() for part in {id(part): part for part in tensors.values()}.values())
-    run.write_json(
-        "run.json",
-        {
-            "task": kind,
-            "regard": __version__,
-            "model": dataclasses.asdict(config),
-            **facts,
-            "parameters": parameters,
-            "tokenizers": {name: checkpoint.digest(run.folder / name) for name in tokenizers},
-        },
-    )
+    with Run.create(out, "regard import") as run:
+        for name, part in tokenizers.items():
+            part.save(run.folder / name)
+        for path in carried:
+            (run.folder / CARRIED).mkdir(exist_ok=True)
+            shutil.copyfile(path, run.folder / CARRIED / path.name)
+        run.record(*tokenizers, *(f"{CARRIED}/{path.name}" for path in carried))
+        checkpoint.write(run.checkpoints, checkpoint.step_name(0), {"model": tensors}, {"step": 0})
+        parameters = sum(part.numel() for part in {id(part): part for part in tensors.values()}.values())
+        run.write_json(
+            "run.json",
+            {
+                "task": kind,
+                "regard": __version__,
+                "manifest": MANIFEST,
+                "model": dataclasses.asdict(config),
+                **facts,
+                "parameters": parameters,
+                "tokenizers": {name: checkpoint.digest(run.folder / name) for name in tokenizers},
+            },
+        )
     return Imported(run, kind, config, parameters, notes)
 
 
@@ -154,6 +156,7 @@ def export_run(
         carried = run.folder / CARRIED
         if carried.is_dir() and format == "huggingface":
             for path in sorted(carried.iterdir()):
+                run.read_bytes(f"{CARRIED}/{path.name}")  # checks it
                 shutil.copyfile(path, partial / path.name)
         else:
             _write_tokenizers(partial, parts)

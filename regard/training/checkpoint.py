@@ -52,6 +52,8 @@ STEM = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 STEP = re.compile(r"step-([0-9]{8,18})")
 HIDDEN = re.compile(rf"\.(?:writing|replaced|removing)-({NAME.pattern})")
 
+WINDOWS = os.name == "nt"
+
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -140,7 +142,7 @@ def write(folder: Path, name: str, tensors: Mapping[str, Mapping[str, Tensor]], 
         try:
             os.mkdir(writing)
             files = {file: _write_file(writing / file, content) for file, content in contents.items()}
-            manifest = _canonical({"format": FORMAT, "name": name, "files": files})
+            manifest = canonical({"format": FORMAT, "name": name, "files": files})
             _write_file(writing / MANIFEST, Content(len(manifest), [manifest]))
             sync(writing)
             if os.path.lexists(final):
@@ -276,7 +278,7 @@ def pack_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> tuple[
     known = {id(parameter): name for name, parameter in model.named_parameters()}
     tensors, groups = {}, []
     for index, group in enumerate(optimizer.param_groups):
-        members = []
+        members, states = [], []
         for parameter in group["params"]:
             if id(parameter) not in known:
                 raise CheckpointError(
@@ -285,6 +287,7 @@ def pack_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> tuple[
                 )
             name = known[id(parameter)]
             members.append(name)
+            states += [name] if optimizer.state.get(parameter) else []
             for entry, value in optimizer.state.get(parameter, {}).items():
                 if not isinstance(value, Tensor):
                     raise CheckpointError(f"optimizer state {entry!r} of {name!r} must be a tensor, got {value!r}")
@@ -295,7 +298,7 @@ def pack_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> tuple[
             for option, value in group.items()
             if option != "params" and option not in MANNERS
         }
-        groups.append({"parameters": members, "options": options})
+        groups.append({"parameters": members, "states": states, "options": options})
     return tensors, {"kind": type(optimizer).__name__, "groups": groups}
 
 
@@ -331,12 +334,16 @@ def unpack_optimizer(
         name = min(entries, key=lambda name: len(entries[name]))
         raise CheckpointError(f"the optimizer state of {name!r} is not complete: it has only {sorted(entries[name])}")
 
-    states = []
+    states, held = [], set(entries)
     for group, members in zip(optimizer.param_groups, here, strict=True):
         for parameter, name in zip(group["params"], members, strict=True):
             state = {}
             for entry, tensor in entries.pop(name, {}).items():
-                if entry == "step" and tensor.ndim == 0:
+                if tensor.dtype != parameter.dtype and entry != "step":
+                    raise CheckpointError(
+                        f"optimizer state {entry!r} of {name!r} is {tensor.dtype}, the parameter {parameter.dtype}"
+                    )
+                if entry == "step" and tensor.ndim == 0 and tensor.is_floating_point():
                     on_device = group.get("fused") or group.get("capturable")
                     state[entry] = tensor.to(parameter.device if on_device else "cpu", copy=True)
                 elif tensor.shape == parameter.shape:
@@ -350,6 +357,10 @@ def unpack_optimizer(
             states.append((parameter, state))
     if entries:
         raise CheckpointError(f"the checkpoint has optimizer state of {min(entries)!r}, which the optimizer lacks")
+    # older checkpoints do not say which parameters have a state
+    lost = {name for group in stored for name in group.get("states", ())} - held
+    if lost:
+        raise CheckpointError(f"the optimizer state of {min(lost)!r} is missing, and of {len(lost) - 1} more")
 
     optimizer.state.clear()
     for parameter, state in states:
@@ -361,6 +372,13 @@ def unpack_optimizer(
                 group[option].fill_(value)
             elif option != "params" and option not in MANNERS:
                 group[option] = tuple(value) if isinstance(group.get(option), tuple) else value
+
+
+def check_dtypes(tensors: Mapping[str, Tensor], model: nn.Module, path: Path) -> None:
+    """Refuse tensors of another dtype than the model's, which loading would convert in silence."""
+    for name, own in model.state_dict().items():
+        if name in tensors and tensors[name].dtype != own.dtype:
+            raise CheckpointError(f"{path}: {name!r} is {tensors[name].dtype}, the model has {own.dtype}: damaged")
 
 
 def _place(path: Path) -> Path:
@@ -408,7 +426,9 @@ def _make(folder: Path) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Flush a folder's list of names to the disk."""
+    """Flush a folder's list of names to the disk. Windows cannot open a folder, and journals names by itself."""
+    if WINDOWS:
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -442,14 +462,14 @@ def _in_words(path: Path, what: str) -> Iterator[None]:
         raise CheckpointError(f"{path}: {what}: {error.strerror or error}{where}") from error
 
 
-def _canonical(value: Any) -> bytes:
+def canonical(value: Any) -> bytes:
     """The one spelling of a JSON value that we write."""
     return json.dumps(value, indent=1, sort_keys=True, allow_nan=False).encode("ascii") + b"\n"
 
 
 def _state_content(state: Mapping[str, Any], path: Path) -> Content:
     _check_plain(dict(state), "state", 0, path)
-    data = _canonical(dict(state))
+    data = canonical(dict(state))
     if len(data) > STATE_LIMIT:
         raise CheckpointError(f"{path}: at most {STATE_LIMIT:,} bytes, got {len(data):,}; keep arrays as tensors")
     return Content(len(data), [data])
@@ -561,7 +581,7 @@ def _read_manifest(path: Path, name: str) -> dict[str, dict[str, Any]]:
     if manifest.get("format") != FORMAT:
         raise CheckpointError(f"{path}: has format {manifest.get('format')!r}, this version of Regard reads {FORMAT}")
     files = manifest.get("files")
-    if not isinstance(files, dict) or not all(map(_is_fact, files.values())):
+    if not isinstance(files, dict) or not all(map(is_fact, files.values())):
         raise CheckpointError(f"{path}: must list files with their bytes and sha256")
     for file in files:
         if file != STATE and not (file.endswith(SUFFIX) and STEM.fullmatch(file.removesuffix(SUFFIX))):
@@ -574,12 +594,13 @@ def _read_manifest(path: Path, name: str) -> dict[str, dict[str, Any]]:
             "give the folder its name back"
         )
     # one spelling only: whatever a flipped bit does to this file, it is seen
-    if data != _canonical({"format": FORMAT, "name": name, "files": files}):
+    if data != canonical({"format": FORMAT, "name": name, "files": files}):
         raise CheckpointError(f"{path}: is not as Regard writes it; it was changed or damaged")
     return files
 
 
-def _is_fact(value: Any) -> bool:
+def is_fact(value: Any) -> bool:
+    """Whether it is what a manifest says of a file."""
     return (
         isinstance(value, dict)
         and value.keys() == {"bytes", "sha256"}

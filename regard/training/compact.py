@@ -32,6 +32,12 @@ def compact(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def expand(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """float32 again; what was never compact comes back as it is."""
+    for name in tensors:
+        whole = tensors.get(name.removesuffix(SCALE))
+        if name.endswith(SCALE) and (
+            whole is None or (whole.dtype, tensors[name].dtype) != (torch.int8, torch.float32)
+        ):
+            raise ValueError(f"the checkpoint is damaged: {name!r} is no scale of a matrix in 8 bits")
     return {
         name: tensor.float() * tensors[name + SCALE] if name + SCALE in tensors else tensor
         for name, tensor in tensors.items()

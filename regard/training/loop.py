@@ -384,7 +384,11 @@ class Loop:
         values = dict(found.state)
         facts = values.pop("optimizer")
         self.state = State(**values)
+        checkpoint.check_dtypes(found.tensors["model"], self.task.model, found.path)
         self.task.model.load_state_dict(found.tensors["model"])
+        told = any("states" in group for group in facts["groups"])
+        if self.state.step and not found.tensors["optimizer"] and not told:
+            raise checkpoint.CheckpointError(f"{found.path}: has no optimizer state, which training needs to go on")
         checkpoint.unpack_optimizer(self.optimizer, self.task.model, found.tensors["optimizer"], facts)
         self.sums["plain"] += self.state.loss_sum
         self.sums["tokens"] += self.state.loss_tokens

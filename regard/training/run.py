@@ -1,21 +1,39 @@
 """A run folder: what a model was made of, its tokenizer, its checkpoints and its log.
 
 RUN/config.yaml      the resolved config; `regard train TASK --config` takes it
-RUN/run.json         task, sizes of the model, facts of the data
+RUN/run.json         task, sizes of the model, facts of the data, settings that were changed on the way
 RUN/source.json      tokenizer of the source, and RUN/target.json where the target has its own
 RUN/published/       of an imported model: the files its tokenizer came from
-RUN/checkpoints/     step-00001000/ ..., average/
+RUN/manifest.json    size and SHA-256 of each of these files, which are checked when they are read
+RUN/checkpoints/     step-00001000/ ..., average/, each with a manifest of its own
 RUN/log.jsonl        a line an event; what lies behind the checkpoint a run goes on from is cut off
+
+**One writer.** Whatever writes into a run does so within `writing`. Readers need nothing of the kind.
+
+**Replaced as a whole.** A file is written under a hidden name, then the manifest gets its SHA-256, then it gets its
+name. What the manifest says is what counts: a reader that comes between the last two finds it under the hidden name.
 """
 
+import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from regard.training import checkpoint
+from regard.training import checkpoint, lock
+
+MANIFEST = "manifest.json"
+FORMAT = 1  # of the manifest; run.json says that there is one
+TRIES = 20  # to read what is replaced at the same time
+
+_unchecked: set[Path] = set()  # runs of which it was said
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 class Run:
@@ -27,11 +45,16 @@ class Run:
         self.log = self.folder / "log.jsonl"
 
     @classmethod
-    def create(cls, folder: str | Path) -> "Run":
-        """A new run folder."""
+    @contextmanager
+    def create(cls, folder: str | Path, doing: str) -> Iterator["Run"]:
+        """A new run folder, held for writing. It is a run as soon as it has a run.json."""
         run = cls.vacant(folder)
         run.checkpoints.mkdir(parents=True, exist_ok=True)
-        return run
+        with run.writing(doing):
+            # another may have begun in the meantime
+            cls.vacant(folder)
+            run._write_manifest({})
+            yield run
 
     @classmethod
     def vacant(cls, folder: str | Path) -> "Run":
@@ -52,31 +75,129 @@ class Run:
             raise ValueError(f"there is no run folder {run.folder}")
         if not (run.folder / "run.json").is_file():
             raise ValueError(f"{run.folder} is not a run: it has no run.json")
+        run.warn_unchecked()
         return run
+
+    def writing(self, doing: str) -> AbstractContextManager[None]:
+        """Held by whoever writes into the run: one at a time. `doing` is what others are told."""
+        return lock.hold(self.folder / ".lock", doing)
+
+    # files that the manifest lists
 
     def write_json(self, name: str, values: dict[str, Any]) -> None:
         self.write_text(name, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
 
     def write_text(self, name: str, text: str) -> None:
-        """All of it or nothing: under another name first."""
-        path = self.folder / name
-        partial = path.with_name(f".{name}.partial")
-        with open(partial, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        checkpoint.sync(self.folder)
+        """All of it or nothing, with its line in the manifest."""
+        data = text.encode()
+        partial = self._write_partial(name, data)
+        self._write_manifest((self._listed() or {}) | {name: _fact(data)})
+        self._give_name(partial, name)
+
+    def record(self, *names: str) -> None:
+        """Puts files that are there into the manifest."""
+        facts = {name: _fact((self.folder / name).read_bytes()) for name in names}
+        self._write_manifest((self._listed() or {}) | facts)
+
+    def has(self, name: str) -> bool:
+        """Whether the run has a file, which may still be damaged or lost."""
+        listed = self._listed()
+        return (self.folder / name).exists() if listed is None else name in listed
+
+    def read_bytes(self, name: str) -> bytes:
+        """A file of the run, after it was checked. Runs from before there was a manifest are read as they are."""
+        path, partial = self.folder / name, self._partial(name)
+        for _ in range(TRIES):
+            listed = self._listed()
+            if listed is None:
+                return path.read_bytes()
+            if name not in listed:
+                raise ValueError(f"{path} is not in {MANIFEST}: it was added by hand, and is not part of the run")
+            for place in (path, partial):
+                if place.is_file() and _fact(data := place.read_bytes()) == listed[name]:
+                    return data
+            if self._listed() == listed:
+                break
+        raise ValueError(self._damaged(name))
+
+    def read_text(self, name: str) -> str:
+        try:
+            return self.read_bytes(name).decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{self.folder / name} is not UTF-8 text: {error}") from error
 
     def read_json(self, name: str) -> dict[str, Any]:
-        path = self.folder / name
+        return _parse(self.read_bytes(name), self.folder / name)
+
+    def adopt(self) -> None:
+        """Gives a run from before there was a manifest one, of the files as they are."""
+        if self._listed() is None:
+            names = [name for name in ("config.yaml", "valid.jsonl", "run.json") if (self.folder / name).exists()]
+            tokenizers = self.read_json("run.json").get("tokenizers") or ("source.json", "target.json")
+            names += [name for name in tokenizers if (self.folder / name).exists()]
+            names += [str(path.relative_to(self.folder)) for path in sorted((self.folder / "published").glob("*"))]
+            self._write_manifest({name: _fact((self.folder / name).read_bytes()) for name in names})
+
+    def warn_unchecked(self) -> None:
+        """Says once of a run that it has no manifest."""
+        place = self.folder.resolve()
+        if place not in _unchecked and self._listed() is None:
+            _unchecked.add(place)
+            _say(f"regard: {self.folder} is of before runs had a {MANIFEST}: its files are read without being checked")
+
+    def _listed(self) -> dict[str, Any] | None:
+        """What the manifest says of each file; None where there is none, as in the first runs."""
+        path = self.folder / MANIFEST
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"{path} is not readable JSON: {error}") from error
-        if not isinstance(values, dict):
-            raise ValueError(f"{path} must hold a JSON object")
-        return values
+            data = path.read_bytes()
+        except FileNotFoundError:
+            facts = self.folder / "run.json"
+            if facts.exists() and "manifest" in _parse(facts.read_bytes(), facts):
+                raise ValueError(f"{path} is missing, so that nothing can be checked: restore it from a copy") from None
+            return None
+        values = _parse(data, path)
+        files = values.get("files")
+        if values.get("format") != FORMAT:
+            raise ValueError(f"{path} has format {values.get('format')!r}, this version of Regard reads {FORMAT}")
+        whole = isinstance(files, dict) and all(map(checkpoint.is_fact, files.values()))
+        # one spelling only: whatever a flipped bit does to this file, it is seen
+        if not whole or data != checkpoint.canonical({"format": FORMAT, "files": files}):
+            raise ValueError(f"{path} is not as Regard writes it; it was changed or damaged: restore it from a copy")
+        return files
+
+    def _damaged(self, name: str) -> str:
+        path = self.folder / name
+        if not path.exists():
+            return f"{path} is missing, which {MANIFEST} lists: restore it from a copy"
+        if name != "config.yaml":
+            return f"{path} does not match its SHA-256 in {MANIFEST}: it was changed or damaged; restore it from a copy"
+        return (
+            f"{path} was changed after Regard wrote it. To change a setting of this run, undo that and use "
+            f"'regard resume {self.folder} --training.NAME VALUE' ('regard resume --help' lists the names); other "
+            f"settings need a new run: regard train TASK --config {path} --out NEW"
+        )
+
+    def _partial(self, name: str) -> Path:
+        path = self.folder / name
+        return path.with_name(f".{path.name}.partial")
+
+    def _write_partial(self, name: str, data: bytes) -> Path:
+        partial = self._partial(name)
+        with open(partial, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        return partial
+
+    def _give_name(self, partial: Path, name: str) -> None:
+        os.replace(partial, self.folder / name)
+        checkpoint.sync(self.folder)
+
+    def _write_manifest(self, files: dict[str, Any]) -> None:
+        data = checkpoint.canonical({"format": FORMAT, "files": files})
+        self._give_name(self._write_partial(MANIFEST, data), MANIFEST)
+
+    # the log
 
     def append(self, record: dict[str, Any]) -> None:
         """One line of the log, in one write."""
@@ -98,13 +219,38 @@ class Run:
     def rewind(self, step: int) -> None:
         """Cuts from the log what happened after a step."""
         kept = [record for record in self.records() if record["step"] <= step]
-        self.write_text(self.log.name, "".join(json.dumps(record) + "\n" for record in kept))
+        data = "".join(json.dumps(record) + "\n" for record in kept).encode()
+        self._give_name(self._write_partial(self.log.name, data), self.log.name)
 
-    def find(
-        self, which: str | int | None = None, say: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
-    ) -> checkpoint.Checkpoint:
+    # checkpoints
+
+    def find(self, which: str | int | None = None, say: Callable[[str], None] = _say) -> checkpoint.Checkpoint:
         """A checkpoint by name: best, last, average or a step; None: the average, or the best where there is none or
-        training went on after it. What is passed over is said."""
+        training went on after it. What is passed over is said. Whoever trains may write and remove checkpoints
+        meanwhile."""
+        for attempt in range(TRIES):
+            before, said = self._checkpoints(), []
+            try:
+                found = self._find(which, said.append)
+            except checkpoint.CheckpointError:
+                if attempt == TRIES - 1 or self._checkpoints() == before:
+                    raise
+                continue
+            if not said or self._checkpoints() == before:
+                break
+        for text in said:
+            say(text)
+        return found
+
+    def _checkpoints(self) -> tuple[list[str], int | None]:
+        """What changes when a checkpoint is written or removed."""
+        try:
+            average = os.stat(self.checkpoints / "average").st_ino
+        except OSError:
+            average = None
+        return checkpoint.names(self.checkpoints), average
+
+    def _find(self, which: str | int | None, say: Callable[[str], None]) -> checkpoint.Checkpoint:
         names = checkpoint.names(self.checkpoints)
         if which is None:
             which = "best"
@@ -137,3 +283,18 @@ class Run:
             there = ", ".join(names) or "none"
             raise ValueError(f"{self.folder} has no checkpoint of step {which}; it has {there}")
         return checkpoint.read(path, only=("model",))
+
+
+def _fact(data: bytes) -> dict[str, Any]:
+    """What the manifest says of a file."""
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _parse(data: bytes, path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not readable JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(values).__name__}")
+    return values
