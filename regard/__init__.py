@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from regard.api import attend, attention, facts, feedforward, names, position
-    from regard.attention.base import Attention, Facts, detach, select
+    from regard.attention.base import Attention, Facts, detach, redraw, select
     from regard.models.transformer import ModelConfig, Transformer
     from regard.show.notebook import show
     from regard.spec import over_layers
@@ -28,6 +28,7 @@ __all__ = [
     "names",
     "over_layers",
     "position",
+    "redraw",
     "select",
     "show",
 ]
@@ -41,6 +42,7 @@ _MODULES = {
     "Transformer": "regard.models.transformer",
     "detach": "regard.attention.base",
     "over_layers": "regard.spec",
+    "redraw": "regard.attention.base",
     "select": "regard.attention.base",
     "show": "regard.show.notebook",
 }

@@ -437,8 +437,8 @@ class LabelledData:
     skip_bad: bool = False
     """leave out bad lines and count them, instead of stopping at the first"""
     tokenizer: Literal["bpe", "uncased", "words", "stems", "characters", "bytes"] = "bpe"
-    """bpe: learn byte pairs from the text; uncased: of small letters, words and signs apart; words: what white space separates; stems: words whose vectors share those of
-    their first letters; or characters; or bytes"""
+    """bpe: learn byte pairs from the text; uncased: of small letters, words and signs apart; words: what white space
+    separates; stems: words whose vectors share those of their first letters; or characters; or bytes"""
     vocabulary: int = 8000
     """tokens to learn, at most"""
     maximum_length: int = 512

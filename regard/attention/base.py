@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from regard.attention.draws import generator
 from regard.positions.base import Position
 from regard.reference import Row
 from regard.spec import POSITIONS
@@ -253,6 +254,7 @@ class Attention(nn.Module):
     examples: tuple[str, ...]
     reduces_to: tuple[tuple[str, str], ...] = ()
     nests = False
+    redraw_every = 0  # training steps from one random draw to the next; 0: one draw for good
 
     def __init__(self, shape: Shape):
         super().__init__()
@@ -1124,6 +1126,26 @@ def select(state: Any, rows: Tensor) -> Any:
     if hasattr(state, "select"):
         return state.select(rows)
     return type(state)(select(part, rows) for part in state)
+
+
+def redraw(model: nn.Module, *, seed: int, step: int) -> None:
+    """Draws anew what the layers of a model draw at this training step. Call it before each step of a training loop of
+    your own; `regard train` does. What is drawn depends on the seed, the step and the place of the layer alone."""
+    layers = [layer for layer in model.modules() if isinstance(layer, Attention)]
+    for place, layer in enumerate(layers):
+        if layer.redraw_every and step % layer.redraw_every == 0:
+            layer.redraw(generator(seed, step, place))
+
+
+def drawn(model: nn.Module) -> list[str]:
+    """The names of the tensors in the state dict of a model that are drawn anew while it trains."""
+    layers = ((name, layer) for name, layer in model.named_modules() if isinstance(layer, Attention))
+    return [
+        f"{name}.{buffer}" if name else buffer
+        for name, layer in layers
+        if layer.redraw_every
+        for buffer, _ in layer.named_buffers(recurse=False)
+    ]
 
 
 def detach(state: Any) -> Any:

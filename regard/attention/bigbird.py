@@ -65,9 +65,9 @@ class BigBird(Cached):
         self.front, self.back = globals - globals // 2, globals // 2
         self.register_buffer("seeds", torch.randint(2**31, (shape.heads,)))
 
-    def redraw(self) -> None:
+    def redraw(self, draw: torch.Generator | None = None) -> None:
         """Other random blocks from now on."""
-        self.seeds.random_(2**31)
+        self.seeds.copy_(torch.randint(2**31, self.seeds.shape, generator=draw))
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         (B, H, T, D), G, b, g = q.shape, k.shape[1], self.block, self.front + self.back

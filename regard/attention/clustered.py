@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention.base import Cached, Facts, Mask, Order, Shape, masked_softmax
+from regard.attention.draws import check_redraw
 from regard.reference import Row, blend
 
 
@@ -21,7 +22,8 @@ class Clustered(Cached):
     A query's code is on which side of `bits` random planes it lies; the clusters are those of k-means on codes by their
     Hamming distance. The first C queries are the first centroids, a new centroid has the bits that most of its members
     have (no where they are as many), and one without members stays as it is. Clusters are constants to the gradient;
-    the planes live in a buffer until `redraw()`. Time N (C + k) D and N C bits an iteration, memory N C.
+    the planes live in a buffer and are drawn anew at every training step (`redraw`; the authors draw at every call).
+    Time N (C + k) D and N C bits an iteration, memory N C.
     """
 
     facts = Facts(
@@ -61,18 +63,20 @@ class Clustered(Cached):
         topk: Annotated[int, "keys that each query weighs by itself (k); 0: none, plain clustered attention"] = 32,
         bits: Annotated[int, "random planes that make the code of a query"] = 32,
         iterations: Annotated[int, "times that queries are assigned to centroids"] = 10,
+        redraw: Annotated[int, "training steps from one draw of the planes to the next; 0: one draw for good"] = 1,
     ):
         super().__init__(shape)
         for name, size in (("clusters", clusters), ("bits", bits), ("iterations", iterations)):
             if size < 1:
                 raise ValueError(f"option {name!r} of 'clustered' must be at least 1, got {size}")
         self.clusters, self.topk, self.iterations = clusters, topk, iterations
+        self.redraw_every = check_redraw("clustered", redraw)
         # the last number of a plane is how far it lies from zero
         self.register_buffer("planes", torch.randn(shape.heads, bits, shape.head_width + 1))
 
-    def redraw(self) -> None:
+    def redraw(self, draw: torch.Generator | None = None) -> None:
         """Other planes from now on."""
-        self.planes.normal_()
+        self.planes.copy_(torch.randn(self.planes.shape, generator=draw))
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         real = None if mask.full else mask.real()[:, None, :, None]

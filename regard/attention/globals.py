@@ -63,7 +63,9 @@ class Globals(Tailed):
         gap = mask._replace(k0=torch.zeros_like(mask.k0), T=early, S=F, shift=None).gap()  # [B, T, F]
         visible, own = (gap < 0)[:, None, None], None  # [B, 1, 1, T, F]
         if biased:
-            visible = torch.where(visible, self.position.bias(self.position.places(gap))[:, None], -torch.inf)  # [B, 1, H, T, F]
+            visible = torch.where(
+                visible, self.position.bias(self.position.places(gap))[:, None], -torch.inf
+            )  # [B, 1, H, T, F]
             own = self.position.bias(gap.new_zeros(1, 1))[:, 0]  # [H, 1]
         parts = [Part(Runs(0, early), Runs(0, F), mask=visible)]
         if early < T:

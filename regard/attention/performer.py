@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.base import Facts, Order, Scanned, Shape
+from regard.attention.draws import check_redraw, normal_rows
 from regard.kernels.scan import absorb, ratio, read, scan, stabilise
 from regard.reference import Row
 
@@ -16,12 +17,13 @@ RELU_FLOOR = 1e-3  # added to each ReLU feature, as in the authors' code
 class Performer(Scanned):
     """Choromanski et al. 2020 (FAVOR+): phi(x)_r = exp(w_r . x' - |x'|^2 / 2) with x' = x / D^(1/4) and w_r normal, so
     that E[phi(q) . phi(k)] = exp(q . k / sqrt(D)) with no feature below zero; the rows of W are orthogonal in blocks of
-    D, each with the length of a normal vector. Kernel "relu" is their generalised attention, relu(W x') + 1e-3.
+    D, each with the length of a normal vector. Kernel "relu" is their generalised attention, phi(x) =
+    relu(W x / sqrt(R)) + 1e-3 with x as it is; without a projection, relu(x) + 1e-3.
 
     The features are divided by exp of a maximum, which cancels: of all keys of the row, or, causal, a running maximum
     of the past, so that later tokens do not reach back (their code takes the maximum of all and lets the future leak
-    through epsilon). W is one draw a layer, kept in a buffer; `redraw()` draws anew. Time N R D a head, memory N R,
-    state R D."""
+    through epsilon). W is one draw per layer, kept in a buffer; training draws it anew every `redraw` steps, and what
+    was drawn last is evaluated (their code draws at every call). Time N R D a head, memory N R, state R D."""
 
     facts = Facts(
         name="performer",
@@ -39,6 +41,7 @@ class Performer(Scanned):
     examples = (
         "performer(features=8)",
         "performer(features=6, kernel='relu')",
+        "performer(kernel='relu', projection=False)",
         "performer(features=7, orthogonal=False)",
         "performer(features=6, epsilon=0.01)",
     )
@@ -51,6 +54,8 @@ class Performer(Scanned):
         kernel: Annotated[Literal["softmax", "relu"], "'softmax': positive features of exp(q . k); 'relu'"] = "softmax",
         orthogonal: Annotated[bool, "rows of a block of D features orthogonal, which lowers the variance"] = True,
         epsilon: Annotated[float, "added to each softmax feature (authors: 1e-6); not causal"] = 0.0,
+        projection: Annotated[bool, "False: kernel 'relu' of the vectors themselves, R = D"] = True,
+        redraw: Annotated[int, "training steps from one draw of W to the next; 0: one draw for good"] = 1,
     ):
         if epsilon:
             leak = "relative to the largest of all keys, epsilon would let the future change the past; leave it out"
@@ -62,19 +67,18 @@ class Performer(Scanned):
             raise ValueError(f"option 'epsilon' of 'performer' must not be negative, got {epsilon}")
         if epsilon and kernel == "relu":
             raise ValueError(f"option 'epsilon' of 'performer' is for kernel 'softmax', got {epsilon}: leave it out")
-        self.features, self.kernel, self.orthogonal, self.epsilon = features, kernel, orthogonal, epsilon
-        self.register_buffer("draws", torch.empty(features, shape.head_width))
-        self.redraw()
+        if not projection and kernel != "relu":
+            raise ValueError(f"option 'projection' of 'performer' is for kernel 'relu', got kernel={kernel!r}")
+        self.kernel, self.orthogonal, self.epsilon, self.projection = kernel, orthogonal, epsilon, projection
+        self.features = features if projection else shape.head_width
+        self.redraw_every = check_redraw("performer", redraw) if projection else 0
+        if projection:
+            self.register_buffer("draws", torch.empty(features, shape.head_width))
+            self.redraw()
 
-    @torch.no_grad()
-    def redraw(self) -> None:
-        """New random directions, from torch's own generator."""
-        R, D = self.draws.shape
-        draws = torch.randn(R, D)
-        if self.orthogonal:
-            blocks = torch.linalg.qr(torch.randn(-(-R // D), D, D))[0].mT  # each of D orthonormal rows
-            draws = blocks.flatten(0, 1)[:R] * draws.norm(dim=1, keepdim=True)
-        self.draws.copy_(draws)
+    def redraw(self, draw: torch.Generator | None = None) -> None:
+        """New random directions."""
+        self.draws.copy_(normal_rows(*self.draws.shape, draw=draw, orthogonal=self.orthogonal))
 
     def digest(self, real: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         if self.kernel == "relu":
@@ -122,14 +126,20 @@ class Performer(Scanned):
         return x @ self.draws.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2
 
     def _relu(self, x: Tensor) -> Tensor:
-        x = self._scaled(x)
-        return torch.relu(x @ self.draws.to(x.dtype).T) + RELU_FLOOR
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        if self.projection:
+            x = x @ (self.draws.to(x.dtype) * self.features**-0.5).T
+        return torch.relu(x) + RELU_FLOOR
 
     def _scaled(self, x: Tensor) -> Tensor:
         return x.to(torch.promote_types(x.dtype, torch.float32)) * self.shape.head_width**-0.25
 
     def plain(self, row: Row) -> Tensor:
-        W, D = self.draws.to(row.q.dtype), self.shape.head_width
+        W, D = self.draws.to(row.q.dtype) if self.projection else None, self.shape.head_width
+
+        def rectified(x: Tensor) -> Tensor:
+            turned = x if W is None else torch.stack([w @ x for w in W]) / len(W) ** 0.5
+            return turned.clamp(min=0) + 1e-3
 
         def products(x: Tensor) -> Tensor:
             return torch.stack([w @ x / D**0.25 for w in W])
@@ -138,7 +148,7 @@ class Performer(Scanned):
             return products(x) - x @ x / (2 * D**0.5)
 
         if self.kernel == "relu":
-            queries, keys = ([products(x).clamp(min=0) + 1e-3 for x in xs] for xs in (row.q, row.k))
+            queries, keys = ([rectified(x) for x in xs] for xs in (row.q, row.k))
         elif self.epsilon:
             queries = [torch.exp(logs(x) - products(x).max().detach()) + self.epsilon for x in row.q]
             top = torch.stack([products(x) for x in row.k]).max().detach()

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention.base import Cached, Facts, Mask, Order, Shape
+from regard.attention.draws import check_redraw
 from regard.reference import Row, blend
 
 
@@ -23,7 +24,8 @@ class Reformer(Cached):
 
     Later tokens move the borders of the chunks, so a token's output changes as a row grows, though no token reads what
     comes after it. Decoding sorts all tokens so far at each step: a new token's output is that of the last token of a
-    whole row, and earlier outputs stay as they were given. R lives in a buffer until `redraw()`.
+    whole row, and earlier outputs stay as they were given. R lives in a buffer and is drawn anew at every training step
+    (`redraw`; the authors draw at every call).
     Time N (m + b) a round, and the sorting; memory N m a round.
     """
 
@@ -67,9 +69,11 @@ class Reformer(Cached):
         once: Annotated[
             bool, "a key met in several rounds counts once (the paper); False: each time (its code, Hugging Face)"
         ] = False,
+        redraw: Annotated[int, "training steps from one draw of R to the next; 0: one draw for good"] = 1,
     ):
         super().__init__(shape)
         self.chunk, self.rounds, self.once = chunk, rounds, once
+        self.redraw_every = check_redraw("reformer", redraw)
         self.buckets = (buckets,) if isinstance(buckets, int) else tuple(buckets)
         for name, size in (("chunk", chunk), ("rounds", rounds)):
             if size < 1:
@@ -82,9 +86,9 @@ class Reformer(Cached):
         size = (shape.heads, rounds, shape.head_width, sum(self.buckets) // 2)
         self.register_buffer("directions", torch.randn(size))
 
-    def redraw(self) -> None:
+    def redraw(self, draw: torch.Generator | None = None) -> None:
         """Other hashes from now on."""
-        self.directions.normal_()
+        self.directions.copy_(torch.randn(self.directions.shape, generator=draw))
 
     def attend(self, mask: Mask, k: Tensor, v: Tensor) -> Tensor:
         T, S, m, device = mask.T, mask.S, self.chunk, k.device

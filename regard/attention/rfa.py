@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attention.base import Facts, Order, Scanned, Shape
+from regard.attention.draws import check_redraw, normal_rows
 from regard.kernels.scan import absorb, read, scan
 from regard.reference import Row
 
@@ -15,8 +16,9 @@ from regard.reference import Row
 class RandomFeatures(Scanned):
     """Peng et al. 2021: phi(x) = R^(-1/2) [sin(w_r . x'), cos(w_r . x')] with x' = x / |x| and w_r = sigma * w~_r,
     w~_r normal, so that phi(q) . phi(k) is on average the Gaussian kernel exp(-|q' - k'|^2 / 2) at sigma = 1, which is
-    exp(q' . k') times a constant. sigma [H, D] is learnt and starts at 1 / temperature; w~ lives in a buffer, redraw()
-    draws anew. With a gate g_t = sigmoid(w_g . x_t + b), S_t = g_t S_{t-1} + (1 - g_t) phi(k_t) v_t^T, and z likewise.
+    exp(q' . k') times a constant. sigma [H, D] is learned and starts at 1 / temperature; w~ lives in a buffer and is
+    drawn anew at every training step (`redraw`); what was drawn last is evaluated. With a gate
+    g_t = sigmoid(w_g . x_t + b), S_t = g_t S_{t-1} + (1 - g_t) phi(k_t) v_t^T, and z likewise.
 
     Features have signs, so a denominator may come out near zero or below: it is raised to `floor`. (The authors' code
     has no gate, a fixed scale in place of R^(-1/2), and a floor larger than the sum of the first tokens.) Time
@@ -35,7 +37,11 @@ class RandomFeatures(Scanned):
         exact=False,
         signed=True,
     )
-    examples = ("rfa(features=3)", "rfa(features=5, gate=True)", "rfa(features=4, floor=0.5, temperature=2.0)")
+    examples = (
+        "rfa(features=3)",
+        "rfa(features=5, gate=True)",
+        "rfa(features=5, orthogonal=True, temperature=2.0, floor=0.5)",
+    )
 
     def __init__(
         self,
@@ -45,6 +51,8 @@ class RandomFeatures(Scanned):
         gate: Annotated[bool, "a learnt gate lets the sums forget; causal only"] = False,
         temperature: Annotated[float, "sigma starts at 1 / temperature: higher spreads the attention"] = 1.0,
         floor: Annotated[float, "the least denominator"] = 0.01,
+        orthogonal: Annotated[bool, "directions of a block of D orthogonal, which lowers the variance"] = False,
+        redraw: Annotated[int, "training steps from one draw of w~ to the next; 0: one draw for good"] = 1,
     ):
         if gate:
             self.inputs = {**self.inputs, "gate": "gate"}
@@ -54,15 +62,14 @@ class RandomFeatures(Scanned):
         for name, value in (("features", features), ("temperature", temperature), ("floor", floor)):
             if not 0 < value < float("inf"):
                 raise ValueError(f"option {name!r} of 'rfa' must be above 0 and finite, got {value}")
-        self.floor = floor
+        self.floor, self.orthogonal, self.redraw_every = floor, orthogonal, check_redraw("rfa", redraw)
         self.sigma = nn.Parameter(torch.full((shape.heads, shape.head_width), 1 / temperature))
         self.register_buffer("draws", torch.empty(shape.heads, features, shape.head_width))
         self.redraw()
 
-    @torch.no_grad()
-    def redraw(self) -> None:
-        """New random directions, from torch's own generator."""
-        self.draws.copy_(torch.randn(self.draws.shape))
+    def redraw(self, draw: torch.Generator | None = None) -> None:
+        """New random directions."""
+        self.draws.copy_(normal_rows(*self.draws.shape, draw=draw, orthogonal=self.orthogonal))
 
     def digest(self, real: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         return absorb(self._features(k), v, real=real)

@@ -216,7 +216,7 @@ class Tokenizer:
         if self.kind == "uncased":
             found = self.bpe.encode(text)
             starts = accumulate(
-                (this > 0 and text[this - 1].isspace() and not text[this].isspace() for this in range(len(text)))
+                this > 0 and text[this - 1].isspace() and not text[this].isspace() for this in range(len(text))
             )
             first = 1 if text[:1].isspace() else 0
             places = [number - first for number in starts]
@@ -355,9 +355,7 @@ def skeleton(model: models.BPE, kind: str) -> tokenizers.Tokenizer:
     return encoder
 
 
-def byte_pair_encoder(
-    vocabulary: Sequence[str], merges: Sequence[tuple[str, str]], kind: str
-) -> tokenizers.Tokenizer:
+def byte_pair_encoder(vocabulary: Sequence[str], merges: Sequence[tuple[str, str]], kind: str) -> tokenizers.Tokenizer:
     # The names of the special tokens hold a space, which no byte-level token does: text cannot be one of them.
     names = [f"special {name}" for name in SPECIAL]
     ids = {name: id for id, name in enumerate([*names, *vocabulary])}

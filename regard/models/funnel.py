@@ -53,8 +53,9 @@ class Funnel(nn.Module):
     window of an odd number of tokens is one token. Without classes a decoder predicts every token: the last block's
     vectors, each repeated over the tokens it stands for, plus the first block's output, through `decoder_layers` more.
 
-    Positions inside attention (relative ones, as in the paper) count tokens: slot i of block b stands at 2^b (i - c) + c,
-    where c = 1 if the first token is apart and 0 otherwise, so that with position="xl" the pooled queries read by
+    Positions inside attention (relative ones, as in the paper) count tokens: slot i of block b stands at
+    2^b (i - c) + c, where c = 1 if the first token is apart and 0 otherwise, so that with position="xl" the pooled
+    queries read by
 
         ((q_i + u) . k_j + (q_i + v) . W_R R_d) / sqrt(D),    d = 2^(b - 1) (2 i - j - c),
 
@@ -64,7 +65,8 @@ class Funnel(nn.Module):
     for the relation of two segments and drops the last token before it pools (`truncate_seq`), its queries have no
     bias, its GELU is the one by tanh and the epsilon of its norms 1e-9.
 
-    Not causal: a pooled vector knows the token behind. Time (N / 2^b)^2 of each layer, less than 4/3 of the first block's in all; memory N.
+    Not causal: a pooled vector knows the token behind. Time (N / 2^b)^2 of each layer, less than 4/3 of the first
+    block's in all; memory N.
 
     >>> model = Funnel(FunnelConfig(vocabulary=8000, layers=(4, 4, 4), classes=2))
     >>> logits = model(tokens, keep=keep).logits

@@ -167,8 +167,9 @@ class Block(nn.Module):
         feedforward: Spec | str | None = None,
         pace: int | None = None,
     ):
-        """`feedforward` None: the first that the config names. `pace`: of the memory, so many tokens are as far apart as
-        two of the queries, and positions inside attention count both on one line; None: they have no common places."""
+        """`feedforward` None: the first that the config names. `pace`: of the memory, so many tokens are as far apart
+        as two of the queries, and positions inside attention count both on one line; None: they have no common
+        places."""
         super().__init__()
         sizes = {name: getattr(config, name) for name in ("width", "heads", "kv_heads", "head_width", "bias")}
         inside = POSITIONS.find(parse(config.position).name).facts.kind != "input"

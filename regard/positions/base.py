@@ -12,8 +12,8 @@ Positions count the real tokens of a row from 0. `gap` is the position of the ke
 queries and keys of one call stand in unbroken runs, so all their gaps are one run as well, `span`: what depends on the
 gap alone is computed once for each gap and then laid out by `skew`.
 
-A model that pools tokens says where its vectors stand: `step` places apart, its queries `pace` keys apart, and the first
-of them, where it is `apart`, at no place.
+A model that pools tokens says where its vectors stand: `step` places apart, its queries `pace` keys apart, and the
+first of them, where it is `apart`, at no place.
 """
 
 import math
@@ -140,8 +140,8 @@ class Position(nn.Module):
 
 def span(mask: "Mask", pace: int = 1, apart: bool = False) -> Tensor:
     """The gaps that occur under a mask, rising by one: [C], or [B, C] where rows differ. Query t and key s meet at
-    column s + pace (T - 1 - t). Where a causal mask hides the future and the host knows where that begins, most of it is left
-    out; the few gaps too many are for `skew` and for matrix products of round sizes."""
+    column s + pace (T - 1 - t). Where a causal mask hides the future and the host knows where that begins, most of it
+    is left out; the few gaps too many are for `skew` and for matrix products of round sizes."""
     device = mask.k0.device
     if pace > 1:
         first = (pace - 1) * apart - pace * (mask.T - 1 + mask.shift)

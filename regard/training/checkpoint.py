@@ -241,13 +241,15 @@ def prune(folder: Path, keep: Collection[str]) -> list[str]:
 def average(paths: Sequence[Path], *, stem: str = "model") -> dict[str, Tensor]:
     """The mean of the tensors of several checkpoints, summed in float64, in the dtype they are stored in.
 
-    Integers and booleans are taken from the last. All must have the same names, shapes, dtypes and ties.
+    Integers and booleans are taken from the last, and so are random draws. All must have the same names,
+    shapes, dtypes and ties.
     """
     if not paths:
         raise CheckpointError("nothing to average: give at least one checkpoint")
     sums: dict[str, Tensor] = {}
     for index, path in enumerate(paths):
-        tensors = read(path, only=[stem]).tensors[stem]
+        found = read(path, only=[stem])
+        tensors = found.tensors[stem]
         form = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
         ties = _aliases(tensors)
         if index == 0:
@@ -258,11 +260,14 @@ def average(paths: Sequence[Path], *, stem: str = "model") -> dict[str, Tensor]:
                 f"{path}: cannot be averaged with {paths[0]}: {name!r} is {_form_words(name, form, ties)} here, "
                 f"{_form_words(name, first_form, first_ties)} there; average checkpoints of one model"
             )
+        # drawn anew between the checkpoints: a mean of draws is none of them
+        drawn = found.state.get("drawn", ())
         for name in form.keys() - ties.keys():
-            tensor = tensors[name].double() if tensors[name].is_floating_point() else tensors[name]
-            sums[name] = sums[name] + tensor if index and tensor.is_floating_point() else tensor
+            averaged = tensors[name].is_floating_point() and name not in drawn
+            tensor = tensors[name].double() if averaged else tensors[name]
+            sums[name] = sums[name] + tensor if index and averaged else tensor
     means = {
-        name: (sums[name] / len(paths)).to(dtype) if dtype.is_floating_point else sums[name]
+        name: (sums[name] / len(paths)).to(dtype) if dtype.is_floating_point and name not in drawn else sums[name]
         for name, (_, dtype) in first_form.items()
         if name not in first_ties
     }

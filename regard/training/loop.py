@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from regard.attention.base import drawn, redraw
 from regard.config import TrainingConfig
 from regard.feedforward.experts import Routed
 from regard.memory import hand_back_memory
@@ -168,6 +169,7 @@ class Loop:
         first = (state.epoch, state.batch)
         self.task.model.train()
         torch.manual_seed(_draw(config.seed, state.step))
+        redraw(self.task.model, seed=config.seed, step=state.step)
         batches = [self._next_batch() for _ in range(config.accumulate)]
         tokens = sum(self.task.tokens(batch) for batch in batches)
         scale = state.scale if config.precision == "float16" else 1.0
@@ -363,7 +365,7 @@ class Loop:
             self.run.checkpoints,
             checkpoint.step_name(state.step),
             tensors,
-            dataclasses.asdict(state) | {"optimizer": facts},
+            dataclasses.asdict(state) | {"optimizer": facts, "drawn": drawn(model)},
         )
         self.saved = state.step
         steps = [int(name.removeprefix("step-")) for name in checkpoint.names(self.run.checkpoints)]
@@ -382,7 +384,7 @@ class Loop:
                 self.run.rewind(0)
             return
         values = dict(found.state)
-        facts = values.pop("optimizer")
+        facts, _ = values.pop("optimizer"), values.pop("drawn", None)
         self.state = State(**values)
         checkpoint.check_dtypes(found.tensors["model"], self.task.model, found.path)
         self.task.model.load_state_dict(found.tensors["model"])
