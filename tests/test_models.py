@@ -40,6 +40,7 @@ def test_a_word_that_no_field_knows(config):
 # what a run says that was saved before a choice was there, and what it then was
 BEFORE = {
     "funnel": {"places": "vectors"},
+    "perceiver": {"query_residual": True},
 }
 
 

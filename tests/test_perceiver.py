@@ -33,6 +33,8 @@ FORMS = [
     {"reads": "once"},
     {"reads": "once", "blocks": 3},
     {"reads": "each", "blocks": 3, "classes": 5},
+    {"reads": "once", "query_residual": True},
+    {"reads": "once", "norm": "post"},
     {"reads": "each", "blocks": 2, "classes": 5, "pooling": "pma", "seeds": 2},
 ]
 
@@ -51,10 +53,29 @@ def ar(**options) -> PerceiverAR:
 
 
 def read(reader, z, x):
-    return block(reader.block, z, gelu, torch.stack([norm(vector, reader.norm) for vector in x]))
+    return block(reader.block, z, gelu, normed(reader, x))
 
 
-@pytest.mark.parametrize("form", FORMS[:3], ids=str)
+def normed(reader, x):
+    return torch.stack([norm(vector, reader.norm) for vector in x]) if reader.block.pre else x
+
+
+def answer(reader, queries, z):
+    """Without the residual: what the queries read is all that goes on."""
+    layer = reader.block
+    first, second = layer.norms
+    asking = torch.stack([norm(vector, first) for vector in queries]) if layer.pre else queries
+    seen = layer.cross.reference(asking, normed(reader, z))
+
+    def feed(vector):
+        return linear(gelu(linear(vector, layer.feedforward.inner)), layer.feedforward.outer)
+
+    if layer.pre:
+        return torch.stack([vector + feed(norm(vector, second)) for vector in seen])
+    return torch.stack([norm(vector + feed(vector), second) for vector in (norm(vector, first) for vector in seen)])
+
+
+@pytest.mark.parametrize("form", FORMS[:5], ids=str)
 @pytest.mark.parametrize("T", [1, 7])
 def test_reference(form, T):
     model, tokens = build(**form), ids(B=2, T=T)
@@ -70,7 +91,8 @@ def test_reference(form, T):
             assert_close(logits, linear(sum(z) / len(z), model.answer.output))
             continue
         queries = model.places.plain_add(torch.stack([model.query for _ in row]))
-        assert_close(logits, read(model.asker, queries, z) @ model.embedding.weight.T)
+        told = (read if model.config.query_residual else answer)(model.asker, queries, z)
+        assert_close(logits, told @ model.embedding.weight.T)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
@@ -97,9 +119,10 @@ def test_positions(position):
     check_padding(build(position=position))
 
 
+@pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
-def test_it_is_that_of_hugging_face(padded):
-    """Encoder and decoder, weights copied: blocks with shared weights, another width of the latents, one head to read.
+def test_it_is_that_of_hugging_face(padded, residual):
+    """Encoder and decoder, with and without the residual of the output queries, weights copied: blocks with shared weights, another width of the latents, one head to read.
     A row without padding there is a row of ours; their mask is added to the logits of the reading."""
     peers = importlib.import_module("transformers.models.perceiver.modeling_perceiver")
     config = peers.PerceiverConfig(
@@ -128,10 +151,11 @@ def test_it_is_that_of_hugging_face(padded):
             q_dim=WIDTH,
             kv_dim=LATENT,
             widening_factor=3,
+            use_query_residual=residual,
         )
     )
     model = build(blocks=3, inner=2 * LATENT, cross_heads=1)
-    asking = build(blocks=3, inner=3 * WIDTH, cross_heads=1).asker
+    asking = build(blocks=3, inner=3 * WIDTH, cross_heads=1, query_residual=residual).asker
 
     def copy(layer, theirs, attention):
         inside = theirs.attention.self

@@ -6,7 +6,7 @@ the last tokens of the sequence. Padding is met once, on token ids, as in the Tr
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,7 @@ from regard.models.transformer import (
     Stack,
     _pack,
     check_words,
+    gathered,
     second,
     settle,
     through,
@@ -45,6 +46,8 @@ class PerceiverConfig(EncoderConfig):
     reads: Literal["once", "each"] = "once"  # "each": the latents read the input again before every block
     cross_attention: str = "softmax"
     cross_heads: int | None = None  # None: as `heads`
+    query_residual: bool = False  # without classes: what an output query reads is added to the query
+    earlier: ClassVar[dict[str, Any]] = {"query_residual": True}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,16 +65,25 @@ class PerceiverConfig(EncoderConfig):
 
 class Reader(nn.Module):
     """x + Attention(LN(x), LN(memory)), then the feed-forward layer: a Block without self-attention whose memory has a
-    norm of its own where the layers are pre-norm."""
+    norm of its own where the layers are pre-norm. Without the residual, what is read takes the place of x."""
 
-    def __init__(self, config: ModelConfig, spec: str, memory_width: int):
+    def __init__(self, config: ModelConfig, spec: str, memory_width: int, residual: bool = True):
         super().__init__()
+        self.residual = residual
         self.norm = nn.LayerNorm(memory_width) if config.norm == "pre" else nn.Identity()
         self.block = Block(config, None, spec, memory_width=memory_width)
         settle([self.block])
 
     def forward(self, x: Tensor, rows: Rows, memory: Memory) -> Out:
-        return self.block(x, rows, memory=memory._replace(x=self.norm(memory.x)))
+        memory = memory._replace(x=self.norm(memory.x))
+        if self.residual:
+            return self.block(x, rows, memory=memory)
+        look, feed = self.block.sublayers(rows, memory=memory)
+        first, second = self.block.norms
+        looked = look(x, None)
+        x = looked.y if self.block.pre else first(looked.y)
+        fed = feed(x, None)
+        return gathered(x + fed.y if self.block.pre else second(x + fed.y), None, [looked, fed], None)
 
 
 class Perceiver(nn.Module):
@@ -83,8 +95,11 @@ class Perceiver(nn.Module):
 
         z <- z + Attention(Z, X, X),  z <- z + MLP(LN(z));    then of each layer  z <- z + Attention(Z, Z, Z), ...
 
-    Without classes, an output query for each token reads the latents the same way (IO) and predicts the token: it is
-    one learnt vector with the token's position put in. With classes the latents are pooled: "mean" is the Perceiver's,
+    Without classes, an output query o for each token reads the latents (IO) and predicts the token: o is one learnt
+    vector with the token's position put in, y = Attention(LN(o), LN(z)), y + MLP(LN(y)). The query itself is not added,
+    as in the authors' decoder and its language model; `query_residual` adds it, as their script for ImageNet and Hugging
+    Face's decoders of images do. The authors' MLPs have the GELU by tanh, and their language model a query and a key
+    narrower than the value. With classes the latents are pooled: "mean" is the Perceiver's,
     "pma" reads them by one more layer, as IO does. A padded token is read by nobody. Time N M + layers M^2, memory N.
 
     >>> model = Perceiver(PerceiverConfig(vocabulary=256, latents=64, blocks=4, reads="each"))
@@ -117,7 +132,7 @@ class Perceiver(nn.Module):
             self.query = nn.Parameter(torch.empty(config.width).normal_(std=0.02))
             self.places = POSITIONS.build(config.position, shape)
             answering = config.layer(heads=heads, kv_heads=None)
-            self.asker = Reader(answering, config.cross_attention, wide)
+            self.asker = Reader(answering, config.cross_attention, wide, config.query_residual)
         self.answer = Answer(config, self.embedding, config.width if config.classes is None else wide)
 
     def forward(self, tokens: Tensor, *, keep: Tensor | None = None) -> Prediction:
