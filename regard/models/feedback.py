@@ -6,7 +6,7 @@ memory of a token is needed by all layers of the next. Padding is met once: ids 
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -33,12 +33,19 @@ class FeedbackConfig:
     attention: str = "softmax"
     position: str = "shaw(distance=128, values=False)"  # the paper's: a learnt vector for each distance, with the keys
     span: int | None = None  # memories that a token reads, the last so many; None: all
+    adaptive_span: bool = False  # each head learns how many of the `span` last memories it reads
+    span_ramp: int = 32  # memories over which an adaptive span fades out
+    span_begin: float = 0.0  # adaptive spans at first, as a share of `span`
+    span_loss: float = 0.0  # weight of the auxiliary loss that keeps adaptive spans short; the paper's enwik8: 5e-7
     shared: bool = True  # keys and values of a memory are made once, for all layers; False: by each layer
+    shared_position: bool = True  # one scheme inside attention for all layers
+    normed_memory: bool = True  # with norm="pre": keys and values are made of the memory behind the norm of the layer
     norm: Literal["post", "pre"] = "post"
     feedforward: Specs = "dense"
     bias: bool = False  # of the projections of attention
     dropout: float = 0.1  # of the embeddings and of what each sublayer adds
     tied: bool = True  # the output layer is the embedding
+    earlier: ClassVar[dict[str, Any]] = {"shared_position": False, "normed_memory": False}
 
     def __post_init__(self) -> None:
         if self.kind != "feedback":
@@ -49,6 +56,12 @@ class FeedbackConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.span is not None and self.span < 1:
             raise ValueError(f"span must be at least 1, got {self.span}: leave it out to read all memories")
+        if self.adaptive_span and self.span is None:
+            raise ValueError("adaptive_span needs span, the longest that it may become; give one")
+        if self.span_ramp < 1:
+            raise ValueError(f"span_ramp must be at least 1, got {self.span_ramp}")
+        if not 0 <= self.span_begin <= 1:
+            raise ValueError(f"span_begin must be a share from 0 to 1, got {self.span_begin}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
 
@@ -103,6 +116,15 @@ class FeedbackBlock(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(config.width) for _ in range(2))
         self.dropout = Dropout(config.dropout)
         self.pre = config.norm == "pre"
+        self.normed_memory = self.pre and config.normed_memory
+        self.spans, self.span, self.ramp = None, config.span, config.span_ramp
+        if config.adaptive_span:
+            if getattr(self.attention.position, "value_table", None) is not None:
+                raise ValueError(
+                    f"adaptive_span cannot take a position scheme that adds to values, got {config.position!r}: "
+                    f"give it the option values=False"
+                )
+            self.spans = nn.Parameter(torch.full((config.heads,), config.span_begin))
 
     def forward(self, x: Tensor, past: tuple[Tensor, Tensor], mask: Mask, maps: list[Tensor] | None = None) -> Tensor:
         """One token [B, 1, E]; `maps` collects [B, H, 1, S]."""
@@ -126,12 +148,27 @@ class FeedbackBlock(nn.Module):
 
     def sources(self, memory: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [B, G, 1, D] of a memory [B, 1, E] at its places [B]."""
-        source = self.attention.sources(memory)
+        source = self.attention.sources(self.norms[0](memory) if self.normed_memory else memory)
         return self._placed(source["k"], at), source["v"]
+
+    def shares(self) -> Tensor:
+        """Adaptive spans [H], as shares of the longest."""
+        return self.spans.clamp(0, 1)
 
     def _read(self, x: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         q = self._placed(self.attention.split("q", x), mask.q0)
-        return self.attention.attend(mask, q=q, **self.attention.repeated({"k": k, "v": v}))
+        if self.spans is None:
+            return self.attention.attend(mask, q=q, **self.attention.repeated({"k": k, "v": v}))
+        times = self.attention.shape.heads // k.shape[1]
+        k, v = (part.repeat_interleave(times, 1) for part in (k, v))
+        # a step back from the newest, at the right
+        steps = torch.arange(mask.S - 1, -1, -1, device=x.device)
+        through = ((self.shares()[:, None] * self.span - steps) / self.ramp + 1).clamp(0, 1)[..., None]  # [H, S, 1]
+        through = through.to(v.dtype)
+        # what is read is linear in the values: beside them, how much of the weights is let through
+        values = torch.cat([v * through, through.expand(len(v), -1, -1, -1)], -1)
+        o = self.attention.attend(mask, q=q, k=k, v=values)
+        return o[..., :-1] / (o[..., -1:] + 1e-8)
 
     def _placed(self, part: Tensor, at: Tensor) -> Tensor:
         scheme = self.attention.position
@@ -154,8 +191,18 @@ class Feedback(nn.Module):
         z_t^l = Attn(x_t^l; m_(t - span) .. m_(t - 1)),    x_t^(l + 1) = FF(z_t^l),
 
     so that the lowest layer of a token reads the highest of the tokens before it. The token itself is no key; the first
-    one has nothing to read, and its attention adds zeros. Keys and values are projected from m_t as it is, once for all
-    layers (`shared`), and are all that decoding keeps: a cache for one layer. Time N span in N steps, state span.
+    one has nothing to read, and its attention adds zeros. Keys and values are projected from m_t, with norm="pre" from
+    LN(m_t) by the norm of the layer, once for all layers (`shared`, which then share that norm), and are all that
+    decoding keeps: a cache for one layer. The position scheme is one for all layers. With `adaptive_span` head h reads
+
+        sum_j a_j w_j v_j / (sum_j a_j w_j + 1e-8),    w_j = clamp((z_h span - (t - 1 - j)) / ramp + 1, 0, 1),
+
+    with a the softmax over the memories that any head reads and z_h in [0, 1] learned; `span_loss` times span times the
+    mean of z over the heads, added up over the layers, joins the loss. Time N span in N steps, state span.
+
+    What differs from the authors' code: it begins with `span` memories of zeros, which take part in the softmax; it does
+    not scale the embedding; its table of positions has a row for each distance of the span, where "shaw" clips them; it
+    shares keys and values only if asked to (--share-proj-kv).
 
     >>> model = Feedback(FeedbackConfig(vocabulary=8000, layers=4, span=100))
     >>> logits = model(tokens, keep=keep).logits
@@ -172,10 +219,14 @@ class Feedback(nn.Module):
         self.blocks = nn.ModuleList(
             FeedbackBlock(config, feedforward) for feedforward in over_layers(config.feedforward, config.layers)
         )
-        if config.shared:
-            for block in self.blocks:
-                for name in ("k", "v"):
-                    block.attention.project[name] = self.blocks[0].attention.project[name]
+        first = self.blocks[0]
+        for block in self.blocks[1:]:
+            for name in ("k", "v") if config.shared else ():
+                block.attention.project[name] = first.attention.project[name]
+            if config.shared and first.normed_memory:
+                block.norms[0] = first.norms[0]
+            if config.shared_position:
+                block.attention.position = first.attention.position
         self.mixing = nn.Parameter(torch.zeros(config.layers + 1))
         self.norm = nn.LayerNorm(config.width) if config.norm == "pre" else nn.Identity()
         self.dropout = Dropout(config.dropout)
@@ -185,14 +236,19 @@ class Feedback(nn.Module):
 
     def forward(self, tokens: Tensor, *, keep: Tensor | None = None) -> Prediction:
         """ids [B, T] -> logits at each position."""
-        logits = self.output(self.hidden(tokens, keep=keep).x)
-        return Prediction(logits if keep is None else unpack(logits, keep), None)
+        hidden = self.hidden(tokens, keep=keep)
+        logits = self.output(hidden.x)
+        return Prediction(logits if keep is None else unpack(logits, keep), hidden.loss, hidden.statistics)
 
     def hidden(self, tokens: Tensor, *, keep: Tensor | None = None) -> Hidden:
         """`forward` before the output layer, which a loss puts on the real tokens only."""
         packed, _ = _pack(tokens, keep)
         # nobody reads the state behind the last token, so that padding needs no care here
-        return Hidden(self._read(packed, Rows.full(packed), self.start(len(packed)))[0], None)
+        x = self._read(packed, Rows.full(packed), self.start(len(packed)))[0]
+        if not self.training or not self.config.adaptive_span or not self.config.span_loss:
+            return Hidden(x, None)
+        spans = sum(block.shares().mean() for block in self.blocks) * self.config.span
+        return Hidden(x, self.config.span_loss * spans, {"span": spans.detach() / len(self.blocks)})
 
     def maps(self, tokens: Tensor, *, keep: Tensor | None = None) -> list[Tensor]:
         """How much of each memory reaches each token, [B, H, T, T] a layer."""
@@ -240,11 +296,11 @@ class Feedback(nn.Module):
         """What the output layer reads [B, T, E], and the state behind the real tokens."""
         x = self.embedding(ids) * math.sqrt(self.config.width)
         x = self.dropout(x if self.position is None else self.position.add(x, rows))
-        flags, outs = rows.real(), []
+        flags, outs, reach = rows.real(), [], self._reach()
         for t, token in enumerate(x.split(1, 1)):
             out, memory = self._step(token, state, maps)
             outs.append(out)
-            state = self._remember(memory, state, None if flags is None else flags[:, t])
+            state = self._remember(memory, state, None if flags is None else flags[:, t], reach)
         return self.norm(torch.cat(outs, 1)), state
 
     def _step(self, x: Tensor, state: FeedbackState, maps: list[Tensor] | None) -> tuple[Tensor, Tensor]:
@@ -256,13 +312,24 @@ class Feedback(nn.Module):
         shares = torch.softmax(self.mixing, 0)
         return x, sum(share * level for share, level in zip(shares, levels, strict=True))
 
-    def _remember(self, memory: Tensor, state: FeedbackState, real: Tensor | None) -> FeedbackState:
+    @torch.no_grad()
+    def _reach(self) -> int | None:
+        """The memories that some head reads."""
+        if not self.config.adaptive_span:
+            return self.config.span
+        for block in self.blocks if self.training else ():
+            # as the authors do behind every update: beyond these bounds no gradient would bring a span back
+            block.spans.clamp_(0, 1)
+        longest = max(block.shares().max().item() for block in self.blocks)
+        return max(1, min(self.config.span, math.ceil(longest * self.config.span + self.config.span_ramp)))
+
+    def _remember(self, memory: Tensor, state: FeedbackState, real: Tensor | None, reach: int | None) -> FeedbackState:
         """The state with a memory more in the rows where the token was real."""
         blocks = self.blocks[:1] if self.config.shared else self.blocks
         parts = []
         for block, pair in zip(blocks, state.parts, strict=True):
             made = zip(pair, block.sources(memory, state.seen), strict=True)
-            parts.append(tuple(_append(old, new, real)[:, :, -(self.config.span or 0) :] for old, new in made))
+            parts.append(tuple(_append(old, new, real)[:, :, -(reach or 0) :] for old, new in made))
         seen = state.seen + (1 if real is None else real)
         return FeedbackState(tuple(parts), seen, state.top + 1, state.even and real is None)
 
