@@ -60,7 +60,8 @@ def normed(x: Tensor, norm: torch.nn.LayerNorm) -> Tensor:
 
 
 def kept(block, distance: int, head: int, config: FeedbackConfig) -> Tensor | float:
-    """How much of a memory so many steps back the adaptive span of a head lets through: 1 up to its span, then a ramp."""
+    """How much of a memory so many steps back the adaptive span of a head lets through: 1 up to its span, then a
+    ramp."""
     if not config.adaptive_span:
         return 1.0
     share = block.spans[head].clamp(0, 1)
@@ -364,9 +365,9 @@ def test_peer(span):
 
 
 def test_layers_with_keys_of_their_own_are_labmls():
-    """With positions: theirs has a vector for each head and distance, U^K, one for each head that joins the queries, U^Q,
-    and a number for each head and distance in the place of U^Q . U^K, which it is here. Theirs makes keys and values
-    of the memory without a norm, unlike the authors."""
+    """With positions: theirs has a vector for each head and distance, U^K, one for each head that joins the queries,
+    U^Q, and a number for each head and distance in the place of U^Q . U^K, which it is here. Theirs makes keys and
+    values of the memory without a norm, unlike the authors."""
     labml = importlib.import_module("labml_nn.transformers.feedback")
     feed = importlib.import_module("labml_nn.transformers.feed_forward").FeedForward
     torch.manual_seed(0)

@@ -200,9 +200,9 @@ class Feedback(nn.Module):
     with a the softmax over the memories that any head reads and z_h in [0, 1] learned; `span_loss` times span times the
     mean of z over the heads, added up over the layers, joins the loss. Time N span in N steps, state span.
 
-    What differs from the authors' code: it begins with `span` memories of zeros, which take part in the softmax; it does
-    not scale the embedding; its table of positions has a row for each distance of the span, where "shaw" clips them; it
-    shares keys and values only if asked to (--share-proj-kv).
+    What differs from the authors' code: it begins with `span` memories of zeros, which take part in the softmax; it
+    does not scale the embedding; its table of positions has a row for each distance of the span, where "shaw" clips
+    them; it shares keys and values only if asked to (--share-proj-kv).
 
     >>> model = Feedback(FeedbackConfig(vocabulary=8000, layers=4, span=100))
     >>> logits = model(tokens, keep=keep).logits
