@@ -123,8 +123,10 @@ def translator(**options) -> Transformer:
     return model
 
 
+@pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("specs", PLACES, ids=str)
-def test_decoding_reads_the_stream_of_the_encoder_as_training_does(specs):
+def test_decoding_reads_the_stream_of_the_encoder_as_training_does(specs, norm):
+    specs = specs | {"norm": norm}
     model, source, target = translator(**specs), torch.randint(20, (2, 6)), torch.randint(20, (4, 7))
     keep = torch.rand(4, 7) < 0.7
     keep[:, 0] = True
@@ -167,6 +169,45 @@ def test_the_stream_goes_from_the_encoder_through_every_layer_of_the_decoder():
     assert [block.cross.packed_norm is None for block in model.decoder.blocks] == [False, True]
     assert model.encoder.blocks[-1].attention.packed_norm is not None
     assert len([name for name, _ in model.named_parameters() if name.endswith(".packed")]) == 1
+
+
+def test_in_a_model_with_norms_before_P_is_normed_to_read_and_its_residual_is_raw():
+    """P <- P + Attn(LN(P), LN(X)) in each layer of the encoder; LN behind it; then P <- P + Attn(LN(P), M) in each
+    cross-attention, and the causal layers read P as it comes."""
+    model, source, target = translator(norm="pre", **PLACES[0]), torch.randint(20, (2, 6)), torch.randint(20, (2, 5))
+
+    def normed(norm, x):
+        return F.layer_norm(x, (WIDTH,), norm.weight, norm.bias)
+
+    seen, inputs = [], []
+    for block in model.encoder.blocks:
+        block.attention.run = functools.partial(_noted_with_input, block.attention, seen, inputs)
+    memory = model.encode(source)
+    P = model.encoder.blocks[0].attention.packed.expand(2, -1, -1)
+    for block, x in zip(model.encoder.blocks, inputs, strict=True):
+        layer = block.attention
+        P = torch.stack([P[row] + by_hand(layer, normed(layer.packed_norm, P[row]), x[row]) for row in range(2)])
+    assert_close(memory.stream, normed(model.encoder.stream_norm, P))
+    seen = []
+    for block in model.decoder.blocks:
+        for layer in (block.attention, block.cross):
+            layer.run = functools.partial(_noted, layer, seen)
+    model.decoder(target, Rows.full(target), memory=memory)
+    P = memory.stream
+    for number, block in enumerate(model.decoder.blocks):
+        for stream in seen[2 * number : 2 * number + 2]:
+            assert_close(stream, P)
+        layer = block.cross
+        read = [by_hand(layer, normed(layer.packed_norm, P[row]), memory.x[row]) for row in range(2)]
+        P = P + torch.stack(read)
+    model.zero_grad()
+    model(source, target).logits.square().sum().backward()
+    assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
+
+
+def _noted_with_input(layer, seen, inputs, x, rows=None, *, stream=None, **rest):
+    inputs.append(x)
+    return _noted(layer, seen, x, rows, stream=stream, **rest)
 
 
 def _noted(layer, seen, x, rows=None, *, stream=None, **rest):

@@ -430,8 +430,9 @@ class Attention(nn.Module):
         """[B, H, slots, D]: the values that the columns of a map stand for, where facts.columns is "slots"."""
         raise NotImplementedError
 
-    def settle(self, first: "Attention | None", fed: bool, read: bool) -> None:
-        """A stack of layers says once: the layer to share with, whether a stream comes in, whether it is read."""
+    def settle(self, first: "Attention | None", fed: bool, read: bool, pre: bool = False) -> None:
+        """A stack of layers says once: the layer to share with, whether a stream comes in, whether it is read, whether
+        the norms of the model stand before its layers."""
 
     def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         """One unpadded sequence [T, E] -> [T, E]: the formula in loops."""

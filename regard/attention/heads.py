@@ -138,11 +138,11 @@ class MixedHeads(Attention):
         outs = [part.carry(share, x, rows, memory=memory) for part, share in zip(self.parts, shares, strict=True)]
         return torch.cat(outs, 1)
 
-    def settle(self, first: Attention | None, fed: bool, read: bool) -> None:
+    def settle(self, first: Attention | None, fed: bool, read: bool, pre: bool = False) -> None:
         alike = isinstance(first, MixedHeads) and len(first.parts) == len(self.parts)
         for part, other in zip(self.parts, first.parts if alike else [None] * len(self.parts), strict=True):
             # the sum of the parts gives no stream and takes none
-            part.settle(other, False, False)
+            part.settle(other, False, False, pre)
 
     def mix(self, rows, query, source, state=None, memory=None) -> tuple[Tensor, None]:
         """From projected inputs to [B, H, T, D], for `regard.attend`."""

@@ -46,6 +46,9 @@ class Luna(Attention):
 
         Y_P = Attn(P, C, C),    Y_X = Attn(X, Y_P, Y_P) W_O,    next layer: P <- LN(P + Y_P).
 
+    In a model whose norms stand before the layers, P is normed where it reads, and the residual is raw, P <- P + Y_P;
+    the stream that leaves an encoder for a decoder is normed once more, and the causal layers of that read it as it is.
+
     Y_P has no output projection. tied=True, the authors' default, takes keys and values of either attention from one
     projection. The first layer of a stack learns P; the following ones read what comes out of the one before (the
     stream) and share P where none comes. The authors' scaling of P and its sinusoids are taken into the learnt P, and
@@ -73,7 +76,7 @@ class Luna(Attention):
         linear=False,
         stream=True,
     )
-    examples = ("luna(length=5)", "luna(length=3, tied=False, activation='elu')")
+    examples = ("luna(length=5)", "luna(length=3, tied=False, activation='elu')", "luna(length=4, pack_heads=2)")
 
     def __init__(
         self,
@@ -84,7 +87,14 @@ class Luna(Attention):
         activation: Annotated[
             Literal["softplus", "elu"], "causal: f of the pack weights, log2(1 + 2^s) or elu(s) + 1"
         ] = "softplus",
+        pack_heads: Annotated[
+            int | None, "heads with which P reads the context; None: as many as the layer has"
+        ] = None,
     ):
+        if pack_heads is not None:
+            why = "it packs with the heads that read; leave pack_heads out"
+            roles, refusals = ("self", "cross"), (("causal", why),)
+            self.facts = replace(self.facts, roles=roles, state=None, refusals=refusals)
         super().__init__(shape)
         if length < 1:
             raise ValueError(f"option 'length' of 'luna' must be at least 1, got {length}")
@@ -92,6 +102,8 @@ class Luna(Attention):
         causal = shape.role == "causal"
         if causal:
             self.facts = replace(self.facts, signed=True, apart=True, linear=True)
+        self.pack_heads = shape.heads if pack_heads is None else pack_heads
+        self._check_pack_heads(pack_heads)
         self.position = None if shape.position is None else POSITIONS.build(shape.position, shape)
         if self.position is not None and self.position.facts.kind != "input":
             raise ValueError(
@@ -115,9 +127,19 @@ class Luna(Attention):
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
         self.packed = nn.Parameter(torch.randn(length, shape.width))
-        self.packed_norm = None
+        self.packed_norm, self.pre, self.hands_on = None, False, False
 
-    def settle(self, first: Attention | None, fed: bool, read: bool) -> None:
+    def _check_pack_heads(self, given: int | None) -> None:
+        wide = self.shape.heads * self.shape.head_width
+        if given is not None and (given < 1 or wide % given):
+            raise ValueError(f"option 'pack_heads' of 'luna' must divide heads * head_width = {wide}, got {given}")
+        if given is not None and self._grouped:
+            raise ValueError(
+                f"option 'pack_heads' of 'luna' needs a key/value head for each head, got kv_heads="
+                f"{self.shape.kv_heads} of {self.shape.heads} heads: leave one of the two out"
+            )
+
+    def settle(self, first: Attention | None, fed: bool, read: bool, pre: bool = False) -> None:
         if isinstance(first, Luna):
             if first.packed.shape != self.packed.shape:
                 raise ValueError(
@@ -125,13 +147,13 @@ class Luna(Attention):
                     f"length={first.length}; give them the same"
                 )
             self.packed = first.packed
-        self.packed_norm = None
-        if read and self.shape.role != "causal":
-            if self.output.in_features != self.shape.width:
-                raise ValueError(
-                    f"the packed sequence of 'luna' is as wide as the model: heads * head_width must be "
-                    f"{self.shape.width}, got {self.output.in_features}"
-                )
+        self.packed_norm, self.pre, self.hands_on = None, pre, read and self.shape.role != "causal"
+        if self.hands_on and self.output.in_features != self.shape.width:
+            raise ValueError(
+                f"the packed sequence of 'luna' is as wide as the model: heads * head_width must be "
+                f"{self.shape.width}, got {self.output.in_features}"
+            )
+        if self.shape.role != "causal" and (pre or self.hands_on):
             self.packed_norm = nn.LayerNorm(self.shape.width)
 
     def run(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
@@ -169,8 +191,11 @@ class Luna(Attention):
             o = scan(read, pack, values.expand(-1, self.shape.heads, -1, -1), real=rows.real())[0]
             return (o / (rows.positions() + 1)[:, None, :, None]).to(values.dtype)
         memory = self._context(x, rows, memory)
-        queries, keys = self._split("packed_q", self._packed(len(x), stream)), self._split("packed_k", memory.x)
-        reading = self._attention(queries, keys, self._visible(memory))  # [B, H, l, S]
+        queries, keys = self._pack_query(self._packed(len(x), stream)), self._split("packed_k", memory.x)
+        reading = self._attention(queries, keys, self._visible(memory))  # [B, pack heads, l, S]
+        if self.pack_heads != self.shape.heads:
+            # every head reads what all of them packed
+            reading = reading.mean(1, keepdim=True)
         return self._attention(self._split("q", x), self._pack(memory, stream)[0].parts[0]) @ (reading @ values)
 
     @property
@@ -187,13 +212,21 @@ class Luna(Attention):
 
     def _split(self, name: str, x: Tensor) -> Tensor:
         """[B, n, E] -> [B, H or G, n, D]"""
-        return self._linear(name)(x).unflatten(2, (-1, self.shape.head_width)).transpose(1, 2)
+        return self._linear(name)(x).unflatten(2, (-1, self._head_width(name))).transpose(1, 2)
+
+    def _head_width(self, name: str) -> int:
+        packs = name.startswith("packed_")
+        return self.shape.heads * self.shape.head_width // self.pack_heads if packs else self.shape.head_width
+
+    def _pack_query(self, P: Tensor) -> Tensor:
+        """What P [B, l, E] asks the context, normed before where the model is built so."""
+        return self._split("packed_q", self.packed_norm(P) if self.pre else P)
 
     def _linear(self, name: str) -> nn.Linear:
         return self.linears[{"packed_v": "packed_k", "v": "k"}.get(name, name) if self.tied else name]
 
-    def _repeated(self, part: Tensor) -> Tensor:
-        return part.repeat_interleave(self.shape.heads // part.shape[1], 1)
+    def _repeated(self, part: Tensor, heads: int | None = None) -> Tensor:
+        return part.repeat_interleave((heads or self.shape.heads) // part.shape[1], 1)
 
     def _merge(self, o: Tensor) -> Tensor:
         return self.output(o.transpose(1, 2).flatten(2))
@@ -212,18 +245,20 @@ class Luna(Attention):
         """What the queries read, and the packed sequence of the next layer."""
         B, S = memory.x.shape[:2]
         P = self._packed(B, stream)
-        q, k, v = self._split("packed_q", P), self._split("packed_k", memory.x), self._split("packed_v", memory.x)
+        q, k, v = self._pack_query(P), self._split("packed_k", memory.x), self._split("packed_v", memory.x)
         o = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=self._visible(memory), scale=self.scale, enable_gqa=self._grouped
+            q, k, v, attn_mask=self._visible(memory), scale=q.shape[-1] ** -0.5, enable_gqa=self._grouped
         )
         packed = o.transpose(1, 2).flatten(2)  # [B, l, H D]
         count = torch.full((B,), S, device=memory.x.device) if memory.count is None else memory.count
         state = PackedState((self._split("k", packed), self._split("v", packed)), count, S)
-        return state, None if self.packed_norm is None else self.packed_norm(P + packed)
+        if not self.hands_on:
+            return state, None
+        return state, P + packed if self.pre else self.packed_norm(P + packed)
 
     def _attention(self, q: Tensor, k: Tensor, visible: Tensor | None = None) -> Tensor:
         """The weights of one of the two attentions."""
-        return masked_softmax(q * self.scale @ self._repeated(k).mT, visible)
+        return masked_softmax(q * q.shape[-1] ** -0.5 @ self._repeated(k, q.shape[1]).mT, visible)
 
     def _past(
         self, x: Tensor, rows: Rows, state: LunaState | None, stream: Tensor | None
@@ -260,21 +295,23 @@ class Luna(Attention):
             outs = [self._plain_past(h, x) for h in heads]
         else:
             context = x if memory is None else memory
-            read = [self._plain_attention(h, self.packed, context, "packed_q", "packed_k", "packed_v") for h in heads]
+            names = ("packed_q", "packed_k", "packed_v")
+            read = [self._plain_attention(h, self.packed, context, *names) for h in range(self.pack_heads)]
             packed = torch.cat(read, -1)
             outs = [self._plain_attention(h, x, packed, "q", "k", "v") for h in heads]
         y = torch.cat(outs, -1) @ self.output.weight.T
         return y if self.output.bias is None else y + self.output.bias
 
     def _plain(self, name: str, h: int, x: Tensor) -> Tensor:
-        D, linear = self.shape.head_width, self._linear(name)
+        D, linear = self._head_width(name), self._linear(name)
         first = (h if name in ("q", "packed_q") else h * self.shape.kv_heads // self.shape.heads) * D
         part = x @ linear.weight[first : first + D].T
         return part if linear.bias is None else part + linear.bias[first : first + D]
 
     def _plain_attention(self, h: int, x: Tensor, context: Tensor, *names: str) -> Tensor:
         q, k, v = (self._plain(name, h, part) for name, part in zip(names, (x, context, context), strict=True))
-        return torch.stack([blend(torch.stack([self.scale * (row @ key) for key in k]), list(v)) for row in q])
+        scale = q.shape[-1] ** -0.5
+        return torch.stack([blend(torch.stack([scale * (row @ key) for key in k]), list(v)) for row in q])
 
     def _plain_past(self, h: int, x: Tensor) -> Tensor:
         q, k, v, near = (self._plain(name, h, x) for name in ("q", "k", "v", "packed_k"))

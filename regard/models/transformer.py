@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention.base import Memory, Out, Rows, Shape, pack, select, unpack
+from regard.attention.base import Attention, Memory, Out, Rows, Shape, pack, select, unpack
 from regard.compiling import run_eagerly
 from regard.feedforward.base import Sizes
 from regard.kernels.dropout import Dropout
@@ -281,6 +281,7 @@ class Stack(nn.Module):
         )
         final = config.norm == "pre" if config.final_norm is None else config.final_norm
         self.norm = normalization(config) if final else nn.Identity()
+        self.stream_norm = nn.Identity()
         self.embedding_norm = normalization(config) if config.normed_embedding else nn.Identity()
         self.scale = math.sqrt(config.width) if config.scaled_embedding else 1.0
         self.segments = nn.Embedding(config.segments, config.width) if config.segments else None
@@ -320,7 +321,16 @@ class Stack(nn.Module):
         x = self.embed(ids, rows, segments)
         go = through_pair if self.reversible else through
         out = go(self.blocks, x, rows, states=states, memory=memory, maps=maps, outputs=outputs)
-        return out._replace(y=self.norm(out.y))
+        return out._replace(y=self.norm(out.y), stream=None if out.stream is None else self.stream_norm(out.stream))
+
+    def give_stream_norm(self, reader: "Stack") -> None:
+        """Norms the stream behind the last layer, as `norm` does the tokens, where it is made here and read there."""
+        made, read = (any(layer.facts.stream for layer in stack.attentions()) for stack in (self, reader))
+        if made and read and not isinstance(self.norm, nn.Identity):
+            self.stream_norm = nn.LayerNorm(self.embedding.embedding_dim)
+
+    def attentions(self) -> list[Attention]:
+        return [layer for block in self.blocks for layer in (block.attention, block.cross) if layer is not None]
 
 
 def settle(*stacks: Sequence[Block]) -> None:
@@ -334,10 +344,11 @@ def settle(*stacks: Sequence[Block]) -> None:
         for name in ("attention", "cross")
         if getattr(block, name) is not None
     ]
+    pre = any(block.pre for blocks in stacks for block in blocks)
     streams, first = [layer.facts.stream for _, _, layer in places], {}
     for number, (index, name, layer) in enumerate(places):
         like = first.setdefault((type(layer), *(() if streams[number] else (index, name))), layer)
-        layer.settle(None if like is layer else like, any(streams[:number]), any(streams[number + 1 :]))
+        layer.settle(None if like is layer else like, any(streams[:number]), any(streams[number + 1 :]), pre)
 
 
 def through(
@@ -450,6 +461,7 @@ class Transformer(nn.Module):
                 self.decoder.embedding = self.encoder.embedding
             if self.encoder is not None:
                 settle(self.encoder.blocks, self.decoder.blocks)
+                self.encoder.give_stream_norm(self.decoder)
         embedding = (self.decoder or self.encoder).embedding
         self.transform = Transform(config) if config.head == "transform" else nn.Identity()
         self.output = None
