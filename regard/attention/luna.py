@@ -130,13 +130,11 @@ class Luna(Attention):
         self.packed_norm, self.pre, self.hands_on = None, False, False
 
     def _check_pack_heads(self, given: int | None) -> None:
-        wide = self.shape.heads * self.shape.head_width
-        if given is not None and (given < 1 or wide % given):
-            raise ValueError(f"option 'pack_heads' of 'luna' must divide heads * head_width = {wide}, got {given}")
-        if given is not None and self._grouped:
+        wide, serves = self.shape.heads * self.shape.head_width, self.shape.heads // self.shape.kv_heads
+        if given is not None and (given < 1 or wide % given or given % serves):
             raise ValueError(
-                f"option 'pack_heads' of 'luna' needs a key/value head for each head, got kv_heads="
-                f"{self.shape.kv_heads} of {self.shape.heads} heads: leave one of the two out"
+                f"option 'pack_heads' of 'luna' must divide heads * head_width = {wide} and be a multiple of heads / "
+                f"kv_heads = {serves}, got {given}"
             )
 
     def settle(self, first: Attention | None, fed: bool, read: bool, pre: bool = False) -> None:
