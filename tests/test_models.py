@@ -41,6 +41,7 @@ def test_a_word_that_no_field_knows(config):
 BEFORE = {
     "funnel": {"places": "vectors"},
     "perceiver": {"query_residual": True},
+    "tokenlearner": {"fuse": "end"},
     "feedback": {"normed_memory": False, "shared_position": False},
 }
 

@@ -1,4 +1,4 @@
-"""TokenLearner: the formulas of the paper in loops, and padding that changes nothing."""
+"""TokenLearner: the formulas of the paper and of its authors' code in loops, and padding that changes nothing."""
 
 import pytest
 import torch
@@ -24,7 +24,18 @@ from regard.reference import blend
 from regard.spec import ATTENTION
 
 SPECS = [ATTENTION.find(name).examples[0] for name in ATTENTION.names()]
-FORMS = [{}, {"norm": "post"}, {"classes": 5}, {"classes": 5, "pooling": "pma", "seeds": 2}, {"tokens": 1}]
+FORMS = [
+    {},
+    {"norm": "post"},
+    {"classes": 5},
+    {"tokens": 1},
+    {"learn_after": 2},
+    {"fuse": "end"},
+    {"classes": 5, "fuse": "layers"},
+    {"version": "1.0", "grid": 3},
+    {"version": "1.0", "grid": 4, "classes": 5},
+    {"classes": 5, "pooling": "pma", "seeds": 2},
+]
 
 
 def raw(**options) -> TokenLearner:
@@ -40,19 +51,37 @@ def scores(layer, vector: torch.Tensor) -> torch.Tensor:
     return linear(gelu(linear(norm(vector, layer.norm), layer.inner)), layer.outer)
 
 
-def plain(model: TokenLearner, row: torch.Tensor) -> torch.Tensor:
-    """The logits of one row in loops."""
-    config, learner, fuser = model.config, model.learner, model.fuser
-    x = embedded(model.first.embedding, model.first.position, row)
-    for layer in model.first.blocks:
-        x = block(layer, x, gelu)
-    found = [scores(learner.scores, vector) for vector in x]
-    z = torch.stack([blend(torch.stack([score[s] for score in found]), list(x)) for s in range(config.tokens)])
-    for layer in model.blocks:
-        z = block(layer, z, gelu)
-    if config.classes is not None:
-        z = [norm(vector, model.norm) if config.norm == "pre" else vector for vector in z]
-        return linear(sum(z) / len(z), model.answer.output)
+def convolved(maps: list, kernel: torch.Tensor, width: int) -> list:
+    """A 3 x 3 convolution of tokens that lie in lines of so many, with zeros around them and where the text has
+    ended."""
+    outs = []
+    for t in range(len(maps)):
+        total = torch.zeros(len(kernel), dtype=torch.float64)
+        for up in (-1, 0, 1):
+            for aside in (-1, 0, 1):
+                line, column = t // width + up, t % width + aside
+                if line >= 0 and 0 <= column < width and line * width + column < len(maps):
+                    total = total + kernel[:, :, up + 1, aside + 1] @ maps[line * width + column]
+        outs.append(total)
+    return outs
+
+
+def learned(learner, x: torch.Tensor, config: TokenLearnerConfig) -> torch.Tensor:
+    """The tokens that are made of all."""
+    if config.version == "1.1":
+        found = [scores(learner.scores, vector) for vector in x]
+        return torch.stack([blend(torch.stack([score[s] for score in found]), list(x)) for s in range(config.tokens)])
+    maps = [norm(vector, learner.norm) for vector in x]
+    for index, kernel in enumerate(learner.kernels):
+        maps = convolved([gelu(part) for part in maps] if index else maps, kernel, config.grid)
+    shares = [1 / (1 + torch.exp(-part)) for part in maps]
+    return torch.stack(
+        [sum(share[s] * vector for share, vector in zip(shares, x, strict=True)) for s in range(config.tokens)]
+    )
+
+
+def fused(fuser, z, x: torch.Tensor) -> torch.Tensor:
+    """What the learned tokens give back to each of all."""
     normed = [norm(vector, fuser.before) for vector in z]
     weight, bias = fuser.across.weight, fuser.across.bias
     mixed = [sum(w * vector for w, vector in zip(line, normed, strict=True)) for line in weight]
@@ -60,12 +89,31 @@ def plain(model: TokenLearner, row: torch.Tensor) -> torch.Tensor:
     outs = []
     for vector in x:
         gates = [1 / (1 + torch.exp(-score)) for score in scores(fuser.scores, vector)]
-        out = vector + sum(gate * part for gate, part in zip(gates, u, strict=True))
-        outs.append(norm(out, model.norm) if config.norm == "pre" else out)
-    return torch.stack(outs) @ model.first.embedding.weight.T
+        outs.append(sum(gate * part for gate, part in zip(gates, u, strict=True)))
+    return torch.stack(outs)
 
 
-@pytest.mark.parametrize("form", [*FORMS[:3], FORMS[4], {"learn_after": 2}], ids=str)
+def plain(model: TokenLearner, row: torch.Tensor) -> torch.Tensor:
+    """The logits of one row in loops."""
+    config = model.config
+    x = embedded(model.first.embedding, model.first.position, row)
+    for layer in model.first.blocks:
+        x = block(layer, x, gelu)
+    if config.fuses == "layers":
+        for learner, layer, fuser in zip(model.learners, model.blocks, model.fusers, strict=True):
+            x = x + fused(fuser, block(layer, learned(learner, x, config), gelu), x)
+    else:
+        z = learned(model.learner, x, config)
+        for layer in model.blocks:
+            z = block(layer, z, gelu)
+        x = z if config.classes is not None else x + fused(model.fuser, z, x)
+    x = [norm(vector, model.norm) if config.norm == "pre" else vector for vector in x]
+    if config.classes is not None:
+        return linear(sum(x) / len(x), model.answer.output)
+    return torch.stack(x) @ model.first.embedding.weight.T
+
+
+@pytest.mark.parametrize("form", FORMS[:-1], ids=str)
 @pytest.mark.parametrize("T", [1, 2, 9])
 def test_reference(form, T):
     model, tokens = build(**form), ids(B=2, T=T)
@@ -73,11 +121,13 @@ def test_reference(form, T):
         assert_close(logits, plain(model, row))
 
 
-@pytest.mark.parametrize("form", FORMS[:4], ids=str)
+@pytest.mark.parametrize("form", FORMS, ids=str)
 def test_padding_and_gradients(form):
     model = build(**form)
     check_padding(model)
-    check_gradients(model)
+    if form.get("tokens") != 1:
+        # a single token attends to itself, whatever its query and key
+        check_gradients(model)
 
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if "self" in regard.facts(spec).roles])
@@ -90,24 +140,41 @@ def test_positions(position):
     check_padding(build(position=position))
 
 
-def test_map():
-    """A share of each real token for each learnt one, and none of padding."""
-    model = build()
+@pytest.mark.parametrize("form", [{}, {"fuse": "end"}, {"version": "1.0", "grid": 3}], ids=str)
+def test_map(form):
+    """A share of each real token for each learned one, and none of padding."""
+    model = build(**form)
     found = model.map(ids(), keep=KEEP)
     assert found.shape == (4, 4, 11)
-    assert_close(found.sum(-1), torch.ones(4, 4, dtype=torch.float64))
+    if "version" in form:
+        assert ((found > 0) & (found < 1)).mT[KEEP].all()
+    else:
+        assert_close(found.sum(-1), torch.ones(4, 4, dtype=torch.float64))
     assert not found.mT[~KEEP].any()
     for row in range(4):
         assert_close(found[row][:, KEEP[row]], model.map(ids()[row : row + 1, KEEP[row]])[0])
+    if "fuse" not in form:
+        assert (model.map(ids(), keep=KEEP, layer=1) - found).abs().max() > 1e-3
 
 
 def test_equal_scores_give_the_mean():
-    model = build()
+    learner = build().learners[0]
     x = torch.randn(2, 7, 16, dtype=torch.float64)
     with torch.no_grad():
-        model.learner.scores.outer.weight.zero_()
-        model.learner.scores.outer.bias.zero_()
-    assert_close(model.learner(x, Rows.full(x)), x.mean(1, keepdim=True).expand(-1, 4, -1))
+        learner.scores.outer.weight.zero_()
+        learner.scores.outer.bias.zero_()
+    assert_close(learner(x, Rows.full(x)), x.mean(1, keepdim=True).expand(-1, 4, -1))
+
+
+def test_version_one_is_four_convolutions():
+    """Of a square of pixels, by PyTorch's own convolutions: sums of all, with weights from 0 to 1."""
+    learner = build(version="1.0", grid=5).learners[0]
+    x = torch.randn(2, 25, 16, dtype=torch.float64)
+    maps = torch.nn.functional.layer_norm(x, (16,), learner.norm.weight, learner.norm.bias).mT.unflatten(2, (5, 5))
+    assert [tuple(kernel.shape) for kernel in learner.kernels] == [(4, 16, 3, 3)] + [(4, 4, 3, 3)] * 3
+    for index, kernel in enumerate(learner.kernels):
+        maps = torch.nn.functional.conv2d(torch.nn.functional.gelu(maps) if index else maps, kernel, padding=1)
+    assert_close(learner(x, Rows.full(x)), torch.sigmoid(maps).flatten(2) @ x)
 
 
 def test_the_fuser_adds_nothing_at_first():
@@ -136,5 +203,15 @@ def test_refusals():
         TokenLearnerConfig(tokens=0)
     with pytest.raises(ValueError, match="kind must be 'tokenlearner', got 'encoder'"):
         TokenLearnerConfig(kind="encoder")
+    with pytest.raises(ValueError, match=r"version '1.0' needs grid, the number of tokens in a line"):
+        TokenLearnerConfig(version="1.0")
+    with pytest.raises(ValueError, match=r"grid is for version '1.0', got version '1.1'"):
+        TokenLearnerConfig(grid=4)
+    with pytest.raises(ValueError, match="fuse must be 'layers' or 'end' or None, got 'never'"):
+        TokenLearnerConfig(fuse="never")
+    with pytest.raises(ValueError, match=r"version must be '1.0' or '1.1', got '2'"):
+        TokenLearnerConfig(version="2")
+    with pytest.raises(ValueError, match="layer must be 0, the tokens are learned once, got 1"):
+        build(fuse="end").map(ids(), layer=1)
     with pytest.raises(ValueError, match="cannot take role 'self'"):
         build(attention="xl")

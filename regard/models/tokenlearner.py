@@ -1,16 +1,16 @@
-"""TokenLearner: half-way through, a Transformer goes on with a few tokens that it has learnt to make of all.
+"""TokenLearner: half-way through, a Transformer goes on with a few tokens that it has learned to make of all.
 
-Padding is met once, on token ids, as in the Transformer: a padded token goes into none of the learnt ones.
+Padding is met once, on token ids, as in the Transformer: a padded token goes into none of the learned ones.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention.base import Memory, Rows, masked_softmax, unpack
+from regard.attention.base import Memory, Out, Rows, masked_softmax, unpack
 from regard.kernels.dropout import Dropout
 from regard.models.pooling import Answer, EncoderConfig, at_least
 from regard.models.transformer import Block, Prediction, Stack, _pack, second, settle, through
@@ -24,12 +24,26 @@ class TokenLearnerConfig(EncoderConfig):
     kind: Literal["tokenlearner"] = "tokenlearner"
     layers: int = 12  # in all
     learn_after: int | None = None  # layers before the tokens are learnt; None: half of them
-    tokens: int = 8  # learnt tokens
+    tokens: int = 8  # learned tokens
     learner_inner: int = 64  # width inside what learns and what spreads them
+    # "layers": every layer from the learner on learns tokens and gives them back; "end": they are learned once, and
+    # given back behind the last layer where there are no classes; None: "layers" without classes, "end" with them
+    fuse: Literal["layers", "end"] | None = None
+    version: Literal["1.0", "1.1"] = "1.1"  # of the learner: convolutions, as in the paper, or an MLP
+    grid: int | None = None  # version 1.0: the number of tokens in a line of the image
+    earlier: ClassVar[dict[str, Any]] = {"fuse": "end"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, layers=2, tokens=1, learner_inner=1)
+        if self.fuse not in ("layers", "end", None):
+            raise ValueError(f"fuse must be 'layers' or 'end' or None, got {self.fuse!r}")
+        if (self.grid is None) == (self.version == "1.0"):
+            if self.grid is None:
+                raise ValueError("version '1.0' needs grid, the number of tokens in a line of the image")
+            raise ValueError(f"grid is for version '1.0', got version {self.version!r}")
+        if self.grid is not None:
+            at_least(self, grid=1)
         if not 1 <= self.before < self.layers:
             raise ValueError(
                 f"learn_after must leave layers on both sides: 1 to {self.layers - 1} of {self.layers}, "
@@ -39,6 +53,10 @@ class TokenLearnerConfig(EncoderConfig):
     @property
     def before(self) -> int:
         return self.layers // 2 if self.learn_after is None else self.learn_after
+
+    @property
+    def fuses(self) -> str:
+        return self.fuse or ("layers" if self.classes is None else "end")
 
 
 class Scores(nn.Module):
@@ -74,6 +92,35 @@ class Learner(nn.Module):
         return masked_softmax(self.scores(x).mT, None if real is None else real[:, None])
 
 
+class GridLearner(nn.Module):
+    """z_s = sum_t sigmoid(C(LN(x)))_ts x_t, where C are four convolutions of 3 x 3 to S maps, with GELU between them
+    and no biases, over tokens that lie in lines of `grid`; what is padded is zero to each of them."""
+
+    def __init__(self, config: TokenLearnerConfig):
+        super().__init__()
+        self.grid = config.grid
+        self.norm = nn.LayerNorm(config.width)
+        widths = [config.width, *[config.tokens] * 3]
+        self.kernels = nn.ParameterList(
+            nn.init.xavier_uniform_(torch.empty(config.tokens, width, 3, 3)) for width in widths
+        )
+
+    def forward(self, x: Tensor, rows: Rows) -> Tensor:
+        return self.map(x, rows).to(x.dtype) @ x
+
+    def map(self, x: Tensor, rows: Rows) -> Tensor:
+        """How much of each token goes into each learned one, [B, S, T]."""
+        real, T = rows.real(), x.shape[1]
+        lines = -(-T // self.grid)
+        there = torch.ones(1, T, device=x.device, dtype=torch.bool) if real is None else real
+        there = F.pad(there, (0, lines * self.grid - T)).unflatten(1, (lines, self.grid))[:, None]
+        maps = F.pad(self.norm(x).mT, (0, lines * self.grid - T)).unflatten(2, (lines, self.grid))
+        for index, kernel in enumerate(self.kernels):
+            maps = F.conv2d(torch.where(there, F.gelu(maps) if index else maps, 0), kernel.to(maps.dtype), padding=1)
+        found = torch.sigmoid(maps).flatten(2)[..., :T]
+        return found if real is None else torch.where(real[:, None], found, 0)
+
+
 class Fuser(nn.Module):
     """y_t = sum_s sigmoid(MLP(LN(x)))_ts u_s, u = LN(W LN(z)) with W [S, S] across the learnt tokens, zero at first."""
 
@@ -91,16 +138,21 @@ class Fuser(nn.Module):
 
 
 class TokenLearner(nn.Module):
-    """Ryoo et al. 2021 (arXiv 2106.11297), in the authors' version 1.1, which needs no grid of pixels.
+    """Ryoo et al. 2021 (arXiv 2106.11297), by default in the authors' version 1.1, which needs no grid of pixels.
 
-    `learn_after` layers see all N tokens x. Then S tokens are learnt, each a mean of all with weights that they decide,
+    `learn_after` layers see all N tokens x. Each layer after them sees S tokens that are learned from all, each a mean
+    with weights that the tokens decide, and TokenFuser gives what the layer makes of them back to all,
 
-        z_s = sum_t softmax_t(MLP(LN(x))_ts) x_t,
+        z_s = sum_t softmax_t(MLP(LN(x))_ts) x_t,    x <- x + sum_s sigmoid(MLP(LN(x)))_s LN(W LN(layer(z)))_s,
 
-    and the other layers see only those. With classes they are pooled. Without, TokenFuser gives them back to where the
-    N tokens are, x + sum_s sigmoid(MLP(LN(x)))_s LN(W LN(z))_s, to predict each of them. Not causal: a learnt token
-    knows the whole sequence. The learnt ones have no order, so that positions inside attention act before them only.
-    Time N E R for R = learner_inner once, then S^2 a layer; memory N.
+    as in the authors' EncoderModFuser (fuse="layers"). With classes the default is their EncoderMod (fuse="end"):
+    tokens are learned once, the other layers see only those, and they are pooled; without classes, fuse="end" gives
+    them back behind the last layer, which the authors do not. Version 1.0, the paper's, has z_s = sum_t
+    sigmoid(C(LN(x)))_ts x_t with four convolutions C over the tokens as a `grid`. In the authors' code the GELU is the
+    one by tanh, and scores have dropout as well.
+
+    Not causal: a learned token knows the whole sequence. The learned ones have no order, so that positions inside
+    attention act before them only. Time N E R for R = learner_inner, once or in each layer, and S^2 a layer; memory N.
 
     >>> model = TokenLearner(TokenLearnerConfig(vocabulary=8000, tokens=8, classes=2))
     >>> logits = model(ids, keep=keep).logits
@@ -114,14 +166,20 @@ class TokenLearner(nn.Module):
         self.first = Stack(config.layer(), config.vocabulary, before, specs[:before], None, feeds[:before])
         # pre-norm layers are followed by one norm, behind the last of them
         self.first.norm = nn.Identity()
-        self.learner = Learner(config)
         unplaced = config.layer(position="none")
         self.blocks = nn.ModuleList(
             Block(unplaced, spec, None, feedforward=feed)
             for spec, feed in zip(specs[before:], feeds[before:], strict=True)
         )
         settle(self.blocks)
-        self.fuser = Fuser(config) if config.classes is None else None
+        learner = Learner if config.version == "1.1" else GridLearner
+        self.learner = self.fuser = None
+        if config.fuses == "layers":
+            self.learners = nn.ModuleList(learner(config) for _ in self.blocks)
+            self.fusers = nn.ModuleList(Fuser(config) for _ in self.blocks)
+        else:
+            self.learner = learner(config)
+            self.fuser = Fuser(config) if config.classes is None else None
         self.dropout = Dropout(config.dropout)
         self.norm = nn.LayerNorm(config.width) if config.norm == "pre" else nn.Identity()
         self.answer = Answer(config, self.first.embedding, config.width)
@@ -130,17 +188,39 @@ class TokenLearner(nn.Module):
         """ids [B, T] -> logits [B, T, V], or [B, classes]"""
         packed, rows = _pack(tokens, keep)
         first = self.first(packed, rows)
-        z = self.learner(first.y, rows)
-        out = through(self.blocks, z, Rows.full(z))
-        y, count = out.y, None
-        if self.fuser is not None:
-            y = first.y + self.dropout(self.fuser(y, first.y))
-            count = None if keep is None else rows.count
-        logits, pooled = self.answer(Memory(self.norm(y), count), keep)
+        y, out, count = self._learned(first.y, rows)
+        logits, pooled = self.answer(Memory(self.norm(y), None if keep is None else count), keep)
         return Prediction(logits, *second({"first": first, "learnt": out, "pooling": pooled}))
 
-    def map(self, tokens: Tensor, *, keep: Tensor | None = None) -> Tensor:
-        """How much of each token goes into each learnt one, [B, S, T]."""
+    def _learned(self, x: Tensor, rows: Rows) -> tuple[Tensor, Out, Tensor | None]:
+        """What the layers from the learner on make of x, what they have to say besides, and how many tokens of a row
+        are real where it has its length again."""
+        if self.learner is not None:
+            z = self.learner(x, rows)
+            out = through(self.blocks, z, Rows.full(z))
+            if self.fuser is None:
+                return out.y, out, None
+            return x + self.dropout(self.fuser(out.y, x)), out, rows.count
+        outs = {}
+        for index in range(len(self.blocks)):
+            x, outs[str(index)] = self._fused(index, x, rows)
+        return x, Out(x, None, None, *second(outs)), rows.count
+
+    def _fused(self, index: int, x: Tensor, rows: Rows) -> tuple[Tensor, Out]:
+        """One layer that learns tokens, thinks about them and gives them back."""
+        z = self.learners[index](x, rows)
+        out = self.blocks[index](z, Rows.full(z))
+        return x + self.dropout(self.fusers[index](out.y, x)), out
+
+    def map(self, tokens: Tensor, *, keep: Tensor | None = None, layer: int = 0) -> Tensor:
+        """How much of each token goes into each learned one, [B, S, T]; of which layer that learns some."""
+        learners = [self.learner] if self.learner is not None else self.learners
+        if not 0 <= layer < len(learners):
+            which = "0, the tokens are learned once" if len(learners) == 1 else f"0 to {len(learners) - 1}"
+            raise ValueError(f"layer must be {which}, got {layer}")
         packed, rows = _pack(tokens, keep)
-        found = self.learner.map(self.first(packed, rows).y, rows)
+        x = self.first(packed, rows).y
+        for index in range(layer):
+            x, _ = self._fused(index, x, rows)
+        found = learners[layer].map(x, rows)
         return found if keep is None else unpack(found, keep[:, None], dim=2)
