@@ -9,8 +9,11 @@ import difflib
 import inspect
 import json
 import os
+import platform
 import re
 import sys
+import traceback
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,44 +26,94 @@ from rich.text import Text
 
 import regard
 from regard import __version__, runs
+from regard.aliases import ALIASES, SETTINGS
 from regard.memory import keep_memory
 from regard.spec import REGISTRIES, Registry, Spec, describe, parse
 
+HOME = Path(__file__).resolve().parent
+MEMORY, SOFTWARE = 1, 70  # exit statuses: too little memory; an error of Regard itself, as sysexits.h has it
+
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one verb. Bad input ends the program with status 2 and one line on stderr."""
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without é gets ? and no traceback
-    parser = _parser()
-    if argv is None:
+    """Runs one verb. Bad input ends the program with status 2 and one line on stderr, what nobody foresaw with status
+    70. --debug, anywhere, adds the traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without é gets ? and no traceback
+    given = sys.argv[1:] if argv is None else argv
+    words = [word for word in given if word != "--debug"]
+    if argv is None and words[:1] != ["show"]:
         # the process is our own; the page's server, which lives long, gives back what it does not need
-        argv = sys.argv[1:]
-        if argv[:1] != ["show"]:
-            keep_memory()
+        keep_memory()
+    parser = _parser()
     try:
-        if argv[:1] == ["train"]:
-            # its flags are generated from the config of the task
-            parser.prog = "regard train"
-            return runs.train(argv[1:])
-        arguments, unknown = parser.parse_known_args(argv)
-        if unknown:
-            # by the verb: its help is the one that helps
-            getattr(arguments, "parser", parser).error(f"unrecognized arguments: {' '.join(unknown)}")
-        if arguments.verb is None:
-            parser.print_help()
-            return 0
-        parser = arguments.parser
-        code = arguments.verb(arguments)
+        parser, work = _choose(parser, words)
+        code = work()
         sys.stdout.flush()
         return code or 0
     except BrokenPipeError:
         # the reader (head, less) has seen enough; what is left in the buffer goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         return 130
-    except (ValueError, OSError) as error:
-        _end(parser, str(error))
-    return 0
+    except (SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # a panic of a library in Rust is no Exception
+        if len(words) < len(given):
+            traceback.print_exc()
+        if isinstance(error, ValueError | OSError):
+            _end(parser, _in_words(error, words))
+        return _last_resort(parser, error, words)
+
+
+def _choose(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.ArgumentParser, Callable[[], Any]]:
+    """The parser of the verb, whose help is the one that helps, and what the verb does."""
+    if argv[:1] == ["train"]:
+        # its flags are generated from the config of the task
+        parser.prog = "regard train"
+        return parser, lambda: runs.train(argv[1:])
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        getattr(arguments, "parser", parser).error(f"unrecognized arguments: {' '.join(unknown)}")
+    if arguments.verb is None:
+        return parser, parser.print_help
+    return arguments.parser, lambda: arguments.verb(arguments)
+
+
+def _in_words(error: Exception, argv: list[str]) -> str:
+    """What was wrong with the input; a text file comes with the flag that names it."""
+    if isinstance(error, UnicodeEncodeError):
+        for index, word in enumerate(argv):
+            if any("\ud800" <= letter <= "\udfff" for letter in word):
+                raw = os.fsencode(word)
+                flag = argv[index - 1] if index and argv[index - 1].startswith("--") else f"argument {index + 1}"
+                return f"{flag} is not UTF-8: {raw!r}; is it Windows-1252 (cp1252) or Latin-1? Give it as UTF-8"
+    file = str(getattr(error, "file", ""))
+    for flag, word in pairwise([part for given in argv for part in given.split("=", 1)]):
+        if file and flag.startswith("--") and (file == word or file.startswith(f"{word}{os.sep}")):
+            return f"{flag} {error}"
+    return str(error)
+
+
+def _last_resort(parser: argparse.ArgumentParser, error: BaseException, argv: list[str]) -> int:
+    """Says what happened, over which files, and how to report it, where nothing better was foreseen."""
+    what = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    if isinstance(error, MemoryError) or re.search(r"out of memory|can't allocate memory|not enough memory", what):
+        print(f"{parser.prog}: there is not enough memory: {what}", file=sys.stderr)
+        print("Take less at a time: fewer tokens or texts, a smaller beam, length or model.", file=sys.stderr)
+        return MEMORY
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(HOME)]
+    place = f" at regard/{Path(frames[-1].filename).relative_to(HOME)}:{frames[-1].lineno}" if frames else ""
+    files = [part for word in argv for part in word.split("=", 1) if os.path.exists(part)]
+    lines = [
+        f"{parser.prog}: an error that Regard did not foresee{place}: {what}",
+        *([f"The files it was given: {', '.join(dict.fromkeys(files))}"] if files else []),
+        f"Please report it to whoever gave you Regard, with the output of the same command and --debug; this is Regard "
+        f"{__version__}, Python {platform.python_version()}, {platform.system()}.",
+    ]
+    print("\n".join(lines), file=sys.stderr)
+    return SOFTWARE
 
 
 def list_mechanisms(arguments: argparse.Namespace) -> None:
@@ -70,6 +123,9 @@ def list_mechanisms(arguments: argparse.Namespace) -> None:
         return
     if arguments.recipes:
         _print_recipes(arguments.json)
+        return
+    if arguments.aliases:
+        _print_aliases(arguments.json)
         return
     rows = [row for kind, registry in _registries(arguments.kind) for row in _rows(kind, registry)]
     families = sorted({row["family"] for row in rows})
@@ -82,6 +138,20 @@ def list_mechanisms(arguments: argparse.Namespace) -> None:
             print(json.dumps(row, default=str))
     else:
         _print_table(rows)
+
+
+def _print_aliases(as_json: bool) -> None:
+    """Other names that a spec may be written with."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    for title in ("alias", "kind", "stands for"):
+        table.add_column(title, no_wrap=True)
+    for kind, names in ALIASES.items():
+        for alias, spec in names.items():
+            if as_json:
+                print(json.dumps({"alias": alias, "kind": kind, "spec": spec}))
+            table.add_row(Text(alias, style="bold cyan"), Text(kind), Text(spec))
+    if not as_json:
+        _console(10_000).print(table)
 
 
 def _print_recipes(as_json: bool) -> None:
@@ -141,22 +211,26 @@ def explain(arguments: argparse.Namespace) -> None:
         _print_model(_console(100), arguments.spec, *models[arguments.spec])
         return
     spec = parse(arguments.spec)
-    found = [(kind, registry) for kind, registry in registries if spec.name in registry.names()]
+    found = [(kind, registry) for kind, registry in registries if registry.canonical(spec).name in registry.names()]
     if not found:
-        names = [name for _, registry in registries for name in registry.names()]
+        if spec.name in SETTINGS:
+            raise ValueError(f"nothing is called {spec.name!r}: {SETTINGS[spec.name]}")
+        names = [name for kind, registry in registries for name in (*registry.names(), *ALIASES[kind])]
         names += models if arguments.kind is None else ()
         raise ValueError(f"nothing is called {spec.name!r}{_near(spec.name, names)}; 'regard list' shows what there is")
     console = _console(100)
     for kind, registry in found:
-        _print_explanation(console, kind, registry, spec)
+        _print_explanation(console, kind, registry, registry.canonical(spec))
 
 
 def draw(arguments: argparse.Namespace) -> None:
     """regard draw"""
     from regard import draw as pictures
 
-    name = parse(arguments.spec).name
-    if name in REGISTRIES["position"].names() and name not in REGISTRIES["attention"].names():
+    name = REGISTRIES["attention"].canonical(arguments.spec).name
+    place = REGISTRIES["position"].canonical(arguments.spec).name
+    if place in REGISTRIES["position"].names() and name not in REGISTRIES["attention"].names():
+        name = place
         raise ValueError(f"{name!r} is a position scheme: draw it with a mechanism, softmax --position {name}")
     out = pictures.check(arguments.out)
     drawn = pictures.measure(
@@ -239,6 +313,7 @@ def _rows(kind: str, registry: Registry) -> list[dict[str, Any]]:
             }
             for option in registry.options(name)
         ]
+        row["aliases"] = registry.aliases(name)
         row["examples"] = getattr(cls, "examples", ())
         row["summary"] = inspect.getdoc(cls)
         rows.append(row)
@@ -278,7 +353,10 @@ def _print_explanation(console: Console, kind: str, registry: Registry, spec: Sp
     facts = regard.facts(spec, kind) if spec.parts or spec.options else cls.facts
     console.print(Text.assemble((str(spec), "bold cyan"), f"  {kind}, family {facts.family}"))
     console.print(facts.paper)
-    console.print(re.sub(r"^arXiv (\S+)$", r"https://arxiv.org/abs/\1", facts.link) + "\n")
+    console.print(re.sub(r"^arXiv (\S+)$", r"https://arxiv.org/abs/\1", facts.link))
+    if aliases := registry.aliases(spec.name):
+        console.print(f"also written {', '.join(aliases)}")
+    console.print()
     console.print(Padding(Text(facts.formula, style="bold"), (0, 2)))
     console.print()
     console.print(_flowing(inspect.getdoc(cls) or "-"))
@@ -500,6 +578,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.set_defaults(verb=None)
     parser.add_argument("--version", action="version", version=f"regard {__version__}")
+    parser.add_argument("--debug", action="store_true", help="with any verb: show the traceback of an error")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", parser_class=_Parser)
 
     def verb(name: str, function: Any, about: str, examples: list[str]) -> argparse.ArgumentParser:
@@ -522,6 +601,7 @@ def _parser() -> argparse.ArgumentParser:
     added.add_argument("--kind", help="only this kind, such as attention, feedforward or position")
     added.add_argument("--family", help="only this family, such as scores or patterns")
     added.add_argument("--json", action="store_true", help="all facts and options, one JSON object a line")
+    added.add_argument("--aliases", action="store_true", help="other names that a spec may be written with")
     added.add_argument(
         "--recipes", action="store_true", help="settings to train by, for regard train TASK --config NAME"
     )

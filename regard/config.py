@@ -7,6 +7,8 @@ error. `from_json` reads back what a run keeps of its config.
 import argparse
 import dataclasses
 import difflib
+import functools
+import os
 import re
 import reprlib
 import types
@@ -15,13 +17,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from regard.files import check_yaml, decoded, parse_yaml, read_bytes
 from regard.models.funnel import FunnelConfig
 from regard.models.perceiver import PerceiverConfig
 from regard.models.pooling import ClassifierConfig, How
 from regard.models.recurrent import RECURRENT_PRESETS, RecurrentConfig
 from regard.models.tokenlearner import TokenLearnerConfig
 from regard.models.transformer import PRESETS, ModelConfig
-from regard.spec import describe
+from regard.spec import describe, use_canonical_names
+
+LONGEST_MESSAGE = 1000  # characters that are shown of what a parser says
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,9 @@ class StackOptions:
     """token vectors times the root of their width, as in the paper"""
     dropout: float | None = None
     """of the embeddings and of what each sublayer adds"""
+
+    def __post_init__(self) -> None:
+        use_canonical_names(self)
 
     def changes(self) -> dict[str, Any]:
         """What is given beside the preset."""
@@ -545,6 +553,8 @@ def parse(cls: type, argv: list[str], program: str, description: str) -> Any:
     class Formatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
         pass
 
+    _check_files(cls, argv)
+    _bound_yaml()
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = ArgumentParser(prog=program, description=description, exit_on_error=False, formatter_class=Formatter)
     parser.add_argument(
@@ -553,10 +563,12 @@ def parse(cls: type, argv: list[str], program: str, description: str) -> Any:
     parser.add_class_arguments(cls, as_group=False)
     try:
         values = parser.parse_args(argv).as_dict()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"the config is not UTF-8 text: byte {error.start + 1}; see {program} --help") from error
+    except RecursionError as error:
+        raise ValueError(f"a value nests too deep; see {program} --help") from error
     except ArgumentError as error:
         message = " ".join(str(error).split())
+        if len(message) > LONGEST_MESSAGE:
+            message = f"{message[: LONGEST_MESSAGE // 2]} ... {message[-LONGEST_MESSAGE // 2 :]}"
         if message.startswith("Unexpected config"):
             raise ValueError(f"the config is not a YAML file of keys and values; see {program} --help") from error
         wrong = re.search(r'Parser key "([\w.]+)": .*(?:Given|Got) value: (.*)$', message)
@@ -568,6 +580,33 @@ def parse(cls: type, argv: list[str], program: str, description: str) -> Any:
         raise ValueError(f"{message}{hint}; see {program} --help") from error
     values.pop("config", None)
     return from_json(cls, values)
+
+
+def _check_files(cls: type, argv: list[str]) -> None:
+    """Refuses config files that would not end, or are no text: --config, and those of a section."""
+    sections = [name for name, hint in typing.get_type_hints(cls).items() if dataclasses.is_dataclass(hint)]
+    for index, word in enumerate(argv):
+        flag, _, value = word.partition("=")
+        if flag in {f"--{name}" for name in ("config", *sections)}:
+            path = value or "".join(argv[index + 1 : index + 2])
+            # what is no file is YAML itself, or said to be missing
+            if len(path) < 4096 and os.path.exists(path):
+                parse_yaml(decoded(read_bytes(path), f"{flag} {path}"), f"{flag} {path}")
+
+
+@functools.cache
+def _bound_yaml() -> None:
+    """Has jsonargparse refuse YAML without bounds, in files and in flags."""
+    import yaml
+    from jsonargparse import get_loader, set_loader
+
+    plain = get_loader("yaml")
+
+    def load(text: str) -> Any:
+        check_yaml(text)
+        return plain(text)
+
+    set_loader("yaml", load, exceptions=(yaml.YAMLError,))
 
 
 def names(cls: type, before: str = "") -> list[str]:

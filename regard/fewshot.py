@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import yaml
 
 from regard.config import from_json
 from regard.data.text import open_lines
 from regard.decoding import DecodingConfig
+from regard.files import parse_json, parse_yaml
 from regard.language import LanguageModel
 
 FIELD = re.compile(r"\{(\w+)\}")
@@ -89,10 +89,7 @@ class Accuracy(NamedTuple):
 
 def load(path: str | Path) -> Loaded:
     """A task file and the rows it names, which lie beside it."""
-    try:
-        values = yaml.safe_load("\n".join(open_lines(path)))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path}: not readable YAML: {' '.join(str(error).split())}") from error
+    values = parse_yaml("\n".join(open_lines(path)), path)
     try:
         task = from_json(PromptTask, values)
     except (TypeError, ValueError) as error:
@@ -114,10 +111,7 @@ def _rows(source: str | list[dict], path: Path, needed: set[str]) -> list[Row]:
         file = path.parent / source
         rows, name = [], str(file)
         for number, line in enumerate(open_lines(file), 1):
-            try:
-                rows += [json.loads(line)] if line.strip() else []
-            except (json.JSONDecodeError, RecursionError) as error:
-                raise ValueError(f"{file}:{number}: not a JSON object") from error
+            rows += [parse_json(line, f"{file}:{number}")] if line.strip() else []
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict) or not needed <= set(row):
             gone = ", ".join(sorted(needed - set(row if isinstance(row, dict) else ())))

@@ -16,6 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from regard.aliases import ALIASES, SETTINGS
+
+LONGEST = 10_000  # characters of a spec
+LARGEST = 2**31 - 1  # of whole numbers in options
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -55,11 +60,24 @@ def parse(text: "str | Spec") -> Spec:
         return text
     if not isinstance(text, str):
         raise ValueError(f"a spec is a string such as 'local(window=64)', got {type(text).__name__}: {text!r}")
+    text = _bounded(text)
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise ValueError(f"cannot read the spec {text!r}: expected a form such as 'local(window=64)'") from None
+        raise ValueError(f"cannot read the spec {_short(text)}: expected a form such as 'local(window=64)'") from None
     return _read(tree, text)
+
+
+def _bounded(text: str) -> str:
+    """Without white space around it; what is far too long for a spec is refused before a parser reads it."""
+    if len(text) > LONGEST:
+        raise ValueError(f"a spec has at most {LONGEST:,} characters, got {len(text):,}: {_short(text)}")
+    return text.strip()
+
+
+def _short(text: str) -> str:
+    """A spec as it is shown in errors."""
+    return repr(text if len(text) <= 200 else f"{text[:120]} ... {text[-40:]}")
 
 
 def over_layers(specs: "str | Spec | Sequence[str | Spec]", layers: int) -> list[Spec]:
@@ -77,13 +95,13 @@ def spec_list(specs: "str | Spec | Sequence[str | Spec]") -> list[Spec]:
     if not specs:
         raise ValueError("the list of specs is empty; name at least one mechanism")
     # a list is read as it would be written: YAML, which knows no parentheses, may have cut a spec at its commas
-    text = specs.strip() if isinstance(specs, str) else f"[{', '.join(map(str, specs))}]"
+    text = _bounded(specs if isinstance(specs, str) else f"[{', '.join(map(str, specs))}]")
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         tree = None
     if not isinstance(tree, ast.List):
-        raise ValueError(f"cannot read the list of specs {text!r}: expected '[local(window=64), softmax]'")
+        raise ValueError(f"cannot read the list of specs {_short(text)}: expected '[local(window=64), softmax]'")
     if not tree.elts:
         raise ValueError("the list of specs is empty; name at least one mechanism")
     return [_read(item, text) for item in tree.elts]
@@ -95,22 +113,22 @@ def _read(tree: ast.expr, text: str) -> Spec:
     if isinstance(tree, ast.Name):
         return Spec(tree.id)
     if not (isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name)):
-        raise ValueError(f"cannot read the spec {text!r}: expected a name, or a name with options in parentheses")
+        raise ValueError(f"cannot read the spec {_short(text)}: expected a name, or a name with options in parentheses")
     options = []
     for keyword in tree.keywords:
         if keyword.arg is None:
-            raise ValueError(f"cannot read the spec {text!r}: '**' is not allowed, write option=value")
+            raise ValueError(f"cannot read the spec {_short(text)}: '**' is not allowed, write option=value")
         try:
             value = ast.literal_eval(keyword.value)
-        except ValueError:
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             raise ValueError(
-                f"option {keyword.arg!r} in {text!r} must be a plain value (number, string, True, None, list or tuple),"
-                f" got {ast.unparse(keyword.value)!r}"
+                f"option {keyword.arg!r} in {_short(text)} must be a plain value (number, string, True, None, list or "
+                f"tuple), got {_short(ast.get_source_segment(text, keyword.value) or '')}"
             ) from None
         options.append((keyword.arg, value))
     repeated = {key for key, _ in options if [k for k, _ in options].count(key) > 1}
     if repeated:
-        raise ValueError(f"option {sorted(repeated)[0]!r} is given twice in {text!r}")
+        raise ValueError(f"option {sorted(repeated)[0]!r} is given twice in {_short(text)}")
     return Spec(tree.func.id, tuple(_read(part, text) for part in tree.args), tuple(options))
 
 
@@ -138,11 +156,29 @@ class Registry:
     def names(self) -> list[str]:
         return sorted(self.classes)
 
+    def aliases(self, name: str) -> list[str]:
+        """What else a name may be called."""
+        return [alias for alias, spec in ALIASES[self.kind].items() if parse(spec).name == name]
+
+    def canonical(self, spec: "str | Spec") -> Spec:
+        """The spec by the names of ours: an alias becomes what it stands for, the options of the spec go over it."""
+        spec = parse(spec)
+        parts = tuple(self.canonical(part) for part in spec.parts)
+        meant = parse(ALIASES[self.kind].get(spec.name.lower(), spec.name))
+        name = meant.name if meant.name in self.classes else meant.name.lower()
+        return Spec(
+            name if name in self.classes else spec.name,
+            parts,
+            tuple((dict(meant.options) | dict(spec.options)).items()),
+        )
+
     def find(self, name: str) -> type:
+        name = self.canonical(Spec(name)).name
         if name not in self.classes:
-            raise ValueError(
-                f"unknown {self.kind} {name!r}{_guess(name, self.names())}; known: {', '.join(self.names())}"
-            )
+            if name.lower() in SETTINGS:
+                raise ValueError(f"unknown {self.kind} {name!r}: {SETTINGS[name.lower()]}")
+            near = _guess(name, [*self.names(), *ALIASES[self.kind]])
+            raise ValueError(f"unknown {self.kind} {name!r}{near}; known: {', '.join(self.names())}")
         return self.classes[name]
 
     def options(self, name: str) -> list[Option]:
@@ -163,7 +199,7 @@ class Registry:
 
     def build(self, spec: "str | Spec", shape: Any) -> Any:
         """What a spec names: `Class(shape, **options)`, or `Class(shape, parts, **options)` where it nests specs."""
-        spec = parse(spec)
+        spec = self.canonical(spec)
         cls = self.find(spec.name)
         known = {option.name: option for option in self.options(spec.name)}
         for key, value in spec.options:
@@ -173,8 +209,8 @@ class Registry:
             if not fits(value, known[key].type):
                 expected = describe(known[key].type)
                 raise ValueError(f"option {key!r} of {spec.name!r} must be {expected}, got {value!r}")
-            if isinstance(value, (int, float)) and value < 0:
-                raise ValueError(f"option {key!r} of {spec.name!r} must not be negative, got {value}")
+            for number in value if isinstance(value, tuple | list) else (value,):
+                _check_number(number, f"option {key!r} of {spec.name!r}")
         missing = [name for name, option in known.items() if option.required and name not in dict(spec.options)]
         if missing:
             raise ValueError(f"{self.kind} {spec.name!r} needs the option {missing[0]!r}: {known[missing[0]].meaning}")
@@ -183,6 +219,14 @@ class Registry:
         if spec.parts:
             raise ValueError(f"{self.kind} {spec.name!r} takes options by name only, got {str(spec.parts[0])!r}")
         return cls(shape, **dict(spec.options))
+
+
+def _check_number(value: Any, what: str) -> None:
+    """Numbers that no layer can be built with: negative ones, infinity, whole ones that sizes never reach."""
+    if isinstance(value, int | float) and not 0 <= value < math.inf:
+        raise ValueError(f"{what} must not be negative, and finite, got {value}")
+    if isinstance(value, int) and value > LARGEST:
+        raise ValueError(f"{what} must be at most {LARGEST:,}, got {value:,}")
 
 
 def fits(value: Any, kind: Any) -> bool:
@@ -227,3 +271,28 @@ ATTENTION = Registry("attention", "regard.attention")
 FEEDFORWARD = Registry("feedforward", "regard.feedforward")
 POSITIONS = Registry("position", "regard.positions")
 REGISTRIES = {registry.kind: registry for registry in (ATTENTION, FEEDFORWARD, POSITIONS)}
+
+# the fields of a config that hold specs
+FIELDS = {
+    "attention": ATTENTION,
+    "decoder_attention": ATTENTION,
+    "cross_attention": ATTENTION,
+    "feedforward": FEEDFORWARD,
+    "decoder_feedforward": FEEDFORWARD,
+    "position": POSITIONS,
+}
+
+
+def use_canonical_names(config: Any) -> None:
+    """Puts the names of ours into the specs of a config, where they are written with aliases."""
+    for name, registry in FIELDS.items():
+        specs = getattr(config, name, None)
+        if not specs:
+            continue
+        given = spec_list(specs)
+        meant = [registry.canonical(spec) for spec in given]
+        if meant != given:
+            many = len(meant) > 1 or not isinstance(specs, str)
+            value = [str(spec) for spec in meant] if many else str(meant[0])
+            # configs are frozen
+            object.__setattr__(config, name, value)

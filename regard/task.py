@@ -25,6 +25,7 @@ from regard import __version__, models
 from regard.config import from_json
 from regard.data.tokenizer import Tokenizer
 from regard.feedforward.base import active_parameters
+from regard.files import parse_yaml
 from regard.kernels.packed import pack_linears
 from regard.models.transformer import Stack
 from regard.training import checkpoint, loop
@@ -306,10 +307,7 @@ def read_config(run: Run) -> Any:
     path = run.folder / "config.yaml"
     if not run.has("config.yaml"):
         raise ValueError(f"{run.folder} has no config.yaml: compact and imported runs are to be used, and cannot go on")
-    try:
-        values = yaml.safe_load(run.read_text("config.yaml"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not readable YAML: {' '.join(str(error).split())}") from error
+    values = parse_yaml(run.read_text("config.yaml"), path)
     if isinstance(values, dict) and isinstance(values.get("model"), dict):
         # what was left to the preset is so still, also where there was an option that is no more
         values["model"] = {name: value for name, value in values["model"].items() if value is not None}

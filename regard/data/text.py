@@ -20,6 +20,8 @@ from typing import BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 
+from regard.files import foreign
+
 Some = TypeVar("Some", bound=tuple)
 
 LONGEST = 1_000_000  # characters in a line
@@ -231,7 +233,7 @@ def checked(data: bytes, is_whole: bool, name: str, number: int, longest: int) -
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        return BadText(name, number, "not UTF-8", f": byte 0x{data[error.start]:02x} at byte {error.start + 1}")
+        return BadText(name, number, "not UTF-8", foreign(data, error.start))
     if len(text) > longest:
         return BadText(name, number, f"line longer than {longest} characters", f": it has {len(text)}")
     if control := CONTROL.search(text):
@@ -276,8 +278,14 @@ def column_pairs(
             continue
         cells = line.text.split("\t")
         if len(cells) <= max(columns):
-            detail = f": {len(cells)}, expected at least {max(columns) + 1}, separated by tabs"
-            yield BadText(name, line.number, "too few columns", detail)
+            reason, detail = (
+                "too few columns",
+                f": {len(cells)}, expected at least {max(columns) + 1}, separated by tabs",
+            )
+            if len(cells) == 1 and line.number == 1:
+                reason = "a sentence without its translation"
+                detail = ": give the file of translations (--data.target; of other verbs --target), or pairs with a tab"
+            yield BadText(name, line.number, reason, detail)
             continue
         first, second = (cells[column] for column in columns)
         if first.strip() and second.strip():

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
+from regard.files import check_regular
+
 Links = frozenset[tuple[int, int]]
 Method = Literal["intersection", "union", "grow-diagonal", "grow-diagonal-final", "grow-diagonal-final-and"]
 
@@ -159,6 +161,7 @@ def symmetrise(
 
 def _lines(path: str | Path) -> Iterable[tuple[int, str]]:
     """Lines numbered from 1, cut at newlines only."""
+    check_regular(path, "a file of links")
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, 1):
             try:

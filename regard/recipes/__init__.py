@@ -58,7 +58,7 @@ def with_paths(argv: list[str], task: str) -> list[str]:
 
 def _path(value: str, task: str) -> str:
     """A plain word names a recipe, unless it is the name of a file here."""
-    if not re.fullmatch(r"[\w-]+", value) or Path(value).is_file():
+    if not re.fullmatch(r"[\w-]+", value) or (Path(value).exists() and not Path(value).is_dir()):
         return value
     return str(find(value, task).path)
 
