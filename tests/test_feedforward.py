@@ -611,6 +611,27 @@ def test_second_choices_queue_behind_first_ones():
     assert_close(out.statistics["dropped"], torch.tensor(0.5))
 
 
+@pytest.mark.parametrize("name", ["switch(jitter=0.0, ", "gshard(threshold=0.0, ", "stmoe(threshold=0.0, ", "glam("])
+def test_local_groups_are_calls_of_their_own(name):
+    """Tokens of other groups are no competition, and the losses are the mean; the last group has what is left."""
+    torch.manual_seed(0)
+    options = "experts=4, capacity=0.75" + (", threshold=0.0" if name == "glam(" else "")
+    layer = regard.feedforward(f"{name}{options}, group=5)", width=WIDTH, inner=INNER).double().train()
+    nn.init.normal_(layer.router)
+    x = tokens(1, 13)
+    whole = layer.run(x, Rows.full(x))
+    cuts = [layer.run(part, Rows.full(part)) for part in x.split(5, 1)]
+    assert_close(whole.y, torch.cat([cut.y for cut in cuts], 1))
+    assert_close(whole.loss, sum(n / 13 * cut.loss for n, cut in zip((5, 5, 3), cuts, strict=True)))
+    assert 0.1 < whole.statistics["dropped"] < 0.9
+    layer.group = None
+    assert (layer.run(x, Rows.full(x)).y - whole.y).abs().max() > 1e-3
+    # a token alone has room for itself: ceil(0.75 / 4) = 1
+    layer.group = 1
+    assert layer.run(x, Rows.full(x)).statistics["dropped"] == 0
+    assert_close(layer.run(x, Rows.full(x)).y, layer.eval().run(x, Rows.full(x)).y)
+
+
 def test_the_second_expert_is_asked_as_often_as_its_gate_says():
     layer = regard.feedforward("gshard(experts=2, capacity=None, threshold=0.5)", width=2, inner=4).train()
     with torch.no_grad():
@@ -681,6 +702,7 @@ def test_few_tokens_read_few_rows():
         ("switch(experts=0)", "at least as many experts"),
         ("gshard(experts=1)", "sends a token to 2 experts"),
         ("switch(capacity=0.0)", "must be above 0"),
+        ("gshard(group=0)", "must be at least 1 token, or None for all; got 0"),
         ("choice(experts=2, capacity=3.0)", "at most the number of experts"),
         ("productkey(keys=4, choices=5)", "at most as many choices as keys"),
         ("productkey(key_width=7)", "two halves"),

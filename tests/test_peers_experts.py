@@ -26,8 +26,8 @@ def build(spec: str) -> FeedForward:
     return layer
 
 
-def tokens() -> Tensor:
-    return torch.randn(1, T, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+def tokens(B: int = 1) -> Tensor:
+    return torch.randn(B, T, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
 def run(layer: FeedForward, x: Tensor) -> Out:
@@ -97,10 +97,11 @@ def test_glam_without_capacity_is_mixtral_with_its_activation():
     assert_close(run(ours, x).y, theirs(x), rtol=1e-5, atol=1e-5)
 
 
-def test_gshard():
-    """Capacity binds and second choices are dropped; the loss with it."""
+@pytest.mark.parametrize("B", [1, 3])
+def test_gshard(B):
+    """Capacity binds and second choices are dropped; the loss with it. Their groups are the rows of a batch."""
     peer = importlib.import_module("mixture_of_experts")
-    ours = build(f"gshard(experts={EXPERTS}, capacity=1.5, threshold=0.0)").train()
+    ours = build(f"gshard(experts={EXPERTS}, capacity=1.5, threshold=0.0, group={T})").train()
     # theirs rounds down
     factor = math.ceil(1.5 * T / EXPERTS) * EXPERTS / T
     policy = {"second_policy_train": "all", "capacity_factor_train": factor + 1e-6}
@@ -109,7 +110,7 @@ def test_gshard():
         theirs.gate.w_gating.copy_(ours.router.T)
         theirs.experts.w1.copy_(ours.networks.inner)
         theirs.experts.w2.copy_(ours.networks.outer)
-    x = tokens()
+    x = tokens(B)
     out, (other, loss) = run(ours, x), theirs(x)
     assert 0.02 < out.statistics["dropped"] < 0.9
     assert_close(out.y, other, rtol=1e-6, atol=1e-6)

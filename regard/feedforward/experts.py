@@ -6,7 +6,10 @@ tokens that are sent, whatever the number of experts.
 
 **Capacity.** While it trains, a layer may give each expert no more than ceil(capacity N / experts) of the N real tokens
 of a call, first come, first served: the first choices of all tokens in order, then the second ones. Who comes too late
-is dropped, and gets zeros from that expert. Otherwise, in evaluation and in decoding, nobody is dropped.
+is dropped, and gets zeros from that expert. Otherwise, in evaluation and in decoding, nobody is dropped. With `group` =
+S the real tokens of a call are dealt out S at a time, the last ones perhaps fewer, as devices do that each have some of
+them: each expert takes ceil(capacity n / experts) of the n tokens of a group, and the balance loss is that of the
+groups, by their tokens.
 
 **Losses** come weighted by options of the layer; `statistics` has them as they are, with the share of the tokens that
 each expert was chosen for ("load") and of those dropped ("dropped").
@@ -32,6 +35,7 @@ Capacity = Annotated[float | None, "of an expert in training, times its share of
 Balance = Annotated[float, "weight of the loss that keeps the experts alike"]
 ExpertActivation = Annotated[Activation, "inside the experts"]
 Gated = Annotated[bool, "gated experts, as in dense"]
+Group = Annotated[int | None, "tokens that are dealt out together in training; None: all of the batch"]
 
 
 class Route(NamedTuple):
@@ -97,8 +101,11 @@ class Routed(FeedForward):
         activation: Activation = "relu",
         gated: bool = False,
         scaled: bool = False,
+        group: int | None = None,
     ):
         super().__init__(sizes if inner is None else replace(sizes, inner=inner))
+        if group is not None and group < 1:
+            raise ValueError(f"group of {self.facts.name!r} must be at least 1 token, or None for all; got {group}")
         if choices < 1:
             raise ValueError(f"feedforward {self.facts.name!r} must send a token to at least one expert, got {choices}")
         if experts < choices:
@@ -108,7 +115,7 @@ class Routed(FeedForward):
             )
         if capacity is not None and not capacity > 0:
             raise ValueError(f"capacity of {self.facts.name!r} must be above 0, or None for no limit; got {capacity}")
-        self.experts, self.choices, self.capacity = experts, choices, capacity
+        self.experts, self.choices, self.capacity, self.group = experts, choices, capacity, group
         self.jitter = 0.0  # noise on what the router reads, in training
         # small, so that at first all experts are about as likely
         self.router = nn.Parameter(torch.empty(experts, sizes.width).normal_(std=0.02))
@@ -131,8 +138,11 @@ class Routed(FeedForward):
         logits, tokens = self.logits(tokens)
         route = self.route(logits, real)
         sent = route.sent if real is None else real[:, None] if route.sent is None else route.sent & real[:, None]
-        group = route.expert if sent is None else torch.where(sent, route.expert, self.experts)
+        wished = route.expert if sent is None else torch.where(sent, route.expert, self.experts)
         limit, most = self._limits(tokens, real)
+        group = wished
+        if limit is not None and self.group is not None:
+            group, limit, most = self._locally(wished, real)
         kind, dtype = x.device.type, product_dtype(x)
         # all first choices, then all second ones
         dealt = deal(group.T, self.experts, dtype, (self.sizes.width, self.sizes.inner), most, limit)
@@ -143,7 +153,7 @@ class Routed(FeedForward):
             return Out(y)
         loss = sum(weight * value for _, weight, value in route.losses) if route.losses else None
         statistics = {name: value.detach() for name, _, value in route.losses}
-        return Out(y, loss=loss, statistics=statistics | load(group.flatten(), self.experts, dealt.taken))
+        return Out(y, loss=loss, statistics=statistics | load(wished.flatten(), self.experts, dealt.taken))
 
     def _limits(self, tokens: Tensor, real: Tensor | None) -> tuple[Tensor | None, int | None]:
         """How many tokens an expert takes, and how many that can be, as far as the host knows."""
@@ -155,6 +165,25 @@ class Routed(FeedForward):
             # filled on the device, not copied to it: a recorded step may not copy
             return torch.full((), most, device=tokens.device), most
         return torch.ceil(real.sum().double() * share - 1e-9).long(), most
+
+    def _locally(self, expert: Tensor, real: Tensor | None) -> tuple[Tensor, None, int]:
+        """Experts [N, k] with those left out that have no room for a token in its group; then nobody else is turned
+        away, and the host knows how many an expert takes at most."""
+        N, share = len(expert), self.capacity / self.experts
+        groups = math.ceil(N / self.group)
+        index, sizes = local_groups(N, self.group, real, expert.device)
+        key = torch.where(expert < self.experts, index[:, None] * self.experts + expert, groups * self.experts)
+        # all first choices, then all second ones
+        key = key.T.flatten()
+        order = torch.argsort(key, stable=True)
+        count = torch.zeros(groups * self.experts + 1, dtype=torch.long, device=key.device)
+        count = count.scatter_add_(0, key, torch.ones_like(key))
+        steps = torch.arange(len(key), device=key.device)
+        rank = torch.empty_like(key).scatter_(0, order, steps - (count.cumsum(0) - count)[key[order]])
+        limit = torch.ceil(sizes.double() * share - 1e-9).long()[index]
+        has_room = limit[:, None] > rank.view(-1, N).T
+        most = min(N, groups * room(min(self.group, N) * share))
+        return torch.where(has_room, expert, self.experts), None, most
 
     def logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The router's, in float32 (or better) whatever the tokens are in; and the tokens, to be read behind it."""
@@ -170,15 +199,18 @@ class Routed(FeedForward):
     def reference(self, x: Tensor) -> Out:
         choices, loss = self.plain_route(x)
         limited = self.training and self.capacity is not None
-        limit = room(len(x) * self.capacity / self.experts) if limited else len(x)
-        taken, y = [0] * self.experts, [torch.zeros_like(token) for token in x]
-        for turn in range(self.choices):
-            for n, named in enumerate(choices):
-                if turn < len(named):
-                    expert, gate = named[turn]
-                    if taken[expert] < limit:
-                        taken[expert] += 1
-                        y[n] = y[n] + gate * self.networks.plain(expert, x[n])
+        y, size = [torch.zeros_like(token) for token in x], self.group or len(x)
+        for first in range(0, len(x), size):
+            members = range(first, min(first + size, len(x)))
+            limit = room(len(members) * self.capacity / self.experts) if limited else len(x)
+            taken = [0] * self.experts
+            for turn in range(self.choices):
+                for n in members:
+                    if turn < len(choices[n]):
+                        expert, gate = choices[n][turn]
+                        if taken[expert] < limit:
+                            taken[expert] += 1
+                            y[n] = y[n] + gate * self.networks.plain(expert, x[n])
         return Out(torch.stack(y), loss=loss if self.training else None)
 
 
@@ -219,10 +251,28 @@ def mean(x: Tensor, real: Tensor | None) -> Tensor:
     return torch.where(real.view(-1, *[1] * (x.dim() - 1)), x, 0).sum(0) / real.sum().clamp(min=1)
 
 
-def balance(shares: Tensor, first: Tensor, real: Tensor | None) -> Tensor:
+def local_groups(N: int, size: int, real: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The group of each of N tokens, the real ones counted `size` at a time, and how many real ones each group has."""
+    steps = torch.arange(N, device=device) if real is None else (real.cumsum(0) - 1).clamp(min=0)
+    total = N if real is None else real.sum()
+    begin = torch.arange(0, N, size, device=device)
+    return steps // size, (total - begin).clamp(0, size)
+
+
+def balance(shares: Tensor, first: Tensor, real: Tensor | None, size: int | None = None) -> Tensor:
     """experts * sum_e f_e P_e of the router's shares [N, experts], with f_e the part of the tokens that choose e first
-    (which has no gradient) and P_e its mean share: 1 where all experts are alike."""
+    (which has no gradient) and P_e its mean share: 1 where all experts are alike. Of groups of `size` tokens, the mean,
+    each by its tokens."""
     experts = shares.shape[1]
+    if size is not None:
+        index, sizes = local_groups(len(shares), size, real, shares.device)
+        weight = torch.ones_like(shares) if real is None else real.to(shares.dtype)[:, None].expand_as(shares)
+        key = index * experts + first
+        counts = shares.new_zeros(len(sizes) * experts).scatter_add(0, key, weight[:, 0].detach())
+        seen = shares if real is None else torch.where(real[:, None], shares, 0)
+        sums = shares.new_zeros(len(sizes), experts).index_add(0, index, seen)
+        each = (counts.view(-1, experts) * sums).sum(1) / sizes.clamp(min=1)
+        return experts * each.sum() / weight[:, 0].sum().clamp(min=1)
     weight = torch.ones_like(shares[:, 0]) if real is None else real.to(shares.dtype)
     counts = shares.new_zeros(experts).scatter_add(0, first, weight.detach())
     return experts * (counts / weight.sum().clamp(min=1) * mean(shares, real)).sum()
@@ -233,8 +283,11 @@ def plain_softmax(logits: Tensor) -> Tensor:
     return powers / powers.sum()
 
 
-def plain_balance(shares: list[Tensor], firsts: list[int]) -> Tensor:
+def plain_balance(shares: list[Tensor], firsts: list[int], size: int | None = None) -> Tensor:
     """The same in loops."""
+    if size is not None:
+        cuts = [slice(first, first + size) for first in range(0, len(shares), size)]
+        return sum(len(shares[cut]) / len(shares) * plain_balance(shares[cut], firsts[cut]) for cut in cuts)
     experts, total = len(shares[0]), 0.0
     for expert in range(experts):
         chosen = sum(first == expert for first in firsts) / len(firsts)

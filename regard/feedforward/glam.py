@@ -2,7 +2,7 @@
 
 from regard.attention.base import Order
 from regard.feedforward.base import FeedForwardFacts, Sizes
-from regard.feedforward.experts import Balance, Capacity, Experts, Inner
+from regard.feedforward.experts import Balance, Capacity, Experts, Group, Inner
 from regard.feedforward.pairs import Pairs, Threshold
 
 
@@ -36,6 +36,7 @@ class GLaM(Pairs):
         capacity: Capacity = 2.0,
         balance: Balance = 0.01,
         threshold: Threshold = 0.5,
+        group: Group = None,
     ):
         super().__init__(
             sizes,
@@ -44,6 +45,7 @@ class GLaM(Pairs):
             capacity=capacity,
             balance=balance,
             threshold=threshold,
+            group=group,
             activation="gelu",
             gated=True,
         )

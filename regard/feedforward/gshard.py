@@ -2,7 +2,7 @@
 
 from regard.attention.base import Order
 from regard.feedforward.base import FeedForwardFacts, Sizes
-from regard.feedforward.experts import Balance, Capacity, Experts, Inner
+from regard.feedforward.experts import Balance, Capacity, Experts, Group, Inner
 from regard.feedforward.pairs import Pairs, Threshold
 
 
@@ -13,8 +13,11 @@ class GShard(Pairs):
     While training, an expert takes ceil(capacity N / experts) tokens, first choices before second ones, the second
     expert is asked with probability min(1, g_2 / threshold) only, and experts are kept alike by
     balance * experts * sum_e f_e P_e (the paper's loss times experts^2, so that 1 is even). Gates are as they were
-    before anybody was dropped. When capacity binds, later tokens can take an earlier one its second expert. Outside
-    training nothing is drawn and nobody dropped. Time 2 N E F, memory 2 N F."""
+    before anybody was dropped. When capacity binds, later tokens can take an earlier one its second expert. `group` are
+    the paper's local groups: tokens compete with those of their group only, and the loss is the mean of the groups'.
+    Outside training nothing is drawn and nobody dropped, where the authors' code keeps to a capacity and, unless told
+    otherwise, asks the second expert always; it rounds capacities down, and up to a multiple of four. Time 2 N E F,
+    memory 2 N F."""
 
     facts = FeedForwardFacts(
         name="gshard",
@@ -32,6 +35,7 @@ class GShard(Pairs):
         "gshard(experts=4, capacity=1.5, threshold=0.0)",
         "gshard(experts=3, capacity=None)",
         "gshard(experts=4, capacity=1.25)",
+        "gshard(experts=3, capacity=1.25, threshold=0.0, group=16)",
     )
 
     def __init__(
@@ -43,5 +47,8 @@ class GShard(Pairs):
         capacity: Capacity = 2.0,
         balance: Balance = 0.01,
         threshold: Threshold = 0.5,
+        group: Group = None,
     ):
-        super().__init__(sizes, experts=experts, inner=inner, capacity=capacity, balance=balance, threshold=threshold)
+        super().__init__(
+            sizes, experts=experts, inner=inner, capacity=capacity, balance=balance, threshold=threshold, group=group
+        )

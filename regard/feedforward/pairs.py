@@ -31,6 +31,7 @@ class Pairs(Routed):
         activation: Activation = "relu",
         gated: bool = False,
         scaled: bool = False,
+        group: int | None = None,
     ):
         super().__init__(
             sizes,
@@ -41,6 +42,7 @@ class Pairs(Routed):
             activation=activation,
             gated=gated,
             scaled=scaled,
+            group=group,
         )
         self.balance, self.threshold, self.z = balance, threshold, z
         training = "token" if capacity is None else "batch"
@@ -58,7 +60,7 @@ class Pairs(Routed):
             sent = torch.stack([torch.ones_like(kept), kept], 1)
         losses = []
         if self.balance:
-            losses.append(("balance", self.balance, balance(shares, expert[:, 0], real)))
+            losses.append(("balance", self.balance, balance(shares, expert[:, 0], real, self.group)))
         if self.z:
             losses.append(("z", self.z, mean(torch.logsumexp(logits, 1).square(), real)))
         return Route(expert, gate, sent, tuple(losses))
@@ -71,6 +73,6 @@ class Pairs(Routed):
             first, second = sorted(range(self.experts), key=lambda expert, share=share: -share[expert].item())[:2]
             both = share[first] + share[second]
             choices.append([(first, share[first] / both), (second, share[second] / both)])
-        loss = self.balance * plain_balance(shares, [named[0][0] for named in choices])
+        loss = self.balance * plain_balance(shares, [named[0][0] for named in choices], self.group)
         sizes = [torch.log(sum(torch.exp(logit) for logit in row)) ** 2 for row in logits]
         return choices, loss + self.z * sum(sizes) / len(sizes)

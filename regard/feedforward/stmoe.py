@@ -4,7 +4,7 @@ from typing import Annotated
 
 from regard.attention.base import Order
 from regard.feedforward.base import FeedForwardFacts, Sizes
-from regard.feedforward.experts import Balance, Capacity, Experts, Inner
+from regard.feedforward.experts import Balance, Capacity, Experts, Group, Inner
 from regard.feedforward.pairs import Pairs, Threshold
 
 
@@ -39,6 +39,7 @@ class STMoE(Pairs):
         balance: Balance = 0.01,
         z: Annotated[float, "weight of the loss that keeps the router's logits small"] = 0.001,
         threshold: Threshold = 0.2,
+        group: Group = None,
     ):
         super().__init__(
             sizes,
@@ -47,6 +48,7 @@ class STMoE(Pairs):
             capacity=capacity,
             balance=balance,
             threshold=threshold,
+            group=group,
             z=z,
             activation="gelu",
             gated=True,

@@ -14,6 +14,7 @@ from regard.feedforward.experts import (
     ExpertActivation,
     Experts,
     Gated,
+    Group,
     Inner,
     Route,
     Routed,
@@ -48,6 +49,7 @@ class Switch(Routed):
         "switch(experts=4, capacity=1.0, jitter=0.0)",
         "switch(experts=3, inner=12, capacity=None)",
         "switch(experts=5, capacity=0.8, jitter=0.0, activation='gelu', gated=True)",
+        "switch(experts=3, capacity=1.0, jitter=0.0, group=25)",
     )
     reduces_to = (("switch(experts=1)", "dense(bias=False)"),)
 
@@ -62,9 +64,17 @@ class Switch(Routed):
         jitter: Annotated[float, "noise on what the router reads, in training"] = 0.01,
         activation: ExpertActivation = "relu",
         gated: Gated = False,
+        group: Group = None,
     ):
         super().__init__(
-            sizes, experts=experts, inner=inner, choices=1, capacity=capacity, activation=activation, gated=gated
+            sizes,
+            experts=experts,
+            inner=inner,
+            choices=1,
+            capacity=capacity,
+            activation=activation,
+            gated=gated,
+            group=group,
         )
         if not 0 <= jitter < 1:
             raise ValueError(f"jitter of {self.facts.name!r} must be at least 0 and below 1, got {jitter}")
@@ -77,11 +87,11 @@ class Switch(Routed):
         gate, expert = shares.max(1, keepdim=True)
         losses = ()
         if self.training and self.balance:
-            losses = (("balance", self.balance, balance(shares, expert[:, 0], real)),)
+            losses = (("balance", self.balance, balance(shares, expert[:, 0], real, self.group)),)
         return Route(expert, gate, losses=losses)
 
     def plain_route(self, x: Tensor) -> tuple[list[list[tuple[int, Tensor]]], Tensor | float]:
         shares = [plain_softmax(plain_linear(self.router, token)) for token in x]
         firsts = [int(share.argmax()) for share in shares]
         choices = [[(first, share[first])] for first, share in zip(firsts, shares, strict=True)]
-        return choices, self.balance * plain_balance(shares, firsts)
+        return choices, self.balance * plain_balance(shares, firsts, self.group)
