@@ -629,8 +629,8 @@ def cost(case: Case, T: int) -> dict[str, int]:
 def check_cost(case: Case) -> None:
     """The exponents of a step, forward and backward, counted at two lengths."""
     facts = case.build().facts
-    # what is quadratic shows it early, and takes long
-    N = 512 if facts.time.exponent == 2 and not ATTENTION.find(case.spec.split("(")[0]).nests else 1024
+    # scores of all pairs show that they are quadratic early, and take long
+    N = 512 if facts.family == "scores" and case.position is None else 1024
     short, long = cost(case, N), cost(case, 2 * N)
     # a mixer may multiply no matrix and save nothing
     grown = {name: math.log2(max(long[name], 1) / max(short[name], 1)) for name in short}

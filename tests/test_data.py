@@ -426,7 +426,7 @@ def test_errors_in_the_text_reach_the_one_who_trains(tmp_path):
     for kind, size in (("bpe", 259), ("units", 4)):
         with pytest.raises(ValueError, match=f"at least {size + 1}, got {size}"):
             Tokenizer.train(["a"], size, kind)
-    with pytest.raises(ValueError, match="'sounds', expected one of: bpe, units"):
+    with pytest.raises(ValueError, match="'sounds', expected one of: bpe, uncased, units"):
         Tokenizer.train(["a"], 300, "sounds")
     with pytest.raises(ValueError, match="minimum"):
         Tokenizer.train(["a"], 300, minimum=0)

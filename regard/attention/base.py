@@ -590,7 +590,7 @@ class Heads(Attention):
         return Out(y, state, loss=self.learn(rows, query, source) if self.training else None)
 
     def begin(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
-        if self.shape.role == "cross" and self.position is not None:
+        if self.shape.role == "cross" and self.position is not None and self.position.facts.kind != "input":
             raise ValueError("queries that stand among their keys are read as a whole: call the layer, not start")
         if self.shape.role == "cross":
             # tokens of a head side by side: read at every step, laid out once
