@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import regard
 from regard.attention.base import Out, Rows, pack
-from regard.feedforward.base import FeedForward, Sizes
+from regard.feedforward.base import FeedForward, Sizes, active_parameters
 from regard.feedforward.choice import Choice
 from regard.feedforward.dense import Dense
 from regard.feedforward.experts import Routed
@@ -323,7 +323,7 @@ def check_low_precision(case: Case) -> None:
                     if (
                         "router" not in name
                         and "table" not in name
-                        and name.split(".")[0] not in ("down", "up", "query")
+                        and name.split(".")[0] not in ("down", "up", "query", "hidden", "hidden_norms", "norm")
                     ):
                         part.mul_(1 + eps * (2 * torch.rand_like(part) - 1))
                 moved = max(moved, (near(given.float()) - exact).abs().max().item())
@@ -363,7 +363,7 @@ def check_round_trip(case: Case) -> None:
     x = tokens()
     same(other(x), layer(x))
     assert str(regard.spec.parse(case.spec)) == str(regard.spec.parse(str(regard.spec.parse(case.spec))))
-    wrong = case.spec.replace(")", ", nonsense=1)") if "(" in case.spec else f"{case.spec}(nonsense=1)"
+    wrong = f"{case.spec[:-1]}, nonsense=1)" if "(" in case.spec else f"{case.spec}(nonsense=1)"
     with pytest.raises(ValueError, match="has no option 'nonsense'"):
         regard.feedforward(wrong, width=WIDTH, inner=INNER)
 
@@ -682,6 +682,29 @@ def test_batch_norm_is_that_of_torch():
     same(ours.mean, before)
 
 
+def test_layers_share_the_values_of_product_keys():
+    """One table for all such layers of encoder and decoder, counted once; a token takes its part in each of them."""
+    spec = "productkey(keys=8, heads=2, choices=2, key_width=8{})"
+    sizes = {"vocabulary": 20, "width": 16, "heads": 2, "inner": 16, "layers": 3, "dropout": 0.0}
+    feeds = ["dense", spec.format(", shared_values=True"), spec.format(", shared_values=True")]
+    model = regard.Transformer(regard.ModelConfig(**sizes, feedforward=feeds))
+    found = [part for part in model.modules() if isinstance(part, ProductKey)]
+    assert len(found) == 4
+    assert len({id(part.values) for part in found}) == 1
+    assert len({id(part.query.weight) for part in found}) == 4
+    idle = sum(part.numel() for part in model.parameters()) - active_parameters(model)
+    assert idle == 64 * 16 - 4 * 2 * 2 * 16
+    logits = model(torch.randint(20, (2, 5)), torch.randint(20, (2, 5))).logits
+    logits.square().sum().backward()
+    assert found[0].values.grad.any()
+    own = regard.Transformer(regard.ModelConfig(**sizes, feedforward=spec.format("")))
+    assert len({id(part.values) for part in own.modules() if isinstance(part, ProductKey)}) == 6
+    other = "productkey(keys=4, heads=2, choices=2, key_width=8, shared_values=True)"
+    mixed = regard.ModelConfig(**(sizes | {"layers": 2}), feedforward=[other, feeds[1]])
+    with pytest.raises(ValueError, match=r"needs as many keys in every layer, and the same option: got 8 keys, and 4"):
+        regard.Transformer(mixed)
+
+
 def test_few_tokens_read_few_rows():
     """The sparse layer in decoding: the same answers, from a part of the weights."""
     layer = regard.feedforward("scaling(block=8, rank=3)", width=WIDTH, inner=64).eval()
@@ -706,6 +729,7 @@ def test_few_tokens_read_few_rows():
         ("choice(experts=2, capacity=3.0)", "at most the number of experts"),
         ("productkey(keys=4, choices=5)", "at most as many choices as keys"),
         ("productkey(key_width=7)", "two halves"),
+        ("productkey(query_layers=(8, 0))", "at least 1 wide each"),
         ("scaling(block=5)", "must divide the width inside"),
         ("scaling(block=4, hard=1.5)", "hard from 0 to 1"),
         ("dense(activation='tanh')", "'relu' or 'gelu'"),

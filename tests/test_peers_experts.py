@@ -121,6 +121,36 @@ def test_gshard(B):
     assert_close(mine[1], their[1], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_product_keys_with_the_authors_network(training):
+    """Linear, batch norm and ReLU for each layer of the queries, the last without ReLU, by PyTorch's modules; then every
+    one of the keys^2 values is scored."""
+    heads, keys, half = 3, 6, 5
+    options = f"keys={keys}, heads={heads}, choices=4, key_width={2 * half}, query_layers=(9, 7)"
+    ours = build(f"productkey({options})").train(training)
+    widths = [WIDTH, 9, 7, heads * 2 * half]
+    layers = []
+    for linear, norm in zip([*ours.hidden, ours.query], [*ours.hidden_norms, ours.norm], strict=True):
+        theirs = nn.BatchNorm1d(len(norm.weight)).double()
+        torch.nn.init.normal_(norm.mean)
+        torch.nn.init.uniform_(norm.variance, 0.5, 2.0)
+        state = {"weight": norm.weight, "bias": norm.bias, "running_mean": norm.mean, "running_var": norm.variance}
+        theirs.load_state_dict({name: part.detach().clone() for name, part in state.items()}, strict=False)
+        layers += [linear, theirs, nn.ReLU()]
+    assert [layer.out_features for layer in layers[::3]] == widths[1:]
+    network = nn.Sequential(*layers[:-1]).train(training)
+    x = tokens()
+    q = network(x[0]).view(T, heads, 2, half)
+    one, two = (torch.einsum("thd,hkd->thk", q[:, :, side], ours.table[:, side]) for side in (0, 1))
+    best, at = (one[..., :, None] + two[..., None, :]).flatten(2).topk(4, -1)
+    other = (torch.softmax(best, -1)[..., None] * ours.values[at]).sum((1, 2))
+    y = run(ours, x).y[0]
+    assert_close(y, other)
+    leaves = [ours.hidden[0].weight, ours.table, ours.values]
+    assert_close(gradients(y, leaves), gradients(other, leaves))
+    assert_close(ours.hidden_norms[1].variance, layers[4].running_var)
+
+
 def test_product_keys():
     peer = importlib.import_module("product_key_memory")
     heads, keys, half = 3, 6, 5

@@ -92,6 +92,10 @@ class FeedForward(nn.Module):
         """[B, T, E] -> Out(y, loss=..., statistics=...): what a model calls. The loss is already weighted."""
         raise NotImplementedError
 
+    def settle(self, first: "FeedForward | None") -> None:
+        """A model says once: the first layer of this kind, where this one is another; what layers share is taken
+        from it."""
+
     def reference(self, x: Tensor) -> Out:
         """The real tokens of one row [N, E] -> y [N, E] and the loss: the formula in loops. What is drawn in training
         it does not draw: the suite compares where nothing is."""
@@ -104,10 +108,13 @@ class FeedForward(nn.Module):
 
 def active_parameters(model: nn.Module) -> int:
     """Parameters of a model that one token takes part in, its layers of experts counted as they say."""
-    idle = 0
+    idle, counted = 0, set()
     for part in model.modules():
         if isinstance(part, FeedForward):
-            idle += sum(parameter.numel() for parameter in part.parameters()) - part.active()
+            # what layers share is there once, and each of them takes its own part of it
+            idle += sum(parameter.numel() for parameter in part.parameters() if parameter not in counted)
+            idle -= part.active()
+            counted |= set(part.parameters())
     return sum(parameter.numel() for parameter in model.parameters()) - idle
 
 

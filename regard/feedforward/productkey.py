@@ -1,6 +1,7 @@
 """A memory of very many values, found by keys that are pairs of a few."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import torch
@@ -25,7 +26,9 @@ class Normed(nn.Module):
 
     def forward(self, x: Tensor, real: Tensor | None) -> Tensor:
         if not self.training:
-            return (x - self.mean) * torch.rsqrt(self.variance + self.epsilon) * self.weight + self.bias
+            # in the width of x, which may be more than that of a module in half precision
+            scale = torch.rsqrt(self.variance.to(x.dtype) + self.epsilon)
+            return (x - self.mean) * scale * self.weight + self.bias
         middle = mean(x, real)
         variance = mean((x - middle).square(), real)
         with torch.no_grad():
@@ -41,12 +44,15 @@ class Normed(nn.Module):
 class ProductKey(FeedForward):
     """Lample et al. 2019: y = sum_heads sum_(i in top k) softmax(s)_i V_i, with a score for each of keys^2 values,
 
-        s_(i, j) = q_1 . K1_i + q_2 . K2_j,    (q_1, q_2) = BN(Wq x).
+        s_(i, j) = q_1 . K1_i + q_2 . K2_j,    (q_1, q_2) = BN(Wq x + b).
 
     The best k of the sums are among the best k of each half, so that they are found exactly with 2 keys products
-    instead of keys^2. Values are shared by the heads. Batch norm spreads the queries over the keys: while training, an
-    answer depends on all real tokens of the batch, afterwards on the token alone; norm="layer", of each half of a
-    query, never couples tokens. `inner` plays no part. Time N H (keys D + k^2 + k E), memory N H (keys + k^2)."""
+    instead of keys^2. Values are shared by the heads, and with `shared_values` by all such layers of a model. With
+    `query_layers` the queries come of a network, h <- ReLU(BN(W h + b)) for each of these widths. Batch norm spreads
+    the queries over the keys: while training, an answer depends on all real tokens of the batch, afterwards on the
+    token alone; norm="layer", of each half of a query (and of each h), never couples tokens. `inner` plays no part. The
+    authors' code normalises only if asked to and trains the values with an Adam of their own, of learning rate 1e-3.
+    Time N H (keys D + k^2 + k E), memory N H (keys + k^2)."""
 
     facts = FeedForwardFacts(
         name="productkey",
@@ -60,7 +66,8 @@ class ProductKey(FeedForward):
     )
     examples = (
         "productkey(keys=5, heads=2, choices=3, key_width=6)",
-        "productkey(keys=6, heads=1, choices=6, key_width=4, norm='layer')",
+        "productkey(keys=5, heads=2, choices=3, key_width=6, query_layers=(7, 5))",
+        "productkey(keys=6, heads=1, choices=6, key_width=4, norm='layer', query_layers=(9,), shared_values=True)",
     )
 
     def __init__(
@@ -72,6 +79,8 @@ class ProductKey(FeedForward):
         choices: Annotated[int, "values that each head reads"] = 32,
         key_width: Annotated[int, "of a query: both halves together"] = 128,
         norm: Annotated[Literal["batch", "layer"], "of the queries"] = "batch",
+        query_layers: Annotated[tuple[int, ...], "widths inside the network of the queries; none: one layer"] = (),
+        shared_values: Annotated[bool, "the same values in all such layers of a model"] = False,
     ):
         super().__init__(sizes)
         if min(keys, heads, key_width) < 1 or not 1 <= choices <= keys:
@@ -81,15 +90,31 @@ class ProductKey(FeedForward):
             )
         if key_width % 2:
             raise ValueError(f"key_width of 'productkey' is two halves, so even; got {key_width}")
-        self.keys, self.heads, self.choices = keys, heads, choices
+        if any(width < 1 for width in query_layers):
+            raise ValueError(f"query_layers of 'productkey' must be at least 1 wide each, got {query_layers}")
+        self.keys, self.heads, self.choices, self.shared_values = keys, heads, choices, shared_values
         half = key_width // 2
-        self.query = nn.Linear(sizes.width, heads * key_width)
-        nn.init.xavier_uniform_(self.query.weight)
-        nn.init.zeros_(self.query.bias)
+        widths = [sizes.width, *query_layers]
+        self.hidden = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
+        self.hidden_norms = nn.ModuleList((Normed if norm == "batch" else nn.LayerNorm)(wide) for wide in query_layers)
+        self.query = nn.Linear(widths[-1], heads * key_width)
+        for linear in (*self.hidden, self.query):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
         self.norm = Normed(heads * key_width) if norm == "batch" else nn.LayerNorm(half)
         self.table = nn.Parameter(torch.empty(heads, 2, keys, half).uniform_(-(half**-0.5), half**-0.5))
         self.values = nn.Parameter(torch.empty(keys**2, sizes.width).normal_(std=sizes.width**-0.5))
         self.facts = replace(self.facts, training="batch" if norm == "batch" else "token")
+
+    def settle(self, first: "ProductKey | None") -> None:
+        if first is None or not self.shared_values:
+            return
+        if not first.shared_values or first.values.shape != self.values.shape:
+            raise ValueError(
+                f"feedforward 'productkey' with shared_values needs as many keys in every layer, and the same option: "
+                f"got {self.keys} keys, and {first.keys} with shared_values={first.shared_values}"
+            )
+        self.values = first.values
 
     def run(self, x: Tensor, rows: Rows) -> Out:
         tokens, real = x.flatten(0, 1), rows.real()
@@ -105,9 +130,18 @@ class ProductKey(FeedForward):
 
     def find(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         """Which values the tokens [N, E] read and how much of each, [N, heads * choices]."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        for linear, norm in zip(self.hidden, self.hidden_norms, strict=True):
+            h = wide_linear(x, linear.weight)
+            h = h + linear.bias.to(h.dtype)
+            with torch.autocast(x.device.type, enabled=False):
+                if isinstance(norm, Normed):
+                    h = norm(h, real)
+                else:
+                    h = F.layer_norm(h, h.shape[1:], norm.weight.to(wide), norm.bias.to(wide), norm.eps)
+            x = torch.relu(h)
         q = wide_linear(x, self.query.weight)
         q = q + self.query.bias.to(q.dtype)
-        wide = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             if isinstance(self.norm, Normed):
                 q = self.norm(q, real).unflatten(1, (self.heads, 2, -1))
@@ -126,16 +160,17 @@ class ProductKey(FeedForward):
         return super().active() - self.values.numel() + self.heads * self.choices * self.sizes.width
 
     def reference(self, x: Tensor) -> Out:
-        queries = torch.stack([plain_linear(self.query.weight, token) + self.query.bias for token in x])
+        h = list(x)
+        for linear, norm in zip(self.hidden, self.hidden_norms, strict=True):
+            made = [plain_linear(linear.weight, token) + linear.bias for token in h]
+            made = self._plain_batch(made, norm) if isinstance(norm, Normed) else [_plain_norm(v, norm) for v in made]
+            h = [vector.clamp(min=0) for vector in made]
+        queries = [plain_linear(self.query.weight, token) + self.query.bias for token in h]
         if isinstance(self.norm, Normed):
-            middle, variance = self.norm.mean, self.norm.variance
-            if self.training:
-                middle = sum(queries) / len(x)
-                variance = sum((query - middle) ** 2 for query in queries) / len(x)
-            scaled = [(query - middle) / torch.sqrt(variance + self.norm.epsilon) for query in queries]
-            queries = [query * self.norm.weight + self.norm.bias for query in scaled]
+            queries = self._plain_batch(queries, self.norm)
         else:
-            queries = [torch.cat([self._plain_norm(half) for half in query.chunk(2 * self.heads)]) for query in queries]
+            halves = [query.chunk(2 * self.heads) for query in queries]
+            queries = [torch.cat([_plain_norm(half, self.norm) for half in parts]) for parts in halves]
         y = []
         for query in queries:
             total = 0.0
@@ -148,6 +183,15 @@ class ProductKey(FeedForward):
             y.append(total)
         return Out(torch.stack(y))
 
-    def _plain_norm(self, part: Tensor) -> Tensor:
-        away = part - part.sum() / len(part)
-        return away / torch.sqrt((away * away).sum() / len(part) + self.norm.eps) * self.norm.weight + self.norm.bias
+    def _plain_batch(self, vectors: list[Tensor], norm: Normed) -> list[Tensor]:
+        middle, variance = norm.mean, norm.variance
+        if self.training:
+            middle = sum(vectors) / len(vectors)
+            variance = sum((vector - middle) ** 2 for vector in vectors) / len(vectors)
+        scaled = [(vector - middle) / torch.sqrt(variance + norm.epsilon) for vector in vectors]
+        return [vector * norm.weight + norm.bias for vector in scaled]
+
+
+def _plain_norm(part: Tensor, norm: nn.LayerNorm) -> Tensor:
+    away = part - part.sum() / len(part)
+    return away / torch.sqrt((away * away).sum() / len(part) + norm.eps) * norm.weight + norm.bias

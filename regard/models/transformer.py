@@ -351,6 +351,10 @@ def settle(*stacks: Sequence[Block]) -> None:
     for number, (index, name, layer) in enumerate(places):
         like = first.setdefault((type(layer), *(() if streams[number] else (index, name))), layer)
         layer.settle(None if like is layer else like, any(streams[:number]), any(streams[number + 1 :]), pre)
+    feeds = [block.feedforward for blocks in stacks for block in blocks]
+    for feed in feeds:
+        like = next(other for other in feeds if type(other) is type(feed))
+        feed.settle(None if like is feed else like)
 
 
 def through(
