@@ -123,8 +123,8 @@ def test_gshard(B):
 
 @pytest.mark.parametrize("training", [False, True])
 def test_product_keys_with_the_authors_network(training):
-    """Linear, batch norm and ReLU for each layer of the queries, the last without ReLU, by PyTorch's modules; then every
-    one of the keys^2 values is scored."""
+    """Linear, batch norm and ReLU for each layer of the queries, the last without ReLU, by PyTorch's modules; then
+    every one of the keys^2 values is scored."""
     heads, keys, half = 3, 6, 5
     options = f"keys={keys}, heads={heads}, choices=4, key_width={2 * half}, query_layers=(9, 7)"
     ours = build(f"productkey({options})").train(training)
