@@ -19,7 +19,8 @@ class Scaling(FeedForward):
     While training, all units are computed. With probability `hard`, for the whole batch, m is that of c with Gumbel
     noise times `temperature`, its gradient that of softmax(c) over the block (straight through); otherwise m is
     softmax(c) itself. Outside training m is the largest, and a few tokens, as in decoding, read only the chosen rows of
-    W1 and W2: a part 1 / block of them. Time N E F, for few tokens N E (F / block + rank); memory N F."""
+    W1 and W2: a part 1 / block of them. The authors' option to multiply the units by softmax(c) is not here. Time N E
+    F, for few tokens N E (F / block + rank); memory N F."""
 
     facts = FeedForwardFacts(
         name="scaling",
