@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from regard.files import check_yaml, decoded, parse_yaml, read_bytes
+from regard.limits import check_sizes
 from regard.models.funnel import FunnelConfig
 from regard.models.perceiver import PerceiverConfig
 from regard.models.pooling import ClassifierConfig, How
@@ -112,6 +113,7 @@ class StackOptions:
     """of the embeddings and of what each sublayer adds"""
 
     def __post_init__(self) -> None:
+        check_sizes(self, "model.")
         use_canonical_names(self)
 
     def changes(self) -> dict[str, Any]:
@@ -544,6 +546,7 @@ def _at_least(config: Any, **least: int) -> None:
     for name, bound in least.items():
         if getattr(config, name) < bound:
             raise ValueError(f"{section}.{name} must be at least {bound}, got {getattr(config, name)}")
+    check_sizes(config, f"{section}.")
 
 
 def parse(cls: type, argv: list[str], program: str, description: str) -> Any:

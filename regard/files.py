@@ -24,6 +24,12 @@ def check_regular(path: str | Path, what: str = "a file") -> None:
         raise ValueError(f"{path} is a pipe or a device, expected {what}")
 
 
+def check_inside(path: str | Path, folder: str | Path) -> None:
+    """Refuses a path that leads out of its folder, by a symbolic link or by its name."""
+    if not Path(path).resolve().is_relative_to(Path(folder).resolve()):
+        raise ValueError(f"{path} leads out of {folder}, to {Path(path).resolve()}: it is not followed")
+
+
 def read_bytes(path: str | Path, limit: int = LARGEST) -> bytes:
     """All of a regular file of at most `limit` bytes."""
     check_regular(path)

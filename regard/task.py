@@ -10,7 +10,7 @@ Which of its tasks a run folder belongs to is written in its run.json.
 import dataclasses
 import importlib
 import re
-import shutil
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +25,7 @@ from regard import __version__, models
 from regard.config import from_json
 from regard.data.tokenizer import Tokenizer
 from regard.feedforward.base import active_parameters
-from regard.files import parse_yaml
+from regard.files import check_inside, parse_yaml
 from regard.kernels.packed import pack_linears
 from regard.models.transformer import Stack
 from regard.training import checkpoint, loop
@@ -34,6 +34,7 @@ from regard.training.display import Display
 from regard.training.loop import State
 from regard.training.run import MANIFEST, Run
 
+TOKENIZERS = ("source.json", "target.json", "tokenizer.json")  # files of a run
 TASKS = {  # in which module
     "translate": "regard.translation",
     "language": "regard.language",
@@ -249,6 +250,11 @@ def _modern(values: dict[str, Any]) -> dict[str, Any]:
 def tokenizer_names(run: Run) -> list[str]:
     """The files of a run that hold its tokenizers; in the first runs run.json did not name them."""
     named = run.read_json("run.json").get("tokenizers")
+    if named is not None and (not isinstance(named, dict) or not set(named) <= set(TOKENIZERS)):
+        raise ValueError(
+            f"{run.folder}/run.json is damaged: its tokenizers are some of {', '.join(TOKENIZERS)}, got "
+            f"{reprlib.repr(named)}"
+        )
     return list(named) if named else [name for name in ("source.json", "target.json") if run.has(name)]
 
 
@@ -324,14 +330,20 @@ def compact_run(folder: str | Path, out: str | Path, which: str | int | None = N
     """A run folder with one checkpoint in 8 bits and nothing of its training: to be passed on."""
     run = Run.open(folder)
     facts = run.read_json("run.json") | {"manifest": MANIFEST}
-    texts = {name: run.read_text(name) for name in tokenizer_names(run)}
+    names = tokenizer_names(run)
+    published = run.folder / "published"
+    carried = [f"published/{path.name}" for path in sorted(published.iterdir())] if published.is_dir() else []
+    for name in (*names, *carried):
+        # what is passed on must be the run's own: a link could lead to anything on this machine
+        check_inside(run.folder / name, run.folder)
+    contents = {name: run.read_bytes(name) for name in (*names, *carried)}
     found = run.find(which)
     with Run.create(out, "regard compact") as small:
-        for name, text in texts.items():
-            small.write_text(name, text)
-        if (run.folder / "published").is_dir():
-            shutil.copytree(run.folder / "published", small.folder / "published")
-            small.record(*(f"published/{path.name}" for path in sorted((small.folder / "published").iterdir())))
+        if carried:
+            (small.folder / "published").mkdir()
+        for name, data in contents.items():
+            (small.folder / name).write_bytes(data)
+        small.record(*contents)
         state = {"step": found.state["step"], "compact": True}
         path = checkpoint.write(small.checkpoints, "average", {"model": compact(found.tensors["model"])}, state)
         small.write_json("run.json", facts)

@@ -1,15 +1,24 @@
 """Files and flags made to break things: each ends in words, soon, and without much memory."""
 
+import gzip
+import json
+import lzma
 import os
 import re
-import subprocess
-import sys
+import shutil
 
 import pytest
+import tokenizers
+import torch
+from safetensors.torch import load_file, save_file
 from verbs import refused, told
 
 import regard
-from regard import cli, files
+from regard import cli, files, limits, task
+from regard.data import text
+from regard.decoding import DecodingConfig
+from regard.interop import families, huggingface
+from regard.interop.runs import export_run, import_model
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, REGISTRIES
 
 BOMB = "".join(f"{name}: &{name} [{', '.join([f'*{chr(ord(name) - 1)}'] * 9)}]\n" for name in "bcdefghijk")
@@ -210,23 +219,16 @@ def test_other_encodings_name_flag_and_encoding(capsys, tmp_path):
     assert "UTF-16" in refused(capsys, "train", "language", f"--data.text={tmp_path / 'texts'}")
 
 
-def test_arguments_in_other_encodings():
-    code = "import sys; from regard.cli import main; sys.exit(main())"
-    words = [
-        sys.executable,
-        "-c",
-        code,
-        "demo",
-        "--part",
-        "mechanisms",
-        "--out",
-        os.devnull,
-        "--sentence",
-        b"caf\xe9 noir",
-    ]
-    ended = subprocess.run(words, capture_output=True, check=False, env=os.environ | {"PYTHONUTF8": "1"})
-    assert ended.returncode == 2
-    assert b"Traceback" not in ended.stderr
+def test_arguments_in_other_encodings(capsys, monkeypatch):
+    """As Python hands over bytes that are not UTF-8."""
+    word = os.fsdecode(b"caf\xe9")
+    monkeypatch.setattr(cli, "parse", lambda spec: spec.encode())
+    said = refused(capsys, "explain", word)
+    assert "argument 2 is not UTF-8: b'caf\\xe9'" in said
+    assert "cp1252" in said
+    # the flag, where it is one
+    monkeypatch.setattr(cli, "list_mechanisms", lambda arguments: arguments.family.encode())
+    assert "--family is not UTF-8" in refused(capsys, "list", "--family", word)
 
 
 def test_a_forgotten_target(capsys, tmp_path):
@@ -234,3 +236,177 @@ def test_a_forgotten_target(capsys, tmp_path):
     said = refused(capsys, "train", "translate", "--data.source", str(tmp_path / "a.en"))
     assert "--data.target" in said
     assert "column" not in said
+
+
+# memory from small files
+
+BOUNDS = {
+    "--data.vocabulary 999999999999": "data.vocabulary must be at most 16,777,216, got 999,999,999,999",
+    "--model.layers 1000000000": "model.layers must be at most 4,096, got 1,000,000,000",
+    "--model.width 99999999": "model.width must be at most 1,048,576",
+    "--model.heads 99999999": "model.heads must be at most 65,536",
+    "--training.beam 99999999": "training.beam must be at most 1,024",
+    "--training.threads 1000000000": "training.threads must be at most 1,024",
+    "--training.steps 9999999999999999999999": "training.steps must be at most",
+    "--data.generated 999999999999": "data.generated must be at most 10,000,000",
+    "--data.maximum_length 999999999999": "data.maximum_length must be at most 16,777,216",
+    "--model.position learned(longest=2000000000)": "2,048.0 GB in float32, and this machine has 8.0",
+    "--model.width 1000000 --model.inner 1000000": "GB in float32, and this machine has",
+}
+
+
+@pytest.mark.parametrize("flags", BOUNDS)
+def test_sizes_are_bounded_before_they_are_allocated(capsys, tmp_path, monkeypatch, flags):
+    monkeypatch.setattr(limits, "physical_memory", lambda: 8 * 10**9)
+    given = ["--data.generated", "20", "--out", str(tmp_path / "run"), *flags.split(" ")]
+    assert BOUNDS[flags] in refused(capsys, "train", "translate", *given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_decoding_is_bounded(capsys):
+    assert "beam must be at most 1,024, got 99,999,999" in refused(capsys, "translate", "--beam", "99999999")
+    for name in ("beam", "nbest", "minimum", "maximum", "maximum_extra", "seed"):
+        with pytest.raises(ValueError, match=f"{name} must be at most"):
+            DecodingConfig(**{"beam": 1024, "sample": True, name: 10**20})
+
+
+def test_packed_text_that_unpacks_to_far_more(capsys, tmp_path, monkeypatch):
+    """Some kilobytes that would fill the memory; every reader of text stops early."""
+    monkeypatch.setattr(text, "UNPACKED", 1 << 20)
+    lines = b"a b c d e f g h i j k l m n o p q r s t u v w x y z\n" * (1 << 16)  # 3.4 MB
+    with lzma.open(tmp_path / "a.txt.xz", "wb", preset=0) as file:
+        file.write(lines)
+    with gzip.open(tmp_path / "a.txt.gz", "wb") as file:
+        file.write(lines)
+    for name in ("a.txt.xz", "a.txt.gz"):
+        said = refused(capsys, "train", "language", "--data.text", str(tmp_path / name))
+        assert f"--data.text {tmp_path / name}: unpacks to far more than text does: more than 1,048,576 bytes" in said
+    # what packs as well as text does comes through whole
+    with gzip.open(tmp_path / "b.txt.gz", "wb") as file:
+        file.write(lines[: 1 << 19])
+    with text.opened(tmp_path / "b.txt.gz") as stream:
+        assert stream.read() == lines[: 1 << 19]
+
+
+# what others publish
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    """A small folder that can be imported."""
+    config = regard.ModelConfig(
+        kind="decoder",
+        vocabulary=8,
+        width=8,
+        heads=2,
+        inner=16,
+        layers=1,
+        norm="pre",
+        position="learned(longest=16)",
+        feedforward="dense(activation='gelu_tanh')",
+        bias=True,
+        scaled_embedding=False,
+        dropout=0.0,
+    )
+    folder = tmp_path_factory.mktemp("gpt2") / "model"
+    torch.manual_seed(0)
+    huggingface.write(folder, config, regard.Transformer(config).state_dict(), family="gpt2")
+    vocabulary = {name: id for id, name in enumerate(["<end>", "a", "b", "c", "d", "e", "f", "g"])}
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "a"))
+    library.add_special_tokens(["<end>"])
+    library.save(str(folder / "tokenizer.json"))
+    values = json.loads((folder / "config.json").read_text()) | {"eos_token_id": 0, "bos_token_id": 0}
+    (folder / "config.json").write_text(json.dumps(values))
+    return folder
+
+
+@pytest.fixture
+def foreign(gpt2, tmp_path):
+    return shutil.copytree(gpt2, tmp_path / "model")
+
+
+def change(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_the_folder_can_be_imported(foreign, tmp_path):
+    assert import_model(foreign, tmp_path / "run").task == "language"
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite(foreign, tmp_path, number):
+    weights = load_file(foreign / "model.safetensors")
+    name = next(name for name in weights if name.endswith("mlp.c_fc.weight"))
+    weights[name][3, 5] = number
+    save_file(weights, foreign / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="holds 1 of 128 numbers that are NaN or infinite") as error:
+        import_model(foreign, tmp_path / "run")
+    assert "mlp.c_fc.weight" in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_that_are_whole_numbers(foreign, tmp_path):
+    weights = load_file(foreign / "model.safetensors")
+    name = next(name for name in weights if name.endswith("wte.weight"))
+    weights[name] = weights[name].mul(100).to(torch.int8)
+    save_file(weights, foreign / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="holds int8 numbers, expected floating point"):
+        import_model(foreign, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        ({"c": 4}, "gives the id 4 to 'c' and to 'd'"),
+        ({"c": -1}, "gives 'c' the id -1"),
+        ({"c": "4"}, "gives 'c' the id '4'"),
+    ],
+)
+def test_tokenizers_of_equal_ids(foreign, tmp_path, ids, words):
+    content = json.loads((foreign / "tokenizer.json").read_text())
+    content["model"]["vocab"] |= ids
+    (foreign / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=words):
+        import_model(foreign, tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["n_layer", "n_embd", "n_head", "vocab_size", "n_positions", "n_inner"])
+@pytest.mark.parametrize("size", [10**9, 10**30, -1, 0, 1.5, "12", None, [1], True])
+def test_sizes_of_others(foreign, tmp_path, name, size):
+    if (name, size) in (("n_layer", True), ("n_head", True), ("n_inner", None), ("n_inner", 0)):
+        return  # what the model has, or leaves to a default
+    change(foreign / "config.json", **{name: size})
+    with pytest.raises(ValueError, match=r".") as error:
+        import_model(foreign, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert len(str(error.value)) < 1000
+
+
+def test_layers_of_llamas_are_bounded_before_they_are_listed():
+    family = families.find("llama")
+    with pytest.raises(ValueError, match="num_hidden_layers must be at most 4,096, got 1,000,000,000,000"):
+        family.config({"num_hidden_layers": 10**12, "hidden_size": 8, "num_attention_heads": 2}, set())
+
+
+# what is passed on
+
+
+def test_compact_and_export_follow_no_link_out_of_the_run(foreign, tmp_path):
+    run = tmp_path / "run"
+    import_model(foreign, run)
+    secret = tmp_path / "secret.json"
+    shutil.copy(run / "published" / "tokenizer.json", secret)
+    (run / "published" / "tokenizer.json").unlink()
+    (run / "published" / "tokenizer.json").symlink_to(secret)
+    for verb in (lambda out: task.compact_run(run, out), lambda out: export_run(run, out, "huggingface")):
+        with pytest.raises(ValueError, match="leads out of"):
+            verb(tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+    (run / "published" / "tokenizer.json").unlink()
+    shutil.copy(secret, run / "published" / "tokenizer.json")
+    task.compact_run(run, tmp_path / "out")
+    assert (tmp_path / "out" / "published" / "tokenizer.json").read_bytes() == secret.read_bytes()
+    os.rename(run / "tokenizer.json", tmp_path / "other.json")
+    (run / "tokenizer.json").symlink_to(tmp_path / "other.json")
+    with pytest.raises(ValueError, match="leads out of"):
+        task.compact_run(run, tmp_path / "again")

@@ -7,6 +7,7 @@ direction are kept: they belong to the text of many languages and disturb nothin
 """
 
 import gzip
+import io
 import lzma
 import os
 import re
@@ -30,6 +31,8 @@ STANDARD_INPUT = "-"
 CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # what would end a line or a column of output
 MARK = b"\xef\xbb\xbf"
+PACKED = {".gz": gzip.open, ".xz": lzma.open}
+UNPACKED, RATIO = 16 * 2**20, 50  # a packed file gives at most so many bytes, or so many times its own
 SKIPPED_AT_ONCE = 1 << 16  # bytes, of a line that is too long to be kept
 WARNINGS = 10  # lines that are warned of one by one
 
@@ -190,11 +193,31 @@ def opened(path: str | Path) -> Iterator[BinaryIO]:
             raise BadText(str(path), None, "is a folder, expected a text file")
         if not stat.S_ISREG(mode):
             raise BadText(str(path), None, "is a pipe or a device, expected a file", "; give '-' for standard input")
-        stream = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)(path, "rb")
+        stream = PACKED.get(path.suffix, open)(path, "rb")
     except OSError as error:
         raise BadText(str(path), None, (error.strerror or str(error)).lower()) from error
     with stream:
-        yield stream
+        yield io.BufferedReader(_Unpacked(stream, path), 1 << 18) if path.suffix in PACKED else stream
+
+
+class _Unpacked(io.RawIOBase):
+    """What a packed file holds, up to a size that no text needs: a small file can be made to unpack to any size."""
+
+    def __init__(self, stream: BinaryIO, path: Path):
+        self.stream, self.path, self.size, self.count = stream, path, os.stat(path).st_size, 0
+        self.most = max(UNPACKED, RATIO * self.size)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        data = self.stream.read(len(buffer))
+        self.count += len(data)
+        if self.count > self.most:
+            detail = f": more than {self.most:,} bytes come out of {self.size:,}; unpack it first if it is meant so"
+            raise BadText(str(self.path), None, "unpacks to far more than text does", detail)
+        buffer[: len(data)] = data
+        return len(data)
 
 
 def raw_lines(stream: BinaryIO, name: str, longest: int) -> Iterator[tuple[bytes, bool]]:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.limits import check_sizes
+
 
 @dataclass(frozen=True)
 class DecodingConfig:
@@ -44,6 +46,7 @@ class DecodingConfig:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < low:
                 raise ValueError(f"{name} must be a whole number of at least {low}, got {value!r}")
+        check_sizes(self)
         for name in ("penalty", "maximum_ratio"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be a number of at least 0, got {getattr(self, name)!r}")

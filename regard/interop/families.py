@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention.base import Rows, Shape
+from regard.limits import MOST, SIZES
 from regard.models.transformer import ModelConfig
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Registry, Spec, over_layers, parse
 
@@ -113,6 +114,9 @@ class Family:
             if values.get(name) not in (value, None):
                 raise ValueError(f"{self.name} with {name}={values[name]!r} is not known here, only {name}={value!r}")
         own = {ours: values.get(theirs, default) for ours, (theirs, default) in self.fields.items()}
+        for ours, (theirs, _) in self.fields.items():
+            if isinstance(own[ours], int) and own[ours] > SIZES.get(ours, MOST):
+                raise ValueError(f"{theirs} must be at most {SIZES.get(ours, MOST):,}, got {own[ours]:,}")
         return ModelConfig(**own | self.always | self.derive(values, names))
 
     def values(self, config: ModelConfig, special: Values) -> Values:

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from regard import models
+from regard.files import parse_json, read_bytes
 from regard.interop.families import Family, Tensors, Values, choose, find, option, relaid
 from regard.models.transformer import ModelConfig
 from regard.spec import POSITIONS
@@ -36,13 +37,9 @@ class Model(NamedTuple):
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > LIMIT:
-            raise ValueError(f"{path} has more than {LIMIT:,} bytes: not a file of settings")
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_json(read_bytes(path, LIMIT), path)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not readable JSON: {error}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(values).__name__}")
     return values
@@ -113,7 +110,9 @@ def assembled(family: Family, values: Values, weights: Weights) -> Model:
     for theirs, ours, form in family.links(config, values):
         if theirs not in named:
             raise ValueError(f"{weights.path} lacks the tensor {theirs!r} that a {family.name} model has")
-        for name, part in zip(ours, form.read(weights[named.pop(theirs)]), strict=True):
+        tensor = weights[named.pop(theirs)]
+        check_numbers(tensor, f"{theirs!r} in {weights.path}")
+        for name, part in zip(ours, form.read(tensor), strict=True):
             if tuple(part.shape) != expected[name]:
                 raise ValueError(
                     f"{theirs!r} in {weights.path} gives {list(part.shape)}, its config {list(expected[name])}"
@@ -130,6 +129,16 @@ def assembled(family: Family, values: Values, weights: Weights) -> Model:
         )
     notes = [f"left out, of no use here: {', '.join(sorted(spare))}"] if spare else []
     return Model(config, completed(config, tensors), family, values, notes)
+
+
+def check_numbers(tensor: Tensor, what: str) -> None:
+    """Refuses weights that are no numbers to compute with."""
+    if not tensor.is_floating_point():
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise ValueError(f"{what} holds {kind} numbers, expected floating point: quantised weights are not read")
+    if not torch.isfinite(tensor).all():
+        wrong, of = int((~torch.isfinite(tensor)).sum()), tensor.numel()
+        raise ValueError(f"{what} holds {wrong:,} of {of:,} numbers that are NaN or infinite: it is damaged")
 
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -13,7 +13,7 @@ import torch
 
 from regard.data.published import Published
 from regard.interop.families import Tensors
-from regard.interop.huggingface import completed
+from regard.interop.huggingface import check_numbers, completed
 from regard.interop.vocabularies import SPACE, Pieces, from_pieces, opened
 from regard.models.transformer import ModelConfig
 
@@ -71,6 +71,7 @@ def read(path: str | Path) -> tuple[ModelConfig, Tensors, int]:
             if name:
                 numbers = np.frombuffer(data, "<f4", count, at).reshape(shape)
                 tensors[name.format(n)] = torch.from_numpy(numbers.astype(np.float32))
+                check_numbers(tensors[name.format(n)], f"{name.format(n)!r} in {path}")
             at += 4 * count
     config = ModelConfig(
         kind="decoder",

@@ -15,6 +15,7 @@ from tokenizers import models as vocabularies
 from regard import __version__, task
 from regard.data.published import Published
 from regard.data.tokenizer import SPECIAL, Tokenizer
+from regard.files import check_inside
 from regard.interop import huggingface, llama2c
 from regard.interop.families import Values, longest
 from regard.interop.vocabularies import read_tokenizers
@@ -156,6 +157,7 @@ def export_run(
         carried = run.folder / CARRIED
         if carried.is_dir() and format == "huggingface":
             for path in sorted(carried.iterdir()):
+                check_inside(path, run.folder)
                 run.read_bytes(f"{CARRIED}/{path.name}")  # checks it
                 shutil.copyfile(path, partial / path.name)
         else:

@@ -27,6 +27,7 @@ def read_tokenizers(folder: Path, values: Values, size: int, target_size: int | 
     if values.get("model_type") == "marian" and not (folder / "tokenizer.json").is_file():
         return _marian(folder, values, size, target_size)
     content = _content(folder)
+    _check_ids(content, folder)
     try:
         library = tokenizers.Tokenizer.from_str(json.dumps(content))
     except Exception as error:
@@ -37,6 +38,22 @@ def read_tokenizers(folder: Path, values: Values, size: int, target_size: int | 
         special["bos"] = values.get("decoder_start_token_id", special["pad"])
         return {"source.json": Published(content, special, size)}
     return {"tokenizer.json": Published(content, special, size)}
+
+
+def _check_ids(content: dict[str, Any], folder: Path) -> None:
+    """Refuses a tokenizer that gives one id to several tokens: the model could not tell them apart."""
+    model, added = content.get("model"), content.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    pairs = list(vocabulary.items()) if isinstance(vocabulary, dict) else []
+    for token in added if isinstance(added, list) else ():
+        if isinstance(token, dict):
+            pairs.append((token.get("content"), token.get("id")))
+    owners: dict[Any, Any] = {}
+    for name, id in pairs:
+        if not isinstance(id, int) or isinstance(id, bool) or id < 0:
+            raise ValueError(f"the tokenizer in {folder} gives {name!r} the id {id!r}, expected a number from 0")
+        if owners.setdefault(id, name) != name:
+            raise ValueError(f"the tokenizer in {folder} gives the id {id} to {owners[id]!r} and to {name!r}")
 
 
 def _content(folder: Path) -> dict[str, Any]:
@@ -123,6 +140,7 @@ def byte_pairs(folder: Path) -> tokenizers.Tokenizer:
     if not all(len(pair) == 2 for pair in merges):
         raise ValueError(f"{folder / 'merges.txt'} must hold two tokens a line")
     vocabulary = read_json(folder / "vocab.json")
+    _check_ids({"model": {"vocab": vocabulary}}, folder)
     try:
         library = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
     except Exception as error:

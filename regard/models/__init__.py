@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import torch
 from torch import nn
 
+from regard.limits import check_memory
 from regard.models.feedback import Feedback, FeedbackConfig
 from regard.models.funnel import Funnel, FunnelConfig
 from regard.models.perceiver import Perceiver, PerceiverAR, PerceiverARConfig, PerceiverConfig
@@ -11,6 +13,9 @@ from regard.models.pooling import Classifier, ClassifierConfig
 from regard.models.recurrent import Recurrent, RecurrentConfig
 from regard.models.tokenlearner import TokenLearner, TokenLearnerConfig
 from regard.models.transformer import ModelConfig, Transformer
+from regard.spec import FIELDS, Spec, spec_list
+
+LARGE, LARGE_OPTION = 10**8, 10**4  # parameters and options from which on a model is measured before it is built
 
 KINDS: dict[str, tuple[type, type[nn.Module]]] = {
     **dict.fromkeys(("encoder", "decoder", "encoder-decoder"), (ModelConfig, Transformer)),
@@ -29,7 +34,30 @@ def build(config: Any) -> nn.Module:
 
     >>> model = build(PerceiverConfig(vocabulary=256, classes=10))
     """
+    _check_fits(config)
     return KINDS[config.kind][1](config)
+
+
+def _check_fits(config: Any) -> None:
+    """Refuses a model that is larger than the memory before any of it is asked for."""
+    if torch.get_default_device().type == "meta":
+        return
+    layers = sum(config.layers) if isinstance(config.layers, tuple | list) else config.layers
+    inner = getattr(config, "inner", config.width)
+    rough = config.vocabulary * config.width + layers * config.width * (config.width + inner)
+    check_memory(rough, "the model")
+    specs = [spec for name in FIELDS if getattr(config, name, None) for spec in spec_list(getattr(config, name))]
+    if rough > LARGE or any(size > LARGE_OPTION for spec in specs for size in _sizes(spec)):
+        # tables may depend on options in any way: the layers themselves say how large they would be
+        with torch.device("meta"):
+            parts = KINDS[config.kind][1](config).state_dict(keep_vars=True).values()
+        check_memory(sum(part.numel() for part in {id(part): part for part in parts}.values()), "the model")
+
+
+def _sizes(spec: Spec) -> list[int]:
+    """All whole numbers among the options of a spec."""
+    own = [value for _, value in spec.options if isinstance(value, int)]
+    return own + [size for part in spec.parts for size in _sizes(part)]
 
 
 def config_class(values: dict[str, Any]) -> type:

@@ -17,6 +17,7 @@ from regard.attention.base import Attention, Memory, Out, Rows, Shape, pack, sel
 from regard.compiling import run_eagerly
 from regard.feedforward.base import Sizes
 from regard.kernels.dropout import Dropout
+from regard.limits import check_sizes
 from regard.models.aligner import Aligner
 from regard.models.reversible import Coupled, Sublayer
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Spec, over_layers, parse, spec_list, use_canonical_names
@@ -25,8 +26,9 @@ Specs = str | Sequence[str]
 
 
 def check_words(config: object) -> None:
-    """Refuses a config with a word that is none of those its field may be. Aliases in specs become the names they stand
-    for, so that what is saved has one name for one thing."""
+    """Refuses a config with a word that is none of those its field may be, or a size beyond all bounds. Aliases in
+    specs become the names they stand for, so that what is saved has one name for one thing."""
+    check_sizes(config)
     use_canonical_names(config)
     for name, kind in get_type_hints(type(config)).items():
         if get_origin(kind) is Literal and getattr(config, name) not in get_args(kind):
