@@ -111,14 +111,15 @@ class Page:
 
 
 @contextmanager
-def serving(runs, subjects=None):
-    """The page of run folders, and of subjects that are there already, beside the shipped run."""
+def serving(runs, subjects=None, token=None):
+    """The page of run folders, and of subjects that are there already, beside the shipped run. With a token: as where
+    other machines can reach it."""
     opened = {name: (lambda path=path, name=name: open_run(path, name)) for name, path in runs.items()}
     opened |= {name: (lambda subject=subject: subject) for name, subject in (subjects or {}).items()}
     engine = Engine(opened | {"shipped": lambda: open_run(None, "shipped")})
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    app = application(engine, {f"127.0.0.1:{port}", f"localhost:{port}"})
+    app = application(engine, None if token else {f"127.0.0.1:{port}", f"localhost:{port}"}, token)
     server = uvicorn.Server(configured(app))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -3,10 +3,16 @@
 A request reaches the engine only with an exact Host, an Origin of ours or none, JSON of at most 256 KiB (4 MiB where a
 view is saved, which names its text in every question) and values within the schema of its question. Replies are bytes
 (wire.py); errors are one sentence, without paths or tracebacks.
+
+Where other machines can reach the server, every request needs its token too. The address that `regard show` prints has
+it as ?token=; opening that gives the browser a cookie, and takes the token out of the address again. Programs send
+"Authorization: Bearer TOKEN".
 """
 
 import asyncio
+import ipaddress
 import json
+import secrets
 import socket
 import sys
 import threading
@@ -19,7 +25,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -166,7 +172,7 @@ def openapi() -> dict[str, Any]:
                 "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
                 "responses": {
                     "200": {"description": about, "content": {kinds.get(name, "application/octet-stream"): {}}},
-                    **{str(code): error for code in (400, 403, 405, 408, 413, 415, 503)},
+                    **{str(code): error for code in (400, 401, 403, 405, 408, 413, 415, 503)},
                 },
             }
         }
@@ -177,10 +183,13 @@ def inspect_line(name: str) -> str:
     return (getattr(Engine, name, page).__doc__ or "").strip().splitlines()[0]
 
 
-def application(engine: Engine, hosts: set[str]) -> Starlette:
-    """The app; `hosts` are the exact Host headers it answers to."""
+def application(engine: Engine, hosts: set[str] | None, token: str | None = None) -> Starlette:
+    """The app; `hosts` are the exact Host headers it answers to. None, which needs a token: any, since the machine may
+    have many names, and a page of another site that takes one of them does not have the token."""
+    if hosts is None and token is None:
+        raise ValueError("a server that answers to any name needs a token")
     files = {path.relative_to(PAGE).as_posix(): path.read_bytes() for path in PAGE.rglob("*") if path.suffix in KINDS}
-    origins = {f"http://{host}" for host in hosts}
+    cookie = "regard-token"
     queue = asyncio.Semaphore(1)
     waiting = 0
 
@@ -291,19 +300,35 @@ def application(engine: Engine, hosts: set[str]) -> Starlette:
     async def describe(request: Request) -> Response:
         return JSONResponse(openapi())
 
+    def admit(request: Request) -> Response | None:
+        """Refuses whoever does not have the token; the answer to whoever comes with it in the address."""
+        if token is None:
+            return None
+        given = request.query_params.get("token")
+        if request.method == "GET" and request.url.path == "/" and given is not None and _equal(given, token):
+            # what stands behind # is the browser's, and it keeps that
+            response = RedirectResponse("/", 303)
+            response.set_cookie(cookie, token, httponly=True, samesite="lax")
+            return response
+        kind, _, bearer = request.headers.get("authorization", "").partition(" ")
+        if not _equal(request.cookies.get(cookie, ""), token) and not (kind == "Bearer" and _equal(bearer, token)):
+            raise Refused(401, "this server needs its token: open the address that 'regard show' printed, with ?token=")
+        return None
+
     def guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def handle(request: Request) -> Response:
             try:
-                if request.headers.get("host", "").lower() not in hosts:
+                host = request.headers.get("host", "").lower()
+                if hosts is not None and host not in hosts:
                     raise Refused(403, "this server answers to its own name only")
                 origin = request.headers.get("origin")
-                if origin is not None and origin.lower() not in origins:
+                if origin is not None and origin.lower() not in {f"http://{name}" for name in hosts or (host,)}:
                     raise Refused(403, "this server answers its own page only")
                 # a link on another site may open the page itself, in a window of its own, and nothing else
                 followed = request.url.path == "/" and request.headers.get("sec-fetch-dest") == "document"
                 if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not followed:
                     raise Refused(403, "this server answers its own page only")
-                response = await handler(request)
+                response = admit(request) or await handler(request)
             except ClientDisconnect:
                 response = Response(status_code=499)
             except Exception as error:
@@ -360,15 +385,39 @@ def _words(error: Exception) -> tuple[int, str]:
 
 
 def serve(engine: Engine, host: str, port: int, ready: Callable[[str], None]) -> None:
-    """Runs until interrupted. Port 0 takes a free one; `ready` is told the address."""
+    """Runs until interrupted. Port 0 takes a free one; `ready` is told the address, with a token in it where other
+    machines can reach the server."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family)
     port = listener.getsockname()[1]
+    hosts, token, shown = reached_by(host, port), None, _bracketed(host)
+    if not is_loopback(host):
+        token = secrets.token_urlsafe(24)
+        shown = socket.gethostname() if hosts is None else shown
+    ready(f"http://{shown}:{port}/" + ("" if token is None else f"?token={token}"))
+    uvicorn.Server(configured(application(engine, hosts, token))).run(sockets=[listener])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def reached_by(host: str, port: int) -> set[str] | None:
+    """The Host headers of a server that listens on a host; None: any, since it listens on all addresses."""
+    if host in ("0.0.0.0", "::", ""):
+        return None
     names = {"127.0.0.1", "localhost", "[::1]"} if host in ("127.0.0.1", "localhost", "::1") else {_bracketed(host)}
     # browsers leave out the port that is usual
-    hosts = {f"{name}:{port}" for name in names} | (names if port == 80 else set())
-    ready(f"http://{_bracketed(host)}:{port}/")
-    uvicorn.Server(configured(application(engine, hosts))).run(sockets=[listener])
+    return {f"{name}:{port}" for name in names} | (names if port == 80 else set())
+
+
+def _equal(given: str, token: str) -> bool:
+    """In a time that says nothing of where they differ."""
+    return secrets.compare_digest(given.encode(errors="replace"), token.encode())
 
 
 def configured(app: Starlette) -> uvicorn.Config:

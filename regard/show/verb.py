@@ -56,8 +56,15 @@ def show(arguments: argparse.Namespace) -> None:
     for name in opened:
         engine.subject(name)
     # imported late: only serving needs it
-    from regard.show.server import serve
+    from regard.show.server import is_loopback, serve
 
+    if not is_loopback(arguments.host):
+        print(
+            f"regard: --host {arguments.host} lets other machines reach this page. Whoever has the address below, with "
+            "its token, can read the runs it shows and use their models; nothing is encrypted on the way.",
+            file=sys.stderr,
+            flush=True,
+        )
     try:
         serve(engine, arguments.host, arguments.port, ready)
     except OSError as error:
