@@ -137,6 +137,10 @@ class Family:
         """The same the other way round."""
         raise NotImplementedError
 
+    def aliases(self, config: ModelConfig) -> dict[str, str]:
+        """Tensors that a file may do without, and those that are then the same."""
+        return {}
+
     def links(self, config: ModelConfig, values: Values) -> Iterator[Link]:
         """All tensors of a model, those of the head by their whole name and the others without the prefix."""
         raise NotImplementedError
@@ -227,8 +231,18 @@ class Encoder(Family):
         if config.head == "transform":
             for theirs, ours in self.head.items():
                 yield from link(theirs, ours)
-            yield Link(self.head_bias, ("output.bias",))
+            for name in self._biases(config):
+                yield Link(name, ("output.bias",))
             yield from output(self.decoder, config)
+
+    def _biases(self, config: ModelConfig) -> list[str]:
+        """Their names for the bias of the output layer. One that is not the embedding has a bias of its own, which is
+        the one that counts and stands last; older versions tied the two."""
+        names = [self.head_bias] if config.tied else [self.head_bias, f"{self.decoder}.bias"]
+        return list(dict.fromkeys(names))
+
+    def aliases(self, config):
+        return {name: self.head_bias for name in self._biases(config)[1:]}
 
 
 @dataclass(frozen=True, kw_only=True)

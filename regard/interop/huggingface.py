@@ -105,6 +105,7 @@ def assembled(family: Family, values: Values, weights: Weights) -> Model:
         for name in weights.files
     }
     config = family.config(values, set(named))
+    named = {name: named[same] for name, same in family.aliases(config).items() if same in named} | named
     expected = shapes(config)
     tensors: Tensors = {}
     for theirs, ours, form in family.links(config, values):
@@ -176,11 +177,15 @@ def write(
     # a model without a head has no prefix
     prefix = "" if values["architectures"][0].endswith("Model") and config.head == "none" else chosen.prefix
     heads = {link.theirs for link in links if link.ours[0].startswith(("output.", "transform."))}
-    written = {}
+    written, seen = {}, set()
     for link in links:
         parts = tuple(_own(name, tensors) for name in link.ours)
         name = link.theirs if link.theirs in heads else prefix + link.theirs
         written[name] = link.form.write(parts).contiguous()
+        if link.ours in seen:
+            # under a second name it is a tensor of its own
+            written[name] = written[name].clone()
+        seen.add(link.ours)
     written |= {prefix + name: part for name, part in chosen.constants(config, values).items()}
     folder = vacant(folder)
     folder.mkdir(parents=True, exist_ok=True)
