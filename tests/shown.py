@@ -70,6 +70,45 @@ def small_runs(folder):
     return {"cats": folder / "cats", "films": folder / "films"}
 
 
+def masked_run(folder):
+    """A model that names hidden words, a few steps old, with eight heads and learned positions."""
+    text = folder / "gaps.txt"
+    text.write_text("\n".join(f"the cat {i % 9} sat on the mat and the dog ran" for i in range(150)), encoding="utf-8")
+    main(
+        [
+            "train",
+            "masked",
+            "--data.text",
+            str(text),
+            "--data.tokenizer",
+            "words",
+            "--data.length",
+            "32",
+            "--model.position",
+            "learned",
+            "--model.width",
+            "32",
+            "--model.heads",
+            "8",
+            "--model.inner",
+            "32",
+            "--model.layers",
+            "1",
+            "--training.steps",
+            "4",
+            "--training.tokens",
+            "256",
+            "--training.tensorboard",
+            "false",
+            "--training.device",
+            "cpu",
+            "--out",
+            str(folder / "gaps"),
+        ]
+    )
+    return {"gaps": folder / "gaps"}
+
+
 class Endless:
     """An answer that is never ready; it says when it was asked for, and when it was no longer wanted."""
 

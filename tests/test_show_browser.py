@@ -4,12 +4,14 @@ import json
 import math
 import re
 import time
+from importlib import resources
 from itertools import cycle
+from xml.etree import ElementTree
 
 import pytest
 import torch
 from browser import launched, needs_chromium
-from shown import Endless, serving, small_runs
+from shown import Endless, masked_run, serving, small_runs
 
 import regard
 from regard.cli import main
@@ -23,11 +25,14 @@ pytestmark = needs_chromium
 SENTENCE = "My brother lives in Berlin."
 READY = "() => window.regard && window.regard.view && !document.getElementById('view').hasAttribute('aria-busy')"
 VIEWS = ("translate", "heads", "steps", "mechanisms", "positions", "results")
+# the run to see each view with
+RUNS = {view: "shipped" for view in VIEWS} | {"results": "films"}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    return small_runs(tmp_path_factory.mktemp("runs"))
+    folder = tmp_path_factory.mktemp("runs")
+    return small_runs(folder) | masked_run(folder)
 
 
 MANY = ["set(points=8)", "compressed(factor=4)", "fnet", "clusterformer(chunk=64)", "heads(luna, longshort)"]
@@ -170,14 +175,83 @@ def test_keys_move_through_heads_layers_and_views(page):
         page.wait_for_function("text => location.hash.includes(text)", arg=wanted)
     page.keyboard.press("Escape")
     page.wait_for_function("() => !location.hash.includes('pin')")
-    for number, view in enumerate(VIEWS, 1):
+    # wherever the keyboard is
+    page.focus('.chips[aria-label="picture"] button >> nth=0')
+    page.keyboard.press("ArrowDown")
+    page.wait_for_function("() => location.hash.includes('pin=0')")
+    for number, view in enumerate(VIEWS[:5], 1):
         page.keyboard.press(str(number))
         page.wait_for_function("view => document.getElementById('view').dataset.view === view", arg=view)
         page.wait_for_function(READY)
     page.go_back()
-    page.wait_for_function("() => document.getElementById('view').dataset.view === 'positions'")
+    page.wait_for_function("() => document.getElementById('view').dataset.view === 'mechanisms'")
     page.keyboard.press("?")
     assert page.is_visible("#keys")
+
+
+def test_back_and_links_never_hang(page):
+    """A move through the history tells of itself twice: what it asks for is waited for once."""
+
+    def shows(text):
+        page.wait_for_function(
+            "text => document.querySelector('.lane.left')?.textContent.includes(text)", arg=text, timeout=10_000
+        )
+        page.wait_for_function(READY, timeout=10_000)
+
+    visit(page, view="heads", text="one two three")
+    page.keyboard.press("5")
+    page.wait_for_function("() => document.getElementById('view').dataset.view === 'positions'")
+    page.reload()
+    page.wait_for_function(READY)
+    page.go_back()
+    shows("three")
+    # a link that is pasted into the same tab
+    for text in ("four five six", "seven eight nine"):
+        page.evaluate("text => { location.hash = `#run=shipped&view=heads&text=${encodeURIComponent(text)}`; }", text)
+        shows(text.split()[-1])
+    page.go_back()
+    shows("six")
+    # however often it is told
+    page.evaluate("() => { for (let i = 0; i < 3; i += 1) dispatchEvent(new HashChangeEvent('hashchange')); }")
+    page.keyboard.press("ArrowDown")
+    page.wait_for_function("() => location.hash.includes('pin=0')")
+
+
+def test_the_run_that_is_shown_is_the_run_that_is_named(page):
+    """The first view is that of its task, and no view is offered that it cannot fill."""
+    usual = ["heads", "steps", "mechanisms", "positions"]
+    first = {"shipped": "translate", "cats": "heads", "gaps": "heads", "films": "results"}
+    for run, view in first.items():
+        visit(page, run=run)
+        assert page.get_attribute("#view", "data-view") == view
+        assert page.input_value("#run") == run
+        offered = page.eval_on_selector_all("nav button", "nodes => nodes.map(node => node.dataset.view)")
+        assert offered == [*["translate"][: run == "shipped"], *usual, *["results"][: run == "films"]]
+        assert page.is_hidden(".notice")
+    # a link to what this run cannot show says so, and so does one to a run that is not there
+    visit(page, run="cats", view="translate")
+    assert page.get_attribute("#view", "data-view") == "heads"
+    assert "“cats” does not translate" in page.inner_text(".notice")
+    visit(page, run="cats", view="results")
+    assert "no texts with labels" in page.inner_text(".notice")
+    visit(page, run="gone")
+    assert "no run “gone”" in page.inner_text(".notice")
+    # another run is chosen: what was seen of the first is seen of the second
+    visit(page, run="shipped", view="mechanisms", spec="local(window=3)", text="a mat")
+    page.select_option("#run", "films")
+    page.wait_for_function("() => /layer 1 of “films”/.test(document.querySelector('.on-text')?.textContent)")
+    visit(page, run="films", view="results")
+    page.select_option("#run", "shipped")
+    page.wait_for_function("() => document.getElementById('view').dataset.view === 'translate'")
+    page.wait_for_function(READY)
+    assert page.inner_text(".one-run h2") == "English to German, comes with Regard"
+
+
+def test_a_gap_is_the_mask(page):
+    visit(page, run="gaps", view="heads", text="the [mask] sat on the [mask]")
+    assert page.locator('.lane.left .token[title="[mask]"]').count() == 2
+    assert page.locator(".lane.left .token").count() == 7
+    assert "[mask]" in page.inner_text(".examples")
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -187,8 +261,8 @@ def test_a_link_that_is_wrong_shows_the_view(page, view):
     wrong |= {"links": "?", "at": "x,,"}
     other = {"layer": "x", "head": "x", "pin": "-1", "beam": "99", "length": "1e9", "width": "7.4", "role": "?"}
     other |= {"mode": "matrix", "at": "1e9,-1e9,1e9", "place": "aligner"}
-    for state in (wrong, other, wrong | {"layer": "-1", "pin": "1e9"}, other | {"layer": "1.4", "head": "1.6"}):
-        visit(page, view=view, run="films" if view == "results" else "shipped", threshold="x", preset="?", **state)
+    for state in (wrong | {"layer": "-1", "pin": "1e9"}, other | {"layer": "1.4", "head": "1.6"}):
+        visit(page, view=view, run=RUNS[view], threshold="x", preset="?", **state)
         assert page.get_attribute("#status", "class") == ""
         assert page.locator(".problem").all_inner_texts() == []
         assert page.locator("canvas:visible").count() > 0
@@ -257,22 +331,42 @@ def test_a_text_that_was_cancelled_can_be_read_again(page, server):
     page.wait_for_function("() => document.querySelector('.lane.left').textContent.includes('seven')")
 
 
-def test_touch(browser, server):
-    context = browser.new_context(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
+def test_a_phone(browser, server):
+    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     page = context.new_page()
     page.address = server.address
-    visit(page, view="heads", text=SENTENCE)
-    page.tap('.lane.left .token[data-at="1"]')
-    page.wait_for_function("() => location.hash.includes('pin=1')")
-    page.wait_for_selector(".best li")
-    # what is said of a picture stands above it, and what it is made by above a long one
     tops = "names => names.map(name => document.querySelector(name).getBoundingClientRect().top)"
-    assert page.evaluate(tops, [".sentence", ".picture", ".numbers"]) == sorted(
-        page.evaluate(tops, [".sentence", ".picture", ".numbers"])
-    )
-    visit(page, view="mechanisms")
-    places = page.evaluate(tops, [".sentence", ".controls", ".picture"])
-    assert places == sorted(places)
+    for view in VIEWS:
+        visit(page, view=view, run=RUNS[view])
+        assert page.evaluate("[innerWidth, document.documentElement.scrollWidth]") == [390, 390], view
+        # what is seen, what it is made by, and the picture, in every view
+        places = page.evaluate(tops, [".sentence", ".panel", ".picture"])
+        assert places == sorted(places), view
+        # a header of two lines, and a foot that is not in the way
+        assert page.locator("header.top").bounding_box()["height"] < 110
+        assert page.locator("footer").evaluate("node => getComputedStyle(node).position") == "static"
+    visit(page, view="heads", text=SENTENCE)
+    assert page.evaluate(tops, [".picture"])[0] < 0.5 * 844
+    # what is tapped is told where one looks
+    for token in (1, 6):
+        page.tap(f'.lane.left .token[data-at="{token}"]')
+        page.wait_for_function("pin => location.hash.includes(`pin=${pin}`)", arg=token)
+        page.wait_for_selector(".best li")
+        box = page.locator(".numbers .reading").bounding_box()
+        assert 0 <= box["y"] < box["y"] + box["height"] <= 844
+    # words of a sentence are not broken
+    assert page.locator("body").evaluate("node => getComputedStyle(node).overflowWrap") == "break-word"
+    # a strip of numbers is seen to its end
+    visit(page, view="steps", text=SENTENCE)
+    ends = page.eval_on_selector_all(".strip", "nodes => nodes.map(node => node.getBoundingClientRect().right)")
+    assert max(ends) <= 390
+    # folded controls open
+    visit(page, view="heads", mode="matrix", text=SENTENCE)
+    page.tap(".panel > summary")
+    page.tap('.chips[aria-label="head"] button:has-text("2")')
+    page.wait_for_function("() => location.hash.includes('head=1')")
+    page.tap("canvas.matrix")
+    page.wait_for_selector(".numbers .best li")
     context.close()
 
 
@@ -316,6 +410,17 @@ def test_the_pictures_show_the_weights(page, translator):
     page.mouse.move(box["x"] + x + (key + 0.5) * scale, box["y"] + y + (query + 0.5) * scale)
     page.wait_for_selector(".best li")
     torch.testing.assert_close(torch.tensor(data(page, ".best")), row.topk(5).values, atol=1e-6, rtol=0)
+    # the cell under the pointer, beside it and in words
+    for where in (".tip", ".numbers .reading"):
+        page.wait_for_selector(f"{where} data")
+        assert data(page, where) == [pytest.approx(float(weights[query, key]), abs=1e-6)], where
+    low = int((weights + torch.eye(T)).argmin())
+    page.mouse.move(box["x"] + x + (low % T + 0.5) * scale, box["y"] + y + (low // T + 0.5) * scale)
+    page.wait_for_function(
+        "value => Math.abs(Number(document.querySelector('.tip data').value) - value) < 1e-9",
+        arg=float(weights.flatten()[low]),
+    )
+    assert page.locator(".legend-line .key").count() == 1
     # a line from the one to the other, and hardly any from elsewhere
     visit(page, view="heads", mode="lines", pin=str(query), **state)
     wide, tall = page.evaluate(
@@ -332,13 +437,102 @@ def test_the_pictures_show_the_weights(page, translator):
     assert alpha / 255 == pytest.approx(float(mean.max()) + 0.05, abs=0.15)
 
 
+def test_words_that_are_repeated_are_told_apart(page):
+    text = "the cat and the dog and the bird"
+    visit(page, view="heads", run="gaps", text=text, layer="0", head="0")
+    names = page.eval_on_selector_all(".lane.right .token", "nodes => nodes.map(node => node.textContent)")
+    assert [name for name in names if name.startswith("the")] == ["the1", "the2", "the3"]
+    at = [number for number, name in enumerate(names) if name.startswith("the")]
+    for nth, pin in enumerate(at, 1):
+        page.click(f'.lane.left .token[data-at="{pin}"]')
+        page.wait_for_function(f"() => document.querySelector('.reading b')?.textContent === 'the{nth}'")
+        listed = page.eval_on_selector_all(
+            ".best li", "nodes => nodes.map(node => [node.dataset.key, node.textContent])"
+        )
+        for key, name in listed:
+            assert name.startswith(names[int(key)])
+
+
+def test_hidden_is_not_a_weight_of_zero(page):
+    """What comes later has no weight: it is not listed, its cells are empty, and a pair says so."""
+    visit(page, view="heads", run="cats", text="abcdef", mode="matrix", head="0", pin="1")
+    page.wait_for_selector(".best li")
+    keys = page.eval_on_selector_all(".best li", "nodes => nodes.map(node => Number(node.dataset.key))")
+    assert sorted(keys) == [0, 1]
+    assert "hidden from it" in page.inner_text(".numbers")
+    x, y, scale = page.evaluate("() => { const { x, y, scale } = window.regard.view.matrix; return [x, y, scale]; }")
+    assert pixel(page, "canvas.matrix", x + 4.5 * scale, y + 1.5 * scale)[3] == 0
+    assert pixel(page, "canvas.matrix", x + 0.5 * scale, y + 1.5 * scale)[3] == 255
+    assert "hidden" in page.inner_text(".legend-line")
+    box = page.locator("canvas.matrix").bounding_box()
+    page.mouse.move(box["x"] + x + 4.5 * scale, box["y"] + y + 2.5 * scale)
+    page.wait_for_function("() => document.querySelector('.tip').textContent.endsWith('hidden')")
+    assert "it comes later" in page.inner_text(".numbers .reading")
+    # the six steps: of the last token, which sees most, and of keys that are seen
+    visit(page, view="steps", run="cats", text="abcdef", head="0")
+    assert page.get_attribute('.who [aria-selected="true"]', "data-at") == "5"
+    visit(page, view="steps", run="cats", text="abcdef", head="0", pin="2")
+    rows = page.eval_on_selector_all(
+        ".steps > li:nth-child(2) .step-row",
+        "nodes => nodes.map(node => [Number(node.dataset.at), node.querySelector('.bar').style.inlineSize])",
+    )
+    assert [at for at, _ in rows] == [0, 1, 2]
+    assert max(float(size.rstrip("%")) for _, size in rows) == 100
+    assert "hidden from it" in page.inner_text(".steps .unseen")
+    # one tab stop a step for its numbers, with a name
+    folds = page.locator(".steps .vector summary")
+    assert folds.all_inner_texts() == ["All numbers"] * 3
+    # words with two meanings only where the model can follow them
+    assert "one word" not in page.inner_text('.chips[aria-label="example"]')
+    visit(page, view="steps", run="cats", preset="bank")
+    assert page.locator(".problem").count() == 0
+
+
 def test_positions_under_the_pointer(page):
     visit(page, view="positions", scheme="sinusoidal", width="64", length="64")
     box = page.locator("canvas.plate-map").first.bounding_box()
     page.mouse.move(box["x"] + 5.5 / 64 * box["width"], box["y"] + 3.5 / 64 * box["height"])
     page.wait_for_selector(".under data")
-    assert page.inner_text(".under").startswith("place 3, channel 5")
+    assert page.inner_text(".under >> nth=0").startswith("place 3, channel 5")
     assert data(page, ".under")[0] == pytest.approx(math.cos(3 * 10000 ** (-4 / 64)), abs=1e-6)
+    # the products go from the darkest to the brightest colour
+    colours = page.locator("canvas.plate-map >> nth=1").evaluate("""node => {
+      const { data } = node.getContext("2d").getImageData(0, 0, node.width, node.height);
+      const found = new Set();
+      for (let at = 0; at < data.length; at += 4) found.add([data[at], data[at + 1], data[at + 2]].join());
+      return [...found];
+    }""")
+    assert {"0,34,78", "253,231,55"} <= set(colours)
+
+
+@pytest.mark.parametrize(
+    ("run", "scheme", "says", "origin"),
+    [
+        ("shipped", "sinusoidal", "waves", "nothing to learn"),
+        ("shipped", "learned", "one parameter a cell", "drawn before training"),
+        ("gaps", None, "one parameter a cell", "“gaps” has learned"),
+        ("gaps", "none", "zero", "nothing to learn"),
+        ("cats", "buckets", "added to the score", "drawn before training"),
+    ],
+)
+def test_positions_say_what_is_drawn(page, run, scheme, says, origin):
+    visit(page, view="positions", run=run, **({"scheme": scheme} if scheme else {}))
+    captions = " ".join(page.locator("figcaption").all_inner_texts())
+    assert says in captions
+    assert ("waves" in captions) == (scheme == "sinusoidal")
+    assert origin in page.inner_text(".origin")
+    # every map has a key of its colours, and no number of an axis is cut
+    assert page.locator(".plate-with-key .key").count() == page.locator(".plate-map").count() > 0
+    lost = page.locator("canvas.chart").evaluate("""node => {
+      const context = document.createElement("canvas").getContext("2d");
+      return node.shapes.filter((shape) => shape.text !== undefined && !shape.turn).filter((shape) => {
+        context.font = `${shape.size || 11}px system-ui, sans-serif`;
+        const wide = context.measureText(shape.text).width;
+        const left = shape.x - { start: 0, middle: wide / 2, end: wide }[shape.anchor || "start"];
+        return left < 0 || left + wide > parseFloat(node.style.width);
+      }).map((shape) => shape.text);
+    }""")
+    assert lost == []
 
 
 def test_the_six_steps(page, translator):
@@ -355,9 +549,53 @@ def test_the_six_steps(page, translator):
     assert "0.88 of Thinking’s attention goes to itself" in page.inner_text(".numbers")
     page.click(".steps > li:nth-child(6) .vector summary")
     page.wait_for_function("() => document.querySelectorAll('.steps > li:nth-child(6) .digits data').length === 64")
-    page.click('.chips[aria-label="example"] button:has-text("bank and bank")')
+    # one word in two sentences: the layer in which the words that tell its meaning count most
+    page.click('.chips[aria-label="example"] button:has-text("one word")')
     page.wait_for_function("() => document.querySelectorAll('article .step-table').length === 2")
     assert sum(data(page, "article:first-child .step-table")) == pytest.approx(1, abs=1e-4)
+    assert "count most" in page.inner_text(".numbers")
+    shares = data(page, "article:first-child .step-table")
+    told = page.locator("article:first-child p b").last.inner_text()
+    strongest = page.locator("article:first-child .step-row").nth(shares.index(max(shares))).inner_text()
+    assert strongest.startswith(told)
+
+
+def test_mechanisms_say_what_is_drawn(page):
+    """A caption tells what was measured; options fit the tokens; role and heads are those of the run."""
+
+    def caption():
+        return page.inner_text(".pattern-of figcaption")
+
+    visit(page, view="mechanisms", spec="gmlp", run="gaps")
+    assert "begins at zero" in caption()
+    assert "0.0 %" not in caption()
+    visit(page, view="mechanisms", spec="fnet", run="gaps")
+    assert caption().startswith("Every token sees every token. The weights are the same whatever the tokens say.")
+    # of what hides nothing, its weights and of how many patterns they are made
+    assert page.locator(".pattern-of .plate-map").count() == 1
+    assert page.locator(".pattern-of .pattern").count() == 0
+    assert data(page, ".rank figcaption") == [19]
+    # a bare name stands for options that fit; what is typed stands, with a word where it does not fit
+    visit(page, view="mechanisms", spec="reformer", run="gaps")
+    assert page.input_value('input[aria-label="spec"]') == "reformer(chunk=4, buckets=4, rounds=1)"
+    reasons = page.eval_on_selector_all(".legend li[data-reason]", "nodes => nodes.map(node => node.dataset.reason)")
+    assert reasons == ["content"]
+    visit(page, view="mechanisms", spec="reformer(chunk=64)", run="gaps")
+    assert "chunk=64" in page.inner_text(".misfit")
+    page.click(".misfit button")
+    page.wait_for_function("() => !document.querySelector('.misfit')")
+    # as the run is: heads, and causal where it is
+    assert page.locator('.chips[aria-label="head"] button').count() == 8
+    assert page.get_attribute('.chips[aria-label="role"] button:has-text("self")', "aria-pressed") == "true"
+    visit(page, view="mechanisms", spec="linear", run="cats", text="the cat sat")
+    assert page.get_attribute('.chips[aria-label="role"] button:has-text("causal")', "aria-pressed") == "true"
+    assert caption().startswith("Every token sees itself and all before it.")
+    assert data(page, ".rank figcaption") == [16]
+    assert "Role: causal" in page.inner_text(".on-text figcaption")
+    # a text of one's own, with its tokens beside the maps
+    page.fill("textarea", "a dog")
+    page.press("textarea", "Enter")
+    page.wait_for_function("() => document.querySelectorAll('[data-name=mechanism] .ticks.down .token').length === 5")
 
 
 def test_two_mechanisms_side_by_side(page):
@@ -367,7 +605,7 @@ def test_two_mechanisms_side_by_side(page):
     page.wait_for_function(READY)
     reasons = [
         page.eval_on_selector_all(
-            f".mechanism:nth-child({n}) .legend li", "nodes => nodes.map(node => node.dataset.reason)"
+            f".mechanism:nth-child({n}) .legend li[data-reason]", "nodes => nodes.map(node => node.dataset.reason)"
         )
         for n in (1, 2)
     ]
@@ -385,6 +623,10 @@ def test_two_mechanisms_side_by_side(page):
     page.fill('.mechanism:first-child input[aria-label="spec"]', "local(window=0)")
     page.press('.mechanism:first-child input[aria-label="spec"]', "Enter")
     page.wait_for_selector(".mechanism:first-child .problem")
+    # what is typed must be something
+    page.fill("textarea", "  ")
+    page.press("textarea", "Enter")
+    assert "type some words" in page.inner_text(".input .problem")
     page.wrong = [line for line in page.wrong if "400" not in line]
 
 
@@ -404,7 +646,7 @@ def test_precision_and_recall_under_a_threshold(page, server):
         right = int((taken & own).sum())
         assert data(page, ".precision")[0] == pytest.approx(right / taken.sum() if taken.any() else 0, abs=1e-6)
         assert data(page, ".recall")[0] == pytest.approx(right / own.sum(), abs=1e-6)
-        moved = int(re.match(r"\d+", page.locator(".picture h3").last.inner_text())[0])
+        moved = int(re.match(r"\d+", page.locator(".picture h2").last.inner_text())[0])
         assert moved == int((taken != (chances.argmax(1) == index)).sum())
 
 
@@ -525,7 +767,9 @@ def test_hostile_tokens_are_text_in_every_view(page, tmp_path):
     visit(page, run="hostile", view="heads", text=WORDS)
     shown = page.eval_on_selector_all(".lane.left .token", "nodes => nodes.map(node => [node.title, node.textContent])")
     for name, text in shown:
-        assert text == (re.sub("^[▁Ġ]", "", name) or "␣")
+        word = re.sub("^[▁Ġ]", "", name) or "␣"
+        # a dot before what goes on inside a word, a number behind what is there more than once
+        assert re.fullmatch(f"·?{re.escape(word)}[12]?", text), (name, text)
     # the same in a file that is saved
     saved = save(page, "#html", tmp_path / "hostile.html")
     page.goto(saved.as_uri())
@@ -539,12 +783,16 @@ def test_hostile_texts_are_read(page):
     """As what a user types, into the models that are shipped."""
     visit(page, view="heads", mode="matrix")
     usual = page.evaluate(SIZES)
-    for some in (HOSTILE[:22], HOSTILE[22:25], HOSTILE[25:]):
-        for view in ("heads", "translate", "steps"):
-            text = " ".join(some)[: 2000 if view == "heads" else 40]
-            visit(page, view=view, text=text, beam="1")
-            assert page.locator(".problem").all_inner_texts() == [], view
-            assert page.evaluate(SIZES) == usual
+    whole = " ".join(text[:200] for text in HOSTILE)
+    for view, text in (
+        ("heads", whole),
+        ("translate", whole[:40]),
+        ("translate", " ".join(HOSTILE[24:31])[:60]),
+        ("steps", " ".join(HOSTILE[14:22])),
+    ):
+        visit(page, view=view, text=text, beam="1")
+        assert page.locator(".problem").all_inner_texts() == [], view
+        assert page.evaluate(SIZES) == usual
     for state in (
         {"view": "mechanisms", "spec": HOSTILE[1], "second": HOSTILE[1], "text": HOSTILE[0]},
         {"view": "positions", "scheme": HOSTILE[1]},
@@ -573,6 +821,17 @@ def test_hostile_results_are_text(page, server, monkeypatch):
     server.engine._replies.kept.clear()
 
 
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def words(drawing):
+    return {word for node in ElementTree.fromstring(drawing).iter(f"{SVG}text") for word in (node.text or "").split()}
+
+
+def paths(drawing):
+    return list(ElementTree.fromstring(drawing).iter(f"{SVG}path"))
+
+
 def save(page, button, path):
     with page.expect_download() as download:
         page.click(button)
@@ -586,11 +845,44 @@ def test_save_and_open_again(page, tmp_path, translator):
     assert picture.startswith(b"\x89PNG")
     assert len(picture) > 5000
     drawing = save(page, "#svg", tmp_path / "a.svg").read_text(encoding="utf-8")
-    assert "<image" in drawing
     assert ">Bruder</text>" in drawing
     # what is folded away is not in the picture
     assert ">α</text>" not in drawing
-    assert page.inner_text("h3 >> nth=-1").split()[0] in drawing
+    assert page.inner_text("#view h2 >> nth=-1").split()[0] in drawing
+    # lines are lines; what it is of stands above it; numbers of a list, dots in words and the whole search are there
+    assert "<image" not in drawing
+    assert len(paths(drawing)) > 30
+    assert {"Translate", "1.", "4.", "·"} <= words(drawing)
+    assert "beam 4" in drawing
+    leaves = page.eval_on_selector_all(".leaf .token", "nodes => nodes.map(node => node.title.replace(/^▁/, ''))")
+    assert sum(map(drawing.count, {f">{leaf}</text>" for leaf in leaves if len(leaf) < 8})) >= len(leaves) / 2
+    last = page.locator(".leaf").last.bounding_box()
+    assert (
+        float(ElementTree.fromstring(drawing).get("width")) > last["x"] - page.locator(".picture").bounding_box()["x"]
+    )
+    visit(page, view="heads", text=SENTENCE, head="2", layer="1")
+    drawing = save(page, "#svg", tmp_path / "lines.svg").read_text(encoding="utf-8")
+    assert "<image" not in drawing
+    shown = page.evaluate("() => document.querySelector('.between').shapes.length")
+    assert len(paths(drawing)) == shown > 10
+    assert "layer 2 of 3 · head 3 of 4" in drawing
+    # bars keep their shape; the numbers of a step are where they were
+    visit(page, view="steps", text=SENTENCE)
+    drawing = save(page, "#svg", tmp_path / "steps.svg").read_text(encoding="utf-8")
+    rounded = [rect for rect in ElementTree.fromstring(drawing).iter(f"{SVG}rect") if rect.get("rx")]
+    assert rounded
+    for rect in rounded:
+        assert (
+            float(rect.get("rx"))
+            == float(rect.get("ry"))
+            <= 0.5 * min(float(rect.get("width")), float(rect.get("height"))) + 1e-6
+        )
+    # fields with what they hold; headings that do not run into each other
+    visit(page, view="mechanisms", spec="longformer(window=3, globals=2)", second="performer(features=8)")
+    drawing = save(page, "#svg", tmp_path / "mechanisms.svg").read_text(encoding="utf-8")
+    assert drawing.count(">longformer(window=3, globals=2)</text>") == 1
+    assert "hidden" in words(drawing)
+    assert "Mechanisms" in words(drawing)
     visit(page, view="heads", text=SENTENCE, mode="matrix")
     drawing = save(page, "#svg", tmp_path / "b.svg").read_text(encoding="utf-8")
     assert re.search(r"<text[^>]*rotate\(-90\)[^>]*>brother</text>", drawing)
@@ -907,15 +1199,45 @@ def test_what_a_view_asked_ends_with_it(page, server, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("width", "height", "scheme"), [(360, 740, "light"), (1440, 900, "dark"), (3840, 2160, "light")]
+    ("width", "height", "scheme"), [(360, 740, "light"), (1024, 768, "dark"), (3840, 2160, "light")]
 )
 def test_no_view_is_wider_than_its_window(browser, server, width, height, scheme):
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
     page = context.new_page()
     page.address = server.address
     for view in VIEWS:
-        visit(page, view=view, run="films" if view == "results" else "shipped")
+        visit(page, view=view, run=RUNS[view])
         assert page.evaluate("document.documentElement.scrollWidth") <= width, view
+        # nothing of the header stands alone in a line
+        if width > 820:
+            assert page.locator("header.top").bounding_box()["height"] < 4 * page.evaluate(
+                "parseFloat(getComputedStyle(document.documentElement).fontSize)"
+            )
+    context.close()
+
+
+AXE = """async (rules) => {
+  const { violations } = await axe.run(document, { resultTypes: ["violations"], ...(rules && { runOnly: rules }) });
+  return violations.filter(({ impact }) => impact === "serious" || impact === "critical")
+    .map(({ id, nodes }) => [id, nodes.slice(0, 3).map((node) => `${node.target} ${node.failureSummary}`)]);
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(browser, server, scheme):
+    """Names, roles, headings and contrast, with something pinned and with a picture of each kind."""
+    context = browser.new_context(viewport={"width": 1280, "height": 860}, color_scheme=scheme)
+    page = context.new_page()
+    page.address = server.address
+    script = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+    states = [{"view": view, "pin": "1"} for view in VIEWS]
+    states += [{"view": "heads", "mode": "matrix", "pin": "2"}, {"view": "mechanisms", "spec": "linformer"}]
+    for state in states:
+        visit(page, run=RUNS[state["view"]], **state)
+        page.evaluate(script)
+        # names and roles are the same in the dark
+        assert page.evaluate(AXE, None if scheme == "light" else ["color-contrast"]) == [], state
+        assert page.locator("h1").count() == 1
     context.close()
 
 

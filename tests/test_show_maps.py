@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import regard
 from regard.attention.base import Memory, Rows
 from regard.decoding import DecodingConfig
-from regard.show import maps, pictures, wire
+from regard.show import maps, pictures, subjects, wire
 from regard.show.beams import watch
 from regard.show.engine import Engine
 from regard.show.maps import Given
@@ -262,12 +262,68 @@ def test_the_six_steps_of_mixed_heads(translator):
     wanted = model.maps(torch.tensor([translator.source.encode(SENTENCE)]))[0][0]
     values = {"run": "model", "place": "encoder", "text": SENTENCE, "layer": 0, "query": 2}
     for head in range(4):
-        parts = shown.answer("steps", values | {"head": head}).arrays
-        np.testing.assert_allclose(parts["weights"], wanted[head, 2].detach(), atol=1e-6)
-        # where a pair is seen its share follows from the scores: the query and the keys are those of this head
-        seen = parts["weights"] > 0
-        shares = np.exp(parts["scaled"][seen] - parts["scaled"][seen].max())
-        np.testing.assert_allclose(parts["weights"][seen], shares / shares.sum(), atol=1e-5)
+        reply = shown.answer("steps", values | {"head": head})
+        parts, row = reply.arrays, wanted[head, 2].detach()
+        # the keys it sees, and no others
+        assert reply.meta["places"] == row.nonzero()[:, 0].tolist()
+        assert (reply.meta["visible"], reply.meta["hidden"]) == (int((row > 0).sum()), int((row == 0).sum()))
+        np.testing.assert_allclose(parts["weights"], row[row > 0], atol=1e-6)
+        # its shares follow from the scores: the query and the keys are those of this head
+        shares = np.exp(parts["scaled"] - parts["scaled"].max())
+        np.testing.assert_allclose(parts["weights"], shares / shares.sum(), atol=1e-5)
+
+
+def test_the_six_steps_of_a_long_causal_text(translator):
+    """Only keys that are seen, the strongest of many, and the sum over all of them."""
+    torch.manual_seed(0)
+    sizes = {"vocabulary": translator.source.size, "width": 32, "heads": 4, "inner": 32, "layers": 1}
+    model = regard.Transformer(regard.ModelConfig(kind="decoder", **sizes)).eval()
+    shown = Engine({"model": lambda: of_model("model", model, translator.source)})
+    text = SENTENCE * 60
+    ids = torch.tensor([translator.source.encode(text)])
+    assert ids.shape[1] > 256
+    row = model.maps(ids)[0][0, 1, 300].detach()
+    values = {"run": "model", "place": "decoder", "text": text, "layer": 0, "head": 1, "query": 300}
+    reply = shown.answer("steps", values)
+    assert reply.meta["hidden"] == ids.shape[1] - 301
+    assert reply.meta["visible"] == 301
+    assert sorted(reply.meta["places"]) == reply.meta["places"] == sorted(row.topk(64).indices.tolist())
+    np.testing.assert_allclose(reply.arrays["weights"], row[reply.meta["places"]], atol=1e-6)
+    given = shown.reading("model", "decoder", text, "").layers[0]
+    np.testing.assert_allclose(reply.arrays["sum"], (row @ given.read[1]["v"][0, 1]).detach(), atol=1e-5)
+    first = shown.answer("steps", values | {"query": 3})
+    assert first.meta["places"] == [0, 1, 2, 3]
+
+
+def test_letters_that_are_bytes_are_written_again():
+    pieces = ["▁", "\\xe4\\xbd", "\\xa0", "▁caf", "\\xc3", "\\xa9", "\\xf0", "\\x9f", "\\x98", "\\x80", "\\xff", "end"]
+    assert subjects.regrouped(pieces) == [
+        "▁", "你 1/2", "你 2/2", "▁caf", "é 1/2", "é 2/2", "😀 1/4", "😀 2/4", "😀 3/4", "😀 4/4", "\\xff", "end",
+    ]  # fmt: skip
+    assert subjects.regrouped(["▁\\xc3", "\\xa9t", "x"]) == ["▁ét 1/2", "ét 2/2", "x"]
+
+
+def test_hidden_is_not_zero(translator):
+    """Which zeros of a map say that a key cannot be seen: not those that a mechanism may give to one that can be."""
+    sizes = {"vocabulary": translator.source.size, "width": 32, "heads": 4, "inner": 32}
+    specs = {"softmax": True, "local(window=2)": True, "entmax": False, "gmlp(longest=64)": False}
+    specs |= {"heads(local(window=2), entmax)": False}
+    model = regard.Transformer(regard.ModelConfig(kind="encoder", attention=list(specs), layers=len(specs), **sizes))
+    shown = Engine({"model": lambda: of_model("model", model, translator.source)})
+    layers = shown.answer("read", {"run": "model", "place": "encoder", "text": SENTENCE, "target": ""}).meta["layers"]
+    assert [layer["zeros_are_hidden"] for layer in layers] == list(specs.values())
+    assert not any(layer["causal"] for layer in layers)
+
+
+def test_words_with_two_meanings(engine):
+    """Only pairs whose words are one token each, and sentences whose numbers can be had."""
+    (run,) = engine.answer("about", {}).meta["runs"]
+    assert {pair["word"] for pair in run["pairs"]} <= {"can", "like", "left", "bank"}
+    pair = run["pairs"][0]
+    names = {"text": pair["text"], "other": pair["other"], "word": pair["word"]}
+    sides = engine.answer("moves", names | {"run": "shipped", "layer": 0}).meta["sides"]
+    for side, clue in zip(sides, pair["clues"], strict=True):
+        assert clue in [token.replace("▁", "").lower() for token in side["tokens"]]
 
 
 def test_a_translator_is_shown_as_far_as_it_reads(engine, translator):
@@ -325,13 +381,59 @@ def test_why_a_pair_is_visible(engine, spec, role, pair, reason):
 
 
 @pytest.mark.parametrize(
-    ("spec", "reason"), [("bigbird(block=2, random=1)", "random"), ("routing(clusters=3)", "cluster")]
+    ("spec", "reason"), [("bigbird(block=2, random=1)", "random"), ("routing(clusters=3)", "content")]
 )
 def test_what_is_drawn_and_what_is_alike(engine, spec, reason):
     reply = engine.answer("pattern", {"spec": spec, "role": "self", "length": 36, "heads": 4})
     found = {reply.meta["reasons"][code] for code in np.unique(reply.arrays["why"])}
     assert reason in found
-    assert not found & ({"random", "cluster"} - {reason})
+    assert not found & ({"random", "content", "stride", "fixed"} - {reason})
+
+
+@pytest.mark.parametrize(
+    ("spec", "role", "found"),
+    [
+        ("fnet", "self", {"all"}),
+        ("gmlp(longest=256)", "self", {"all"}),
+        ("gmlp(longest=256)", "causal", {"all", "hidden"}),
+        ("reformer(chunk=4, buckets=4, rounds=2)", "self", {"content", "hidden"}),
+        ("entmax(alpha=1.5)", "self", {"content", "hidden"}),
+        ("bigbird(block=1, globals=1, random=4)", "self", {"local", "global", "random", "hidden"}),
+        ("image(block=[2, 3], memory=[1, 2], width=6)", "self", {"local", "fixed", "hidden"}),
+        ("longformer(window=2, globals=5, dilation=3)", "self", {"local", "global", "stride", "hidden"}),
+    ],
+)
+def test_reasons_are_what_was_measured(engine, spec, role, found):
+    """A step only where there is one, and no pair called hidden or near by chance."""
+    reply = engine.answer("pattern", {"spec": spec, "role": role, "length": 36, "heads": 4})
+    assert {reply.meta["reasons"][code] for code in np.unique(reply.arrays["why"])} == found
+
+
+@pytest.mark.parametrize(
+    ("spec", "role", "rank", "most"),
+    [
+        ("softmax", "self", 36, 36),
+        ("softmax", "causal", 18, 18),
+        ("linformer(rank=4, longest=2048)", "self", 4, 36),
+        ("performer(features=8)", "self", 8, 36),
+        ("performer(features=8)", "causal", 8, 18),
+        ("linear", "self", 16, 36),  # the width of the heads
+        ("luna(length=5)", "causal", 5, 18),
+        ("local(window=3)", "causal", 3, 18),
+        ("compressed(factor=4)", "self", 10, 10),
+    ],
+)
+def test_of_how_many_patterns_a_map_is_made(engine, spec, role, rank, most):
+    meta = engine.answer("pattern", {"spec": spec, "role": role, "length": 36, "heads": 4}).meta
+    assert (meta["rank"], meta["most"]) == ([rank] * 4, most)
+
+
+def test_what_does_not_depend_on_the_tokens(engine):
+    found = {}
+    for spec in ("fnet", "gmlp(longest=256)", "softmax", "synthesizer(kinds=('random',), longest=256)"):
+        meta = engine.answer("pattern", {"spec": spec, "role": "self", "length": 24, "heads": 4}).meta
+        found[spec] = (meta["steady"], meta["blank"])
+    assert list(found.values()) == [(True, False), (True, True), (False, False), (True, False)]
 
 
 @pytest.mark.parametrize("name", ATTENTION.names())
@@ -395,6 +497,29 @@ def test_positions(engine):
     np.testing.assert_allclose(pairs[0, 7], pairs[11, 18], atol=1e-6)
     pairs = engine.answer("position", {"spec": "alibi", **sizes | {"role": "causal"}}).arrays["pairs"]
     np.testing.assert_allclose(pairs[0, 20, 15], -5 * 2**-2, atol=1e-6)
+
+
+def test_positions_are_those_of_the_run(translator):
+    """The table of a run, where it has learned one; of another scheme, one that says it was only drawn."""
+    torch.manual_seed(0)
+    sizes = {"vocabulary": translator.source.size, "width": 32, "heads": 4, "inner": 32, "layers": 1}
+    model = regard.Transformer(regard.ModelConfig(kind="encoder", position="learned(longest=20)", **sizes)).eval()
+    shown = Engine({"model": lambda: of_model("model", model, translator.source)})
+    asked = {"role": "self", "length": 64, "width": 64, "heads": 2, "run": "model"}
+    reply = shown.answer("position", {"spec": "learned", **asked})
+    assert (reply.meta["trained"], reply.meta["width"], reply.meta["length"]) == (True, 32, 20)
+    np.testing.assert_array_equal(reply.arrays["table"], model.encoder.position.table.detach())
+    for spec, trains in (("buckets", True), ("sinusoidal", False)):
+        meta = shown.answer("position", {"spec": spec, **asked}).meta
+        assert (meta["trained"], meta["trains"], meta["width"]) == (False, trains, 64)
+    bias = regard.ModelConfig(kind="encoder", position="buckets(buckets=8, distance=12)", **sizes)
+    model = regard.Transformer(bias).eval()
+    shown = Engine({"model": lambda: of_model("model", model, translator.source)})
+    found = shown.answer("position", {"spec": "buckets", **asked})
+    table = model.encoder.blocks[0].attention.position.table.detach()
+    assert found.meta["trained"]
+    assert found.meta["heads"] == 4
+    np.testing.assert_allclose(found.arrays["pairs"][:, 5, 5], table[0], atol=1e-6)
 
 
 def test_specs_that_would_not_end_are_refused(engine):

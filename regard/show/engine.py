@@ -5,6 +5,7 @@ import inspect
 import math
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from regard import __version__
 from regard.attention.base import Heads, Rows
+from regard.attention.heads import MixedHeads
 from regard.attention.softmax import Softmax
 from regard.show import maps, pictures
 from regard.show.beams import Beam, watch
@@ -25,7 +27,15 @@ from regard.spec import ATTENTION, POSITIONS, describe, parse
 SMALL = 1_000_000  # weights of all layers and heads together that are sent at once
 LINKED = 48  # target tokens whose source is told while they come
 MOST = 512  # of an option of a mechanism, unless its default or an example is larger
-STEP_TOKENS = 256  # of a text in the view of the six steps
+STEP_KEYS = 64  # in the view of the six steps: of a longer text, those with most weight
+MOVED_TOKENS = 256  # of a sentence whose word is followed
+# a word with another meaning in each of two sentences, each with the word that tells which
+PAIRS = (
+    ("can", ("I can swim.", "swim"), ("He opened a can of beer.", "beer")),
+    ("like", ("I like music.", "music"), ("You look like your father.", "look")),
+    ("left", ("She left the house.", "house"), ("Turn left at the station.", "turn")),
+    ("bank", ("We sat on the bank of the river.", "river"), ("He works in a bank in Berlin.", "works")),
+)
 REPLIES, TEXTS = 64 << 20, 256 << 20  # bytes kept of replies, and of what layers were given
 
 
@@ -59,7 +69,10 @@ class Engine:
         for name in self._open:
             subject = self.subject(name)
             fields = ("name", "title", "task", "places", "examples", "longest", "facts")
-            runs.append({field: getattr(subject, field) for field in fields})
+            about = {field: getattr(subject, field) for field in fields}
+            runs.append(
+                about | {"labelled": len(subject.labelled), "pieces": _pieces(subject), "pairs": _pairs(subject)}
+            )
         mechanisms = [_facts(ATTENTION, name) for name in ATTENTION.names()]
         positions = [_facts(POSITIONS, name) for name in POSITIONS.names()]
         return Reply({"version": __version__, "runs": runs, "mechanisms": mechanisms, "positions": positions})
@@ -239,32 +252,38 @@ class Engine:
     # six steps
 
     def steps(self, run: str, place: str, text: str, layer: int, head: int, query: int, target: str = "") -> Reply:
-        """One token through one head, with all the numbers."""
+        """One token through one head, with the numbers of the keys it sees; of many, those with most weight."""
         found = self.reading(run, place, text, target)
         given = self._layer(found, layer, head)
-        if max(given.T, given.S) > STEP_TOKENS:
-            raise ValueError(f"the six steps show every vector: give at most {STEP_TOKENS} tokens, not {given.T:,}")
         if query >= given.T:
             raise ValueError(f"there is no token {query}: the text has {given.T}, counted from 0")
         given, head = maps.part(given, head)
         attention = given.layer
-        if not isinstance(attention, Heads) or set(attention.inputs) != {"q", "k", "v"}:
+        slots = attention.facts.columns == "slots"
+        if slots or not isinstance(attention, Heads) or set(attention.inputs) != {"q", "k", "v"}:
             raise ValueError(f"attention {given.name!r} has no single query, key and value: see its map under Heads")
         queries, sources = given.read
         times = attention.shape.heads // attention.shape.kv_heads
         q, k, v = queries["q"][0, head, query], sources["k"][0, head // times], sources["v"][0, head // times]
-        plain = isinstance(attention, Softmax)
+        weights = maps.rows(given, [query])[head, 0]
+        seen = _visible(given, query, weights)
+        # in the order of the text
+        best = seen[weights[seen].abs().topk(min(STEP_KEYS, len(seen))).indices].sort().values
         meta = {
             "queries": found.queries,
-            "keys": found.keys,
+            "keys": [found.keys[key] for key in best.tolist()],
+            "places": best.tolist(),
             "query": query,
-            "plain": plain,
+            "visible": len(seen),
+            "hidden": given.slots - len(seen),
+            "plain": isinstance(attention, Softmax),
             "formula": attention.facts.formula,
             "causal": attention.shape.role == "causal",
             "scale": attention.scale,
         }
-        weights = maps.rows(given, [query])[head, 0]
-        return Reply(meta, _six(q, k, v, attention.scale, weights))
+        return Reply(
+            meta, _six(q, k[best], v[best], attention.scale, weights[best], weights[seen] @ v[seen].to(weights))
+        )
 
     def example(self) -> Reply:
         """The worked example: scores of 112 and 96 over width 64."""
@@ -276,9 +295,9 @@ class Engine:
         k = k + ((torch.tensor([112.0, 96.0], dtype=torch.float64) - k @ q) / (q @ q))[:, None] * q
         v = torch.randn(2, D, generator=generator, dtype=torch.float64)
         weights = (k @ q / math.sqrt(D)).softmax(0)
-        meta = {"queries": words, "keys": words, "query": 0, "plain": True, "causal": False, "scale": D**-0.5}
-        meta["formula"] = Softmax.facts.formula
-        return Reply(meta, _six(q, k, v, D**-0.5, weights))
+        meta = {"queries": words, "keys": words, "places": [0, 1], "query": 0, "visible": 2, "hidden": 0}
+        meta |= {"plain": True, "formula": Softmax.facts.formula, "causal": False, "scale": D**-0.5}
+        return Reply(meta, _six(q, k, v, D**-0.5, weights, weights @ v))
 
     def moves(self, run: str, text: str, other: str, word: str, layer: int) -> Reply:
         """How far attention moves a word's vector in two sentences, and which words it owes the way to."""
@@ -289,8 +308,8 @@ class Engine:
         for number, sentence in enumerate((text, other)):
             found = self.reading(run, "encoder", sentence, "")
             given = self._layer(found, layer)
-            if given.T > STEP_TOKENS:
-                raise ValueError(f"give sentences of at most {STEP_TOKENS} tokens")
+            if given.T > MOVED_TOKENS:
+                raise ValueError(f"give sentences of at most {MOVED_TOKENS} tokens, not {given.T:,}")
             at = _place(found.queries, word)
             shares, moved = _contributions(given, at)
             before, after = self._states(subject, sentence, layer, at)
@@ -331,10 +350,11 @@ class Engine:
         with pictures.Deadline():
             return pictures.compare(_bounded(spec), self._layer(found, layer), found.queries)
 
-    def position(self, spec: str, role: str, length: int, width: int, heads: int) -> Reply:
-        """Tables and distances of a position scheme."""
+    def position(self, spec: str, role: str, length: int, width: int, heads: int, run: str | None = None) -> Reply:
+        """Tables and distances of a position scheme, as a run has learned it where it has one like it."""
+        trained = None if run is None else pictures.trained_position(self.subject(run).model, spec, role)
         with pictures.Deadline():
-            return pictures.position(_bounded(spec, "position"), role, length, width, heads)
+            return pictures.position(_bounded(spec, "position"), role, length, width, heads, trained)
 
 
 def _layer_facts(given: Given, T: int, S: int) -> dict[str, Any]:
@@ -345,17 +365,33 @@ def _layer_facts(given: Given, T: int, S: int) -> dict[str, Any]:
         "heads": given.heads,
         "signed": not plain and given.layer.facts.signed,
         "slots": not plain and given.layer.facts.columns == "slots",
+        "causal": not plain and given.layer.shape.role == "causal",
+        "zeros_are_hidden": not plain and _zeros_are_hidden(given.layer),
         "columns": S if plain else maps.slots(given.layer, T, S),
         "tiles": [[*maps.tile_shape(given, level)] for level in range(maps.LEVELS)],
     }
 
 
-def _six(q: Tensor, k: Tensor, v: Tensor, scale: float, weights: Tensor) -> dict[str, np.ndarray]:
-    """Query, keys and values; scores; scaled; weights; weighted values; their sum."""
+def _zeros_are_hidden(layer: Any) -> bool:
+    """Whether a weight of exactly zero says that the query cannot see the key: not where visible keys may have it."""
+    parts = layer.parts if isinstance(layer, MixedHeads) else [layer]
+    return not any(part.facts.signed or part.facts.name == "entmax" for part in parts)
+
+
+def _visible(given: Given, query: int, weights: Tensor) -> Tensor:
+    """The keys that a query can see, by number."""
+    seen = weights != 0 if _zeros_are_hidden(given.layer) else torch.ones_like(weights, dtype=torch.bool)
+    if given.layer.shape.role == "causal" and given.layer.facts.columns == "tokens":
+        seen[query + 1 :] = False
+    return seen.nonzero()[:, 0]
+
+
+def _six(q: Tensor, k: Tensor, v: Tensor, scale: float, weights: Tensor, sum: Tensor) -> dict[str, np.ndarray]:
+    """Query, keys and values; scores; scaled; weights; weighted values; the sum of those of all keys."""
     scores = k @ q
     weighted = weights[:, None].to(v) * v
     parts = {"q": q, "k": k, "v": v, "scores": scores, "scaled": scores * scale, "weights": weights}
-    parts |= {"weighted": weighted, "sum": weighted.sum(0)}
+    parts |= {"weighted": weighted, "sum": sum}
     return {name: _numbers(part) for name, part in parts.items()}
 
 
@@ -374,6 +410,27 @@ def _contributions(given: Given, at: int) -> tuple[Tensor, float]:
     parts = torch.einsum("hs,hsd,ehd->se", weights, values, out)
     step = parts.sum(0)
     return parts @ step / (step @ step), float(step.norm())
+
+
+def _pieces(subject: Subject) -> bool:
+    """Whether tokens are pieces of words that say where a word begins, and not words or characters."""
+    names = subject.names(subject.encode("the cat and the dog in the house"))
+    return any(len(name) > 1 and name[0] in "▁Ġ" for name in names)
+
+
+def _pairs(subject: Subject) -> list[dict[str, Any]]:
+    """The pairs of sentences whose words are one token each, where the model has an encoder to follow them through."""
+    if "encoder" not in subject.places or getattr(subject.model, "encoder", None) is None:
+        return []
+    found = []
+    for word, *sides in PAIRS:
+        with suppress(ValueError):
+            for sentence, clue in sides:
+                tokens = subject.names([*subject.begins, *subject.encode(sentence), *subject.ends])
+                _place(tokens, word), _place(tokens, clue)
+            (text, first), (other, second) = sides
+            found.append({"word": word, "text": text, "other": other, "clues": [first, second]})
+    return found
 
 
 def _place(tokens: Sequence[str], word: str) -> int:

@@ -1,33 +1,41 @@
 """Mechanisms and position schemes as numbers to draw: measured on the layers that run, never told in advance."""
 
+import copy
+import math
 import time
 from contextlib import suppress
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import regard
 from regard.attention.base import Heads, Mask, Rows
+from regard.positions.base import Position
 from regard.show.maps import Given
 from regard.show.wire import Reply
-from regard.spec import POSITIONS, parse
+from regard.spec import parse
 
-REASONS = ("hidden", "local", "global", "stride", "random", "cluster", "all")
+REASONS = ("hidden", "local", "global", "stride", "fixed", "random", "content", "all")
 LENGTHS = (64, 128, 256, 512, 1024)
 PATIENCE = 0.5  # seconds for one length, after which no longer one is counted
 DRAWS = 3  # of tokens and of seeds, to tell what a pattern depends on
+MORE_DRAWS = 12  # of tokens, where they matter, to tell what is always visible from what happens to be
+HEAD_WIDTH = 16  # of the heads whose pattern is measured
+FAINT = 1e-6  # of the largest singular value: below it a direction counts as none
+COMPARED = 96  # tokens of a text on which mechanisms are compared
 
 
 def pattern(spec: str, role: str, length: int, heads: int, seed: int) -> Reply:
-    """Why each pair is visible, [H, T, S] of REASONS, and the weights over random tokens.
+    """Why each pair is visible, [H, T, S] of REASONS; the weights over random tokens, and how many patterns they are
+    made of (their rank).
 
     What depends on the tokens is found by other tokens through the same layer, what depends on a draw by other draws.
     """
-    width = 16 * heads
+    width = HEAD_WIDTH * heads
 
-    def seen(draw: int, tokens: int) -> Tensor:
+    def weights_of(draw: int, tokens: int) -> Tensor:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(draw)
             layer = regard.attention(spec, width=width, heads=heads, role=role).double().eval()
@@ -36,31 +44,66 @@ def pattern(spec: str, role: str, length: int, heads: int, seed: int) -> Reply:
             memory = torch.randn(1, length, width, dtype=torch.float64) if role == "cross" else None
             return layer.weights(x, memory=memory)[0].detach()
 
-    weights = seen(seed, 0)
-    here = weights != 0
-    other_tokens = [seen(seed, tokens) != 0 for tokens in range(1, DRAWS)]
-    other_draws = [seen(seed + draw, 0) != 0 for draw in range(1, DRAWS)]
-    fixed = torch.stack([here, *other_tokens, *other_draws]).all(0)
-    by_tokens = any(not torch.equal(here, other) for other in other_tokens)
-    why = torch.stack([_geometry(part, role) for part in fixed])
-    why = torch.where(here & ~fixed, REASONS.index("cluster" if by_tokens else "random"), why)
     facts = regard.facts(spec)
+    weights = weights_of(seed, 0)
+    possible = _possible(weights[0], role)
+    other_tokens = [weights_of(seed, tokens) for tokens in range(1, DRAWS)]
+    other_draws = [weights_of(seed + draw, 0) for draw in range(1, DRAWS)]
+    steady = all(torch.equal(weights, other) for other in other_tokens)
+    if facts.family == "mixers":
+        # of a mixer a zero is a number like any other: no pair is hidden by it
+        why = torch.where(possible, REASONS.index("all"), 0).expand(weights.shape)
+    else:
+        here = weights != 0
+        by_tokens = any(not torch.equal(here, other != 0) for other in other_tokens)
+        others = [*other_tokens, *other_draws]
+        if by_tokens:
+            others += [weights_of(seed, tokens) for tokens in range(DRAWS, MORE_DRAWS)]
+        always = torch.stack([here, *(other != 0 for other in others)]).all(0)
+        by_draw = any(not torch.equal(here, other != 0) for other in other_draws)
+        varies = REASONS.index("content" if by_tokens else "random")
+        why = torch.stack([_geometry(part, possible) for part in always])
+        why = torch.where(here & ~always, varies, why)
+        if by_tokens or by_draw:
+            # visible in every draw, and yet at no place of its own: it only happened to be
+            why = torch.where(here & (why == REASONS.index("fixed")), varies, why)
+    spectrum, most = _spectrum(weights, role)
     meta = {
         "reasons": REASONS,
-        "share": float(here.double().mean()),
         "columns": facts.columns,
         "signed": facts.signed,
         "formula": facts.formula,
         "roles": facts.roles,
+        "steady": steady,
+        "blank": not bool(weights.any()),
+        "rank": (spectrum > FAINT).sum(1).tolist(),
+        "most": most,
+        "head_width": HEAD_WIDTH,
+        "halves": role == "causal",
     }
-    arrays = {"why": why.to(torch.uint8).numpy(), "weights": weights.float().numpy()}
-    return Reply(meta, arrays)
+    arrays = {"why": why.to(torch.uint8), "weights": weights.float(), "spectrum": spectrum.float()}
+    return Reply(meta, {name: part.numpy() for name, part in arrays.items()})
 
 
-def _geometry(seen: Tensor, role: str) -> Tensor:
+def _possible(weights: Tensor, role: str) -> Tensor:
+    """The pairs that a role allows."""
+    T, S = weights.shape
+    every = torch.ones(T, S, dtype=torch.bool)
+    return every.tril() if role == "causal" and T == S else every
+
+
+def _spectrum(weights: Tensor, role: str) -> tuple[Tensor, int]:
+    """The singular values of each head's map as shares of the largest, and how many there could be. A causal map is a
+    triangle, which always has full rank: there, of what the second half of the text reads of the first."""
+    T, S = weights.shape[1:]
+    part = weights[:, -(-T // 2) :, : S // 2] if role == "causal" else weights
+    values = torch.linalg.svdvals(part)
+    return values / values[:, :1].clamp(min=torch.finfo(values.dtype).tiny), values.shape[1]
+
+
+def _geometry(seen: Tensor, possible: Tensor) -> Tensor:
     """Why fixed pairs [T, S] are visible: all there are; a row or a column of its own; next to the query; at a step."""
     T, S = seen.shape
-    possible = torch.ones_like(seen).tril() if role == "causal" and T == S else torch.ones_like(seen)
     if bool((seen == possible).all()):
         return torch.where(seen, REASONS.index("all"), 0)
     # a line that is visible wherever it can be, and has more than a few places to be so
@@ -83,7 +126,11 @@ def _geometry(seen: Tensor, role: str) -> Tensor:
         reach = int(free.max()) if len(free) else T
         gaps = (torch.arange(S) - at[:, None]) * direction
         near |= (gaps >= 0) & (gaps <= torch.minimum(runs, torch.tensor(reach))[:, None])
-    why = torch.where(seen, REASONS.index("stride"), 0)
+    rest = seen & ~spread & ~near
+    # all of them whole steps of one length away, and so for more than a few queries
+    gaps = (torch.arange(S) - at[:, None])[rest].tolist()
+    step = math.gcd(*gaps) if int(rest.any(1).sum()) > T // 4 else 1
+    why = torch.where(seen, REASONS.index("stride" if step > 1 else "fixed"), 0)
     why = torch.where(spread, REASONS.index("global"), why)
     return torch.where(near & seen, REASONS.index("local"), why)
 
@@ -166,10 +213,8 @@ def _counted(spec: str, role: str, length: int) -> int:
 def compare(spec: str, given: Given, tokens: list[str]) -> Reply:
     """The weights of a mechanism beside softmax's on the same vectors, by the projections a trained layer has."""
     trained = given.layer
-    shape = trained.shape
-    if given.T > 128:
-        raise ValueError(f"give at most 128 tokens to compare mechanisms on, not {given.T}")
-    weights, learnt = [], []
+    shape, x = trained.shape, given.x[:, :COMPARED].cpu().float()
+    weights, learnt, roles = [], [], []
     for one in (spec, "softmax"):
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
@@ -179,8 +224,10 @@ def compare(spec: str, given: Given, tokens: list[str]) -> Reply:
                 raise ValueError("this mechanism only reads another sequence: see it in a translator's cross attention")
             layer = regard.attention(one, **sizes, kv_heads=shape.kv_heads, role=role).eval()
             learnt.append(sum(_copy(part, trained) for part in getattr(layer, "parts", [layer])))
-            weights.append(layer.weights(given.x.cpu().float())[0].detach())
-    meta = {"tokens": tokens, "spec": spec, "role": role, "learnt": learnt[0] > 0}
+            weights.append(layer.weights(x)[0].detach())
+            roles.append(role)
+    meta = {"tokens": tokens[:COMPARED], "cut": len(tokens) > COMPARED, "spec": spec, "learnt": learnt[0] > 0}
+    meta |= {"role": roles[0], "softmax_role": roles[1], "signed": regard.facts(spec).signed}
     names = ("mechanism", "softmax")
     return Reply(meta, {name: part.float().numpy() for name, part in zip(names, weights, strict=True)})
 
@@ -200,12 +247,33 @@ def _copy(layer: torch.nn.Module, trained: torch.nn.Module) -> int:
     return copied
 
 
-def position(spec: str, role: str, length: int, width: int, heads: int) -> Reply:
-    """What a scheme does with places: a table of its own where it has one, and what it adds between two places."""
+def trained_position(model: nn.Module, spec: str, role: str) -> Position | None:
+    """The scheme of that name as the first layer of a model that has it in that role has learned it; None: none has."""
+    name = parse(spec).name
+    for module in model.modules():
+        if not isinstance(module, Position) or module.facts.name != name or not _trains(module):
+            continue
+        if module.facts.kind == "input" or module.shape.role == role:
+            return module
+    return None
+
+
+def _trains(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def position(spec: str, role: str, length: int, width: int, heads: int, trained: Position | None = None) -> Reply:
+    """What a scheme does with places: a table of its own where it has one, and what it adds between two places. Of a
+    trained one the width and the heads are its own."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        scheme = regard.position(spec, width=width, heads=heads, role=role).double().eval()
-        kind, D = scheme.facts.kind, width // heads
+        if trained is None:
+            scheme = regard.position(spec, width=width, heads=heads, role=role).double().eval()
+        else:
+            scheme = copy.deepcopy(trained).cpu().double().eval()
+            width, heads = scheme.shape.width, scheme.shape.heads
+            length = min(length, getattr(scheme, "longest", length)) if scheme.facts.kind == "input" else length
+        kind, D = scheme.facts.kind, width // heads if trained is None else scheme.shape.head_width
         arrays: dict[str, Tensor] = {}
         x = torch.zeros(1, length, width, dtype=torch.float64)
         rows = Rows.full(x)
@@ -224,9 +292,10 @@ def position(spec: str, role: str, length: int, width: int, heads: int) -> Reply
             else:
                 q = torch.randn(1, heads, 1, D, dtype=torch.float64).expand(-1, -1, length, -1)
                 pairs = scheme.scores(q, torch.zeros(1, heads, length, D, dtype=torch.float64), mask, D**-0.5)[0]
-            visible = mask.dense()
-            # what is never seen has no meaning
-            arrays = {"pairs": pairs if visible is None else torch.where(visible[0], pairs, 0)}
-        facts = POSITIONS.find(parse(spec).name).facts
+            arrays = {"pairs": pairs}
+    facts = scheme.facts
     meta = {"kind": kind, "formula": facts.formula, "paper": facts.paper, "role": role, "heads": len(arrays["pairs"])}
+    # an input is added before the layers, whatever they hide
+    meta |= {"width": width, "length": length, "hidden": role == "causal" and kind != "input"}
+    meta |= {"trained": trained is not None, "trains": _trains(scheme)}
     return Reply(meta, {name: part.float().numpy() for name, part in arrays.items()})

@@ -83,7 +83,7 @@ QUESTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # name: (needed
     "compare": ({"spec": SPEC, "run": NAME, "text": TEXT, "layer": whole(0, 999)}, {}),
     "position": (
         {"spec": SPEC, "role": ROLE, "length": whole(2, 256), "width": whole(2, 512), "heads": whole(1, 16)},
-        {},
+        {"run": NAME},
     ),
 }
 TRANSLATE = {"run": NAME, "text": TEXT, "beam": whole(1, 12)}

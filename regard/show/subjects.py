@@ -1,6 +1,7 @@
 """What can be shown: a model with its tokenizer, under a name."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,7 +61,7 @@ class Subject:
         ids = [*self.begins, *ids, *self.ends]
         if not ids:
             raise ValueError("the text is empty: type some words")
-        names = self.names(ids)
+        names = regrouped(self.names(ids))
         if self.target_encode is None or place == "encoder":
             with record(self.model, most) as given:
                 self._maps(ids, None, place)
@@ -73,8 +74,8 @@ class Subject:
         with record(self.model, most) as given:
             self._maps(ids, [bos, *out], place)
         _check_finite(given)
-        queries = self.target_names([bos, *out])
-        predicted = self.target_names([*out, eos])
+        named = regrouped(self.target_names([bos, *out, eos]))
+        queries, predicted = named[:-1], named[1:]
         return Reading(queries, queries if place == "decoder" else names, predicted, target, given, cut or more)
 
     def _maps(self, ids: list[int], target: list[int] | None, place: str) -> None:
@@ -164,12 +165,19 @@ def _open_language(folder: str | Path, name: str, device: str) -> Subject:
 
 
 def _open_masked(folder: str | Path, name: str, device: str) -> Subject:
-    from regard.masked import MaskedModel
+    from regard.masked import MARK, MaskedModel
     from regard.text_task import read_valid
 
     masked = MaskedModel.load(folder, device=device)
     subject = _of_text(name, "masked", masked, ("encoder",), _lines(read_valid, folder), masked.length)
-    tokenizer = masked.tokenizer
+    tokenizer, encode, names = masked.tokenizer, subject.encode, subject.names
+    if tokenizer.mask is not None:
+        # a gap is written as for `regard fill`
+        subject.encode = lambda text: tokenizer.encode_around(text.split(MARK)) if MARK in text else encode(text)
+        subject.names = lambda ids: [
+            MARK if id == tokenizer.mask else token for id, token in zip(ids, names(ids), strict=True)
+        ]
+        subject.examples = tuple(map(_with_a_gap, subject.examples))
     subject.begins, subject.ends = ((tokenizer.bos,), (tokenizer.eos,)) if masked.apart else ((tokenizer.eos,), ())
     subject.longest = min(LONGEST, masked.limit or LONGEST)
     return subject
@@ -211,6 +219,13 @@ def _lines(read: Callable[[str | Path], list[str]], folder: str | Path) -> tuple
     return tuple(" ".join(text[:400].split())[:160] for text in texts if text.strip())
 
 
+def _with_a_gap(text: str) -> str:
+    """A text with its middle word hidden."""
+    words = text.split(" ")
+    words[len(words) // 2] = re.sub(r"\w+", "[mask]", words[len(words) // 2], count=1)
+    return " ".join(words)
+
+
 EXAMINED = 2000  # texts of a classifier that are shown
 OPENERS = {
     "translate": _open_translator,
@@ -230,7 +245,8 @@ EXAMPLES = (
 def describe(model: nn.Module, longest: int | None) -> dict[str, Any]:
     """Sizes to show beside the name."""
     config = model.config
-    shown = ("kind", "width", "heads", "layers", "decoder_layers", "attention", "decoder_attention", "cross_attention")
+    shown = ("kind", "width", "heads", "layers", "decoder_layers", "position")
+    shown += ("attention", "decoder_attention", "cross_attention")
     facts = {name: getattr(config, name) for name in shown if getattr(config, name, None) is not None}
     facts = {
         name: value if isinstance(value, str | int) else ", ".join(map(str, value)) for name, value in facts.items()
@@ -239,6 +255,36 @@ def describe(model: nn.Module, longest: int | None) -> dict[str, Any]:
         "parameters": sum(part.numel() for part in model.parameters()),
         "trained_for": longest,
     }
+
+
+BYTES = re.compile(r"(?:\\x[0-9a-f]{2})+")
+
+
+def regrouped(names: Sequence[str]) -> list[str]:
+    """Names of tokens in which letters that were cut into bytes are written again: a token that holds a part of one is
+    called by the letter and which part of it, such as "語 2/3". What is no part of a letter stays as it is."""
+    found, at = list(names), 0
+    while at < len(names):
+        text, parts = names[at], 1
+        if BYTES.search(text):
+            tries = ((_text("".join(names[at : at + n])), n) for n in range(1, 5))
+            text, parts = next((made for made in tries if made[0] is not None), (text, 1))
+        if parts > 1:
+            letters = text.removeprefix("▁")
+            called = [f"{text if n == 0 else letters} {n + 1}/{parts}" for n in range(parts)]
+        else:
+            called = [text]
+        found[at : at + parts] = called
+        at += parts
+    return found
+
+
+def _text(name: str) -> str | None:
+    """The text of a name in which bytes are escaped; None where they are no text."""
+    try:
+        return BYTES.sub(lambda match: bytes.fromhex(match[0].replace("\\x", "")).decode(), name)
+    except UnicodeDecodeError:
+        return None
 
 
 def _cut(ids: list[int], most: int) -> tuple[list[int], bool]:

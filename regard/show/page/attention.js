@@ -1,8 +1,9 @@
 // What attends to what: lines between two columns of tokens, a matrix to pan and zoom, a grid of heads. Short texts come
 // with all their weights; of long ones only what is on the screen is asked for.
 
-import { el, tokenNode, plainToken, number } from "./ui.js";
+import { el, tokenNode, numbering, number, word } from "./ui.js";
 import { HEADS, image, codedImage, largest, fit } from "./colour.js";
+import { draw, key as colourKey, short } from "./chart.js";
 import { ask } from "./client.js";
 
 // a row of tokens grows with the letters
@@ -49,6 +50,12 @@ export class Weights {
     return this.meta.layers[layer].signed;
   }
 
+  // whether a query cannot see a key: hidden is not the same as a weight of zero
+  hidden(layer, query, key, weight) {
+    const { causal, slots, zeros_are_hidden: zeros } = this.meta.layers[layer];
+    return (causal && !slots && key > query) || (zeros && weight === 0);
+  }
+
   // [T * S] of one head, or the mean of all; short texts only
   map(layer, head) {
     const { values, shape: [H, T, S] } = this.arrays[`layer${layer}`];
@@ -87,26 +94,33 @@ export function colourOf(head) {
   return typeof head === "number" ? HEADS[head % HEADS.length] : getComputedStyle(document.documentElement).getPropertyValue("--accent").trim();
 }
 
-// the five keys that get most of a query, in words and numbers
-export async function readout(box, weights, layer, head, query, verb = "attention goes to") {
+// the five keys that get most of a query, in words and numbers; of a pair that is pointed at, that pair first
+export async function readout(box, weights, layer, head, query, verb = "attention goes to", key = null) {
   const rows = await weights.row(layer, query);
   const row = chosen(rows, head);
-  const best = [...row.keys()].sort((a, b) => Math.abs(row[b]) - Math.abs(row[a])).slice(0, 5);
-  const top = Math.abs(row[best[0]]) || 1;
   const names = weights.names(layer);
+  const seen = [...row.keys()].filter((at) => !weights.hidden(layer, query, at, row[at]));
+  const best = seen.sort((a, b) => Math.abs(row[b]) - Math.abs(row[a])).slice(0, 5);
+  const top = Math.abs(row[best[0]]) || 1;
   const list = el("ol", { className: "best" });
-  for (const key of best) {
-    const bar = el("span", { className: "bar" });
-    bar.style.inlineSize = `${100 * Math.abs(row[key]) / top}%`;
-    list.append(el("li", { "data-key": key }, tokenNode(names[key]), el("span", { className: "track" }, bar), number(row[key])));
+  for (const at of best) {
+    const bar = el("span", { className: row[at] < 0 ? "bar against" : "bar" });
+    bar.style.inlineSize = `${100 * Math.abs(row[at]) / top}%`;
+    list.append(el("li", { "data-key": at, className: at === key ? "pointed" : "" }, tokenNode(names[at], {}, numbering(names)[at]), el("span", { className: "track" }, bar), number(row[at])));
   }
-  const own = best[0] === query && names === weights.keys && !ACROSS.includes(weights.values.place);
-  const self = own ? "itself" : plainToken(names[best[0]]);
-  const [looks, seen] = [plainToken(weights.queries[query]), self].map((word) => el("b", { dir: "auto" }, word));
-  const most = number(row[best[0]], 2);
+  const looks = word(weights.queries, query);
+  const own = names === weights.keys && !ACROSS.includes(weights.values.place);
+  const about = key ?? best[0];
+  const object = own && about === query ? el("b", {}, "itself") : about === undefined ? null : word(names, about);
+  const share = about === undefined ? null : number(row[about], key === null ? 2 : 3);
+  let words;
+  if (about === undefined) words = [looks, " sees nothing"];
+  else if (key !== null && !seen.includes(key)) words = [looks, " cannot see ", object, weights.meta.layers[layer].causal && key > query ? ": it comes later" : ": it is hidden from it"];
   // a share only where weights are shares
-  const words = weights.signed(layer) ? [looks, "’s largest weight, ", most, ", is that of ", seen] : [most, " of ", looks, `’s ${verb} `, seen];
-  box.replaceChildren(el("p", { className: "reading" }, ...words, "."), list);
+  else if (weights.signed(layer)) words = key === null ? [looks, "’s largest weight, ", share, ", is that of ", object] : [looks, "’s weight for ", object, " is ", share];
+  else words = [share, " of ", looks, `’s ${verb} `, object];
+  const more = row.length - seen.length;
+  box.replaceChildren(el("p", { className: "reading" }, ...words, "."), list, more ? el("p", { className: "quiet unseen" }, `${more.toLocaleString("en")} of ${row.length.toLocaleString("en")} are hidden from it.`) : "");
 }
 
 // two columns of tokens with lines between; only what is on the screen is in the page
@@ -116,7 +130,7 @@ export class Lines {
     this.onhover = onhover;
     this.canvas = el("canvas", { className: "between", "aria-hidden": "true" });
     this.left = el("div", { className: "lane left", role: "listbox", "aria-label": "tokens that look", tabIndex: 0 });
-    this.right = el("div", { className: "lane right", "aria-label": "tokens that are looked at" });
+    this.right = el("div", { className: "lane right", role: "group", "aria-label": "tokens that are looked at" });
     this.body = el("div", { className: "lanes-body" }, this.left, el("div", { className: "middle" }, this.canvas), this.right);
     this.scroller = el("div", { className: "lanes" }, this.body);
     this.note = el("p", { className: "quiet lane-names" });
@@ -178,28 +192,33 @@ export class Lines {
   draw() {
     const [first, last] = this.window();
     const { gain } = this;
-    this.faint.textContent = gain > 1 ? `No weight here is above ${this.top.toPrecision(1)}: lines are drawn ${Math.round(gain).toLocaleString("en")} times as strong.` : "";
+    const focus = this.hover ?? (this.pin === null || this.pin === undefined ? null : { side: "query", at: this.pin });
+    const many = this.head === "all" && this.weights.heads(this.layer) > 1;
+    this.faint.textContent = [
+      gain > 1 ? `No weight here is above ${this.top.toPrecision(1)}: lines are drawn ${Math.round(gain).toLocaleString("en")} times as strong.` : "",
+      many && focus === null ? "Of each head the strongest line of each token; point at a token for all of its lines." : "",
+    ].filter(Boolean).join(" ");
     this.lane(this.left, this.weights.queries, first, last, "query");
     this.lane(this.right, this.weights.names(this.layer), first, last, "key");
     const middle = this.canvas.parentElement;
     const height = this.scroller.clientHeight;
     this.canvas.style.top = `${this.scroller.scrollTop}px`;
     const context = fit(this.canvas, middle.clientWidth, height);
-    const focus = this.hover ?? (this.pin === null || this.pin === undefined ? null : { side: "query", at: this.pin });
-    context.lineCap = "round";
-    for (const [query, key, weight, head] of this.lines(first, last)) {
+    const half = middle.clientWidth / 2;
+    const lines = this.lines(first, last);
+    this.canvas.shapes = (many && focus === null ? strongest(lines) : lines).map(([query, key, weight, head]) => {
       const lit = focus === null || (focus.side === "query" ? focus.at === query : focus.at === key);
       const from = (query + 0.5) * ROW - this.scroller.scrollTop;
       const to = (key + 0.5) * ROW - this.scroller.scrollTop;
-      context.globalAlpha = Math.min(1, gain * Math.abs(weight) * (lit ? 1 : 0.08) + (lit && focus !== null ? 0.05 : 0));
-      context.strokeStyle = weight < 0 ? "#888" : colourOf(this.head === "avg" ? "avg" : head);
-      context.lineWidth = 1 + 2.5 * Math.min(1, gain * Math.abs(weight));
-      context.beginPath();
-      context.moveTo(0, from);
-      context.bezierCurveTo(middle.clientWidth / 2, from, middle.clientWidth / 2, to, middle.clientWidth, to);
-      context.stroke();
-    }
-    context.globalAlpha = 1;
+      const strength = Math.min(1, gain * Math.abs(weight));
+      return {
+        d: `M0 ${from}C${half} ${from} ${half} ${to} ${2 * half} ${to}`,
+        stroke: weight < 0 ? "#888888" : colourOf(this.head === "avg" ? "avg" : head),
+        width: 1 + 2.5 * strength,
+        alpha: Math.min(1, strength * (lit ? 1 : 0.08) + (lit && focus !== null ? 0.05 : 0)),
+      };
+    });
+    draw(context, this.canvas.shapes);
     this.mark(focus);
   }
 
@@ -271,7 +290,7 @@ export class Lines {
     Object.assign(lane, { stamp, tokens });
     const nodes = [];
     for (let at = first; at < Math.min(last, tokens.length); at += 1) {
-      const node = tokenNode(tokens[at], { "data-at": at, "data-side": side });
+      const node = tokenNode(tokens[at], { "data-at": at, "data-side": side }, numbering(tokens)[at]);
       if (side === "query") {
         node.setAttribute("role", "option");
         node.addEventListener("click", () => { this.onpin(this.pin === at ? null : at); this.left.focus({ preventScroll: true }); });
@@ -318,11 +337,13 @@ export class Lines {
 export class Matrix {
   constructor(host, onhover, onpin, onmove, onprogress = () => {}) {
     Object.assign(this, { onhover, onpin, onmove, onprogress, at: null });
-    this.canvas = el("canvas", { className: "matrix", tabIndex: 0, "aria-label": "matrix of weights, queries down, keys across" });
+    this.canvas = el("canvas", { className: "matrix", tabIndex: 0, role: "application", "aria-label": "matrix of weights, queries down, keys across: arrow keys pan, plus and minus zoom" });
     this.rows = el("div", { className: "labels rows", "aria-hidden": "true" });
     this.columns = el("div", { className: "labels columns", "aria-hidden": "true" });
-    this.box = el("div", { className: "matrix-box" }, this.columns, this.rows, this.canvas);
-    host.append(this.box);
+    this.tip = el("div", { className: "tip", hidden: true, "aria-hidden": "true" });
+    this.legend = el("div", { className: "legend-line" });
+    this.box = el("div", { className: "matrix-box" }, this.columns, this.rows, this.canvas, this.tip);
+    host.append(this.box, this.legend);
     this.tiles = new Map();
     this.pointers = new Map();
     this.frames = [];
@@ -336,10 +357,10 @@ export class Matrix {
     this.canvas.addEventListener("pointermove", (event) => this.pointer(event));
     this.canvas.addEventListener("pointerup", (event) => {
       this.pointers.delete(event.pointerId);
-      if (this.moved < 4) { const cell = this.cell(this.place(event)); if (cell) this.onpin(cell.query); }
+      if (this.moved < 4) { const cell = this.cell(this.place(event)); if (cell) { this.onpin(cell.query); this.onhover(cell); } }
     });
     this.canvas.addEventListener("pointercancel", (event) => this.pointers.delete(event.pointerId));
-    this.canvas.addEventListener("pointerleave", () => { this.over = null; this.onhover(null); this.later(); });
+    this.canvas.addEventListener("pointerleave", () => { this.over = null; this.tip.hidden = true; this.onhover(null); this.later(); });
     this.canvas.addEventListener("keydown", (event) => {
       const steps = { ArrowLeft: [40, 0], ArrowRight: [-40, 0], ArrowUp: [0, 40], ArrowDown: [0, -40] }[event.key];
       if (steps) { this.x += steps[0]; this.y += steps[1]; this.went(); event.preventDefault(); }
@@ -359,10 +380,13 @@ export class Matrix {
       this.stopped = false;
       this.top = 0;
       this.twoSided = false;
+      this.blank = false;
       if (weights.small) {
         const map = weights.map(layer, head === "all" ? "avg" : head);
         this.top = largest(map);
-        this.whole = image(map, weights.S(layer), weights.T, this.top, log);
+        this.whole = image(map, weights.S(layer), weights.T, this.top, log, (query, key, weight) => weights.hidden(layer, query, key, weight));
+        this.twoSided = map.some((value) => value < 0);
+        this.blank = weights.meta.layers[layer].zeros_are_hidden && map.includes(0);
       } else {
         this.whole = null;
       }
@@ -379,7 +403,7 @@ export class Matrix {
   pointer(event) {
     const at = this.place(event);
     const old = this.pointers.get(event.pointerId);
-    if (!old) { const cell = this.cell(at); this.onhover(cell); this.over = cell; this.later(); return; }
+    if (!old) { const cell = this.cell(at); this.onhover(cell); this.over = cell; this.tell(cell, at); this.later(); return; }
     if (this.pointers.size === 1) {
       this.x += at.x - old.x;
       this.y += at.y - old.y;
@@ -391,6 +415,25 @@ export class Matrix {
     this.moved += Math.abs(at.x - old.x) + Math.abs(at.y - old.y);
     this.pointers.set(event.pointerId, at);
     this.went();
+  }
+
+  // the pair under the pointer and its weight, beside it
+  async tell(cell, at) {
+    this.tip.hidden = !cell || matchMedia("(hover: none)").matches;
+    if (this.tip.hidden) return;
+    const { weights, layer, head } = this;
+    const { query, key } = cell;
+    const beside = at.x > this.width / 2;
+    this.tip.style.left = beside ? "" : `${this.canvas.offsetLeft + at.x + 14}px`;
+    this.tip.style.right = beside ? `${this.box.clientWidth - this.canvas.offsetLeft - at.x + 14}px` : "";
+    this.tip.style.top = `${this.canvas.offsetTop + at.y + 14}px`;
+    const pair = [word(weights.queries, query), " → ", word(weights.names(layer), key), " "];
+    const value = (row) => (weights.hidden(layer, query, key, row[key]) ? "hidden" : number(row[key]));
+    if (!weights.small) this.tip.replaceChildren(...pair, "…");
+    try {
+      const row = chosen(await weights.row(layer, query), head);
+      if (this.over && this.over.query === query && this.over.key === key) this.tip.replaceChildren(...pair, value(row));
+    } catch { /* another row is pointed at */ }
   }
 
   // moved by hand: drawn at once, and told when it stands still
@@ -449,9 +492,12 @@ export class Matrix {
     const { weights } = this;
     const S = weights.S(this.layer);
     const labels = Math.min(120, this.box.clientWidth / 4);
-    this.width = this.box.clientWidth - labels;
-    const tall = Math.max(280, Math.min(this.width, window.innerHeight - 310 - (weights.small ? labels : 0)));
+    const room = this.box.clientWidth - labels;
+    const tall = Math.max(280, Math.min(room, window.innerHeight - 330 - (weights.small ? labels : 0)));
     this.height = weights.T < S ? Math.max(200, Math.min(tall, tall * weights.T / S + 40)) : tall;
+    // as wide as all of it, so that nothing beside it is empty
+    const unit = Math.min(Math.max(1, room - 2) / S, Math.max(1, this.height - 2) / weights.T, 48);
+    this.width = Math.min(room, Math.max(240, Math.ceil(unit * S) + 2));
     this.box.style.setProperty("--labels", `${labels}px`);
     const context = fit(this.canvas, this.width, this.height);
     // drawn while nobody saw it, as for the thumbnails, it had no size
@@ -468,6 +514,18 @@ export class Matrix {
     }
     this.frame(context);
     this.names();
+    this.explain();
+  }
+
+  // what the colours mean
+  explain() {
+    const { top, twoSided, log, layer, weights } = this;
+    const { causal, slots } = weights.meta.layers[layer];
+    const hidden = (causal && !slots) || this.blank;
+    const stamp = [top, twoSided, log, hidden, getComputedStyle(document.documentElement).colorScheme].join();
+    if (!top || this.explained === stamp) return;
+    this.explained = stamp;
+    this.legend.replaceChildren(colourKey({ high: top, signed: twoSided, log, hidden }));
   }
 
   paint(context, level, overview) {
@@ -513,7 +571,7 @@ export class Matrix {
     const id = `${level}/${row}/${column}`;
     let tile = this.tiles.get(id);
     if (tile) return tile;
-    tile = { abort: new AbortController(), canvas: null, reply: null };
+    tile = { abort: new AbortController(), canvas: null, reply: null, level, row, column };
     this.tiles.set(id, tile);
     const { weights, layer } = this;
     ask("tile", { ...weights.values, layer, level, row, column, head }, tile.abort.signal).then((reply) => {
@@ -540,7 +598,15 @@ export class Matrix {
     const codes = one === null ? values.slice(0, t * s) : values.subarray(one * t * s, (one + 1) * t * s);
     // of all heads, the one with most
     if (one === null) for (let i = t * s; i < H * t * s; i += 1) if (Math.abs(values[i]) > Math.abs(codes[i % (t * s)])) codes[i % (t * s)] = values[i];
-    tile.canvas = codedImage(codes, s, t, meta, this.top, this.twoSided, this.log);
+    tile.canvas = codedImage(codes, s, t, meta, this.top, this.twoSided, this.log, this.shadow(tile));
+  }
+
+  // of a causal map, which cells of a tile lie behind all of their queries
+  shadow({ level, row, column }) {
+    const { causal, slots, tiles } = this.weights.meta.layers[this.layer];
+    if (!causal || slots) return null;
+    const [down, across] = tiles[level];
+    return (t, s) => (column * across + s) * 2 ** level > (row * down + t + 1) * 2 ** level - 1;
   }
 
   frame(context) {
@@ -564,7 +630,7 @@ export class Matrix {
       const first = Math.max(0, Math.ceil(-offset / this.scale));
       const last = Math.min(tokens.length, first + Math.ceil((vertical ? this.height : this.width) / this.scale) + 1, count);
       for (let at = first; at < last; at += 1) {
-        const node = tokenNode(tokens[at]);
+        const node = tokenNode(tokens[at], {}, numbering(tokens)[at]);
         const middle = offset + (at + 0.5) * this.scale;
         if (middle > (vertical ? this.height : this.width)) break;
         node.style[vertical ? "top" : "left"] = `${middle}px`;
@@ -576,6 +642,16 @@ export class Matrix {
     this.columns.replaceChildren(...make(this.weights.names(this.layer), this.x, this.weights.S(this.layer), false));
     this.box.classList.toggle("bare", !room);
   }
+}
+
+// of each head the strongest line of each query
+function strongest(lines) {
+  const best = new Map();
+  for (const line of lines) {
+    const id = `${line[3]}/${line[0]}`;
+    if (!best.has(id) || Math.abs(line[2]) > Math.abs(best.get(id)[2])) best.set(id, line);
+  }
+  return [...best.values()];
 }
 
 // the level from which all of a map is seen
@@ -596,7 +672,8 @@ export function grid(host, weights, layer, head, log, onhead, matrix) {
       context.imageSmoothingEnabled = false;
       if (weights.small) {
         const map = weights.map(layer, h);
-        context.drawImage(image(map, weights.S(layer), weights.T, largest(map), log), 0, 0, side, side);
+        const hidden = (query, key, weight) => weights.hidden(layer, query, key, weight);
+        context.drawImage(image(map, weights.S(layer), weights.T, largest(map), log, hidden), 0, 0, side, side);
       } else {
         const coarse = farthest(weights, layer);
         const [tall, wide] = weights.meta.layers[layer].tiles[coarse];
@@ -606,13 +683,13 @@ export function grid(host, weights, layer, head, log, onhead, matrix) {
           if (level !== coarse || !tile.reply) continue;
           const { values, shape: [, t, s] } = tile.reply.arrays.largest;
           const codes = values.subarray(h * t * s, (h + 1) * t * s);
-          const picture = codedImage(codes, s, t, tile.reply.meta, matrix.top, matrix.twoSided, log);
+          const picture = codedImage(codes, s, t, tile.reply.meta, matrix.top, matrix.twoSided, log, matrix.shadow(tile));
           context.imageSmoothingEnabled = true;
           context.drawImage(picture, column * wide * across, row * tall * unit, s * across, t * unit);
         }
       }
       const button = el("button", { type: "button", className: "thumb", "aria-pressed": String(h === head), onclick: () => onhead(h) },
-        canvas, el("span", {}, `head ${h + 1}`));
+        canvas, el("span", {}, `head ${h + 1}`), el("small", { className: "quiet" }, weights.small ? `to ${short(largest(weights.map(layer, h)))}` : ""));
       button.style.setProperty("--mark", HEADS[h % HEADS.length]);
       buttons.push(button);
     }

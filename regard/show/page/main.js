@@ -1,6 +1,6 @@
 // The frame around the views: address, runs, keys, status, saving.
 
-import { el, problem } from "./ui.js";
+import { el, inPieces, problem } from "./ui.js";
 import { get, set, note, on, freeze, hash } from "./store.js";
 import { ask, exported, isSaved, leave, restore } from "./client.js";
 import { png, svg, download } from "./save.js";
@@ -34,10 +34,8 @@ const app = {
   set,
   note,
   get about() { return about; },
-  run(task) {
-    const runs = task ? about.runs.filter((run) => run.task === task) : about.runs;
-    return runs.find((run) => run.name === get().run) || runs[0];
-  },
+  // the run that is named: whatever a view shows of a model, it shows of this one
+  run: () => about.runs.find((run) => run.name === get().run) || about.runs[0],
   example: (run = app.run()) => run.examples[1] || run.examples[0] || "the quick brown fox jumps over the lazy dog",
   busy(words, work = null) {
     clearTimeout(slow);
@@ -59,14 +57,15 @@ const app = {
     byId("cancel").onclick = () => { stop(); app.done("Cancelled."); };
     byId("status").textContent = share < 1 ? `${words}: ${Math.round(100 * share)} %` : last;
   },
-  done(words) {
+  // `about` is what is seen, where the words are about something else
+  done(words, about = words) {
     clearTimeout(slow);
     began = null;
     byId("view").removeAttribute("aria-busy");
     byId("cancel").hidden = true;
     byId("progress").hidden = true;
     byId("status").className = "";
-    last = words;
+    last = about;
     byId("status").textContent = words;
     byId("link").href = hash() || "#";
   },
@@ -78,10 +77,27 @@ const app = {
   },
 };
 
-function views() {
-  const needs = { translate: "translate", results: "classify" };
-  const shown = Object.entries(VIEWS).filter(([key]) => !needs[key] || about.runs.some((run) => run.task === needs[key]));
-  return Object.fromEntries(shown);
+// the views that a run can fill, the one of its task first looked at
+const FIRST = { translate: "translate", classify: "results" };
+const NEEDS = {
+  translate: [(run) => run.task === "translate", "does not translate"],
+  results: [(run) => run.labelled > 0, "has no texts with labels to be judged by"],
+};
+
+function views(run = app.run()) {
+  return Object.keys(VIEWS).filter((view) => !NEEDS[view] || NEEDS[view][0](run));
+}
+
+function firstView(run) {
+  const known = views(run);
+  return known.includes(FIRST[run.task]) ? FIRST[run.task] : known[0];
+}
+
+function offer(run) {
+  const known = views(run);
+  const shown = [...byId("views").children].map((button) => button.dataset.view);
+  if (known.join() === shown.join()) return;
+  byId("views").replaceChildren(...known.map((key, at) => el("button", { type: "button", "data-view": key, title: `${VIEWS[key][0]} (${at + 1})`, onclick: () => set({ view: key, pin: null, at: null }, true) }, VIEWS[key][0])));
 }
 
 function paint() {
@@ -90,18 +106,28 @@ function paint() {
 
 async function update() {
   const state = get();
-  const known = views();
-  const view = known[state.view] ? state.view : Object.keys(known)[0];
+  const run = app.run();
+  const known = views(run);
+  inPieces(run.pieces);
+  const view = known.includes(state.view) ? state.view : firstView(run);
   if (view !== name) {
     if (name) leave();
     name = view;
-    current = known[view][1](byId("view"), app);
+    current = VIEWS[view][1](byId("view"), app);
     byId("view").dataset.view = view;
-    document.title = `Regard · ${known[view][0]}`;
+    document.title = `Regard · ${VIEWS[view][0]}`;
+    byId("heading").textContent = VIEWS[view][0];
   }
+  offer(run);
   for (const button of byId("views").children) button.setAttribute("aria-current", button.dataset.view === view ? "page" : "false");
-  byId("run").value = app.run().name;
+  byId("run").value = run.name;
   byId("link").href = hash() || "#";
+  // what a link asked for and this page does not show is said
+  const missing = state.run !== undefined && state.run !== run.name ? `There is no run “${state.run}” here: this is “${run.title}”.` : "";
+  const refused = VIEWS[state.view] && state.view !== view ? `“${run.title}” ${NEEDS[state.view][1]}, so ${VIEWS[state.view][0]} has nothing to show: this is ${VIEWS[view][0]}.` : "";
+  const notice = document.querySelector("#view .notice");
+  notice.textContent = [missing, refused].filter(Boolean).join(" ");
+  notice.hidden = !notice.textContent;
   await current.update();
 }
 
@@ -122,24 +148,27 @@ function keys(event) {
     return;
   }
   if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
-  const list = Object.keys(views());
+  const list = views();
   if (/^[1-9]$/.test(event.key) && list[event.key - 1]) set({ view: list[event.key - 1], pin: null, at: null }, true);
   else if (event.key === "j") step("layer", 1);
   else if (event.key === "k") step("layer", -1);
   else if (event.key === "l") step("head", 1);
   else if (event.key === "h") step("head", -1);
-  else if (event.key === "ArrowDown" && !event.defaultPrevented && event.target === document.body) { event.preventDefault(); current.move(1); }
-  else if (event.key === "ArrowUp" && !event.defaultPrevented && event.target === document.body) { event.preventDefault(); current.move(-1); }
+  // whatever has the focus, but for what scrolls by itself
+  else if (/^Arrow(Up|Down)$/.test(event.key) && !event.defaultPrevented && !event.target.closest(".tree, dialog")) { event.preventDefault(); current.move(event.key === "ArrowDown" ? 1 : -1); }
   else if (event.key === "/") { event.preventDefault(); const box = document.querySelector("textarea"); if (box) box.select(); }
   else if (event.key === "s") byId("png").click();
   else if (event.key === "?") byId("help").click();
 }
 
+// a picture by itself says what it is of
+const caption = () => ({ title: `${VIEWS[name][0]} · ${app.run().title}`, about: last, says: document.querySelector("#view .sentence").textContent });
+
 async function save(make, ending) {
   app.busy("Saving");
   try {
     download(await make(), `regard-${name}.${ending}`);
-    app.done(`Saved regard-${name}.${ending}`);
+    app.done(`Saved regard-${name}.${ending}`, last);
   } catch (error) { app.fail(error); }
 }
 
@@ -165,18 +194,21 @@ export async function start() {
     return;
   }
   for (const run of about.runs) byId("run").append(el("option", { value: run.name }, run.title));
-  byId("run").addEventListener("change", () => set({ run: byId("run").value, text: null, target: null, layer: null, head: null, pin: null, at: null, place: null }, true));
-  Object.entries(views()).forEach(([key, [title]], at) => {
-    byId("views").append(el("button", { type: "button", "data-view": key, title: `${title} (${at + 1})`, onclick: () => set({ view: key, pin: null, at: null }, true) }, title));
+  byId("run").addEventListener("change", () => {
+    const run = about.runs.find((one) => one.name === byId("run").value);
+    // where this run has no such view, its first one
+    const view = views(run).includes(name) ? get().view : null;
+    set({ run: run.name, view, text: null, target: null, layer: null, head: null, pin: null, at: null, place: null, role: null, scheme: null }, true);
   });
-  byId("theme").addEventListener("click", () => { theme = THEMES[(THEMES.indexOf(theme) + 1) % 3]; set({ theme: theme === "auto" ? null : theme }); paint(); dispatchEvent(new Event("resize")); app.done(`Theme: ${theme}`); });
+  byId("theme").addEventListener("click", () => { theme = THEMES[(THEMES.indexOf(theme) + 1) % 3]; set({ theme: theme === "auto" ? null : theme }); paint(); current.repaint(); app.done(`Theme: ${theme}`, last); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => current.repaint());
   byId("help").addEventListener("click", () => byId("keys").showModal());
-  byId("png").addEventListener("click", () => save(() => png(current.picture()), "png"));
-  byId("svg").addEventListener("click", () => save(() => svg(current.picture()), "svg"));
+  byId("png").addEventListener("click", () => save(() => png(current.picture(), caption()), "png"));
+  byId("svg").addEventListener("click", () => save(() => svg(current.picture(), caption()), "svg"));
   byId("html").addEventListener("click", () => save(() => exported(document.title, hash(), theme), "html"));
   byId("link").addEventListener("click", (event) => {
     event.preventDefault();
-    if (navigator.clipboard) navigator.clipboard.writeText(location.href).then(() => app.done("The link is in the clipboard."), () => app.done(location.href));
+    if (navigator.clipboard) navigator.clipboard.writeText(location.href).then(() => app.done("The link is in the clipboard.", last), () => app.done(location.href, last));
   });
   document.addEventListener("keydown", keys);
   on(update);

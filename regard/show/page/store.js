@@ -2,6 +2,7 @@
 
 let listeners = [];
 let frozen = null;
+let told = location.hash;
 
 export function get() {
   const hash = frozen === null ? location.hash : frozen;
@@ -15,6 +16,7 @@ export function set(changes, push = false) {
   const hash = `#${new URLSearchParams(state)}`;
   if (frozen !== null) frozen = hash;
   else if (hash !== location.hash) history[push ? "pushState" : "replaceState"](null, "", hash);
+  told = location.hash;
   for (const listener of listeners) listener(get(), changes);
 }
 
@@ -45,5 +47,11 @@ export function hash() {
   return frozen === null ? location.hash : frozen;
 }
 
-addEventListener("popstate", () => listeners.forEach((listener) => listener(get(), null)));
-addEventListener("hashchange", () => listeners.forEach((listener) => listener(get(), null)));
+// Back, Forward and a link that is pasted: a browser tells of one such move by two events, in either order
+function moved() {
+  if (frozen !== null || location.hash === told) return;
+  told = location.hash;
+  for (const listener of listeners) listener(get(), null);
+}
+addEventListener("popstate", moved);
+addEventListener("hashchange", moved);

@@ -1,6 +1,6 @@
 // Heads: any text through any model; all heads as a grid, one as lines or as a matrix.
 
-import { el, chips, control, layout, problem, renew, select, slider, textBox } from "../ui.js";
+import { count, el, chips, control, layout, problem, renew, select, slider, textBox } from "../ui.js";
 import { whole } from "../store.js";
 import { HEADS } from "../colour.js";
 import { ask, forget } from "../client.js";
@@ -11,7 +11,7 @@ const MODES = ["lines", "matrix", "grid"];
 const NAMES = { cross: ["target", "source"], aligner: ["target", "source"] };
 
 const SAYS = {
-  lines: "Each line is a share of attention: how much of a token’s value reaches the token that looks.",
+  lines: "Each line is a share of attention: how much of a token’s value reaches the token that looks. The stronger the line, the more.",
   matrix: "Each cell is a share of attention: the token of its row looks at the token of its column, the brighter the more.",
   grid: "Each picture is one head: its tokens that look from top to bottom, those looked at from left to right.",
 };
@@ -44,7 +44,7 @@ export function mount(host, app) {
   let work = null;
   const pinned = (at) => app.set({ pin: at === null ? null : String(at) });
   const lines = new Lines(lanes, pinned, (focus) => number(focus && focus.side === "query" ? focus.at : null));
-  const matrix = new Matrix(cells, (cell, error) => { if (error) app.fail(error); number(cell ? cell.query : null); }, pinned, (at) => app.note({ at }), (done) => app.progress(done, "Drawing the map", () => matrix.cancel()));
+  const matrix = new Matrix(cells, (cell, error) => { if (error) app.fail(error); number(cell ? cell.query : null, cell ? cell.key : null); }, pinned, (at) => app.note({ at }), (done) => app.progress(done, "Drawing the map", () => matrix.cancel()));
 
   const options = () => {
     const state = app.state();
@@ -58,15 +58,15 @@ export function mount(host, app) {
     return { run, place, layer, layers, heads, head, mode, text: state.text || app.example(), target: state.target || "", pin: whole(state.pin, null, 0, Infinity), at: state.at || null, log: state.log === "1", pooled: state.pooled === "mean" ? "mean" : "largest" };
   };
 
-  async function number(query) {
+  async function number(query, key = null) {
     const { layer, head, pin } = options();
     const at = query ?? pin;
-    if (at === null || !weights || at >= weights.T) { parts.numbers.replaceChildren(el("p", { className: "quiet" }, "Point at a token to see what it looks at; click to keep it.")); return; }
-    const token = `${layer}/${head}/${at}`;
+    if (at === null || !weights || at >= weights.T) { parts.numbers.token = null; parts.numbers.replaceChildren(el("p", { className: "quiet hint" }, "Point at a token to see what it looks at; click or tap to keep it.")); return; }
+    const token = `${layer}/${head}/${at}/${key}`;
     parts.numbers.token = token;
     try {
       const box = el("div", {});
-      await readout(box, weights, layer, head, at, weights.values.place === "aligner" ? "link goes to" : undefined);
+      await readout(box, weights, layer, head, at, weights.values.place === "aligner" ? "link goes to" : undefined, key);
       if (parts.numbers.token === token) parts.numbers.replaceChildren(box);
     } catch (error) { if (error.name !== "AbortError") parts.numbers.replaceChildren(problem(error)); }
   }
@@ -76,7 +76,7 @@ export function mount(host, app) {
     const runText = (value) => { if (value === text) matrix.again(); app.set({ text: value, pin: null, at: null }, true); };
     const boxes = [textBox(text, run.examples, runText, "Type any text", "Text to read")];
     if (place !== "encoder" && run.task === "translate") {
-      boxes.push(textBox(target, [], (value) => app.set({ target: value, pin: null, at: null }, true), "its translation; empty: the model’s own", "Translation to read"));
+      boxes.push(textBox(target, [], (value) => app.set({ target: value, pin: null, at: null }, true), "its translation; empty: the model’s own", "Translation to read", true));
     }
     renew(parts.input, ...boxes);
   }
@@ -111,7 +111,9 @@ export function mount(host, app) {
     controls();
     const { meta } = weights;
     const cut = meta.cut ? `, cut at ${meta.longest.toLocaleString("en")}` : "";
-    app.done(`${weights.T.toLocaleString("en")} tokens${cut} · ${meta.layers[layer].spec} · layer ${layer + 1} of ${meta.layers.length}`);
+    const heads = weights.heads(layer);
+    const which = head === "all" ? (heads > 1 ? `${heads} heads` : "1 head") : head === "avg" ? `average of ${count(heads, "head")}` : `head ${head + 1} of ${heads}`;
+    app.done(`${count(weights.T, "token")}${cut} · ${meta.layers[layer].spec} · layer ${layer + 1} of ${meta.layers.length} · ${which}`);
   }
 
   async function update() {
@@ -121,19 +123,20 @@ export function mount(host, app) {
     if (id === asked && weights) { draw(); return; }
     asked = id;
     if (work) work.abort();
-    work = new AbortController();
+    const mine = work = new AbortController();
     forget();
     input();
     app.busy("Reading the text", work);
     try {
-      const reply = await ask("read", values, work.signal);
-      if (asked !== id) return;
+      const reply = await ask("read", values, mine.signal);
+      // another one has begun since, be it for the same text
+      if (work !== mine) return;
       // a row of the aligner is about the token behind it
       weights = new Weights(reply, values, place === "aligner" ? reply.meta.predicted : null);
       pictures.classList.remove("empty");
       draw();
     } catch (error) {
-      if (asked !== id) return;
+      if (work !== mine) return;
       asked = null;
       if (error.name === "AbortError") return;
       app.fail(error);
@@ -147,5 +150,6 @@ export function mount(host, app) {
     move: (step) => { if (weights) lines.move(step, options().pin, weights.T); },
     picture: () => parts.picture,
     matrix,
+    repaint: () => { matrix.weights = null; if (weights) draw(); },
   };
 }

@@ -1,30 +1,47 @@
 // Mechanisms: the pattern of each and why a pair is in it, its weights on real text beside softmax's, its cost.
 
-import { el, chips, control, layout, number, problem, renew, select, slider, tokenNode, plainToken } from "../ui.js";
+import { count, el, chips, control, layout, number, problem, renew, select, slider, textBox, tokenNode } from "../ui.js";
 import { whole } from "../store.js";
-import { HEADS, REASONS, fit, image, largest } from "../colour.js";
+import { HEADS, REASONS } from "../colour.js";
+import { chart, plate, sketch, style } from "../chart.js";
 import { ask, forget } from "../client.js";
 
 export const title = "Mechanisms";
 
-const WORDS = { local: "close by", global: "sees or is seen by all", stride: "at fixed steps", random: "drawn at random", cluster: "alike, by content", all: "everything" };
+const WORDS = {
+  local: "close by", global: "a token that all see, or that sees all", stride: "whole steps of one length away", fixed: "by its place, whatever the tokens",
+  random: "drawn at random", content: "chosen by what the tokens say", all: "wherever it can be",
+};
+// options that count something else than tokens or patterns of a text
+const OTHER = ["longest", "bank", "every", "iterations", "bits", "inner", "expansion"];
 
 export function mount(host, app) {
-  const parts = layout(host, "Who may look at whom, and why. The pattern is measured on the layer that runs: other tokens and other draws tell what a pair depends on.", null);
+  const parts = layout(host, "Who may look at whom, and why. All of it is measured on the layer that runs: other tokens and other draws tell what a pair depends on.", null, false);
   const columns = el("div", { className: "beside" });
   parts.picture.append(columns);
   let asked = null;
   let work = null;
+  let typed = null;
 
   const known = (name) => app.about.mechanisms.find((one) => one.name === name);
   const nameOf = (spec) => spec.split("(")[0].trim();
   const usual = (one) => one.examples[0];
+  // a bare name stands for options that fit a short text: a window of 256 over 36 tokens shows nothing
+  const fitted = (spec) => (spec && known(nameOf(spec)) ? (/^\w+$/.test(spec.trim()) ? usual(known(nameOf(spec))) : spec) : null);
   const layers = () => app.run().facts.layers || 1;
+  const causal = () => app.run().places.includes("decoder") && !app.run().places.includes("encoder");
+  // as the run has it, where the mechanism can
+  const roleOf = (about, role) => [role, causal() ? "causal" : "self"].find((one) => about.roles.includes(one)) || about.roles[0];
+  const headsOf = (spec) => {
+    const parts_ = known(nameOf(spec)).nests ? width(spec) : 1;
+    return parts_ * Math.max(1, Math.floor(Math.min(app.run().facts.heads || 4, 16) / parts_));
+  };
   const options = () => {
     const state = app.state();
-    const spec = state.spec && known(nameOf(state.spec)) ? state.spec : "longformer(window=3, globals=2)";
-    const second = state.second && known(nameOf(state.second)) ? state.second : null;
-    return { spec, second, role: state.role, length: whole(state.length, 36, 8, 96), text: state.text || "the animal did not cross the street because it was too tired", layer: whole(state.layer, 0, 0, layers() - 1), head: whole(state.head, 0, 0, 3) };
+    const spec = fitted(state.spec) || "longformer(window=3, globals=2)";
+    const second = fitted(state.second);
+    const heads = Math.min(headsOf(spec), second ? headsOf(second) : Infinity);
+    return { spec, second, role: state.role, length: whole(state.length, 36, 8, 96), text: state.text || app.example(), layer: whole(state.layer, 0, 0, layers() - 1), head: whole(state.head, 0, 0, heads - 1), heads };
   };
 
   function choice(spec, key) {
@@ -77,14 +94,14 @@ export function mount(host, app) {
     const about = known(nameOf(spec));
     const { role, length, text, layer, head } = options();
     const box = el("article", { className: "mechanism" });
-    const role_ = about.roles.includes(role) ? role : about.roles[0];
-    box.append(el("h3", {}, about.name), el("p", { className: "quiet" }, about.paper), el("code", { className: "line" }, about.formula));
-    const heads = about.nests ? lcmHeads(spec) : 4;
+    const role_ = roleOf(about, role);
+    box.append(el("h2", {}, about.name), el("p", { className: "quiet" }, about.paper), el("code", { className: "line" }, about.formula));
+    const heads = headsOf(spec);
     const figures = el("div", { className: "figures" });
     box.append(knobs(spec, key), figures);
     try {
       const reply = await ask("pattern", { spec, role: role_, length, heads }, signal);
-      figures.append(pattern(reply, Math.min(head, heads - 1)));
+      figures.append(...pattern(reply, Math.min(head, heads - 1), spec, key, role_));
     } catch (error) {
       if (error.name === "AbortError") throw error;
       box.append(problem(error));
@@ -95,38 +112,102 @@ export function mount(host, app) {
     return box;
   }
 
-  function pattern({ meta, arrays }, head) {
-    const { values: all, shape: [, T, S] } = arrays.why;
-    const why = all.subarray(head * T * S, (head + 1) * T * S);
-    const size = Math.min(380, Math.max(220, T * 8));
+  // what is seen of a head: which pairs are visible and why; of a map that hides nothing, its weights and their rank
+  function pattern({ meta, arrays }, head, spec, key, role) {
+    const { values: all, shape: [H, T, S] } = arrays.why;
+    const h = Math.min(head, H - 1);
+    const why = all.subarray(h * T * S, (h + 1) * T * S);
+    const weights = arrays.weights.values.subarray(h * T * S, (h + 1) * T * S);
+    const visible = why.reduce((sum, reason) => sum + (reason ? 1 : 0), 0);
+    const everything = why.every((reason, at) => reason || (role === "causal" && at % S > Math.floor(at / S)));
+    const hidden = (query, column) => !why[query * S + column];
+    const columnsAre = meta.columns === "slots" ? "slot" : "key";
+    const figures = [el("figure", { className: "pattern-of" }, ...(everything && !meta.blank
+      ? [el("h3", {}, `Weights of head ${h + 1} over random tokens`), plate({ values: weights, rows: T, columns: S, axes: { down: "query", across: columnsAre }, hidden: role === "causal" ? hidden : null, size: 340, label: `weights of head ${h + 1}: ${T} queries by ${S} ${columnsAre}s` })]
+      : [el("h3", {}, `What head ${h + 1} can see`), squares(why, T, S, meta), legend(why, meta)]),
+    el("figcaption", {}, ...said(meta, h, { T, S, visible, everything, role })), ...misfit(spec, key, T))];
+    // a window or a step has full rank, which says nothing about it
+    if (!meta.blank && (everything || meta.rank[h] < meta.most)) figures.push(spectrum(meta, arrays.spectrum, h));
+    return figures;
+  }
+
+  // in words, and only what was measured
+  function said(meta, h, { T, S, visible, everything, role }) {
+    const slots = meta.columns === "slots";
+    const words = [];
+    if (everything && slots) words.push(`Every token sees ${role === "causal" ? "all slots before it" : `all ${S} slots`}, in which ${T} tokens are put together. `);
+    else if (everything) words.push(role === "causal" ? "Every token sees itself and all before it. " : "Every token sees every token. ");
+    else words.push(number(100 * visible / (T * S), 1), ` % of the ${T} × ${S} pairs are visible. `);
+    if (meta.blank) words.push("Its matrix begins at zero, so that before training no token hears another; any of these pairs may get a weight. ");
+    else if (meta.steady) words.push("The weights are the same whatever the tokens say. ");
+    if (meta.signed) words.push("Weights may be negative or not add up to one. ");
+    words.push(`Queries down, ${slots ? "slots" : "keys"} across.`);
+    return words;
+  }
+
+  // options as large as the text: what they limit is not seen
+  function misfit(spec, key, T) {
+    const about = known(nameOf(spec));
+    if (about.nests) return [];
+    const given = values(spec);
+    const large = about.options.filter((option) => option.type === "a whole number" && !OTHER.includes(option.name) && (given[option.name] ?? option.default) >= T);
+    if (!large.length) return [];
+    const names = large.map((option) => `${option.name}=${given[option.name] ?? option.default}`).join(", ");
+    return [el("p", { className: "misfit" }, `${names}: not smaller than the ${T} tokens, so that what it limits cannot be seen here. `, el("button", { type: "button", className: "linklike", onclick: () => app.set({ [key]: usual(about) }) }, `Show ${usual(about)}`))];
+  }
+
+  function squares(why, T, S, meta) {
+    const size = Math.min(340, Math.max(220, T * 8));
+    const unit = size / Math.max(T, S);
     const canvas = el("canvas", { className: "pattern", role: "img", "aria-label": "which pairs are visible" });
-    const context = fit(canvas, size, size * Math.min(1, T / S) || size);
-    const wide = size / S;
-    const tall = wide;
-    fit(canvas, size, T * tall);
-    context.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--cell");
-    context.fillRect(0, 0, size, T * tall);
+    const gap = unit > 4 ? 0.5 : 0;
+    const paths = new Map([["hidden", ""]]);
+    why.forEach((code, at) => {
+      const reason = meta.reasons[code];
+      const [x, y] = [(at % S) * unit, Math.floor(at / S) * unit];
+      paths.set(reason, `${paths.get(reason) || ""}M${x.toFixed(2)} ${y.toFixed(2)}h${(unit - gap).toFixed(2)}v${(unit - gap).toFixed(2)}h${(gap - unit).toFixed(2)}z`);
+    });
+    const shapes = [];
+    for (const [reason, d] of paths) {
+      if (!d) continue;
+      shapes.push({ d, fill: reason === "hidden" ? style("--cell") : REASONS[reason] });
+      const marks = unit < 5 || reason === "hidden" ? "" : [...why.keys()].filter((at) => meta.reasons[why[at]] === reason).map((at) => hatch(reason, (at % S) * unit, Math.floor(at / S) * unit, unit)).join("");
+      if (marks) shapes.push({ d: marks, stroke: "#ffffff", alpha: 0.75 });
+    }
+    return sketch(canvas, unit * S, unit * T, shapes);
+  }
+
+  function legend(why, meta) {
     const counts = new Map();
-    for (let at = 0; at < T * S; at += 1) {
-      if (!why[at]) continue;
-      const reason = meta.reasons[why[at]];
-      counts.set(reason, (counts.get(reason) || 0) + 1);
-      const x = (at % S) * wide;
-      const y = Math.floor(at / S) * tall;
-      context.fillStyle = REASONS[reason];
-      context.fillRect(x, y, wide - (wide > 4 ? 0.5 : 0), tall - (tall > 4 ? 0.5 : 0));
-      hatch(context, reason, x, y, wide, tall);
-    }
-    const legend = el("ul", { className: "legend" });
-    for (const [reason, count] of counts) {
-      const swatch = el("canvas", { "aria-hidden": "true" });
-      const pen = fit(swatch, 16, 16);
-      pen.fillStyle = REASONS[reason];
-      pen.fillRect(0, 0, 16, 16);
-      hatch(pen, reason, 0, 0, 16, 16);
-      legend.append(el("li", { "data-reason": reason }, swatch, `${reason}: ${WORDS[reason]}`, el("small", { className: "quiet" }, ` ${(100 * count / (T * S)).toFixed(1)} %`)));
-    }
-    return el("figure", {}, canvas, el("figcaption", {}, number(100 * [...counts.values()].reduce((sum, count) => sum + count, 0) / (T * S), 1), " % of the pairs are visible. Queries down, keys across", meta.columns === "slots" ? " (slots)." : "."), legend);
+    for (const code of why) if (code) counts.set(meta.reasons[code], (counts.get(meta.reasons[code]) || 0) + 1);
+    const list = el("ul", { className: "legend" });
+    const swatch = (reason) => sketch(el("canvas", { "aria-hidden": "true" }), 16, 16, [{ d: "M0 0h16v16h-16z", fill: reason ? REASONS[reason] : style("--cell") }, ...(reason && hatch(reason, 0, 0, 16) ? [{ d: hatch(reason, 0, 0, 16), stroke: "#ffffff", alpha: 0.75 }] : [])]);
+    for (const [reason, many_] of counts) list.append(el("li", { "data-reason": reason }, swatch(reason), `${reason}: ${WORDS[reason]}`, el("small", { className: "quiet" }, ` ${(100 * many_ / why.length).toFixed(1)} %`)));
+    const rest = why.length - [...counts.values()].reduce((sum, one_) => sum + one_, 0);
+    if (rest) list.append(el("li", { className: "quiet" }, swatch(null), "hidden", el("small", {}, ` ${(100 * rest / why.length).toFixed(1)} %`)));
+    return list;
+  }
+
+  // of how many patterns the map is made: its singular values
+  function spectrum(meta, { values: all, shape: [, K] }, h) {
+    const rank = meta.rank[h];
+    const canvas = el("canvas", { role: "img", "aria-label": `singular values: ${rank} of ${meta.most} are not zero` });
+    const [wide, tall] = [340, 120];
+    const [left, base] = [34, tall - 22];
+    const step = (wide - left) / K;
+    const [accent, quiet, cell] = [style("--accent"), style("--quiet"), style("--cell")];
+    const shapes = [
+      { text: "1", x: left - 6, y: 8, anchor: "end", fill: quiet }, { text: "10⁻⁶", x: left - 6, y: base, anchor: "end", fill: quiet },
+      { text: "1", x: left + step / 2, y: tall - 8, anchor: "middle", fill: quiet }, { text: String(K), x: wide - step / 2 - 4, y: tall - 8, anchor: "middle", fill: quiet },
+    ];
+    const bars = (from, to, height) => Array.from({ length: to - from }, (_, i) => { const top = height(from + i); return `M${(left + (from + i) * step + 0.5).toFixed(2)} ${base}v${-top.toFixed(2)}h${Math.max(1, step - 1.5).toFixed(2)}v${top.toFixed(2)}z`; }).join("");
+    shapes.push({ d: bars(rank, K, () => 2), fill: cell }, { d: bars(0, rank, (at) => 2 + (base - 10) * (1 + Math.log10(Math.max(all[h * K + at], 1e-6)) / 6)), fill: accent });
+    sketch(canvas, wide, tall, shapes.filter((shape) => shape.d !== ""));
+    const full = rank === meta.most;
+    const what = meta.halves ? "What the second half of the text reads of the first" : "The map of this head";
+    const why = full ? "as many as it could be: every token can have weights of its own" : `whatever the tokens, it is a mix of ${count(rank, "pattern")}`;
+    const wide_ = rank === meta.head_width && !full ? `, as the head is ${meta.head_width} wide` : "";
+    return el("figure", { className: "rank" }, el("h3", {}, "Of how many patterns it is made"), canvas, el("figcaption", {}, `${what} has rank `, el("data", { value: String(rank) }, String(rank)), ` of ${meta.most}${wide_}: ${why}. Bars are its singular values, the largest as 1, on a logarithmic scale.`));
   }
 
   async function onText(spec, text, layer, head, signal) {
@@ -134,24 +215,19 @@ export function mount(host, app) {
     const box = el("figure", { className: "on-text" });
     try {
       const { meta, arrays } = await ask("compare", { spec, run: run.name, text, layer }, signal);
+      const H = arrays.mechanism.shape[0];
+      const h = Math.min(head, H - 1);
       const pictures = ["mechanism", "softmax"].map((name) => {
-        const { values: all, shape: [H, T, S] } = arrays[name];
-        const h = Math.min(head, H - 1);
+        const { values: all, shape: [, T, S] } = arrays[name];
         const map = all.subarray(h * T * S, (h + 1) * T * S);
-        const canvas = el("canvas", { className: "small-map", "data-name": name, role: "img", "aria-label": `weights of ${name}` });
-        const context = fit(canvas, 180, 180 * Math.min(1, T / S));
-        context.imageSmoothingEnabled = false;
-        context.drawImage(image(map, S, T, largest(map)), 0, 0, 180, 180 * Math.min(1, T / S));
-        const sentence = el("p", { className: "quiet" });
-        canvas.addEventListener("pointermove", (event) => {
-          const query = Math.min(T - 1, Math.floor(event.offsetY / canvas.clientHeight * T));
-          const key = Math.min(S - 1, Math.floor(event.offsetX / canvas.clientWidth * S));
-          sentence.replaceChildren(el("b", { dir: "auto" }, plainToken(meta.tokens[query])), " → ", el("b", { dir: "auto" }, plainToken(meta.tokens[key] || `slot ${key}`)), " ", number(map[query * S + key]));
-        });
-        return el("div", {}, el("h4", {}, name === "softmax" ? "softmax" : meta.spec), canvas, sentence);
+        const role = name === "softmax" ? meta.softmax_role : meta.role;
+        const slots = S !== meta.tokens.length;
+        const across = slots ? Array.from({ length: S }, (_, at) => `▁slot ${at + 1}`) : meta.tokens;
+        const hidden = (query, at, weight) => (role === "causal" && !slots && at > query) || (name === "mechanism" && !meta.signed && nameOf(spec) !== "entmax" && weight === 0);
+        return el("div", { "data-name": name }, el("h3", {}, name === "softmax" ? "softmax" : meta.spec), plate({ values: map, rows: T, columns: S, names: { down: meta.tokens, across }, axes: { down: "looks", across: "is looked at" }, hidden, size: 300, label: `weights of ${name} on the text` }));
       });
-      const words = el("p", { className: "words", dir: "auto" }, ...meta.tokens.map((token) => tokenNode(token)));
-      box.append(el("figcaption", {}, `Head ${head + 1} on real text beside softmax: ${meta.learnt ? `queries and keys are those that layer ${layer + 1} of the run “${run.title}” has learnt; what the mechanism has beyond them is` : `layer ${layer + 1} of the run “${run.title}” has no queries and keys like it; all it has is`} as it was drawn.`), words, el("div", { className: "pair" }, ...pictures));
+      const source = meta.learnt ? `Queries and keys are those that layer ${layer + 1} of “${run.title}” has learned; what the mechanism has beyond them is as it was drawn.` : `Layer ${layer + 1} of “${run.title}” has no queries and keys like it: all it has is as it was drawn.`;
+      box.append(el("h3", {}, `Head ${h + 1} on a text, beside softmax`), el("div", { className: "pair" }, ...pictures), el("figcaption", {}, source, meta.cut ? ` The first ${meta.tokens.length} tokens.` : "", ` Role: ${meta.role}.`), el("p", { className: "words", dir: "auto" }, ...meta.tokens.map((token) => tokenNode(token))));
     } catch (error) { if (error.name === "AbortError") throw error; box.append(problem(error)); }
     return box;
   }
@@ -160,66 +236,53 @@ export function mount(host, app) {
     const box = el("figure", { className: "cost" });
     try {
       const { meta } = await ask("cost", { spec, role }, signal);
-      const canvas = el("canvas", { role: "img", "aria-label": "counted work over lengths" });
-      const [wide, tall] = [360, 190];
-      const context = fit(canvas, wide, tall);
       const { lengths, counts } = meta;
       const last = counts.mechanism.length - 1;
-      const longest = lengths[last];
-      const top = Math.log2(Math.max(...counts.mechanism, ...counts.softmax));
-      const low = Math.log2(Math.min(...counts.mechanism, ...counts.softmax));
-      const x = (i) => 44 + i * (wide - 60) / (lengths.length - 1);
-      const y = (value) => 14 + (tall - 44) * (1 - (Math.log2(value) - low) / Math.max(top - low, 1));
-      const style = getComputedStyle(document.documentElement);
-      context.font = "11px system-ui, sans-serif";
-      context.fillStyle = style.getPropertyValue("--quiet");
-      context.textAlign = "center";
-      lengths.forEach((length, i) => context.fillText(String(length), x(i), tall - 10));
-      for (const [name, colour, dash] of [["softmax", style.getPropertyValue("--quiet"), [4, 4]], ["mechanism", HEADS[0], []]]) {
-        context.strokeStyle = colour;
-        context.setLineDash(dash);
-        context.lineWidth = 2.5;
-        context.beginPath();
-        counts[name].forEach((value, i) => context[i ? "lineTo" : "moveTo"](x(i), y(value)));
-        context.stroke();
-      }
-      box.append(el("figcaption", {}, `Counted operations of one layer over the length, both on logarithmic scales; dashed: softmax. It declares time ${meta.time.text}, memory ${meta.memory.text}.`), canvas,
-        el("p", { className: "quiet" }, "At ", longest.toLocaleString("en"), " tokens: ", many(counts.mechanism[last]), " operations, softmax ", many(counts.softmax[last]), "."));
+      const lines = ["softmax", "mechanism"].map((name) => counts[name].map((value, i) => [lengths[i], value]));
+      box.append(el("h3", {}, "Counted operations of one layer"),
+        chart({ lines, colours: [style("--quiet"), HEADS[0]], dashes: [[4, 4], []], width: 340, height: 200, x: "tokens", y: "operations", log: true, ticks: lengths, label: "counted operations over lengths" }),
+        el("figcaption", {}, `Both scales are logarithmic; dashed: softmax. At ${lengths[last].toLocaleString("en")} tokens: `, many(counts.mechanism[last]), " operations, softmax ", many(counts.softmax[last]), `. It declares time ${meta.time.text}, memory ${meta.memory.text}.`));
     } catch (error) { if (error.name === "AbortError") throw error; box.append(problem(error)); }
     return box;
   }
 
   function facts(about) {
-    const rows = [["family", about.family], ["roles", about.roles.join(", ")], ["time", about.time.text], ["memory", about.memory.text], ["decoding keeps", about.state ? about.state.text : "it does not decode"], ["exact", about.exact ? "yes" : "no: random or learnt approximation"], ["weights", about.signed ? "may be negative or not sum to one" : "sum to one"]];
+    const rows = [["family", about.family], ["roles", about.roles.join(", ")], ["time", about.time.text], ["memory", about.memory.text], ["decoding keeps", about.state ? about.state.text : "it does not decode"], ["exact", about.exact ? "yes" : "no: a random or learned approximation"], ["weights", about.signed ? "may be negative or not sum to one" : "sum to one"]];
     return el("details", { className: "facts" }, el("summary", {}, "Facts"), el("dl", {}, ...rows.flatMap(([name, text]) => [el("dt", {}, name), el("dd", {}, text)])), el("p", { className: "about" }, about.about));
   }
 
   async function update() {
-    const { spec, second, role, length, text, layer, head } = options();
-    const id = JSON.stringify([spec, second, role, length, text, layer, head]);
+    const { spec, second, role, length, text, layer, head, heads } = options();
+    const run = app.run();
+    const id = JSON.stringify([run.name, spec, second, role, length, text, layer, head]);
     if (id === asked) return;
     asked = id;
     const about = known(nameOf(spec));
     if (work) work.abort();
-    work = new AbortController();
+    const mine = work = new AbortController();
     forget();
+    if (typed !== `${run.name}/${text}`) {
+      typed = `${run.name}/${text}`;
+      renew(parts.input, textBox(text, run.examples, (value) => app.set({ text: value }, true), "Type a text to weigh", "Text"));
+    }
     app.busy("Measuring the pattern", work);
-    const choices = [0, 1, 2, 3].map((h) => ({ key: h, text: String(h + 1), colour: HEADS[h] }));
+    const choices = Array.from({ length: heads }, (_, h) => ({ key: h, text: String(h + 1), colour: HEADS[h % HEADS.length] }));
     renew(parts.controls,
       control("mechanism", choice(spec, "spec")),
       control("beside it", choice(second, "second")),
-      control("role", chips(about.roles.map((one_) => ({ key: one_, text: one_ })), about.roles.includes(role) ? role : about.roles[0], (value) => app.set({ role: value }), "role")),
+      control("role", chips(about.roles.map((one_) => ({ key: one_, text: one_ })), roleOf(about, role), (value) => app.set({ role: value }), "role")),
       control("tokens", slider(length, 8, 96, 4, (value) => app.set({ length: String(value) }), "tokens")),
+      layers() > 1 ? control("layer of the run", slider(layer + 1, 1, layers(), 1, (value) => app.set({ layer: String(value - 1) }), "layer")) : "",
       control("head", chips(choices, head, (value) => app.set({ head: String(value) }), "head")),
     );
     try {
       const boxes = [];
-      for (const [each, key] of second ? [[spec, "spec"], [second, "second"]] : [[spec, "spec"]]) boxes.push(await one(each, key, work.signal));
-      if (asked !== id) return;
+      for (const [each, key] of second ? [[spec, "spec"], [second, "second"]] : [[spec, "spec"]]) boxes.push(await one(each, key, mine.signal));
+      if (work !== mine) return;
       renew(columns, ...boxes);
       app.done(second ? `${spec} beside ${second}` : spec);
     } catch (error) {
-      if (asked !== id) return;
+      if (work !== mine) return;
       asked = null;
       if (error.name !== "AbortError") { app.fail(error); return; }
       app.done("Cancelled.");
@@ -227,7 +290,7 @@ export function mount(host, app) {
     }
   }
 
-  return { update, place: () => ({ ...options(), layers: layers(), heads: 4 }), move: () => {}, picture: () => parts.picture };
+  return { update, place: () => ({ ...options(), layers: layers() }), move: () => {}, picture: () => parts.picture, repaint: () => { asked = null; update(); } };
 }
 
 // the options of a spec that a slider can move: numbers, strings, True and False
@@ -254,8 +317,8 @@ function many(count) {
   return el("data", { value: String(count), title: count.toLocaleString("en") }, short);
 }
 
-// heads that divide among the parts of heads(...)
-function lcmHeads(spec) {
+// how many parts heads(...) has
+function width(spec) {
   let depth = 0;
   let parts = 1;
   for (const letter of spec) {
@@ -263,24 +326,19 @@ function lcmHeads(spec) {
     if (letter === ")" || letter === "]") depth -= 1;
     if (letter === "," && depth === 1) parts += 1;
   }
-  return parts * Math.max(1, Math.floor(4 / parts));
+  return parts;
 }
 
 // every reason has a colour and a hatch of its own
-function hatch(context, reason, x, y, wide, tall) {
-  if (wide < 5) return;
-  context.save();
-  context.beginPath();
-  context.rect(x, y, wide, tall);
-  context.clip();
-  context.strokeStyle = "rgba(255,255,255,.75)";
-  context.lineWidth = 1;
-  context.beginPath();
-  if (reason === "global") { context.moveTo(x, y + tall / 2); context.lineTo(x + wide, y + tall / 2); }
-  if (reason === "stride") { context.moveTo(x, y + tall); context.lineTo(x + wide, y); }
-  if (reason === "random") context.arc(x + wide / 2, y + tall / 2, Math.min(wide, tall) / 5, 0, 7);
-  if (reason === "cluster") { context.moveTo(x, y); context.lineTo(x + wide, y + tall); context.moveTo(x, y + tall); context.lineTo(x + wide, y); }
-  if (reason === "all") { context.moveTo(x + wide / 2, y); context.lineTo(x + wide / 2, y + tall); }
-  context.stroke();
-  context.restore();
+function hatch(reason, x, y, size) {
+  const half = size / 2;
+  const at = (dx, dy) => `${(x + dx).toFixed(1)} ${(y + dy).toFixed(1)}`;
+  return {
+    global: `M${at(0, half)}h${size.toFixed(1)}`,
+    stride: `M${at(0, size)}L${at(size, 0)}`,
+    fixed: `M${at(0, 0)}L${at(size, size)}`,
+    random: `M${at(half - size / 5, half)}a${size / 5} ${size / 5} 0 1 0 ${2 * size / 5} 0a${size / 5} ${size / 5} 0 1 0 ${-2 * size / 5} 0`,
+    content: `M${at(0, 0)}L${at(size, size)}M${at(0, size)}L${at(size, 0)}`,
+    all: `M${at(half, 0)}v${size.toFixed(1)}`,
+  }[reason] || "";
 }

@@ -1,6 +1,6 @@
 // Steps: one token through one head, six steps, all numbers real.
 
-import { el, chips, control, layout, number, plainToken, problem, renew, select, slider, textBox, tokenNode } from "../ui.js";
+import { count, el, chips, control, layout, number, numbering, plainToken, problem, renew, select, slider, textBox, tokenNode, word } from "../ui.js";
 import { whole } from "../store.js";
 import { HEADS, cssSigned, fit, largest } from "../colour.js";
 import { ask, forget } from "../client.js";
@@ -10,19 +10,21 @@ export const title = "Steps";
 const PRESETS = [
   { key: "text", text: "your text" },
   { key: "worked", text: "112 and 96", title: "a worked example: two words, width 64" },
-  { key: "bank", text: "bank and bank", title: "the bank of the river, the cashier at the bank" },
+  { key: "word", text: "one word, two sentences", title: "how attention moves the vector of a word with two meanings" },
 ];
-const RIVER = "the bank of the river";
-const CASHIER = "the cashier at the bank";
-const SIX = "How a token makes its new vector: it compares its query with every key, turns the scores into shares, and mixes the values by them.";
-const BANK = "One word in two sentences: how far attention moves its vector in each, and which words it moves it towards.";
+const SIX = "How a token makes its new vector: it compares its query with every key it sees, turns the scores into shares, and mixes the values by them.";
+const TWICE = "One word in two sentences: how far attention moves its vector in each, and which tokens make the step.";
+// of an example: every token has a row in five tables
+const WORDS = 9;
+// tokens to choose from on either side of the chosen one
+const NEAR = 100;
 
 // an aligner has no queries, keys and values
 const places = (run) => run.places.filter((place) => place !== "aligner");
 
 export function mount(host, app) {
   const parts = layout(host, SIX, "softmax(q K^T / √D) V");
-  let sizes = { layers: 1, heads: 1, tokens: 1 };
+  let sizes = { layers: 1, heads: 1, tokens: 1, query: 0 };
   let asked = null;
   let shown = null;
 
@@ -30,17 +32,22 @@ export function mount(host, app) {
     const state = app.state();
     const run = app.run();
     const place = places(run).includes(state.place) ? state.place : run.places.includes("encoder") ? "encoder" : run.places[0];
-    const preset = PRESETS.some((one) => one.key === state.preset) ? state.preset : "text";
-    return { run, place, preset, text: state.text || RIVER, layer: whole(state.layer, preset === "bank" ? 999 : 0, 0, 999), head: whole(state.head, 0, 0, 999), query: whole(state.pin, 0, 0, 4096) };
+    const wanted = state.preset === "bank" ? "word" : state.preset;
+    const preset = PRESETS.some((one) => one.key === wanted) && (wanted !== "word" || run.pairs.length) ? wanted : "text";
+    const pair = run.pairs.find((one) => one.word === state.word) || run.pairs[0];
+    return { run, place, preset, pair, text: state.text || app.example(run).split(" ").slice(0, WORDS).join(" "), layer: whole(state.layer, null, 0, 999), head: whole(state.head, 0, 0, 999), pin: whole(state.pin, null, 0, 4096) };
   };
 
   function controls(layer, head) {
     const { layers, heads } = sizes;
-    const { run, place, preset } = options();
-    parts.words.textContent = preset === "bank" ? BANK : SIX;
-    const list = [control("example", chips(PRESETS, preset, (value) => app.set({ preset: value === "text" ? null : value, pin: null }, true), "example"))];
+    const { run, place, preset, pair } = options();
+    parts.words.textContent = preset === "word" ? TWICE : SIX;
+    // only where there is a word that this model reads as one token
+    const offered = PRESETS.filter((one) => one.key !== "word" || run.pairs.length);
+    const list = [control("example", chips(offered, preset, (value) => app.set({ preset: value === "text" ? null : value, pin: null, layer: null }, true), "example"))];
+    if (preset === "word") list.push(control("word", chips(run.pairs.map((one) => ({ key: one.word, text: one.word })), pair.word, (value) => app.set({ word: value, layer: null }, true), "word")));
     if (preset !== "worked") {
-      if (preset === "text") list.push(control("attention of", select(places(run).map((one) => [one, one]), place, (value) => app.set({ place: value, layer: null, pin: null }, true), "place")));
+      if (preset === "text" && places(run).length > 1) list.push(control("attention of", select(places(run).map((one) => [one, one]), place, (value) => app.set({ place: value, layer: null, pin: null }, true), "place")));
       if (layers > 1) list.push(control("layer", slider(layer + 1, 1, layers, 1, (value) => app.set({ layer: String(value - 1) }), "layer")));
     }
     if (preset === "text") {
@@ -52,35 +59,36 @@ export function mount(host, app) {
   }
 
   async function update() {
-    const { run, place, preset, text, layer, head, query } = options();
-    const id = JSON.stringify([run.name, place, preset, text, layer, head, query]);
+    const { run, place, preset, pair, text, layer, head, pin } = options();
+    const id = JSON.stringify([run.name, place, preset, pair, text, layer, head, pin]);
     if (id === asked) return;
     const typed = JSON.stringify([run.name, preset, text]);
     if (typed !== shown) {
       shown = typed;
-      if (preset === "text") renew(parts.input, textBox(text, [RIVER, CASHIER, ...run.examples.slice(0, 2)], (value) => app.set({ text: value, pin: null }, true), "Type a short text", "Text"));
+      if (preset === "text") renew(parts.input, textBox(text, run.examples, (value) => app.set({ text: value, pin: null }, true), "Type a text", "Text"));
       else parts.input.replaceChildren();
     }
     asked = id;
     forget();
     app.busy("Computing the six steps");
     try {
-      if (preset === "bank") {
-        if (!run.places.includes("encoder")) throw new Error(`“${run.title}” has no encoder whose words could be compared: choose another run, or your text.`);
-        const about = await ask("read", { run: run.name, place: "encoder", text: RIVER, target: "" });
-        const at = Math.min(layer, about.meta.layers.length - 1);
-        const reply = await ask("moves", { run: run.name, text: RIVER, other: CASHIER, word: "bank", layer: at });
+      if (preset === "word") {
+        const about = await ask("read", { run: run.name, place: "encoder", text: pair.text, target: "" });
+        const layers = about.meta.layers.length;
+        const replies = [];
+        for (let at = 0; at < layers; at += 1) replies.push(await ask("moves", { run: run.name, text: pair.text, other: pair.other, word: pair.word, layer: at }));
         if (asked !== id) return;
-        sizes = { layers: about.meta.layers.length, heads: 1, tokens: 1 };
+        const at = layer === null ? telling(replies, pair.clues) : Math.min(layer, layers - 1);
+        sizes = { layers, heads: 1, tokens: 1, query: 0, layer: at };
         controls(at, 0);
-        bank(reply);
-        app.done(`${run.title} · encoder layer ${at + 1}`);
+        twice(replies[at], layer === null ? pair.clues : null);
+        app.done(`${pair.word} · layer ${at + 1} of ${layers}`);
         return;
       }
       if (preset === "worked") {
         const reply = await ask("example", {});
         if (asked !== id) return;
-        sizes = { layers: 1, heads: 1, tokens: reply.meta.queries.length };
+        sizes = { layers: 1, heads: 1, tokens: reply.meta.queries.length, query: 0 };
         controls(0, 0);
         six(reply, true);
         app.done("A worked example: width 64");
@@ -88,15 +96,18 @@ export function mount(host, app) {
       }
       const { meta } = await ask("read", { run: run.name, place, text, target: "" });
       if (asked !== id) return;
-      const at = { layer: Math.min(layer, meta.layers.length - 1) };
-      sizes = { layers: meta.layers.length, heads: meta.layers[at.layer].heads, tokens: meta.queries.length };
-      Object.assign(at, { head: Math.min(head, sizes.heads - 1), query: Math.min(query, sizes.tokens - 1) });
+      const at = { layer: Math.min(layer ?? 0, meta.layers.length - 1) };
+      const last = meta.queries.length - 1;
+      // the first token of a causal layer sees nothing but itself: the last one has most to choose from
+      const query = Math.min(pin ?? (meta.layers[at.layer].causal ? last : 0), last);
+      sizes = { layers: meta.layers.length, heads: meta.layers[at.layer].heads, tokens: last + 1, query };
+      Object.assign(at, { head: Math.min(head, sizes.heads - 1), query });
       // shown even where the steps cannot be: another layer or place may have them
       controls(at.layer, at.head);
       const reply = await ask("steps", { run: run.name, place, text, target: "", ...at });
       if (asked !== id) return;
       six(reply, place === "encoder" || place === "decoder");
-      app.done(`${sizes.tokens} tokens · head ${at.head + 1} of ${sizes.heads} · layer ${at.layer + 1} of ${sizes.layers}`);
+      app.done(`${count(sizes.tokens, "token")} · head ${at.head + 1} of ${sizes.heads} · layer ${at.layer + 1} of ${sizes.layers}`);
     } catch (error) {
       if (asked !== id) return;
       asked = null;
@@ -109,44 +120,49 @@ export function mount(host, app) {
 
   // `own`: the tokens look at one another, not at another text
   function six({ meta, arrays }, own) {
-    const { keys, queries, query } = meta;
-    const S = arrays.weights.shape[0];
+    const { keys, queries, query, places: at_ } = meta;
+    const S = keys.length;
     const D = arrays.q.shape[0];
     const v = (name, at) => arrays[name].values[at];
     const row = (name, at) => arrays[name].values.subarray(at * D, (at + 1) * D);
     const top = Math.max(largest(arrays.q.values), largest(arrays.k.values));
     const most = largest(arrays.v.values);
     const mixed = Math.max(largest(arrays.weighted.values), largest(arrays.sum.values));
-    const hidden = (at) => meta.causal && at > query;
+    // of tokens that are alike, which: counted in the whole text, of which these may be some
+    const nth = (at) => (own ? numbering(queries)[at_[at]] : numbering(keys)[at]);
     const who = el("div", { className: "who", role: "listbox", "aria-label": "token" });
-    queries.forEach((token, at) => {
+    for (let at = Math.max(0, query - NEAR); at < Math.min(queries.length, query + NEAR + 1); at += 1) {
       const choose = () => app.set({ pin: String(at) });
-      const node = tokenNode(token, { "data-at": at, role: "option", onclick: choose, onkeydown: (event) => { if (event.key === "Enter") choose(); } });
+      const node = tokenNode(queries[at], { "data-at": at, role: "option", onclick: choose, onkeydown: (event) => { if (event.key === "Enter") choose(); } }, numbering(queries)[at]);
       node.setAttribute("aria-selected", String(at === query));
-      node.tabIndex = 0;
+      node.tabIndex = at === query ? 0 : -1;
       who.append(node);
-    });
+    }
     const table = (cells) => {
       const body = el("div", { className: "step-table" });
-      for (let at = 0; at < S; at += 1) if (!hidden(at)) body.append(el("div", { className: "step-row", "data-at": at }, tokenNode(keys[at]), ...cells(at)));
+      for (let at = 0; at < S; at += 1) body.append(el("div", { className: "step-row", "data-at": at_[at] }, tokenNode(keys[at], {}, nth(at)), ...cells(at)));
       return body;
     };
-    const name = () => el("b", { dir: "auto" }, plainToken(queries[query]));
+    const name = () => word(queries, query);
+    const called = (at) => { const node = el("b", { dir: "auto" }, ...tokenNode(keys[at], {}, nth(at)).childNodes); node.querySelector(".dot")?.remove(); return node; };
     const bar = (share) => { const part = el("span", { className: share < 0 ? "bar against" : "bar" }); part.style.inlineSize = `${100 * Math.abs(share)}%`; return el("span", { className: "track" }, part); };
     const highest = largest(arrays.scores.values);
     const best = [...arrays.weights.values.keys()].reduce((a, b) => (v("weights", b) > v("weights", a) ? b : a), 0);
-    const towards = () => el("b", { dir: "auto" }, own && best === query ? "itself" : plainToken(keys[best]));
+    const towards = () => (own && at_[best] === query ? el("b", {}, "itself") : called(best));
+    const left = meta.visible - S;
+    const unseen = [left ? `Shown are the ${S} keys with most weight of the ${meta.visible.toLocaleString("en")} it sees.` : "", meta.hidden ? `${count(meta.hidden, "token")} ${meta.hidden === 1 ? "is" : "are"} hidden from it${meta.causal ? ": those that come later, and no score is computed for them" : ""}.` : ""].filter(Boolean).join(" ");
     const steps = [
       ["Query, key and value", [name(), ` asks with its query; every token offers a key and a value. Each is a vector of ${D} numbers.`], "q_i = x_i W_Q,  k_j = x_j W_K,  v_j = x_j W_V",
-        el("div", {}, el("div", { className: "step-row" }, el("b", {}, "q"), strip(arrays.q.values, top), vector(arrays.q.values)), table((at) => [el("i", {}, "k"), strip(row("k", at), top), vector(row("k", at)), el("i", {}, "v"), strip(row("v", at), most), vector(row("v", at))]))],
+        el("div", { className: "all-vectors" }, unseen ? el("p", { className: "quiet unseen" }, unseen) : null, el("div", { className: "step-row" }, el("b", {}, "q"), strip(arrays.q.values, top)), table((at) => [el("span", { className: "one" }, el("i", {}, "k"), strip(row("k", at), top)), el("span", { className: "one" }, el("i", {}, "v"), strip(row("v", at), most))]),
+          vectors([["q", arrays.q.values], ...keys.flatMap((_, at) => [[["k of ", called(at)], row("k", at)], [["v of ", called(at)], row("v", at)]])]))],
       ["Scores", [meta.plain ? "The query times each key: large where they point the same way." : "The query times each key. This mechanism goes on from here in its own way: see its formula."], "s_j = q_i · k_j",
         table((at) => [bar(v("scores", at) / highest), number(v("scores", at), 2)])],
       ["Divided by the root of the width", [`√${D} = ${Math.sqrt(D).toFixed(2)} keeps the scores from growing with the width.`], "s_j / √D",
         table((at) => [bar(v("scaled", at) / largest(arrays.scaled.values)), number(v("scaled", at), 3)])],
       [meta.plain ? "Softmax" : "Weights", [`${meta.plain ? "Shares that add up to one" : "What each token counts"}: ${v("weights", best).toFixed(2)} of the attention of `, name(), " goes to ", towards(), "."], meta.plain ? "a_j = exp(s_j / √D) / Σ_m exp(s_m / √D)" : meta.formula,
         table((at) => [bar(v("weights", at)), number(v("weights", at), 3)])],
-      ["Values, weighted", ["Each value is made as strong as its share."], "a_j v_j", table((at) => [strip(row("weighted", at), mixed), vector(row("weighted", at))])],
-      ["Sum", ["What ", name(), " takes along from this head."], "o_i = Σ_j a_j v_j", el("div", { className: "step-row" }, el("b", {}, "o"), strip(arrays.sum.values, mixed), vector(arrays.sum.values))],
+      ["Values, weighted", ["Each value is made as strong as its share."], "a_j v_j", el("div", {}, table((at) => [strip(row("weighted", at), mixed)]), vectors(keys.map((_, at) => [[called(at)], row("weighted", at)])))],
+      ["Sum", ["What ", name(), " takes along from this head."], "o_i = Σ_j a_j v_j", el("div", {}, el("div", { className: "step-row" }, el("b", {}, "o"), strip(arrays.sum.values, mixed)), vectors([["o", arrays.sum.values]]))],
     ];
     const list = el("ol", { className: "steps" });
     steps.forEach(([heading, words, formula, body], at) => {
@@ -157,33 +173,46 @@ export function mount(host, app) {
     parts.numbers.replaceChildren(el("p", { className: "reading" }, number(v("weights", best), 2), " of ", name(), "’s attention goes to ", towards(), "."));
   }
 
-  function bank({ meta, arrays }) {
-    const boxes = meta.sides.map((side, number_) => {
-      const shares = arrays[`shares${number_}`].values;
-      const top = largest(shares);
+  // `clues`: this layer was chosen for them
+  function twice({ meta, arrays }, clues) {
+    const found = meta.sides.map((side, which) => ({ ...side, shares: arrays[`shares${which}`].values }));
+    const boxes = found.map((side) => {
+      const top = largest(side.shares);
       const body = el("div", { className: "step-table" });
       side.tokens.forEach((token, at) => {
-        const bar = el("span", { className: `bar${shares[at] < 0 ? " against" : ""}` });
-        bar.style.inlineSize = `${100 * Math.abs(shares[at]) / top}%`;
-        body.append(el("div", { className: `step-row${at === side.at ? " self" : ""}`, "data-at": at }, tokenNode(token), el("span", { className: "track" }, bar), number(shares[at], 2)));
+        const bar = el("span", { className: `bar${side.shares[at] < 0 ? " against" : ""}` });
+        bar.style.inlineSize = `${100 * Math.abs(side.shares[at]) / top}%`;
+        body.append(el("div", { className: `step-row${at === side.at ? " self" : ""}`, "data-at": at }, tokenNode(token, {}, numbering(side.tokens)[at]), el("span", { className: "track" }, bar), number(side.shares[at], 2)));
       });
-      return el("article", {}, el("h3", {}, side.tokens.slice(0, -1).join("").replaceAll("▁", " ").trim()),
-        el("p", {}, "Attention moves ", el("b", {}, meta.word), " by a step of length ", number(side.moved, 2), "; these words make it:"), body);
+      const best = strongest(side);
+      const most = best === side.at ? ["most of it is its own doing, ", number(side.shares[best], 2)] : ["most of it comes from ", word(side.tokens, best), ", ", number(side.shares[best], 2)];
+      return el("article", {}, el("h2", {}, side.tokens.slice(0, -1).join("").replaceAll("▁", " ").trim()),
+        el("p", {}, "Attention moves ", el("b", {}, meta.word), " by a step of length ", number(side.moved, 2), "; ", ...most, " of the step."), body);
     });
     parts.picture.replaceChildren(el("div", { className: "beside" }, ...boxes));
     parts.numbers.replaceChildren(
-      el("p", { className: "reading" }, "Before the encoder the two ", el("b", {}, meta.word), "s differ by their places only: cosine ", number(meta.before, 3), "."),
+      el("p", { className: "reading" }, "Before the encoder the two ", el("b", {}, meta.word), " differ by their places only: cosine ", number(meta.before, 3), "."),
       el("p", { className: "reading" }, "After this layer: ", number(meta.after, 3), "."),
+      el("p", { className: "quiet" }, "Shares add up to one; a negative one holds against the step.", ...(clues ? [" Shown is the layer in which ", el("b", {}, clues[0]), " and ", el("b", {}, clues[1]), " count most; in the others it may be otherwise: move the slider."] : [])),
       el("details", { className: "formula" }, el("summary", {}, "Formula"), el("code", {}, "d = Σ_j c_j,  c_j = Σ_h a_hj v_hj W_h;  share of j = c_j · d / |d|²")),
     );
   }
 
   return {
     update,
-    place: () => ({ ...sizes, layer: Math.min(options().layer, sizes.layers - 1), head: Math.min(options().head, sizes.heads - 1) }),
-    move: (step) => app.set({ pin: String(whole(options().query + step, 0, 0, sizes.tokens - 1)) }),
+    place: () => ({ ...sizes, layer: Math.min(options().layer ?? sizes.layer ?? 0, sizes.layers - 1), head: Math.min(options().head, sizes.heads - 1) }),
+    move: (step) => app.set({ pin: String(whole(sizes.query + step, 0, 0, sizes.tokens - 1)) }),
     picture: () => parts.picture,
+    repaint: () => { asked = null; update(); },
   };
+}
+
+const strongest = ({ shares }) => shares.reduce((best, share, at) => (share > shares[best] ? at : best), 0);
+
+// the layer in which, in both sentences, the word that tells the meaning makes most of the step
+function telling(replies, clues) {
+  const share = ({ meta, arrays }) => Math.min(...meta.sides.map(({ tokens }, which) => arrays[`shares${which}`].values[tokens.findIndex((token) => plainToken(token).toLowerCase() === clues[which])]));
+  return replies.reduce((best, reply, at) => (share(reply) > share(replies[best]) ? at : best), 0);
 }
 
 // a vector as a row of coloured cells
@@ -198,11 +227,12 @@ function strip(values, top) {
   return canvas;
 }
 
-// all its numbers, for whoever opens it
-function vector(values) {
-  const fold = el("details", { className: "vector" }, el("summary", { title: "all numbers" }, "…"));
+// all the numbers of a step, for whoever opens it
+function vectors(rows) {
+  const fold = el("details", { className: "vector" }, el("summary", {}, "All numbers"));
   fold.addEventListener("toggle", () => {
-    if (fold.open && fold.children.length === 1) fold.append(el("div", { className: "digits" }, ...[...values].map((value) => number(value, 3))));
+    if (!fold.open || fold.children.length > 1) return;
+    for (const [name, values] of rows) fold.append(el("p", { className: "digits" }, el("span", {}, ...(Array.isArray(name) ? name : [name])), ...[...values].map((value) => number(value, 3))));
   });
   return fold;
 }

@@ -1,8 +1,9 @@
 // Translate: a sentence, its translation as it is found, what each word came from, and the search as a tree.
 
-import { el, chips, control, layout, number, plainToken, problem, renew, select, slider, textBox, tokenNode } from "../ui.js";
+import { count, el, chips, control, layout, number, plainToken, problem, renew, select, slider, textBox, tokenNode } from "../ui.js";
 import { whole } from "../store.js";
-import { HEADS, fit } from "../colour.js";
+import { HEADS } from "../colour.js";
+import { sketch, style } from "../chart.js";
 import { ask, forget, stream } from "../client.js";
 import { Lines, Matrix, Weights, readout } from "../attention.js";
 
@@ -37,7 +38,7 @@ export function mount(host, app) {
 
   const options = () => {
     const state = app.state();
-    const run = app.run("translate");
+    const run = app.run();
     const other = app.about.runs.find((one) => one.name === state.other && one.task === "translate");
     return { run, other, text: state.text || app.example(run), beam: whole(state.beam, 4, 1, 12), mode: state.mode === "matrix" ? "matrix" : "lines", head: whole(state.head, "avg", 0, 999), layer: state.layer, at: state.at || null, links: state.links, pin: whole(state.pin, null, 0, Infinity) };
   };
@@ -45,7 +46,7 @@ export function mount(host, app) {
   function side(run) {
     const words = el("p", { className: "translation", dir: "auto", "aria-live": "polite" });
     const picture = el("div", {});
-    const box = el("article", { className: "one-run" }, el("h3", { className: "quiet" }, run.title), words, picture);
+    const box = el("article", { className: "one-run" }, el("h2", { className: "quiet" }, run.title), words, picture);
     const made = { run, words, box, read: {}, steps: [], found: null };
     made.kinds = Object.keys(LINKS).filter((kind) => run.places.includes(kind));
     made.links = () => (made.kinds.includes(options().links) ? options().links : made.kinds[0]);
@@ -55,7 +56,7 @@ export function mount(host, app) {
     const cells = el("div", {});
     picture.append(lanes, cells);
     made.lines = new Lines(lanes, pinned, (focus) => read(made, focus && focus.side === "query" ? focus.at : null));
-    made.matrix = new Matrix(cells, (cell) => read(made, cell ? cell.query : null), pinned, (at) => app.note({ at }));
+    made.matrix = new Matrix(cells, (cell) => read(made, cell ? cell.query : null, cell ? cell.key : null), pinned, (at) => app.note({ at }));
     made.draw = () => {
       if (!made.weights) return;
       const { mode, pin, at } = options();
@@ -76,17 +77,17 @@ export function mount(host, app) {
     return made;
   }
 
-  async function read(made, query) {
+  async function read(made, query, key = null) {
     const { pin } = options();
     const at = query ?? pin;
     if (!made.weights || at === null || at >= made.weights.T) {
-      if (!query && pin === null) parts.numbers.replaceChildren(el("p", { className: "quiet" }, "Point at a word to see where it comes from; click to keep it."));
+      if (query === null && pin === null) parts.numbers.replaceChildren(el("p", { className: "quiet hint" }, "Point at a word to see where it comes from; click or tap to keep it."));
       return;
     }
     const { layer, head } = made.choice();
     const box = el("div", {});
     try {
-      await readout(box, made.weights, layer, head, at, LINKS[made.links()].verb);
+      await readout(box, made.weights, layer, head, at, LINKS[made.links()].verb, key);
       parts.numbers.replaceChildren(box);
     } catch (error) { app.fail(error); }
   }
@@ -126,7 +127,7 @@ export function mount(host, app) {
           if (i === last && record.link !== null) node.title = `${plainToken(source[record.link])} ${record.weight.toFixed(2)}`;
           return node;
         }));
-        app.busy(`${path.length} tokens: ${plainToken(path[last])}${record.link === null ? "" : ` from ${plainToken(source[record.link])}`}`, work);
+        app.busy(`${count(path.length, "token")}: ${plainToken(path[last])}${record.link === null ? "" : ` from ${plainToken(source[record.link])}`}`, work);
       }
       if (record.found) made.found = record.found;
     }, signal);
@@ -145,7 +146,7 @@ export function mount(host, app) {
     if (id === asked) { for (const made of sides) made.draw(); controls(); read(sides[0], null); return; }
     asked = id;
     if (work) work.abort();
-    work = new AbortController();
+    const mine = work = new AbortController();
     forget();
     renew(parts.input, textBox(text, run.examples, (value) => app.set({ text: value, pin: null, at: null }, true), "Type a sentence to translate", "Sentence"));
     sides.length = 0;
@@ -156,15 +157,16 @@ export function mount(host, app) {
     const began = performance.now();
     app.busy("Translating", work);
     try {
-      for (const made of sides) await translate(made, text, beam, work.signal);
-      if (asked !== id) return;
+      for (const made of [...sides]) await translate(made, text, beam, mine.signal);
+      // another one has begun since, be it for the same sentence
+      if (work !== mine) return;
       controls();
       read(sides[0], null);
       for (const made of sides) treeBox.append(tree(made));
       const cut = sides[0].cut ? ` · only the first ${sides[0].cut} tokens were read` : "";
-      app.done(`${sides[0].weights.T} target tokens · ${Math.round(performance.now() - began)} ms · beam ${beam}${cut}`);
+      app.done(`${count(sides[0].weights.T, "target token")} · ${Math.round(performance.now() - began)} ms · beam ${beam}${cut}`);
     } catch (error) {
-      if (asked !== id) return;
+      if (work !== mine) return;
       asked = null;
       if (error.name === "AbortError") { app.done("Cancelled."); return; }
       app.fail(error);
@@ -177,6 +179,10 @@ export function mount(host, app) {
     place: () => sides[0].choice(),
     move: (step) => sides[0] && sides[0].weights && sides[0].lines.move(step, options().pin, sides[0].weights.T),
     picture: () => parts.picture,
+    repaint: () => {
+      for (const made of sides) { made.matrix.weights = null; made.draw(); }
+      treeBox.replaceChildren(...sides.filter((made) => made.found).map(tree));
+    },
   };
 }
 
@@ -199,11 +205,10 @@ const TALL = Math.round(2.2 * LETTER);
 // the search: a column a step, what lived in it from best to worst; the way of the winner is drawn strong
 function tree(made) {
   const { steps, found } = made;
-  const box = el("div", { className: "tree", tabIndex: 0, "aria-label": "beam search as a tree" });
+  const box = el("div", { className: "tree", tabIndex: 0, role: "region", "aria-label": "beam search as a tree", "data-whole": "true" });
   const canvas = el("canvas", { "aria-hidden": "true" });
   const width = steps.length * WIDE;
   const tall = Math.max(...steps.map((step) => step.beams.length), 1) * TALL + 8;
-  const context = fit(canvas, width, tall);
   box.append(canvas);
   box.style.height = `${tall + 12}px`;
   const ways = new Map();
@@ -217,21 +222,16 @@ function tree(made) {
     }
   };
   found.forEach((one, rank) => { if (one.place) walk(one.place, rank); });
-  const style = getComputedStyle(document.documentElement);
+  const shapes = [];
+  const [accent, faint] = [style("--accent"), style("--faint")];
   steps.forEach(({ beams }, step) => {
     beams.forEach((beam, at) => {
       const rank = ways.get(`${step}/${at}`);
       const x = step * WIDE;
       const y = (at + 0.5) * TALL;
-      context.strokeStyle = rank === 0 ? style.getPropertyValue("--accent") : style.getPropertyValue("--faint");
-      context.globalAlpha = rank === undefined ? 0.35 : 1;
-      context.lineWidth = rank === 0 ? 2.5 : 1.2;
       if (step > 0) {
         const [gap, from] = [WIDE - LEAF, (beam.parent + 0.5) * TALL];
-        context.beginPath();
-        context.moveTo(x - gap, from);
-        context.bezierCurveTo(x - gap / 2, from, x - gap / 2, y, x, y);
-        context.stroke();
+        shapes.push({ d: `M${x - gap} ${from}C${x - gap / 2} ${from} ${x - gap / 2} ${y} ${x} ${y}`, stroke: rank === 0 ? accent : faint, width: rank === 0 ? 2.5 : 1.2, alpha: rank === undefined ? 0.35 : 1 });
       }
       const node = el("span", { className: `leaf${rank === 0 ? " winner" : rank === undefined ? " pruned" : ""}` }, tokenNode(beam.token), el("small", {}, number(beam.logprob, 2)));
       node.style.width = `${LEAF}px`;
@@ -240,10 +240,11 @@ function tree(made) {
       box.append(node);
     });
   });
+  sketch(canvas, width, tall, shapes);
   const list = el("ol", { className: "found" });
   for (const one of found) {
     list.append(el("li", {}, el("span", { dir: "auto" }, one.text), el("small", { className: "quiet" }, " score ", number(one.score), one.finished ? "" : ", cut at its longest")));
   }
   const about = el("details", { className: "formula" }, el("summary", {}, "Score"), el("code", {}, "log p(Y) / ((5 + |Y|) / 6)^α,  α = 1"));
-  return el("section", { className: "search" }, el("h3", {}, "The search"), el("p", { className: "quiet" }, "Each column is a step; what is dashed was given up. Numbers are log probabilities."), about, box, list);
+  return el("section", { className: "search" }, el("h2", {}, "The search"), el("p", { className: "quiet" }, "Each column is a step; what is dashed was given up. Numbers are log probabilities of all up to there."), about, box, list);
 }
