@@ -40,9 +40,10 @@ def gradients(y: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_switch(training):
-    """Theirs drops in evaluation too: there its room is for all."""
-    ours = build(f"switch(experts={EXPERTS}, capacity=0.9, jitter=0.0)").train(training)
+@pytest.mark.parametrize("B", [1, 3])
+def test_switch(training, B):
+    """Theirs drops in evaluation too: there its room is for all. Its groups are the rows of a batch."""
+    ours = build(f"switch(experts={EXPERTS}, capacity=0.9, jitter=0.0, group={T})").train(training)
     room = math.ceil(0.9 * T / EXPERTS) if training else T
     config = SwitchTransformersConfig(
         d_model=WIDTH,
@@ -59,7 +60,7 @@ def test_switch(training):
         for index, expert in enumerate(theirs.experts.values()):
             expert.wi.weight.copy_(ours.networks.inner[index].T)
             expert.wo.weight.copy_(ours.networks.outer[index].T)
-    x = tokens()
+    x = tokens(B)
     out, other = run(ours, x), theirs(x)
     assert_close(out.y, other)
     assert not training or 0.1 < out.statistics["dropped"] < 0.9
@@ -97,21 +98,27 @@ def test_glam_without_capacity_is_mixtral_with_its_activation():
     assert_close(run(ours, x).y, theirs(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("threshold", [0.0, 0.5])
 @pytest.mark.parametrize("B", [1, 3])
-def test_gshard(B):
-    """Capacity binds and second choices are dropped; the loss with it. Their groups are the rows of a batch."""
+def test_gshard(B, threshold):
+    """Capacity binds and second choices are dropped; the loss with it. Their groups are the rows of a batch. With a
+    threshold second experts are asked by chance, by the same draws."""
     peer = importlib.import_module("mixture_of_experts")
-    ours = build(f"gshard(experts={EXPERTS}, capacity=1.5, threshold=0.0, group={T})").train()
+    ours = build(f"gshard(experts={EXPERTS}, capacity=1.5, threshold={threshold}, group={T})").train()
     # theirs rounds down
     factor = math.ceil(1.5 * T / EXPERTS) * EXPERTS / T
-    policy = {"second_policy_train": "all", "capacity_factor_train": factor + 1e-6}
+    policy = {"second_policy_train": "random" if threshold else "all", "second_threshold_train": threshold}
+    policy["capacity_factor_train"] = factor + 1e-6
     theirs = peer.MoE(WIDTH, num_experts=EXPERTS, hidden_dim=INNER, **policy).double().train()
     with torch.no_grad():
         theirs.gate.w_gating.copy_(ours.router.T)
         theirs.experts.w1.copy_(ours.networks.inner)
         theirs.experts.w2.copy_(ours.networks.outer)
     x = tokens(B)
-    out, (other, loss) = run(ours, x), theirs(x)
+    torch.manual_seed(3)
+    out = run(ours, x)
+    torch.manual_seed(3)
+    other, loss = theirs(x)
     assert 0.02 < out.statistics["dropped"] < 0.9
     assert_close(out.y, other, rtol=1e-6, atol=1e-6)
     assert_close(out.loss, loss, rtol=1e-6, atol=1e-6)
