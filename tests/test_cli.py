@@ -105,6 +105,8 @@ def test_explain_every_model(capsys, kind):
     told = capsys.readouterr().out
     for word in (kind, "layers", "vocabulary", "arXiv" if kind.startswith("perceiver") else "model"):
         assert word in told
+    if kind in ("funnel", "perceiver", "perceiver-ar", "tokenlearner", "feedback"):
+        assert "authors" in told, "what differs from their code is said"
     lines = [line.strip() for line in told.split("To copy")[1].split("\n") if line.strip()]
     space = {}
     with torch.device("meta"):

@@ -31,7 +31,8 @@ class Switch(Routed):
     The gate is the share itself, so that the router learns. While training, its input is multiplied by noise from
     1 - jitter to 1 + jitter, an expert takes ceil(capacity N / experts) tokens, and experts are kept alike by
     balance * experts * sum_e f_e P_e. A token that is turned away came later than those that were not: no token learns
-    from later ones. In the paper every other layer is of this kind: ["dense", "switch"]. Time N E F, memory N F."""
+    from later ones. In the paper every other layer is of this kind: ["dense", "switch"]. The authors' code keeps to a
+    capacity outside training too, and rounds it down. Time N E F, memory N F."""
 
     facts = FeedForwardFacts(
         name="switch",

@@ -61,7 +61,8 @@ class Funnel(nn.Module):
 
     without the second term where i or j is the first token and that is apart (but for rotations and windows, which give
     it its place). Positions that are added to the input are there for all. With places="vectors" each block counts its
-    own slots and its first layer reads by content alone. What differs from the authors' code: it also has a term
+    own slots and its first layer reads by content alone. What differs from the authors' code: its positions
+    are always those of "xl", which is not the default here, it also has a term
     for the relation of two segments and drops the last token before it pools (`truncate_seq`), its queries have no
     bias, its GELU is the one by tanh and the epsilon of its norms 1e-9.
 

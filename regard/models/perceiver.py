@@ -225,7 +225,9 @@ class PerceiverAR(nn.Module):
     does not equal is the answer at a token when the prefix is another one, which decides what its latents know.
 
     One norm serves queries and keys of the first layer, where the authors have two: both are affine, so that they
-    differ by what projections with bias can hold. Time N M + layers M^2, memory N; state N + layers M.
+    differ by what projections with bias can hold. Their activation is the square of ReLU, their rotations turn a
+    quarter of the channels (position="rotary(fraction=0.25)" here), and in training they may leave out keys of the
+    first layer and latents at random. Time N M + layers M^2, memory N; state N + layers M.
 
     >>> model = PerceiverAR(PerceiverARConfig(vocabulary=256, latents=512))
     >>> logits = model(tokens).logits[:, -512:]

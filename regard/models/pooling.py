@@ -92,7 +92,9 @@ class Pooling(nn.Module):
 
     where rFF(Z) = ReLU(Z W + b) and MAB is a layer of the Transformer without self-attention; with norm="pre" its norms
     stand before the sublayers. `layers` of self-attention among the k vectors may follow (the paper's SAB). Where there
-    is no token, the seeds read nothing. Time N k, memory N.
+    is no token, the seeds read nothing. The authors' code differs from their paper: it has no rFF before the attention
+    and one layer in place of the second, adds what is read to the projected queries, divides the logits by the root of
+    the whole width, and has norms only if asked to. Time N k, memory N.
 
     >>> pool = Pooling(ModelConfig(kind="encoder", width=64, heads=4, inner=128), "pma", seeds=4)
     >>> vectors = pool(x, keep=keep)
