@@ -1047,16 +1047,16 @@ class Scanned(Digested):
         raise NotImplementedError
 
     def scan(
-        self, real: Tensor | None, sums: tuple[Tensor, ...], q: Tensor, k: Tensor, v: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """[B, H, T, D] and the sums after the last real token; padded tokens leave the sums alone."""
+        self, real: Tensor | None, sums: tuple[Tensor, ...] | None, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+        """[B, H, T, D] and the sums after the last real token; padded tokens leave the sums alone. Without sums a
+        sequence begins here, and nobody asks for those at its end."""
         raise NotImplementedError
 
     def own(self, rows, query, source, state):
         if self.shape.role == "self":
             return super().own(rows, query, source, state)
-        first = next(iter(query.values()))
-        sums = self.zero(len(first), first.dtype, first.device) if state is None else state.sums
+        sums = None if state is None else state.sums
         o, sums = self.scan(rows.real(), sums, **query, **self.repeated(source))
         if state is None:
             return o, None

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.base import Facts, Order, Scanned
-from regard.kernels.scan import feature_scan
+from regard.kernels.scan import absorb, attend_sums, feature_scan
 from regard.reference import Row
 
 
@@ -28,15 +28,16 @@ class Efficient(Scanned):
 
     def digest(self, real: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         k = _wide(k)
-        if real is not None:
-            k = torch.where(real[:, None, :, None], k, torch.finfo(k.dtype).min)
-        shares = torch.softmax(k, 2)
-        if real is not None:
-            shares = torch.where(real[:, None, :, None], shares, 0)
-        return (shares.mT @ v.to(k.dtype),)  # [B, H, D, D]
+        seen = k if real is None else torch.where(real[:, None, :, None], k, -torch.inf)
+        top = seen.detach().amax(2, keepdim=True).clamp(min=torch.finfo(k.dtype).min)
+        # padded keys may lie above the largest real one, and are left out
+        S, z = absorb((k - top).clamp(max=0), v, map="exp", real=real)
+        return (S / z.masked_fill(z == 0, 1)[..., None],)  # [B, H, D, D]
 
     def consult(self, digest: tuple[Tensor, ...], q: Tensor) -> Tensor:
-        return (torch.softmax(_wide(q), -1) @ digest[0]).to(q.dtype)
+        shifted = _wide(q) - _wide(q).detach().amax(-1, keepdim=True)
+        # the sum of the exponentials of a query is its denominator
+        return attend_sums(shifted, digest[0], torch.ones_like(digest[0][..., 0]), dtype=q.dtype, map="exp")
 
     def zero(self, batch: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
         size, wide = (batch, self.shape.heads, self.shape.head_width), torch.promote_types(dtype, torch.float32)
@@ -44,8 +45,8 @@ class Efficient(Scanned):
         return sums, sums[..., 0], torch.full(size, -torch.inf, dtype=wide, device=device)
 
     def scan(
-        self, real: Tensor | None, sums: tuple[Tensor, ...], q: Tensor, k: Tensor, v: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        self, real: Tensor | None, sums: tuple[Tensor, ...] | None, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         o, sums = feature_scan(torch.softmax(_wide(q), -1), _wide(k), v, state=sums, real=real)
         return o.to(v.dtype), sums
 

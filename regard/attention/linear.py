@@ -1,11 +1,10 @@
 """Linear attention: the feature map elu(x) + 1 in place of the exponential."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention.base import Facts, Order, Scanned
-from regard.kernels.scan import absorb, ratio, read, scan
+from regard.kernels.scan import absorb, attend_past, attend_sums
 from regard.reference import Row
 
 
@@ -27,10 +26,10 @@ class Linear(Scanned):
     examples = ("linear",)
 
     def digest(self, real: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        return absorb(_features(k), v, real=real)
+        return absorb(k, v, map="elu", real=real)
 
     def consult(self, digest: tuple[Tensor, ...], q: Tensor) -> Tensor:
-        return ratio(*read(_features(q), *digest)).to(q.dtype)
+        return attend_sums(q, *digest, dtype=q.dtype, map="elu")
 
     def zero(self, batch: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
         H, D = self.shape.heads, self.shape.head_width
@@ -38,10 +37,9 @@ class Linear(Scanned):
         return tuple(torch.zeros(size, dtype=wide, device=device) for size in ((batch, H, D, D), (batch, H, D)))
 
     def scan(
-        self, real: Tensor | None, sums: tuple[Tensor, ...], q: Tensor, k: Tensor, v: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        numerator, denominator, sums = scan(_features(q), _features(k), v, state=sums, real=real)
-        return ratio(numerator, denominator).to(v.dtype), sums
+        self, real: Tensor | None, sums: tuple[Tensor, ...] | None, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+        return attend_past(q, k, v, map="elu", state=sums, real=real, final=sums is not None)
 
     def plain(self, row: Row) -> Tensor:
         def phi(x: Tensor) -> Tensor:
@@ -52,7 +50,3 @@ class Linear(Scanned):
             weights = [phi(row.q[i]) @ phi(row.k[j]) for j in row.past(i)]
             outs.append(sum(w * row.v[j] for w, j in zip(weights, row.past(i), strict=True)) / sum(weights))
         return torch.stack(outs)
-
-
-def _features(x: Tensor) -> Tensor:
-    return F.elu(x.to(torch.promote_types(x.dtype, torch.float32))) + 1

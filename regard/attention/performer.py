@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.attention.base import Facts, Order, Scanned, Shape
 from regard.attention.draws import check_redraw, normal_rows
-from regard.kernels.scan import absorb, ratio, read, scan, stabilise
+from regard.kernels.scan import absorb, attend_past, attend_sums, stabilise
 from regard.reference import Row
 
 RELU_FLOOR = 1e-3  # added to each ReLU feature, as in the authors' code
@@ -86,7 +86,7 @@ class Performer(Scanned):
         return absorb(self._softmax(k, (2, 3), real), v, real=real)
 
     def consult(self, digest: tuple[Tensor, ...], q: Tensor) -> Tensor:
-        return ratio(*read(self._query(q), *digest)).to(q.dtype)
+        return attend_sums(self._query(q), *digest, dtype=q.dtype)
 
     def zero(self, batch: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
         size, wide = (batch, self.shape.heads, self.features), torch.promote_types(dtype, torch.float32)
@@ -94,15 +94,15 @@ class Performer(Scanned):
         return sums, sums[..., 0], torch.full(size[:2], -torch.inf, dtype=wide, device=device)
 
     def scan(
-        self, real: Tensor | None, sums: tuple[Tensor, ...], q: Tensor, k: Tensor, v: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        *sums, top = sums
+        self, real: Tensor | None, sums: tuple[Tensor, ...] | None, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+        before, top = (None, None) if sums is None else (sums[:2], sums[2])
         if self.kernel == "relu":
             k, decay = self._relu(k), None
         else:
             k, decay, top = stabilise(self._logits(k), top=top, real=real)
-        numerator, denominator, sums = scan(self._query(q), k, v, state=tuple(sums), decay=decay, real=real)
-        return ratio(numerator, denominator).to(v.dtype), (*sums, top)
+        o, after = attend_past(self._query(q), k, v, state=before, decay=decay, real=real, final=sums is not None)
+        return o, None if sums is None else (*after, top)
 
     def _query(self, q: Tensor) -> Tensor:
         if self.kernel == "relu":

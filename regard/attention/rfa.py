@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.attention.base import Facts, Order, Scanned, Shape
 from regard.attention.draws import check_redraw, normal_rows
-from regard.kernels.scan import absorb, read, scan
+from regard.kernels.scan import absorb, attend_past, attend_sums
 from regard.reference import Row
 
 
@@ -75,7 +75,7 @@ class RandomFeatures(Scanned):
         return absorb(self._features(k), v, real=real)
 
     def consult(self, digest: tuple[Tensor, ...], q: Tensor) -> Tensor:
-        return self._ratio(*read(self._features(q), *digest)).to(q.dtype)
+        return attend_sums(self._features(q), *digest, dtype=q.dtype, floor=self.floor)
 
     def zero(self, batch: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
         size = (batch, self.shape.heads, 2 * self.draws.shape[1], self.shape.head_width)
@@ -85,27 +85,24 @@ class RandomFeatures(Scanned):
     def scan(
         self,
         real: Tensor | None,
-        sums: tuple[Tensor, ...],
+        sums: tuple[Tensor, ...] | None,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         gate: Tensor | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         k, decay = self._features(k), None
         if gate is not None:
             gate = gate.to(k.dtype)
             k, decay = k * torch.sigmoid(-gate)[..., None], F.logsigmoid(gate)
-        numerator, denominator, sums = scan(self._features(q), k, v, state=sums, decay=decay, real=real)
-        return self._ratio(numerator, denominator).to(v.dtype), sums
+        rest = {"state": sums, "decay": decay, "real": real, "floor": self.floor, "final": sums is not None}
+        return attend_past(self._features(q), k, v, **rest)
 
     def _features(self, x: Tensor) -> Tensor:
         """[B, H, n, 2 R], in float32 or better."""
         x = F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
         angles = x @ (self.draws * self.sigma[:, None]).to(x.dtype).mT
         return torch.cat([angles.sin(), angles.cos()], -1) * self.draws.shape[1] ** -0.5
-
-    def _ratio(self, numerator: Tensor, denominator: Tensor) -> Tensor:
-        return numerator / denominator.clamp(min=self.floor)[..., None]
 
     def plain(self, row: Row) -> Tensor:
         W, R = self.draws[row.head] * self.sigma[row.head], self.draws.shape[1]

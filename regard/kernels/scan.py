@@ -18,19 +18,22 @@ has more than O(T (R + D)) or O(T C) elements. A second derivative is refused.
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from regard.kernels.choose import use_triton
 from regard.kernels.parts import once
 
 CHUNK = 64  # near the minimum of the time for D = 64 and R = 64 to 256; a power of two
 BLOCK = 4  # feature_scan forms the pairs in blocks of 4 one by one: smaller matrix products take longer than that
 RESET = -104.0  # its exp is zero in float32, and sums of decays far below it would only lose digits
 
+FeatureMap = Literal["none", "elu", "relu", "exp"]  # "elu" is elu(x) + 1
 State = tuple[Tensor, Tensor]  # S [B, H, R, D], z [B, H, R]
 FeatureState = tuple[Tensor, Tensor, Tensor]  # S [B, H, R, D], z [B, H, R], top [B, H, R]
 
@@ -42,17 +45,35 @@ def scan(
     *,
     state: State | None = None,
     decay: Tensor | None = None,
+    starts: Tensor | None = None,
     real: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, State]:
     """Causal linear attention -> numerator [B, H, T, D], denominator [B, H, T] and the state after the last token.
 
     `decay` [B, H, T] <= 0 is log g; for a gate the caller scales k by 1 - g. `state` continues a sequence: any split of
-    the tokens gives the same result, and gradients pass through it. `real` [B, T]: other tokens leave the state alone.
+    the tokens gives the same result, and gradients pass through it. `starts` [B, T]: the first tokens of packed
+    documents, which forget all before. `real` [B, T]: the others, behind the real ones, leave the state alone.
     O(T (C (R + D) + R D)) time, O(T (R + D)) memory for C of the order of R; one token is O(R D).
     """
+    if use_triton("scan", q, k, v, refusal=_refusal(q)):
+        return _triton().scan(q, k, v, normalise=False, **_rest(state, decay, starts, real))
+    return _scan(q, k, v, state, decay, starts, real)
+
+
+def _scan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: State | None,
+    decay: Tensor | None,
+    starts: Tensor | None,
+    real: Tensor | None,
+) -> tuple[Tensor, Tensor, State]:
     B, H, T, R = q.shape
     D, dtype = v.shape[-1], _wide(q, k, v)
     k = _select(k, real, 0)
+    if starts is not None:
+        decay = torch.where(starts[:, None], RESET, q.new_zeros(B, H, T) if decay is None else decay)
     if decay is not None:
         decay = _select(decay.to(dtype)[..., None], real, 0)[..., 0].clamp(min=RESET)
     S, z = (q.new_zeros(B, H, R, D, dtype=dtype), q.new_zeros(B, H, R, dtype=dtype)) if state is None else state
@@ -68,6 +89,51 @@ def scan(
         numerator, denominator, S = _Scan.apply(q, k, v, decay, torch.cat([S, z[..., None]], -1))
     # copies: a state must not hold on to the tensors of a long call
     return numerator, denominator, (S[..., :D].clone(), S[..., D].clone())
+
+
+def attend_past(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    map: FeatureMap = "none",
+    state: State | None = None,
+    decay: Tensor | None = None,
+    starts: Tensor | None = None,
+    real: Tensor | None = None,
+    floor: float = 0.0,
+    final: bool = True,
+) -> tuple[Tensor, State | None]:
+    """`scan` of the features map(q) and map(k), divided: o [B, H, T, D] in the dtype of v, and the state if `final`.
+
+    Denominators are raised to `floor` where it is above zero; without one, o is zero where a denominator is. In Triton
+    it is one kernel, and features need no memory.
+    """
+    if use_triton("scan", q, k, v, refusal=_refusal(q)):
+        rest = _rest(state, decay, starts, real)
+        o, _, state = _triton().scan(q, k, v, map=map, floor=floor, final=final, **rest)
+        return o, state if final else None
+    numerator, denominator, state = _scan(features(q, map), features(k, map), v, state, decay, starts, real)
+    return ratio(numerator, denominator, floor).to(v.dtype), state if final else None
+
+
+def attend_sums(
+    q: Tensor, S: Tensor, z: Tensor, *, dtype: torch.dtype, map: FeatureMap = "none", floor: float = 0.0
+) -> Tensor:
+    """q = map(q) reads what `absorb` has summed: q S / (q . z) [B, H, T, D] in `dtype`, divided as in `attend_past`."""
+    if use_triton("scan", q, S, z, refusal=_refusal(q)):
+        return _triton().read(q, S, z, dtype=dtype, map=map, floor=floor)[0]
+    return ratio(*_read(features(q, map), S, z), floor).to(dtype)
+
+
+def features(x: Tensor, map: FeatureMap) -> Tensor:
+    """The feature map of each number, in float32 or better."""
+    x = x.to(_wide(x))
+    if map == "elu":
+        return F.elu(x) + 1
+    if map == "relu":
+        return torch.relu(x)
+    return x.exp() if map == "exp" else x
 
 
 def stabilise(
@@ -89,24 +155,35 @@ def stabilise(
     return (logits - M[..., 1:, None]).exp(), M[..., :-1] - M[..., 1:], M[..., -1].clone()
 
 
-def absorb(k: Tensor, v: Tensor, *, real: Tensor | None = None) -> State:
-    """S = sum_j k_j v_j^T and z = sum_j k_j over the real keys. O(S R D)."""
+def absorb(k: Tensor, v: Tensor, *, map: FeatureMap = "none", real: Tensor | None = None) -> State:
+    """S = sum_j k_j v_j^T and z = sum_j k_j over the real keys, k = map(k). O(S R D)."""
+    if use_triton("scan", k, v, refusal=_refusal(k)):
+        return _triton().absorb(k, v, map=map, lengths=_lengths(real))
     dtype = _wide(k, v)
-    k = _select(k, real, 0).to(dtype)
+    k = _select(features(k, map), real, 0).to(dtype)
     with _exact(k):
         return k.mT @ v.to(dtype), k.sum(-2)
 
 
 def read(q: Tensor, S: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     """numerator [B, H, T, D] = q S, denominator [B, H, T] = q . z. O(T R D)."""
+    if use_triton("scan", q, S, z, refusal=_refusal(q)):
+        return _triton().read(q, S, z, dtype=S.dtype, normalise=False)
+    return _read(q, S, z)
+
+
+def _read(q: Tensor, S: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     q = q.to(S.dtype)
     with _exact(q):
         # a matrix product with one column is the slower way
         return q @ S, (q * z[:, :, None]).sum(-1)
 
 
-def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """numerator / denominator; zeros, without a gradient, where the denominator is zero or too small to divide by."""
+def ratio(numerator: Tensor, denominator: Tensor, floor: float = 0.0) -> Tensor:
+    """numerator / denominator, raised to `floor` where there is one; without, zeros and no gradient where the
+    denominator is zero or too small to divide by."""
+    if floor > 0:
+        return numerator / denominator.clamp(min=floor)[..., None]
     some = (denominator.abs() > 1e-30)[..., None]
     return torch.where(some, numerator / torch.where(some, denominator[..., None], 1), 0)
 
@@ -149,6 +226,32 @@ def feature_scan(
     with _exact(q):
         o, S, top = _FeatureScan.apply(q, k, v, torch.cat([S, z[..., None]], -1), top)
     return o[:, :, :T], (S[..., :D].clone(), S[..., D].clone(), top.clone())
+
+
+def _triton() -> ModuleType:
+    # imported late: not every PyTorch for a CPU comes with Triton
+    from regard.kernels import scan_triton
+
+    return scan_triton
+
+
+def _refusal(x: Tensor) -> str | None:
+    return f"it takes at most 256 features of a head, got {x.shape[-1]}" if x.shape[-1] > 256 else None
+
+
+def _lengths(real: Tensor | None) -> Tensor | None:
+    """Real tokens stand on the left."""
+    return None if real is None else real.sum(1, dtype=torch.int32)
+
+
+def _rest(state: State | None, decay: Tensor | None, starts: Tensor | None, real: Tensor | None) -> dict[str, Any]:
+    """What the kernel in Triton is given beside q, k and v."""
+    first = None
+    if starts is not None:
+        at = torch.arange(starts.shape[1], device=starts.device, dtype=torch.int32)
+        first = torch.where(starts, at, -1).cummax(1).values
+    decay = None if decay is None else decay.float().clamp(min=RESET)
+    return {"state": state, "decay": decay, "first": first, "lengths": _lengths(real)}
 
 
 class _Span(NamedTuple):
