@@ -1,4 +1,4 @@
-"""Linear attention token by token in float64, and inputs for it: what tests and benchmarks of the kernels compare with."""
+"""Linear attention token by token in float64, and inputs for it: what tests of the kernels compare with."""
 
 from typing import Any
 

@@ -20,7 +20,6 @@ Products take bfloat16 as it is and round other factors to it; float16 as tf32, 
 float32; and float32 as float32. A state that is asked for is summed from two bfloat16 parts of each feature.
 """
 
-import os
 from typing import NamedTuple
 
 import torch
@@ -34,8 +33,7 @@ from regard.kernels.parts import once
 MAPS = {"none": 0, "elu": 1, "relu": 2, "exp": 3}
 HELD = 16384  # numbers of a state that a program holds; half of it where factors are float32
 ENOUGH = 1.5  # programs for each multiprocessor with which a sequence is one segment
-WANTED = 4  # programs for each multiprocessor where it is cut
-INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+WANTED = 4  # programs for each multiprocessor where it is cut; half of it for wider states
 POISON = False  # tests fill what is about to be written with NaN
 SEGMENTS: int | None = None  # tests and tuning fix their number
 
@@ -50,20 +48,20 @@ class Tuning(NamedTuple):
         return {"C": self.chunk, "num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.registers}
 
 
-# for bfloat16 and states of 64 x 64
+# for bfloat16 and states of 64 x 64, measured on an H200
 TUNED = {
-    "forward": Tuning(64, 4, 2),
+    "forward": Tuning(64, 4, 3),
     "queries": Tuning(64, 4, 2),
-    "keys": Tuning(64, 4, 2),
+    "keys": Tuning(32, 4, 2),
     "sums": Tuning(64, 4, 2),
     "read": Tuning(64, 4, 1),
 }
 # for wider states
 WIDE = {
-    "forward": Tuning(64, 8, 1),
-    "queries": Tuning(64, 8, 1),
-    "keys": Tuning(64, 8, 1),
-    "sums": Tuning(64, 8, 1),
+    "forward": Tuning(64, 8, 2),
+    "queries": Tuning(64, 8, 2),
+    "keys": Tuning(32, 8, 2),
+    "sums": Tuning(64, 8, 2),
     "read": Tuning(64, 8, 1),
 }
 
@@ -93,7 +91,8 @@ def cut(x: Tensor, V: int, dtype: torch.dtype, vector: bool = False) -> Cut:
     block_k, block_v = _blocks(K, V, dtype)
     parts = triton.cdiv(V, block_v)
     programs, cores = B * H * parts, _multiprocessors(x)
-    segments = SEGMENTS or (1 if programs >= ENOUGH * cores else triton.cdiv(WANTED * cores, programs))
+    wanted = WANTED * cores // (2 if block_k * block_v > 4096 else 1)
+    segments = SEGMENTS or (1 if programs >= ENOUGH * cores else triton.cdiv(wanted, programs))
     step = max(tuned(kernel, K, V, dtype, vector).chunk for kernel in TUNED)
     # a segment of few chunks is not worth its first state
     span = triton.cdiv(triton.cdiv(T, segments), step) * step
@@ -596,31 +595,13 @@ def _sloped(grad, feature, MAP: tl.constexpr):
 
 
 @triton.jit
-def _rounded(x):
-    """float32 rounded to bfloat16, to even, in the place of the interpreter, which cuts the digits off."""
-    bits = x.to(tl.uint32, bitcast=True)
-    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-    return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
-
-
-@triton.jit
 def _factor(x, NARROW: tl.constexpr):
-    """As a factor of a product. The interpreter multiplies no bfloat16: there it is rounded only."""
-    if NARROW and INTERPRETED:
-        x = _rounded(x.to(tl.float32))
-    elif NARROW:
+    """As a factor of a product."""
+    if NARROW:
         x = x.to(tl.bfloat16)
     else:
         x = x.to(tl.float32)
     return x
-
-
-@triton.jit
-def _result(x, like):
-    """In the dtype of what it is stored to."""
-    if INTERPRETED and like.dtype.element_ty == tl.bfloat16:
-        x = _rounded(x)
-    return x.to(like.dtype.element_ty)
 
 
 @triton.jit
@@ -678,6 +659,16 @@ def _outer(x, y, total, TWICE: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl
     if TWICE and NARROW:
         rest = _factor(x - rounded.to(tl.float32), NARROW)
         total = tl.dot(tl.trans(rest), y, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
+def _times(x, state, total, NARROW: tl.constexpr, PRECISION: tl.constexpr):
+    """total + x state, with what rounding leaves of the state: few products, beside what is read and written."""
+    rounded = _factor(state, NARROW)
+    total = tl.dot(x, rounded, total, input_precision=PRECISION)
+    if NARROW:
+        total = tl.dot(x, _factor(state - rounded.to(tl.float32), NARROW), total, input_precision=PRECISION)
     return total
 
 
@@ -751,7 +742,7 @@ def _scan_forward(
         num = num * _inverse(row, floor, NORM)[:, None]
         there = start + i < T
         out = o + at * (H * V) + i[:, None] * (H * V) + values[None, :]
-        tl.store(out, _result(num, o), mask=there[:, None] & (values < V)[None, :])
+        tl.store(out, num.to(o.dtype.element_ty), mask=there[:, None] & (values < V)[None, :])
         if tl.program_id(2) == 0:
             tl.store(den + start + i, row, mask=there)
         if DECAY > 0:
@@ -924,7 +915,7 @@ def _scan_queries(
                 tl.store(of_q + start + i, tl.sum(qs * grad, 1), mask=there)
         grad = _sloped(grad, qs, MAP)
         out = dq + at * (H * K) + i[:, None] * (H * K) + columns[None, :]
-        tl.store(out, _result(grad, dq), mask=there[:, None] & (columns < K)[None, :])
+        tl.store(out, grad.to(dq.dtype.element_ty), mask=there[:, None] & (columns < K)[None, :])
         if DECAY > 0:
             S, z = S * tl.exp(total)[:, None], z * tl.exp(total)
         if RESET:
@@ -999,7 +990,7 @@ def _scan_keys(
         out = dv + at * (H * V) + i[:, None] * (H * V) + values[None, :]
         # padding may lie in the same chunk as a token that is read
         of_v, grad = tl.where(live[:, None], of_v, 0.0), tl.where(live[:, None], grad, 0.0)
-        tl.store(out, _result(of_v, dv), mask=there[:, None] & (values < V)[None, :])
+        tl.store(out, of_v.to(dv.dtype.element_ty), mask=there[:, None] & (values < V)[None, :])
         if LEARNS:
             if DECAY == 2:
                 tl.store(
@@ -1011,7 +1002,7 @@ def _scan_keys(
                 tl.store(of_k + start + i, tl.sum(ks * grad, 1), mask=there)
         grad = _sloped(grad, ks, MAP)
         out = dk + at * (H * K) + i[:, None] * (H * K) + columns[None, :]
-        tl.store(out, _result(grad, dk), mask=there[:, None] & (columns < K)[None, :])
+        tl.store(out, grad.to(dk.dtype.element_ty), mask=there[:, None] & (columns < K)[None, :])
         if DECAY > 0:
             S, z = S * tl.exp(total)[:, None], z * tl.exp(total)
         if RESET:
@@ -1044,13 +1035,12 @@ def _absorb_keys(
         S = tl.load(
             dS + head * (K * V) + columns[:, None] * V + values[None, :], mask=(columns < K)[:, None] & of_v, other=0.0
         )
-        S = _factor(S, NARROW)
-        grad = tl.dot(vs, tl.trans(S), grad, input_precision=PRECISION)
-        out = _result(tl.dot(_factor(ks, NARROW), S, input_precision=PRECISION), dv)
+        grad = _times(vs, tl.trans(S), grad, NARROW, PRECISION)
+        out = _times(_factor(ks, NARROW), S, tl.zeros([C, BV], tl.float32), NARROW, PRECISION).to(dv.dtype.element_ty)
         tl.store(
             dv + ((b * T + at) * H + h) * V + i[:, None] * (H * V) + values[None, :], out, mask=there[:, None] & of_v
         )
-    grad = _result(_sloped(tl.where(live[:, None], grad, 0.0), ks, MAP), dk)
+    grad = _sloped(tl.where(live[:, None], grad, 0.0), ks, MAP).to(dk.dtype.element_ty)
     tl.store(
         dk + ((b * T + at) * H + h) * K + i[:, None] * (H * K) + columns[None, :], grad, mask=there[:, None] & of_k
     )
@@ -1076,8 +1066,8 @@ def _read_rows(
             mask=(columns < K)[:, None] & (values < V)[None, :],
             other=0.0,
         )
-        num = tl.dot(_factor(qs, NARROW), _factor(state, NARROW), input_precision=PRECISION)
-        num = _result(num * _inverse(row, floor, NORM)[:, None], o)
+        num = _times(_factor(qs, NARROW), state, tl.zeros([C, BV], tl.float32), NARROW, PRECISION)
+        num = (num * _inverse(row, floor, NORM)[:, None]).to(o.dtype.element_ty)
         tl.store(
             o + ((b * T + at) * H + h) * V + i[:, None] * (H * V) + values[None, :],
             num,
@@ -1110,12 +1100,12 @@ def _read_queries(
             other=0.0,
         )
         gs = _tile(g + b * g_b + h * g_h + at * g_t, i, g_t, values, there[:, None] & (values < V)[None, :])
-        grad = tl.dot(_factor(gs, NARROW), tl.trans(_factor(state, NARROW)), grad, input_precision=PRECISION)
+        grad = _times(_factor(gs, NARROW), tl.trans(state), grad, NARROW, PRECISION)
     grad = grad * inverse[:, None]
     if NORM == 0:
         es = tl.load(e + rows, mask=there, other=0.0)
     else:
         es = _denominator_gradient(tl.sum(qs * grad, 1) * inverse, row, floor, NORM)
         tl.store(e + rows, es, mask=there)
-    grad = _result(_sloped(grad + es[:, None] * sums[None, :], qs, MAP), dq)
+    grad = _sloped(grad + es[:, None] * sums[None, :], qs, MAP).to(dq.dtype.element_ty)
     tl.store(dq + ((b * T + at) * H + h) * K + i[:, None] * (H * K) + columns[None, :], grad, mask=inside)

@@ -1,0 +1,306 @@
+"""The scan in Triton, interpreted on the CPU: against the recurrence in float64, at most twice as far from it as
+PyTorch in the same dtype, and under the mechanisms that use it."""
+
+import numpy as np
+import pytest
+import scans
+import torch
+import triton.language as tl
+from suite import LONG, WIDTH, Case, extended, holes, inputs, reference
+from torch import Tensor
+from torch.testing import assert_close
+from triton.runtime import interpreter
+
+from regard.kernels import choose, scan, scan_triton
+from regard.kernels.scan_triton import Tuning
+
+
+@pytest.fixture(autouse=True)
+def interpreter_as_a_gpu(monkeypatch) -> None:
+    """The interpreter multiplies the bits of bfloat16 as whole numbers, and cuts off digits where a GPU rounds."""
+    dot, cast = interpreter.InterpreterBuilder.create_dot, interpreter.InterpreterBuilder.cast_impl
+
+    def wide(x):
+        if x.dtype.scalar != tl.bfloat16:
+            return x
+        return interpreter.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def rounded(self, x, dtype):
+        if x.dtype.scalar == tl.float32 and dtype.scalar == tl.bfloat16:
+            bits = torch.from_numpy(np.ascontiguousarray(x.data)).bfloat16().view(torch.int16).numpy().view(np.uint16)
+            return interpreter.TensorHandle(bits, tl.bfloat16)
+        return cast(self, x, dtype)
+
+    monkeypatch.setattr(
+        interpreter.InterpreterBuilder, "create_dot", lambda self, a, b, *rest: dot(self, wide(a), wide(b), *rest)
+    )
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "cast_impl", rounded)
+    # a check of every sum of whole numbers takes a third of the time
+    monkeypatch.setattr(interpreter.InterpreterOptions, "sanitize_overflow", False, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch) -> None:
+    """What is allocated and not written is NaN."""
+    monkeypatch.setattr(scan_triton, "POISON", True)
+
+
+def in_triton(q, k, v, S=None, z=None, **rest) -> tuple[Tensor, ...]:
+    o, den, state = scan_triton.scan(q, k, v, state=None if S is None else (S, z), **rest)
+    return o, den, *state
+
+
+def in_torch(q, k, v, S=None, z=None, decay=None, first=None, lengths=None, map="none", normalise=True, floor=0.0):
+    at, times = torch.arange(q.shape[2]), q.shape[1] // k.shape[1]
+    real = None if lengths is None else at < lengths[:, None]
+    q, k = scan.features(q, map), scan.features(k, map)
+    k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
+    state, starts = None if S is None else (S, z), None if first is None else first == at
+    numerator, denominator, state = scan._scan(q, k, v, state, decay, starts, real)
+    o = scan.ratio(numerator, denominator, floor).to(v.dtype) if normalise else numerator
+    if real is not None:
+        o, denominator = torch.where(real[:, None, :, None], o, 0), torch.where(real[:, None], denominator, 0)
+    return o, denominator, *state
+
+
+def results(function, given, dtype, options) -> dict[str, Tensor]:
+    """Outputs and the gradients of all that has one, by name."""
+    wide = torch.promote_types(dtype, torch.float32)
+    given = {
+        name: x.to(dtype if name in "qkv" else wide).requires_grad_() if x.is_floating_point() else x
+        for name, x in given.items()
+    }
+    o, den, S, z = function(**given, **options)
+    outs = {"o": o, "S at the end": S, "z at the end": z}
+    if not options.get("normalise", True):
+        outs["den"] = den
+    draw = torch.Generator().manual_seed(5)
+    loss = sum(
+        (x.to(torch.float64) * torch.randn(x.shape, generator=draw, dtype=torch.float64)).sum() for x in outs.values()
+    )
+    leaves = {name: x for name, x in given.items() if x.requires_grad}
+    return outs | dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+
+
+def compare(dtype: torch.dtype = torch.float32, options=None, *, plain: bool = True, **sizes) -> None:
+    options = options or {}
+    given = scans.inputs(**sizes)
+    # as the dtype has them: its rounding of what is given is nobody's error
+    for name, x in given.items():
+        if x.is_floating_point():
+            given[name] = x.to(dtype if name in "qkv" else torch.float32).double()
+    exact, got = (results(f, given, d, options) for f, d in ((scans.recurrence, torch.float64), (in_triton, dtype)))
+    rounded = results(in_torch, given, dtype, options) if plain else {}
+    for name, wanted in exact.items():
+        off = (got[name].double() - wanted).norm()
+        if plain:
+            # a state of float32 from narrow inputs has the digits of two narrow parts
+            least = (2**-16 if "end" in name and dtype == torch.bfloat16 else 1e-6) * wanted.norm()
+            allowed = 2 * (rounded[name].double() - wanted).norm() + least
+        else:
+            allowed = 5e-6 * wanted.norm()
+        assert off <= allowed, f"{name}: off by {off:.3g}, allowed {allowed:.3g}"
+
+
+@pytest.mark.parametrize("T", [1, 63, 64, 65, 100])
+def test_length(T):
+    compare(options={"map": "elu"}, T=T, B=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("decay", [None, "scalar"])
+def test_narrow_dtype(dtype, decay):
+    compare(dtype, {"map": "elu"}, T=65, B=1, K=32, V=32, decay=decay, state=True)
+
+
+@pytest.mark.parametrize("options", [{"map": "relu"}, {"map": "exp"}, {"normalise": False}, {"floor": 0.5}], ids=str)
+def test_what_is_done_to_features_and_sums(options):
+    compare(options=options, T=40, B=1, K=5, V=7, positive=True, state=True)
+
+
+def test_segments(monkeypatch):
+    monkeypatch.setattr(scan_triton, "SEGMENTS", 3)
+    compare(options={"map": "elu"}, T=70, B=1)
+    compare(options={"map": "elu"}, T=70, decay="scalar", state=True, reset=True, ragged=True)
+
+
+def test_documents_ragged_rows_groups():
+    compare(options={"map": "elu"}, T=50, H=4, G=2, K=5, V=7, decay="scalar", state=True, reset=True, ragged=True)
+    compare(options={"map": "elu"}, T=50, B=3, reset=True, ragged=True)
+
+
+@pytest.mark.parametrize("segments", [1, 2])
+def test_decay_of_each_feature(monkeypatch, segments):
+    monkeypatch.setattr(scan_triton, "SEGMENTS", segments)
+    sizes = {"T": 37, "G": 1, "K": 10, "V": 5, "decay": "vector", "state": True, "reset": True, "ragged": True}
+    compare(options={"map": "elu"}, plain=False, **sizes)
+
+
+def test_wide_states_are_cut(monkeypatch):
+    monkeypatch.setattr(scan_triton, "HELD", 512)
+    compare(options={"map": "elu"}, T=40, B=1, K=16, V=40, decay="scalar", state=True)
+    both_ways(torch.float32, T=20, S=30, K=16, V=40)
+
+
+def both_ways(dtype: torch.dtype, *, T: int, S: int, K: int, V: int, G: int = 2, floor: float = 0.0) -> None:
+    """Sums over all keys and their reading, against the same in float64 and in PyTorch."""
+    draw = torch.Generator().manual_seed(S)
+    given = [torch.randn(2, H, n, W, generator=draw).to(dtype) for H, n, W in ((2, T, K), (G, S, K), (G, S, V))]
+    lengths, grad = torch.tensor([S, S // 2]).int(), torch.randn(2, 2, T, V, generator=draw).to(dtype)
+
+    def plain(q, k, v):
+        q, k = (scan.features(x, "elu") for x in (q, k))
+        k = torch.where((torch.arange(S) < lengths[:, None])[:, None, :, None], k, 0)
+        sums = k.mT @ v.to(k.dtype), k.sum(2)
+        sums = [x.repeat_interleave(2 // G, 1) for x in sums]
+        return scan.ratio(q @ sums[0], (q * sums[1][:, :, None]).sum(-1), floor).to(v.dtype)
+
+    def ours(q, k, v):
+        sums = scan_triton.absorb(k, v, lengths=lengths, map="elu")
+        return scan_triton.read(q, *sums, dtype=dtype, map="elu", floor=floor)[0]
+
+    found = []
+    for function, precision in ((plain, torch.float64), (plain, dtype), (ours, dtype)):
+        leaves = [x.to(precision).requires_grad_() for x in given]
+        o = function(*leaves)
+        found.append([o, *torch.autograd.grad(o, leaves, grad.to(precision))])
+    for exact, rounded, got in zip(*found, strict=True):
+        allowed = 2 * (rounded.double() - exact).norm() + 1e-6 * exact.norm()
+        assert (got.double() - exact).norm() <= allowed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_both_ways(monkeypatch, dtype):
+    both_ways(dtype, T=33, S=70, K=20, V=12)
+    monkeypatch.setattr(scan_triton, "SEGMENTS", 2)
+    both_ways(dtype, T=1, S=65, K=16, V=16, G=1, floor=30.0)
+
+
+def test_tiles_of_other_sizes(monkeypatch):
+    """Kernels of one call may walk in chunks of different size."""
+    sizes = {"forward": 64, "queries": 32, "keys": 32, "sums": 64, "read": 32}
+    monkeypatch.setattr(scan_triton, "tuned", lambda kernel, *_: Tuning(sizes[kernel], 4, 1))
+    monkeypatch.setattr(scan_triton, "SEGMENTS", 2)
+    compare(options={"map": "elu"}, T=100, B=1, decay="scalar", state=True)
+
+
+def test_what_compilers_are_told():
+    given = scans.inputs(T=20, H=4, decay="scalar", state=True, reset=True, ragged=True)
+    q, k, v, decay, S, z = (given[name].float() for name in ("q", "k", "v", "decay", "S", "z"))
+    checks, flags = ("test_schema", "test_faketensor"), (1, 1, 0.0)
+    forward = (q, k, v, decay, S, z, given["first"], given["lengths"], *flags, True)
+    torch.library.opcheck(scan_triton._forward_operator, forward, test_utils=checks)
+    o, den, S_end, z_end, *starts = scan_triton._forward(*forward)
+    backward = (*forward[:8], o, den, *starts, torch.randn_like(o), None, S_end, z_end, *flags, True, True)
+    torch.library.opcheck(scan_triton._backward_operator, backward, test_utils=checks)
+    torch.library.opcheck(scan_triton._absorb_operator, (k, v, given["lengths"], 1), test_utils=checks)
+    torch.library.opcheck(scan_triton._absorb_backward_operator, (k, v, None, S[:, :2], z[:, :2], 1), test_utils=checks)
+    torch.library.opcheck(scan_triton._read_operator, (q, S, z, torch.float32, *flags), test_utils=checks)
+    given = (q, S, z, den, torch.randn_like(o), None, torch.float32, *flags)
+    torch.library.opcheck(scan_triton._read_backward_operator, given, test_utils=checks)
+
+
+def test_no_second_derivative_and_same_numbers_again():
+    q, k, v = (x.float().requires_grad_() for x in scans.inputs(T=20, B=1).values())
+
+    def run():
+        return scan_triton.scan(q, k, v, map="elu", final=False)[0]
+
+    first, second = (torch.autograd.grad(run().sum(), (q, k, v)) for _ in range(2))
+    assert_close(first, second, rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(run().sum(), q, create_graph=True)
+
+
+def test_too_many_features():
+    x = torch.zeros(1, 1, 2, 300)
+    with choose.use("triton"), pytest.raises(ValueError, match="at most 256 features of a head, got 300"):
+        scan.attend_past(x, x, x)
+    assert scan.attend_past(x, x, x)[0].shape == x.shape
+
+
+# under the mechanisms
+
+LAYERS = [
+    "linear",
+    "performer(features=8)",
+    "performer(features=6, kernel='relu')",
+    "rfa(features=5, floor=0.5)",
+    "efficient",
+]
+CASES = [Case(spec, role) for spec in LAYERS for role in ("self", "causal", "cross")]
+CASES.append(Case("rfa(features=5, gate=True, floor=0.5)", "causal"))
+
+
+@pytest.fixture
+def interpreted():
+    with choose.use("triton"), choose.record() as answers:
+        yield
+    assert ("scan", "triton") in answers
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_layer_as_its_reference(case, interpreted):
+    layer, exact = case.build(dtype=torch.float32, kv_heads=2), case.build(kv_heads=2)
+    given = {name: x.requires_grad_() for name, x in inputs(case, 9, B=2, S=11).items()}
+    y, wanted = layer(**{name: x.float() for name, x in given.items()}), reference(exact, given)
+    assert_close(y, wanted.float(), rtol=1e-4, atol=1e-5)
+    weights = torch.randn_like(wanted)
+    y.backward(weights.float())
+    wanted.backward(weights)
+    for ours, theirs in zip(layer.parameters(), exact.parameters(), strict=True):
+        assert_close(ours.grad, theirs.grad.float(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_layer_with_padding(case, interpreted):
+    """Whatever stands in it; outputs and the gradients of the inputs."""
+    layer, exact = case.build(dtype=torch.float32), case.build()
+    given, masks = inputs(case, B=6), {"keep": holes(LONG)}
+    if case.role == "cross":
+        masks["memory_keep"] = holes(21, seed=4)
+    results = []
+    for built, choice in ((layer, "triton"), (exact, "torch")):
+        leaves = {}
+        for (name, x), keep in zip(given.items(), masks.values(), strict=True):
+            leaves[name] = (
+                torch.where(keep[..., None], x, torch.nan).to(next(built.parameters()).dtype).requires_grad_()
+            )
+        with choose.use(choice):
+            y = built(**leaves, **masks)
+            y.square().sum().backward()
+        results.append([y, *(x.grad for x in leaves.values())])
+    for ours, theirs in zip(*results, strict=True):
+        assert_close(ours, theirs.float(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.role == "causal"], ids=str)
+def test_layer_in_pieces(case, interpreted):
+    layer = case.build(dtype=torch.float32)
+    x, keep = torch.randn(6, LONG, WIDTH), holes(LONG)
+    with torch.no_grad():
+        for cuts, mask in (([13, 19, 1], None), ([6, 14, 13], keep)):
+            with choose.use("torch"):
+                wanted = extended(layer, x, cuts, mask)
+            assert_close(extended(layer, x, cuts, mask), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("role", ["self", "causal"])
+def test_compiled(role, interpreted):
+    """One graph, with the kernels as operators in it."""
+    graphs = []
+
+    def counter(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    layer = Case("linear", role).build(dtype=torch.float32)
+    x = torch.randn(2, 20, WIDTH, requires_grad=True)
+    y, fast = layer.run(x).y, torch.compile(lambda x: layer.run(x).y, backend=counter, fullgraph=True)(x)
+    assert_close(fast, y)
+    assert_close(torch.autograd.grad(fast.square().sum(), x), torch.autograd.grad(y.square().sum(), x))
+    assert len(graphs) == 1
+    assert "regard.linear" in graphs[0].print_readable(False)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_close(layer.run(x).y.float(), y, rtol=0.05, atol=0.05)
