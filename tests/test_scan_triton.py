@@ -181,7 +181,7 @@ def test_tiles_of_other_sizes(monkeypatch):
     sizes = {"forward": 64, "queries": 32, "keys": 32, "sums": 64, "read": 32}
     monkeypatch.setattr(scan_triton, "tuned", lambda kernel, *_: Tuning(sizes[kernel], 4, 1))
     monkeypatch.setattr(scan_triton, "SEGMENTS", 2)
-    compare(options={"map": "elu"}, T=100, B=1, decay="scalar", state=True)
+    compare(options={"map": "elu"}, T=100, B=1, state=True)
 
 
 def test_what_compilers_are_told():

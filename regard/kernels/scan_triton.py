@@ -597,11 +597,7 @@ def _sloped(grad, feature, MAP: tl.constexpr):
 @triton.jit
 def _factor(x, NARROW: tl.constexpr):
     """As a factor of a product."""
-    if NARROW:
-        x = x.to(tl.bfloat16)
-    else:
-        x = x.to(tl.float32)
-    return x
+    return x.to(tl.bfloat16) if NARROW else x.to(tl.float32)
 
 
 @triton.jit
