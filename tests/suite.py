@@ -631,14 +631,18 @@ def check_cost(case: Case) -> None:
     facts = case.build().facts
     # scores of all pairs show that they are quadratic early, and take long
     N = 512 if facts.family == "scores" and case.position is None else 1024
-    short, long = cost(case, N), cost(case, 2 * N)
+    factor = 2
+    if facts.time.exponent == 1.5:
+        # roots without rounding, and far from where the projections, which are linear, are most of the work
+        N, factor = 16384, 4
+    short, long = cost(case, N), cost(case, factor * N)
     # a mixer may multiply no matrix and save nothing
-    grown = {name: math.log2(max(long[name], 1) / max(short[name], 1)) for name in short}
+    grown = {name: math.log(max(long[name], 1) / max(short[name], 1), factor) for name in short}
     time, memory = max(grown["flops"], grown["written"]), max(grown["largest"], grown["saved"])
     assert abs(time - facts.time.exponent) < 0.1, f"time grows with exponent {time:.2f}: {grown}"
     assert abs(memory - facts.memory.exponent) < 0.1, f"memory grows with exponent {memory:.2f}: {grown}"
     if facts.memory.exponent < 2:
-        assert long["largest"] < 4 * (2 * N) ** 2, "a tensor of N x N"
+        assert long["largest"] < 4 * (factor * N) ** 2, "a tensor of N x N"
 
 
 def check_low_precision(case: Case) -> None:

@@ -1,5 +1,6 @@
 """The factorised patterns of the Sparse Transformer."""
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -20,8 +21,8 @@ class Sparse(Cached):
     fixed:   A1 = {j <= i : floor(j/l) = floor(i/l)}, A2 = {j <= i : j mod l in {l - c, ..., l - 1}}
 
     For role "self" the condition j <= i falls away and A1 of the strided pattern is |i - j| <= l. Time N l + N^2 / l
-    (fixed: N^2 c / l), which is N sqrt(N) for l near sqrt(N); memory N. Different patterns on different heads are
-    `heads(local(...), strided(...))`; in alternating layers, a list of specs.
+    (fixed: N^2 c / l), which is N sqrt(N) for l near sqrt(N), as `longest` chooses it; memory N. Different
+    patterns on different heads are `heads(local(...), strided(...))`; in alternating layers, a list of specs.
     """
 
     facts = Facts(
@@ -38,7 +39,12 @@ class Sparse(Cached):
         refusals=(("cross", "windows and strides of positions have no meaning between two sequences"),),
         positions=("rotation",),
     )
-    examples = ("sparse(stride=2)", "sparse(pattern='fixed', stride=5, summary=3)")
+    examples = (
+        "sparse(stride=2)",
+        "sparse(pattern='fixed', stride=5, summary=3)",
+        "sparse(longest=33)",
+        "sparse(pattern='fixed', longest=25, summary=2)",
+    )
     reduces_to = (
         ("sparse(stride=64)", "softmax"),
         ("sparse(stride=1)", "softmax"),
@@ -55,12 +61,21 @@ class Sparse(Cached):
         pattern: Annotated[
             Literal["strided", "fixed"], "'strided' for data with a period (images), 'fixed' for data without (text)"
         ] = "strided",
-        stride: Annotated[int, "l in the paper: the width of the window or block, and the step of the far keys"] = 128,
+        stride: Annotated[
+            int | None, "l in the paper: the width of the window or block, and the step of the far keys; default 128"
+        ] = None,
         summary: Annotated[int, "c in the paper, for 'fixed': keys at the end of each block that other blocks see"] = 8,
+        longest: Annotated[int | None, "tokens of the longest input, in place of stride: l is near its root"] = None,
     ):
+        if longest is not None:
+            self.facts = replace(self.facts, time=Order("N sqrt(N)", 1.5))
         super().__init__(shape)
-        if stride < 1:
-            raise ValueError(f"option 'stride' of 'sparse' must be at least 1, got {stride}")
+        if stride is not None and longest is not None:
+            raise ValueError(f"'sparse' takes stride or longest, got stride={stride} and longest={longest}")
+        for name, size in (("stride", stride), ("longest", longest)):
+            if size is not None and size < 1:
+                raise ValueError(f"option {name!r} of 'sparse' must be at least 1, got {size}")
+        stride = round(longest**0.5) if longest is not None else 128 if stride is None else stride
         if pattern == "fixed" and not 1 <= summary <= stride:
             raise ValueError(
                 f"option 'summary' of 'sparse' must be from 1 to stride={stride}, got {summary}: "
