@@ -646,7 +646,8 @@ def check_cost(case: Case) -> None:
 
 
 def check_low_precision(case: Case) -> None:
-    """Finite at logits of 1e4; at moderate ones no further off than rounding the inputs once, times two."""
+    """Finite at logits of 1e4, or (declared) float16 overflows there; at moderate ones no further off than rounding the
+    inputs once, times two."""
     sizes = {"width": 64, "heads": 4, "head_width": 64}
     for dtype, logits in itertools.product((torch.bfloat16, torch.float16), (4.0, 1e4)):
         low = case.build(dtype=dtype, **sizes)
@@ -669,6 +670,9 @@ def check_low_precision(case: Case) -> None:
         given = {n: (t * factor).to(dtype) for n, t in given.items()}
         with torch.no_grad():
             got = low(**given).float()
+            if low.facts.overflows and dtype == torch.float16 and logits == 1e4:
+                assert not got.isfinite().all(), "declared as overflowing float16 at large logits, but it does not"
+                continue
             assert got.isfinite().all(), f"{dtype} at logits of {logits:g}: not finite"
             exact = layer(**{n: t.float() for n, t in given.items()})
             room, eps = torch.zeros_like(exact), torch.finfo(dtype).eps

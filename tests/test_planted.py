@@ -251,6 +251,34 @@ class ScalesAfterTheProduct(Softmax):
         return torch.softmax(logits if visible is None else logits.masked_fill(~visible, -1e4), -1) @ v
 
 
+class WithoutDenominator(Softmax):
+    """sum_j (q . k_j)^2 v_j, in float32 up to the end."""
+
+    def attend(self, mask, q, k, v):
+        wide = torch.promote_types(q.dtype, torch.float32)
+        weights = (self.scale * q.to(wide) @ k.to(wide).mT).square()
+        visible = mask.dense()
+        weights = weights if visible is None else torch.where(visible, weights, 0)
+        return (weights @ v.to(wide)).to(v.dtype)
+
+
+@caught_by("low_precision", "self")
+class OverflowsInSilence(WithoutDenominator):
+    pass
+
+
+@caught_by("low_precision", "self", "causal", "cross")
+class SaysThatItOverflows(Softmax):
+    facts = replace(Softmax.facts, overflows=True)
+
+
+def test_what_has_no_denominator_may_overflow_if_it_says_so():
+    class Declared(WithoutDenominator):
+        facts = replace(Softmax.facts, overflows=True)
+
+    CHECKS["low_precision"](Case("softmax", "self", make=lambda **sizes: Declared(Shape.of(**sizes))))
+
+
 @caught_by("compile", "self", "causal", "cross")
 class AsksTheHost(Softmax):
     def attend(self, mask, q, k, v):

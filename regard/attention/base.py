@@ -64,6 +64,7 @@ class Facts:
     apart: bool = True  # heads work apart from each other: heads(a, a) = a
     linear: bool = True  # the output is the map times the values; False: the mechanism writes its own map
     signed: bool = False  # weights may be negative or not sum to one
+    overflows: bool = False  # without a denominator, float16 cannot hold its output at logits of 1e4
     columns: Literal["tokens", "slots"] = "tokens"  # what the columns of the map are
     padding: Literal["any", "none"] = "any"
     loss: bool = False  # trains a second loss
