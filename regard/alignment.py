@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.base import Attention
+from regard.data import placeholders
 from regard.data.batches import padded, similar
+from regard.data.placeholders import Marked
 from regard.data.tokenizer import Tokenizer
 from regard.metrics.alignment import Links, Method, flip, format_links, symmetrise
 
@@ -157,7 +159,11 @@ def read_maps(
         raise ValueError(f"read must be one of {', '.join(get_args(Read))}, got {read!r}")
     if tokens < 1:
         raise ValueError(f"tokens must be at least 1, got {tokens}")
-    sides = [(_Side.of(source_tokenizer, one), _Side.of(target_tokenizer, two)) for one, two in pairs]
+    both = source_tokenizer, target_tokenizer
+    sides = [
+        tuple(_Side.of(tokenizer, marked) for tokenizer, marked in zip(both, marks, strict=True))
+        for marks in (placeholders.mark_pair(*both, pair) for pair in pairs)
+    ]
     found: list[WordMaps | None] = [None] * len(sides)
     training = model.training
     model.eval()
@@ -192,9 +198,9 @@ class _Side(NamedTuple):
     eos: int
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, text: str) -> "_Side":
-        ids, owners = tokenizer.words(text)
-        return cls(ids, owners, tokenizer.split_words(text), tokenizer.bos, tokenizer.eos)
+    def of(cls, tokenizer: Tokenizer, marked: Marked) -> "_Side":
+        ids, owners = placeholders.words(tokenizer, marked)
+        return cls(ids, owners, tokenizer.split_words(marked.text), tokenizer.bos, tokenizer.eos)
 
 
 def _word_maps(

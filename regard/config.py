@@ -56,11 +56,16 @@ class DataConfig:
     """tokens to learn, at most"""
     shared: bool = True
     """one vocabulary for source and target"""
+    protect: bool | None = None
+    """bpe: learn to copy what is not language (numbers, addresses, tags, emoji) by placeholders in the vocabulary
+    (default: true, but for generated pairs, whose numbers are what is learned)"""
     maximum_length: int = 256
     """longest sentence in tokens; longer pairs are left out and counted"""
 
     def __post_init__(self) -> None:
         _at_least(self, held_out=1, vocabulary=5, maximum_length=2)
+        if self.protect and self.tokenizer != "bpe":
+            raise ValueError(f"data.protect needs data.tokenizer bpe, got {self.tokenizer}: its text is split already")
         if self.generated is not None:
             _at_least(self, generated=20)
         for name in ("target", "valid_target"):

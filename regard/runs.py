@@ -1,10 +1,15 @@
 """The verbs over runs, from train to export. cli.py calls them; nothing else does."""
 
 import argparse
+import gzip
 import json
+import lzma
+import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -76,35 +81,110 @@ def _use(run: str) -> str:
 
 def translate(arguments: argparse.Namespace) -> None:
     """regard translate"""
-    from regard.data.text import opened, read_sentences, shown
     from regard.translation import Translator
 
+    inputs = _inputs(arguments)
     translator = Translator.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
     decoding = _decoding(arguments)
-    with opened(arguments.input) as stream, _few_warnings() as warn:
+    done = 0  # lines of the files before
+    with _written_whole(arguments.out, inputs) as write, _few_warnings() as warn:
+        for path in inputs:
+            named = partial(_say_where, warn, path) if len(inputs) > 1 else warn
+            done += _translate_file(translator, decoding, path, done, arguments, write, named)
+
+
+def _translate_file(
+    translator: Any,
+    decoding: Any,
+    path: str,
+    done: int,
+    arguments: argparse.Namespace,
+    write: Callable[[str], Any],
+    warn: Callable[[str], None],
+) -> int:
+    """Translates the lines of a file, and gives their number."""
+    from regard.data.text import opened, read_sentences, shown
+
+    number = 0
+    with opened(path) as stream:
         # a person at a terminal gets each answer at once
         at_once = 1 if stream.isatty() else 1024
-        lines = read_sentences(stream, name=shown(arguments.input))
-        number = 0
+        lines = read_sentences(stream, name=shown(path))
         while some := list(islice(lines, at_once)):
             found = list(translator.translate(some, decoding, first=number + 1, warn=warn))
             pairs = [(line, best.text) for line, translations in zip(some, found, strict=True) for best in translations]
             links = iter(_links(translator, pairs) if arguments.alignments else ())
+            rows = []
             for translations in found:
                 number += 1
                 for best in translations:
-                    cells = [] if arguments.nbest is None else [str(number)]
+                    cells = [] if arguments.nbest is None else [str(done + number)]
                     cells += [best.text, *([f"{best.score:.4f}"] if arguments.scores else [])]
                     cells += [next(links)] if arguments.alignments else []
-                    print("\t".join(cells))
-            sys.stdout.flush()
+                    rows.append("\t".join(cells) + "\n")
+            write("".join(rows))
+    return number
+
+
+def _say_where(warn: Callable[[str], None], path: str, message: str) -> None:
+    from regard.data.text import shown
+
+    warn(f"{shown(path)}: {message}")
+
+
+def _inputs(arguments: argparse.Namespace) -> list[str]:
+    """The files to translate. A first argument that is a file is text for the model bundled with Regard."""
+    run, files = arguments.run, list(arguments.files)
+    if run is not None and (run == "-" or Path(run).is_file()):
+        arguments.run, files = None, [run, *files]
+    if arguments.input is not None and files:
+        raise ValueError(f"give the text once: got --input {arguments.input} and {', '.join(files)}")
+    files = [arguments.input] if arguments.input is not None else files or ["-"]
+    if files.count("-") > 1:
+        raise ValueError("standard input (-) can be read once only")
+    return files
+
+
+@contextmanager
+def _written_whole(out: str | None, inputs: Sequence[str]) -> Iterator[Callable[[str], None]]:
+    """What writes a text: to standard output, or into a file that is there as a whole when all went well, and otherwise
+    stays as it was. Packed where its name ends in .gz or .xz."""
+    if out is None or out == "-":
+        yield _write
+        return
+    path = Path(out).resolve()
+    if path.is_dir():
+        raise ValueError(f"--out {out} is a folder: give the name of a file")
+    if any(name != "-" and Path(name).resolve() == path for name in inputs):
+        raise ValueError(f"--out {out} is the text to translate: give another file, so that it is kept")
+    if path.exists() and not path.is_file():
+        # a device or a pipe cannot be replaced
+        with path.open("w", encoding="utf-8", newline="\n") as file:
+            yield file.write
+        return
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    try:
+        file = opener(part, "wt", encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise ValueError(f"--out {out} cannot be written: {(error.strerror or str(error)).lower()}") from error
+    try:
+        with file:
+            yield file.write
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, part)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _links(translator: Any, pairs: list[tuple[str, str]]) -> list[str]:
     """Word links of each pair; none where a side is empty or was cut."""
     from regard.alignment import align
 
-    fits = [len(ids) <= translator.longest for ids in translator.source.encode_batch([pair[0] for pair in pairs])]
+    fits = [len(translator.encode(source)) <= translator.longest for source, _ in pairs]
     real = [index for index, pair in enumerate(pairs) if fits[index] and pair[0].strip() and pair[1].strip()]
     both = translator.source, translator.target
     found = align(translator.model, *both, [pairs[index] for index in real])
@@ -647,16 +727,22 @@ def add_verbs(verb: Verb) -> None:
     added = verb(
         "translate",
         translate,
-        "translate standard input, line by line; without RUN by the English-German model that comes with Regard",
+        "translate files or standard input, line by line; without RUN by the English-German model bundled with Regard",
         [
             'echo "Where is the station?" | regard translate',
+            "regard translate letter.txt -o brief.txt",
+            "regard translate runs/translate in.en -o out.de",
             "regard translate runs/translate < in.en > out.de",
             "regard translate runs/translate --beam 8 --nbest 3 --scores --alignments < in.en",
             "regard translate runs/translate --sample --temperature 0.8 --top-p 0.9 --seed 7 < in.en",
         ],
     )
-    added.add_argument("run", metavar="RUN", nargs="?", help="a run folder (default: the model that comes with Regard)")
-    added.add_argument("--input", default="-", help="a file instead of standard input; .gz and .xz too")
+    added.add_argument("run", metavar="RUN", nargs="?", help="a run folder (default: the model bundled with Regard)")
+    added.add_argument("files", metavar="FILE", nargs="*", help="text, .gz and .xz too (default: standard input)")
+    added.add_argument("--input", help="the same for one file")
+    added.add_argument(
+        "-o", "--out", help="write here instead of standard output, whole or not at all; .gz and .xz too"
+    )
     _add_model(added)
     _add_decoding(added)
     added.add_argument("--nbest", type=int, help="so many translations a line, each behind its line number and a tab")

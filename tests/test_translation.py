@@ -1,6 +1,7 @@
 """Translators from the outside: the shipped one, one trained here, the command line, and text of any kind."""
 
 import dataclasses
+import gzip
 import io
 import json
 import shutil
@@ -14,7 +15,9 @@ from torch.testing import assert_close
 
 from regard import alignment, cli, demo
 from regard.config import DataConfig, ModelOptions, TrainingConfig, TranslateConfig
+from regard.data import placeholders
 from regard.data.generated import pairs
+from regard.data.placeholders import Marked
 from regard.decoding import DecodingConfig
 from regard.task import compact_run, resume, train
 from regard.training import checkpoint
@@ -32,7 +35,7 @@ def run(tmp_path_factory) -> str:
         Task,
         TranslateConfig(
             out=str(folder),
-            data=DataConfig(generated=300, held_out=20, vocabulary=400),
+            data=DataConfig(generated=300, held_out=20, vocabulary=400, protect=True),
             model=ModelOptions(width=32, heads=2, inner=64, layers=2, norm="pre", aligner=True),
             training=TrainingConfig(steps=20, tokens=512, evaluate_every=10, average=2, keep=2, tensorboard=False),
         ),
@@ -113,7 +116,213 @@ def test_B1_faults_are_said(monkeypatch, capsys, run):
     _, said = translated(monkeypatch, capsys, b"good\nbad \xff\n" + b"long " * 600 + b"\n", run, "--maximum", "4")
     assert "standard input:2: bytes that are not UTF-8" in said
     assert "line 3:" in said
-    assert "only the first 256 are translated" in said
+    assert "a sentence of 1800 tokens is translated in" in said
+
+
+ENTITIES = [
+    "Visit https://example.com/help?id=42 today.",
+    "My e-mail address is john.doe@mail.example.org, and his is tom@example.org.",
+    "The file is in /home/anna/notes.txt or C:\\Users\\a.txt.",
+    "@anna loves #berlin ❤️ 👨‍👩‍👧‍👦👍🏽!",
+    "😀",
+    "https://example.com",
+    "<b>Tom</b> is my friend.",
+    "Hello {name}, you have %s new messages.",
+    "The word Москва means Moscow.",
+]
+NUMBERS = [
+    "It is 3:30 on 2024-05-17 and 17.05.2024.",
+    "It costs $1,234.56 or 3.5% of 10,000 in 1990.",
+    "You need version 2.10.3 of the A380, 12 times.",
+    "1 2 3 4 5 6 7 8 9 10 11 12 apples",
+    "1. Buy 2 liters of milk.",
+    "12 + 3 = 15",
+    "Call +49 30 1234567.",
+]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> str:
+    """A run without placeholders, as runs were before there were any."""
+    folder = tmp_path_factory.mktemp("plain") / "run"
+    train(
+        Task,
+        TranslateConfig(
+            out=str(folder),
+            data=DataConfig(generated=100, held_out=10, vocabulary=300),
+            model=ModelOptions(width=16, heads=1, inner=16, layers=1),
+            training=TrainingConfig(steps=1, tokens=512, tensorboard=False),
+        ),
+        Display(quiet=True),
+    )
+    facts = json.loads((folder / "run.json").read_text())
+    for name in ("usual_length", "trained_length", "numbers"):
+        del facts[name]
+    (folder / "run.json").write_text(json.dumps(facts))
+    Run(folder).record("run.json")
+    return str(folder)
+
+
+@pytest.mark.parametrize("decoding", [DecodingConfig(beam=2, maximum=5), DecodingConfig(sample=True, maximum=5)])
+def test_no_entity_is_lost_whatever_the_model_does(run, plain, decoding):
+    """Also not by a model that has learned next to nothing, nor by one without placeholders (but for numbers, which it
+    may spell out)."""
+    for folder, lines in ((run, ENTITIES + NUMBERS), (plain, ENTITIES)):
+        translator = Translator.load(folder)
+        warnings: list[str] = []
+        found = [best[0].text for best in translator.translate(lines, decoding, warn=warnings.append)]
+        for line, text in zip(lines, found, strict=True):
+            for entity in translator.entities(line):
+                if translator.protects or entity.kind in ("thing", "sign"):
+                    assert translator.style.write(entity, line) in text
+        assert any("translated in parts around" in said for said in warnings)
+        assert [next(translator.translate([line], decoding))[0].text for line in lines[1:3]] == found[1:3]
+
+
+def test_what_has_no_words_is_copied(run, plain):
+    lines = ["😀 😀", "https://a.org", "<p>😀</p>", "12 + 3 = 15", "- ***", "3:30 – 4:45", "1. 2024-05-17", "→"]
+    for folder in (run, plain):
+        warnings: list[str] = []
+        found = Translator.load(folder).translate(lines, warn=warnings.append)
+        assert [best[0].text for best in found] == lines
+        assert warnings == []
+
+
+def test_white_space_and_signs_stand_where_they_stood(run):
+    translator = Translator.load(run)
+    decoding = DecodingConfig(beam=1, maximum=6)
+
+    def text(line: str) -> str:
+        return next(translator.translate([line], decoding))[0].text
+
+    plain = text("It is two o'clock.")
+    assert plain == plain.strip() != ""
+    assert text("  It is two o'clock. \u00a0") == f"  {plain} \u00a0"
+    assert text("<p>😀 It is two o'clock. 😀</p>") == f"<p>😀 {plain} 😀</p>"
+    assert text("- It is two o'clock.") == f"- {plain}"
+    assert text("a) It is two o'clock. →") == f"a) {plain} →"
+
+
+def test_long_lines_are_split_into_sentences(run, plain):
+    """Each is translated as if it stood alone, and what stood between them still does."""
+    decoding = DecodingConfig(beam=2, maximum=8, nbest=2)
+    sentences = ["Mr. Smith has it.", "It is two o'clock!", "Is it in the kitchen?", "We paid Dr. Brown for it."]
+    for folder in (run, plain):
+        translator = Translator.load(folder)
+        translator.usual_length = 20
+        warnings: list[str] = []
+        line = "  ".join(sentences)
+        (found,) = translator.translate([line], decoding, warn=warnings.append)
+        parts = [next(translator.translate([sentence], decoding))[0].text for sentence in sentences]
+        assert found[0].text == "  ".join(parts)
+        assert warnings == []
+        assert len(found) == 2
+        assert found[0].score >= found[1].score
+        assert found[0].text != found[1].text
+        # one sentence that is too long is cut between clauses, and that is said
+        translator.trained_length = 12
+        (found,) = translator.translate(["a, b; c d e " * 6 + "."], decoding, first=7, warn=warnings.append)
+        assert len(warnings) == 1
+        assert warnings[0].startswith("line 7: a sentence of ")
+        assert "the run was trained on have at most 12" in warnings[0]
+
+
+def test_runs_say_how_long_their_sentences_were_and_how_numbers_are_written(run):
+    facts = Run.open(run).read_json("run.json")
+    assert 2 < facts["usual_length"] <= facts["trained_length"] < 256
+    assert facts["numbers"] == {"source": ".", "target": ",", "currency_last": True}
+    for name, value in (("usual_length", -1), ("usual_length", "x"), ("numbers", {"a": 1}), ("numbers", 3)):
+        assert facts[name] != value
+
+
+def test_damaged_lengths_are_said(run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    facts = Run.open(run).read_json("run.json")
+    for name, value in (("usual_length", -1), ("trained_length", "x"), ("numbers", {"a": 1}), ("numbers", 3)):
+        (folder / "run.json").write_text(json.dumps(facts | {name: value}), encoding="utf-8")
+        Run(folder).record("run.json")
+        with pytest.raises(ValueError, match=r"run\.json is damaged: numbers or lengths"):
+            Translator.load(folder)
+
+
+def test_the_page_shows_entities_and_not_placeholders(run):
+    from regard.show.engine import Engine
+    from regard.show.subjects import open_run
+
+    engine = Engine({"run": lambda: open_run(run, "run")})
+    text, steps = "It costs $1,234.56 at 7:45.", []
+    found = engine.translate("run", text, 2, steps.append)["found"]
+    assert {"$1,234.56", "7:45"} <= set(steps[0]["source"])
+    names = {name["token"] for step in steps[1:] for name in step["beams"]}
+    assert not any("⟨" in name for name in names)
+    assert not any("⟨" in part["text"] for part in found)
+    for place in ("cross", "encoder", "decoder", "aligner"):
+        reading = engine.reading("run", place, text, "Es kostet um 7:45 Uhr 1.234,56 $.")
+        assert "7:45" in reading.queries
+        assert ("1.234,56▁$" in reading.queries) == (place != "encoder")
+        assert ("$1,234.56" in reading.keys) == (place != "decoder")
+        assert len(reading.queries) == reading.layers[0].T
+
+
+def test_words_are_aligned_over_placeholders(run):
+    translator = Translator.load(run)
+    pair = ("It costs $1,234.56 at 7:45.", "Es kostet um 7:45 Uhr 1.234,56 $.")
+    (found,) = alignment.align(translator.model, translator.source, translator.target, [pair])
+    assert found.matrix.shape == (7, 5)
+    assert (found.source, found.target) == (pair[0].split(), pair[1].split())
+    assert (found.matrix.sum(1) > 0).all()
+
+
+def test_files_in_and_out(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("It is two o'clock.\n\nYes.\n", encoding="utf-8")
+    Path("b.txt").write_text("😀\n", encoding="utf-8")
+    flags = ["--beam", "1", "--maximum", "6"]
+    expected, _ = translated(monkeypatch, capsys, Path("a.txt").read_bytes(), run, *flags)
+    assert cli.main(["translate", run, "a.txt", "-o", "out.txt", *flags]) == 0
+    assert Path("out.txt").read_text(encoding="utf-8").split("\n")[:-1] == expected
+    assert capsys.readouterr().out == ""
+    assert cli.main(["translate", run, "b.txt", "a.txt", "--out", "out.txt.gz", *flags]) == 0
+    assert gzip.decompress(Path("out.txt.gz").read_bytes()).decode().split("\n")[:-1] == ["😀", *expected]
+    assert cli.main(["translate", run, "b.txt", "a.txt", "--nbest", "1", *flags]) == 0
+    assert [line.split("\t")[0] for line in capsys.readouterr().out.split("\n")[:-1]] == ["1", "2", "3", "4"]
+    assert cli.main(["translate", run, "--input", "a.txt", "-o", "-", *flags]) == 0
+    assert capsys.readouterr().out.split("\n")[:-1] == expected
+    # without a run it is the bundled model
+    assert cli.main(["translate", "b.txt", "-o", "signs.txt"]) == 0
+    assert Path("signs.txt").read_text(encoding="utf-8") == "😀\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "b.txt", "out.txt", "out.txt.gz", "signs.txt"]
+
+
+def test_what_fails_leaves_the_file_as_it_was(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("It is two o'clock.\n" * 2, encoding="utf-8")
+    Path("out.txt").write_text("before", encoding="utf-8")
+    Path("folder").mkdir()
+
+    def fail(*arguments, **options):
+        yield [Translator.load(run).translate(["a"])]
+        raise OSError("the disk is gone")
+
+    for arguments, words in (
+        (["a.txt", "-o", "a.txt"], "--out a.txt is the text to translate"),
+        (["a.txt", "-o", "folder"], "--out folder is a folder"),
+        (["a.txt", "-o", "no/such/file"], "--out no/such/file cannot be written: no such file or directory"),
+        (["a.txt", "--input", "a.txt"], "give the text once"),
+        (["-", "-"], "standard input (-) can be read once only"),
+        (["missing.txt", "-o", "out.txt"], "missing.txt: no such file"),
+        (["a.txt", "missing.txt", "-o", "out.txt"], "missing.txt: no such file"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["translate", run, *arguments, "--beam", "1", "--maximum", "3"])
+        assert ended.value.code == 2
+        assert words in capsys.readouterr().err
+    monkeypatch.setattr(Translator, "translate", fail)
+    with pytest.raises(SystemExit):
+        cli.main(["translate", run, "a.txt", "-o", "out.txt"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "folder", "out.txt"]
+    assert Path("out.txt").read_text(encoding="utf-8") == "before"
 
 
 def test_runs_of_the_first_version_still_translate(run, tmp_path):
@@ -211,11 +420,10 @@ def test_evaluate(capsys, run, tmp_path):
     assert_close(found["bleu"]["value"], BLEU().corpus_score(hypotheses, [[target for _, target in test]]).score)
     translator = Translator.load(run, which="last")
     total, count = 0.0, 0
-    for source, target in test:
-        ids = [
-            torch.tensor([side])
-            for side in ([*translator.source.encode(source), 3], [2, *translator.target.encode(target)])
-        ]
+    for pair in test:
+        source, target = placeholders.mark_pair(translator.source, translator.target, pair)
+        ours, theirs = (placeholders.encode(translator.source, [side])[0] for side in (source, target))
+        ids = [torch.tensor([side]) for side in ([*ours, 3], [2, *theirs])]
         logs = torch.log_softmax(translator.model(*ids).logits[0], -1)
         wanted = torch.tensor([*ids[1][0, 1:].tolist(), 3])
         total -= float(logs.gather(1, wanted[:, None]).sum())
@@ -266,8 +474,8 @@ def test_output_keeps_its_characters(shipped):
         "co\u00adop",
         "\U0001f469\u200d\U0001f680",
     ):
-        assert shipped._text(shipped.target.encode(text)) == text
-    assert shipped._text(shipped.target.encode("a\tb\nc\u2028d")) == "a b c d"
+        assert shipped.text(shipped.target.encode(text), Marked("")) == text
+    assert shipped.text(shipped.target.encode("a\tb\nc\u2028d"), Marked("")) == "a b c d"
 
 
 def test_damage_is_said(run, tmp_path, capsys, monkeypatch):

@@ -18,16 +18,19 @@ Kind "bytes" are the 256 bytes of UTF-8, and learns nothing.
 
 Text never turns into one of the special tokens, whatever it looks like. One tokenizer trained on both languages is a
 shared vocabulary, two are separate ones.
+
+A tokenizer of kind "bpe" can have placeholders: the last ids, which stand for what is not language. `encode` never
+gives one; placeholders.py puts them in and takes them out again.
 """
 
 import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import tokenizers
@@ -61,18 +64,39 @@ UNCASED = (
 )
 
 
+class Reserved(NamedTuple):
+    """Placeholders: of each kind of entity this many, and the scripts of the text that was learned, in which words are
+    language."""
+
+    kinds: tuple[str, ...]
+    count: int
+    scripts: tuple[str, ...]
+
+    @property
+    def names(self) -> list[str]:
+        # no byte-level token has a space: text cannot be one of them
+        return [f"{kind} {number}" for kind in self.kinds for number in range(1, self.count + 1)]
+
+
 class Tokenizer:
     """Made by `Tokenizer.train` or `Tokenizer.load`. `pieces` are the merges of kinds "bpe" and "uncased", none of
     "bytes", and the vocabulary of the others."""
 
-    def __init__(self, kind: Kind, pieces: Sequence[str] | Sequence[tuple[str, str]]) -> None:
-        self.kind, self.pieces = kind, pieces
+    reserved: Reserved | None = None
+
+    def __init__(
+        self, kind: Kind, pieces: Sequence[str] | Sequence[tuple[str, str]], reserved: Reserved | None = None
+    ) -> None:
+        if reserved is not None and kind != "bpe":
+            raise ValueError(f"placeholders are for kind 'bpe', got {kind!r}")
+        self.kind, self.pieces, self.reserved = kind, pieces, reserved
         self.pad, self.unk, self.bos, self.eos = PAD, UNK, BOS, EOS
         # a padded place is told by `keep` and not by its id, so the same id can hide a token at a real one
         self.mask = PAD
         if kind in (*BYTE_PAIRS, "bytes"):
             # A token can come from several merges; its id is that of the first.
             self.vocabulary = list(dict.fromkeys([*BYTES, *(left + right for left, right in pieces)]))
+            self.vocabulary += reserved.names if reserved is not None else []
             self.bpe = byte_pair_encoder(self.vocabulary, pieces, kind)
             # for what goes on inside a text
             self.bare = self.bpe if kind == "uncased" else byte_pair_encoder(self.vocabulary, pieces, "bare")
@@ -81,18 +105,30 @@ class Tokenizer:
         self.ids = {unit: id for id, unit in enumerate(self.vocabulary, len(SPECIAL))}
 
     @classmethod
-    def train(cls, lines: Iterable[str], size: int, kind: Kind = "bpe", *, minimum: int = 1) -> "Tokenizer":
-        """Learn a vocabulary of at most `size` ids, the special ones included, from lines of text. Merges or units
-        seen fewer than `minimum` times are left out. Equal lines give equal ids, on every machine."""
+    def train(
+        cls,
+        lines: Iterable[str],
+        size: int,
+        kind: Kind = "bpe",
+        *,
+        minimum: int = 1,
+        reserved: Reserved | None = None,
+    ) -> "Tokenizer":
+        """Learn a vocabulary of at most `size` ids, the special and reserved ones included, from lines of text. Merges
+        or units seen fewer than `minimum` times are left out. Equal lines give equal ids, on every machine."""
         if kind not in get_args(Kind):
             raise ValueError(f"unknown kind of tokenizer {kind!r}, expected one of: {', '.join(get_args(Kind))}")
-        least = len(SPECIAL) + (len(BYTES) if kind in (*BYTE_PAIRS, "bytes") else 1)
+        kept = len(SPECIAL) + (0 if reserved is None else len(reserved.names))
+        least = kept + (len(BYTES) if kind in (*BYTE_PAIRS, "bytes") else 1)
         if size < least:
-            raise ValueError(f"the vocabulary of kind {kind!r} needs a size of at least {least}, got {size}")
+            told = (
+                "" if reserved is None else f", {len(reserved.names)} of it placeholders (--data.protect false: none)"
+            )
+            raise ValueError(f"the vocabulary of kind {kind!r} needs a size of at least {least}, got {size}{told}")
         if minimum < 1:
             raise ValueError(f"minimum must be at least 1, got {minimum}")
         if kind in BYTE_PAIRS:
-            return cls(kind, learned_merges(lines, size - len(SPECIAL), minimum, kind))
+            return cls(kind, learned_merges(lines, size - kept, minimum, kind), reserved)
         if kind == "bytes":
             return cls(kind, [])
         counts: Counter[str] = Counter()
@@ -111,6 +147,11 @@ class Tokenizer:
     def size(self) -> int:
         """How many ids there are, the special ones included."""
         return len(SPECIAL) + len(self.vocabulary)
+
+    @property
+    def placeholders(self) -> range:
+        """The ids of the placeholders, in the order of `Reserved.names`."""
+        return range(self.size - (0 if self.reserved is None else len(self.reserved.names)), self.size)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without special ones (but for UNK)."""
@@ -169,6 +210,20 @@ class Tokenizer:
             ids += found if last else [*found, self.mask]
         return ids
 
+    def encode_between(self, texts: Sequence[Sequence[str]], marks: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Of each text the ids of its parts, with one of its marks between each two. Unlike `encode_around`, spaces
+        beside a mark stay tokens, so that text comes back exactly."""
+        first = iter(self.encode_batch([parts[0] for parts in texts]))
+        others = iter(self.bare.encode_batch_fast([part for parts in texts for part in parts[1:]]))
+        rows = []
+        for parts, ids in zip(texts, marks, strict=True):
+            begin = next(first)
+            row = begin if parts[0] else []  # an empty text is no space
+            for mark, _ in zip(ids, parts[1:], strict=True):
+                row += [mark, *next(others).ids]
+            rows.append(row)
+        return rows
+
     def framed(self, ids: Sequence[int]) -> list[int]:
         """A text that stands alone: between bos and eos, where the tokenizer has them."""
         return [id for id in (self.bos, *ids, self.eos) if id is not None]
@@ -182,6 +237,8 @@ class Tokenizer:
         """The text of ids. Special ones are left out, but an unknown unit is shown as <unk>. A text may hold any
         character, also "\\n", if the ids say so; bytes that are not UTF-8 become U+FFFD."""
         ids = self.checked(ids)
+        if any(id in self.placeholders for id in ids):
+            return self.decode_between(ids, {})
         if self.kind in (*BYTE_PAIRS, "bytes"):
             text = self.bpe.decode([id for id in ids if id >= len(SPECIAL)])
             return text.removeprefix(" ") if self.kind != "bytes" else text
@@ -190,12 +247,31 @@ class Tokenizer:
             return "".join(units)
         return joined(units) if self.kind == "units" else re.sub(" ?\n ?", "\n", " ".join(units))
 
+    def decode_between(self, ids: Iterable[int], surfaces: Mapping[int, str]) -> str:
+        """As `decode`, with the text that each placeholder stands for; one without is shown by its name."""
+        text, run = "", []
+        for place, id in enumerate([*self.checked(ids), None]):
+            if id is not None and id not in self.placeholders:
+                run.append(id)
+                continue
+            part = self.bpe.decode([id for id in run if id >= len(SPECIAL)])
+            # the space before a text is not part of it
+            text += part.removeprefix(" ") if len(run) == place else part
+            run = []
+            if id is not None:
+                text += surfaces[id] if id in surfaces else self.tokens([id])[0]
+        return text
+
     def names(self, ids: Iterable[int]) -> list[str]:
         return [SPECIAL[id] if id < len(SPECIAL) else self.vocabulary[id - len(SPECIAL)] for id in ids]
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """Each token in a form to print: "▁" stands for a space, and what is no text is escaped."""
-        names = self.names(self.checked(ids))
+        ids = self.checked(ids)
+        names = self.names(ids)
+        if self.reserved is not None:
+            shown = self.placeholders
+            return [f"⟨{name}⟩" if id in shown else printable(name) for id, name in zip(ids, names, strict=True)]
         if self.kind == "units":
             return names
         return [printable(name) if self.kind in (*BYTE_PAIRS, "bytes") else visible(name) for name in names]
@@ -257,7 +333,8 @@ class Tokenizer:
 
     def saved(self) -> dict[str, Any]:
         """What the file says."""
-        return {"format": FORMAT, "kind": self.kind, "pieces": self.pieces}
+        content = {"format": FORMAT, "kind": self.kind, "pieces": self.pieces}
+        return content if self.reserved is None else content | {"reserved": self.reserved._asdict()}
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
@@ -279,7 +356,11 @@ class Tokenizer:
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from error
         if kind in BYTE_PAIRS and are_merges(pieces):
-            return cls(kind, [tuple(pair) for pair in pieces])
+            try:
+                reserved = reserved_from(content.get("reserved"))
+                return cls(kind, [tuple(pair) for pair in pieces], reserved)
+            except ValueError as error:
+                raise ValueError(f"{path}: the tokenizer is damaged: {error}") from error
         if kind in list(SPLIT) and are_units(pieces):
             return cls(kind, pieces)
         if kind == "bytes" and pieces == []:
@@ -386,6 +467,24 @@ def are_merges(pieces: object) -> bool:
             return False
         known.add(pair[0] + pair[1])
     return len({tuple(pair) for pair in pieces}) == len(pieces)
+
+
+def reserved_from(content: object) -> Reserved | None:
+    """What a file says of placeholders."""
+    if content is None:
+        return None
+    fields = set(Reserved._fields)
+    if not isinstance(content, dict) or set(content) != fields:
+        raise ValueError(f"its reserved tokens must say {', '.join(sorted(fields))}")
+    kinds, count, scripts = (content[name] for name in Reserved._fields)
+    if (
+        not are_units(kinds)
+        or not isinstance(count, int)
+        or not 1 <= count <= 1000
+        or (scripts and not are_units(scripts))
+    ):
+        raise ValueError(f"its reserved tokens must be kinds, a count from 1 to 1000 and scripts, got {content}")
+    return Reserved(tuple(kinds), count, tuple(scripts))
 
 
 def are_units(pieces: object) -> bool:

@@ -69,4 +69,4 @@ def watch(translator: Any, ids: list[int], beam: int, seen: Callable[[list[Beam]
     special = {"bos": target.bos, "eos": target.eos, "forbidden": (target.pad, target.bos)}
     source = torch.tensor([[*ids, translator.source.eos]], device=translator.device)
     config = DecodingConfig(beam=beam, nbest=beam)
-    return decode(Watched(translator.model, seen), source, config=config, **special)[0]
+    return decode(Watched(translator.copying(source), seen), source, config=config, **special)[0]

@@ -175,18 +175,18 @@ class Engine:
             if subject.task != "translate":
                 raise ValueError(f"{run} does not translate; choose another run")
             translator = subject.translator
-            ids = translator.source.encode(text)
+            ids = translator.encode(text)
             if not ids or not text.strip():
                 raise ValueError("there is nothing to translate yet: type a sentence")
             cut, ids = len(ids) > translator.longest, ids[: translator.longest]
             source = [*ids, translator.source.eos]
-            emit({"source": translator.source.tokens(source), "cut": cut, "longest": translator.longest})
+            emit({"source": translator.source_names(source, text), "cut": cut, "longest": translator.longest})
             places: dict[tuple[int, ...], list[int]] = {}
             steps = 0
 
             def seen(beams: list[Beam]) -> None:
                 nonlocal steps
-                names = translator.target.tokens([beam.token for beam in beams])
+                names = translator.target_names([beam.token for beam in beams], text)
                 best = max(range(len(beams)), key=lambda i: beams[i].logprob)
                 # each link reads the whole path again: only while that is quick
                 near = len(beams[best].path) <= LINKED
@@ -203,7 +203,7 @@ class Engine:
             return {
                 "found": [
                     {
-                        "text": translator._text(part.ids),
+                        "text": translator.text(part.ids, translator.mark(text)),
                         "score": part.score,
                         "logprob": part.logprob,
                         "finished": part.finished,

@@ -38,8 +38,6 @@ class Subject:
     encode: Callable[[str], list[int]]
     names: Callable[[list[int]], list[str]]
     places: tuple[str, ...]
-    target_encode: Callable[[str], list[int]] | None = None
-    target_names: Callable[[list[int]], list[str]] | None = None
     translator: Any = None
     classifier: Any = None
     labelled: tuple[tuple[str, str], ...] = ()  # texts to validate on and their labels
@@ -61,20 +59,21 @@ class Subject:
         ids = [*self.begins, *ids, *self.ends]
         if not ids:
             raise ValueError("the text is empty: type some words")
-        names = regrouped(self.names(ids))
-        if self.target_encode is None or place == "encoder":
+        names = self.names(ids) if self.translator is None else self.translator.source_names(ids, text)
+        names = regrouped(names)
+        if self.translator is None or place == "encoder":
             with record(self.model, most) as given:
                 self._maps(ids, None, place)
             _check_finite(given)
             predicted = [*names[1:], "?"] if place == "decoder" else None
             return Reading(names, names, predicted, None, given, cut)
         target = target or self.translator(text)
-        out, more = _cut(self.target_encode(target), self.longest - 1)
+        out, more = _cut(self.translator.encode_target(target, text), self.longest - 1)
         bos, eos = self.translator.target.bos, self.translator.target.eos
         with record(self.model, most) as given:
             self._maps(ids, [bos, *out], place)
         _check_finite(given)
-        named = regrouped(self.target_names([bos, *out, eos]))
+        named = regrouped(self.translator.target_names([bos, *out, eos], text))
         queries, predicted = named[:-1], named[1:]
         return Reading(queries, queries if place == "decoder" else names, predicted, target, given, cut or more)
 
@@ -101,11 +100,9 @@ def of_translator(name: str, title: str, translator: Any, examples: tuple[str, .
         title=title,
         task="translate",
         model=model,
-        encode=translator.source.encode,
+        encode=translator.encode,
         names=translator.source.tokens,
         places=places,
-        target_encode=translator.target.encode,
-        target_names=translator.target.tokens,
         translator=translator,
         examples=examples,
         ends=(translator.source.eos,),

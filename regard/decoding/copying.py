@@ -1,0 +1,47 @@
+"""Placeholders in a search: each may be written as often as it was read, and no other."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class CopyingState(NamedTuple):
+    """The state of the model, and which placeholders each row may still write."""
+
+    inner: Any
+    left: Tensor  # [rows, placeholders]
+
+    def reorder(self, rows: Tensor) -> "CopyingState":
+        return CopyingState(self.inner.reorder(rows), self.left[rows])
+
+    def select(self, rows: Tensor) -> "CopyingState":
+        return CopyingState(self.inner.select(rows), self.left[rows])
+
+
+class Copying:
+    """Stands before a model in a search. `first` is the id of the first placeholder, of which there are as many as
+    `left` [B, placeholders] has columns: True for those in the source of each row. `pad` is an id that the search is
+    forbidden to take."""
+
+    training = False
+
+    def __init__(self, model: Any, first: int, left: Tensor, pad: int) -> None:
+        self.model, self.first, self.left, self.pad = model, first, left, pad
+        self.end = first + left.shape[1]
+        self.encode = model.encode
+
+    def start(self, batch: int, *, memory: Any = None, capacity: int | None = None) -> CopyingState:
+        return CopyingState(self.model.start(batch, memory=memory, capacity=capacity), self.left)
+
+    def extend(self, tokens: Tensor, state: CopyingState) -> tuple[Tensor, CopyingState]:
+        logits, inner = self.model.extend(tokens, state.inner)
+        ids = torch.arange(self.first, self.end, device=tokens.device)
+        left = state.left & (tokens[:, -1:] != ids)
+        placeholders, may = logits[..., self.first : self.end], left[:, None]
+        # their probability goes to the padding, so that those of all other tokens stay what the model says
+        blocked = placeholders.masked_fill(may, -torch.inf).logsumexp(-1)
+        pad = logits[..., self.pad].logaddexp(blocked)
+        parts = logits[..., : self.pad], pad[..., None], logits[..., self.pad + 1 : self.first]
+        kept = placeholders.masked_fill(~may, -torch.inf)
+        return torch.cat([*parts, kept, logits[..., self.end :]], -1), CopyingState(inner, left)
