@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.attention.draws import generator
+from regard.kernels.runs import Where
 from regard.positions.base import Position
 from regard.reference import Row
 from regard.spec import POSITIONS
@@ -228,6 +229,13 @@ class Mask(NamedTuple):
     def sdpa(self) -> tuple[Tensor | None, bool]:
         """(attn_mask, is_causal): the cheapest legal form. In an aligned row, padding lies behind every real query."""
         return (None, True) if self.causal and self.aligned else (self.dense(), False)
+
+    def where(self, first: int = 0) -> Where:
+        """For kernels that compare positions, of which real keys have at least `first`."""
+        if self.aligned:
+            # no causal query sees what stands behind it
+            return Where(end=None if self.full or self.causal else self.count, first=first)
+        return Where(q0=self.q0, k0=self.k0, end=self.end, first=first)
 
     def pieces(self, size: int) -> "Iterator[tuple[slice, Mask]]":
         """The mask of `size` queries at a time."""

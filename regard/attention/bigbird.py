@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention.base import Cached, Facts, Mask, Order, Shape
+from regard.kernels import runs
 from regard.kernels.parts import Blocks, Part, Runs, union
+from regard.kernels.runs import Bound, Far, Lists, Pass, Where
 from regard.reference import Row
 
 
@@ -71,6 +73,9 @@ class BigBird(Cached):
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         (B, H, T, D), G, b, g = q.shape, k.shape[1], self.block, self.front + self.back
+        fits = b >= 16 and b & (b - 1) == 0
+        if runs.takes(q, k, v, refusal=None if fits else f"it takes blocks of 16, 32, 64 ... tokens, got {b}"):
+            return self._in_runs(mask, q, k, v)
         n = max(-(-T // b), g)
         wide, index = self.plan(-(-mask.end // b), n)
         # all rows and heads on one axis, where each block of queries has key blocks of its own
@@ -89,6 +94,30 @@ class BigBird(Cached):
             rows = flat[0].view(B, H, n, b, D).gather(2, at).flatten(2, 3)
             o = o.scatter(2, at, self.product(mask._replace(T=g * b), rows, k, v, self.scale).unflatten(2, (g, b)))
         return o.flatten(2, 3)[:, :, :T]
+
+    def _in_runs(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """By kernels that compare positions, and read the random blocks from a list."""
+        (B, H, T, D), b, g, w = q.shape, self.block, self.front + self.back, 2 * self.side + 1
+        blocks = -(-T // b)
+        n = max(blocks, g)
+        count = -(-mask.end // b)
+        wide, index = self.plan(count, n)
+        # the near and the random blocks are those between the global ones
+        last = (count - self.back).clamp(min=self.front) * b
+        end = None if mask.full else mask.end
+        where = Where(end=end, first=self.front * b, last=last, far_stride=last if self.back else None)
+        far = Far(g * b, inner=self.front * b if self.back else 0) if g else None
+        near = Bound(every=b, times=b, plus=-self.side * b)
+        part = Pass(near, near._replace(plus=(self.side + 1) * b), far, block=b, listed=self.random)
+        lists = Lists.of(index[:, :, :blocks, g + w :], inverse=torch.is_grad_enabled()) if self.random else None
+        o = runs.attend(q, k, v, [part], scale=self.scale, where=where, lists=lists)
+        if not g:
+            return o
+        pad = n * b - T
+        o, q = (F.pad(x, (0, 0, 0, pad)) if pad else x for x in (o, q))
+        at = (wide[:, :, None] * b + torch.arange(b, device=q.device)).view(B, 1, -1, 1).expand(-1, H, -1, D)
+        rows = runs.attend(q.gather(2, at), k, v, [Pass()], scale=self.scale, where=Where(end=end))
+        return o.scatter(2, at, rows)[:, :, :T]
 
     def plan(self, count: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """For rows of `count` [B] out of n blocks: the global blocks [B, g], and the blocks that each block sees,

@@ -12,8 +12,9 @@ from regard.attention.base import Cached, Facts, Mask, Order, Shape, masked_soft
 from regard.positions.base import skew
 from regard.reference import Row, blend
 
-# Temporaries of about so many numbers.
+# Temporaries of about so many numbers. On a GPU they are cheap and the start of a kernel is not.
 CHUNK = 1 << 21
+DEVICE_CHUNK = 1 << 26
 
 
 class ETC(Cached):
@@ -104,7 +105,7 @@ class ETC(Cached):
             weights = masked_softmax(torch.cat([near, far.unflatten(2, (-1, c))], 4), None).to(v.dtype)
             return (weights[..., : 3 * c] @ near_v).flatten(2, 3) + weights[..., 3 * c :].flatten(2, 3) @ global_v
 
-        size = max(1, CHUNK // (B * H * c * (3 * c + g)))
+        size = max(1, (CHUNK if q.device.type == "cpu" else DEVICE_CHUNK) // (B * H * c * (3 * c + g)))
         pieces = zip(*(x.split(size, -3) for x in (blocks, near_k, near_v)), places.split(size), strict=True)
         return torch.cat([_again(read, *piece) for piece in pieces], 2)[:, :, :T]
 

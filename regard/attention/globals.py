@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from regard.attention.base import Facts, Mask, Order, Shape, Tailed
+from regard.kernels import runs
 from regard.kernels.band import band_parts
 from regard.kernels.parts import Part, Runs, union
+from regard.kernels.runs import Bias, Bound, Far, Pass
 from regard.reference import Row
 
 
@@ -45,6 +47,9 @@ class Globals(Tailed):
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, front_k: Tensor, front_v: Tensor) -> Tensor:
         F, T = front_k.shape[2], mask.T
+        run_bias = None if self.position is None else self.position.run_bias(mask.S, mask.T)
+        if T > 1 and runs.takes(q, k, v, run_bias):
+            return self._in_runs(mask, q, k, v, front_k, front_v, run_bias)
         if mask.causal:
             k, v = torch.cat([front_k, k], 2), torch.cat([front_v, v], 2)
             return union(q, k, v, self._parts(mask, T, F), scale=self.scale)
@@ -54,6 +59,18 @@ class Globals(Tailed):
         late = mask._replace(q0=mask.q0 + F, T=T - F)
         real = None if mask.full else mask.real()
         return torch.cat([o, union(q[:, :, F:], k, v, self._parts(late, T - F, F), scale=self.scale, real=real)], 2)
+
+    def _in_runs(
+        self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, front_k: Tensor, front_v: Tensor, bias: Bias | None
+    ) -> Tensor:
+        F, alone = front_k.shape[2], Pass(Bound(), Bound(plus=1))
+        given = {"scale": self.scale, "where": mask.where(), "bias": bias}
+        if mask.causal:
+            # the global keys before a query, and itself
+            given |= {} if mask.aligned else {"far_k": front_k, "far_v": front_v}
+            return runs.attend(q, k, v, [alone._replace(far=Far(F, Bound()))], **given)
+        o = runs.attend(q[:, :, :F], k, v, [Pass()], **given)
+        return o if mask.T == F else runs.attend(q, k, v, [alone._replace(far=Far(F))], head=o, **given)
 
     def _parts(self, mask: Mask, T: int, F: int) -> list[Part]:
         """T queries over the F global keys that stand before each of them, and over itself, at key t + F."""

@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention.base import Facts, Mask, Order, Shape, Tailed
+from regard.kernels import runs
 from regard.kernels.parts import Blocks, Part, Runs, union
+from regard.kernels.runs import Bound, Pass
 from regard.reference import Row
 
 
@@ -80,7 +82,7 @@ class Image(Tailed):
                 f"option 'width' of 'image' must be a multiple of the columns of a block, got width={width} and "
                 f"block={block}: pad the image, or choose another block"
             )
-        self.block, self.width = sizes, 1 << 40 if flat else width
+        self.flat, self.block, self.width = flat, sizes, 1 << 40 if flat else width
         self.memory = around[0], min(around[1], self.width)
         (h, w), (f_h, f_w), L = self.block, self.memory, self.size
         first = (-f_h // h * (self.width // w) + -f_w // w) * L + -f_h % h * w + -f_w % w
@@ -103,6 +105,11 @@ class Image(Tailed):
         return torch.arange(height * W).view(height // h, h, W // w, w).transpose(1, 2).flatten()
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.flat and mask.T > 1 and runs.takes(q, k, v):
+            (_, l), (_, m) = self.block, self.memory
+            block = Bound(every=l, times=l, plus=-m)
+            near = Pass(block, Bound(plus=1) if mask.causal else block._replace(plus=l + m))
+            return runs.attend(q, k, v, [near], scale=self.scale, where=mask.where())
         if not mask.aligned:
             return self._later(mask, q, k, v)
         T, L = mask.T, self.size

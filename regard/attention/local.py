@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from regard.attention.base import Facts, Mask, Order, Shape, Tailed
+from regard.kernels import runs
 from regard.kernels.band import band_parts
 from regard.kernels.parts import union
+from regard.kernels.runs import Bound, Pass
 from regard.reference import Row
 
 
@@ -52,6 +54,10 @@ class Local(Tailed):
             return self.product(mask, q, k, v, self.scale)
         before = min(self.window, mask.S)
         after = 0 if mask.causal else before
+        run_bias = None if self.position is None else self.position.run_bias(before, after)
+        if runs.takes(q, k, v, run_bias):
+            near = Pass(Bound(plus=-before), Bound(plus=after + 1))
+            return runs.attend(q, k, v, [near], scale=self.scale, where=mask.where(), bias=run_bias)
         bias = None
         if self.position is not None and self.position.facts.kind == "bias":
             gaps = torch.arange(-before, after + 1, device=q.device)[None]

@@ -8,8 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention.base import Facts, Mask, Order, Shape, Tailed
+from regard.kernels import runs
 from regard.kernels.band import band_parts
 from regard.kernels.parts import Part, Runs, union
+from regard.kernels.runs import Bias, Bound, Far, Pass
 from regard.reference import Row
 
 
@@ -81,7 +83,11 @@ class Longformer(Tailed):
         front_global_k: Tensor | None = None,
         front_global_v: Tensor | None = None,
     ) -> Tensor:
+        bias = None if self.position is None else self.position.run_bias(mask.S, mask.S)
+        in_runs = mask.T > 1 and runs.takes(q, k, v, bias)
         if not self.front:
+            if in_runs:
+                return self._near_in_runs(mask, q, k, v, None, None, None, bias)
             return self._near(mask, q, k, v, k[:, :, :0], v[:, :, :0])
         # a call starts at position 0 or later: only its first queries can be global
         first = min(self.front, mask.T)
@@ -91,15 +97,42 @@ class Longformer(Tailed):
             global_k, global_v = front_global_k, front_global_v
             wide = wide._replace(k0=torch.zeros_like(mask.k0), S=global_k.shape[2], full=True)
             wide = wide if mask.aligned else wide._replace(shift=None)
-        o = self.product(wide, global_q[:, :, :first], global_k, global_v, self.scale)
+        if in_runs and not mask.causal:
+            given = {"scale": self.scale, "where": mask.where(), "bias": bias}
+            o = runs.attend(global_q[:, :, :first], global_k, global_v, [Pass()], **given)
+        else:
+            o = self.product(wide, global_q[:, :, :first], global_k, global_v, self.scale)
         if mask.aligned and first == mask.T:
             return o
-        near = self._near(mask, q, k, v, front_k, front_v)
+        if in_runs and mask.aligned:
+            return self._near_in_runs(mask, q, k, v, None, None, o, bias)
+        if in_runs:
+            near = self._near_in_runs(mask, q, k, v, front_k, front_v, None, bias)
+        else:
+            near = self._near(mask, q, k, v, front_k, front_v)
         if not mask.aligned:
             late = mask.q0[:, None] + torch.arange(first, device=q.device) >= self.front
             o = torch.where(late[:, None, :, None], near[:, :, :first], o)
             near = near[:, :, first:]
         return torch.cat([o, near], 2)
+
+    def _near_in_runs(
+        self,
+        mask: Mask,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        front_k: Tensor | None,
+        front_v: Tensor | None,
+        head: Tensor | None,
+        bias: Bias | None,
+    ) -> Tensor:
+        """All queries over the global keys and the window, but for the first, whose output is `head`."""
+        far = Far(min(self.front, mask.S) if front_k is None else front_k.shape[2]) if self.front else None
+        after = 0 if mask.causal else self.window
+        near = Pass(Bound(plus=-self.window), Bound(plus=after + 1), far, fold=self.dilation)
+        given = {"scale": self.scale, "where": mask.where(first=self.front), "bias": bias}
+        return runs.attend(q, k, v, [near], far_k=front_k, far_v=front_v, head=head, **given)
 
     def _near(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, front_k: Tensor, front_v: Tensor) -> Tensor:
         """The queries that are not global, over the global keys and the window; aligned rows drop the global ones."""

@@ -8,8 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.attention.base import Attention, Facts, Order, Out, Rows, Shape, masked_softmax
+from regard.kernels import runs
 from regard.kernels.band import band_parts
 from regard.kernels.parts import Part, Runs, union
+from regard.kernels.runs import Bound, Far, Pass, Where
 from regard.reference import blend
 from regard.spec import POSITIONS
 
@@ -183,6 +185,11 @@ class LongShort(Attention):
         T, w, r = rows.T, self.window, self.rank
         n, side = -(-T // w), max(w // 2, 1)
         keys, values = self._summaries(*(part[:, :, None] for part in (k, v, p)), rows.real(), probe)
+        if not probe and T > 1 and runs.takes(q, k, v):
+            low = Bound(every=w, times=w, plus=-side)
+            near = Pass(low, low._replace(plus=w + side), Far(r) if r else None)
+            where = Where(end=None if rows.at is not None else rows.count)
+            return self._in_runs(near, where, q, *self._tokens(k, v), keys, values)
         k, v = (F.pad(part, (0, 0, side, n * w - T + side)) for part in self._tokens(k, v, probe))
         at = torch.arange(-r - side, n * w + side, device=q.device)
         real = (at < -side) | ((at >= 0) & (at < rows.count[:, None]))
@@ -195,7 +202,7 @@ class LongShort(Attention):
         """Role "causal" from the first token on: what is padded lies behind every real query."""
         T, c, r = q.shape[2], self.chunk, self.rank
         n = T // c if r else 0
-        parts = []
+        parts, in_runs = [], not probe and T > 1 and runs.takes(q, k, v)
         if n:
             chunks = (part[:, :, : n * c].unflatten(2, (n, c)) for part in (k, v, p))
             keys, values = self._summaries(*chunks, probe=probe)
@@ -203,6 +210,8 @@ class LongShort(Attention):
             rows = Runs(c, n, c, 1, c)
             parts = [Part(rows, Runs(i, n, c, 0, r), causal=True) for i in range(r)]
         k, v = self._tokens(k, v, probe)
+        if in_runs:
+            return self._in_runs(self._window(n * r), Where(), q, k, v, *((keys, values) if n else (None, None)))
         if n:
             q = F.pad(q, (0, 0, 0, n * c + c - T))
             k, v = torch.cat([keys, k], 2), torch.cat([values, v], 2)
@@ -214,6 +223,9 @@ class LongShort(Attention):
         """Role "causal" after the tokens of `tail`, with the summaries up to those of the new tokens."""
         T, W, slots = rows.T, self.window - 1, long[0].shape[2]
         k, v = self._tokens(*(torch.cat([old, new], 2) for old, new in zip(tail, (k, v), strict=False)))
+        if T > 1 and runs.takes(q, k, v):
+            where = Where(q0=rows.start, k0=rows.start - W)
+            return self._in_runs(self._window(slots), where, q, k, v, *(long if slots else (None, None)))
         k, v = torch.cat([long[0], k], 2), torch.cat([long[1], v], 2)
         steps = torch.arange(T, device=q.device)
         complete = (rows.start[:, None] + steps) // self.chunk * self.rank  # [B, T]
@@ -222,6 +234,18 @@ class LongShort(Attention):
         real = (first < -W) | (first >= -rows.start[:, None])
         parts = [Part(Runs(0, T), Runs(0, slots), mask=visible[:, None, None])]
         return union(q, k, v, parts + self._band(T, W, slots, q.device), scale=self.scale, real=real)
+
+    def _window(self, slots: int) -> Pass:
+        """The last w tokens, and the summaries of the chunks before a query's own."""
+        far = Far(slots, Bound(every=self.chunk, times=self.rank)) if slots else None
+        return Pass(Bound(plus=1 - self.window), Bound(plus=1), far)
+
+    def _in_runs(
+        self, near: Pass, where: Where, q: Tensor, k: Tensor, v: Tensor, keys: Tensor | None, values: Tensor | None
+    ) -> Tensor:
+        """Tokens k, v and summaries by kernels that compare positions."""
+        far = (None, None) if near.far is None else (keys, values)
+        return runs.attend(q, k, v, [near], scale=self.scale, where=where, far_k=far[0], far_v=far[1])
 
     def _band(self, T: int, shift: int, front: int, device: torch.device) -> list[Part]:
         """The window of T queries over tokens that stand behind `front` summaries and begin `shift` before them."""

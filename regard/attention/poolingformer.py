@@ -19,7 +19,9 @@ from regard.attention.base import (
     Tailed,
     TailState,
 )
+from regard.kernels import runs
 from regard.kernels.parts import Part, Runs, union
+from regard.kernels.runs import Bound, Pass, Where
 from regard.reference import Row, blend
 from regard.spec import ATTENTION, POSITIONS
 
@@ -169,6 +171,8 @@ class Pooled(Tailed):
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, carried: Tensor | None = None) -> Tensor:
         """`carried`: what to pool in the place of the values, [B, H, S, n]."""
         x, device = self.stride, q.device
+        if mask.aligned and carried is None and mask.T > 1 and runs.takes(q, k, v):
+            return self._in_runs(mask, q, k, v)
         # queries are laid out from a place where a slot has its middle
         inside = 0 if mask.aligned else mask.q0 % x
         blocks = -(-(mask.T + (0 if mask.aligned else x - 1)) // x)
@@ -204,6 +208,19 @@ class Pooled(Tailed):
             real=real[:, self.left :: x][:, :slots],
         )
         return _lay(o, inside, mask.T)
+
+    def _in_runs(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The queries of whole rows over slots as they come."""
+        x, w = self.stride, self.window
+        slots = -(-mask.T // x)
+        length = (slots - 1) * x + self.kernel
+        at = torch.arange(-self.left, length - self.left, device=q.device)
+        real = (at >= 0) & (at < mask.end[:, None])
+        keys, values = (self.pool(real, _lay(part, -self.left, length)) for part in (k, v))
+        # slot c has its middle at x c
+        high = Bound(-self.right, x, 1, 1) if mask.causal else Bound(w, x, 1, 1)
+        where = Where(end=None if mask.causal or mask.full else -(-mask.end // x))
+        return runs.attend(q, keys, values, [Pass(Bound(x - 1 - w, x), high)], scale=self.scale, where=where)
 
     def pool(self, real: Tensor, part: Tensor) -> Tensor:
         """[B, G, (m - 1) x + n, D] -> [B, G, m, D]"""

@@ -8,8 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention.base import Cached, Facts, Mask, Order, Shape
+from regard.kernels import runs
 from regard.kernels.band import band_parts
 from regard.kernels.parts import Part, Runs, union
+from regard.kernels.runs import ALL, Bound, Far, Pass
 from regard.reference import Row
 
 
@@ -84,6 +86,8 @@ class Sparse(Cached):
         self.pattern, self.stride, self.summary = pattern, stride, summary
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if mask.T > 1 and 1 < self.stride < mask.S and runs.takes(q, k, v):
+            return runs.attend(q, k, v, self._passes(mask.S, mask.causal), scale=self.scale, where=mask.where())
         # slot = position, so as many queries as keys are a whole sequence
         if mask.T == mask.S:
             return self._whole(mask, q, k, v)
@@ -108,6 +112,21 @@ class Sparse(Cached):
             real = at < mask.end[:, None]
         parts = self._strided_parts if self.pattern == "strided" else self._fixed_parts
         return union(q, k, v, parts(N + pad, mask.causal, q.device), scale=self.scale, real=real)[:, :, :N]
+
+    def _passes(self, S: int, causal: bool) -> list[Pass]:
+        """The pattern for kernels that compare positions."""
+        l, c = self.stride, self.summary
+        if self.pattern == "strided":
+            # the class of a query has the keys 0, l, 2 l ... away
+            after = Bound() if causal else Bound(plus=l)
+            return [
+                Pass(Bound(plus=1 - l), after, hole=not causal),
+                Pass(high=Bound(plus=1) if causal else ALL, fold=l),
+            ]
+        block = Bound(every=l, times=l)
+        if causal:
+            return [Pass(block, Bound(plus=1), Far(S // l * c, Bound(every=l, times=c), l - c, c, l))]
+        return [Pass(block, block._replace(plus=l - c), Far(-(-S // l) * c, ALL, l - c, c, l))]
 
     def _strided_parts(self, N: int, causal: bool, device: torch.device) -> list[Part]:
         """Every l-th key, and what else is in the window: 1 to l - 1 away."""

@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention.base import Cached, Facts, Mask, Order, Shape
+from regard.kernels import runs
+from regard.kernels.runs import ALL, Bound, Pass
 from regard.reference import Row
 
 
@@ -43,6 +45,9 @@ class Strided(Cached):
         self.stride = stride
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if mask.T > 1 and runs.takes(q, k, v):
+            classes = Pass(high=Bound(plus=1) if mask.causal else ALL, fold=self.stride)
+            return runs.attend(q, k, v, [classes], scale=self.scale, where=mask.where())
         # slot = position, so as many queries as keys are a whole sequence
         if mask.T == mask.S:
             return self._whole(mask, q, k, v)

@@ -30,8 +30,10 @@ class Alibi(Position):
         self.register_buffer("powers", torch.tensor(powers), persistent=False)
 
     def bias(self, gap: Tensor) -> Tensor:
-        slopes = torch.exp2(-self.powers.to(wide(self.powers.dtype)))
-        return -slopes[:, None, None] * gap.abs().unsqueeze(-3)
+        return -self.slopes()[:, None, None] * gap.abs().unsqueeze(-3)
+
+    def slopes(self) -> Tensor:
+        return torch.exp2(-self.powers.to(wide(self.powers.dtype)))
 
     def plain_bias(self, head: int, i: int, j: int) -> float:
         heads, h = self.shape.all_heads, self.shape.first_head + head

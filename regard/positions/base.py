@@ -24,6 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.kernels.runs import Bias
+
 if TYPE_CHECKING:
     from regard.attention.base import Mask, Rows, Shape
 
@@ -116,6 +118,21 @@ class Position(nn.Module):
             return x
         queries, keys = (torch.arange(n, device=x.device) for n in (mask.T, mask.S))
         return torch.where((queries + mask.shift > 0)[:, None] & (keys > 0), x, 0)
+
+    def slopes(self) -> Tensor | None:
+        """Kind "bias": [H] where the bias is -slope |gap|; None where it is another function of the gap."""
+        return None
+
+    def run_bias(self, before: int, after: int) -> Bias | None:
+        """`bias` for kernels that make it from the gaps -before to after; None for other kinds. Final."""
+        if self.facts.kind != "bias":
+            return None
+        slopes = self.slopes()
+        if slopes is not None:
+            return Bias(slopes=slopes)
+        device = next((x.device for x in (*self.parameters(), *self.buffers())), None)
+        gaps = torch.arange(-before, after + 1, device=device)[None]
+        return Bias(table=self.bias(gaps)[:, 0], origin=before)
 
     def plain_add(self, x: Tensor) -> Tensor:
         """Twin of `add` for one sequence [T, E] from position 0."""

@@ -1,0 +1,256 @@
+"""Exact softmax attention over runs of keys, said by positions: the patterns that Triton kernels take.
+
+The query at position i sees the keys at positions low(i) <= j < high(i), where both bounds are a `Bound`,
+
+    bound(i) = (i + add) // every * times + plus:
+
+a window has times 1, blocks of l have every = times = l, "all" has times 0. Beside this near run a query may see a far
+one: few keys that all later queries share (global tokens, summaries). A `fold` of s cuts positions into the s residue
+classes modulo s that never see each other; bounds then count the members of a class. A pattern is a list of such
+passes, each over what the passes before it left open; no query may meet a key twice.
+
+`attend` needs Triton (regard/kernels/parts_triton.py); what stands in parts.py does the same for any device and for
+any mask. O(T (keys seen) D) time, memory linear in the inputs, forward and backward.
+
+Letters: B batch, T queries, S keys, H heads, G key/value heads (H is a multiple of G), D head width, E value width.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.kernels.choose import use_triton
+from regard.kernels.parts import once
+
+LOG2E = math.log2(math.e)
+WIDEST = 256  # head width that a program has room for
+
+
+class Bound(NamedTuple):
+    """(i + add) // every * times + plus, rounded down."""
+
+    add: int = 0
+    every: int = 1
+    times: int = 1
+    plus: int = 0
+
+
+ALL = Bound(times=0, plus=2**30)  # above every position
+NONE = Bound(times=0, plus=-(2**30))  # below every position
+
+
+class Far(NamedTuple):
+    """Keys j < count that a query sees where j < high(i).
+
+    They are k and v (or far_k and far_v) at slot start + j // inner * stride + j % inner; inner = 0: at start + j.
+    """
+
+    count: int
+    high: Bound = ALL
+    start: int = 0
+    inner: int = 0
+    stride: int = 0
+
+
+class Pass(NamedTuple):
+    """The near run of keys, and perhaps a far one. hole: a query does not see the key at its own position. block: the
+    tokens of a block of queries that also sees the `listed` blocks of keys in `Lists`; a power of two, at least 16."""
+
+    low: Bound = NONE
+    high: Bound = ALL
+    far: Far | None = None
+    fold: int = 1
+    hole: bool = False
+    block: int = 0
+    listed: int = 0
+
+
+class Lists(NamedTuple):
+    """The blocks of keys that each of n blocks of queries sees, and, for gradients, the other way round."""
+
+    keys: Tensor  # [B, H, n, listed], -1 for none
+    starts: Tensor | None = None  # [B, H, n + 1] where the queries of a block of keys begin in
+    queries: Tensor | None = None  # [B, H, n * listed]
+
+    @classmethod
+    def of(cls, keys: Tensor, inverse: bool) -> "Lists":
+        B, H, n, listed = keys.shape
+        if not inverse or not listed:
+            return cls(keys.contiguous())
+        by_key, order = torch.where(keys < 0, n, keys).flatten(2).sort(dim=2, stable=True)
+        blocks = torch.arange(n + 1, device=keys.device).expand(B, H, -1).contiguous()
+        return cls(keys.contiguous(), torch.searchsorted(by_key, blocks), order // listed)
+
+
+class Where(NamedTuple):
+    """Where queries and keys stand: query t at q0 + t, key slot s at k0 + s.
+
+    q0 and k0 are numbers, or tensors [B] where rows differ. Keys at position < end [B] exist, and near ones are those
+    from `first` to before last [B]. `since` and `until` [B, T] are bounds of single queries, as those of packed
+    documents. far_stride [B] is that of the far keys, where rows differ.
+    """
+
+    q0: int | Tensor = 0
+    k0: int | Tensor = 0
+    end: Tensor | None = None
+    first: int = 0
+    since: Tensor | None = None
+    until: Tensor | None = None
+    last: Tensor | None = None
+    far_stride: Tensor | None = None
+
+
+class Bias(NamedTuple):
+    """What is added to the scaled logits: -slopes[h] |j - i|, or table[h, j - i + origin]."""
+
+    slopes: Tensor | None = None  # [H]
+    table: Tensor | None = None  # [H, gaps]
+    origin: int = 0
+
+
+def takes(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None = None, refusal: str | None = None) -> bool:
+    """Whether `attend` runs on these, by the choice of kernels; `refusal` is the caller's own reason not to."""
+    if max(q.shape[-1], v.shape[-1]) > WIDEST:
+        refusal = f"heads are wider than {WIDEST}"
+    elif bias is not None and any(x is not None and x.requires_grad for x in bias[:2]) and torch.is_grad_enabled():
+        refusal = "the bias of positions is learned, and it gives a bias no gradient"
+    return use_triton("parts", q, k, v, refusal=refusal)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    passes: Sequence[Pass],
+    *,
+    scale: float | None = None,
+    where: Where | None = None,
+    bias: Bias | None = None,
+    far_k: Tensor | None = None,
+    far_v: Tensor | None = None,
+    head: Tensor | None = None,
+    lists: Lists | None = None,
+) -> Tensor:
+    """q [B, H, T, D], k [B, G, S, D], v [B, G, S, E] -> [B, H, T, E]; queries that see no key give 0.
+
+    far_k [B, G, F, D] and far_v [B, G, F, E] are the far keys and values, where these are no keys of k. `head`
+    [B, H, n, E] is the output of the first n queries, which are computed elsewhere and left out here.
+    """
+    where, bias = where or Where(), bias or Bias()
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if torch.is_autocast_enabled(q.device.type):
+        dtype = torch.get_autocast_dtype(q.device.type)
+        q, k, v, far_k, far_v, head = (x if x is None else x.to(dtype) for x in (q, k, v, far_k, far_v, head))
+    q, k, v, far_k, far_v = (
+        x if x is None or x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in (q, k, v, far_k, far_v)
+    )
+    if not q.numel() or not k.numel():
+        return torch.zeros((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
+    numbers, tensors = flatten(passes, where, bias, 0 if head is None else head.shape[2], lists)
+    return _Attend.apply(q, k, v, far_k, far_v, head, scale, numbers, *tensors)
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, far_k, far_v, head, scale: float, numbers: list[int], *tensors: Tensor | None):
+        # `tensors` are odd in number: dynamo leaves out ctx if forward has as many parameters as there are arguments.
+        run = _forward_operator if torch.compiler.is_compiling() else _forward
+        o, lse = run(q, k, v, far_k, far_v, head, scale, numbers, tensors)
+        ctx.scale, ctx.numbers, ctx.head = scale, numbers, 0 if head is None else head.shape[2]
+        ctx.save_for_backward(q, k, v, far_k, far_v, o, lse, *tensors)
+        return o
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        once()
+        q, k, v, far_k, far_v, o, lse, *tensors = ctx.saved_tensors
+        run = _backward_operator if torch.compiler.is_compiling() else _backward
+        grads = run(grad, q, k, v, far_k, far_v, o, lse, ctx.scale, ctx.numbers, tensors)
+        far = grads[3:] if far_k is not None else (None, None)
+        head = grad[:, :, : ctx.head] if ctx.head else None
+        return *grads[:3], *far, head, None, None, *[None] * len(tensors)
+
+
+def flatten(
+    passes: Sequence[Pass], where: Where, bias: Bias, skip: int, lists: Lists | None = None
+) -> tuple[list[int], list[Tensor | None]]:
+    """As numbers and tensors, since operators take no tuples; a bias in units of the kernels' base 2."""
+    q0, k0 = (0 if isinstance(x, Tensor) else x for x in where[:2])
+    numbers = [q0, k0, where.first, skip, bias.origin]
+    for low, high, far, *others in passes:
+        count, bound, start, inner, stride = far or Far(0)
+        numbers += [*low, *high, count, *bound, start, inner, stride, *map(int, others)]
+    slopes, table = (x if x is None else (x.detach().float() * LOG2E).contiguous() for x in bias[:2])
+    starts = [x if isinstance(x, Tensor) else None for x in where[:2]]
+    places = (where.end, where.since, where.until, where.last, where.far_stride)
+    return numbers, [*starts, *places, slopes, table, *(lists or (None, None, None))]
+
+
+def unflatten(numbers: Sequence[int]) -> tuple[list[int], list[Pass]]:
+    """The five numbers in front, and the passes."""
+    passes = []
+    for at in range(5, len(numbers), 20):
+        n = numbers[at : at + 20]
+        far = Far(n[8], Bound(*n[9:13]), *n[13:16]) if n[8] else None
+        passes.append(Pass(Bound(*n[:4]), Bound(*n[4:8]), far, n[16], bool(n[17]), *n[18:]))
+    return list(numbers[:5]), passes
+
+
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    far_k: Tensor | None,
+    far_v: Tensor | None,
+    head: Tensor | None,
+    scale: float,
+    numbers: Sequence[int],
+    tensors: Sequence[Tensor | None],
+) -> tuple[Tensor, Tensor]:
+    """o [B, H, T, E] and the base-2 logsumexp [B, H, T] of the logits."""
+    from regard.kernels import parts_triton
+
+    return parts_triton.forward(q, k, v, far_k, far_v, head, scale, numbers, tensors)
+
+
+def _backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    far_k: Tensor | None,
+    far_v: Tensor | None,
+    o: Tensor,
+    lse: Tensor,
+    scale: float,
+    numbers: Sequence[int],
+    tensors: Sequence[Tensor | None],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of q, k, v, far_k and far_v; the last two are empty where there are none."""
+    from regard.kernels import parts_triton
+
+    return parts_triton.backward(grad, q, k, v, far_k, far_v, o, lse, scale, numbers, tensors)
+
+
+_forward_operator = torch.library.custom_op("regard::runs", _forward, mutates_args=())
+_backward_operator = torch.library.custom_op("regard::runs_backward", _backward, mutates_args=())
+
+
+@_forward_operator.register_fake
+def _(q, k, v, far_k, far_v, head, scale, numbers, tensors):
+    return empty_like_heads(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@_backward_operator.register_fake
+def _(grad, q, k, v, far_k, far_v, o, lse, scale, numbers, tensors):
+    far = (q.new_empty(0) if x is None else empty_like_heads(x, x.shape[3]) for x in (far_k, far_v))
+    return *(empty_like_heads(x, x.shape[3]) for x in (q, k, v)), *far
+
+
+def empty_like_heads(x: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
+    """[B, H, T, width] for x [B, H, T, D], in memory order [B, T, H, width], where heads merge."""
+    B, H, T, _ = x.shape
+    return x.new_empty(B, T, H, width, dtype=dtype or x.dtype).transpose(1, 2)

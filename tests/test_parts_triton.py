@@ -1,0 +1,323 @@
+"""The kernels of runs.py in Triton, interpreted on the CPU: against the formula in float64, at most twice as far from
+it as PyTorch in the same dtype, and under the mechanisms that use them. tests/test_gpu.py has them on a GPU."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import triton.language as tl
+from suite import LONG, WIDTH, Case, extended, holes
+from torch import Tensor
+from torch.testing import assert_close
+from triton.runtime import interpreter
+
+from regard.kernels import choose, parts_triton, runs
+from regard.kernels.parts_triton import Tile
+from regard.kernels.runs import ALL, Bias, Bound, Far, Pass, Where
+
+WINDOW = [Pass(Bound(plus=-20), Bound(plus=1))]
+
+
+class Pattern(NamedTuple):
+    """Passes, and what they mean: which keys a query sees, from the positions of both; far tensors come first."""
+
+    passes: list[Pass]
+    sees: Callable[[Tensor, Tensor], Tensor]
+    first: int = 0
+    head: int = 0
+    far: int = 0
+    sees_far: Callable[[Tensor, Tensor], Tensor] | None = None
+
+
+def blocks(i: Tensor, j: Tensor) -> Tensor:
+    return (i // 10 == j // 10) | (j % 10 >= 7)
+
+
+PATTERNS = {
+    "window": Pattern(WINDOW, lambda i, j: (j <= i) & (j >= i - 20)),
+    "two-sided": Pattern([Pass(Bound(plus=-9), Bound(plus=10))], lambda i, j: abs(i - j) <= 9),
+    "all": Pattern([Pass()], lambda i, j: (i >= 0) & (j >= 0)),
+    "globals": Pattern(
+        [Pass(Bound(plus=-9), Bound(plus=10), Far(5))], lambda i, j: (abs(i - j) <= 9) | (j < 5), first=5, head=5
+    ),
+    "earlier globals": Pattern(
+        [Pass(Bound(), Bound(plus=1), Far(5, Bound()))], lambda i, j: (i == j) | ((j < 5) & (j < i))
+    ),
+    "summaries": Pattern(
+        [Pass(Bound(plus=-19), Bound(plus=1), Far(20, Bound(0, 10, 2, 0)))],
+        lambda i, j: (j <= i) & (j > i - 20),
+        far=20,
+        sees_far=lambda i, j: j < i // 10 * 2,
+    ),
+    "classes": Pattern([Pass(high=Bound(plus=1), fold=7)], lambda i, j: ((i - j) % 7 == 0) & (j <= i)),
+    "dilated": Pattern(
+        [Pass(Bound(plus=-3), Bound(plus=4), Far(2), fold=3)],
+        lambda i, j: ((abs(i - j) <= 9) & ((i - j) % 3 == 0)) | (j < 2),
+        first=2,
+        head=2,
+    ),
+    "strided": Pattern(
+        [Pass(Bound(plus=-6), Bound()), Pass(high=Bound(plus=1), fold=7)],
+        lambda i, j: (((i - j) % 7 == 0) | (j >= i - 7)) & (j <= i),
+    ),
+    "strided both ways": Pattern(
+        [Pass(Bound(plus=-6), Bound(plus=7), hole=True), Pass(fold=7)],
+        lambda i, j: ((i - j) % 7 == 0) | (abs(j - i) <= 7),
+    ),
+    "fixed": Pattern(
+        [Pass(Bound(0, 10, 10, 0), Bound(plus=1), Far(30, Bound(0, 10, 3, 0), 7, 3, 10))],
+        lambda i, j: blocks(i, j) & (j <= i),
+    ),
+    "fixed both ways": Pattern([Pass(Bound(0, 10, 10, 0), Bound(0, 10, 10, 7), Far(30, ALL, 7, 3, 10))], blocks),
+    "pooled": Pattern(
+        [Pass(Bound(-9, 4, 1, 0), Bound(-2, 4, 1, 1))], lambda i, j: (4 * j + 2 <= i) & (4 * j >= i - 12)
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch) -> None:
+    """Tiles of a few rows, so that short sequences have several; and no checks of overflow, a third of the time."""
+    monkeypatch.setattr(parts_triton, "tile", lambda *_: Tile(32, 16))
+    monkeypatch.setattr(interpreter.InterpreterOptions, "sanitize_overflow", False, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def products_of_bfloat16(monkeypatch) -> Iterator[None]:
+    """The interpreter multiplies the bits of bfloat16 as whole numbers: here they are made float32 first."""
+    plain = interpreter.InterpreterBuilder.create_dot
+
+    def create_dot(self, a, b, *rest):
+        if a.dtype.scalar == tl.bfloat16:
+            a, b = (
+                interpreter.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32) for x in (a, b)
+            )
+        return plain(self, a, b, *rest)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+
+
+def drawn(*sizes: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
+    """[B, H, n, D] as heads split from projections are laid out."""
+    return [torch.randn(B, n, H, D).transpose(1, 2).to(dtype).requires_grad_() for B, H, n, D in sizes]
+
+
+def softmax_over(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, bias: Tensor | float = 0.0) -> Tensor:
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    logits = q @ k.mT * q.shape[3] ** -0.5 + bias
+    weights = torch.softmax(logits.masked_fill(~seen, torch.finfo(logits.dtype).min), -1)
+    return torch.where(seen, weights, 0) @ v
+
+
+def compare(
+    pattern: Pattern,
+    T: int,
+    S: int | None = None,
+    *,
+    where: Where | None = None,
+    rows: Callable[[Tensor, Tensor], Tensor] | None = None,
+    bias: Bias | None = None,
+    biases: Callable[[Tensor, Tensor], Tensor] | None = None,
+    dtype: torch.dtype = torch.float32,
+    B: int = 1,
+    H: int = 2,
+    G: int = 2,
+    D: int = 16,
+) -> None:
+    """Output and gradients of the kernels: near float64, at most twice as far as PyTorch in the same dtype."""
+    torch.manual_seed(T)
+    S = S or T
+    leaves = drawn((B, H, T, D), (B, G, S, D), (B, G, S, D), (B, H, min(pattern.head, T), D), dtype=dtype)
+    leaves += drawn((B, G, pattern.far, D), (B, G, pattern.far, D), dtype=dtype) if pattern.far else []
+    i, j = torch.arange(T)[:, None], torch.arange(S)
+    if where is not None:
+        q0, k0 = (x[:, None, None, None] if isinstance(x, Tensor) else x for x in where[:2])
+        i, j = i + q0, j + k0
+    seen = pattern.sees(i, j).expand(B, H, T, S)
+    seen = seen & rows(i, j) if rows else seen
+    if pattern.far:
+        seen = torch.cat([pattern.sees_far(i, torch.arange(pattern.far)).expand(B, H, -1, -1), seen], 3)
+
+    def plain(q, k, v, head, *far):
+        k, v = (torch.cat(pair, 2) for pair in zip(far, (k, v), strict=True)) if far else (k, v)
+        o = softmax_over(q, k, v, seen, biases(i, j).to(q.dtype) if biases else 0.0)
+        return torch.cat([head, o[:, :, head.shape[2] :]], 2)
+
+    def ours(q, k, v, head, *far):
+        far = dict(zip(("far_k", "far_v"), far, strict=False))
+        place = (where or Where())._replace(first=pattern.first)
+        return runs.attend(q, k, v, pattern.passes, where=place, bias=bias, head=head, **far)
+
+    def results(function, dtype):
+        given = [x.detach().to(dtype).requires_grad_() for x in leaves]
+        o = function(*given)
+        o.backward(grad.to(dtype))
+        return [
+            o.detach().double(),
+            *(torch.zeros_like(x).double() if x.grad is None else x.grad.double() for x in given),
+        ]
+
+    grad = torch.randn(B, H, T, D).to(dtype)
+    exact, rounded, got = results(plain, torch.float64), results(plain, dtype), results(ours, dtype)
+    for name, a, b, c in zip(["o", "q", "k", "v", "head", "far_k", "far_v"], got, rounded, exact, strict=False):
+        assert a.isfinite().all(), name
+        # a gradient that is zero may be made of parts that cancel
+        allowed = 2 * (b - c).norm() + torch.finfo(dtype).eps * grad.double().norm()
+        assert (a - c).norm() <= allowed, f"{name}: off by {(a - c).norm():.3g}, allowed {allowed:.3g}"
+
+
+@pytest.fixture
+def poisoned(monkeypatch) -> None:
+    """What is allocated without being filled holds NaN."""
+
+    def filled(make):
+        def new(*args, **kwargs):
+            made = make(*args, **kwargs)
+            return made.fill_(torch.nan) if made.is_floating_point() else made
+
+        return new
+
+    monkeypatch.setattr(Tensor, "new_empty", filled(Tensor.new_empty))
+    monkeypatch.setattr(torch, "empty_like", filled(torch.empty_like))
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_pattern(name, poisoned):
+    compare(PATTERNS[name], 45, 12 if name == "pooled" else None)
+
+
+@pytest.mark.parametrize("T", [1, 63, 64, 65, 100])
+def test_length(T, monkeypatch, poisoned):
+    monkeypatch.setattr(parts_triton, "tile", lambda *_: Tile(32, 32))
+    compare(PATTERNS["window"], T)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["two-sided", "strided", "summaries"])
+def test_narrow_dtype(name, dtype, poisoned):
+    compare(PATTERNS[name], 45, dtype=dtype)
+
+
+@pytest.mark.parametrize("name", ["window", "globals", "classes", "fixed"])
+def test_heads_of_groups_and_odd_widths(name, poisoned):
+    compare(PATTERNS[name], 33, H=4, G=2, D=20)
+
+
+@pytest.mark.parametrize("name", ["two-sided", "globals", "strided both ways", "fixed both ways", "all"])
+def test_ragged_rows(name, poisoned):
+    end = torch.tensor([31, 40])
+    compare(PATTERNS[name], 40, where=Where(end=end), rows=lambda i, j: j < end[:, None, None, None], B=2)
+
+
+@pytest.mark.parametrize("name", ["window", "strided", "classes", "dilated"])
+@pytest.mark.parametrize("by_row", [False, True])
+def test_queries_that_follow_a_past(name, by_row, poisoned):
+    pattern = PATTERNS[name]._replace(head=0)
+    start = torch.tensor([25, 11]) if by_row else 25
+    # of a tail, whose first slots may lie before the row begins
+    tail = torch.tensor([7, -3]) if by_row and name == "window" else 0
+    end = start + 12 if by_row else torch.tensor([37, 37])
+    where = Where(q0=start, k0=tail, end=end)
+    compare(pattern, 12, 37, where=where, rows=lambda i, j: (j >= 0) & (j < end[:, None, None, None]), B=2)
+
+
+def test_documents_of_a_packed_row(poisoned):
+    bounds = torch.tensor([[0] * 10 + [10] * 23 + [33] * 12, [0] * 40 + [40] * 5])
+    ends = torch.tensor([[10] * 10 + [33] * 23 + [45] * 12, [40] * 40 + [45] * 5])
+    compare(
+        PATTERNS["two-sided"],
+        45,
+        where=Where(since=bounds, until=ends),
+        rows=lambda i, j: (j >= bounds[:, None, :, None]) & (j < ends[:, None, :, None]),
+        B=2,
+    )
+
+
+def test_bias_of_positions():
+    slopes, table = torch.tensor([0.5, 0.1]), torch.randn(2, 21)
+    compare(PATTERNS["window"], 33, bias=Bias(slopes), biases=lambda i, j: -slopes[:, None, None] * abs(i - j))
+    looked_up = lambda i, j: table[:, (j - i + 20).clamp(0, 20)]  # noqa: E731
+    compare(PATTERNS["window"], 33, bias=Bias(None, table, 20), biases=looked_up)
+
+
+def test_few_queries_split_the_keys(poisoned):
+    compare(PATTERNS["all"], 3, 200)
+
+
+def test_no_second_derivative_and_same_numbers_again():
+    q, k, v = drawn((1, 2, 33, 16), (1, 2, 33, 16), (1, 2, 33, 16), dtype=torch.float32)
+    first, second = (torch.autograd.grad(runs.attend(q, k, v, WINDOW).sum(), (q, k, v)) for _ in range(2))
+    assert_close(first, second, rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(runs.attend(q, k, v, WINDOW).sum(), q, create_graph=True)
+
+
+LAYERS = [
+    ("local(window=3)", None),
+    ("local(window=8)", "alibi"),
+    ("longformer(window=2, globals=5, dilation=3)", None),
+    ("longformer(window=3, globals=2)", "alibi"),
+    ("globals(tokens=3)", None),
+    ("globals(tokens=3)", "alibi"),
+    ("strided(stride=3)", None),
+    ("sparse(stride=4)", None),
+    ("sparse(pattern='fixed', stride=5, summary=3)", None),
+    ("image(block=4, memory=3)", None),
+    ("poolingformer(window=2, wide=6, kernel=3, stride=2, pooling='mean')", None),
+    ("longshort(window=5, rank=3, chunk=4)", None),
+    ("longshort(window=4, rank=0)", None),
+]
+CASES = [Case(spec, role, position) for spec, position in LAYERS for role in ("self", "causal")]
+
+
+@pytest.fixture
+def interpreted():
+    with choose.use("triton"), choose.record() as answers:
+        yield
+    assert ("parts", "triton") in answers
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_layer_with_padding(case, interpreted):
+    """Outputs and gradients are those of PyTorch in float64, which the suite holds to the reference."""
+    layer, exact = (case.build(dtype=dtype, heads=2, kv_heads=1) for dtype in (torch.float32, torch.float64))
+    keep = holes(LONG)[[0, 3]]
+    x = torch.where(keep[..., None], torch.randn(2, LONG, WIDTH, dtype=torch.float64), torch.nan)
+    weights = torch.randn_like(x)
+    y = layer(x.float(), keep=keep)
+    y.backward(weights.float())
+    with choose.use("torch"):
+        wanted = exact(x, keep=keep)
+        wanted.backward(weights)
+    assert_close(y, wanted.float(), rtol=1e-4, atol=1e-5)
+    for ours, theirs in zip(layer.parameters(), exact.parameters(), strict=True):
+        assert_close(ours.grad, theirs.grad.float(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.role == "causal"], ids=str)
+def test_layer_in_pieces(case, interpreted):
+    layer, x, keep = case.build(dtype=torch.float32, heads=2), torch.randn(2, LONG, WIDTH), holes(LONG)[[0, 3]]
+    with torch.no_grad():
+        with choose.use("torch"):
+            wanted = extended(layer, x, [6, 14, 13], keep)
+        assert_close(extended(layer, x, [6, 14, 13], keep), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", ["bigbird(block=16, random=2)", "bigbird(block=16, window=1, globals=1, random=1)"])
+def test_blocks_from_a_list(spec, interpreted):
+    """Blocks of at least 16 tokens: rows of several blocks, the last one not full."""
+    case = Case(spec, "self")
+    layer, exact = (case.build(dtype=dtype, heads=2, kv_heads=1) for dtype in (torch.float32, torch.float64))
+    keep = torch.arange(135) < torch.tensor([135])[:, None]
+    x = torch.randn(1, 135, WIDTH, dtype=torch.float64)
+    weights = torch.randn_like(x)
+    y = layer(x.float(), keep=keep)
+    y.backward(weights.float())
+    with choose.use("torch"):
+        wanted = exact(x, keep=keep)
+        wanted.backward(weights)
+    assert_close(y, wanted.float(), rtol=1e-4, atol=1e-5)
+    for ours, theirs in zip(layer.parameters(), exact.parameters(), strict=True):
+        assert_close(ours.grad, theirs.grad.float(), rtol=1e-3, atol=1e-4)
