@@ -9,7 +9,7 @@ from regard.attention.base import Facts, Mask, Order, Shape, Tailed
 from regard.kernels import runs
 from regard.kernels.band import band_parts
 from regard.kernels.parts import Part, Runs, union
-from regard.kernels.runs import Bias, Bound, Far, Pass
+from regard.kernels.runs import Bias, Bound, Far, Pass, Where
 from regard.reference import Row
 
 
@@ -64,11 +64,11 @@ class Globals(Tailed):
         self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, front_k: Tensor, front_v: Tensor, bias: Bias | None
     ) -> Tensor:
         F, alone = front_k.shape[2], Pass(Bound(), Bound(plus=1))
-        given = {"scale": self.scale, "where": mask.where(), "bias": bias}
         if mask.causal:
-            # the global keys before a query, and itself
-            given |= {} if mask.aligned else {"far_k": front_k, "far_v": front_v}
-            return runs.attend(q, k, v, [alone._replace(far=Far(F, Bound()))], **given)
+            # the global keys before a query, and itself; a call with a state is aligned wherever it begins
+            where, part = Where(q0=mask.q0, k0=mask.k0), alone._replace(far=Far(F, Bound()))
+            return runs.attend(q, k, v, [part], scale=self.scale, where=where, bias=bias, far_k=front_k, far_v=front_v)
+        given = {"scale": self.scale, "where": mask.where(), "bias": bias}
         o = runs.attend(q[:, :, :F], k, v, [Pass()], **given)
         return o if mask.T == F else runs.attend(q, k, v, [alone._replace(far=Far(F))], head=o, **given)
 

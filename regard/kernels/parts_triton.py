@@ -33,14 +33,15 @@ class Tile(NamedTuple):
     registers: int | None = None
 
 
-def tile(kind: str, width: int, dtype: torch.dtype) -> Tile:
-    """The tile of a kernel ("forward", "queries", "keys") for a head width."""
+def tile(kind: str, width: int, dtype: torch.dtype, far: int = 0) -> Tile:
+    """The tile of a kernel ("forward", "queries", "keys" or, of far keys, "far") for a head width; `far` is how many
+    far keys there are."""
     if dtype == torch.float32:
         return Tile(32, 32, 4, 1) if width <= 128 else Tile(16, 16, 4, 1)
     # measured on an H200: larger tiles are slower, for most of a window fits in a few small ones
     if width <= 128:
-        return {"forward": Tile(64, 64, 4, 3), "queries": Tile(64, 64, 4, 2), "keys": Tile(32, 64, 4, 2)}[kind]
-    return {"forward": Tile(64, 32, 8), "queries": Tile(32, 32, 8, 1), "keys": Tile(32, 32, 8, 1)}[kind]
+        return {"forward": Tile(64, 64, 4, 3), "queries": Tile(64, 64, 4, 2), "keys": Tile(32, 64, 4, 2), "far": Tile(32, 64, 4, 2)}[kind]
+    return {"forward": Tile(64, 32, 8), "queries": Tile(32, 32, 8, 1), "keys": Tile(32, 32, 8, 1), "far": Tile(32, 32, 8, 1)}[kind]
 
 
 def forward(
@@ -160,7 +161,7 @@ def _of_far(part: Pass, rows: tuple, grad, lse, delta) -> tuple[Tensor, Tensor] 
     if part.far is None:
         return None
     q, k, v, far_k, far_v, scale, common, tensors = rows
-    (B, _, T, _), G, sizes = q.shape, k.shape[1], _tile_of("keys", q, v, part)
+    (B, _, T, _), G, sizes = q.shape, k.shape[1], _tile_of("far", q, v, part)
     # classes do not matter to far keys, which see the queries of all of them
     part, count = part._replace(fold=1, hole=False), part.far.count
     keys = min(sizes.keys, max(16, triton.next_power_of_2(count)))
@@ -243,7 +244,8 @@ def _splits(programs: int, part: Pass, blocks: int) -> int:
 
 
 def _tile_of(kind: str, q: Tensor, v: Tensor, part: Pass) -> Tile:
-    sizes = tile(kind, triton.next_power_of_2(max(q.shape[3], v.shape[3])), q.dtype)
+    far = 0 if part.far is None else part.far.count
+    sizes = tile(kind, triton.next_power_of_2(max(q.shape[3], v.shape[3])), q.dtype, far)
     if part.block:
         sizes = sizes._replace(rows=min(sizes.rows, part.block), keys=min(sizes.keys, part.block))
     # few queries fill no large tile

@@ -1,0 +1,156 @@
+"""Our attention kernels on a GPU beside the public ones, in one run: milliseconds forward / forward + backward, bf16.
+
+    python bench/attention_gpu.py                      # every section
+    python bench/attention_gpu.py patterns --lengths 65536
+
+65,536 tokens in all and width 1,024, so 16 heads of 64. The floor reads q, k, v and writes o once at the measured
+bandwidth; the backward pass moves about twice as much again. "ratio" is the best rival's time over ours, so above 1 we
+are faster.
+"""
+
+import argparse
+import itertools
+import statistics
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from regard.kernels import runs
+from regard.kernels.runs import Bound, Far, Pass, Where
+
+TOKENS, HEADS, WIDTH = 65536, 16, 64
+Times = tuple[float, float]  # forward, forward + backward
+
+
+def milliseconds(function: Callable[[], object], repeats: int = 10) -> float:
+    """The median of several calls, after a few to warm up."""
+    for _ in range(3):
+        function()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        function()
+        mark.record()
+    torch.cuda.synchronize()
+    return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks))
+
+
+def heads(length: int) -> list[Tensor]:
+    """q, k, v and the gradient of the output, [B, H, N, D], laid out as projections split into heads are."""
+    size = (TOKENS // length, length, HEADS, WIDTH)
+    return [torch.randn(size, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(4)]
+
+
+def timed(attend: Callable[[Tensor, Tensor, Tensor], Tensor], length: int) -> Times | None:
+    q, k, v, grad = heads(length)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    try:
+        with torch.no_grad():
+            forward = milliseconds(lambda: attend(q, k, v))
+        both = milliseconds(lambda: torch.autograd.grad(attend(q, k, v), leaves, grad))
+    except (RuntimeError, ValueError) as error:
+        print(f"  (left out: {str(error).splitlines()[0][:100]})")
+        return None
+    return forward, both
+
+
+def bandwidth() -> float:
+    """Bytes a millisecond of a large copy, read and written."""
+    x = torch.empty(1 << 30, device="cuda", dtype=torch.uint8)
+    y = torch.empty_like(x)
+    return 2 * x.numel() / milliseconds(lambda: y.copy_(x))
+
+
+def flex(sees: Callable[[Tensor, Tensor], Tensor], length: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Compiled FlexAttention with a block mask."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    mask = create_block_mask(lambda b, h, i, j: sees(i, j), None, None, length, length, device="cuda")
+    compiled = torch.compile(flex_attention, dynamic=False)
+    return lambda q, k, v: compiled(q, k, v, block_mask=mask)
+
+
+def sdpa(backend: SDPBackend) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """All earlier keys: what a pattern is there to save."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return attend
+
+
+def global_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Longformer: a window of 256 to each side and 16 tokens that see all and are seen by all."""
+    head = runs.attend(q[:, :, :16], k, v, [Pass()])
+    near = Pass(Bound(plus=-256), Bound(plus=257), Far(16))
+    return runs.attend(q, k, v, [near], where=Where(first=16), head=head)
+
+
+def patterns(lengths: list[int]) -> None:
+    """Windows, global tokens and the patterns of the Sparse Transformer, beside FlexAttention."""
+    rate = bandwidth()
+    floor = 4 * TOKENS * HEADS * WIDTH * 2 / rate
+    print(f"\npatterns: copy {rate / 1e9:.2f} TB/s, floor {floor:.3f} / {3 * floor:.3f} ms\n")
+    print(f"{'pattern':28}{'N':>7}  {'ours':>15}  {'flex':>15}  {'cuDNN, all':>15}  {'flash, all':>15}  {'ratio':>11}")
+
+    def over(*passes: Pass) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        return lambda q, k, v: runs.attend(q, k, v, passes)
+
+    for N in lengths:
+        block = Bound(every=128, times=128)
+        summaries = Far(N // 128 * 8, Bound(every=128, times=8), 120, 8, 128)
+        rows = {
+            "window 256, causal": (over(Pass(Bound(plus=-256), Bound(plus=1))), lambda i, j: (j <= i) & (i - j <= 256)),
+            "window 256, both sides": (
+                over(Pass(Bound(plus=-256), Bound(plus=257))),
+                lambda i, j: (i - j <= 256) & (j - i <= 256),
+            ),
+            "window 256 + 16 global": (
+                global_rows,
+                lambda i, j: ((i - j <= 256) & (j - i <= 256)) | (i < 16) | (j < 16),
+            ),
+            "sparse strided 128, causal": (
+                over(Pass(Bound(plus=-127), Bound()), Pass(high=Bound(plus=1), fold=128)),
+                lambda i, j: (j <= i) & ((i - j <= 128) | ((i - j) % 128 == 0)),
+            ),
+            "sparse fixed 128, 8, causal": (
+                over(Pass(block, Bound(plus=1), summaries)),
+                lambda i, j: (j <= i) & ((i // 128 == j // 128) | (j % 128 >= 120)),
+            ),
+        }
+        whole = [timed(sdpa(backend), N) for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION)]
+        for name, (ours, sees) in rows.items():
+            mine, theirs = timed(ours, N), timed(flex(sees, N), N)
+            rivals = [times for times in (theirs, *whole) if times is not None]
+            ratio = [min(times[i] for times in rivals) / mine[i] for i in range(2)] if mine and rivals else (0, 0)
+            cells = "".join(f"  {shown(times):>15}" for times in (mine, theirs, *whole))
+            print(f"{name:28}{N:>7}{cells}  {ratio[0]:>5.2f}/{ratio[1]:.2f}", flush=True)
+
+
+def shown(times: Times | None) -> str:
+    return "-" if times is None else f"{times[0]:.3f} / {times[1]:.2f}"
+
+
+SECTIONS = {"patterns": patterns}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", help=f"which of {', '.join(SECTIONS)}; all without any")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384, 65536], help="tokens of a row")
+    given = parser.parse_args()
+    unknown = [name for name in given.sections if name not in SECTIONS]
+    if unknown:
+        parser.error(f"unknown section {unknown[0]!r}: choose from {', '.join(SECTIONS)}")
+    if not torch.cuda.is_available():
+        parser.exit(1, "no CUDA device: this benchmark compares GPU kernels\n")
+    for name in given.sections or SECTIONS:
+        SECTIONS[name](given.lengths)
+
+
+if __name__ == "__main__":
+    main()
