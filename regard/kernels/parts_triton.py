@@ -40,8 +40,18 @@ def tile(kind: str, width: int, dtype: torch.dtype, far: int = 0) -> Tile:
         return Tile(32, 32, 4, 1) if width <= 128 else Tile(16, 16, 4, 1)
     # measured on an H200: larger tiles are slower, for most of a window fits in a few small ones
     if width <= 128:
-        return {"forward": Tile(64, 64, 4, 3), "queries": Tile(64, 64, 4, 2), "keys": Tile(32, 64, 4, 2), "far": Tile(32, 64, 4, 2)}[kind]
-    return {"forward": Tile(64, 32, 8), "queries": Tile(32, 32, 8, 1), "keys": Tile(32, 32, 8, 1), "far": Tile(32, 32, 8, 1)}[kind]
+        return {
+            "forward": Tile(64, 64, 4, 3),
+            "queries": Tile(64, 64, 4, 2),
+            "keys": Tile(32, 64, 4, 2),
+            "far": Tile(32, 64, 4, 2),
+        }[kind]
+    return {
+        "forward": Tile(64, 32, 8),
+        "queries": Tile(32, 32, 8, 1),
+        "keys": Tile(32, 32, 8, 1),
+        "far": Tile(32, 32, 8, 1),
+    }[kind]
 
 
 def forward(
