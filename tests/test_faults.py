@@ -245,7 +245,7 @@ BOUNDS = {
     "--model.layers 1000000000": "model.layers must be at most 4,096, got 1,000,000,000",
     "--model.width 99999999": "model.width must be at most 1,048,576",
     "--model.heads 99999999": "model.heads must be at most 65,536",
-    "--training.beam 99999999": "training.beam must be at most 1,024",
+    "--training.beam 99999999": "training.beam must be at most 10,000",
     "--training.threads 1000000000": "training.threads must be at most 1,024",
     "--training.steps 9999999999999999999999": "training.steps must be at most",
     "--data.generated 999999999999": "data.generated must be at most 10,000,000",
@@ -264,10 +264,10 @@ def test_sizes_are_bounded_before_they_are_allocated(capsys, tmp_path, monkeypat
 
 
 def test_decoding_is_bounded(capsys):
-    assert "beam must be at most 1,024, got 99,999,999" in refused(capsys, "translate", "--beam", "99999999")
+    assert "beam must be at most 10,000, got 99,999,999" in refused(capsys, "translate", "--beam", "99999999")
     for name in ("beam", "nbest", "minimum", "maximum", "maximum_extra", "seed"):
         with pytest.raises(ValueError, match=f"{name} must be at most"):
-            DecodingConfig(**{"beam": 1024, "sample": True, name: 10**20})
+            DecodingConfig(**{"beam": 10_000, "sample": True, name: 10**20})
 
 
 def test_packed_text_that_unpacks_to_far_more(capsys, tmp_path, monkeypatch):

@@ -264,6 +264,7 @@ class Attention(nn.Module):
     reduces_to: tuple[tuple[str, str], ...] = ()
     nests = False
     redraw_every = 0  # training steps from one random draw to the next; 0: one draw for good
+    _form: tuple | None = None  # of a state, once it was asked for
 
     def __init__(self, shape: Shape):
         super().__init__()
@@ -509,6 +510,21 @@ class Attention(nn.Module):
             )
         if self.shape.role != "cross" and batch != len(own):
             raise ValueError(f"x has {batch} rows and the state {len(own)}: use select(state, rows) to match them")
+        self.check_form(state)
+
+    def check_form(self, state: Any) -> None:
+        """Refuses the state of a mechanism that keeps other things; compiled code has none of that."""
+        if torch.compiler.is_compiling():
+            return
+        if self._form is None:
+            size = (1, 1, self.shape.memory_width)
+            memory = next(self.parameters()).new_zeros(size) if self.shape.role == "cross" else None
+            self._form = state_form(self.start(1, memory=memory))
+        if state_form(state) != self._form:
+            raise ValueError(
+                f"the state is not one of attention {self.facts.name!r}, which keeps a {self._form[0].__name__}, but a "
+                f"{type(state).__name__}: take the state from start() of this layer"
+            )
 
     def _check_decodes(self) -> None:
         if self.shape.role == "self":
@@ -1127,15 +1143,47 @@ def trim(state: Any) -> Any:
     return state._replace(top=int(state.seen.max())) if "top" in state._fields else state
 
 
+def state_form(state: Any) -> tuple:
+    """Of what kind a state is, and those inside it."""
+    return type(state), *(state_form(part) for part in getattr(state, "parts", ()) if hasattr(part, "_fields"))
+
+
 def select(state: Any, rows: Tensor) -> Any:
-    """A copy of the rows of a state, in the order and as often as asked: to branch, to reorder beams."""
+    """A copy of the rows of a state, in the order and as often as asked: to branch, to reorder beams. Rows that the
+    state does not have are refused, but on a GPU, where looking would take a synchronisation."""
+    check_rows(rows, state)
+    return take_rows(state, rows)
+
+
+def check_rows(rows: Any, state: Any) -> None:
+    """Refuses what are no rows of a state."""
+    if not isinstance(rows, Tensor) or rows.dim() != 1 or rows.dtype not in (torch.long, torch.int):
+        got = f"{rows.dtype} {list(rows.shape)}" if isinstance(rows, Tensor) else repr(rows)
+        raise ValueError(f"rows must be a tensor of row numbers [n], int64 or int32, got {got}")
+    count = _rows_of(state)
+    if count is not None and len(rows) and rows.device.type == "cpu" and not torch.compiler.is_compiling():
+        least, most = rows.aminmax()
+        if least < 0 or most >= count:
+            wrong = int(least) if least < 0 else int(most)
+            raise ValueError(f"the state has the rows 0 to {count - 1}, got {wrong}")
+
+
+def _rows_of(state: Any) -> int | None:
+    """How many rows a state has, where it says so."""
+    named = [getattr(state, name, None) for name in ("seen", "count")]
+    found = [part for part in (state, *named) if isinstance(part, Tensor)]
+    return len(found[0]) if found else None
+
+
+def take_rows(state: Any, rows: Tensor) -> Any:
+    """`select` without looking at the rows."""
     if state is None:
         return None
     if isinstance(state, Tensor):
         return state[rows]
     if hasattr(state, "select"):
         return state.select(rows)
-    return type(state)(select(part, rows) for part in state)
+    return type(state)(take_rows(part, rows) for part in state)
 
 
 def redraw(model: nn.Module, *, seed: int, step: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.attention.base import Attention, Facts, Order, Out, Rows, Shape, select
+from regard.attention.base import Attention, Facts, Order, Out, Rows, Shape, take_rows
 from regard.spec import ATTENTION, Spec
 
 
@@ -19,7 +19,7 @@ class PartStates(NamedTuple):
     even: bool
 
     def select(self, rows: Tensor) -> "PartStates":
-        return self._replace(parts=tuple(select(part, rows) for part in self.parts), seen=self.seen[rows])
+        return self._replace(parts=tuple(take_rows(part, rows) for part in self.parts), seen=self.seen[rows])
 
 
 class CrossPartStates(NamedTuple):
@@ -28,7 +28,7 @@ class CrossPartStates(NamedTuple):
     S: int
 
     def select(self, rows: Tensor) -> "CrossPartStates":
-        return self._replace(parts=tuple(select(part, rows) for part in self.parts), count=self.count[rows])
+        return self._replace(parts=tuple(take_rows(part, rows) for part in self.parts), count=self.count[rows])
 
 
 class MixedHeads(Attention):

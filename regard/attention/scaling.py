@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention.base import Attention, CacheState, Facts, Order, Out, Rows, Shape, select
+from regard.attention.base import Attention, CacheState, Facts, Order, Out, Rows, Shape, take_rows
 from regard.reference import Row
 from regard.spec import ATTENTION, POSITIONS
 
@@ -26,7 +26,7 @@ class ScalingState(NamedTuple):
 
     def select(self, rows: Tensor) -> "ScalingState":
         tails = {"tail": self.tail[rows], "read": self.read[rows]}
-        return self._replace(cache=select(self.cache, rows), seen=self.seen[rows], **tails)
+        return self._replace(cache=take_rows(self.cache, rows), seen=self.seen[rows], **tails)
 
 
 class Part(nn.Module):

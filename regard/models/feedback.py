@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention.base import Cached, Mask, Rows, Shape, unpack
+from regard.attention.base import Cached, Mask, Rows, Shape, check_rows, unpack
 from regard.feedforward.base import Sizes
 from regard.kernels.dropout import Dropout
-from regard.models.transformer import Hidden, Prediction, Specs, _pack, check_words
+from regard.models.transformer import Hidden, Prediction, Specs, _pack, check_words, look_up
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Spec, over_layers, parse
 
 
@@ -75,6 +75,7 @@ class FeedbackState(NamedTuple):
     even: bool  # the host knows: every row has seen `top`
 
     def select(self, rows: Tensor) -> "FeedbackState":
+        check_rows(rows, self)
         parts = tuple((k[rows], v[rows]) for k, v in self.parts)
         return self._replace(parts=parts, seen=self.seen[rows])
 
@@ -278,6 +279,8 @@ class Feedback(nn.Module):
     ) -> tuple[Tensor, FeedbackState]:
         """New ids [B, n] -> logits [B, n, V] and the next state; a padded token leaves it as it was."""
         packed, rows = _pack(tokens, keep)
+        if not isinstance(state, FeedbackState):
+            raise ValueError(f"expected the state of this model, from start() or extend(), got {type(state).__name__}")
         if len(tokens) != len(state.seen):
             raise ValueError(f"tokens have {len(tokens)} rows and the state {len(state.seen)}: select rows to match")
         at = state.top if state.even and keep is None else None
@@ -294,7 +297,7 @@ class Feedback(nn.Module):
         self, ids: Tensor, rows: Rows, state: FeedbackState, maps: list[Tensor] | None = None
     ) -> tuple[Tensor, FeedbackState]:
         """What the output layer reads [B, T, E], and the state behind the real tokens."""
-        x = self.embedding(ids) * math.sqrt(self.config.width)
+        x = look_up(self.embedding, ids) * math.sqrt(self.config.width)
         x = self.dropout(x if self.position is None else self.position.add(x, rows))
         flags, outs, reach = rows.real(), [], self._reach()
         for t, token in enumerate(x.split(1, 1)):

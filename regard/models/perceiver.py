@@ -12,7 +12,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention.base import Attention, Cached, CacheState, Memory, Out, Rows, Shape, grow, select, unpack
+from regard.attention.base import (
+    Attention,
+    Cached,
+    CacheState,
+    Memory,
+    Out,
+    Rows,
+    Shape,
+    check_rows,
+    grow,
+    take_rows,
+    unpack,
+)
 from regard.kernels.dropout import Dropout
 from regard.models.pooling import Answer, EncoderConfig, at_least
 from regard.models.transformer import (
@@ -26,6 +38,7 @@ from regard.models.transformer import (
     _pack,
     check_words,
     gathered,
+    look_up,
     second,
     settle,
     through,
@@ -138,7 +151,7 @@ class Perceiver(nn.Module):
     def forward(self, tokens: Tensor, *, keep: Tensor | None = None) -> Prediction:
         """ids [B, T] -> logits [B, T, V], or [B, classes]"""
         packed, rows = _pack(tokens, keep)
-        x = self.embedding(packed) * math.sqrt(self.config.width)
+        x = look_up(self.embedding, packed) * math.sqrt(self.config.width)
         memory = Memory(self.dropout(self.position.add(x, rows)), None if keep is None else rows.count)
         thought = self.think(memory)
         if self.config.classes is None:
@@ -203,7 +216,8 @@ class PerceiverARState(NamedTuple):
     even: bool
 
     def select(self, rows: Tensor) -> "PerceiverARState":
-        blocks = tuple(BlockState(select(own, rows), None) for own, _ in self.blocks)
+        check_rows(rows, self)
+        blocks = tuple(BlockState(take_rows(own, rows), None) for own, _ in self.blocks)
         prefix = None if self.prefix is None else self.prefix[rows]
         return self._replace(blocks=blocks, prefix=prefix, seen=self.seen[rows])
 
@@ -284,6 +298,8 @@ class PerceiverAR(nn.Module):
     ) -> tuple[Tensor, PerceiverARState]:
         """New ids [B, n] -> logits [B, n, V], zeros at the prefix, and the next state; the old one is used up."""
         packed, rows = _pack(tokens, keep)
+        if not isinstance(state, PerceiverARState):
+            raise ValueError(f"expected the state of this model, from start() or extend(), got {type(state).__name__}")
         if len(tokens) != len(state.seen):
             raise ValueError(f"tokens have {len(tokens)} rows and the state {len(state.seen)}: select rows to match")
         out, state = self._read(packed, rows, state, whole=False)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from regard.attention.base import Rows, Shape, select, unpack
-from regard.models.transformer import Prediction, _pack, check_words
+from regard.attention.base import Rows, Shape, check_rows, take_rows, unpack
+from regard.models.transformer import Prediction, _pack, check_rows_match, check_words, look_up
 from regard.spec import ATTENTION
 
 
@@ -80,10 +80,11 @@ class RecurrentState(NamedTuple):
     cross: Any
 
     def select(self, rows: Tensor) -> "RecurrentState":
-        return self.reorder(rows)._replace(cross=select(self.cross, rows))
+        return self.reorder(rows)._replace(cross=take_rows(self.cross, rows))
 
     def reorder(self, rows: Tensor) -> "RecurrentState":
-        return self._replace(own=select(self.own, rows), fed=select(self.fed, rows))
+        check_rows(rows, self.own[0])
+        return self._replace(own=take_rows(self.own, rows), fed=take_rows(self.fed, rows))
 
 
 class Recurrent(nn.Module):
@@ -182,6 +183,8 @@ class Recurrent(nn.Module):
     ) -> tuple[Tensor, RecurrentState]:
         """New ids [B, n] -> logits [B, n, V] and the next state; a padded token leaves it as it was."""
         packed, rows = _pack(tokens, keep)
+        if not isinstance(state, RecurrentState):
+            raise ValueError(f"expected the state of this model, from start() or extend(), got {type(state).__name__}")
         if len(tokens) != len(state.own[0]):
             raise ValueError(f"tokens have {len(tokens)} rows and the state {len(state.own[0])}: select rows to match")
         _, vectors, state = self._decode(packed, state, None if keep is None else rows.count)
@@ -192,15 +195,14 @@ class Recurrent(nn.Module):
     ) -> tuple[Encoding, Tensor, Tensor]:
         """The memory, and the decoder's states and vectors over the whole target, with its real tokens on the left."""
         packed, _ = _pack(target, target_keep)
-        if len(target) != len(source):
-            raise ValueError(f"target has {len(target)} rows and source {len(source)}: give one target a source")
+        check_rows_match(source, target)
         memory = self.encode(source, keep=keep)
         # nobody reads the state behind the last token, so that padding needs no care here
         states, vectors, _ = self._decode(packed, self.start(len(target), memory=memory), None)
         return memory, states, vectors
 
     def _embed(self, embedding: nn.Embedding, ids: Tensor) -> Tensor:
-        return self.dropout(embedding(ids) * math.sqrt(self.config.width))
+        return self.dropout(look_up(embedding, ids) * math.sqrt(self.config.width))
 
     def _predict(self, vectors: Tensor, keep: Tensor | None) -> Tensor:
         # the output layer has no bias: zeros put in the padding stay zeros, and are moved at the width of the vectors

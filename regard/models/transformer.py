@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention.base import Attention, Memory, Out, Rows, Shape, pack, select, unpack
+from regard.attention.base import Attention, Memory, Out, Rows, Shape, check_rows, pack, take_rows, unpack
 from regard.compiling import run_eagerly
 from regard.feedforward.base import Sizes
 from regard.kernels.dropout import Dropout
@@ -133,11 +133,13 @@ class ModelState(NamedTuple):
     even: bool
 
     def select(self, rows: Tensor) -> "ModelState":
-        blocks = tuple(BlockState(select(own, rows), select(cross, rows)) for own, cross in self.blocks)
+        check_rows(rows, self)
+        blocks = tuple(BlockState(take_rows(own, rows), take_rows(cross, rows)) for own, cross in self.blocks)
         return self._replace(blocks=blocks, seen=self.seen[rows])
 
     def reorder(self, rows: Tensor) -> "ModelState":
-        blocks = tuple(BlockState(select(own, rows), cross) for own, cross in self.blocks)
+        check_rows(rows, self)
+        blocks = tuple(BlockState(take_rows(own, rows), cross) for own, cross in self.blocks)
         return self._replace(blocks=blocks, seen=self.seen[rows])
 
 
@@ -300,7 +302,7 @@ class Stack(nn.Module):
 
     def embed(self, ids: Tensor, rows: Rows, segments: Tensor | None = None) -> Tensor:
         """[B, T] -> [B, T, E]; without `segments` all tokens are of the first."""
-        x = self.embedding(ids)
+        x = look_up(self.embedding, ids)
         if self.stems is not None:
             stems = self.stems[ids]
             x = x + (self.embedding(stems) * (stems > 0)[..., None]).sum(2)
@@ -512,6 +514,7 @@ class Transformer(nn.Module):
             wants = "needs source and target ids" if target is None else "takes one sequence of ids"
             raise ValueError(f"a model of kind {self.config.kind!r} {wants}")
         outs, memory = {}, None
+        check_rows_match(tokens, target)
         if target is not None:
             outs["encoder"], memory = self._encode(tokens, keep)
             source, tokens, keep = (tokens, keep), target, target_keep
@@ -547,6 +550,7 @@ class Transformer(nn.Module):
         if place != "encoder" and (target is None) == (self.config.kind == "encoder-decoder"):
             wants = "source and target ids" if target is None else "one sequence of ids"
             raise ValueError(f"maps of the {place!r} attention of kind {self.config.kind!r} need {wants}")
+        check_rows_match(tokens, target)
         found = {{"cross": "cross", "aligner": "none"}.get(place, "own"): []}
         if place == "encoder" or target is None:
             stack, queries, keys = self.encoder or self.decoder, keep, keep
@@ -609,6 +613,8 @@ class Transformer(nn.Module):
         if (memory is None) != (self.encoder is None):
             needs = "needs memory=model.encode(source)" if memory is None else "has no memory to read"
             raise ValueError(f"a model of kind {self.config.kind!r} {needs}")
+        if memory is not None and batch % len(memory.x):
+            raise ValueError(f"a memory of {len(memory.x)} rows serves a multiple of them, not a batch of {batch}")
         weight = self.decoder.embedding.weight
         options = {"dtype": weight.dtype, "device": weight.device}
         blocks, stream = [], memory and memory.stream
@@ -625,6 +631,7 @@ class Transformer(nn.Module):
     def extend(self, tokens: Tensor, state: ModelState, *, keep: Tensor | None = None) -> tuple[Tensor, ModelState]:
         """New ids [B, n] -> logits [B, n, V] and the next state; the old one is used up."""
         packed, rows = _pack(tokens, keep)
+        self._check_state(state, len(tokens))
         even = state.even and keep is None
         rows = rows._replace(start=state.seen, at=state.top if even else None)
         out = self.decoder(packed, rows, states=state.blocks)
@@ -632,15 +639,47 @@ class Transformer(nn.Module):
         after = ModelState(out.state, state.seen + rows.count, state.top + rows.T, even)
         return logits if keep is None else unpack(logits, keep), after
 
+    def _check_state(self, state: Any, batch: int) -> None:
+        """Refuses what is no state of this model, or of other rows than the tokens."""
+        if not isinstance(state, ModelState) or self.decoder is None or len(state.blocks) != len(self.decoder.blocks):
+            raise ValueError(f"expected the state of this model, from start() or extend(), got {type(state).__name__}")
+        if len(state.seen) != batch:
+            raise ValueError(f"tokens have {batch} rows and the state {len(state.seen)}: select rows to match")
+        for block, kept in zip(self.decoder.blocks, state.blocks, strict=True):
+            block.attention.check_form(kept.own)
+
+
+def look_up(table: nn.Embedding, ids: Tensor) -> Tensor:
+    """The vectors of token ids. On a CPU an id that the table does not have is refused in words, at no cost; elsewhere
+    looking for one would take a synchronisation."""
+    if ids.device.type != "cpu" or torch.compiler.is_compiling():
+        return table(ids)
+    try:
+        return table(ids)
+    except IndexError:
+        wrong = ids[(ids < 0) | (ids >= table.num_embeddings)]
+        raise ValueError(
+            f"token id {int(wrong[0])} is not in the vocabulary, which has the ids 0 to {table.num_embeddings - 1}: "
+            "was the text encoded by another tokenizer?"
+        ) from None
+
+
+def check_rows_match(source: Tensor, target: Tensor | None) -> None:
+    """Refuses a source and a target of different numbers of rows, which would broadcast."""
+    known = all(isinstance(ids, Tensor) and ids.dim() == 2 for ids in (source, target))
+    if known and len(source) != len(target):
+        raise ValueError(f"target has {len(target)} rows and source {len(source)}: give one target a source")
+
 
 def _pack(ids: Tensor, keep: Tensor | None) -> tuple[Tensor, Rows]:
     """Ids [B, T] with the real ones of each row moved to the left and zeros behind."""
-    if ids.dim() != 2 or ids.is_floating_point():
-        raise ValueError(f"token ids must be whole numbers [batch, tokens], got {ids.dtype} {list(ids.shape)}")
+    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.dtype not in (torch.long, torch.int):
+        got = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
+        raise ValueError(f"token ids must be whole numbers [batch, tokens], int64 or int32, got {got}")
     if keep is None:
         return ids, Rows.full(ids)
-    if keep.dtype != torch.bool or keep.shape != ids.shape:
-        expected = list(ids.shape)
-        raise ValueError(f"keep must be boolean {expected}, True = real token, got {keep.dtype} {list(keep.shape)}")
+    if not isinstance(keep, Tensor) or keep.dtype != torch.bool or keep.shape != ids.shape:
+        got = f"{keep.dtype} {list(keep.shape)}" if isinstance(keep, Tensor) else type(keep).__name__
+        raise ValueError(f"keep must be boolean {list(ids.shape)}, True = real token, got {got}")
     packed, rows = pack(ids[..., None], keep)
     return packed[..., 0], rows
