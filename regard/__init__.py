@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from regard.api import attend, attention, facts, feedforward, names, position
     from regard.attention.base import Attention, Facts, detach, redraw, select
+    from regard.interop.torch import from_torch, to_torch
     from regard.models.transformer import ModelConfig, Transformer
     from regard.show.notebook import show
     from regard.spec import over_layers
@@ -25,12 +26,14 @@ __all__ = [
     "detach",
     "facts",
     "feedforward",
+    "from_torch",
     "names",
     "over_layers",
     "position",
     "redraw",
     "select",
     "show",
+    "to_torch",
 ]
 __version__ = "0.1.0"
 
@@ -41,10 +44,12 @@ _MODULES = {
     "ModelConfig": "regard.models.transformer",
     "Transformer": "regard.models.transformer",
     "detach": "regard.attention.base",
+    "from_torch": "regard.interop.torch",
     "over_layers": "regard.spec",
     "redraw": "regard.attention.base",
     "select": "regard.attention.base",
     "show": "regard.show.notebook",
+    "to_torch": "regard.interop.torch",
 }
 
 

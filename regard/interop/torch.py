@@ -1,0 +1,115 @@
+"""`torch.nn.MultiheadAttention` in and out, with the same numbers."""
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention.base import Attention, Heads, Role, Shape
+from regard.attention.softmax import Softmax
+from regard.spec import ATTENTION, Spec
+
+
+def from_torch(
+    module: nn.MultiheadAttention, *, attention: str | Spec = "softmax", role: Role | None = None
+) -> Attention:
+    """A layer with the weights of a `torch.nn.MultiheadAttention`.
+
+    Args:
+        module: the layer to read; it stays as it is. Its attention dropout is not taken over.
+        attention: the mechanism to put the weights into; with "softmax" the outputs are those of `module`.
+        role: "self" (query, key and value are one sequence), "causal" (with a causal mask) or "cross" (keys and values
+            are a memory). By default "self", or "cross" where the module has a `kdim` of its own.
+
+    The layer takes [B, T, width] whatever the module's `batch_first`, and `keep` (True = real token) where the module
+    takes `key_padding_mask` (True = padding).
+
+    >>> layer = regard.from_torch(nn.MultiheadAttention(512, 8, batch_first=True), role="causal")
+    >>> layer = regard.from_torch(module, attention="local(window=256)")
+    """
+    if not isinstance(module, nn.MultiheadAttention):
+        raise ValueError(f"from_torch reads a torch.nn.MultiheadAttention, got {type(module).__name__}")
+    _check(module)
+    wide = module.kdim != module.embed_dim
+    role = role or ("cross" if wide else "self")
+    if wide and role != "cross":
+        raise ValueError(f"kdim {module.kdim} beside embed_dim {module.embed_dim} is for role 'cross', got {role!r}")
+    shape = Shape.of(
+        width=module.embed_dim,
+        heads=module.num_heads,
+        role=role,
+        memory_width=module.kdim if role == "cross" else None,
+        bias=module.in_proj_bias is not None,
+    )
+    layer = ATTENTION.build(attention, shape)
+    if not isinstance(layer, Heads) or set(layer.project) != {"q", "k", "v"}:
+        raise ValueError(
+            f"attention {str(attention)!r} has other projections than queries, keys and values: "
+            "choose one that has these, such as softmax, local or linear"
+        )
+    layer = layer.to(module.out_proj.weight).train(module.training)
+    weights, biases = _parts(module)
+    with torch.no_grad():
+        for name in "qkv":
+            layer.project[name].weight.copy_(weights[name])
+            if biases is not None:
+                layer.project[name].bias.copy_(biases[name])
+        layer.output.weight.copy_(module.out_proj.weight)
+        if layer.output.bias is not None:
+            layer.output.bias.copy_(module.out_proj.bias)
+    return layer
+
+
+def to_torch(layer: Attention, *, batch_first: bool = True) -> nn.MultiheadAttention:
+    """A `torch.nn.MultiheadAttention` with the weights of a softmax layer. Give it `is_causal=True` with a causal mask
+    where the layer is causal, and `key_padding_mask=~keep`.
+
+    >>> module = regard.to_torch(regard.attention("softmax", width=512, heads=8, bias=True))
+    """
+    if not isinstance(layer, Softmax):
+        got = layer.facts.name if isinstance(layer, Attention) else type(layer).__name__
+        raise ValueError(f"to_torch writes attention 'softmax', the only one PyTorch's layer has; got {got!r}")
+    shape = layer.shape
+    refused = {
+        "kv_heads": shape.kv_heads != shape.heads,
+        "head_width": shape.head_width * shape.heads != shape.width,
+        "out_width": shape.out_width != shape.width,
+        "position": layer.position is not None,
+        "bias='inputs'": shape.bias == "inputs",
+    }
+    for name, so in refused.items():
+        if so:
+            raise ValueError(f"torch.nn.MultiheadAttention has no {name}: build the layer without, or keep it here")
+    memory = {"kdim": shape.memory_width, "vdim": shape.memory_width} if shape.memory_width != shape.width else {}
+    module = nn.MultiheadAttention(shape.width, shape.heads, bias=shape.bias, batch_first=batch_first, **memory)
+    module = module.to(layer.output.weight).train(layer.training)
+    weights, biases = _parts(module)
+    with torch.no_grad():
+        for name in "qkv":
+            weights[name].copy_(layer.project[name].weight)
+            if biases is not None:
+                biases[name].copy_(layer.project[name].bias)
+        module.out_proj.weight.copy_(layer.output.weight)
+        if module.out_proj.bias is not None:
+            module.out_proj.bias.copy_(layer.output.bias)
+    return module
+
+
+def _check(module: nn.MultiheadAttention) -> None:
+    if module.bias_k is not None:
+        raise ValueError("add_bias_kv=True adds a learned key and value to each sequence, which no layer here has")
+    if module.add_zero_attn:
+        raise ValueError("add_zero_attn=True adds a key of zeros to each sequence, which no layer here has")
+    if module.kdim != module.vdim:
+        raise ValueError(
+            f"kdim {module.kdim} and vdim {module.vdim} differ: keys and values are read of one memory here"
+        )
+
+
+def _parts(module: nn.MultiheadAttention) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
+    """The weights and the biases of q, k and v, as views of what the module holds."""
+    if module.in_proj_weight is None:
+        weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+    else:
+        weights = module.in_proj_weight.detach().chunk(3)
+    biases = None if module.in_proj_bias is None else module.in_proj_bias.detach().chunk(3)
+    named = dict(zip("qkv", weights, strict=True))
+    return named, None if biases is None else dict(zip("qkv", biases, strict=True))
