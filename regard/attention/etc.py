@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.attention.base import Cached, Facts, Mask, Order, Shape, masked_softmax
+from regard.kernels import runs
+from regard.kernels.runs import Bound, Far, Pass, Relations
 from regard.positions.base import skew
 from regard.reference import Row, blend
 
@@ -67,9 +69,28 @@ class ETC(Cached):
         self.long_b, self.global_b = (nn.Parameter(torch.zeros(relations, H)) for _ in range(2))
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        g, q = min(self.globals, mask.T), q * self.scale
+        g = min(self.globals, mask.T)
+        if mask.T > 1 and runs.takes(q, k, v):
+            return self._in_runs(mask, q, k, v, g)
+        q = q * self.scale
         o = _again(lambda q, k, v: self._wide(mask, q, k, v), q[:, :, :g], k, v)
         return o if g == mask.T else torch.cat([o, self._near(mask, q[:, :, g:], k, v)], 2)
+
+    def _in_runs(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, g: int) -> Tensor:
+        """By kernels that read what a relation adds from a table of the queries."""
+        place = mask.where()
+
+        def related(q: Tensor, e: Tensor, b: Tensor, of_globals: bool) -> Relations:
+            table = self._relate(q * self.scale, e, b, torch.arange(len(e), device=q.device))
+            return Relations(table, self.distance, g, self.segment or 0, of_globals)
+
+        wide = related(q[:, :, :g], self.global_e, self.global_b, True)
+        o = runs.attend(q[:, :, :g], k, v, [Pass()], scale=self.scale, where=place, relations=wide)
+        if g == mask.T:
+            return o
+        near = Pass(Bound(plus=-self.radius), Bound(plus=self.radius + 1), Far(g))
+        place, beside = place._replace(first=g), related(q, self.long_e, self.long_b, False)
+        return runs.attend(q, k, v, [near], scale=self.scale, where=place, head=o, relations=beside)
 
     def _wide(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The global queries over all keys."""

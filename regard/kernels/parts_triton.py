@@ -61,6 +61,7 @@ def forward(
     far_k: Tensor | None,
     far_v: Tensor | None,
     head: Tensor | None,
+    related: Tensor | None,
     scale: float,
     numbers: Sequence[int],
     tensors: Sequence[Tensor | None],
@@ -77,7 +78,7 @@ def forward(
         if splits > 1:
             out = q.new_empty(splits, B, T, H, E, dtype=torch.float32).transpose(2, 3)
             out_lse = lse.new_empty(splits, B, H, T)
-        near, far = _arguments(q, k, v, far_k, far_v, part, common, tensors)
+        near, far = _arguments(q, k, v, far_k, far_v, related, part, common, tensors)
         with torch.cuda.device_of(q):
             _forward[(programs, splits)](
                 *near,
@@ -88,7 +89,7 @@ def forward(
                 *out.stride()[-4:-1],
                 out.stride(0),
                 scale * LOG2E,
-                **_constants(q, k, v, far_k, part, sizes),
+                **_constants(q, k, v, far_k, part, sizes, common),
                 SPLITS=splits,
                 **_launch(sizes),
             )
@@ -106,33 +107,35 @@ def backward(
     v: Tensor,
     far_k: Tensor | None,
     far_v: Tensor | None,
+    related: Tensor | None,
     o: Tensor,
     lse: Tensor,
     scale: float,
     numbers: Sequence[int],
     tensors: Sequence[Tensor | None],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     common, passes = unflatten(numbers)
     grad = grad if grad.stride(-1) == 1 or grad.shape[-1] == 1 else grad.contiguous()
     delta = torch.empty_like(lse)
-    rows = (q, k, v, far_k, far_v, scale, common, tensors)
+    rows = (q, k, v, far_k, far_v, related, scale, common, tensors)
+    of_related = q.new_empty(0) if related is None else torch.empty_like(related)
     gq, gk, gv = (empty_like_heads(x, x.shape[3]) for x in (q, k, v))
     wide = [empty_like_heads(x, x.shape[3], torch.float32) if len(passes) > 1 else None for x in (q, k, v)]
     gfar = (q.new_empty(0), q.new_empty(0))
     for n, part in enumerate(passes):
         last, before = n == len(passes) - 1, wide if n else (None, None, None)
         outs = (gq, gk, gv) if last else wide
-        _of_queries(part, rows, grad, o, lse, delta, outs[0], before[0], n == 0)
+        _of_queries(part, rows, grad, o, lse, delta, outs[0], before[0], n == 0, of_related)
         sums = _of_far(part, rows, grad, lse, delta)
         _of_keys(part, rows, grad, lse, delta, outs[1:], before[1:], None if far_k is not None else sums)
         if far_k is not None:
             gfar = tuple(x.to(k.dtype) for x in sums)
-    return gq, gk, gv, *gfar
+    return gq, gk, gv, *gfar, of_related
 
 
-def _of_queries(part: Pass, rows: tuple, grad, o, lse, delta, gq, before, first: bool) -> None:
-    """dq, and delta by the first pass."""
-    q, k, v, far_k, far_v, scale, common, tensors = rows
+def _of_queries(part: Pass, rows: tuple, grad, o, lse, delta, gq, before, first: bool, of_related) -> None:
+    """dq, delta by the first pass, and the gradient of what relations add."""
+    q, k, v, far_k, far_v, related, scale, common, tensors = rows
     (B, H, T, D), sizes = q.shape, _tile_of("queries", q, v, part)
     programs = triton.cdiv(triton.cdiv(T, part.fold), sizes.rows) * B * H * part.fold
     alone = before is None and gq.dtype == q.dtype
@@ -140,7 +143,10 @@ def _of_queries(part: Pass, rows: tuple, grad, o, lse, delta, gq, before, first:
     out = gq
     if splits > 1:
         out = q.new_empty(splits, B, T, H, D, dtype=torch.float32).transpose(2, 3)
-    near, far = _arguments(q, k, v, far_k, far_v, part, common, tensors)
+    out_related = of_related
+    if splits > 1 and related is not None:
+        out_related = related.new_empty(splits, *related.shape, dtype=torch.float32)
+    near, far = _arguments(q, k, v, far_k, far_v, related, part, common, tensors)
     with torch.cuda.device_of(q):
         _queries[(programs, splits)](
             *near,
@@ -151,26 +157,29 @@ def _of_queries(part: Pass, rows: tuple, grad, o, lse, delta, gq, before, first:
             delta,
             out,
             before,
+            None if related is None else out_related,
             *o.stride()[:3],
             *grad.stride()[:3],
             *out.stride()[-4:-1],
             out.stride(0),
             scale * LOG2E,
             scale,
-            **_constants(q, k, v, far_k, part, sizes),
+            **_constants(q, k, v, far_k, part, sizes, common),
             SPLITS=splits,
             FIRST=first,
             **_launch(sizes),
         )
     if splits > 1:
-        torch.sum(out, 0, out=gq) if gq.dtype == torch.float32 else gq.copy_(out.sum(0))
+        gq.copy_(out.sum(0))
+        if related is not None:
+            of_related.copy_(out_related.sum(0))
 
 
 def _of_far(part: Pass, rows: tuple, grad, lse, delta) -> tuple[Tensor, Tensor] | None:
     """dk and dv of the far keys, float32 [B, G, F, D or E]."""
     if part.far is None:
         return None
-    q, k, v, far_k, far_v, scale, common, tensors = rows
+    q, k, v, far_k, far_v, related, scale, common, tensors = rows
     (B, _, T, _), G, sizes = q.shape, k.shape[1], _tile_of("far", q, v, part)
     # classes do not matter to far keys, which see the queries of all of them
     part, count = part._replace(fold=1, hole=False), part.far.count
@@ -179,7 +188,7 @@ def _of_far(part: Pass, rows: tuple, grad, lse, delta) -> tuple[Tensor, Tensor] 
     programs = triton.cdiv(count, keys) * B * G
     splits = max(1, min(PROGRAMS // programs, triton.cdiv(T, sizes.rows) // 4))
     sums = [q.new_empty(splits, B, G, count, x.shape[3], dtype=torch.float32) for x in (q, v)]
-    near, far = _arguments(q, k, v, far_k, far_v, part, common, tensors)
+    near, far = _arguments(q, k, v, far_k, far_v, related, part, common, tensors)
     with torch.cuda.device_of(q):
         _keys[(programs, splits)](
             *near,
@@ -199,7 +208,7 @@ def _of_far(part: Pass, rows: tuple, grad, lse, delta) -> tuple[Tensor, Tensor] 
             sums[1].stride(0),
             scale * LOG2E,
             scale,
-            **_constants(q, k, v, far_k, part, sizes),
+            **_constants(q, k, v, far_k, part, sizes, common),
             SPLITS=splits,
             OF_FAR=True,
             **_launch(sizes),
@@ -209,10 +218,10 @@ def _of_far(part: Pass, rows: tuple, grad, lse, delta) -> tuple[Tensor, Tensor] 
 
 def _of_keys(part: Pass, rows: tuple, grad, lse, delta, outs, before, sums) -> None:
     """dk and dv of the near keys, and what far ones of the same tensors have had."""
-    q, k, v, far_k, far_v, scale, common, tensors = rows
+    q, k, v, far_k, far_v, related, scale, common, tensors = rows
     (B, G, S, _), sizes = k.shape, _tile_of("keys", q, v, part)
     programs = triton.cdiv(triton.cdiv(S, part.fold), sizes.keys) * B * G * part.fold
-    near, far = _arguments(q, k, v, far_k, far_v, part, common, tensors)
+    near, far = _arguments(q, k, v, far_k, far_v, related, part, common, tensors)
     with torch.cuda.device_of(q):
         _keys[(programs, 1)](
             *near,
@@ -230,7 +239,7 @@ def _of_keys(part: Pass, rows: tuple, grad, lse, delta, outs, before, sums) -> N
             0,
             scale * LOG2E,
             scale,
-            **_constants(q, k, v, far_k, part, sizes),
+            **_constants(q, k, v, far_k, part, sizes, common),
             SPLITS=1,
             OF_FAR=False,
             **_launch(sizes),
@@ -267,15 +276,15 @@ def _launch(sizes: Tile) -> dict[str, int]:
     return options if sizes.registers is None else options | {"maxnreg": sizes.registers}
 
 
-def _arguments(q, k, v, far_k, far_v, part: Pass, common, tensors) -> tuple[tuple, tuple]:
+def _arguments(q, k, v, far_k, far_v, related, part: Pass, common, tensors) -> tuple[tuple, tuple]:
     """What all kernels take first: inputs, strides, sizes and places; of far keys those of the near, where there are
     no others."""
     far_k, far_v = (k, v) if far_k is None else (far_k, far_v)
     q0_at, k0_at, end, since, until, last, far_stride, slopes, table, *lists = tensors
-    q0, k0, first, skip, origin = common
+    q0, k0, first, skip, origin = common[:5]
     low, high, far = part.low, part.high, part.far
     near = (
-        *(q, k, v, far_k, far_v, q0_at, k0_at, end, since, until, last, far_stride, slopes, table, *lists),
+        *(q, k, v, far_k, far_v, q0_at, k0_at, end, since, until, last, far_stride, slopes, table, *lists, related),
         *(stride for x in (q, k, v, far_k, far_v) for stride in x.stride()[:3]),
     )
     counts = (
@@ -286,7 +295,9 @@ def _arguments(q, k, v, far_k, far_v, part: Pass, common, tensors) -> tuple[tupl
     return near, counts
 
 
-def _constants(q: Tensor, k: Tensor, v: Tensor, far_k: Tensor | None, part: Pass, sizes: Tile) -> dict[str, int | bool]:
+def _constants(
+    q: Tensor, k: Tensor, v: Tensor, far_k: Tensor | None, part: Pass, sizes: Tile, common: Sequence[int]
+) -> dict[str, int | bool]:
     far = part.far
     D, E = q.shape[3], v.shape[3]
     far_keys = 16 if far is None else min(sizes.keys, max(16, triton.next_power_of_2(far.count)))
@@ -313,6 +324,11 @@ def _constants(q: Tensor, k: Tensor, v: Tensor, far_k: Tensor | None, part: Pass
         "HOLE": part.hole,
         "BLOCK": part.block,
         "LISTED": part.listed,
+        "DISTANCE": common[5],
+        "GLOBALS": common[6],
+        "SEGMENT": common[7],
+        "OF_GLOBALS": bool(common[8]),
+        "RELATIONS": triton.next_power_of_2(2 * common[5] + 3) if common[5] else 1,
     }
 
 
@@ -463,6 +479,91 @@ def _logits(a, b, i, j, h, scale, slopes, table, origin, gaps):
 
 
 @triton.jit
+def _load_relations(related, rows_at, inside, RELATIONS: tl.constexpr, DISTANCE: tl.constexpr, BY_ROW: tl.constexpr):
+    """The table of some queries, [ROWS, RELATIONS], or the other way round."""
+    p = tl.arange(0, RELATIONS)
+    if BY_ROW:
+        at, mask = rows_at[None, :] * (2 * DISTANCE + 3) + p[:, None], inside[None, :] & (p < 2 * DISTANCE + 3)[:, None]
+    else:
+        at, mask = rows_at[:, None] * (2 * DISTANCE + 3) + p[None, :], inside[:, None] & (p < 2 * DISTANCE + 3)[None, :]
+    return tl.load(related + at, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _linked(i, j, GLOBALS: tl.constexpr, SEGMENT: tl.constexpr):
+    """Whether one is the global token of the other's segment."""
+    return tl.maximum(tl.maximum(i, j) - GLOBALS, 0) // SEGMENT == tl.minimum(i, j)
+
+
+@triton.jit
+def _related(
+    logits,
+    scale,
+    tile,
+    i,
+    j,
+    DISTANCE: tl.constexpr,
+    GLOBALS: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    FAR: tl.constexpr,
+    OF_GLOBALS: tl.constexpr,
+    AXIS: tl.constexpr,
+):
+    """Scaled logits, and the entry of their relation in `tile`, which has the relations on an axis."""
+    if FAR or OF_GLOBALS:
+        across = i * 0 + j * 0 + (2 * DISTANCE + 1)
+        if SEGMENT > 0:
+            across += _linked(i, j, GLOBALS, SEGMENT).to(tl.int32)
+    if FAR:
+        index = across
+    else:
+        gap = j - i
+        index = tl.minimum(tl.abs(gap), DISTANCE) + tl.where(gap < 0, DISTANCE, 0)
+        if OF_GLOBALS:
+            index = tl.where(j + gap * 0 < GLOBALS, index, across)
+    return logits * scale + tl.gather(tile, index, AXIS) * 1.4426950408889634
+
+
+@triton.jit
+def _of_relations(
+    acc,
+    slope,
+    i,
+    at,
+    DISTANCE: tl.constexpr,
+    GLOBALS: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    FAR: tl.constexpr,
+    OF_GLOBALS: tl.constexpr,
+    KEYS: tl.constexpr,
+    RELATIONS: tl.constexpr,
+):
+    """What a tile of gradients of logits [ROWS, KEYS], of the keys from `at` on, adds to those of relations."""
+    p = tl.arange(0, RELATIONS)[None, :]
+    i, j = i[:, None], (at + tl.arange(0, KEYS))[None, :]
+    if not FAR:
+        # below the largest distance a relation is that of one key
+        gap = tl.where(p > DISTANCE, DISTANCE - p, p)
+        key = i + gap
+        inner = (p < 2 * DISTANCE) & (p != DISTANCE) & (key >= at) & (key < at + KEYS)
+        right, left = j - i >= DISTANCE, i - j >= DISTANCE
+        if OF_GLOBALS:
+            inner, right = inner & (key < GLOBALS), right & (j < GLOBALS)
+        acc += tl.where(inner, tl.gather(slope, tl.minimum(tl.maximum(key - at, 0), KEYS - 1), 1), 0.0)
+        acc += tl.where(p == DISTANCE, tl.sum(tl.where(right, slope, 0.0), 1)[:, None], 0.0)
+        acc += tl.where(p == 2 * DISTANCE, tl.sum(tl.where(left, slope, 0.0), 1)[:, None], 0.0)
+    if FAR or OF_GLOBALS:
+        if OF_GLOBALS:
+            slope = tl.where(j >= GLOBALS, slope, 0.0)
+        if SEGMENT > 0:
+            linked = _linked(i, j, GLOBALS, SEGMENT)
+            acc += tl.where(p == 2 * DISTANCE + 2, tl.sum(tl.where(linked, slope, 0.0), 1)[:, None], 0.0)
+            slope = tl.where(linked, 0.0, slope)
+        acc += tl.where(p == 2 * DISTANCE + 1, tl.sum(slope, 1)[:, None], 0.0)
+    return acc
+
+
+@triton.jit
 def _absorb(acc, total, top, logits, scale, value, visible, MASKED: tl.constexpr):
     """One tile of keys joins the running output, sum and maximum."""
     if MASKED:
@@ -504,6 +605,7 @@ def _forward(
     lists,
     list_starts,
     list_rows,
+    related,
     q_b,
     q_h,
     q_t,
@@ -566,6 +668,11 @@ def _forward(
     HOLE: tl.constexpr,
     BLOCK: tl.constexpr,
     LISTED: tl.constexpr,
+    DISTANCE: tl.constexpr,
+    GLOBALS: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    OF_GLOBALS: tl.constexpr,
+    RELATIONS: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
     # of causal patterns the later tiles are longer: they begin first
@@ -583,7 +690,9 @@ def _forward(
     q_at = q + b * q_b + h * q_h + (t0 + row0.to(tl.int64) * FOLD) * q_t
     query = _load(q_at, q_t * FOLD, inside, ROWS, D, BLOCK_D, True)
     rows_at = (b * H + h) * T + t
-    factor = scale if slopes is None and table is None else 1.0
+    factor = scale if slopes is None and table is None and related is None else 1.0
+    if related is not None:
+        tile = _load_relations(related, rows_at, inside, RELATIONS, DISTANCE, False)
     if before is None:
         top = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
@@ -609,12 +718,20 @@ def _forward(
             key = _load_far(fk_at, fk_t, j, far_count, D, BLOCK_D, FAR_START, FAR_INNER, far_stride)
             value = _load_far(fv_at, fv_t, j, far_count, E, BLOCK_E, FAR_START, FAR_INNER, far_stride)
             logits = _logits(query, key, i[:, None], j[None, :], h, scale, slopes, table, origin, gaps)
+            if related is not None:
+                logits = _related(
+                    *(logits, scale, tile, i[:, None], j[None, :], DISTANCE, GLOBALS, SEGMENT, True, OF_GLOBALS, 1)
+                )
             acc, total, top = _absorb(acc, total, top, logits, factor, value, None, False)
         for n in range(stop, count):
             j = n * FAR_KEYS + tl.arange(0, FAR_KEYS)
             key = _load_far(fk_at, fk_t, j, far_count, D, BLOCK_D, FAR_START, FAR_INNER, far_stride)
             value = _load_far(fv_at, fv_t, j, far_count, E, BLOCK_E, FAR_START, FAR_INNER, far_stride)
             logits = _logits(query, key, i[:, None], j[None, :], h, scale, slopes, table, origin, gaps)
+            if related is not None:
+                logits = _related(
+                    *(logits, scale, tile, i[:, None], j[None, :], DISTANCE, GLOBALS, SEGMENT, True, OF_GLOBALS, 1)
+                )
             acc, total, top = _absorb(acc, total, top, logits, factor, value, j[None, :] < high[:, None], True)
 
     low, high, low_min, low_max, high_min, high_max = _rows_see(
@@ -632,6 +749,10 @@ def _forward(
         key = _load(k_at + at.to(tl.int64) * FOLD * k_t, k_t * FOLD, real, KEYS, D, BLOCK_D, True)
         value = _load(v_at + at.to(tl.int64) * FOLD * v_t, v_t * FOLD, real, KEYS, E, BLOCK_E, True)
         logits = _logits(query, key, i[:, None], j[None, :], h, scale, slopes, table, origin, gaps)
+        if related is not None:
+            logits = _related(
+                *(logits, scale, tile, i[:, None], j[None, :], DISTANCE, GLOBALS, SEGMENT, False, OF_GLOBALS, 1)
+            )
         visible = (j[None, :] >= low[:, None]) & (j[None, :] < high[:, None])
         if HOLE:
             visible &= j[None, :] != i[:, None]
@@ -642,6 +763,10 @@ def _forward(
         key = _load(k_at + at.to(tl.int64) * FOLD * k_t, k_t * FOLD, None, KEYS, D, BLOCK_D, False)
         value = _load(v_at + at.to(tl.int64) * FOLD * v_t, v_t * FOLD, None, KEYS, E, BLOCK_E, False)
         logits = _logits(query, key, i[:, None], j[None, :], h, scale, slopes, table, origin, gaps)
+        if related is not None:
+            logits = _related(
+                *(logits, scale, tile, i[:, None], j[None, :], DISTANCE, GLOBALS, SEGMENT, False, OF_GLOBALS, 1)
+            )
         acc, total, top = _absorb(acc, total, top, logits, factor, value, None, False)
 
     if LISTED > 0:
@@ -654,6 +779,10 @@ def _forward(
             key = _load(k_at + at.to(tl.int64) * k_t, k_t, real, KEYS, D, BLOCK_D, True)
             value = _load(v_at + at.to(tl.int64) * v_t, v_t, real, KEYS, E, BLOCK_E, True)
             logits = _logits(query, key, i[:, None], j[None, :], h, scale, slopes, table, origin, gaps)
+            if related is not None:
+                logits = _related(
+                    *(logits, scale, tile, i[:, None], j[None, :], DISTANCE, GLOBALS, SEGMENT, False, OF_GLOBALS, 1)
+                )
             acc, total, top = _absorb(acc, total, top, logits, factor, value, real[None, :], True)
 
     some = total > 0.0
@@ -715,13 +844,12 @@ def _rows_see(
 
 
 @triton.jit
-def _of_row(acc, key, value, grad, top, delta, logits, scale, visible, MASKED: tl.constexpr):
-    """What a tile of keys adds to dq."""
+def _slopes_of_row(value, grad, top, delta, logits, scale, visible, MASKED: tl.constexpr):
+    """The gradients of the logits of a tile."""
     weights = tl.exp2(logits * scale - top[:, None])
     if MASKED:
         weights = tl.where(visible, weights, 0.0)
-    slope = weights * (tl.dot(grad, tl.trans(value), input_precision="ieee") - delta[:, None])
-    return tl.dot(slope.to(key.dtype), key, acc, input_precision="ieee")
+    return weights * (tl.dot(grad, tl.trans(value), input_precision="ieee") - delta[:, None])
 
 
 @triton.jit(
@@ -748,6 +876,7 @@ def _queries(
     lists,
     list_starts,
     list_rows,
+    related,
     q_b,
     q_h,
     q_t,
@@ -786,6 +915,7 @@ def _queries(
     deltas,
     out,
     before,
+    out_related,
     o_b,
     o_h,
     o_t,
@@ -820,6 +950,11 @@ def _queries(
     HOLE: tl.constexpr,
     BLOCK: tl.constexpr,
     LISTED: tl.constexpr,
+    DISTANCE: tl.constexpr,
+    GLOBALS: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    OF_GLOBALS: tl.constexpr,
+    RELATIONS: tl.constexpr,
     SPLITS: tl.constexpr,
     FIRST: tl.constexpr,
 ):
@@ -839,7 +974,10 @@ def _queries(
     grad = _load(grad_o + b * g_b + h * g_h + at0 * g_t, g_t * FOLD, inside, ROWS, E, BLOCK_E, True)
     rows_at = (b * H + h) * T + t
     top = tl.load(lse + rows_at, mask=inside, other=float("inf"))
-    factor = scale if slopes is None and table is None else 1.0
+    factor = scale if slopes is None and table is None and related is None else 1.0
+    if related is not None:
+        tile = _load_relations(related, rows_at, inside, RELATIONS, DISTANCE, False)
+    of_tile = tl.zeros([ROWS, RELATIONS], tl.float32)
     if FIRST:
         seen = _load(o + b * o_b + h * o_h + at0 * o_t, o_t * FOLD, inside, ROWS, E, BLOCK_E, True)
         delta = tl.sum(seen.to(tl.float32) * grad.to(tl.float32), 1)
@@ -863,13 +1001,55 @@ def _queries(
             key = _load_far(fk_at, fk_t, j, far_count, D, BLOCK_D, FAR_START, FAR_INNER, far_stride)
             value = _load_far(fv_at, fv_t, j, far_count, E, BLOCK_E, FAR_START, FAR_INNER, far_stride)
             logits = _logits(query, key, i[:, None], j[None, :], h, scale, slopes, table, origin, gaps)
-            acc = _of_row(acc, key, value, grad, top, delta, logits, factor, None, False)
+            if related is not None:
+                logits = _related(
+                    *(logits, scale, tile, i[:, None], j[None, :], DISTANCE, GLOBALS, SEGMENT, True, OF_GLOBALS, 1)
+                )
+            slope = _slopes_of_row(value, grad, top, delta, logits, factor, None, False)
+            acc = tl.dot(slope.to(key.dtype), key, acc, input_precision="ieee")
+            if related is not None:
+                of_tile = _of_relations(
+                    *(
+                        of_tile,
+                        slope,
+                        i,
+                        n * FAR_KEYS,
+                        DISTANCE,
+                        GLOBALS,
+                        SEGMENT,
+                        True,
+                        OF_GLOBALS,
+                        FAR_KEYS,
+                        RELATIONS,
+                    )
+                )
         for n in range(stop, count):
             j = n * FAR_KEYS + tl.arange(0, FAR_KEYS)
             key = _load_far(fk_at, fk_t, j, far_count, D, BLOCK_D, FAR_START, FAR_INNER, far_stride)
             value = _load_far(fv_at, fv_t, j, far_count, E, BLOCK_E, FAR_START, FAR_INNER, far_stride)
             logits = _logits(query, key, i[:, None], j[None, :], h, scale, slopes, table, origin, gaps)
-            acc = _of_row(acc, key, value, grad, top, delta, logits, factor, j[None, :] < high[:, None], True)
+            if related is not None:
+                logits = _related(
+                    *(logits, scale, tile, i[:, None], j[None, :], DISTANCE, GLOBALS, SEGMENT, True, OF_GLOBALS, 1)
+                )
+            slope = _slopes_of_row(value, grad, top, delta, logits, factor, j[None, :] < high[:, None], True)
+            acc = tl.dot(slope.to(key.dtype), key, acc, input_precision="ieee")
+            if related is not None:
+                of_tile = _of_relations(
+                    *(
+                        of_tile,
+                        slope,
+                        i,
+                        n * FAR_KEYS,
+                        DISTANCE,
+                        GLOBALS,
+                        SEGMENT,
+                        True,
+                        OF_GLOBALS,
+                        FAR_KEYS,
+                        RELATIONS,
+                    )
+                )
 
     low, high, low_min, low_max, high_min, high_max = _rows_see(
         *(i, row0 + q0, tl.minimum(row0 + ROWS, queries) - 1 + q0, b * T + t, inside, since, until, first, end),
@@ -886,17 +1066,35 @@ def _queries(
         key = _load(k_at + at.to(tl.int64) * FOLD * k_t, k_t * FOLD, real, KEYS, D, BLOCK_D, True)
         value = _load(v_at + at.to(tl.int64) * FOLD * v_t, v_t * FOLD, real, KEYS, E, BLOCK_E, True)
         logits = _logits(query, key, i[:, None], j[None, :], h, scale, slopes, table, origin, gaps)
+        if related is not None:
+            logits = _related(
+                *(logits, scale, tile, i[:, None], j[None, :], DISTANCE, GLOBALS, SEGMENT, False, OF_GLOBALS, 1)
+            )
         visible = (j[None, :] >= low[:, None]) & (j[None, :] < high[:, None])
         if HOLE:
             visible &= j[None, :] != i[:, None]
-        acc = _of_row(acc, key, value, grad, top, delta, logits, factor, visible, True)
+        slope = _slopes_of_row(value, grad, top, delta, logits, factor, visible, True)
+        acc = tl.dot(slope.to(key.dtype), key, acc, input_precision="ieee")
+        if related is not None:
+            of_tile = _of_relations(
+                *(of_tile, slope, i, at, DISTANCE, GLOBALS, SEGMENT, False, OF_GLOBALS, KEYS, RELATIONS)
+            )
     for n in range(whole, stop):
         at = low_min + n * KEYS
         j = at + tl.arange(0, KEYS)
         key = _load(k_at + at.to(tl.int64) * FOLD * k_t, k_t * FOLD, None, KEYS, D, BLOCK_D, False)
         value = _load(v_at + at.to(tl.int64) * FOLD * v_t, v_t * FOLD, None, KEYS, E, BLOCK_E, False)
         logits = _logits(query, key, i[:, None], j[None, :], h, scale, slopes, table, origin, gaps)
-        acc = _of_row(acc, key, value, grad, top, delta, logits, factor, None, False)
+        if related is not None:
+            logits = _related(
+                *(logits, scale, tile, i[:, None], j[None, :], DISTANCE, GLOBALS, SEGMENT, False, OF_GLOBALS, 1)
+            )
+        slope = _slopes_of_row(value, grad, top, delta, logits, factor, None, False)
+        acc = tl.dot(slope.to(key.dtype), key, acc, input_precision="ieee")
+        if related is not None:
+            of_tile = _of_relations(
+                *(of_tile, slope, i, at, DISTANCE, GLOBALS, SEGMENT, False, OF_GLOBALS, KEYS, RELATIONS)
+            )
 
     if LISTED > 0:
         listed = lists + ((b * H + h) * ((T + BLOCK - 1) // BLOCK) + row0 // BLOCK) * LISTED
@@ -908,8 +1106,27 @@ def _queries(
             key = _load(k_at + at.to(tl.int64) * k_t, k_t, real, KEYS, D, BLOCK_D, True)
             value = _load(v_at + at.to(tl.int64) * v_t, v_t, real, KEYS, E, BLOCK_E, True)
             logits = _logits(query, key, i[:, None], j[None, :], h, scale, slopes, table, origin, gaps)
-            acc = _of_row(acc, key, value, grad, top, delta, logits, factor, real[None, :], True)
+            if related is not None:
+                logits = _related(
+                    *(logits, scale, tile, i[:, None], j[None, :], DISTANCE, GLOBALS, SEGMENT, False, OF_GLOBALS, 1)
+                )
+            slope = _slopes_of_row(value, grad, top, delta, logits, factor, real[None, :], True)
+            acc = tl.dot(slope.to(key.dtype), key, acc, input_precision="ieee")
+            if related is not None:
+                of_tile = _of_relations(
+                    *(of_tile, slope, i, at, DISTANCE, GLOBALS, SEGMENT, False, OF_GLOBALS, KEYS, RELATIONS)
+                )
 
+    if related is not None:
+        p = tl.arange(0, RELATIONS)[None, :]
+        tl.store(
+            out_related
+            + tl.program_id(1).to(tl.int64) * (tl.num_programs(0) // tiles) * T * (2 * DISTANCE + 3)
+            + rows_at[:, None] * (2 * DISTANCE + 3)
+            + p,
+            of_tile.to(out_related.dtype.element_ty),
+            mask=(row < queries)[:, None] & (p < 2 * DISTANCE + 3),
+        )
     acc *= natural
     out_at = b * out_b + h * out_h + at0 * out_t
     if before is not None:
@@ -951,6 +1168,7 @@ def _keys(
     lists,
     list_starts,
     list_rows,
+    related,
     q_b,
     q_h,
     q_t,
@@ -1027,6 +1245,11 @@ def _keys(
     HOLE: tl.constexpr,
     BLOCK: tl.constexpr,
     LISTED: tl.constexpr,
+    DISTANCE: tl.constexpr,
+    GLOBALS: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    OF_GLOBALS: tl.constexpr,
+    RELATIONS: tl.constexpr,
     SPLITS: tl.constexpr,
     OF_FAR: tl.constexpr,
 ):
@@ -1070,7 +1293,7 @@ def _keys(
     begin, stop, whole_begin, whole_stop = _share(begin, stop, whole_begin, whole_stop, SPLITS, ROWS)
     count, first_whole, last_whole = _blocks(begin, whole_begin, whole_stop, stop, ROWS)
 
-    factor = scale if slopes is None and table is None else 1.0
+    factor = scale if slopes is None and table is None and related is None else 1.0
     acc_k = tl.zeros([KEYS, BLOCK_D], tl.float32)
     acc_v = tl.zeros([KEYS, BLOCK_E], tl.float32)
     for member in range(RATIO):
@@ -1088,6 +1311,11 @@ def _keys(
             top = tl.load(lse + rows_at + t, mask=inside, other=float("inf"))
             delta = tl.load(deltas + rows_at + t, mask=inside, other=0.0)
             logits = _logits(key, query, i[None, :], j[:, None], h, scale, slopes, table, origin, gaps)
+            if related is not None:
+                tile = _load_relations(related, rows_at + t, t < T, RELATIONS, DISTANCE, True)
+                logits = _related(
+                    *(logits, scale, tile, i[None, :], j[:, None], DISTANCE, GLOBALS, SEGMENT, OF_FAR, OF_GLOBALS, 0)
+                )
             if OF_FAR:
                 high = _bound(i, far_add, far_plus, FAR_EVERY, FAR_TIMES)
                 visible = (j[:, None] < high[None, :]) & real[:, None]
@@ -1110,6 +1338,11 @@ def _keys(
             grad = _load(g_at + row0.to(tl.int64) * FOLD * g_t, g_t * FOLD, None, ROWS, E, BLOCK_E, False)
             top, delta = tl.load(lse + rows_at + t), tl.load(deltas + rows_at + t)
             logits = _logits(key, query, i[None, :], j[:, None], h, scale, slopes, table, origin, gaps)
+            if related is not None:
+                tile = _load_relations(related, rows_at + t, t < T, RELATIONS, DISTANCE, True)
+                logits = _related(
+                    *(logits, scale, tile, i[None, :], j[:, None], DISTANCE, GLOBALS, SEGMENT, OF_FAR, OF_GLOBALS, 0)
+                )
             acc_k, acc_v = _of_column(acc_k, acc_v, query, value, grad, top, delta, logits, factor, None, False)
         if LISTED > 0 and not OF_FAR:
             blocks = (T + BLOCK - 1) // BLOCK

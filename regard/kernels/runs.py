@@ -111,6 +111,21 @@ class Bias(NamedTuple):
     origin: int = 0
 
 
+class Relations(NamedTuple):
+    """A logit for each relation p of a query to a key: table[b, h, t, p] joins the scaled logits (ETC).
+
+    Positions below `globals` are one sequence, the others another one. Within a sequence p is the distance, clipped at
+    m = `distance`: 0 the token itself, 1 ... m to the right, m + 1 ... 2 m to the left. Between the two p is 2 m + 1,
+    or 2 m + 2 for a token and the global one of its segment (`segment` tokens each; 0: there are no segments).
+    """
+
+    table: Tensor  # [B, H, T, 2 m + 3]
+    distance: int
+    globals: int
+    segment: int = 0
+    of_globals: bool = False  # whether the queries are the global tokens; their far keys are none
+
+
 def takes(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None = None, refusal: str | None = None) -> bool:
     """Whether `attend` runs on these, by the choice of kernels; `refusal` is the caller's own reason not to."""
     if max(q.shape[-1], v.shape[-1]) > WIDEST:
@@ -133,6 +148,7 @@ def attend(
     far_v: Tensor | None = None,
     head: Tensor | None = None,
     lists: Lists | None = None,
+    relations: Relations | None = None,
 ) -> Tensor:
     """q [B, H, T, D], k [B, G, S, D], v [B, G, S, E] -> [B, H, T, E]; queries that see no key give 0.
 
@@ -149,37 +165,44 @@ def attend(
     )
     if not q.numel() or not k.numel():
         return torch.zeros((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
-    numbers, tensors = flatten(passes, where, bias, 0 if head is None else head.shape[2], lists)
-    return _Attend.apply(q, k, v, far_k, far_v, head, scale, numbers, *tensors)
+    numbers, tensors = flatten(passes, where, bias, 0 if head is None else head.shape[2], lists, relations)
+    related = None if relations is None else relations.table.contiguous()
+    return _Attend.apply(q, k, v, far_k, far_v, head, related, scale, numbers, *tensors)
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, far_k, far_v, head, scale: float, numbers: list[int], *tensors: Tensor | None):
+    def forward(ctx, q, k, v, far_k, far_v, head, related, scale: float, numbers: list[int], *tensors: Tensor | None):
         # `tensors` are odd in number: dynamo leaves out ctx if forward has as many parameters as there are arguments.
         run = _forward_operator if torch.compiler.is_compiling() else _forward
-        o, lse = run(q, k, v, far_k, far_v, head, scale, numbers, tensors)
+        o, lse = run(q, k, v, far_k, far_v, head, related, scale, numbers, tensors)
         ctx.scale, ctx.numbers, ctx.head = scale, numbers, 0 if head is None else head.shape[2]
-        ctx.save_for_backward(q, k, v, far_k, far_v, o, lse, *tensors)
+        ctx.save_for_backward(q, k, v, far_k, far_v, related, o, lse, *tensors)
         return o
 
     @staticmethod
     def backward(ctx, grad: Tensor):
         once()
-        q, k, v, far_k, far_v, o, lse, *tensors = ctx.saved_tensors
+        q, k, v, far_k, far_v, related, o, lse, *tensors = ctx.saved_tensors
         run = _backward_operator if torch.compiler.is_compiling() else _backward
-        grads = run(grad, q, k, v, far_k, far_v, o, lse, ctx.scale, ctx.numbers, tensors)
-        far = grads[3:] if far_k is not None else (None, None)
+        grads = run(grad, q, k, v, far_k, far_v, related, o, lse, ctx.scale, ctx.numbers, tensors)
+        far = grads[3:5] if far_k is not None else (None, None)
+        of_related = None if related is None else grads[5]
         head = grad[:, :, : ctx.head] if ctx.head else None
-        return *grads[:3], *far, head, None, None, *[None] * len(tensors)
+        return *grads[:3], *far, head, of_related, None, None, *[None] * len(tensors)
 
 
 def flatten(
-    passes: Sequence[Pass], where: Where, bias: Bias, skip: int, lists: Lists | None = None
+    passes: Sequence[Pass],
+    where: Where,
+    bias: Bias,
+    skip: int,
+    lists: Lists | None = None,
+    relations: Relations | None = None,
 ) -> tuple[list[int], list[Tensor | None]]:
     """As numbers and tensors, since operators take no tuples; a bias in units of the kernels' base 2."""
     q0, k0 = (0 if isinstance(x, Tensor) else x for x in where[:2])
-    numbers = [q0, k0, where.first, skip, bias.origin]
+    numbers = [q0, k0, where.first, skip, bias.origin, *map(int, (0, 0, 0, 0) if relations is None else relations[1:])]
     for low, high, far, *others in passes:
         count, bound, start, inner, stride = far or Far(0)
         numbers += [*low, *high, count, *bound, start, inner, stride, *map(int, others)]
@@ -190,13 +213,13 @@ def flatten(
 
 
 def unflatten(numbers: Sequence[int]) -> tuple[list[int], list[Pass]]:
-    """The five numbers in front, and the passes."""
+    """The nine numbers in front, and the passes."""
     passes = []
-    for at in range(5, len(numbers), 20):
+    for at in range(9, len(numbers), 20):
         n = numbers[at : at + 20]
         far = Far(n[8], Bound(*n[9:13]), *n[13:16]) if n[8] else None
         passes.append(Pass(Bound(*n[:4]), Bound(*n[4:8]), far, n[16], bool(n[17]), *n[18:]))
-    return list(numbers[:5]), passes
+    return list(numbers[:9]), passes
 
 
 def _forward(
@@ -206,6 +229,7 @@ def _forward(
     far_k: Tensor | None,
     far_v: Tensor | None,
     head: Tensor | None,
+    related: Tensor | None,
     scale: float,
     numbers: Sequence[int],
     tensors: Sequence[Tensor | None],
@@ -213,7 +237,7 @@ def _forward(
     """o [B, H, T, E] and the base-2 logsumexp [B, H, T] of the logits."""
     from regard.kernels import parts_triton
 
-    return parts_triton.forward(q, k, v, far_k, far_v, head, scale, numbers, tensors)
+    return parts_triton.forward(q, k, v, far_k, far_v, head, related, scale, numbers, tensors)
 
 
 def _backward(
@@ -223,16 +247,17 @@ def _backward(
     v: Tensor,
     far_k: Tensor | None,
     far_v: Tensor | None,
+    related: Tensor | None,
     o: Tensor,
     lse: Tensor,
     scale: float,
     numbers: Sequence[int],
     tensors: Sequence[Tensor | None],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of q, k, v, far_k and far_v; the last two are empty where there are none."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of q, k, v, far_k, far_v and `related`; the last three are empty where there are none."""
     from regard.kernels import parts_triton
 
-    return parts_triton.backward(grad, q, k, v, far_k, far_v, o, lse, scale, numbers, tensors)
+    return parts_triton.backward(grad, q, k, v, far_k, far_v, related, o, lse, scale, numbers, tensors)
 
 
 _forward_operator = torch.library.custom_op("regard::runs", _forward, mutates_args=())
@@ -240,14 +265,15 @@ _backward_operator = torch.library.custom_op("regard::runs_backward", _backward,
 
 
 @_forward_operator.register_fake
-def _(q, k, v, far_k, far_v, head, scale, numbers, tensors):
+def _(q, k, v, far_k, far_v, head, related, scale, numbers, tensors):
     return empty_like_heads(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @_backward_operator.register_fake
-def _(grad, q, k, v, far_k, far_v, o, lse, scale, numbers, tensors):
+def _(grad, q, k, v, far_k, far_v, related, o, lse, scale, numbers, tensors):
     far = (q.new_empty(0) if x is None else empty_like_heads(x, x.shape[3]) for x in (far_k, far_v))
-    return *(empty_like_heads(x, x.shape[3]) for x in (q, k, v)), *far
+    of_related = q.new_empty(0) if related is None else torch.empty_like(related)
+    return *(empty_like_heads(x, x.shape[3]) for x in (q, k, v)), *far, of_related
 
 
 def empty_like_heads(x: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
