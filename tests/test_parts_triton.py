@@ -274,6 +274,10 @@ CASES += [
     Case("etc(globals=3, radius=2, distance=2)", "self"),
     Case("etc(globals=4, radius=5, distance=7, segment=6)", "self"),
     Case("etc(globals=40, radius=5, distance=1)", "self"),
+    Case("xl(segment=4, memory=6)", "causal"),
+    Case("xl(segment=5, memory=3, clamp=4)", "causal"),
+    Case("xl(segment=8, memory=0, relative=False)", "causal"),
+    Case("xl(segment=8, memory=5)", "causal", "alibi"),
 ]
 
 

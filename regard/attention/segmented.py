@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.attention.base import Attending, Mask, Rows, Shape
+from regard.kernels import runs
+from regard.kernels.runs import Bound, Distances, Pass
 
 
 class Segmented(Attending):
@@ -43,9 +45,27 @@ class Segmented(Attending):
     def whole(self, rows: Rows, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Rows from their first token on. Of segment and memory only as much is laid out as a row of T tokens has."""
         n = min(self.segment, rows.T)
+        if (o := self._in_runs(rows, q, k, v, n)) is not None:
+            return o
         M, room = min(self.memory, (rows.T - 1) // n * n), -rows.T % n
         q, k, v = F.pad(q, (0, 0, 0, room)), *(F.pad(part, (0, 0, M, room)) for part in (k, v))
         return self.segments(torch.zeros_like(rows.count), rows.count, q, k, v, n, M)[:, :, : rows.T]
+
+    def _in_runs(self, rows: Rows, q: Tensor, k: Tensor, v: Tensor, n: int) -> Tensor | None:
+        """`whole` by kernels that compare positions, where they take it; padding lies behind every real query."""
+        kind = None if self.position is None else self.position.facts.kind
+        reach = min(rows.T, n + self.memory)
+        bias = self.position.run_bias(reach, 0) if kind == "bias" else None
+        known = kind != "content" or self.position.has_distances
+        refusal = None if known else f"it does not know the positions {self.position.facts.name!r}"
+        if rows.T == 1 or not runs.takes(q, k, v, bias, refusal):
+            return None
+        relations = None
+        if kind == "content":
+            q, table = self.position.by_distance(q, reach, self.scale)
+            relations = Distances(table)
+        near = Pass(Bound(every=n, times=n, plus=-self.memory), Bound(plus=1))
+        return runs.attend(q, k, v, [near], scale=self.scale, bias=bias, relations=relations)
 
     def segments(self, start: Tensor, end: Tensor, q: Tensor, k: Tensor, v: Tensor, n: int, M: int) -> Tensor:
         """Whole segments of n queries [B, H, N, D] from `start` [B] on, over keys and values from M before that on."""

@@ -118,7 +118,8 @@ def backward(
     grad = grad if grad.stride(-1) == 1 or grad.shape[-1] == 1 else grad.contiguous()
     delta = torch.empty_like(lse)
     rows = (q, k, v, far_k, far_v, related, scale, common, tensors)
-    of_related = q.new_empty(0) if related is None else torch.empty_like(related)
+    # not every distance has a key
+    of_related = q.new_empty(0) if related is None else torch.zeros_like(related)
     gq, gk, gv = (empty_like_heads(x, x.shape[3]) for x in (q, k, v))
     wide = [empty_like_heads(x, x.shape[3], torch.float32) if len(passes) > 1 else None for x in (q, k, v)]
     gfar = (q.new_empty(0), q.new_empty(0))
@@ -289,6 +290,7 @@ def _arguments(q, k, v, far_k, far_v, related, part: Pass, common, tensors) -> t
     )
     counts = (
         *(q.shape[1], q.shape[2], k.shape[2], q0, k0, first, skip, origin, 0 if table is None else table.shape[1]),
+        0 if related is None else related.shape[3],
         *(low.add, low.plus, high.add, high.plus),
         *((0, 0, 0, 1) if far is None else (far.count, far.high.add, far.high.plus, max(1, far.stride))),
     )
@@ -328,7 +330,7 @@ def _constants(
         "GLOBALS": common[6],
         "SEGMENT": common[7],
         "OF_GLOBALS": bool(common[8]),
-        "RELATIONS": triton.next_power_of_2(2 * common[5] + 3) if common[5] else 1,
+        "RELATIONS": triton.next_power_of_2(2 * common[5] + 3) if common[5] > 0 else 1,
     }
 
 
@@ -479,6 +481,14 @@ def _logits(a, b, i, j, h, scale, slopes, table, origin, gaps):
 
 
 @triton.jit
+def _by_distance(logits, scale, related, rows_at, away, columns, inside):
+    """Scaled logits, and the entry of their distance in the rows of a table."""
+    seen = inside & (away >= 0) & (away < columns)
+    added = tl.load(related + rows_at * columns + away, mask=seen, other=0.0).to(tl.float32)
+    return logits * scale + added * 1.4426950408889634
+
+
+@triton.jit
 def _load_relations(related, rows_at, inside, RELATIONS: tl.constexpr, DISTANCE: tl.constexpr, BY_ROW: tl.constexpr):
     """The table of some queries, [ROWS, RELATIONS], or the other way round."""
     p = tl.arange(0, RELATIONS)
@@ -583,7 +593,21 @@ def _absorb(acc, total, top, logits, scale, value, visible, MASKED: tl.constexpr
 
 @triton.jit(
     do_not_specialize=[
-        *("T", "S", "q0", "k0", "first", "skip", "origin", "gaps", "low_add", "low_plus", "high_add", "high_plus"),
+        *(
+            "T",
+            "S",
+            "q0",
+            "k0",
+            "first",
+            "skip",
+            "origin",
+            "gaps",
+            "columns",
+            "low_add",
+            "low_plus",
+            "high_add",
+            "high_plus",
+        ),
         *("far_count", "far_add", "far_plus", "far_stride"),
     ]
 )
@@ -630,6 +654,7 @@ def _forward(
     skip,
     origin,
     gaps,
+    columns,
     low_add,
     low_plus,
     high_add,
@@ -691,7 +716,7 @@ def _forward(
     query = _load(q_at, q_t * FOLD, inside, ROWS, D, BLOCK_D, True)
     rows_at = (b * H + h) * T + t
     factor = scale if slopes is None and table is None and related is None else 1.0
-    if related is not None:
+    if DISTANCE > 0:
         tile = _load_relations(related, rows_at, inside, RELATIONS, DISTANCE, False)
     if before is None:
         top = tl.full([ROWS], float("-inf"), tl.float32)
@@ -718,7 +743,11 @@ def _forward(
             key = _load_far(fk_at, fk_t, j, far_count, D, BLOCK_D, FAR_START, FAR_INNER, far_stride)
             value = _load_far(fv_at, fv_t, j, far_count, E, BLOCK_E, FAR_START, FAR_INNER, far_stride)
             logits = _logits(query, key, i[:, None], j[None, :], h, scale, slopes, table, origin, gaps)
-            if related is not None:
+            if DISTANCE < 0:
+                logits = _by_distance(
+                    logits, scale, related, rows_at[:, None], i[:, None] - j[None, :], columns, inside[:, None]
+                )
+            if DISTANCE > 0:
                 logits = _related(
                     *(logits, scale, tile, i[:, None], j[None, :], DISTANCE, GLOBALS, SEGMENT, True, OF_GLOBALS, 1)
                 )
@@ -728,7 +757,11 @@ def _forward(
             key = _load_far(fk_at, fk_t, j, far_count, D, BLOCK_D, FAR_START, FAR_INNER, far_stride)
             value = _load_far(fv_at, fv_t, j, far_count, E, BLOCK_E, FAR_START, FAR_INNER, far_stride)
             logits = _logits(query, key, i[:, None], j[None, :], h, scale, slopes, table, origin, gaps)
-            if related is not None:
+            if DISTANCE < 0:
+                logits = _by_distance(
+                    logits, scale, related, rows_at[:, None], i[:, None] - j[None, :], columns, inside[:, None]
+                )
+            if DISTANCE > 0:
                 logits = _related(
                     *(logits, scale, tile, i[:, None], j[None, :], DISTANCE, GLOBALS, SEGMENT, True, OF_GLOBALS, 1)
                 )
@@ -749,7 +782,11 @@ def _forward(
         key = _load(k_at + at.to(tl.int64) * FOLD * k_t, k_t * FOLD, real, KEYS, D, BLOCK_D, True)
         value = _load(v_at + at.to(tl.int64) * FOLD * v_t, v_t * FOLD, real, KEYS, E, BLOCK_E, True)
         logits = _logits(query, key, i[:, None], j[None, :], h, scale, slopes, table, origin, gaps)
-        if related is not None:
+        if DISTANCE < 0:
+            logits = _by_distance(
+                logits, scale, related, rows_at[:, None], i[:, None] - j[None, :], columns, inside[:, None]
+            )
+        if DISTANCE > 0:
             logits = _related(
                 *(logits, scale, tile, i[:, None], j[None, :], DISTANCE, GLOBALS, SEGMENT, False, OF_GLOBALS, 1)
             )
@@ -763,7 +800,11 @@ def _forward(
         key = _load(k_at + at.to(tl.int64) * FOLD * k_t, k_t * FOLD, None, KEYS, D, BLOCK_D, False)
         value = _load(v_at + at.to(tl.int64) * FOLD * v_t, v_t * FOLD, None, KEYS, E, BLOCK_E, False)
         logits = _logits(query, key, i[:, None], j[None, :], h, scale, slopes, table, origin, gaps)
-        if related is not None:
+        if DISTANCE < 0:
+            logits = _by_distance(
+                logits, scale, related, rows_at[:, None], i[:, None] - j[None, :], columns, inside[:, None]
+            )
+        if DISTANCE > 0:
             logits = _related(
                 *(logits, scale, tile, i[:, None], j[None, :], DISTANCE, GLOBALS, SEGMENT, False, OF_GLOBALS, 1)
             )
@@ -779,7 +820,11 @@ def _forward(
             key = _load(k_at + at.to(tl.int64) * k_t, k_t, real, KEYS, D, BLOCK_D, True)
             value = _load(v_at + at.to(tl.int64) * v_t, v_t, real, KEYS, E, BLOCK_E, True)
             logits = _logits(query, key, i[:, None], j[None, :], h, scale, slopes, table, origin, gaps)
-            if related is not None:
+            if DISTANCE < 0:
+                logits = _by_distance(
+                    logits, scale, related, rows_at[:, None], i[:, None] - j[None, :], columns, inside[:, None]
+                )
+            if DISTANCE > 0:
                 logits = _related(
                     *(logits, scale, tile, i[:, None], j[None, :], DISTANCE, GLOBALS, SEGMENT, False, OF_GLOBALS, 1)
                 )
@@ -854,7 +899,21 @@ def _slopes_of_row(value, grad, top, delta, logits, scale, visible, MASKED: tl.c
 
 @triton.jit(
     do_not_specialize=[
-        *("T", "S", "q0", "k0", "first", "skip", "origin", "gaps", "low_add", "low_plus", "high_add", "high_plus"),
+        *(
+            "T",
+            "S",
+            "q0",
+            "k0",
+            "first",
+            "skip",
+            "origin",
+            "gaps",
+            "columns",
+            "low_add",
+            "low_plus",
+            "high_add",
+            "high_plus",
+        ),
         *("far_count", "far_add", "far_plus", "far_stride"),
     ]
 )
@@ -901,6 +960,7 @@ def _queries(
     skip,
     origin,
     gaps,
+    columns,
     low_add,
     low_plus,
     high_add,
@@ -975,7 +1035,7 @@ def _queries(
     rows_at = (b * H + h) * T + t
     top = tl.load(lse + rows_at, mask=inside, other=float("inf"))
     factor = scale if slopes is None and table is None and related is None else 1.0
-    if related is not None:
+    if DISTANCE > 0:
         tile = _load_relations(related, rows_at, inside, RELATIONS, DISTANCE, False)
     of_tile = tl.zeros([ROWS, RELATIONS], tl.float32)
     if FIRST:
@@ -1001,13 +1061,24 @@ def _queries(
             key = _load_far(fk_at, fk_t, j, far_count, D, BLOCK_D, FAR_START, FAR_INNER, far_stride)
             value = _load_far(fv_at, fv_t, j, far_count, E, BLOCK_E, FAR_START, FAR_INNER, far_stride)
             logits = _logits(query, key, i[:, None], j[None, :], h, scale, slopes, table, origin, gaps)
-            if related is not None:
+            if DISTANCE < 0:
+                logits = _by_distance(
+                    logits, scale, related, rows_at[:, None], i[:, None] - j[None, :], columns, inside[:, None]
+                )
+            if DISTANCE > 0:
                 logits = _related(
                     *(logits, scale, tile, i[:, None], j[None, :], DISTANCE, GLOBALS, SEGMENT, True, OF_GLOBALS, 1)
                 )
             slope = _slopes_of_row(value, grad, top, delta, logits, factor, None, False)
             acc = tl.dot(slope.to(key.dtype), key, acc, input_precision="ieee")
-            if related is not None:
+            if DISTANCE < 0:
+                away = i[:, None] - j[None, :]
+                tl.store(
+                    out_related + rows_at[:, None] * columns + away,
+                    slope.to(out_related.dtype.element_ty),
+                    mask=inside[:, None] & (away >= 0) & (away < columns),
+                )
+            if DISTANCE > 0:
                 of_tile = _of_relations(
                     *(
                         of_tile,
@@ -1028,13 +1099,24 @@ def _queries(
             key = _load_far(fk_at, fk_t, j, far_count, D, BLOCK_D, FAR_START, FAR_INNER, far_stride)
             value = _load_far(fv_at, fv_t, j, far_count, E, BLOCK_E, FAR_START, FAR_INNER, far_stride)
             logits = _logits(query, key, i[:, None], j[None, :], h, scale, slopes, table, origin, gaps)
-            if related is not None:
+            if DISTANCE < 0:
+                logits = _by_distance(
+                    logits, scale, related, rows_at[:, None], i[:, None] - j[None, :], columns, inside[:, None]
+                )
+            if DISTANCE > 0:
                 logits = _related(
                     *(logits, scale, tile, i[:, None], j[None, :], DISTANCE, GLOBALS, SEGMENT, True, OF_GLOBALS, 1)
                 )
             slope = _slopes_of_row(value, grad, top, delta, logits, factor, j[None, :] < high[:, None], True)
             acc = tl.dot(slope.to(key.dtype), key, acc, input_precision="ieee")
-            if related is not None:
+            if DISTANCE < 0:
+                away = i[:, None] - j[None, :]
+                tl.store(
+                    out_related + rows_at[:, None] * columns + away,
+                    slope.to(out_related.dtype.element_ty),
+                    mask=inside[:, None] & (away >= 0) & (away < columns),
+                )
+            if DISTANCE > 0:
                 of_tile = _of_relations(
                     *(
                         of_tile,
@@ -1066,7 +1148,11 @@ def _queries(
         key = _load(k_at + at.to(tl.int64) * FOLD * k_t, k_t * FOLD, real, KEYS, D, BLOCK_D, True)
         value = _load(v_at + at.to(tl.int64) * FOLD * v_t, v_t * FOLD, real, KEYS, E, BLOCK_E, True)
         logits = _logits(query, key, i[:, None], j[None, :], h, scale, slopes, table, origin, gaps)
-        if related is not None:
+        if DISTANCE < 0:
+            logits = _by_distance(
+                logits, scale, related, rows_at[:, None], i[:, None] - j[None, :], columns, inside[:, None]
+            )
+        if DISTANCE > 0:
             logits = _related(
                 *(logits, scale, tile, i[:, None], j[None, :], DISTANCE, GLOBALS, SEGMENT, False, OF_GLOBALS, 1)
             )
@@ -1075,7 +1161,14 @@ def _queries(
             visible &= j[None, :] != i[:, None]
         slope = _slopes_of_row(value, grad, top, delta, logits, factor, visible, True)
         acc = tl.dot(slope.to(key.dtype), key, acc, input_precision="ieee")
-        if related is not None:
+        if DISTANCE < 0:
+            away = i[:, None] - j[None, :]
+            tl.store(
+                out_related + rows_at[:, None] * columns + away,
+                slope.to(out_related.dtype.element_ty),
+                mask=inside[:, None] & (away >= 0) & (away < columns),
+            )
+        if DISTANCE > 0:
             of_tile = _of_relations(
                 *(of_tile, slope, i, at, DISTANCE, GLOBALS, SEGMENT, False, OF_GLOBALS, KEYS, RELATIONS)
             )
@@ -1085,13 +1178,24 @@ def _queries(
         key = _load(k_at + at.to(tl.int64) * FOLD * k_t, k_t * FOLD, None, KEYS, D, BLOCK_D, False)
         value = _load(v_at + at.to(tl.int64) * FOLD * v_t, v_t * FOLD, None, KEYS, E, BLOCK_E, False)
         logits = _logits(query, key, i[:, None], j[None, :], h, scale, slopes, table, origin, gaps)
-        if related is not None:
+        if DISTANCE < 0:
+            logits = _by_distance(
+                logits, scale, related, rows_at[:, None], i[:, None] - j[None, :], columns, inside[:, None]
+            )
+        if DISTANCE > 0:
             logits = _related(
                 *(logits, scale, tile, i[:, None], j[None, :], DISTANCE, GLOBALS, SEGMENT, False, OF_GLOBALS, 1)
             )
         slope = _slopes_of_row(value, grad, top, delta, logits, factor, None, False)
         acc = tl.dot(slope.to(key.dtype), key, acc, input_precision="ieee")
-        if related is not None:
+        if DISTANCE < 0:
+            away = i[:, None] - j[None, :]
+            tl.store(
+                out_related + rows_at[:, None] * columns + away,
+                slope.to(out_related.dtype.element_ty),
+                mask=inside[:, None] & (away >= 0) & (away < columns),
+            )
+        if DISTANCE > 0:
             of_tile = _of_relations(
                 *(of_tile, slope, i, at, DISTANCE, GLOBALS, SEGMENT, False, OF_GLOBALS, KEYS, RELATIONS)
             )
@@ -1106,18 +1210,29 @@ def _queries(
             key = _load(k_at + at.to(tl.int64) * k_t, k_t, real, KEYS, D, BLOCK_D, True)
             value = _load(v_at + at.to(tl.int64) * v_t, v_t, real, KEYS, E, BLOCK_E, True)
             logits = _logits(query, key, i[:, None], j[None, :], h, scale, slopes, table, origin, gaps)
-            if related is not None:
+            if DISTANCE < 0:
+                logits = _by_distance(
+                    logits, scale, related, rows_at[:, None], i[:, None] - j[None, :], columns, inside[:, None]
+                )
+            if DISTANCE > 0:
                 logits = _related(
                     *(logits, scale, tile, i[:, None], j[None, :], DISTANCE, GLOBALS, SEGMENT, False, OF_GLOBALS, 1)
                 )
             slope = _slopes_of_row(value, grad, top, delta, logits, factor, real[None, :], True)
             acc = tl.dot(slope.to(key.dtype), key, acc, input_precision="ieee")
-            if related is not None:
+            if DISTANCE < 0:
+                away = i[:, None] - j[None, :]
+                tl.store(
+                    out_related + rows_at[:, None] * columns + away,
+                    slope.to(out_related.dtype.element_ty),
+                    mask=inside[:, None] & (away >= 0) & (away < columns),
+                )
+            if DISTANCE > 0:
                 of_tile = _of_relations(
                     *(of_tile, slope, i, at, DISTANCE, GLOBALS, SEGMENT, False, OF_GLOBALS, KEYS, RELATIONS)
                 )
 
-    if related is not None:
+    if DISTANCE > 0:
         p = tl.arange(0, RELATIONS)[None, :]
         tl.store(
             out_related
@@ -1146,7 +1261,21 @@ def _queries(
 
 @triton.jit(
     do_not_specialize=[
-        *("T", "S", "q0", "k0", "first", "skip", "origin", "gaps", "low_add", "low_plus", "high_add", "high_plus"),
+        *(
+            "T",
+            "S",
+            "q0",
+            "k0",
+            "first",
+            "skip",
+            "origin",
+            "gaps",
+            "columns",
+            "low_add",
+            "low_plus",
+            "high_add",
+            "high_plus",
+        ),
         *("far_count", "far_add", "far_plus", "far_stride"),
     ]
 )
@@ -1193,6 +1322,7 @@ def _keys(
     skip,
     origin,
     gaps,
+    columns,
     low_add,
     low_plus,
     high_add,
@@ -1311,7 +1441,11 @@ def _keys(
             top = tl.load(lse + rows_at + t, mask=inside, other=float("inf"))
             delta = tl.load(deltas + rows_at + t, mask=inside, other=0.0)
             logits = _logits(key, query, i[None, :], j[:, None], h, scale, slopes, table, origin, gaps)
-            if related is not None:
+            if DISTANCE < 0:
+                logits = _by_distance(
+                    logits, scale, related, (rows_at + t)[None, :], i[None, :] - j[:, None], columns, (t < T)[None, :]
+                )
+            if DISTANCE > 0:
                 tile = _load_relations(related, rows_at + t, t < T, RELATIONS, DISTANCE, True)
                 logits = _related(
                     *(logits, scale, tile, i[None, :], j[:, None], DISTANCE, GLOBALS, SEGMENT, OF_FAR, OF_GLOBALS, 0)
@@ -1338,7 +1472,11 @@ def _keys(
             grad = _load(g_at + row0.to(tl.int64) * FOLD * g_t, g_t * FOLD, None, ROWS, E, BLOCK_E, False)
             top, delta = tl.load(lse + rows_at + t), tl.load(deltas + rows_at + t)
             logits = _logits(key, query, i[None, :], j[:, None], h, scale, slopes, table, origin, gaps)
-            if related is not None:
+            if DISTANCE < 0:
+                logits = _by_distance(
+                    logits, scale, related, (rows_at + t)[None, :], i[None, :] - j[:, None], columns, (t < T)[None, :]
+                )
+            if DISTANCE > 0:
                 tile = _load_relations(related, rows_at + t, t < T, RELATIONS, DISTANCE, True)
                 logits = _related(
                     *(logits, scale, tile, i[None, :], j[:, None], DISTANCE, GLOBALS, SEGMENT, OF_FAR, OF_GLOBALS, 0)

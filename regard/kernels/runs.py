@@ -126,6 +126,12 @@ class Relations(NamedTuple):
     of_globals: bool = False  # whether the queries are the global tokens; their far keys are none
 
 
+class Distances(NamedTuple):
+    """A logit for each query and distance d = i - j: table[b, h, t, d] joins the scaled logits (Transformer-XL)."""
+
+    table: Tensor  # [B, H, T, C]; no query sees a key C or more before it, or after it
+
+
 def takes(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None = None, refusal: str | None = None) -> bool:
     """Whether `attend` runs on these, by the choice of kernels; `refusal` is the caller's own reason not to."""
     if max(q.shape[-1], v.shape[-1]) > WIDEST:
@@ -148,7 +154,7 @@ def attend(
     far_v: Tensor | None = None,
     head: Tensor | None = None,
     lists: Lists | None = None,
-    relations: Relations | None = None,
+    relations: Relations | Distances | None = None,
 ) -> Tensor:
     """q [B, H, T, D], k [B, G, S, D], v [B, G, S, E] -> [B, H, T, E]; queries that see no key give 0.
 
@@ -198,11 +204,13 @@ def flatten(
     bias: Bias,
     skip: int,
     lists: Lists | None = None,
-    relations: Relations | None = None,
+    relations: Relations | Distances | None = None,
 ) -> tuple[list[int], list[Tensor | None]]:
     """As numbers and tensors, since operators take no tuples; a bias in units of the kernels' base 2."""
     q0, k0 = (0 if isinstance(x, Tensor) else x for x in where[:2])
-    numbers = [q0, k0, where.first, skip, bias.origin, *map(int, (0, 0, 0, 0) if relations is None else relations[1:])]
+    # a distance of -1 says that the table is one of all distances
+    told = (0, 0, 0, 0) if relations is None else relations[1:] or (-1, 0, 0, 0)
+    numbers = [q0, k0, where.first, skip, bias.origin, *map(int, told)]
     for low, high, far, *others in passes:
         count, bound, start, inner, stride = far or Far(0)
         numbers += [*low, *high, count, *bound, start, inner, stride, *map(int, others)]

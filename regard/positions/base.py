@@ -81,6 +81,16 @@ class Position(nn.Module):
         Scale queries before any product, so that half precision does not overflow."""
         raise NotImplementedError
 
+    @property
+    def has_distances(self) -> bool:
+        """Kind "content": whether it writes `by_distance`."""
+        return False
+
+    def by_distance(self, q: Tensor, count: int, scale: float) -> tuple[Tensor, Tensor]:
+        """Kind "content", causal: the queries whose product with the keys is meant, [B, H, T, D], and what joins the
+        scaled logits for the distances 0 ... count - 1 of a key before its query, [B, H, T, count]."""
+        raise NotImplementedError
+
     def values(self, weights: Tensor, mask: "Mask") -> Tensor | None:
         """Kind "content": what joins weights @ v, [B, H, T, D], or None where the scheme leaves values alone."""
         return None

@@ -41,8 +41,7 @@ class TransformerXL(Position):
         distance = -self.span(mask)
         if self.clamp is not None:
             distance = distance.clamp(-self.clamp, self.clamp)
-        angle = angles(distance, self.rates, q.dtype)
-        R = torch.cat([angle.sin(), angle.cos()], -1)[..., : self.shape.width].to(q.dtype)  # [C, E] or [B, C, E]
+        R = self._sinusoids(distance, q.dtype)  # [C, E] or [B, C, E]
         content, place = (q + self.u[:, None]) * scale, (q + self.v[:, None]) * scale
         heads = _, D = self.shape.heads, self.shape.head_width
         if mask.T < D:
@@ -51,6 +50,21 @@ class TransformerXL(Position):
         else:
             place = place @ self.project(R).unflatten(-1, heads).movedim(-3, -1)
         return content @ k.mT + self.lay_out(place, mask)
+
+    @property
+    def has_distances(self) -> bool:
+        return self.step == self.pace == 1 and not self.apart
+
+    def by_distance(self, q, count, scale):
+        distance = torch.arange(count, device=q.device)
+        R = self._sinusoids(distance if self.clamp is None else distance.clamp(max=self.clamp), q.dtype)
+        heads = self.shape.heads, self.shape.head_width
+        place = (q + self.v[:, None].to(q.dtype)) * scale
+        return q + self.u[:, None].to(q.dtype), place @ self.project(R).to(q.dtype).unflatten(-1, heads).movedim(-3, -1)
+
+    def _sinusoids(self, distance: Tensor, dtype: torch.dtype) -> Tensor:
+        angle = angles(distance, self.rates, dtype)
+        return torch.cat([angle.sin(), angle.cos()], -1)[..., : self.shape.width].to(dtype)
 
     def plain_score(self, head: int, q: Tensor, k: Tensor, i: int, j: int) -> Tensor:
         E, D = self.shape.width, self.shape.head_width
