@@ -144,9 +144,9 @@ def plain(model: Funnel, row: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-@pytest.mark.parametrize("T", [1, 2, 3, 4, 9])
+@pytest.mark.parametrize("T", [1, 2, 3, 8])
 def test_reference(form, T):
-    model, tokens = build(**form), ids(B=2, T=T)
+    model, tokens = build(heads=2, **form), ids(B=2 if T < 8 else 1, T=T)
     for row, logits in zip(tokens, model(tokens).logits, strict=True):
         assert_close(logits, plain(model, row))
 
@@ -158,18 +158,17 @@ RELATIVE = ["xl", "xl(clamp=3)", "shaw(distance=5)", "music(longest=9)", "alibi"
 @pytest.mark.parametrize("form", [{}, {"apart": False, "norm": "pre"}, {"queries_only": False}], ids=str)
 def test_positions_count_tokens_in_every_block(position, form):
     """In block b neighbours are 2^b places apart, and pooled queries and the keys they read stand on the same line."""
-    model, tokens = build(position=position, layers=(1, 2, 2), decoder_layers=1, **form), ids(B=2, T=9)
-    for row, logits in zip(tokens, model(tokens).logits, strict=True):
-        assert_close(logits, plain(model, row))
+    small = {"layers": (1, 1, 2), "decoder_layers": 1, "heads": 2}
+    model, tokens = build(position=position, **small, **form), ids(B=1, T=8)
+    assert_close(model(tokens).logits[0], plain(model, tokens[0]))
 
 
 @pytest.mark.parametrize("position", ["xl", "alibi"])
 def test_positions_that_count_vectors(position):
     """Runs of before: each block counts its own, and pooled queries read by content alone."""
-    model, tokens = build(position=position, places="vectors"), ids(B=2, T=9)
+    model, tokens = build(position=position, places="vectors", heads=2), ids(B=1, T=8)
     assert all(layer[0].cross.position is None for layer in model.blocks)
-    for row, logits in zip(tokens, model(tokens).logits, strict=True):
-        assert_close(logits, plain(model, row))
+    assert_close(model(tokens).logits[0], plain(model, tokens[0]))
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
@@ -252,7 +251,7 @@ def theirs_and_ours(ours: Funnel, theirs, T: int) -> tuple[torch.Tensor, torch.T
 @pytest.mark.parametrize("kind", ["relative_shift", "factorized"])
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("queries_only", [False, True])
-@pytest.mark.parametrize("T", [5, 8, 9, 13])
+@pytest.mark.parametrize("T", [5, 8, 13])
 def test_it_is_that_of_hugging_face(kind, apart, queries_only, T):
     """Three blocks and a decoder, relative positions in all of them. Their tables of positions fail below 4 tokens."""
     theirs = peer(block_sizes=[2, 2, 1], separate_cls=apart, pool_q_only=queries_only, attention_type=kind)
