@@ -332,13 +332,13 @@ def test_a_text_that_was_cancelled_can_be_read_again(page, server):
 
 
 def test_a_phone(browser, server):
-    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    context = browser.new_context(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
     page = context.new_page()
     page.address = server.address
     tops = "names => names.map(name => document.querySelector(name).getBoundingClientRect().top)"
     for view in VIEWS:
         visit(page, view=view, run=RUNS[view])
-        assert page.evaluate("[innerWidth, document.documentElement.scrollWidth]") == [390, 390], view
+        assert page.evaluate("[innerWidth, document.documentElement.scrollWidth]") == [360, 360], view
         # what is seen, what it is made by, and the picture, in every view
         places = page.evaluate(tops, [".sentence", ".panel", ".picture"])
         assert places == sorted(places), view
@@ -346,20 +346,20 @@ def test_a_phone(browser, server):
         assert page.locator("header.top").bounding_box()["height"] < 110
         assert page.locator("footer").evaluate("node => getComputedStyle(node).position") == "static"
     visit(page, view="heads", text=SENTENCE)
-    assert page.evaluate(tops, [".picture"])[0] < 0.5 * 844
+    assert page.evaluate(tops, [".picture"])[0] < 0.55 * 740
     # what is tapped is told where one looks
     for token in (1, 6):
         page.tap(f'.lane.left .token[data-at="{token}"]')
         page.wait_for_function("pin => location.hash.includes(`pin=${pin}`)", arg=token)
         page.wait_for_selector(".best li")
         box = page.locator(".numbers .reading").bounding_box()
-        assert 0 <= box["y"] < box["y"] + box["height"] <= 844
+        assert 0 <= box["y"] < box["y"] + box["height"] <= 740
     # words of a sentence are not broken
     assert page.locator("body").evaluate("node => getComputedStyle(node).overflowWrap") == "break-word"
     # a strip of numbers is seen to its end
     visit(page, view="steps", text=SENTENCE)
     ends = page.eval_on_selector_all(".strip", "nodes => nodes.map(node => node.getBoundingClientRect().right)")
-    assert max(ends) <= 390
+    assert max(ends) <= 360
     # folded controls open
     visit(page, view="heads", mode="matrix", text=SENTENCE)
     page.tap(".panel > summary")
@@ -786,8 +786,7 @@ def test_hostile_texts_are_read(page):
     whole = " ".join(text[:200] for text in HOSTILE)
     for view, text in (
         ("heads", whole),
-        ("translate", whole[:40]),
-        ("translate", " ".join(HOSTILE[24:31])[:60]),
+        ("translate", f"{HOSTILE[0]} {HOSTILE[25][:4]} {HOSTILE[27][:1]}"),
         ("steps", " ".join(HOSTILE[14:22])),
     ):
         visit(page, view=view, text=text, beam="1")
@@ -1198,21 +1197,17 @@ def test_what_a_view_asked_ends_with_it(page, server, monkeypatch):
     page.wait_for_function("() => document.querySelector('.lane.left')?.textContent.includes('takes')")
 
 
-@pytest.mark.parametrize(
-    ("width", "height", "scheme"), [(360, 740, "light"), (1024, 768, "dark"), (3840, 2160, "light")]
-)
+@pytest.mark.parametrize(("width", "height", "scheme"), [(1024, 768, "dark"), (3840, 2160, "light")])
 def test_no_view_is_wider_than_its_window(browser, server, width, height, scheme):
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
     page = context.new_page()
     page.address = server.address
-    for view in VIEWS:
+    for view in VIEWS if width < 2000 else ("translate", "mechanisms", "results"):
         visit(page, view=view, run=RUNS[view])
         assert page.evaluate("document.documentElement.scrollWidth") <= width, view
         # nothing of the header stands alone in a line
-        if width > 820:
-            assert page.locator("header.top").bounding_box()["height"] < 4 * page.evaluate(
-                "parseFloat(getComputedStyle(document.documentElement).fontSize)"
-            )
+        letter = page.evaluate("parseFloat(getComputedStyle(document.documentElement).fontSize)")
+        assert page.locator("header.top").bounding_box()["height"] < 4 * letter
     context.close()
 
 

@@ -287,7 +287,7 @@ class Engine:
 
     def example(self) -> Reply:
         """The worked example: scores of 112 and 96 over width 64."""
-        words, D = ["Thinking", "Machines"], 64
+        words, D = ["▁Thinking", "▁Machines"], 64
         generator = torch.Generator().manual_seed(1)
         q = torch.randn(D, generator=generator, dtype=torch.float64)
         # any two keys with these products will do: random ones, moved along q until the score is right
@@ -344,7 +344,7 @@ class Engine:
             return pictures.cost(_bounded(spec), role)
 
     def compare(self, spec: str, run: str, text: str, layer: int) -> Reply:
-        """Effective weights of a mechanism on a text, with the projections that a run has learnt."""
+        """Effective weights of a mechanism on a text, with the projections that a run has learned."""
         place = "encoder" if "encoder" in self.subject(run).places else self.subject(run).places[0]
         found = self.reading(run, place, text, "")
         with pictures.Deadline():

@@ -214,7 +214,7 @@ def compare(spec: str, given: Given, tokens: list[str]) -> Reply:
     """The weights of a mechanism beside softmax's on the same vectors, by the projections a trained layer has."""
     trained = given.layer
     shape, x = trained.shape, given.x[:, :COMPARED].cpu().float()
-    weights, learnt, roles = [], [], []
+    weights, learned, roles = [], [], []
     for one in (spec, "softmax"):
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
@@ -223,17 +223,17 @@ def compare(spec: str, given: Given, tokens: list[str]) -> Reply:
             if role == "cross":
                 raise ValueError("this mechanism only reads another sequence: see it in a translator's cross attention")
             layer = regard.attention(one, **sizes, kv_heads=shape.kv_heads, role=role).eval()
-            learnt.append(sum(_copy(part, trained) for part in getattr(layer, "parts", [layer])))
+            learned.append(sum(_copy(part, trained) for part in getattr(layer, "parts", [layer])))
             weights.append(layer.weights(x)[0].detach())
             roles.append(role)
-    meta = {"tokens": tokens[:COMPARED], "cut": len(tokens) > COMPARED, "spec": spec, "learnt": learnt[0] > 0}
+    meta = {"tokens": tokens[:COMPARED], "cut": len(tokens) > COMPARED, "spec": spec, "learned": learned[0] > 0}
     meta |= {"role": roles[0], "softmax_role": roles[1], "signed": regard.facts(spec).signed}
     names = ("mechanism", "softmax")
     return Reply(meta, {name: part.float().numpy() for name, part in zip(names, weights, strict=True)})
 
 
 def _copy(layer: torch.nn.Module, trained: torch.nn.Module) -> int:
-    """Queries, keys and values as they were learnt, where the mechanism has the like of them: how many."""
+    """Queries, keys and values as they were learned, where the mechanism has the like of them: how many."""
     if not isinstance(layer, Heads) or not isinstance(trained, Heads):
         return 0
     copied = 0

@@ -135,7 +135,7 @@ export class Lines {
     this.scroller = el("div", { className: "lanes" }, this.body);
     this.note = el("p", { className: "quiet lane-names" });
     this.faint = el("p", { className: "quiet faint" });
-    this.scroller.style.setProperty("--row", `${ROW}px`);
+    this.row = ROW;
     host.append(this.faint, this.note, this.scroller);
     this.hover = null;
     this.found = new Map();
@@ -151,8 +151,8 @@ export class Lines {
   move(step, pin = this.pin, count = this.weights.T) {
     const at = Math.min(Math.max((pin ?? -1) + step, 0), count - 1);
     this.onpin(at);
-    const top = at * ROW;
-    if (top < this.scroller.scrollTop || top > this.scroller.scrollTop + this.scroller.clientHeight - ROW) {
+    const top = at * this.row;
+    if (top < this.scroller.scrollTop || top > this.scroller.scrollTop + this.scroller.clientHeight - this.row) {
       this.scroller.scrollTop = top - this.scroller.clientHeight / 2;
     }
   }
@@ -163,8 +163,12 @@ export class Lines {
     if (fresh) { this.drop(); this.found.clear(); this.hover = null; }
     if (weights.small) this.top = Math.max(...this.heads().map((one) => largest(weights.map(layer, one))));
     else if (fresh) this.top = 0;
+    // on a tall screen there is room for more air
+    const room = (window.innerHeight - 24 * ROW / 1.7) / Math.max(weights.T, weights.S(layer));
+    this.row = window.innerHeight < 1200 ? ROW : Math.round(Math.min(Math.max(room, ROW), 1.7 * ROW));
+    this.scroller.style.setProperty("--row", `${this.row}px`);
     this.note.replaceChildren(el("span", {}, names[0]), el("span", {}, names[1]));
-    this.body.style.height = `${Math.max(weights.T, Math.min(weights.S(layer), 100000)) * ROW}px`;
+    this.body.style.height = `${Math.max(weights.T, Math.min(weights.S(layer), 100000)) * this.row}px`;
     this.drawn = null;
     this.later();
   }
@@ -176,8 +180,8 @@ export class Lines {
   }
 
   window() {
-    const first = Math.max(0, Math.floor(this.scroller.scrollTop / ROW) - 2);
-    return [first, first + Math.ceil(this.scroller.clientHeight / ROW) + 4];
+    const first = Math.max(0, Math.floor(this.scroller.scrollTop / this.row) - 2);
+    return [first, first + Math.ceil(this.scroller.clientHeight / this.row) + 4];
   }
 
   heads() {
@@ -208,8 +212,8 @@ export class Lines {
     const lines = this.lines(first, last);
     this.canvas.shapes = (many && focus === null ? strongest(lines) : lines).map(([query, key, weight, head]) => {
       const lit = focus === null || (focus.side === "query" ? focus.at === query : focus.at === key);
-      const from = (query + 0.5) * ROW - this.scroller.scrollTop;
-      const to = (key + 0.5) * ROW - this.scroller.scrollTop;
+      const from = (query + 0.5) * this.row - this.scroller.scrollTop;
+      const to = (key + 0.5) * this.row - this.scroller.scrollTop;
       const strength = Math.min(1, gain * Math.abs(weight));
       return {
         d: `M0 ${from}C${half} ${from} ${half} ${to} ${2 * half} ${to}`,
@@ -297,7 +301,7 @@ export class Lines {
       }
       node.addEventListener("pointerenter", () => this.point({ side, at }));
       node.addEventListener("pointerleave", () => this.point(null));
-      node.style.top = `${at * ROW}px`;
+      node.style.top = `${at * this.row}px`;
       nodes.push(node);
     }
     lane.replaceChildren(...nodes);
@@ -491,7 +495,9 @@ export class Matrix {
   draw() {
     const { weights } = this;
     const S = weights.S(this.layer);
-    const labels = Math.min(120, this.box.clientWidth / 4);
+    // as much as the longest name needs, within bounds
+    const longest = Math.max(...[weights.queries, weights.names(this.layer)].map((names) => names.slice(0, 200).reduce((most, name) => Math.max(most, name.length), 0)));
+    const labels = Math.min(120, Math.max(56, 14 + 8 * longest), this.box.clientWidth / 4);
     const room = this.box.clientWidth - labels;
     const tall = Math.max(280, Math.min(room, window.innerHeight - 330 - (weights.small ? labels : 0)));
     this.height = weights.T < S ? Math.max(200, Math.min(tall, tall * weights.T / S + 40)) : tall;

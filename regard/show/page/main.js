@@ -120,6 +120,9 @@ async function update() {
   }
   offer(run);
   for (const button of byId("views").children) button.setAttribute("aria-current", button.dataset.view === view ? "page" : "false");
+  // on a narrow page the row of views scrolls: the one that is seen is in sight
+  const tab = byId("views").querySelector('[aria-current="page"]');
+  byId("views").scrollLeft = tab.offsetLeft - (byId("views").clientWidth - tab.offsetWidth) / 2;
   byId("run").value = run.name;
   byId("link").href = hash() || "#";
   // what a link asked for and this page does not show is said

@@ -44,15 +44,16 @@ export function inPieces(on) {
 }
 
 const starts = (token) => /^[▁Ġ]/.test(token);
-const special = (token) => /^<\/?[a-z]+>$/.test(token) || /^\[[A-Za-z]+\]$/.test(token);
+export const special = (token) => /^<\/?[a-z]+>$/.test(token) || /^\[[A-Za-z]+\]$/.test(token);
+
+// of signs, which stand close to a word anyway, a mark would only be one sign more
+const isInside = (token) => pieces && !special(token) && !starts(token) && /[\p{L}\p{N}]/u.test(token);
 
 // a token as text; what goes on inside a word is marked, one of several that are alike is numbered, and a very long one is
 // cut by the style, whole on hover
 export function tokenNode(token, attributes = {}, nth = 0) {
-  // of signs, which stand close to a word anyway, it would only be one sign more
-  const inside = pieces && !special(token) && !starts(token) && /[\p{L}\p{N}]/u.test(token);
   const node = el("span", { ...attributes, title: token, dir: "auto" },
-    inside ? el("i", { className: "dot" }, "·") : null, plainToken(token), nth ? el("sub", {}, String(nth)) : null);
+    isInside(token) ? el("i", { className: "dot" }, "·") : null, plainToken(token), nth ? el("sub", {}, String(nth)) : null);
   node.className = `token${special(token) ? " special" : ""} ${attributes.className || ""}`.trim();
   return node;
 }
@@ -60,7 +61,7 @@ export function tokenNode(token, attributes = {}, nth = 0) {
 // one of several tokens in a sentence: no other can be meant
 export function word(tokens, at) {
   const nth = numbering(tokens)[at];
-  return el("b", { dir: "auto" }, plainToken(tokens[at]), nth ? el("sub", {}, String(nth)) : null);
+  return el("b", { dir: "auto" }, isInside(tokens[at]) ? el("i", { className: "dot" }, "·") : null, plainToken(tokens[at]), nth ? el("sub", {}, String(nth)) : null);
 }
 
 // a number with its noun: 1 token, 2 tokens

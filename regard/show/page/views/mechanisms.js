@@ -226,7 +226,7 @@ export function mount(host, app) {
         const hidden = (query, at, weight) => (role === "causal" && !slots && at > query) || (name === "mechanism" && !meta.signed && nameOf(spec) !== "entmax" && weight === 0);
         return el("div", { "data-name": name }, el("h3", {}, name === "softmax" ? "softmax" : meta.spec), plate({ values: map, rows: T, columns: S, names: { down: meta.tokens, across }, axes: { down: "looks", across: "is looked at" }, hidden, size: 300, label: `weights of ${name} on the text` }));
       });
-      const source = meta.learnt ? `Queries and keys are those that layer ${layer + 1} of “${run.title}” has learned; what the mechanism has beyond them is as it was drawn.` : `Layer ${layer + 1} of “${run.title}” has no queries and keys like it: all it has is as it was drawn.`;
+      const source = meta.learned ? `Queries and keys are those that layer ${layer + 1} of “${run.title}” has learned; what the mechanism has beyond them is as it was drawn.` : `Layer ${layer + 1} of “${run.title}” has no queries and keys like it: all it has is as it was drawn.`;
       box.append(el("h3", {}, `Head ${h + 1} on a text, beside softmax`), el("div", { className: "pair" }, ...pictures), el("figcaption", {}, source, meta.cut ? ` The first ${meta.tokens.length} tokens.` : "", ` Role: ${meta.role}.`), el("p", { className: "words", dir: "auto" }, ...meta.tokens.map((token) => tokenNode(token))));
     } catch (error) { if (error.name === "AbortError") throw error; box.append(problem(error)); }
     return box;

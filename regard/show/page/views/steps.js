@@ -1,6 +1,6 @@
 // Steps: one token through one head, six steps, all numbers real.
 
-import { count, el, chips, control, layout, number, numbering, plainToken, problem, renew, select, slider, textBox, tokenNode, word } from "../ui.js";
+import { count, el, chips, control, layout, number, numbering, plainToken, problem, renew, select, slider, special, textBox, tokenNode, word } from "../ui.js";
 import { whole } from "../store.js";
 import { HEADS, cssSigned, fit, largest } from "../colour.js";
 import { ask, forget } from "../client.js";
@@ -98,8 +98,9 @@ export function mount(host, app) {
       if (asked !== id) return;
       const at = { layer: Math.min(layer ?? 0, meta.layers.length - 1) };
       const last = meta.queries.length - 1;
-      // the first token of a causal layer sees nothing but itself: the last one has most to choose from
-      const query = Math.min(pin ?? (meta.layers[at.layer].causal ? last : 0), last);
+      // the first token of a causal layer sees nothing but itself: the last one has most to choose from; elsewhere the
+      // first that is of the text
+      const query = Math.min(pin ?? (meta.layers[at.layer].causal ? last : Math.max(0, meta.queries.findIndex((token) => !special(token)))), last);
       sizes = { layers: meta.layers.length, heads: meta.layers[at.layer].heads, tokens: last + 1, query };
       Object.assign(at, { head: Math.min(head, sizes.heads - 1), query });
       // shown even where the steps cannot be: another layer or place may have them
@@ -144,7 +145,7 @@ export function mount(host, app) {
       return body;
     };
     const name = () => word(queries, query);
-    const called = (at) => { const node = el("b", { dir: "auto" }, ...tokenNode(keys[at], {}, nth(at)).childNodes); node.querySelector(".dot")?.remove(); return node; };
+    const called = (at) => { const node = el("b", { dir: "auto" }, ...tokenNode(keys[at], {}, nth(at)).childNodes); return node; };
     const bar = (share) => { const part = el("span", { className: share < 0 ? "bar against" : "bar" }); part.style.inlineSize = `${100 * Math.abs(share)}%`; return el("span", { className: "track" }, part); };
     const highest = largest(arrays.scores.values);
     const best = [...arrays.weights.values.keys()].reduce((a, b) => (v("weights", b) > v("weights", a) ? b : a), 0);

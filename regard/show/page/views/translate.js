@@ -13,8 +13,8 @@ export const title = "Translate";
 const LINKS = {
   aligner: {
     text: "aligner",
-    title: "links that the model has learnt beside its translation",
-    says: "Each target word is linked to the source words it comes from, as the model’s aligner has learnt: the thicker the line or the brighter the cell, the surer.",
+    title: "links that the model has learned beside its translation",
+    says: "Each target word is linked to the source words it comes from, as the model’s aligner has learned: the thicker the line or the brighter the cell, the surer.",
     formula: "p(s | y_≤t, x) ∝ p(s | y_<t, x) p(y_t | x_s),  target t comes from source s",
     verb: "link goes to",
   },
