@@ -270,3 +270,13 @@ def test_rotary_needs_pairs():
 @pytest.mark.parametrize("role", ["self", "causal"])
 def test_positions_keep_the_memory_of_softmax_linear(position, role):
     check_cost(Case("softmax", role, position))
+
+
+@pytest.mark.parametrize("spec", ["alibi", "buckets(buckets=8, distance=12)"])
+def test_kernels_get_the_bias_of_places(spec):
+    """Of a model whose tokens stand several places apart, as those of a funnel do."""
+    scheme = POSITIONS.build(spec, Shape.of(width=8, heads=2, role="self"))
+    scheme.step = 4
+    found, gaps = scheme.run_bias(3, 2), torch.arange(-3, 3)
+    expected = scheme.bias(4 * gaps[None])[:, 0]
+    assert_close(-found.slopes[:, None] * gaps.abs() if found.table is None else found.table, expected)

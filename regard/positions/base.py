@@ -139,10 +139,10 @@ class Position(nn.Module):
             return None
         slopes = self.slopes()
         if slopes is not None:
-            return Bias(slopes=slopes)
+            return Bias(slopes=self.step * slopes)
         device = next((x.device for x in (*self.parameters(), *self.buffers())), None)
         gaps = torch.arange(-before, after + 1, device=device)[None]
-        return Bias(table=self.bias(gaps)[:, 0], origin=before)
+        return Bias(table=self.bias(self.places(gaps))[:, 0], origin=before)
 
     def plain_add(self, x: Tensor) -> Tensor:
         """Twin of `add` for one sequence [T, E] from position 0."""
