@@ -141,6 +141,9 @@ class Task(task.Task):
     def tokens(self, batch: Examples) -> int:
         return len(batch.labels)
 
+    def tokens_read(self, batch: Examples) -> int:
+        return batch.tokens.numel() if batch.keep is None else int(batch.keep.sum())
+
     def named(self, rows: list[int]) -> tuple[str, list[int]]:
         return f"lines of {self.origin}", [self.lines[row] for row in rows]
 

@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import difflib
 import functools
+import math
 import os
 import re
 import reprlib
@@ -52,8 +53,8 @@ class DataConfig:
     """leave out bad lines and count them, instead of stopping at the first"""
     tokenizer: Literal["bpe", "units"] = "bpe"
     """bpe: learn byte pairs from the text; units: the text is split by spaces already, @@ where a word goes on"""
-    vocabulary: int = 8000
-    """tokens to learn, at most"""
+    vocabulary: int | None = None
+    """tokens to learn, at most (default: follows the number of pairs, 1,000 to 8,000)"""
     shared: bool = True
     """one vocabulary for source and target"""
     protect: bool | None = None
@@ -167,12 +168,18 @@ class TokenOptions(StackOptions):
     """a number for each token, added to its logit"""
 
 
+# Translators that learn in minutes on a CPU: twice the steps of `tiny` in the same time, and layers that bear a high
+# learning rate from the start.
+QUICK_PRESETS = {"mini": {"width": 128, "heads": 4, "inner": 256, "layers": 2, "norm": "pre"}}
+
+
 @dataclass(frozen=True)
 class ModelOptions(TokenOptions):
     """A preset, and what to change in it: whatever is left out is as the preset says."""
 
-    preset: str = "tiny"
-    """tiny, base or big (Transformers), lstm or gru (recurrent)"""
+    preset: str | None = None
+    """tiny, base or big (Transformers), lstm or gru (recurrent), or mini, two layers, for minutes on a CPU
+    (default: mini on a CPU, tiny on a GPU)"""
     attention: str | list[str] | None = None
     """spec of the encoder's attention, or a list repeated over the layers; of lstm and gru: from target to source"""
     decoder_attention: str | list[str] | None = None
@@ -198,35 +205,40 @@ class ModelOptions(TokenOptions):
 
     def resolve(self, vocabulary: int, target_vocabulary: int | None) -> ModelConfig | RecurrentConfig:
         """The config of the model, for these vocabularies (None: the target shares the source's)."""
-        options, cls = self, RecurrentConfig if self.preset in RECURRENT_PRESETS else ModelConfig
+        options = self if self.preset is not None else dataclasses.replace(self, preset="tiny")
+        cls = RecurrentConfig if options.preset in RECURRENT_PRESETS else ModelConfig
         sizes: dict[str, Any] = {"vocabulary": vocabulary, "target_vocabulary": target_vocabulary}
         if self.bottleneck:
             if cls is ModelConfig:
-                raise ValueError(f"model.bottleneck is for {' and '.join(RECURRENT_PRESETS)}, not {self.preset!r}")
+                raise ValueError(f"model.bottleneck is for {' and '.join(RECURRENT_PRESETS)}, not {options.preset!r}")
             if self.attention is not None:
                 raise ValueError("model.bottleneck means no attention: leave model.attention out")
             sizes["attention"] = None
         if self.bottleneck is not None:
-            options = dataclasses.replace(self, bottleneck=None)
-        return options.resized(PRESETS | RECURRENT_PRESETS, cls, **sizes)
+            options = dataclasses.replace(options, bottleneck=None)
+        return options.resized(PRESETS | RECURRENT_PRESETS | QUICK_PRESETS, cls, **sizes)
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
     """How a model is trained. Every draw is a function of the seed and the step, so a run can go on exactly."""
 
-    steps: int = 10_000
-    """updates in all"""
-    tokens: int = 4096
-    """padded tokens of a batch, at most; of translate on the longer of the two sides"""
+    steps: int | None = None
+    """updates in all (default: as many as the data are good for, within 15 minutes on this machine)"""
+    epochs: float | None = None
+    """passes over the training data, instead of steps"""
+    minutes: float | None = None
+    """time to train for, with evaluations and checkpoints: steps and warm-up are fitted to the speed of this machine"""
+    tokens: int | None = None
+    """padded tokens of a batch, at most; of translate on the longer of the two sides (default: 4096, on a CPU fewer)"""
     accumulate: int = 1
     """batches an update; the loss is the mean over all their tokens"""
     learning_rate: float | None = None
     """its peak (default: 0.001); of schedule paper a factor (default: 1, as in the paper)"""
-    schedule: Literal["paper", "inverse_root", "cosine", "constant"] = "paper"
+    schedule: Literal["paper", "inverse_root", "cosine", "constant"] = "cosine"
     """paper: width^-0.5 min(step^-0.5, step warmup^-1.5); the others rise to learning_rate, then fall or stay"""
-    warmup: int = 4000
-    """updates in which the learning rate rises"""
+    warmup: int | None = None
+    """updates in which the learning rate rises (default: a tenth of them, at most 1000; schedule paper: 400 to 4000)"""
     betas: tuple[float, float] = (0.9, 0.98)
     """of Adam"""
     epsilon: float = 1e-9
@@ -243,8 +255,8 @@ class TrainingConfig:
     """on a GPU: record the step of each shape of batch once and replay it, many times faster for small models"""
     compile: bool = False
     """compile the model first, instead of recording: minutes before the first step, faster steps"""
-    evaluate_every: int = 500
-    """updates between evaluations; each is followed by a checkpoint"""
+    evaluate_every: int | None = None
+    """updates between evaluations, each followed by a checkpoint (default: ten evaluations, fewer if they are slow)"""
     save_every: int | None = None
     """updates between checkpoints (default: as evaluate_every)"""
     log_every: int = 50
@@ -279,8 +291,17 @@ class TrainingConfig:
             self, steps=1, tokens=1, accumulate=1, warmup=0, evaluate_every=1, log_every=1, keep=1, average=0, beam=1
         )
         for name in ("save_every", "patience", "threads"):
-            if getattr(self, name) is not None:
-                _at_least(self, **{name: 1})
+            _at_least(self, **{name: 1})
+        if self.epochs is not None and not self.epochs > 0:
+            raise ValueError(f"training.epochs must be above 0, got {self.epochs}")
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise ValueError(f"training.minutes must be above 0, got {self.minutes}")
+        for other in ("minutes", "epochs"):
+            if self.steps is not None and getattr(self, other) is not None:
+                raise ValueError(
+                    f"training.steps {self.steps} and training.{other} {getattr(self, other):g} both say how long to "
+                    "train: give one of them, and null for the other where a config file has it"
+                )
         if self.average > self.keep:
             raise ValueError(f"training.average must be at most training.keep ({self.keep}), got {self.average}")
         if not 0 <= self.seed < 2**63:
@@ -367,9 +388,6 @@ class LanguageConfig:
     model: LanguageOptions = field(default_factory=LanguageOptions)
     training: TrainingConfig = field(
         default_factory=lambda: TrainingConfig(
-            steps=5000,
-            schedule="cosine",
-            warmup=100,
             betas=(0.9, 0.99),
             epsilon=1e-8,
             weight_decay=0.1,
@@ -419,9 +437,7 @@ class MaskedConfig:
     data: MaskedData = field(default_factory=MaskedData)
     model: MaskedOptions = field(default_factory=MaskedOptions)
     training: TrainingConfig = field(
-        default_factory=lambda: TrainingConfig(
-            steps=5000, schedule="cosine", warmup=500, weight_decay=0.01, smoothing=0.0, metric="loss"
-        )
+        default_factory=lambda: TrainingConfig(weight_decay=0.01, smoothing=0.0, metric="loss")
     )
 
     def __post_init__(self) -> None:
@@ -536,11 +552,7 @@ class ClassifyConfig:
     """a run of masked or language whose tokenizer and layers to begin with"""
     data: LabelledData = field(default_factory=LabelledData)
     model: ClassifierOptions = field(default_factory=ClassifierOptions)
-    training: TrainingConfig = field(
-        default_factory=lambda: TrainingConfig(
-            steps=2000, schedule="cosine", warmup=200, metric="accuracy", evaluate_every=200
-        )
-    )
+    training: TrainingConfig = field(default_factory=lambda: TrainingConfig(metric="accuracy"))
 
     def __post_init__(self) -> None:
         _named(self)
@@ -549,7 +561,7 @@ class ClassifyConfig:
 def _at_least(config: Any, **least: int) -> None:
     section = next(name for name in ("data", "model", "training") if name in type(config).__name__.lower())
     for name, bound in least.items():
-        if getattr(config, name) < bound:
+        if getattr(config, name) is not None and getattr(config, name) < bound:
             raise ValueError(f"{section}.{name} must be at least {bound}, got {getattr(config, name)}")
     check_sizes(config, f"{section}.")
 
@@ -648,6 +660,17 @@ def from_json(cls: type, values: dict[str, Any]) -> Any:
         raise ValueError(f"{cls.__name__} has no {', '.join(sorted(unknown))}; it has {', '.join(fields)}")
     hints = typing.get_type_hints(cls)
     return cls(**{name: _fit(hints[name], value, name) for name, value in values.items()})
+
+
+def change(config: Any, name: str, value: Any) -> Any:
+    """A config with another value of a dotted name."""
+    section, _, rest = name.partition(".")
+    hints = typing.get_type_hints(type(config))
+    if section not in hints:
+        raise ValueError(f"{type(config).__name__} has no {name}")
+    if rest:
+        return dataclasses.replace(config, **{section: change(getattr(config, section), rest, value)})
+    return dataclasses.replace(config, **{section: _fit(hints[section], value, section)})
 
 
 def _fit(hint: Any, value: Any, name: str) -> Any:

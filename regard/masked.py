@@ -56,6 +56,7 @@ class Task(TextTask):
     config = MaskedConfig
     metrics = ("loss", "accuracy")
     presets = PRESETS
+    epochs = 40  # a token is hidden in one of seven only
 
     def __init__(self, config: MaskedConfig, data: Documents, tokenizers: dict[str, Tokenizer], model: nn.Module):
         self.model, self.data, wishes = model, data, config.data
@@ -74,6 +75,9 @@ class Task(TextTask):
 
     def tokens(self, batch: Hidden) -> int:
         return max(1, int((batch.targets != IGNORED).sum()))
+
+    def tokens_read(self, batch: Hidden) -> int:
+        return batch.tokens.numel() if batch.keep is None else int(batch.keep.sum())
 
     def evaluate(self, check: Callable[[], None]) -> tuple[dict[str, float], list[dict[str, str]]]:
         found = self.masked.measure(self.data.valid, self.masking, check=check)

@@ -14,6 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from regard.training.changes import NAMES
+
 Verb = Callable[[str, Any, str, list[str]], argparse.ArgumentParser]
 
 
@@ -50,7 +52,16 @@ def resume(arguments: argparse.Namespace) -> int:
     run = Run.open(arguments.run)
     events = run.folder / "tensorboard" if tasks.read_config(run).training.tensorboard else None
     display = Display(tensorboard=events)
-    return _finish(lambda: tasks.resume(arguments.run, display, arguments.steps), arguments.run)
+    wishes = {name: _value(text) for name in NAMES if (text := getattr(arguments, name)) is not None}
+    return _finish(lambda: tasks.resume(arguments.run, display, arguments.steps, wishes), arguments.run)
+
+
+def _value(text: str) -> Any:
+    """What a flag says: a number, true, false, null, or text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _finish(work: Callable[[], Any], run: str) -> int:
@@ -718,11 +729,19 @@ def add_verbs(verb: Verb) -> None:
     added = verb(
         "resume",
         resume,
-        "go on with a run exactly where it stopped, or make a finished one longer",
-        ["regard resume runs/translate", "regard resume runs/translate --steps 20000"],
+        "go on with a run exactly where it stopped, make it longer, or change what may change",
+        [
+            "regard resume runs/translate",
+            "regard resume runs/translate --steps 20000",
+            "regard resume runs/translate --training.minutes 60 --training.learning_rate 0.0005",
+        ],
     )
     added.add_argument("run", metavar="RUN", help="a run folder")
-    added.add_argument("--steps", type=int, help="updates in all, instead of what the run was begun with")
+    added.add_argument("--steps", type=int, help="as --training.steps")
+    about = "The run records what was changed. All else is as it was begun: for other settings begin a new run."
+    group = added.add_argument_group("settings that may change", about)
+    for name, help in NAMES.items():
+        group.add_argument(f"--{name}", dest=name, metavar="VALUE", help=help)
 
     added = verb(
         "translate",

@@ -11,8 +11,9 @@ import dataclasses
 import importlib
 import re
 import reprlib
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -29,6 +30,8 @@ from regard.files import check_inside, parse_yaml
 from regard.kernels.packed import pack_linears
 from regard.models.transformer import Stack
 from regard.training import checkpoint, loop
+from regard.training import plan as plans
+from regard.training.changes import changed
 from regard.training.compact import compact, expand
 from regard.training.display import Display
 from regard.training.loop import State
@@ -62,11 +65,17 @@ class Task(loop.Trained, ABC):
     use: ClassVar[str]  # what to do with a finished run, with {run} for its folder
     config: ClassVar[type]  # a dataclass with out, data, model and training
     metrics: ClassVar[tuple[str, ...]]  # names in the result of `evaluate` that training.metric may be
+    cpu_tokens: ClassVar[int] = 4096  # of a batch on a CPU, where nothing is said
 
     @classmethod
     @abstractmethod
     def read(cls, config: Any) -> Data:
         """The data that a config names."""
+
+    @classmethod
+    def plan(cls, config: Any, data: Any) -> tuple[Any, list[str]]:
+        """The config of a new run with what was left open chosen by the data, and what to say of it."""
+        return config, []
 
     @classmethod
     @abstractmethod
@@ -119,9 +128,12 @@ def of(run: Run) -> type[Task]:
 
 def train(task: type[Task], config: Any, display: Display) -> State:
     """`regard train`: a new run. Nothing is written before all is known to fit."""
+    began = time.monotonic()
     _check_metric(task, config)
     Run.vacant(config.out)
     data = task.read(config)
+    config, chosen = task.plan(config, data)
+    config, chosen = _batch_size(task, config, chosen)
     tokenizers = task.learn(data, config)
     size = task.size(config, tokenizers, data)
     ready = _ready(task, config, data, tokenizers, partial(task.build, config, size))
@@ -144,21 +156,36 @@ def train(task: type[Task], config: Any, display: Display) -> State:
             "data": data.facts,
         }
         run.write_json("run.json", facts)
-        return _go(ready, data, config, run, display)
+        for note in chosen:
+            display.note(note)
+        return _go(ready, data, config, run, display, spent=time.monotonic() - began)
 
 
-def resume(folder: str | Path, display: Display, steps: int | None = None) -> State:
-    """`regard resume`: goes on with a run, or makes a finished one longer."""
+def _batch_size(task: type[Task], config: Any, chosen: list[str]) -> tuple[Any, list[str]]:
+    """The config with a batch size that suits the machine, where it has none."""
+    training = config.training
+    if training.tokens is not None:
+        return config, chosen
+    device = pick_device(training.device, training.precision).type
+    tokens = max(task.cpu_tokens if device == "cpu" else 4096, getattr(config.data, "length", 0))
+    note = f"training.tokens {tokens:,}, chosen for a {'CPU' if device == 'cpu' else 'GPU'}"
+    return dataclasses.replace(config, training=dataclasses.replace(training, tokens=tokens)), [*chosen, note]
+
+
+def resume(
+    folder: str | Path, display: Display, steps: int | None = None, changes: Mapping[str, Any] | None = None
+) -> State:
+    """`regard resume`: goes on with a run, or makes a finished one longer. `changes` are settings that may change, by
+    their dotted names (`regard.training.changes.NAMES`); `steps` is one of them."""
     run = Run.open(folder)
+    wishes = dict(changes or {}) | ({} if steps is None else {"training.steps": steps})
     with run.writing("regard resume"):
         run.adopt()
-        return _resume(run, display, steps)
+        return _resume(run, display, wishes)
 
 
-def _resume(run: Run, display: Display, steps: int | None) -> State:
-    task, config = of(run), read_config(run)
-    if steps is not None:
-        config = dataclasses.replace(config, training=dataclasses.replace(config.training, steps=steps))
+def _resume(run: Run, display: Display, wishes: Mapping[str, Any]) -> State:
+    task, (config, plan, made) = of(run), changed(run, read_config(run), plans.read(run), wishes)
     parts = read_parts(run)
     data = task.read(config)
     if data.facts["sha256"] != parts.facts.get("data", {}).get("sha256"):
@@ -170,9 +197,16 @@ def _resume(run: Run, display: Display, steps: int | None) -> State:
         if getattr(config, "init", None) is not None:
             begun = dataclasses.replace(config, init=str(run.folder))
     ready = _ready(task, begun, data, parts.tokenizers, build)
-    if steps is not None:
+    if made:
         run.write_text("config.yaml", _yaml(config))
-    return _go(ready, data, config, run, display)
+        if plan is not None:
+            plans.write(run, plan)
+        step = (checkpoint.names(run.checkpoints) or ["step-0"])[-1].removeprefix("step-")
+        history = [*parts.facts.get("changes", []), {"step": int(step), **made}]
+        run.write_json("run.json", parts.facts | {"changes": history})
+        for name, (before, now) in made.items():
+            display.note(f"{name}: {now}, was {before}")
+    return _go(ready, data, config, run, display, changes=made)
 
 
 def _ready(
@@ -183,7 +217,15 @@ def _ready(
     return task(config, data, tokenizers, build().to(device))
 
 
-def _go(task: Task, data: Data, config: Any, run: Run, display: Display) -> State:
+def _go(
+    task: Task,
+    data: Data,
+    config: Any,
+    run: Run,
+    display: Display,
+    spent: float = 0.0,
+    changes: dict[str, Any] | None = None,
+) -> State:
     if config.training.threads is not None:
         torch.set_num_threads(config.training.threads)
     for name, part in data.facts.items():
@@ -196,7 +238,7 @@ def _go(task: Task, data: Data, config: Any, run: Run, display: Display) -> Stat
     *before, last = task.notes()
     for note in (*before, f"{last}; {count:,} parameters{of_them} on {device}; {run.folder}"):
         display.note(note)
-    return loop.train(task, config.training, run, display)
+    return loop.train(task, config.training, run, display, before=spent, changes=changes)
 
 
 def _check_metric(task: type[Task], config: Any) -> None:

@@ -24,6 +24,7 @@ class TextTask(task.Task):
     """A task whose config has the text of LanguageData, and `init`."""
 
     presets: ClassVar[dict[str, dict[str, Any]]]
+    cpu_tokens = 2048
     data: Documents
 
     @classmethod

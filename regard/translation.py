@@ -86,7 +86,7 @@ class Task(task.Task):
     name = "translate"
     about = "A translator from pairs of sentences: Transformer or recurrent, with any attention."
     examples = (
-        "regard train translate --data.generated 20000 --model.preset tiny --training.steps 2000",
+        "regard train translate --data.generated 20000 --training.minutes 3",
         "regard train translate --data.source a.en --data.target a.de --out runs/a --model.attention performer",
         "regard train translate --data.source pairs.tsv --model.attention '[\"local(window=16)\", softmax]'",
         "regard train translate --config runs/a/config.yaml --out runs/b --training.seed 2",
@@ -95,17 +95,41 @@ class Task(task.Task):
     use = "translate with: regard translate {run}"
     config = TranslateConfig
     metrics = ("bleu", "chrf", "exact", "loss")
+    cpu_tokens = 1024
+    epochs = 30
 
     @classmethod
     def read(cls, config: TranslateConfig) -> Corpus:
         return read_corpus(config.data, config.training.seed)
 
     @classmethod
+    def plan(cls, config: TranslateConfig, data: Corpus) -> tuple[TranslateConfig, list[str]]:
+        """Vocabulary by the number of pairs, sizes by the machine, and a learning rate that such a model bears."""
+        data_options, model, training = config.data, config.model, config.training
+        on_cpu, chosen = task.pick_device(training.device, training.precision).type == "cpu", []
+        if data_options.vocabulary is None:
+            units = data_options.tokenizer == "units"
+            data_options = dataclasses.replace(data_options, vocabulary=8000 if units else vocabulary(len(data.train)))
+            chosen.append(f"data.vocabulary {data_options.vocabulary:,}")
+        if model.preset is None:
+            norm = model.norm or "pre"
+            model = dataclasses.replace(model, preset="mini" if on_cpu else "tiny", norm=norm)
+            chosen.append(f"model.preset {model.preset}, model.norm {norm}")
+        if training.learning_rate is None and training.schedule != "paper":
+            size = model.resolve(data_options.vocabulary, None)
+            high = getattr(size, "norm", None) == "pre" and size.width <= 256
+            training = dataclasses.replace(training, learning_rate=0.003 if high else 0.001)
+            chosen.append(f"training.learning_rate {training.learning_rate}")
+        note = f"chosen for {len(data.train):,} pairs on a {'CPU' if on_cpu else 'GPU'}: {', '.join(chosen)}"
+        config = dataclasses.replace(config, data=data_options, model=model, training=training)
+        return config, [note] if chosen else []
+
+    @classmethod
     def learn(cls, data: Corpus, config: TranslateConfig) -> dict[str, Tokenizer]:
         """One for both sides where they share it."""
         sides = [[pair[side] for pair in data.train] for side in (0, 1)]
         texts = {"source.json": sides[0] + sides[1]} if config.data.shared else dict(zip(FILES, sides, strict=True))
-        size, kind = config.data.vocabulary, config.data.tokenizer
+        size, kind = config.data.vocabulary or vocabulary(len(data.train)), config.data.tokenizer
         protects = config.data.generated is None if config.data.protect is None else config.data.protect
         protects = protects and kind == "bpe"
         return {
@@ -223,6 +247,11 @@ def lengths_of(sources: Sequence[Sequence[int]], config: DataConfig) -> dict[str
     lengths = [len(ids) for ids in sources if len(ids) <= config.maximum_length] or [config.maximum_length]
     usual, trained = (int(np.quantile(lengths, share, method="higher")) for share in (USUAL, TRAINED))
     return {"usual_length": max(usual, 2), "trained_length": max(trained, 2)}
+
+
+def vocabulary(pairs: int) -> int:
+    """Tokens to learn from so many pairs: fewer pairs show each of them too seldom. 4,000 for 30,000."""
+    return min(8000, max(1000, 500 * round(8 * (pairs / 30_000) ** 0.5)))
 
 
 class Translation(NamedTuple):

@@ -27,6 +27,7 @@ from regard.training.display import Display
 from regard.training.run import MANIFEST, Run
 from regard.translation import SHIPPED, Translator, read_valid
 
+FILES = ("run.json", "config.yaml", "plan.json", "valid.jsonl", "source.json")
 BEFORE = Path(__file__).parent / "runs" / "before-manifest"  # written by the commit before there was a manifest
 
 
@@ -165,7 +166,7 @@ def test_a_reader_follows_checkpoints_that_come_and_go(run, monkeypatch, capsys)
 # what a run reads
 
 
-@pytest.mark.parametrize("name", ["run.json", "config.yaml", "valid.jsonl", "source.json"])
+@pytest.mark.parametrize("name", FILES)
 def test_every_file_is_checked_before_it_is_read(run, name):
     path = run / name
     good = path.read_bytes()
@@ -216,7 +217,7 @@ def test_the_manifest_itself_is_covered(run):
     for place in range(len(good)):
         path.write_bytes(good[:place] + bytes([good[place] ^ 1 << place % 7]) + good[place + 1 :])
         with pytest.raises(ValueError, match=r"manifest|SHA-256|is missing"):
-            [Run(run).read_bytes(name) for name in ("run.json", "config.yaml", "valid.jsonl", "source.json")]
+            [Run(run).read_bytes(name) for name in FILES]
     path.unlink()
     with pytest.raises(ValueError, match=r"manifest.json is missing, so that nothing can be checked"):
         Run.open(run)
@@ -291,7 +292,7 @@ def test_runs_of_before_are_read_with_one_warning(tmp_path, monkeypatch, capsys)
     assert [part[:2] for part in log] == [part[:2] for part in expected]
     assert_close([part[2] for part in log], [part[2] for part in expected], rtol=1e-4, atol=1e-5)
     listed = json.loads((place / "run" / MANIFEST).read_text())["files"]
-    assert sorted(listed) == ["config.yaml", "run.json", "tokenizer.json", "valid.jsonl"]
+    assert sorted(listed) == ["config.yaml", "plan.json", "run.json", "tokenizer.json", "valid.jsonl"]
     (place / "run" / "valid.jsonl").write_text('{"text": "another"}\n')
     assert "does not match" in refused(capsys, "evaluate", "run")
 

@@ -1,5 +1,6 @@
 """What a run shows while it trains: a live line in a terminal, plain lines elsewhere, TensorBoard where it is."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ class Display:
         self.progress: Progress | None = None
         self.events, self.writer = tensorboard, None
 
-    def begin(self, step: int, steps: int) -> None:
-        self.steps = steps
+    def begin(self, step: int, steps: int | None) -> None:
+        """`steps` are those in all; None: `planned` will say."""
+        self.steps, self.first, self.began = steps, step, time.monotonic()
         if self.events is not None:
             self.writer = _writer(self.events, step)
         if self.live:
@@ -36,6 +38,13 @@ class Display:
             self.task = self.progress.add_task("train", total=steps, completed=step, facts="")
             self.progress.start()
 
+    def planned(self, steps: int, text: str) -> None:
+        """How many steps there will be in all."""
+        self.steps = steps
+        self.note(text)
+        if self.progress is not None:
+            self.progress.update(self.task, total=steps)
+
     def advance(self, step: int) -> None:
         if self.progress is not None:
             self.progress.update(self.task, completed=step)
@@ -49,10 +58,8 @@ class Display:
         if self.progress is not None:
             self.progress.update(self.task, facts=facts)
         else:
-            left = record["seconds"] / record["step"] * (self.steps - record["step"])
-            self.console.print(
-                f"step {record['step']:>6}  epoch {record['epoch']}  {facts}  {_clock(left)} left", soft_wrap=True
-            )
+            left = self._left(record["step"])
+            self.console.print(f"step {record['step']:>6}  epoch {record['epoch']}  {facts}{left}", soft_wrap=True)
         self._scalars(record, "train", ("loss", "learning_rate", "norm", "tokens_per_second"))
         for layer, told in record.get("layers", {}).items():
             numbers = {name: value for name, value in told.items() if not isinstance(value, list)}
@@ -82,6 +89,13 @@ class Display:
             self.progress = None
         if self.writer is not None:
             self.writer.close()
+
+    def _left(self, step: int) -> str:
+        """The time to the end, at the pace since this process began to train: an earlier one may have had another."""
+        if self.steps is None or step <= self.first:
+            return ""
+        pace = (time.monotonic() - self.began) / (step - self.first)
+        return f"  {_clock(pace * max(0, self.steps - step))} left"
 
     def _scalars(self, record: dict[str, Any], group: str, names: tuple[str, ...]) -> None:
         if self.writer is not None:

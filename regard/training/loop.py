@@ -26,6 +26,7 @@ from regard.config import TrainingConfig
 from regard.feedforward.experts import Routed
 from regard.memory import hand_back_memory
 from regard.training import checkpoint
+from regard.training import plan as plans
 from regard.training.display import Display
 from regard.training.graphs import Recorded
 from regard.training.loss import Loss
@@ -63,6 +64,7 @@ class Trained(Protocol):
 
     model: nn.Module
     batches: Batches
+    epochs: float = 20  # that the data are good for, where nothing says how long to train
 
     @abstractmethod
     def loss(self, batch: Any, smoothing: float) -> Loss:
@@ -71,6 +73,10 @@ class Trained(Protocol):
     @abstractmethod
     def tokens(self, batch: Any) -> int:
         """How many the loss of the batch is a sum over, known to the host."""
+
+    def tokens_read(self, batch: Any) -> int:
+        """Real tokens of a batch, for the speed: those of the loss, where it is a sum over all that is read."""
+        return self.tokens(batch)
 
     def named(self, rows: list[int]) -> tuple[str, list[int]]:
         """What a message calls the rows that `index` of a batch has, and their numbers."""
@@ -99,11 +105,26 @@ class State:
     statistics: dict[str, Any] = field(default_factory=dict)  # sums of those of the layers, since the same line
     batches: int = 0  # that they are of
     seconds: float = 0.0
+    threads: int | None = None  # of the CPU: another number gives other bits
+    logged: int = 0  # the last step that a line of the log is of
 
 
-def train(task: Trained, config: TrainingConfig, run: Run, display: Display) -> State:
-    """Trains until the steps, the patience or the goal is reached, going on from the newest good checkpoint."""
-    return Loop(task, config, run, display).go()
+def train(
+    task: Trained,
+    config: TrainingConfig,
+    run: Run,
+    display: Display,
+    *,
+    before: float = 0.0,
+    changes: dict[str, Any] | None = None,
+) -> State:
+    """Trains until the steps, the patience or the goal is reached, going on from the newest good checkpoint. `before`
+    are the seconds that were spent before, `changes` what the log is to say was changed."""
+    loop = Loop(task, config, run, display)
+    loop.restore()
+    if changes:
+        loop.append({"event": "change", "step": loop.state.step, "changes": changes})
+    return loop.go(before)
 
 
 def check_compiles(model: nn.Module) -> None:
@@ -119,7 +140,11 @@ class Loop:
     """One run in progress."""
 
     def __init__(self, task: Trained, config: TrainingConfig, run: Run, display: Display):
-        self.task, self.config, self.run, self.display = task, config, run, display
+        self.task, self.asked, self.run, self.display = task, config, run, display
+        self.an_epoch = task.batches.count(0) / config.accumulate  # steps
+        self.plan = plans.read(run) or plans.given(config, self.an_epoch)
+        self.config = config if self.plan is None else self.plan.apply(config)
+        self.durations: list[float] = []  # of the steps that are measured for a plan
         self.device = next(task.model.parameters()).device
         self.width = task.model.config.width
         self.state = State()
@@ -145,9 +170,10 @@ class Loop:
             self.stream = torch.cuda.stream(self.backward.stream)
             torch.cuda.synchronize(self.device)
 
-    def go(self) -> State:
-        self._restore()
-        self.began = time.monotonic() - self.state.seconds
+    def go(self, before: float = 0.0) -> State:
+        self.began = time.monotonic() - self.state.seconds - before
+        if self.plan is not None and not self.run.has(plans.FILE):
+            plans.write(self.run, self.plan)
         self.display.begin(self.state.step, self.config.steps)
         try:
             with self._signals(), self.stream, _deterministic(self.config.deterministic):
@@ -165,7 +191,7 @@ class Loop:
     # one update
 
     def _update(self) -> None:
-        config, state = self.config, self.state
+        config, state, began = self.config, self.state, time.monotonic()
         first = (state.epoch, state.batch)
         self.task.model.train()
         torch.manual_seed(_draw(config.seed, state.step))
@@ -186,7 +212,7 @@ class Loop:
                 shrink = min(1.0, config.clip / (size + 1e-6)) if config.clip is not None else 1.0
                 if shrink / scale != 1:
                     torch._foreach_mul_([part.grad for part in parameters], shrink / scale)
-            learning_rate = rate(config, state.step + 1, self.width)
+            learning_rate = self._learning_rate(state.step + 1)
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self.optimizer.step()
@@ -196,10 +222,39 @@ class Loop:
         state.step += 1
         self.sums["plain"] += plain.double()
         self.sums["tokens"] += tokens
+        self.sums["read"] += sum(self.task.tokens_read(batch) for batch in batches)
         self.sums["norm"] = size
         self.display.advance(state.step)
         if state.step % config.log_every == 0:
             self._log(first)
+        if config.steps is None:
+            self.durations.append(time.monotonic() - began)
+            enough = math.ceil((config.epochs or self.task.epochs) * self.an_epoch)
+            if plans.measured_enough(len(self.durations), sum(self.durations), config, enough):
+                self._make_plan(enough)
+        elif self.plan is not None and state.step == self.plan.measured:
+            self.append(plans.record(self.plan))
+
+    def _learning_rate(self, step: int) -> float:
+        measured = 0 if self.plan is None else self.plan.measured
+        return rate(self.config, step, self.width, None if self.config.steps is None else measured)
+
+    def _make_plan(self, enough: int) -> None:
+        """Fixes the plan, by the later half of the timed steps, an evaluation and a checkpoint; `enough` are the steps
+        that the data are good for."""
+        began = time.monotonic()
+        self.display.note("timing an evaluation and a checkpoint for the plan ...", fleeting=True)
+        evaluation, evaluated = self._time_validation(), time.monotonic()
+        self._save()
+        saved = time.monotonic()
+        late = self.durations[len(self.durations) // 2 :]
+        speed = plans.Speed(max(1e-9, sum(late) / len(late)), evaluation, saved - evaluated)
+        self.plan = plans.make(self.asked, self.state.step, saved - self.began, speed, enough)
+        plans.write(self.run, self.plan)
+        self.config = self.plan.apply(self.asked)
+        self.append(plans.record(self.plan))
+        self.display.planned(self.plan.steps, plans.words(self.plan, self.an_epoch))
+        self.sums["since"] += time.monotonic() - began
 
     def _backward(self, batch: Any, weights: list[float] | Tensor) -> dict[str, Tensor]:
         """Adds the gradients of a batch; weights are those of the loss and of the second losses. The plain loss comes
@@ -276,12 +331,18 @@ class Loop:
     # what is due
 
     def _evaluation_due(self, step: int) -> bool:
-        return step > 0 and (step % self.config.evaluate_every == 0 or step == self.config.steps)
+        every = self.config.evaluate_every
+        if step == 0 or every is None:
+            return False
+        # a run that goes on with a plan does at the steps before it what it did when there was none
+        if self.plan is not None and self.asked.evaluate_every is None and step <= self.plan.measured:
+            return False
+        return step % every == 0 or step == self.config.steps
 
     def _scheduled(self, step: int) -> bool:
         """Whether a step has a checkpoint of its own, however often the run was interrupted."""
-        every = self.config.save_every or self.config.evaluate_every
-        return step > 0 and (step % every == 0 or self._evaluation_due(step))
+        every = self.config.save_every
+        return step > 0 and ((every is not None and step % every == 0) or self._evaluation_due(step))
 
     def _evaluate_and_save(self) -> None:
         state, began = self.state, time.monotonic()
@@ -300,17 +361,37 @@ class Loop:
         if config.goal is not None and state.best is not None and not _better(config.metric, config.goal, state.best):
             self.display.note(f"stopping: {config.metric} {state.best:.4g} reaches the goal of {config.goal:g}")
             return True
-        return state.step >= config.steps
+        return config.steps is not None and state.step >= config.steps
+
+    def _measure_validation(
+        self, check: Callable[[], None] | None = None
+    ) -> tuple[dict[str, float], list[dict[str, str]]]:
+        self.task.model.eval()
+        try:
+            with torch.inference_mode(), self._precision():
+                return self.task.evaluate(check or self._heed)
+        finally:
+            self.task.model.train()
+
+    def _time_validation(self) -> float:
+        """Seconds of an evaluation. One that takes long is cut short: then it is twice as much, or more."""
+        began, limit = time.monotonic(), plans.longest_trial(self.asked)
+
+        def check() -> None:
+            self._heed()
+            if time.monotonic() - began > limit:
+                raise TimeoutError
+
+        try:
+            self._measure_validation(check)
+        except TimeoutError:
+            return 2 * limit
+        return time.monotonic() - began
 
     def _evaluate(self) -> None:
         config, state = self.config, self.state
-        self.task.model.eval()
         self.display.note(f"evaluating at step {state.step} ...", fleeting=True)
-        try:
-            with torch.inference_mode(), self._precision():
-                metrics, samples = self.task.evaluate(self._heed)
-        finally:
-            self.task.model.train()
+        metrics, samples = self._measure_validation()
         value = metrics[config.metric]
         state.evaluated = state.step
         if math.isfinite(value) and (state.best is None or _better(config.metric, value, state.best)):
@@ -318,7 +399,7 @@ class Loop:
         else:
             state.since_best += 1
         record = {"event": "evaluation", "step": state.step, "epoch": state.epoch, **metrics}
-        self.run.append(record)
+        self.append(record)
         self.display.evaluated(record, samples, state.best_step == state.step)
 
     def _log(self, first: tuple[int, int]) -> None:
@@ -330,15 +411,15 @@ class Loop:
             "epoch": first[0],
             "batch": first[1],
             "loss": float(sums["plain"]) / sums["tokens"],
-            "learning_rate": rate(self.config, state.step, self.width),
+            "learning_rate": self._learning_rate(state.step),
             "norm": sums["norm"] if math.isfinite(sums["norm"]) else None,
-            "tokens_per_second": round(sums["tokens"] / max(1e-9, now - sums["since"])),
+            "tokens_per_second": round(sums["read"] / max(1e-9, now - sums["since"])),
             "memory": _memory(self.device),
             "seconds": round(now - self.began, 1),
         }
         if sums["statistics"]:
             record["layers"] = _by_layer(sums["statistics"], sums["batches"])
-        self.run.append(record)
+        self.append(record)
         self.display.logged(record)
         hand_back_memory()
         self.sums = self._zero()
@@ -346,7 +427,12 @@ class Loop:
     def _zero(self) -> dict[str, Any]:
         plain = torch.zeros((), dtype=torch.float64, device=self.device)
         since = time.monotonic()
-        return {"plain": plain, "tokens": 0, "norm": 0.0, "statistics": {}, "batches": 0, "since": since}
+        return {"plain": plain, "tokens": 0, "read": 0, "norm": 0.0, "statistics": {}, "batches": 0, "since": since}
+
+    def append(self, record: dict[str, Any]) -> None:
+        """One line of the log."""
+        self.run.append(record)
+        self.state.logged = max(self.state.logged, record["step"])
 
     # checkpoints
 
@@ -373,7 +459,18 @@ class Loop:
         kept = {checkpoint.step_name(step) for step in (*scheduled, state.step, state.best_step) if step is not None}
         checkpoint.prune(self.run.checkpoints, kept)
 
-    def _restore(self) -> None:
+    def restore(self) -> None:
+        """Goes to the newest good checkpoint, and says what of the run is not as it was."""
+        self._load()
+        threads = torch.get_num_threads()
+        if self.device.type == "cpu" and self.state.threads not in (None, threads):
+            self.display.note(
+                f"trained with {self.state.threads} threads so far, now with {threads}: the last bits of all numbers "
+                f"will differ from those of an uninterrupted run; --training.threads {self.state.threads} keeps them"
+            )
+        self.state.threads = threads
+
+    def _load(self) -> None:
         checkpoint.clean(self.run.checkpoints)
         found, skipped = checkpoint.newest(self.run.checkpoints)
         for path, why in skipped:
@@ -397,9 +494,23 @@ class Loop:
         self.sums["batches"] += self.state.batches
         for name, value in self.state.statistics.items():
             self.sums["statistics"][name] = torch.tensor(value, dtype=torch.float64, device=self.device)
-        self.run.rewind(self.state.step)
+        self._rewind_log()
         self.saved = self.state.step
         self.display.note(f"going on from step {self.state.step}")
+
+    def _rewind_log(self) -> None:
+        """Cuts the log to the step of the checkpoint, and says what of it is lost."""
+        was_there = self.run.log.exists()
+        kept = self.run.rewind(self.state.step)
+        last = max((record["step"] for record in kept), default=0)
+        if last < self.state.logged or (not was_there and self.state.step):
+            what = f"ends at step {last}" if was_there else "is missing"
+            self.display.note(
+                f"{self.run.log} {what}, the checkpoint is of step {self.state.step}: what was logged between is lost"
+            )
+        is_planned = self.plan is not None and 0 < self.plan.measured <= self.state.step
+        if is_planned and not any(record["event"] == "plan" for record in kept):
+            self.append(plans.record(self.plan))
 
     def _average(self) -> None:
         if self.config.average:
@@ -410,7 +521,7 @@ class Loop:
             with torch.inference_mode(), self._precision():
                 metrics, _ = self.task.evaluate(self._heed)
             record = {"event": "average", "step": self.state.step, "epoch": self.state.epoch, **metrics}
-            self.run.append(record)
+            self.append(record)
             self.display.evaluated(record, [], False)
 
     # signals

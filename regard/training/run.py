@@ -101,8 +101,7 @@ class Run:
 
     def has(self, name: str) -> bool:
         """Whether the run has a file, which may still be damaged or lost."""
-        listed = self._listed()
-        return (self.folder / name).exists() if listed is None else name in listed
+        return (self.folder / name).exists() or name in (self._listed() or ())
 
     def read_bytes(self, name: str) -> bytes:
         """A file of the run, after it was checked. Runs from before there was a manifest are read as they are."""
@@ -216,11 +215,12 @@ class Run:
                 continue
         return found
 
-    def rewind(self, step: int) -> None:
-        """Cuts from the log what happened after a step."""
+    def rewind(self, step: int) -> list[dict[str, Any]]:
+        """Cuts from the log what happened after a step; what is left of it."""
         kept = [record for record in self.records() if record["step"] <= step]
         data = "".join(json.dumps(record) + "\n" for record in kept).encode()
         self._give_name(self._write_partial(self.log.name, data), self.log.name)
+        return kept
 
     # checkpoints
 
