@@ -111,9 +111,10 @@ class Perceiver(nn.Module):
     Without classes, an output query o for each token reads the latents (IO) and predicts the token: o is one learnt
     vector with the token's position put in, y = Attention(LN(o), LN(z)), y + MLP(LN(y)). The query itself is not added,
     as in the authors' decoder and its language model; `query_residual` adds it, as their script for ImageNet and
-    Hugging Face's decoders of images do. The authors' MLPs have the GELU by tanh, and their language model a query and
-    a key narrower than the value. With classes the latents are pooled: "mean" is the Perceiver's, "pma" reads them by
-    one more layer, as IO does. A padded token is read by nobody. Time N M + layers M^2, memory N.
+    Hugging Face's decoders of images do. The authors' MLPs have the GELU by tanh, and their queries and keys are as
+    wide as what is read, or as told, where here they are as wide as the vectors that ask. With classes the latents are
+    pooled: "mean" is the Perceiver's, "pma" reads them by one more layer, as IO does. A padded token is read by nobody.
+    Time N M + layers M^2, memory N.
 
     >>> model = Perceiver(PerceiverConfig(vocabulary=256, latents=64, blocks=4, reads="each"))
     >>> logits = model(tokens, keep=keep).logits
