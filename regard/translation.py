@@ -5,7 +5,9 @@ import hashlib
 import json
 import math
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -424,7 +426,8 @@ class Translator:
             spans = sentences(line, kept) if self.source.kind != "units" else spans
         plan, end = [], 0
         for span in spans:
-            pieces = list(clauses(line, span, lambda text: self._fits(text, self.trained_length), kept))
+            fits = partial(self._fits, most=self.trained_length)
+            pieces = list(clauses(line, span, fits, kept)) if self._has_words(line[span.start : span.end]) else [span]
             if len(pieces) > 1:
                 tokens = len(self.encode(line[span.start : span.end]))
                 why = f"nearly all that the run was trained on have at most {self.trained_length}"
@@ -439,10 +442,17 @@ class Translator:
         return [BREAKS.sub(" ", part) if isinstance(part, str) else part for part in (*plan, line[end:]) if part]
 
     def _fits(self, text: str, most: int) -> bool:
-        marked = self.mark(text)
-        if self.protects and len(marked.entities) < len(self.entities(text)):
+        found = self.entities(text) if self.protects else []
+        marked = placeholders.mark(self.source, text, found) if self.protects else Marked(text)
+        if len(marked.entities) < len(found):
             return False
         return len(placeholders.encode(self.source, [marked])[0]) <= most
+
+    def _has_words(self, text: str) -> bool:
+        """Whether there is a letter outside of the entities."""
+        if self.source.kind == "units":
+            return True
+        return any(letter.isalpha() for part in Marked(text, tuple(self.entities(text))).parts for letter in part)
 
     def _protected(self, text: str) -> list[str | Marked]:
         """A sentence without what can be copied as it is: signs at its ends, the mark of a list, or all of it where
@@ -452,9 +462,8 @@ class Translator:
         item = ITEM.match(text)
         start, end = self._without_ends(text, item.end() if item else 0)
         core = text[start:end]
-        inner = self.entities(core)
-        if not any(letter.isalpha() for part in Marked(core, tuple(inner)).parts for letter in part):
-            return [text[:start], *(self._written(core, inner)), text[end:]]
+        if not self._has_words(core):
+            return [text[:start], *self._written(core), text[end:]]
         stripped = core.strip()
         start += core.index(stripped)
         return [text[:start], self.mark(stripped), text[start + len(stripped) :]]
@@ -463,22 +472,24 @@ class Translator:
         """Where a sentence begins and ends without what is copied at its ends. A tag goes only with the one that closes
         it, since what they enclose may move."""
         free = ("sign",) if self.protects else ("sign", "thing")
-        found, end = [entity for entity in self.entities(text) if entity.start >= start], len(text)
+        found, end = deque(entity for entity in self.entities(text) if entity.start >= start), len(text)
         while found:
             first, last = found[0], found[-1]
             begins = first.kind in free and not text[start : first.start].strip()
             ends = last.kind in free and not text[last.end : end].strip()
-            paired = begins and ends and last.text == closing(first.text)
-            if begins and (paired or not self.protects or not TAG.match(first.text)):
-                start, found = first.end, found[1:]
-            if ends and found and (paired or not self.protects or not TAG.match(last.text)):
-                end, found = last.start, found[:-1]
-            elif not begins or found[:1] == [first]:
+            if begins and ends and last.text == closing(first.text):
+                start, end = found.popleft().end, found.pop().start
+            elif begins and not (self.protects and TAG.match(first.text)):
+                start = found.popleft().end
+            elif ends and not (self.protects and TAG.match(last.text)):
+                end = found.pop().start
+            else:
                 break
         return start, end
 
-    def _written(self, text: str, found: Sequence[Entity]) -> list[str]:
+    def _written(self, text: str) -> list[str]:
         """A text without words, its numbers as the target language writes them."""
+        found = self.entities(text)
         parts = Marked(text, tuple(found)).parts
         written = [self.style.write(entity, text) for entity in found]
         return [part for both in zip(parts, [*written, ""], strict=True) for part in both]

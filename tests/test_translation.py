@@ -188,6 +188,16 @@ def test_what_has_no_words_is_copied(run, plain):
         assert warnings == []
 
 
+def test_a_long_address_is_never_cut(run, plain):
+    address = "https://example.com/" + "deep/" * 400
+    lines = [f"It is in {address}, of course.", address, f"{address} {address}", "1 2 3 " * 2000]
+    for folder in (run, plain):
+        found = Translator.load(folder).translate(lines, DecodingConfig(beam=1, maximum=4))
+        texts = [best[0].text for best in found]
+        assert address in texts[0]
+        assert texts[1:] == lines[1:]
+
+
 def test_white_space_and_signs_stand_where_they_stood(run):
     translator = Translator.load(run)
     decoding = DecodingConfig(beam=1, maximum=6)

@@ -42,11 +42,11 @@ AFTER = rf"(?:[ \xa0]?(?:[%‰°](?:[CF]\b)?|{CURRENCY})(?!\w))?"
 
 PATTERNS: tuple[tuple[Kind, str], ...] = (
     ("thing", r"`[^`\n]{1,200}`"),
-    ("thing", r"(?<![\w@])(?:[A-Za-z][A-Za-z0-9+.-]{1,15}://|www\.|mailto:)[^\s<>\"„“”«»]{1,2000}"),
+    ("thing", r"(?<![\w@])(?:[A-Za-z][A-Za-z0-9+.-]{1,15}://|www\.|mailto:)[^\s<>\"„“”«»]{1,20000}"),
     ("thing", r"(?<![\w.+%-])[\w.+%-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64}){1,8}"),
     ("sign", r"</?[A-Za-z][^<>\n]{0,300}>|<!--[^<>\n]{0,300}-->|&(?:[A-Za-z]{2,10}|#\d{1,7}|#x[0-9A-Fa-f]{1,6});"),
     ("thing", r"\$?\{\{?[^\s{}]{0,60}\}?\}|%\(\w{1,40}\)[sd]|%[sd](?!\w)"),
-    ("thing", rf"(?<![\w.@-])(?:[a-z0-9-]{{1,63}}\.){{1,5}}(?:{DOMAINS})\b(?:[:/][^\s<>\"„“”«»]{{0,2000}})?"),
+    ("thing", rf"(?<![\w.@-])(?:[a-z0-9-]{{1,63}}\.){{1,5}}(?:{DOMAINS})\b(?:[:/][^\s<>\"„“”«»]{{0,20000}})?"),
     ("thing", r"(?<!\w)[A-Za-z]:\\[^\s\"<>|]{1,300}"),
     ("thing", r"(?<![\w/])(?:~|\.{1,2})?/(?:[\w.@+-]{1,100}/){0,30}[\w.@+-]{1,100}/?"),
     ("thing", rf"(?<![\w/.])(?:[\w.@+-]{{1,100}}/){{0,30}}[\w@+-][\w.@+-]{{0,100}}\.(?:{ENDINGS})(?!\w)"),
@@ -226,7 +226,9 @@ class Style(NamedTuple):
         if parts is None:
             return entity.text
         plus, before, minus, digits, space, after = parts.groups(default="")
-        if self.source is not None and self.is_quantity(digits, bool(before or after), line[: entity.start]):
+        if self.source is not None and self.is_quantity(
+            digits, bool(before or after), line[max(entity.start - 80, 0) : entity.start]
+        ):
             digits = digits.translate(SWAPPED)
         if before and self.currency_last and not after and not MAGNITUDE.match(line, entity.end):
             return f"{plus}{minus}{digits}\xa0{before}" if before.isalpha() else f"{plus}{minus}{digits} {before}"
@@ -238,4 +240,4 @@ class Style(NamedTuple):
             return True
         if not DECIMAL[self.source].fullmatch(digits):
             return False
-        return measured or NAMED.search(before[-80:]) is None
+        return measured or NAMED.search(before) is None

@@ -54,9 +54,9 @@ def entities(tokenizer: Tokenizer, text: str) -> list[Entity]:
     return [entity for entity in find(text, tokenizer.reserved.scripts) if entity.kind in tokenizer.reserved.kinds]
 
 
-def mark(tokenizer: Tokenizer, text: str) -> Marked:
-    """A source: its entities numbered in order."""
-    return _numbered(tokenizer, text, entities(tokenizer, text), 0)
+def mark(tokenizer: Tokenizer, text: str, found: Sequence[Entity] | None = None) -> Marked:
+    """A source: its entities numbered in order; `found` are they, where they are known."""
+    return _numbered(tokenizer, text, entities(tokenizer, text) if found is None else found, 0)
 
 
 def mark_pair(source: Tokenizer, target: Tokenizer, pair: Pair, shift: int = 0) -> tuple[Marked, Marked]:

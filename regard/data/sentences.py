@@ -89,21 +89,23 @@ def spans(text: str, ends: Sequence[tuple[int, int]]) -> list[Span]:
 
 def clauses(text: str, span: Span, fits: Callable[[str], bool], kept: Sequence[tuple[int, int]] = ()) -> Iterator[Span]:
     """Pieces of a sentence that fit, as long as they can be: cut behind ; and :, if that does not do behind commas,
-    then between words, then anywhere. A span in `kept` is cut only where nothing else helps."""
+    then between words, then anywhere but in a span of `kept`: what such a span holds is one piece, fit or not."""
     if fits(text[span.start : span.end]):
         yield span
         return
-    for cut in CUTS:
-        places = [found.end() for found in cut.finditer(text, span.start, span.end)]
-        places = [p for p in places if span.start < p < span.end and not is_inside(kept, p)]
+    inner = kept[bisect_left(kept, (span.start, span.start)) : bisect_left(kept, (span.end, span.end))]
+    edges = [place for both in inner for place in both]
+    for cut in (*CUTS, None):
+        places = edges if cut is None else [found.end() for found in cut.finditer(text, span.start, span.end)]
+        places = [p for p in dict.fromkeys(places) if span.start < p < span.end and not is_inside(kept, p)]
         if places:
             pieces = spans(text[span.start : span.end], [(p - span.start,) * 2 for p in places])
             if len(pieces) > 1:
                 yield from packed(text, [Span(a + span.start, b + span.start) for a, b in pieces], fits, kept)
                 return
     half = (span.start + span.end) // 2
-    if half == span.start:
-        yield span  # one character, however many tokens it has
+    if half == span.start or tuple(span) in inner:
+        yield span
         return
     for part in (Span(span.start, half), Span(half, span.end)):
         yield from clauses(text, part, fits, kept)
