@@ -19,6 +19,7 @@ from regard.attention.base import (
     Shape,
     Tailed,
     pack,
+    pack_pairs,
     unpack,
 )
 from regard.attention.heads import MixedHeads
@@ -85,12 +86,14 @@ def attend(
     keep: Tensor | None = None,
     causal: bool = False,
     cross: bool | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Any mechanism without parameters of its own, as a function of q [B, H, T, D], k and v [B, G, S, D].
 
     `keep` [B, S] is True for real tokens. With T == S the queries are the keys' own tokens (role "self", or "causal");
     with fewer queries and `causal` they are the last of them, as in decoding with a cache; otherwise, or where `cross`
-    says so, the role is that of cross-attention. Random features are drawn once and are the same in every call.
+    says so, the role is that of cross-attention. `mask` [T, S] or [B, T, S] is True where a query may read a key, for
+    the mechanisms that take one. Random features are drawn once and are the same in every call.
 
     >>> y = regard.attend("local(window=256)", q, k, v, causal=True)
     """
@@ -100,14 +103,15 @@ def attend(
     cross = T != S and not causal if cross is None else cross
     role = "cross" if cross else "causal" if causal else "self"
     layer = _bare(str(parse(spec)), H, k.shape[1], D, role, q.dtype, q.device)
+    allowed = layer.allowed(mask, len(q), T, S)
     if causal and T < S:
         if getattr(type(layer), "own", None) in (Cached.own, Tailed.own) and not getattr(layer, "front", 0):
-            return _last(layer, q, k, v, keep)
+            return _last(layer, q, k, v, keep, allowed)
         # what is not made of single keys reads the queries of all tokens, of which only the last are wanted
         return attend(spec, F.pad(q, (0, 0, S - T, 0)), k, v, keep, causal=True)[:, :, S - T :]
     if keep is None:
-        rows = Rows.full(q.transpose(1, 2))
-        memory = Memory(k.transpose(1, 2), None)
+        rows = Rows.full(q.transpose(1, 2))._replace(allowed=allowed)
+        memory = Memory(k.transpose(1, 2), None, allowed=allowed)
         return layer.mix(rows, {"q": q}, {"k": k, "v": v}, None, memory)[0]
     packed = {}
     for name, part in (("q", q), ("k", k), ("v", v)):
@@ -116,12 +120,16 @@ def attend(
             packed[name] = flat.unflatten(2, (part.shape[1], D)).transpose(1, 2)
     if role == "cross":
         query_rows = Rows.full(q.transpose(1, 2))
-        return layer.mix(query_rows, {"q": q}, packed, None, Memory(packed["k"].transpose(1, 2), rows.count))[0]
+        memory = Memory(packed["k"].transpose(1, 2), rows.count, allowed=pack_pairs(allowed, None, keep))
+        return layer.mix(query_rows, {"q": q}, packed, None, memory)[0]
+    rows = rows._replace(allowed=pack_pairs(allowed, keep))
     o = layer.mix(rows, {"q": packed["q"]}, {"k": packed["k"], "v": packed["v"]}, None, None)[0]
     return unpack(o, keep[:, None], dim=2)
 
 
-def _last(layer: Cached | Tailed, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
+def _last(
+    layer: Cached | Tailed, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, allowed: Tensor | None
+) -> Tensor:
     """Causal attention of the last T tokens of each row over all S, or as many as the mechanism reaches back."""
     B, _, T, _ = q.shape
     S, device = k.shape[2], q.device
@@ -129,12 +137,14 @@ def _last(layer: Cached | Tailed, q: Tensor, k: Tensor, v: Tensor, keep: Tensor 
     end, fresh = real.sum(1), real[:, S - T :].sum(1)
     first = end - fresh  # [B] position of the first query
     if keep is not None:
+        allowed = pack_pairs(allowed, keep[:, S - T :], keep)
         q = pack(q.transpose(1, 2).flatten(2), keep[:, S - T :])[0].unflatten(2, q.shape[1::2]).transpose(1, 2)
         k, v = (
             pack(part.transpose(1, 2).flatten(2), keep)[0].unflatten(2, part.shape[1::2]).transpose(1, 2)
             for part in (k, v)
         )
-    mask = Mask(first, torch.zeros_like(first), end, T, S, True, keep is None, S - T if keep is None else None)
+    shift = S - T if keep is None else None
+    mask = Mask(first, torch.zeros_like(first), end, T, S, True, keep is None, shift, allowed)
     if isinstance(layer, Tailed):
         # as many keys as a tail would hold, at the same distance from the queries in every row
         shift = min(S - T, layer.reach)

@@ -65,6 +65,7 @@ class Facts:
     apart: bool = True  # heads work apart from each other: heads(a, a) = a
     linear: bool = True  # the output is the map times the values; False: the mechanism writes its own map
     signed: bool = False  # weights may be negative or not sum to one
+    masks: bool = False  # takes an explicit mask of pairs
     overflows: bool = False  # without a denominator, float16 cannot hold its output at logits of 1e4
     columns: Literal["tokens", "slots"] = "tokens"  # what the columns of the map are
     padding: Literal["any", "none"] = "any"
@@ -153,6 +154,7 @@ class Rows(NamedTuple):
     count: Tensor  # [B]
     T: int
     at: int | None  # the host knows: no padding, and every row starts here
+    allowed: Tensor | None = None  # [1 or B, T, T] which pairs may meet, beside what the role says
 
     @classmethod
     def full(cls, x: Tensor) -> "Rows":
@@ -176,6 +178,7 @@ class Memory(NamedTuple):
     x: Tensor
     count: Tensor | None
     stream: Tensor | None = None
+    allowed: Tensor | None = None  # [1 or B, T, S] which queries may read which tokens
 
 
 class Mask(NamedTuple):
@@ -189,6 +192,7 @@ class Mask(NamedTuple):
     causal: bool
     full: bool  # the host knows: every slot is real
     shift: int | None  # the host knows: q0 - k0, the same in every row
+    allowed: Tensor | None = None  # [1 or B, T, >= S] an explicit mask
 
     @property
     def aligned(self) -> bool:
@@ -224,11 +228,23 @@ class Mask(NamedTuple):
                 at = (self.q0 - self.k0)[:, None] + queries  # [B, T]
                 past = (keys <= at[..., None])[:, None]
             visible = past if visible is None else visible & past
+        if self.allowed is not None:
+            allowed = self.allowed[:, None, :, : self.S]
+            visible = allowed if visible is None else visible & allowed
         return visible
+
+    def safe(self) -> tuple[Tensor | None, Tensor | None]:
+        """`dense`, where a query that an explicit mask leaves without keys sees all instead, and which queries see some
+        [B, 1, T, 1] (None: no explicit mask): no kernel then divides by zero."""
+        visible = self.dense()
+        if self.allowed is None:
+            return visible, None
+        some = visible.any(-1, keepdim=True)
+        return visible | ~some, some
 
     def sdpa(self) -> tuple[Tensor | None, bool]:
         """(attn_mask, is_causal): the cheapest legal form. In an aligned row, padding lies behind every real query."""
-        return (None, True) if self.causal and self.aligned else (self.dense(), False)
+        return (None, True) if self.causal and self.aligned and self.allowed is None else (self.dense(), False)
 
     def where(self, first: int = 0) -> Where:
         """For kernels that compare positions, of which real keys have at least `first`."""
@@ -242,7 +258,8 @@ class Mask(NamedTuple):
         for first in range(0, self.T, size):
             T = min(size, self.T - first)
             shift = None if self.shift is None else self.shift + first
-            yield slice(first, first + T), self._replace(q0=self.q0 + first, T=T, shift=shift)
+            allowed = None if self.allowed is None else self.allowed[:, first : first + T]
+            yield slice(first, first + T), self._replace(q0=self.q0 + first, T=T, shift=shift, allowed=allowed)
 
 
 class Out(NamedTuple):
@@ -285,16 +302,21 @@ class Attention(nn.Module):
         keep: Tensor | None = None,
         memory: Tensor | None = None,
         memory_keep: Tensor | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
-        """[B, T, E] -> [B, T, E]; padded positions give zeros."""
+        """[B, T, E] -> [B, T, E]; padded positions give zeros. `mask` [T, S] or [B, T, S] is True where a query may
+        read a key, beside what the role and the padding say; a query that may read none gives zeros (and the bias of
+        the output). Mechanisms that form no single pairs refuse it."""
         self._check(x, keep, memory, memory_keep)
+        allowed = self.allowed(mask, *x.shape[:2], x.shape[1] if memory is None else memory.shape[1])
         if self.shape.role == "cross":
-            y = self.run(blank(x, keep), Rows.full(x), memory=pack_memory(memory, memory_keep)).y
+            packed = pack_memory(memory, memory_keep, allowed)
+            y = self.run(blank(x, keep), Rows.full(x), memory=packed).y
             return blank(y, keep)
         if keep is None:
-            return self.run(x, Rows.full(x)).y
+            return self.run(x, Rows.full(x)._replace(allowed=allowed)).y
         packed, rows = pack(x, keep)
-        return unpack(self.run(packed, rows).y, keep)
+        return unpack(self.run(packed, rows._replace(allowed=pack_pairs(allowed, keep))).y, keep)
 
     def start(
         self,
@@ -348,10 +370,13 @@ class Attention(nn.Module):
         memory: Tensor | None = None,
         memory_keep: Tensor | None = None,
         state: Any = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
         """How much of each key's value reaches each query, [B, H, T, S]. With a state, which is left untouched, the
         columns are positions (cross: the real tokens of the memory)."""
         if state is not None:
+            if mask is not None:
+                raise ValueError("mask is for whole sequences: leave it out where a state is given")
             self._check_tokens(x, keep, "x", "keep", self.shape.width)
             self._check_state(state, len(x))
             if memory is not None or memory_keep is not None:
@@ -366,15 +391,16 @@ class Attention(nn.Module):
             maps = self.map(packed, rows._replace(start=state.seen, at=state.top if even else None), state=state)
             return maps if keep is None else unpack(maps, keep[:, None], dim=2)
         self._check(x, keep, memory, memory_keep)
+        allowed = self.allowed(mask, *x.shape[:2], x.shape[1] if memory is None else memory.shape[1])
         if self.shape.role == "cross":
-            maps = self.map(blank(x, keep), memory=pack_memory(memory, memory_keep))
+            maps = self.map(blank(x, keep), memory=pack_memory(memory, memory_keep, allowed))
             maps = blank(maps, None if keep is None else keep[:, None])
             plain = memory_keep is None or self.facts.columns == "slots"
             return maps if plain else unpack(maps, memory_keep[:, None, None], dim=3)
         if keep is None:
-            return self.map(x, Rows.full(x))
+            return self.map(x, Rows.full(x)._replace(allowed=allowed))
         packed, rows = pack(x, keep)
-        maps = unpack(self.map(packed, rows), keep[:, None], dim=2)
+        maps = unpack(self.map(packed, rows._replace(allowed=pack_pairs(allowed, keep))), keep[:, None], dim=2)
         return unpack(maps, keep[:, None, None], dim=3) if self.facts.columns == "tokens" else maps
 
     # the mechanism's side: rows that are real from the left; what a model calls
@@ -461,6 +487,17 @@ class Attention(nn.Module):
         elif memory is not None or memory_keep is not None:
             self._refuse_memory()
 
+    def allowed(self, mask: Tensor | None, B: int, T: int, S: int) -> Tensor | None:
+        """An explicit mask as [1 or B, T, S], or words for why there can be none."""
+        if mask is None:
+            return None
+        if not self.facts.masks:
+            raise ValueError(
+                f"attention {self.facts.name!r} takes no mask: it does not weigh pairs of tokens one by one; say what "
+                "is padding with keep, or use one that does, such as softmax"
+            )
+        return check_pairs(mask, B, T, S)
+
     def _check_memory(self, memory: Tensor | None, keep: Tensor | None, batch: int) -> None:
         if memory is None:
             raise ValueError("role 'cross' needs memory=[B, S, E], the sequence to attend to")
@@ -538,6 +575,7 @@ class CrossState(NamedTuple):
     count: Tensor  # [B] real tokens of the memory
     full: bool
     S: int
+    allowed: Tensor | None = None  # of a whole sequence with an explicit mask; decoding has none
 
     def select(self, rows: Tensor) -> "CrossState":
         return self._replace(parts=tuple(part[rows] for part in self.parts), count=self.count[rows])
@@ -794,12 +832,17 @@ class Attending(Heads):
         if kind == "bias":
 
             def read(q: Tensor, part: Mask) -> Tensor:
-                bias, visible = self.position.biases(part).to(q.dtype), part.dense()
+                bias, (visible, some) = self.position.biases(part).to(q.dtype), part.safe()
                 bias = bias if visible is None else torch.where(visible, bias, -torch.inf)
                 seen = k[:, :, : part.S], v[:, :, : part.S]
-                return F.scaled_dot_product_attention(q, *seen, attn_mask=bias, scale=scale, enable_gqa=gqa)
+                o = F.scaled_dot_product_attention(q, *seen, attn_mask=bias, scale=scale, enable_gqa=gqa)
+                return o if some is None else torch.where(some, o, 0)
 
             return self.in_pieces(mask, q, read)
+        if mask.allowed is not None:
+            visible, some = mask.safe()
+            o = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale, enable_gqa=gqa)
+            return torch.where(some, o, 0)
         if self.few >= mask.T and not gqa and _plain_cpu(q):
             return self.weigh(mask, q * scale @ k.transpose(2, 3), v)
         attn_mask, is_causal = mask.sdpa()
@@ -823,12 +866,12 @@ class Attending(Heads):
     def fix(self, source, memory):
         B, S = memory.x.shape[:2]
         count = torch.full((B,), S, device=memory.x.device) if memory.count is None else memory.count
-        return CrossState(tuple(source.values()), count, memory.count is None, S)
+        return CrossState(tuple(source.values()), count, memory.count is None, S, memory.allowed)
 
     def look(self, query, state):
         zero = torch.zeros_like(state.count)
         T = next(iter(query.values())).shape[2]
-        mask = Mask(zero, zero, state.count, T, state.S, causal=False, full=state.full, shift=0)
+        mask = Mask(zero, zero, state.count, T, state.S, False, state.full, 0, state.allowed)
         source = dict(zip(self.kinds("key", "value", "gate"), state.parts, strict=True))
         return self.attend(mask, **query, **self.repeated(source))
 
@@ -853,7 +896,8 @@ class Attending(Heads):
     def aligned(self, rows: Rows) -> Mask:
         """The mask of a whole sequence over itself."""
         causal = self.shape.role == "causal"
-        return Mask(rows.start, rows.start, rows.start + rows.count, rows.T, rows.T, causal, rows.at is not None, 0)
+        end, full = rows.start + rows.count, rows.at is not None
+        return Mask(rows.start, rows.start, end, rows.T, rows.T, causal, full, 0, rows.allowed)
 
 
 class CacheState(NamedTuple):
@@ -1103,11 +1147,34 @@ def pack(x: Tensor, keep: Tensor) -> tuple[Tensor, Rows]:
     return torch.where(real[..., None], moved, 0), rows
 
 
-def pack_memory(memory: Tensor, keep: Tensor | None) -> Memory:
+def pack_memory(memory: Tensor, keep: Tensor | None, allowed: Tensor | None = None) -> Memory:
     if keep is None:
-        return Memory(memory, None)
+        return Memory(memory, None, allowed=allowed)
     packed, rows = pack(memory, keep)
-    return Memory(packed, rows.count)
+    return Memory(packed, rows.count, allowed=pack_pairs(allowed, None, keep))
+
+
+def pack_pairs(allowed: Tensor | None, keep: Tensor | None, keys: Tensor | None = None) -> Tensor | None:
+    """A mask of pairs [1 or B, T, S] moved with the tokens of either side; `keys` None: both sides are the same."""
+    if allowed is None:
+        return None
+    for axis, real in ((1, keep), (2, keep if keys is None else keys)):
+        if real is not None:
+            order = torch.argsort(real.logical_not(), dim=1, stable=True)
+            allowed = allowed.expand(len(order), -1, -1)
+            at = order[:, :, None] if axis == 1 else order[:, None, :]
+            allowed = allowed.gather(axis, at.expand_as(allowed))
+    return allowed
+
+
+def check_pairs(mask: Tensor, B: int, T: int, S: int) -> Tensor:
+    """An explicit mask [T, S] or [B, T, S] as [1 or B, T, S]."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(f"mask must be boolean, True = may attend, got {got}")
+    if tuple(mask.shape) not in ((T, S), (B, T, S)):
+        raise ValueError(f"mask must be [{T}, {S}] or [{B}, {T}, {S}], queries by keys, got {list(mask.shape)}")
+    return mask if mask.dim() == 3 else mask[None]
 
 
 def unpack(y: Tensor, keep: Tensor, dim: int = 1) -> Tensor:

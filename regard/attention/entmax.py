@@ -30,6 +30,7 @@ class Entmax(Cached):
         paper="Correia et al. 2019, Adaptively Sparse Transformers",
         link="arXiv 1909.00015",
         family="scores",
+        masks=True,
         formula="o_i = sum_j p_ij v_j, p_ij = [(alpha - 1) q_i . k_j / sqrt(D) - tau_i]_+^(1 / (alpha - 1)), sum 1",
         time=Order("N^2", 2),
         memory=Order("N", 1),

@@ -32,6 +32,7 @@ class Synthesizer(Cached):
         paper="Tay et al. 2020, Synthesizer: Rethinking Self-Attention for Transformer Models",
         link="arXiv 2005.00743",
         family="scores",
+        masks=True,
         formula="o_i = sum_j softmax_j(sum_s alpha_s S_s,ij) v_j, S_s,ij of x_i and j, or of i and j, or q_i . k_j",
         time=Order("N^2", 2),
         memory=Order("N", 1),
