@@ -16,6 +16,7 @@ import regard
 from regard import draw as pictures
 from regard.attention.base import Heads
 from regard.config import DataConfig, ModelOptions, TrainingConfig, TranslateConfig
+from regard.training.run import Run
 
 SENTENCE = "she sells sea shells by the sea shore the shells she sells are sea shells for sure"
 SPECS = (
@@ -111,7 +112,8 @@ def draw(words: list[str], maps: dict[str, np.ndarray], folder: Path) -> Path:
 def small_translator(folder: Path) -> TranslateConfig:
     """Numbers, dates, times and amounts: learnt in minutes on two cores, nearly without a mistake."""
     if (folder / "run.json").exists():
-        shutil.rmtree(folder)  # of an earlier demo
+        with Run(folder).writing("regard demo"):
+            shutil.rmtree(folder)  # of an earlier demo
     return TranslateConfig(
         out=str(folder),
         data=DataConfig(generated=40_000, held_out=500, vocabulary=1000),

@@ -19,6 +19,7 @@ from torch.testing import assert_close
 from verbs import refused, told
 
 from regard import task
+from regard.demo import small_translator
 from regard.interop.runs import export_run
 from regard.language import LanguageModel
 from regard.training import checkpoint, lock
@@ -116,6 +117,8 @@ def test_every_verb_that_writes_asks_for_the_lock(run, published, tmp_path, caps
             ("import", str(published), "--out", str(empty)),
         ):
             assert "is being written by process" in refused(capsys, *verb)
+        with pytest.raises(ValueError, match="is being written"):
+            small_translator(run)
         settings = config(tmp_path, "empty", steps=1)
         with pytest.raises(ValueError, match="is being written"):
             finish(settings)

@@ -127,12 +127,16 @@ def words(plan: Plan, batches: int) -> str:
     passes = f"{epochs:.2g} epochs" if epochs < 10 else f"{epochs:.0f} epochs"
     rest = f"warm-up {plan.warmup:,}, an evaluation every {plan.evaluate_every:,}"
     if plan.minutes is not None:
-        return f"plan: {plan.steps:,} steps ({passes}) in {plan.minutes:g} minutes at {pace}; {rest}"
-    about = f"{seconds / 60:.2g} minutes" if seconds >= 90 else f"{seconds:.0f} seconds"
+        return f"plan: {plan.steps:,} steps ({passes}) in {_minutes(plan.minutes)} at {pace}; {rest}"
+    about = _minutes(float(f"{seconds / 60:.2g}")) if seconds >= 90 else f"{seconds:.0f} seconds"
     return (
         f"plan: {plan.steps:,} steps ({passes}), about {about} at {pace}; {rest}. "
         "For longer or shorter: --training.minutes N or --training.steps N"
     )
+
+
+def _minutes(minutes: float) -> str:
+    return "1 minute" if minutes == 1 else f"{minutes:g} minutes"
 
 
 def read(run: Run) -> Plan | None:
