@@ -186,10 +186,11 @@ def _registry(kind: str):
 @functools.lru_cache(maxsize=64)
 def _bare(spec: str, H: int, G: int, D: int, role: Role, dtype: torch.dtype, device: torch.device) -> Attention:
     """A layer of which only `mix` is used. Its random draws come from a seed of their own."""
-    # kept for later calls, whatever mode the first one runs in; width 1, for its projections are never used
+    # kept for later calls, whatever mode the first one runs in; one number for each head, for its projections are never
+    # used, and what ties the width to the heads has parameters of its own
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.device("cpu"):
         torch.manual_seed(0)
-        shape = Shape.of(width=1, heads=H, kv_heads=G, head_width=D, role=role)
+        shape = Shape.of(width=H, heads=H, kv_heads=G, head_width=D, role=role)
         layer = ATTENTION.build(spec, shape).to(device, dtype)
     for part in _leaves(layer):
         own = {name for name, _ in part.named_parameters() if not name.startswith(("project.", "output."))}
