@@ -17,6 +17,7 @@ from regard.data.batches import Examples, LabelledBatches, padded, similar
 from regard.data.labelled import Example, Labelled, class_names, class_numbers, read_labelled
 from regard.data.text import hold_out, shown
 from regard.data.tokenizer import Tokenizer
+from regard.files import parse_rows
 from regard.metrics.classification import Choice, Report, choose, decide, report
 from regard.training.graphs import few_lengths
 from regard.training.loss import Loss, smoothed
@@ -359,8 +360,7 @@ def read_valid(folder: str | Path) -> list[Example]:
     run = Run.open(folder)
     if not run.has("valid.jsonl"):
         raise ValueError(f"{folder} keeps no validation texts: give --data, and --threshold instead of a wish")
-    records = [json.loads(line) for line in run.read_text("valid.jsonl").split("\n") if line]
-    return [(record["text"], record["label"]) for record in records]
+    return parse_rows(run.read_text("valid.jsonl"), run.folder / "valid.jsonl", ("text", "label"))
 
 
 class Evaluation(NamedTuple):

@@ -691,10 +691,12 @@ def _fit(hint: Any, value: Any, name: str) -> Any:
         parts = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
         if len(parts) == len(value):
             return tuple(_fit(part, item, name) for part, item in zip(parts, value, strict=True))
+    elif origin is dict and isinstance(value, dict):
+        return value
     elif origin in (list, Sequence) and isinstance(value, list):
         return [_fit(arguments[0], item, name) for item in value]
     elif hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     elif isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
-    raise ValueError(f"{name} must be {hint}, got {value!r}")
+    raise ValueError(f"{name} must be {describe(hint)}, got {reprlib.repr(value)}")

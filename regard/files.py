@@ -67,8 +67,23 @@ def parse_json(text: str | bytes, name: str | Path) -> Any:
         return json.loads(text if isinstance(text, str) else decoded(text, name))
     except RecursionError as error:
         raise ValueError(f"{name} is not readable JSON: it nests too deep") from error
-    except json.JSONDecodeError as error:
+    except UnicodeDecodeError:
+        raise
+    except ValueError as error:
         raise ValueError(f"{name} is not readable JSON: {error}") from error
+
+
+def parse_rows(text: str, name: str | Path, fields: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The texts of these fields, of a JSON object a line."""
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line:
+            values = parse_json(line, f"{name}:{number}")
+            row = tuple(values.get(field) if isinstance(values, dict) else None for field in fields)
+            if not all(isinstance(part, str) for part in row):
+                raise ValueError(f"{name}:{number} must be a JSON object with texts as {' and '.join(fields)}")
+            rows.append(row)
+    return rows
 
 
 def parse_yaml(text: str, name: str | Path) -> Any:

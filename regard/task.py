@@ -28,6 +28,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.feedforward.base import active_parameters
 from regard.files import check_inside, parse_yaml
 from regard.kernels.packed import pack_linears
+from regard.limits import MOST
 from regard.models.transformer import Stack
 from regard.training import checkpoint, loop
 from regard.training import plan as plans
@@ -38,6 +39,19 @@ from regard.training.loop import State
 from regard.training.run import MANIFEST, Run
 
 TOKENIZERS = ("source.json", "target.json", "tokenizer.json")  # files of a run
+FACTS = {  # what run.json may say beside the model
+    "task": (str, "a name"),
+    "data": (dict, "an object"),
+    "labels": (list, "a list"),
+    "longest": (int, "a number from 0"),
+    "length": (int, "a number from 0"),
+    "start": (int | None, "a number from 0, or null"),
+    "documents": (str, "a word"),
+    "apart": (bool, "true or false"),
+    "whole_words": (bool, "true or false"),
+    "masked": (float, "a fraction"),
+    "published": (dict, "an object"),
+}
 TASKS = {  # in which module
     "translate": "regard.translation",
     "language": "regard.language",
@@ -113,7 +127,7 @@ class Task(loop.Trained, ABC):
 
 def find(name: Any) -> type[Task]:
     """The class of a task."""
-    if name not in TASKS:
+    if not isinstance(name, str) or name not in TASKS:
         raise ValueError(f"no task {name!r}; known: {', '.join(TASKS)}")
     return importlib.import_module(TASKS[name]).Task
 
@@ -121,7 +135,7 @@ def find(name: Any) -> type[Task]:
 def of(run: Run) -> type[Task]:
     """The class of the task that a run folder belongs to."""
     name = run.read_json("run.json").get("task")
-    if name not in TASKS:
+    if not isinstance(name, str) or name not in TASKS:
         raise ValueError(f"{run.folder} is a run of {name!r}, which is none of {', '.join(TASKS)}")
     return find(name)
 
@@ -260,12 +274,16 @@ def read_parts(run: Run, task: str | None = None) -> Parts:
     facts = run.read_json("run.json")
     if task is not None and facts.get("task") != task:
         raise ValueError(f"{run.folder} is a run of {facts.get('task')!r}, not of {task!r}")
+    _check_facts(facts, run)
     if not isinstance(facts.get("model"), dict):
         raise ValueError(f"{run.folder}/run.json is damaged: it does not say the sizes of the model")
     values = _modern(facts["model"])
     size = from_json(models.config_class(values), values)
-    tokenizers = {}
-    for name in tokenizer_names(run):
+    tokenizers, named = {}, tokenizer_names(run)
+    needed = "source.json" if facts.get("task") == "translate" else "tokenizer.json"
+    if needed not in named:
+        raise ValueError(f"{run.folder}/run.json is damaged: it does not name {needed}, the tokenizer of the run")
+    for name in named:
         run.read_bytes(name)  # checks it
         tokenizers[name] = Tokenizer.load(run.folder / name)
         expected = (name == "target.json" and size.target_vocabulary) or size.vocabulary
@@ -276,6 +294,19 @@ def read_parts(run: Run, task: str | None = None) -> Parts:
                 f"it has {tokenizers[name].size} tokens, the model {expected}"
             )
     return Parts(facts, size, tokenizers)
+
+
+def _check_facts(facts: dict[str, Any], run: Run) -> None:
+    """Refuses a run.json whose facts are not of the kind that tasks write."""
+    for name, (kind, words) in FACTS.items():
+        value = facts.get(name)
+        sized = not isinstance(value, int) or isinstance(value, bool) or 0 <= value <= MOST
+        if name in facts and not (isinstance(value, kind) and sized and isinstance(value, bool) == (kind is bool)):
+            raise ValueError(f"{run.folder}/run.json is damaged: {name} must be {words}, got {reprlib.repr(value)}")
+    if not all(isinstance(label, str) for label in facts.get("labels", ())):
+        raise ValueError(f"{run.folder}/run.json is damaged: labels must be texts")
+    if "task" not in facts:
+        raise ValueError(f"{run.folder}/run.json is damaged: it does not name the task")
 
 
 def _modern(values: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torch import nn
 from regard import models, task
 from regard.data.documents import Documents, digest, hold_out, read_documents
 from regard.data.tokenizer import Tokenizer, chunks
+from regard.files import parse_rows
 from regard.models.transformer import ModelConfig
 from regard.spec import parse
 from regard.training.run import Run
@@ -90,7 +91,7 @@ def read_valid(folder: str | Path) -> list[str]:
     run = Run.open(folder)
     if not run.has("valid.jsonl"):
         raise ValueError(f"{folder} keeps no text to validate on: give --text")
-    return [json.loads(line)["text"] for line in run.read_text("valid.jsonl").split("\n") if line]
+    return [text for (text,) in parse_rows(run.read_text("valid.jsonl"), run.folder / "valid.jsonl", ("text",))]
 
 
 def _several(paths: str | Sequence[str]) -> list[str]:

@@ -26,6 +26,7 @@ from regard.data.text import BREAKS, hold_out, read_pairs
 from regard.data.tokenizer import Tokenizer, visible
 from regard.decoding import DecodingConfig, Hypothesis, decode
 from regard.decoding.copying import Copying
+from regard.files import parse_rows
 from regard.memory import hand_back_memory
 from regard.metrics.translation import Score, bleu, chrf, exact_match
 from regard.training.loss import Loss, loss
@@ -661,5 +662,4 @@ def read_valid(folder: str | Path) -> list[Pair]:
     run = Run.open(folder)
     if not run.has("valid.jsonl"):
         raise ValueError(f"{folder} keeps no validation pairs: give --source and --target")
-    records = [json.loads(line) for line in run.read_text("valid.jsonl").split("\n") if line]
-    return [(record["source"], record["target"]) for record in records]
+    return parse_rows(run.read_text("valid.jsonl"), run.folder / "valid.jsonl", ("source", "target"))

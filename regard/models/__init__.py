@@ -63,7 +63,7 @@ def _sizes(spec: Spec) -> list[int]:
 def config_class(values: dict[str, Any]) -> type:
     """Which config plain values belong to."""
     kind = values.get("kind")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"no model is of kind {kind!r}; known: {', '.join(KINDS)}")
     return KINDS[kind][0]
 

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import math
 import os
+import reprlib
 import signal
 import time
 from abc import abstractmethod
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.base import drawn, redraw
-from regard.config import TrainingConfig
+from regard.config import TrainingConfig, from_json
 from regard.feedforward.experts import Routed
 from regard.memory import hand_back_memory
 from regard.training import checkpoint
@@ -480,11 +481,13 @@ class Loop:
             if self.run.log.exists():
                 self.run.rewind(0)
             return
-        values = dict(found.state)
-        facts, _ = values.pop("optimizer"), values.pop("drawn", None)
-        self.state = State(**values)
+        self.state, facts = _read_state(found, self.optimizer)
         checkpoint.check_dtypes(found.tensors["model"], self.task.model, found.path)
-        self.task.model.load_state_dict(found.tensors["model"])
+        try:
+            self.task.model.load_state_dict(found.tensors["model"])
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise checkpoint.CheckpointError(f"{found.path} does not fit the sizes in run.json: {reason}") from error
         told = any("states" in group for group in facts["groups"])
         if self.state.step and not found.tensors["optimizer"] and not told:
             raise checkpoint.CheckpointError(f"{found.path}: has no optimizer state, which training needs to go on")
@@ -570,6 +573,42 @@ def _by_layer(sums: dict[str, Tensor], batches: int) -> dict[str, dict[str, Any]
         layer, name = whole.rsplit(".", 1)
         layers.setdefault(layer, {})[name] = (value / batches).round(decimals=4).tolist()
     return layers
+
+
+def _is_like(value: Any, own: Any) -> bool:
+    """Whether an option of an optimizer may be what a file says: of the kind that it is now."""
+    if isinstance(own, tuple | list):
+        return isinstance(value, list) and len(value) == len(own) and all(map(_is_like, value, own))
+    if isinstance(own, bool) or isinstance(value, bool):
+        return isinstance(value, bool) and isinstance(own, bool)
+    return not isinstance(own, int | float) or (isinstance(value, int | float) and math.isfinite(value))
+
+
+def _read_state(found: checkpoint.Checkpoint, optimizer: torch.optim.Optimizer) -> tuple[State, dict[str, Any]]:
+    """Where a run stands, and what is said of its optimizer; a state that training cannot go on from is refused."""
+    values = {name: value for name, value in found.state.items() if name not in ("optimizer", "drawn")}
+    try:
+        state = from_json(State, values)
+        if found.path.name.lstrip(".") != checkpoint.step_name(state.step):
+            raise ValueError(f"it is of step {state.step}, and the checkpoint is {found.path.name}")
+        for field in dataclasses.fields(state):
+            value = getattr(state, field.name)
+            if isinstance(value, int | float) and not 0 <= value < math.inf and field.name != "best":
+                raise ValueError(f"{field.name} must be a number from 0, got {value}")
+        for name, value in state.statistics.items():
+            numbers = value if isinstance(value, list) else [value]
+            if "." not in name or not all(isinstance(number, int | float) for number in numbers):
+                raise ValueError(f"statistics must be numbers by LAYER.NAME, got {name!r}: {reprlib.repr(value)}")
+        facts = found.state.get("optimizer")
+        groups = facts.get("groups") if isinstance(facts, dict) else None
+        if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+            raise ValueError("it does not say the groups of the optimizer")
+        for name, value in (option for group in groups for option in dict(group.get("options", {})).items()):
+            if not _is_like(value, optimizer.param_groups[0].get(name)):
+                raise ValueError(f"{name} of the optimizer cannot be {reprlib.repr(value)}")
+    except (ValueError, TypeError, OverflowError) as error:
+        raise checkpoint.CheckpointError(f"{found.path}/state.json is damaged: {error}") from error
+    return state, facts
 
 
 def _better(metric: str, value: float, than: float) -> bool:

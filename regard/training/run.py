@@ -17,12 +17,14 @@ name. What the manifest says is what counts: a reader that comes between the las
 import hashlib
 import json
 import os
+import reprlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from regard.files import check_regular
 from regard.training import checkpoint, lock
 
 MANIFEST = "manifest.json"
@@ -109,6 +111,7 @@ class Run:
         for _ in range(TRIES):
             listed = self._listed()
             if listed is None:
+                check_regular(path)
                 return path.read_bytes()
             if name not in listed:
                 raise ValueError(f"{path} is not in {MANIFEST}: it was added by hand, and is not part of the run")
@@ -148,6 +151,7 @@ class Run:
         """What the manifest says of each file; None where there is none, as in the first runs."""
         path = self.folder / MANIFEST
         try:
+            check_regular(path)
             data = path.read_bytes()
         except FileNotFoundError:
             facts = self.folder / "run.json"
@@ -204,15 +208,18 @@ class Run:
             file.write(json.dumps(record) + "\n")
 
     def records(self) -> list[dict[str, Any]]:
-        """The log, without a last line that was cut off."""
+        """The log: its lines that are records, so without a last one that was cut off."""
         if not self.log.exists():
             return []
+        check_regular(self.log)
         found = []
         for line in self.log.read_text(encoding="utf-8").split("\n"):
             try:
-                found.append(json.loads(line))
-            except json.JSONDecodeError:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
                 continue
+            if isinstance(record, dict) and type(record.get("step")) is int:
+                found.append(record)
         return found
 
     def rewind(self, step: int) -> list[dict[str, Any]]:
@@ -256,7 +263,7 @@ class Run:
             which = "best"
             if checkpoint.exists(self.checkpoints / "average"):
                 found = checkpoint.read(self.checkpoints / "average", only=("model",))
-                if not names or checkpoint.step_name(found.state["step"]) >= names[-1]:
+                if not names or checkpoint.step_name(_step(found)) >= names[-1]:
                     return found
                 say(f"{self.folder}: the average is older than {names[-1]}: the best checkpoint is used instead")
         if which == "average":
@@ -273,8 +280,11 @@ class Run:
             for path, why in skipped:
                 say(f"{path.name} is damaged ({why}): {last.path.name} is used instead")
             best = last.state.get("best_step")
-            if which == "last" or best is None or best == last.state["step"]:
+            if which == "last" or best is None or best == _step(last):
                 return last
+            if type(best) is not int or best < 0:
+                got = reprlib.repr(best)
+                raise ValueError(f"{last.path}/state.json is damaged: best_step must be a step, got {got}")
             return checkpoint.read(self.checkpoints / checkpoint.step_name(best), only=("model",))
         if not str(which).isdecimal():
             raise ValueError(f"a checkpoint is best, last, average or a step, got {which!r}")
@@ -288,6 +298,14 @@ class Run:
 def _fact(data: bytes) -> dict[str, Any]:
     """What the manifest says of a file."""
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _step(found: checkpoint.Checkpoint) -> int:
+    """The step of a checkpoint, as its state says."""
+    step = found.state.get("step")
+    if type(step) is not int or not 0 <= step < 10**12:
+        raise ValueError(f"{found.path}/state.json is damaged: step must be a number from 0, got {reprlib.repr(step)}")
+    return step
 
 
 def _parse(data: bytes, path: Path) -> dict[str, Any]:
