@@ -1,7 +1,11 @@
 """The kernels of runs.py in Triton, interpreted on the CPU: against the formula in float64, at most twice as far from
 it as PyTorch in the same dtype, and under the mechanisms that use them. tests/test_gpu.py has them on a GPU."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -332,3 +336,41 @@ def test_blocks_from_a_list(spec, interpreted):
     assert_close(y, wanted.float(), rtol=1e-4, atol=1e-5)
     for ours, theirs in zip(layer.parameters(), exact.parameters(), strict=True):
         assert_close(ours.grad, theirs.grad.float(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("which", ["few", pytest.param("all", marks=pytest.mark.exhaustive)])
+def test_kernels_compile(which, tmp_path):
+    """For a Hopper GPU, which need not be here."""
+    plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("parts_compile.py")
+    made = subprocess.run(
+        [sys.executable, str(script), which],
+        env=plain | {"TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert made.returncode == 0, made.stderr[-2000:]
+
+
+@pytest.mark.parametrize("spec", ["local(window=3)", "longformer(window=3, globals=2)"])
+def test_compilers_see_one_graph(spec, interpreted):
+    layer, x = Case(spec, "causal").build(dtype=torch.float32, heads=2), torch.randn(1, 17, WIDTH)
+    results = []
+    for run in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        given = x.clone().requires_grad_()
+        y = run(given)
+        y.square().sum().backward()
+        results.append((y.detach(), given.grad))
+    assert_close(*results)
+
+
+def test_autocast(interpreted):
+    layer, x = Case("local(window=3)", "causal").build(dtype=torch.float32, heads=2), torch.randn(1, 17, WIDTH)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16
+
+
+def test_an_explicit_choice_does_not_fall_back():
+    layer, x = Case("bigbird(block=3)", "self").build(dtype=torch.float32), torch.randn(1, 17, WIDTH)
+    with choose.use("triton"), pytest.raises(ValueError, match="blocks of 16, 32, 64"):
+        layer(x)
