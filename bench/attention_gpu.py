@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import regard
 from regard.kernels import runs
 from regard.kernels.runs import Bound, Far, Pass, Where
 
@@ -131,11 +132,64 @@ def patterns(lengths: list[int]) -> None:
             print(f"{name:28}{N:>7}{cells}  {ratio[0]:>5.2f}/{ratio[1]:.2f}", flush=True)
 
 
+LAYERS = {
+    "causal": (
+        "local(window=256)",
+        "longformer(window=256, globals=16)",
+        "globals(tokens=16)",
+        "strided(stride=128)",
+        "sparse(stride=128)",
+        "sparse(pattern='fixed', stride=128, summary=8)",
+        "image",
+        "poolingformer",
+        "longshort",
+        "axial(width=128)",
+        "xl",
+        "compressive",
+    ),
+    "self": (
+        "local(window=256)",
+        "longformer(window=256, globals=16)",
+        "globals(tokens=16)",
+        "strided(stride=128)",
+        "sparse(stride=128)",
+        "sparse(pattern='fixed', stride=128, summary=8)",
+        "bigbird",
+        "etc",
+        "image",
+        "poolingformer",
+        "longshort",
+        "axial(width=128)",
+    ),
+}
+
+
+def layers(lengths: list[int]) -> None:
+    """Whole layers, projections and all, beside the softmax layer of the same length; "ratio" is to that one."""
+    print(f"\n{'layer':56}{'role':>8}{'N':>7}  {'ours':>15}  {'ratio':>11}")
+    for N, (role, specs) in itertools.product(lengths, LAYERS.items()):
+        base = layer_times("softmax", role, N)
+        for spec in ("softmax", *specs):
+            times = base if spec == "softmax" else layer_times(spec, role, N)
+            ratio = [a / b for a, b in zip(base, times, strict=True)]
+            print(f"{spec:56}{role:>8}{N:>7}  {shown(times):>15}  {ratio[0]:>5.2f}/{ratio[1]:.2f}", flush=True)
+
+
+def layer_times(spec: str, role: str, length: int) -> Times:
+    width = HEADS * WIDTH
+    layer = regard.attention(spec, width=width, heads=HEADS, role=role).to("cuda", torch.bfloat16)
+    x = torch.randn(TOKENS // length, length, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    grad, leaves = torch.randn_like(x), [x, *layer.parameters()]
+    with torch.no_grad():
+        forward = milliseconds(lambda: layer(x), 5)
+    return forward, milliseconds(lambda: torch.autograd.grad(layer(x), leaves, grad, allow_unused=True), 5)
+
+
 def shown(times: Times | None) -> str:
     return "-" if times is None else f"{times[0]:.3f} / {times[1]:.2f}"
 
 
-SECTIONS = {"patterns": patterns}
+SECTIONS = {"patterns": patterns, "layers": layers}
 
 
 def main() -> None:

@@ -81,14 +81,18 @@ PATTERNS = {
 }
 
 
-@pytest.fixture(autouse=True)
+ON_GPU = os.environ.get("REGARD_GPU") == "1"
+DEVICE = "cuda" if ON_GPU else "cpu"
+
+
+@pytest.fixture(autouse=not ON_GPU)
 def small_tiles(monkeypatch) -> None:
     """Tiles of a few rows, so that short sequences have several; and no checks of overflow, a third of the time."""
     monkeypatch.setattr(parts_triton, "tile", lambda *_: Tile(32, 16))
     monkeypatch.setattr(interpreter.InterpreterOptions, "sanitize_overflow", False, raising=False)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=not ON_GPU)
 def products_of_bfloat16(monkeypatch) -> Iterator[None]:
     """The interpreter multiplies the bits of bfloat16 as whole numbers: here they are made float32 first."""
     plain = interpreter.InterpreterBuilder.create_dot
@@ -105,7 +109,7 @@ def products_of_bfloat16(monkeypatch) -> Iterator[None]:
 
 def drawn(*sizes: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
     """[B, H, n, D] as heads split from projections are laid out."""
-    return [torch.randn(B, n, H, D).transpose(1, 2).to(dtype).requires_grad_() for B, H, n, D in sizes]
+    return [torch.randn(B, n, H, D).transpose(1, 2).to(DEVICE, dtype).requires_grad_() for B, H, n, D in sizes]
 
 
 def softmax_over(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, bias: Tensor | float = 0.0) -> Tensor:
@@ -135,14 +139,14 @@ def compare(
     S = S or T
     leaves = drawn((B, H, T, D), (B, G, S, D), (B, G, S, D), (B, H, min(pattern.head, T), D), dtype=dtype)
     leaves += drawn((B, G, pattern.far, D), (B, G, pattern.far, D), dtype=dtype) if pattern.far else []
-    i, j = torch.arange(T)[:, None], torch.arange(S)
+    i, j = torch.arange(T, device=DEVICE)[:, None], torch.arange(S, device=DEVICE)
     if where is not None:
         q0, k0 = (x[:, None, None, None] if isinstance(x, Tensor) else x for x in where[:2])
         i, j = i + q0, j + k0
     seen = pattern.sees(i, j).expand(B, H, T, S)
     seen = seen & rows(i, j) if rows else seen
     if pattern.far:
-        seen = torch.cat([pattern.sees_far(i, torch.arange(pattern.far)).expand(B, H, -1, -1), seen], 3)
+        seen = torch.cat([pattern.sees_far(i, torch.arange(pattern.far, device=DEVICE)).expand(B, H, -1, -1), seen], 3)
 
     def plain(q, k, v, head, *far):
         k, v = (torch.cat(pair, 2) for pair in zip(far, (k, v), strict=True)) if far else (k, v)
@@ -163,7 +167,7 @@ def compare(
             *(torch.zeros_like(x).double() if x.grad is None else x.grad.double() for x in given),
         ]
 
-    grad = torch.randn(B, H, T, D).to(dtype)
+    grad = torch.randn(B, H, T, D).to(DEVICE, dtype)
     exact, rounded, got = results(plain, torch.float64), results(plain, dtype), results(ours, dtype)
     for name, a, b, c in zip(["o", "q", "k", "v", "head", "far_k", "far_v"], got, rounded, exact, strict=False):
         assert a.isfinite().all(), name
@@ -256,6 +260,44 @@ def test_no_second_derivative_and_same_numbers_again():
     assert_close(first, second, rtol=0, atol=0)
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(runs.attend(q, k, v, WINDOW).sum(), q, create_graph=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", PATTERNS)
+def test_pattern_on_a_gpu(name, poisoned):
+    compare(PATTERNS[name], 1000, 250 if name == "pooled" else None, dtype=torch.bfloat16, B=2, H=4, G=2, D=64)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("T", [1, 63, 64, 65, 1000, 4097])
+def test_length_on_a_gpu(T, dtype, poisoned):
+    compare(PATTERNS["window"], T, dtype=dtype, D=64)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("D", [32, 80, 128, 256])
+def test_width_on_a_gpu(D, poisoned):
+    compare(PATTERNS["globals"], 1000, dtype=torch.bfloat16, H=4, G=2, D=D)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("spec", ["bigbird(block=16)", "etc(globals=16, radius=20)", "xl(segment=64, memory=64)"])
+def test_tables_and_lists_on_a_gpu(spec):
+    """In float32 as PyTorch gives it in float64 on the CPU."""
+    case = Case(spec, "causal" if spec.startswith("xl") else "self")
+    x, weights = torch.randn(2, 500, WIDTH, dtype=torch.float64), torch.randn(2, 500, WIDTH, dtype=torch.float64)
+    results = []
+    for device, dtype in (("cuda", torch.float32), ("cpu", torch.float64)):
+        layer = case.build(dtype=dtype, heads=2).to(device)
+        given = x.to(device, dtype).requires_grad_()
+        with choose.record() as answers:
+            y = layer(given)
+        assert (("parts", "triton") in answers) == (device == "cuda")
+        y.backward(weights.to(device, dtype))
+        results.append([z.detach().double().cpu() for z in (y, given.grad, *(p.grad for p in layer.parameters()))])
+    for ours, exact in zip(*results, strict=True):
+        assert_close(ours, exact, rtol=0, atol=1e-4 * max(1.0, exact.abs().max().item()))
 
 
 LAYERS = [

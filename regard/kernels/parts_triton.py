@@ -19,39 +19,37 @@ from torch import Tensor
 
 from regard.kernels.runs import LOG2E, Pass, empty_like_heads, unflatten
 
-PROGRAMS = 1024  # that a grid should have: a few for each multiprocessor
+PROGRAMS = 2112  # that a grid should have: a few for each multiprocessor
+MANY = 512  # far keys from which on they are most of the work
 
 
 class Tile(NamedTuple):
-    """Queries and keys of a tile, warps, pipeline stages, and the most registers of a thread (None: as many as it
-    takes), for more programs at a time."""
+    """Queries and keys of a tile, warps, pipeline stages; the most registers of a thread (None: as many as it takes),
+    for more programs at a time; whether all tiles of keys are masked, in one loop instead of two."""
 
     rows: int
     keys: int
     warps: int = 4
     stages: int = 2
     registers: int | None = None
+    masked: bool = False
 
 
-def tile(kind: str, width: int, dtype: torch.dtype, far: int = 0) -> Tile:
-    """The tile of a kernel ("forward", "queries", "keys" or, of far keys, "far") for a head width; `far` is how many
-    far keys there are."""
+def tile(kind: str, width: int, dtype: torch.dtype, far: int = 0, plain: bool = True) -> Tile:
+    """The tile of a kernel ("forward", "queries", "keys" or, of far keys, "far") for a head width. `far` is how many
+    far keys there are; `plain`: no list of blocks and no table of relations takes registers as well."""
     if dtype == torch.float32:
         return Tile(32, 32, 4, 1) if width <= 128 else Tile(16, 16, 4, 1)
-    # measured on an H200: larger tiles are slower, for most of a window fits in a few small ones
-    if width <= 128:
-        return {
-            "forward": Tile(64, 64, 4, 3),
-            "queries": Tile(64, 64, 4, 2),
-            "keys": Tile(32, 64, 4, 2),
-            "far": Tile(32, 64, 4, 2),
-        }[kind]
-    return {
-        "forward": Tile(64, 32, 8),
-        "queries": Tile(32, 32, 8, 1),
-        "keys": Tile(32, 32, 8, 1),
-        "far": Tile(32, 32, 8, 1),
-    }[kind]
+    if width > 128:
+        return {"forward": Tile(64, 32, 8)}.get(kind, Tile(32, 32, 8, 1))
+    # Measured on an H200, with a window of 256 and heads of 64: larger tiles are slower, as a window is few of them;
+    # fewer registers make room for one program more on each multiprocessor.
+    if far > MANY:
+        many = {"forward": Tile(128, 64, 4, 3), "queries": Tile(64, 64), "far": Tile(32, 128, 4, 3)}
+        return many.get(kind, Tile(32, 64))
+    if width > 64 or not plain or (far and kind == "keys"):
+        return {"forward": Tile(64, 64, 4, 3), "queries": Tile(64, 64)}.get(kind, Tile(32, 64))
+    return {"forward": Tile(64, 64, 4, 2, 128), "queries": Tile(64, 32, 4, 3, 96)}.get(kind, Tile(32, 64, 4, 1, 128))
 
 
 def forward(
@@ -71,7 +69,7 @@ def forward(
     o, lse = empty_like_heads(q, E), q.new_empty(B, H, T, dtype=torch.float32)
     inner = empty_like_heads(q, E, torch.float32) if len(passes) > 1 else None
     for n, part in enumerate(passes):
-        sizes = _tile_of("forward", q, v, part)
+        sizes = _tile_of("forward", q, v, part, related is None)
         programs = triton.cdiv(triton.cdiv(T, part.fold), sizes.rows) * B * H * part.fold
         splits = _splits(programs, part, triton.cdiv(k.shape[2], sizes.keys)) if len(passes) == 1 else 1
         out, out_lse = (o if n == len(passes) - 1 else inner), lse
@@ -137,7 +135,7 @@ def backward(
 def _of_queries(part: Pass, rows: tuple, grad, o, lse, delta, gq, before, first: bool, of_related) -> None:
     """dq, delta by the first pass, and the gradient of what relations add."""
     q, k, v, far_k, far_v, related, scale, common, tensors = rows
-    (B, H, T, D), sizes = q.shape, _tile_of("queries", q, v, part)
+    (B, H, T, D), sizes = q.shape, _tile_of("queries", q, v, part, related is None)
     programs = triton.cdiv(triton.cdiv(T, part.fold), sizes.rows) * B * H * part.fold
     alone = before is None and gq.dtype == q.dtype
     splits = _splits(programs, part, triton.cdiv(k.shape[2], sizes.keys)) if alone else 1
@@ -181,7 +179,7 @@ def _of_far(part: Pass, rows: tuple, grad, lse, delta) -> tuple[Tensor, Tensor] 
     if part.far is None:
         return None
     q, k, v, far_k, far_v, related, scale, common, tensors = rows
-    (B, _, T, _), G, sizes = q.shape, k.shape[1], _tile_of("far", q, v, part)
+    (B, _, T, _), G, sizes = q.shape, k.shape[1], _tile_of("far", q, v, part, related is None)
     # classes do not matter to far keys, which see the queries of all of them
     part, count = part._replace(fold=1, hole=False), part.far.count
     keys = min(sizes.keys, max(16, triton.next_power_of_2(count)))
@@ -220,7 +218,7 @@ def _of_far(part: Pass, rows: tuple, grad, lse, delta) -> tuple[Tensor, Tensor] 
 def _of_keys(part: Pass, rows: tuple, grad, lse, delta, outs, before, sums) -> None:
     """dk and dv of the near keys, and what far ones of the same tensors have had."""
     q, k, v, far_k, far_v, related, scale, common, tensors = rows
-    (B, G, S, _), sizes = k.shape, _tile_of("keys", q, v, part)
+    (B, G, S, _), sizes = k.shape, _tile_of("keys", q, v, part, related is None)
     programs = triton.cdiv(triton.cdiv(S, part.fold), sizes.keys) * B * G * part.fold
     near, far = _arguments(q, k, v, far_k, far_v, related, part, common, tensors)
     with torch.cuda.device_of(q):
@@ -263,9 +261,9 @@ def _splits(programs: int, part: Pass, blocks: int) -> int:
     return max(1, min(PROGRAMS // programs, blocks // 4))
 
 
-def _tile_of(kind: str, q: Tensor, v: Tensor, part: Pass) -> Tile:
+def _tile_of(kind: str, q: Tensor, v: Tensor, part: Pass, plain: bool) -> Tile:
     far = 0 if part.far is None else part.far.count
-    sizes = tile(kind, triton.next_power_of_2(max(q.shape[3], v.shape[3])), q.dtype, far)
+    sizes = tile(kind, triton.next_power_of_2(max(q.shape[3], v.shape[3])), q.dtype, far, plain and not part.listed)
     if part.block:
         sizes = sizes._replace(rows=min(sizes.rows, part.block), keys=min(sizes.keys, part.block))
     # few queries fill no large tile
@@ -324,6 +322,7 @@ def _constants(
         "FAR_CLIP": far is not None and far_k is None,
         "FOLD": part.fold,
         "HOLE": part.hole,
+        "MASKED": part.hole or sizes.masked,
         "BLOCK": part.block,
         "LISTED": part.listed,
         "DISTANCE": common[5],
@@ -691,6 +690,7 @@ def _forward(
     FAR_CLIP: tl.constexpr,
     FOLD: tl.constexpr,
     HOLE: tl.constexpr,
+    MASKED: tl.constexpr,
     BLOCK: tl.constexpr,
     LISTED: tl.constexpr,
     DISTANCE: tl.constexpr,
@@ -769,7 +769,7 @@ def _forward(
 
     low, high, low_min, low_max, high_min, high_max = _rows_see(
         *(i, row0 + q0, tl.minimum(row0 + ROWS, queries) - 1 + q0, b * T + t, inside, since, until, first, end),
-        *(low_add, low_plus, high_add, high_plus, LOW_EVERY, LOW_TIMES, HIGH_EVERY, HIGH_TIMES, HOLE),
+        *(low_add, low_plus, high_add, high_plus, LOW_EVERY, LOW_TIMES, HIGH_EVERY, HIGH_TIMES, MASKED),
     )
     low_min, high_max, low_max, high_min = _share(low_min, high_max, low_max, high_min, SPLITS, KEYS)
     count, whole, stop = _blocks(low_min, low_max, high_min, high_max, KEYS)
@@ -794,21 +794,22 @@ def _forward(
         if HOLE:
             visible &= j[None, :] != i[:, None]
         acc, total, top = _absorb(acc, total, top, logits, factor, value, visible, True)
-    for n in range(whole, stop):
-        at = low_min + n * KEYS
-        j = at + tl.arange(0, KEYS)
-        key = _load(k_at + at.to(tl.int64) * FOLD * k_t, k_t * FOLD, None, KEYS, D, BLOCK_D, False)
-        value = _load(v_at + at.to(tl.int64) * FOLD * v_t, v_t * FOLD, None, KEYS, E, BLOCK_E, False)
-        logits = _logits(query, key, i[:, None], j[None, :], h, scale, slopes, table, origin, gaps)
-        if DISTANCE < 0:
-            logits = _by_distance(
-                logits, scale, related, rows_at[:, None], i[:, None] - j[None, :], columns, inside[:, None]
-            )
-        if DISTANCE > 0:
-            logits = _related(
-                *(logits, scale, tile, i[:, None], j[None, :], DISTANCE, GLOBALS, SEGMENT, False, OF_GLOBALS, 1)
-            )
-        acc, total, top = _absorb(acc, total, top, logits, factor, value, None, False)
+    if not MASKED:
+        for n in range(whole, stop):
+            at = low_min + n * KEYS
+            j = at + tl.arange(0, KEYS)
+            key = _load(k_at + at.to(tl.int64) * FOLD * k_t, k_t * FOLD, None, KEYS, D, BLOCK_D, False)
+            value = _load(v_at + at.to(tl.int64) * FOLD * v_t, v_t * FOLD, None, KEYS, E, BLOCK_E, False)
+            logits = _logits(query, key, i[:, None], j[None, :], h, scale, slopes, table, origin, gaps)
+            if DISTANCE < 0:
+                logits = _by_distance(
+                    logits, scale, related, rows_at[:, None], i[:, None] - j[None, :], columns, inside[:, None]
+                )
+            if DISTANCE > 0:
+                logits = _related(
+                    *(logits, scale, tile, i[:, None], j[None, :], DISTANCE, GLOBALS, SEGMENT, False, OF_GLOBALS, 1)
+                )
+            acc, total, top = _absorb(acc, total, top, logits, factor, value, None, False)
 
     if LISTED > 0:
         listed = lists + ((b * H + h) * ((T + BLOCK - 1) // BLOCK) + row0 // BLOCK) * LISTED
@@ -863,7 +864,7 @@ def _rows_see(
     LOW_TIMES: tl.constexpr,
     HIGH_EVERY: tl.constexpr,
     HIGH_TIMES: tl.constexpr,
-    HOLE: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
     """The bounds of each row, and the least and the largest of either."""
     low = tl.maximum(_bound(i, low_add, low_plus, LOW_EVERY, LOW_TIMES), first)
@@ -882,7 +883,7 @@ def _rows_see(
     else:
         high_min = tl.minimum(_bound(i_first, high_add, high_plus, HIGH_EVERY, HIGH_TIMES), end)
         high_max = tl.minimum(_bound(i_last, high_add, high_plus, HIGH_EVERY, HIGH_TIMES), end)
-    if HOLE:
+    if MASKED:
         # no tile counts as seen whole
         low_max = high_max
     return low, high, low_min, low_max, high_min, high_max
@@ -1008,6 +1009,7 @@ def _queries(
     FAR_CLIP: tl.constexpr,
     FOLD: tl.constexpr,
     HOLE: tl.constexpr,
+    MASKED: tl.constexpr,
     BLOCK: tl.constexpr,
     LISTED: tl.constexpr,
     DISTANCE: tl.constexpr,
@@ -1135,7 +1137,7 @@ def _queries(
 
     low, high, low_min, low_max, high_min, high_max = _rows_see(
         *(i, row0 + q0, tl.minimum(row0 + ROWS, queries) - 1 + q0, b * T + t, inside, since, until, first, end),
-        *(low_add, low_plus, high_add, high_plus, LOW_EVERY, LOW_TIMES, HIGH_EVERY, HIGH_TIMES, HOLE),
+        *(low_add, low_plus, high_add, high_plus, LOW_EVERY, LOW_TIMES, HIGH_EVERY, HIGH_TIMES, MASKED),
     )
     low_min, high_max, low_max, high_min = _share(low_min, high_max, low_max, high_min, SPLITS, KEYS)
     count, whole, stop = _blocks(low_min, low_max, high_min, high_max, KEYS)
@@ -1172,33 +1174,34 @@ def _queries(
             of_tile = _of_relations(
                 *(of_tile, slope, i, at, DISTANCE, GLOBALS, SEGMENT, False, OF_GLOBALS, KEYS, RELATIONS)
             )
-    for n in range(whole, stop):
-        at = low_min + n * KEYS
-        j = at + tl.arange(0, KEYS)
-        key = _load(k_at + at.to(tl.int64) * FOLD * k_t, k_t * FOLD, None, KEYS, D, BLOCK_D, False)
-        value = _load(v_at + at.to(tl.int64) * FOLD * v_t, v_t * FOLD, None, KEYS, E, BLOCK_E, False)
-        logits = _logits(query, key, i[:, None], j[None, :], h, scale, slopes, table, origin, gaps)
-        if DISTANCE < 0:
-            logits = _by_distance(
-                logits, scale, related, rows_at[:, None], i[:, None] - j[None, :], columns, inside[:, None]
-            )
-        if DISTANCE > 0:
-            logits = _related(
-                *(logits, scale, tile, i[:, None], j[None, :], DISTANCE, GLOBALS, SEGMENT, False, OF_GLOBALS, 1)
-            )
-        slope = _slopes_of_row(value, grad, top, delta, logits, factor, None, False)
-        acc = tl.dot(slope.to(key.dtype), key, acc, input_precision="ieee")
-        if DISTANCE < 0:
-            away = i[:, None] - j[None, :]
-            tl.store(
-                out_related + rows_at[:, None] * columns + away,
-                slope.to(out_related.dtype.element_ty),
-                mask=inside[:, None] & (away >= 0) & (away < columns),
-            )
-        if DISTANCE > 0:
-            of_tile = _of_relations(
-                *(of_tile, slope, i, at, DISTANCE, GLOBALS, SEGMENT, False, OF_GLOBALS, KEYS, RELATIONS)
-            )
+    if not MASKED:
+        for n in range(whole, stop):
+            at = low_min + n * KEYS
+            j = at + tl.arange(0, KEYS)
+            key = _load(k_at + at.to(tl.int64) * FOLD * k_t, k_t * FOLD, None, KEYS, D, BLOCK_D, False)
+            value = _load(v_at + at.to(tl.int64) * FOLD * v_t, v_t * FOLD, None, KEYS, E, BLOCK_E, False)
+            logits = _logits(query, key, i[:, None], j[None, :], h, scale, slopes, table, origin, gaps)
+            if DISTANCE < 0:
+                logits = _by_distance(
+                    logits, scale, related, rows_at[:, None], i[:, None] - j[None, :], columns, inside[:, None]
+                )
+            if DISTANCE > 0:
+                logits = _related(
+                    *(logits, scale, tile, i[:, None], j[None, :], DISTANCE, GLOBALS, SEGMENT, False, OF_GLOBALS, 1)
+                )
+            slope = _slopes_of_row(value, grad, top, delta, logits, factor, None, False)
+            acc = tl.dot(slope.to(key.dtype), key, acc, input_precision="ieee")
+            if DISTANCE < 0:
+                away = i[:, None] - j[None, :]
+                tl.store(
+                    out_related + rows_at[:, None] * columns + away,
+                    slope.to(out_related.dtype.element_ty),
+                    mask=inside[:, None] & (away >= 0) & (away < columns),
+                )
+            if DISTANCE > 0:
+                of_tile = _of_relations(
+                    *(of_tile, slope, i, at, DISTANCE, GLOBALS, SEGMENT, False, OF_GLOBALS, KEYS, RELATIONS)
+                )
 
     if LISTED > 0:
         listed = lists + ((b * H + h) * ((T + BLOCK - 1) // BLOCK) + row0 // BLOCK) * LISTED
@@ -1373,6 +1376,7 @@ def _keys(
     FAR_CLIP: tl.constexpr,
     FOLD: tl.constexpr,
     HOLE: tl.constexpr,
+    MASKED: tl.constexpr,
     BLOCK: tl.constexpr,
     LISTED: tl.constexpr,
     DISTANCE: tl.constexpr,
@@ -1418,7 +1422,7 @@ def _keys(
     begin = tl.maximum(begin - q0, skip // FOLD)
     stop = tl.where(j_low < j_high, tl.minimum(stop - q0, queries), begin)
     whole_begin, whole_stop = tl.maximum(whole_begin - q0, (skip + FOLD - 1) // FOLD), tl.minimum(whole_stop - q0, stop)
-    if HOLE or since is not None or until is not None:
+    if MASKED or since is not None or until is not None:
         whole_begin = stop
     begin, stop, whole_begin, whole_stop = _share(begin, stop, whole_begin, whole_stop, SPLITS, ROWS)
     count, first_whole, last_whole = _blocks(begin, whole_begin, whole_stop, stop, ROWS)
@@ -1464,24 +1468,43 @@ def _keys(
                 if HOLE:
                     visible &= j[:, None] != i[None, :]
             acc_k, acc_v = _of_column(acc_k, acc_v, query, value, grad, top, delta, logits, factor, visible, True)
-        for n in range(first_whole, last_whole):
-            row0 = begin + n * ROWS
-            t = t0 + (row0 + tl.arange(0, ROWS)) * FOLD
-            i = row0 + tl.arange(0, ROWS) + q0
-            query = _load(q_at + row0.to(tl.int64) * FOLD * q_t, q_t * FOLD, None, ROWS, D, BLOCK_D, False)
-            grad = _load(g_at + row0.to(tl.int64) * FOLD * g_t, g_t * FOLD, None, ROWS, E, BLOCK_E, False)
-            top, delta = tl.load(lse + rows_at + t), tl.load(deltas + rows_at + t)
-            logits = _logits(key, query, i[None, :], j[:, None], h, scale, slopes, table, origin, gaps)
-            if DISTANCE < 0:
-                logits = _by_distance(
-                    logits, scale, related, (rows_at + t)[None, :], i[None, :] - j[:, None], columns, (t < T)[None, :]
-                )
-            if DISTANCE > 0:
-                tile = _load_relations(related, rows_at + t, t < T, RELATIONS, DISTANCE, True)
-                logits = _related(
-                    *(logits, scale, tile, i[None, :], j[:, None], DISTANCE, GLOBALS, SEGMENT, OF_FAR, OF_GLOBALS, 0)
-                )
-            acc_k, acc_v = _of_column(acc_k, acc_v, query, value, grad, top, delta, logits, factor, None, False)
+        if not MASKED:
+            for n in range(first_whole, last_whole):
+                row0 = begin + n * ROWS
+                t = t0 + (row0 + tl.arange(0, ROWS)) * FOLD
+                i = row0 + tl.arange(0, ROWS) + q0
+                query = _load(q_at + row0.to(tl.int64) * FOLD * q_t, q_t * FOLD, None, ROWS, D, BLOCK_D, False)
+                grad = _load(g_at + row0.to(tl.int64) * FOLD * g_t, g_t * FOLD, None, ROWS, E, BLOCK_E, False)
+                top, delta = tl.load(lse + rows_at + t), tl.load(deltas + rows_at + t)
+                logits = _logits(key, query, i[None, :], j[:, None], h, scale, slopes, table, origin, gaps)
+                if DISTANCE < 0:
+                    logits = _by_distance(
+                        logits,
+                        scale,
+                        related,
+                        (rows_at + t)[None, :],
+                        i[None, :] - j[:, None],
+                        columns,
+                        (t < T)[None, :],
+                    )
+                if DISTANCE > 0:
+                    tile = _load_relations(related, rows_at + t, t < T, RELATIONS, DISTANCE, True)
+                    logits = _related(
+                        *(
+                            logits,
+                            scale,
+                            tile,
+                            i[None, :],
+                            j[:, None],
+                            DISTANCE,
+                            GLOBALS,
+                            SEGMENT,
+                            OF_FAR,
+                            OF_GLOBALS,
+                            0,
+                        )
+                    )
+                acc_k, acc_v = _of_column(acc_k, acc_v, query, value, grad, top, delta, logits, factor, None, False)
         if LISTED > 0 and not OF_FAR:
             blocks = (T + BLOCK - 1) // BLOCK
             start_at = list_starts + (b * H + h) * (blocks + 1) + slot0 // BLOCK
