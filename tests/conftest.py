@@ -8,7 +8,7 @@ os.environ.update({} if os.environ.get("REGARD_GPU") == "1" else {"CUDA_VISIBLE_
 
 import pytest
 import torch
-from unrun import pytest_unconfigure  # noqa: F401  (a hook of pytest)
+from unrun import pytest_deselected, pytest_testnodedown, pytest_unconfigure  # noqa: F401  (hooks of pytest)
 
 from regard.kernels import choose
 

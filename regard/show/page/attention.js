@@ -199,7 +199,7 @@ export class Lines {
     const focus = this.hover ?? (this.pin === null || this.pin === undefined ? null : { side: "query", at: this.pin });
     const many = this.head === "all" && this.weights.heads(this.layer) > 1;
     this.faint.textContent = [
-      gain > 1 ? `No weight here is above ${this.top.toPrecision(1)}: lines are drawn ${Math.round(gain).toLocaleString("en")} times as strong.` : "",
+      gain >= 1.5 ? `No weight here is above ${this.top.toPrecision(1)}: lines are drawn ${Math.round(gain).toLocaleString("en")} times as strong.` : "",
       many && focus === null ? "Of each head the strongest line of each token; point at a token for all of its lines." : "",
     ].filter(Boolean).join(" ");
     this.lane(this.left, this.weights.queries, first, last, "query");
@@ -297,9 +297,15 @@ export class Lines {
       const node = tokenNode(tokens[at], { "data-at": at, "data-side": side }, numbering(tokens)[at]);
       if (side === "query") {
         node.setAttribute("role", "option");
-        node.addEventListener("click", () => { this.onpin(this.pin === at ? null : at); this.left.focus({ preventScroll: true }); });
+        node.addEventListener("click", () => {
+          this.onpin(this.pin === at ? null : at);
+          this.left.focus({ preventScroll: true });
+          // on a narrow page its numbers come at the foot of the screen: it stays in sight above them
+          if (matchMedia("(max-width: 820px)").matches) node.scrollIntoView({ block: "nearest" });
+        });
       }
-      node.addEventListener("pointerenter", () => this.point({ side, at }));
+      // a finger does not point before it taps
+      node.addEventListener("pointerenter", (event) => { if (event.pointerType !== "touch") this.point({ side, at }); });
       node.addEventListener("pointerleave", () => this.point(null));
       node.style.top = `${at * this.row}px`;
       nodes.push(node);
