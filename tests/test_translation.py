@@ -615,7 +615,7 @@ def test_compact_numbers():
         (["train", "translate", "--training.schedule", "fast"], "'paper' or 'inverse_root' or 'cosine' or 'constant'"),
         (["train", "translate", "--data.shared", "maybe"], "data.shared must be true or false, got 'maybe'"),
         (["train", "translate", "--config", "one.gold"], "not a YAML file of keys"),
-        (["train", "translate", "--config", "bytes"], "not UTF-8 text: byte 1"),
+        (["train", "translate", "--config", "bytes"], "bytes:1: not UTF-8"),
         (["align", "RUN", "--head", "7", "--layer", "0"], "head"),
         (["align", "RUN", "--layer", "top"], "top"),
         (["average", "FOLDER"], "is not a run"),
