@@ -40,8 +40,27 @@ def attention(
     out_width: int | None = None,
     bias: bool | Literal["inputs"] = False,
     position: str | None = None,
+    dropout: float = 0.0,
 ) -> Attention:
     """A layer [B, T, width] -> [B, T, out_width].
+
+    Args:
+        spec: the mechanism with its options, such as "softmax" or "local(window=256)"; `regard list` has them all.
+        width: model width (d_model), the last axis of the input.
+        heads: number of attention heads.
+        role: "self" (every token may read every token), "causal" (those before it and itself; the role that decodes) or
+            "cross" (the tokens of a memory).
+        kv_heads: number of key/value heads, for grouped queries; default: as many as heads.
+        head_width: width of a head; default: width / heads.
+        memory_width: width of the memory, for role "cross"; default: width.
+        out_width: width of the output; default: width.
+        bias: whether the projections have biases; "inputs": all but the output projection.
+        position: a position scheme inside the layer, such as "rotary" or "alibi"; `regard list --kind position`.
+        dropout: attention dropout, the share of the weights set to zero in training, for the mechanisms that weigh
+            pairs of tokens one by one; the others refuse it.
+
+    Raises:
+        ValueError: an unknown name or option, sizes that do not fit, a role or an option the mechanism cannot take.
 
     >>> layer = regard.attention("local(window=256)", width=512, heads=8, role="causal", position="rotary")
     >>> y = layer(x, keep=keep)
@@ -56,6 +75,7 @@ def attention(
         out_width=out_width,
         bias=bias,
         position=position,
+        dropout=dropout,
     )
     return ATTENTION.build(spec, shape)
 

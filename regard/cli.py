@@ -483,7 +483,7 @@ def _sentences(facts: Any, reduces_to: tuple[tuple[str, str], ...]) -> list[tupl
             "an output is a row of the map times the values",
             "an output is more than a row of the map times the values",
         ),
-        "masks": ("takes an explicit mask of pairs", None),
+        "pairs": ("weighs pairs of tokens one by one: takes an explicit mask, and attention dropout", None),
         "overflows": ("float16 overflows at large logits, for it has no denominator: use bfloat16 or float32", None),
         "random": ("draws numbers while it trains", None),
         "loss": ("trains a second loss", None),

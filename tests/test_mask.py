@@ -8,7 +8,7 @@ import regard
 from regard.spec import ATTENTION
 
 T, S = 9, 11
-TAKE = [name for name in ATTENTION.names() if regard.facts(ATTENTION.find(name).examples[0]).masks]
+TAKE = [name for name in ATTENTION.names() if regard.facts(ATTENTION.find(name).examples[0]).pairs]
 CASES = [
     (spec, role, position)
     for name in TAKE

@@ -18,7 +18,7 @@ class Additive(Scored):
         paper="Bahdanau et al. 2014, Neural Machine Translation by Jointly Learning to Align and Translate",
         link="arXiv 1409.0473",
         family="scores",
-        masks=True,
+        pairs=True,
         formula="o_i = sum_j softmax_j(w^T tanh(q_i + k_j + b)) v_j",
         time=Order("N^2", 2),
         memory=Order("N", 1),

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.attention.draws import generator
+from regard.kernels.dropout import dropped
 from regard.kernels.runs import Where
 from regard.positions.base import Position
 from regard.reference import Row
@@ -65,7 +66,7 @@ class Facts:
     apart: bool = True  # heads work apart from each other: heads(a, a) = a
     linear: bool = True  # the output is the map times the values; False: the mechanism writes its own map
     signed: bool = False  # weights may be negative or not sum to one
-    masks: bool = False  # takes an explicit mask of pairs
+    pairs: bool = False  # weighs pairs of tokens one by one: takes an explicit mask, and attention dropout
     overflows: bool = False  # without a denominator, float16 cannot hold its output at logits of 1e4
     columns: Literal["tokens", "slots"] = "tokens"  # what the columns of the map are
     padding: Literal["any", "none"] = "any"
@@ -86,6 +87,7 @@ class Shape:
     out_width: int
     bias: bool | Literal["inputs"] = False
     position: str | None = None
+    dropout: float = 0.0  # of the attention weights, in training
     first_head: int = 0  # where these heads stand among `all_heads`, inside heads(...)
     all_heads: int = 0
     pace: int | None = None  # role "cross": the queries stand among the keys, so many apart; None: two sequences
@@ -103,6 +105,7 @@ class Shape:
         out_width: int | None = None,
         bias: bool | Literal["inputs"] = False,
         position: str | None = None,
+        dropout: float = 0.0,
         pace: int | None = None,
     ) -> "Shape":
         sizes = {"width": width, "heads": heads, "kv_heads": kv_heads, "head_width": head_width}
@@ -122,6 +125,8 @@ class Shape:
             )
         if not isinstance(bias, bool) and bias != "inputs":
             raise ValueError(f"bias must be True, False or 'inputs' (not of the projection behind), got {bias!r}")
+        if not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, got {dropout!r}")
         if memory_width is not None and role != "cross":
             raise ValueError(f"memory_width is for role 'cross'; role {role!r} has no memory")
         return cls(
@@ -134,6 +139,7 @@ class Shape:
             out_width=out_width or width,
             bias=bias,
             position=position,
+            dropout=float(dropout),
             all_heads=heads,
             pace=pace,
         )
@@ -291,6 +297,11 @@ class Attention(nn.Module):
             raise ValueError(
                 f"attention {self.facts.name!r} cannot take role {shape.role!r}: {why}; "
                 f"it takes {' and '.join(repr(role) for role in self.facts.roles)}"
+            )
+        if shape.dropout and not self.facts.pairs:
+            raise ValueError(
+                f"attention {self.facts.name!r} has no attention dropout: it forms no weights of single pairs to drop; "
+                "leave dropout out and drop its output instead"
             )
 
     # the user's side: any padding, final
@@ -491,7 +502,7 @@ class Attention(nn.Module):
         """An explicit mask as [1 or B, T, S], or words for why there can be none."""
         if mask is None:
             return None
-        if not self.facts.masks:
+        if not self.facts.pairs:
             raise ValueError(
                 f"attention {self.facts.name!r} takes no mask: it does not weigh pairs of tokens one by one; say what "
                 "is padding with keep, or use one that does, such as softmax"
@@ -771,12 +782,20 @@ class Heads(Attention):
         kind = None if self.position is None else self.position.facts.kind
         if kind == "bias":
             logits = logits + self.position.biases(mask)
-        weights = masked_softmax(logits, mask.dense())
+        weights = self.drop(masked_softmax(logits, mask.dense()))
         o = weights.to(v.dtype) @ v
         if kind == "content":
             added = self.position.values(weights, mask)
             o = o if added is None else o + added.to(v.dtype)
         return o
+
+    @property
+    def drops(self) -> bool:
+        return self.training and self.shape.dropout > 0
+
+    def drop(self, weights: Tensor) -> Tensor:
+        """Attention dropout, in training."""
+        return dropped(weights, self.shape.dropout) if self.drops else weights
 
     def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         outs = [self.plain(self.plain_row(head, x, memory)) for head in range(self.shape.heads)]
@@ -835,19 +854,29 @@ class Attending(Heads):
                 bias, (visible, some) = self.position.biases(part).to(q.dtype), part.safe()
                 bias = bias if visible is None else torch.where(visible, bias, -torch.inf)
                 seen = k[:, :, : part.S], v[:, :, : part.S]
+                if self.drops:
+                    wide = (each.repeat_interleave(q.shape[1] // each.shape[1], 1) for each in seen)
+                    return self.weigh(part, q * scale @ next(wide).mT, next(wide))
                 o = F.scaled_dot_product_attention(q, *seen, attn_mask=bias, scale=scale, enable_gqa=gqa)
                 return o if some is None else torch.where(some, o, 0)
 
             return self.in_pieces(mask, q, read)
+        if self.drops and q.device.type == "cpu":
+            # drawn a piece at a time and cheaply: PyTorch's own takes 18 times as long on a CPU
+            k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], 1) for part in (k, v))
+            return self.in_pieces(
+                mask, q, lambda q, part: self.weigh(part, q * scale @ k[:, :, : part.S].mT, v[:, :, : part.S])
+            )
+        p = self.shape.dropout if self.drops else 0.0
         if mask.allowed is not None:
             visible, some = mask.safe()
-            o = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale, enable_gqa=gqa)
+            o = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, dropout_p=p, scale=scale, enable_gqa=gqa)
             return torch.where(some, o, 0)
         if self.few >= mask.T and not gqa and _plain_cpu(q):
             return self.weigh(mask, q * scale @ k.transpose(2, 3), v)
         attn_mask, is_causal = mask.sdpa()
         return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=gqa
+            q, k, v, attn_mask=attn_mask, dropout_p=p, is_causal=is_causal, scale=scale, enable_gqa=gqa
         )
 
     def in_pieces(self, mask: Mask, q: Tensor, read: Callable[[Tensor, Mask], Tensor]) -> Tensor:
@@ -858,7 +887,7 @@ class Attending(Heads):
                 # the host knows that no query of the piece sees the keys behind its last one
                 part = part._replace(S=min(part.S, part.shift + part.T))
             if torch.is_grad_enabled():
-                outs.append(checkpoint(read, piece, part, use_reentrant=False, preserve_rng_state=False))
+                outs.append(checkpoint(read, piece, part, use_reentrant=False, preserve_rng_state=self.drops))
             else:
                 outs.append(read(piece, part))
         return torch.cat(outs, 2)

@@ -21,7 +21,7 @@ class Bilinear(Cached):
         paper="Luong et al. 2015, Effective Approaches to Attention-based Neural Machine Translation (W_a of rank R)",
         link="arXiv 1508.04025",
         family="scores",
-        masks=True,
+        pairs=True,
         formula="o_i = sum_j softmax_j((A q_i) . (B k_j) / sqrt(R)) v_j",
         time=Order("N^2", 2),
         memory=Order("N", 1),

@@ -15,7 +15,7 @@ class Dot(Cached):
         paper="Luong et al. 2015, Effective Approaches to Attention-based Neural Machine Translation",
         link="arXiv 1508.04025",
         family="scores",
-        masks=True,
+        pairs=True,
         formula="o_i = sum_j softmax_j(q_i . k_j) v_j",
         time=Order("N^2", 2),
         memory=Order("N", 1),

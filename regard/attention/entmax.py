@@ -30,7 +30,7 @@ class Entmax(Cached):
         paper="Correia et al. 2019, Adaptively Sparse Transformers",
         link="arXiv 1909.00015",
         family="scores",
-        masks=True,
+        pairs=True,
         formula="o_i = sum_j p_ij v_j, p_ij = [(alpha - 1) q_i . k_j / sqrt(D) - tau_i]_+^(1 / (alpha - 1)), sum 1",
         time=Order("N^2", 2),
         memory=Order("N", 1),
@@ -86,7 +86,7 @@ class Entmax(Cached):
                 logits = _wide(q) * self.scale @ _wide(keys).mT
             if kind == "bias":
                 logits = logits + self.position.biases(part)
-            weights = entmax(logits, beta, part.dense())
+            weights = self.drop(entmax(logits, beta, part.dense()))
             o = weights.to(v.dtype) @ values
             added = self.position.values(weights, part) if kind == "content" else None
             return o if added is None else o + added.to(v.dtype)

@@ -15,7 +15,7 @@ class Softmax(Cached):
         paper="Vaswani et al. 2017, Attention Is All You Need",
         link="arXiv 1706.03762",
         family="scores",
-        masks=True,
+        pairs=True,
         formula="o_i = sum_j softmax_j(q_i . k_j / sqrt(D)) v_j",
         time=Order("N^2", 2),
         memory=Order("N", 1),

@@ -32,7 +32,7 @@ class Synthesizer(Cached):
         paper="Tay et al. 2020, Synthesizer: Rethinking Self-Attention for Transformer Models",
         link="arXiv 2005.00743",
         family="scores",
-        masks=True,
+        pairs=True,
         formula="o_i = sum_j softmax_j(sum_s alpha_s S_s,ij) v_j, S_s,ij of x_i and j, or of i and j, or q_i . k_j",
         time=Order("N^2", 2),
         memory=Order("N", 1),
@@ -126,7 +126,7 @@ class Synthesizer(Cached):
             own = {name: x[:, :, at] for name, x in (("h", h), ("f", f), ("q", q)) if x is not None}
             own |= {name: rows[piece] for name, rows in tables.items()}
             if torch.is_grad_enabled():
-                out = checkpoint(self._read, part, own, k, v, use_reentrant=False, preserve_rng_state=False)
+                out = checkpoint(self._read, part, own, k, v, use_reentrant=False, preserve_rng_state=self.drops)
             else:
                 out = self._read(part, own, k, v)
             outs.append(out)

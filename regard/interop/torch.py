@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from regard.api import facts
 from regard.attention.base import Attention, Heads, Role, Shape
 from regard.attention.softmax import Softmax
 from regard.spec import ATTENTION, Spec
@@ -14,7 +15,7 @@ def from_torch(
     """A layer with the weights of a `torch.nn.MultiheadAttention`.
 
     Args:
-        module: the layer to read; it stays as it is. Its attention dropout is not taken over.
+        module: the layer to read; it stays as it is. Its attention dropout is taken over where the mechanism has any.
         attention: the mechanism to put the weights into; with "softmax" the outputs are those of `module`.
         role: "self" (query, key and value are one sequence), "causal" (with a causal mask) or "cross" (keys and values
             are a memory). By default "self", or "cross" where the module has a `kdim` of its own.
@@ -38,6 +39,7 @@ def from_torch(
         role=role,
         memory_width=module.kdim if role == "cross" else None,
         bias=module.in_proj_bias is not None,
+        dropout=module.dropout if facts(attention).pairs else 0.0,
     )
     layer = ATTENTION.build(attention, shape)
     if not isinstance(layer, Heads) or set(layer.project) != {"q", "k", "v"}:
@@ -79,7 +81,8 @@ def to_torch(layer: Attention, *, batch_first: bool = True) -> nn.MultiheadAtten
         if so:
             raise ValueError(f"torch.nn.MultiheadAttention has no {name}: build the layer without, or keep it here")
     memory = {"kdim": shape.memory_width, "vdim": shape.memory_width} if shape.memory_width != shape.width else {}
-    module = nn.MultiheadAttention(shape.width, shape.heads, bias=shape.bias, batch_first=batch_first, **memory)
+    sizes = {"bias": shape.bias, "dropout": shape.dropout, "batch_first": batch_first} | memory
+    module = nn.MultiheadAttention(shape.width, shape.heads, **sizes)
     module = module.to(layer.output.weight).train(layer.training)
     weights, biases = _parts(module)
     with torch.no_grad():
