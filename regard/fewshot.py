@@ -25,6 +25,7 @@ from regard.decoding import DecodingConfig
 from regard.files import parse_json, parse_yaml
 from regard.language import LanguageModel
 
+MOST_DRAWS = 100_000
 FIELD = re.compile(r"\{(\w+)\}")
 Row = dict[str, str]
 
@@ -135,8 +136,8 @@ def run(
 ) -> list[Accuracy]:
     """The accuracy with so many examples before each query. A draw is one choice of examples, the same for all queries;
     without examples there is nothing to draw."""
-    if draws < 1:
-        raise ValueError(f"give at least one draw, got {draws}")
+    if not 1 <= draws <= MOST_DRAWS:
+        raise ValueError(f"--draws must be from 1 to {MOST_DRAWS:,}, got {draws:,}")
     for count in shots:
         if not 0 <= count <= len(loaded.examples):
             raise ValueError(f"{count} shots need as many examples; the task has {len(loaded.examples)}")

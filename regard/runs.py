@@ -260,6 +260,8 @@ def evaluate_classifier(arguments: argparse.Namespace) -> None:
     if arguments.data is None:
         if arguments.labels is not None:
             raise ValueError("--labels needs --data, the texts they are of")
+        if arguments.columns is not None:
+            raise ValueError("--columns are those of --data: give that too")
         examples, name = classification.read_valid(arguments.run), f"the validation texts of {arguments.run}"
         chosen = None  # on the very same texts
     else:
@@ -540,15 +542,18 @@ def align_pairs(arguments: argparse.Namespace) -> None:
     gold = None if arguments.gold is None else read_gold(arguments.gold)
     if gold is not None and len(gold) != len(pairs):
         raise ValueError(f"{arguments.gold} has gold links of {len(gold)} sentences, and there are {len(pairs)} pairs")
+    sentence = 1 if arguments.sentence is None else arguments.sentence
+    if arguments.picture is None and arguments.sentence is not None:
+        raise ValueError("--sentence is the one that --picture draws: give that too")
     if arguments.picture is not None:
         from regard import draw as pictures
 
         pictures.check(arguments.picture)
-        if not 1 <= arguments.sentence <= len(pairs):
-            raise ValueError(f"--sentence must be from 1 to {len(pairs)}, got {arguments.sentence}")
+        if not 1 <= sentence <= len(pairs):
+            raise ValueError(f"--sentence must be from 1 to {len(pairs)}, got {sentence}")
     _refuse_long(forward, pairs)
-    options = {"read": arguments.read, "head": _whole(arguments.head)}
-    layer = _whole(arguments.layer)
+    options = {"read": arguments.read, "head": _whole(arguments.head, "--head", "average")}
+    layer = _whole(arguments.layer, "--layer", "average", "aligner")
     if arguments.reverse is None:
         found = alignment.align(forward.model, forward.source, forward.target, pairs, layer=layer, **options)
     else:
@@ -566,10 +571,10 @@ def align_pairs(arguments: argparse.Namespace) -> None:
     for part in found:
         print(part)
     if arguments.picture is not None:
-        chosen = found[arguments.sentence - 1]
+        chosen = found[sentence - 1]
         title, note = "Where each target word comes from", "Ringed: the word links."
         picture = pictures.alignment_picture(chosen.matrix, chosen.source, chosen.target, chosen.links, title, note)
-        _warn(f"picture of sentence {arguments.sentence}: {pictures.save(picture, arguments.picture)}")
+        _warn(f"picture of sentence {sentence}: {pictures.save(picture, arguments.picture)}")
     if gold is not None:
         print(error_rate([part.links for part in found], gold), file=sys.stderr)
 
@@ -582,6 +587,8 @@ def _pairs(arguments: argparse.Namespace) -> list[tuple[str, str]]:
     if arguments.source is None:
         if arguments.target is not None:
             raise ValueError("--target needs --source, the sentences it translates")
+        if arguments.columns is not None:
+            raise ValueError("--columns are those of --source, a TSV of pairs: give that too")
         return read_valid(arguments.run)
     columns = _columns(arguments.columns or "0,1")
     if not all(isinstance(column, int) for column in columns):
@@ -916,7 +923,7 @@ def add_verbs(verb: Verb) -> None:
     added.add_argument("run", metavar="RUN", help="a run folder")
     added.add_argument("--source", help="file of source sentences, or a TSV of pairs (default: the run's validation)")
     added.add_argument("--target", help="file of their translations")
-    added.add_argument("--columns", default="0,1", help="of a TSV, source and target, from 0 (default: 0,1)")
+    added.add_argument("--columns", help="of a TSV, source and target, from 0 (default: 0,1)")
     added.add_argument("--reverse", metavar="RUN", help="a run of the opposite direction: links of both become one")
     methods = ("intersection", "union", "grow-diagonal", "grow-diagonal-final-and", "agreement")
     added.add_argument("--symmetrise", choices=methods, help="how, with --reverse (default: grow-diagonal)")
@@ -932,7 +939,7 @@ def add_verbs(verb: Verb) -> None:
     )
     added.add_argument("--gold", help="links to compare with, S-S sure and SpS possible, from 1: AER on stderr")
     added.add_argument("--picture", help="draw one sentence into this .png, .svg or .pdf")
-    added.add_argument("--sentence", type=int, default=1, help="which one to draw, from 1")
+    added.add_argument("--sentence", type=int, help="which one to draw, from 1 (default: 1)")
     _add_model(added)
 
     added = verb(
@@ -1049,13 +1056,13 @@ def _check_writable(path: str) -> None:
         Path(path).unlink()
 
 
-def _whole(text: str | None) -> int | str | None:
-    if text in (None, "average", "aligner"):
+def _whole(text: str | None, flag: str, *words: str) -> int | str | None:
+    """A number from 0, or one of the words."""
+    if text is None or text in words:
         return text
-    try:
-        return int(text)
-    except ValueError as error:
-        raise ValueError(f"expected a number from 0, 'average' or 'aligner', got {text!r}") from error
+    if not text.isdecimal() or len(text) > 9:
+        raise ValueError(f"{flag} must be a number from 0 or {' or '.join(map(repr, words))}, got {text!r}")
+    return int(text)
 
 
 def _counted(things: Sequence[Any], noun: str) -> str:

@@ -646,7 +646,7 @@ def test_bad_input():
         ({"beam": 2.5}, "beam must be a whole number"),
         ({"beam": True}, "beam must be a whole number"),
         ({"nbest": 6}, "make beam at least nbest"),
-        ({"penalty": -0.1}, "penalty must be a number of at least 0"),
+        ({"penalty": -0.1}, "penalty must be a number from 0 to 100"),
         ({"penalty": math.nan}, "penalty"),
         ({"minimum": -1}, "minimum"),
         ({"maximum": 0}, "maximum"),

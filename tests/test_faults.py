@@ -20,6 +20,7 @@ from regard.decoding import DecodingConfig
 from regard.interop import families, huggingface
 from regard.interop.runs import export_run, import_model
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, REGISTRIES
+from regard.translation import SHIPPED
 
 BOMB = "".join(f"{name}: &{name} [{', '.join([f'*{chr(ord(name) - 1)}'] * 9)}]\n" for name in "bcdefghijk")
 CONFIGS = {
@@ -410,3 +411,35 @@ def test_compact_and_export_follow_no_link_out_of_the_run(foreign, tmp_path):
     (run / "tokenizer.json").symlink_to(tmp_path / "other.json")
     with pytest.raises(ValueError, match="leads out of"):
         task.compact_run(run, tmp_path / "again")
+
+
+# flags that were taken in silence
+
+ALIGN = {
+    "--layer -1": "--layer must be a number from 0 or 'average' or 'aligner', got '-1'",
+    "--layer 99": "layer",
+    "--layer 1.5": "--layer must be a number from 0",
+    "--head -1": "--head must be a number from 0 or 'average', got '-1'",
+    "--head aligner": "--head must be a number from 0 or 'average', got 'aligner'",
+    "--head 99": "head",
+    "--sentence 2": "--sentence is the one that --picture draws",
+}
+
+
+@pytest.mark.parametrize("flags", ALIGN)
+def test_flags_of_align(capsys, tmp_path, flags):
+    (tmp_path / "a.tsv").write_text("Good morning.\tGuten Morgen.\n")
+    given = ["align", str(SHIPPED), "--source", str(tmp_path / "a.tsv"), *flags.split()]
+    assert ALIGN[flags] in refused(capsys, *given)
+
+
+def test_columns_of_nothing(capsys):
+    assert "--columns are those of --source" in refused(capsys, "align", str(SHIPPED), "--columns", "0,2")
+    assert "--place is for --out" in refused(capsys, "show", "--place", "cross")
+
+
+def test_penalties_are_bounded():
+    for name in ("penalty", "maximum_ratio"):
+        for wrong in (-1, 99999999.0, float("nan"), float("inf")):
+            with pytest.raises(ValueError, match=f"{name} must be a number from 0 to"):
+                DecodingConfig(**{name: wrong})

@@ -47,9 +47,9 @@ class DecodingConfig:
             if not isinstance(value, int) or isinstance(value, bool) or value < low:
                 raise ValueError(f"{name} must be a whole number of at least {low}, got {value!r}")
         check_sizes(self)
-        for name in ("penalty", "maximum_ratio"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be a number of at least 0, got {getattr(self, name)!r}")
+        for name, most in (("penalty", 100), ("maximum_ratio", 10_000)):
+            if not 0 <= getattr(self, name) <= most:
+                raise ValueError(f"{name} must be a number from 0 to {most:,}, got {getattr(self, name)!r}")
         if not 0 < self.temperature < math.inf:
             raise ValueError(
                 f"temperature must be above 0, got {self.temperature!r}; sample=False takes the best token"

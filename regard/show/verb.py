@@ -35,6 +35,8 @@ def show(arguments: argparse.Namespace) -> None:
             raise ValueError(f"cannot write {arguments.out}: {error.strerror}") from error
         print(f"{arguments.out}: open it in any browser")
         return
+    if arguments.place is not None:
+        raise ValueError("--place is for --out: on the page, choose the view")
     opened: dict[str, Callable[[], Subject]] = {}
     for folder in dict.fromkeys([*folders, None]):
         name = _name(folder)
