@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from regard import models, task
+from regard import baseline, classifier_plan, models, task
 from regard.config import ClassifyConfig, LabelledData
 from regard.data.batches import Examples, LabelledBatches, padded, similar
 from regard.data.labelled import Example, Labelled, class_names, class_numbers, read_labelled
@@ -27,6 +27,9 @@ FILE = "tokenizer.json"
 TOKENS_AT_ONCE = {"cpu": 8192, "cuda": 65536}  # padded, in a batch that is classified
 SAMPLES = 3  # shown at each evaluation
 INITS = ("masked", "language")  # tasks whose runs a classifier can begin with
+SHIPPED = Path(__file__).parent / "shipped" / "english"  # the encoder that classifiers of English begin with
+MAXIMUM_LENGTH, VOCABULARY = 512, 8000  # where a config says nothing
+HEAD = 0.25  # share of the beginning in a text that lost its middle
 
 
 class Corpus(NamedTuple):
@@ -86,11 +89,17 @@ class Task(task.Task):
         return read_corpus(config.data, config.training.seed)
 
     @classmethod
+    def plan(cls, config: ClassifyConfig, data: Corpus) -> tuple[ClassifyConfig, list[str]]:
+        trained = None if config.init in (None, classifier_plan.NONE) else _trained(config.init)
+        bundled = _trained(classifier_plan.ENGLISH) if config.init is None and SHIPPED.is_dir() else None
+        return classifier_plan.plan(config, [text for text, _ in data.train], trained=trained, bundled=bundled)
+
+    @classmethod
     def learn(cls, data: Corpus, config: ClassifyConfig) -> dict[str, Tokenizer]:
         if config.init is not None:
             return {FILE: _trained(config.init).tokenizer}
         lines = [text for text, _ in data.train]
-        return {FILE: Tokenizer.train(lines, config.data.vocabulary, config.data.tokenizer)}
+        return {FILE: Tokenizer.train(lines, config.data.vocabulary or VOCABULARY, config.data.tokenizer or "bpe")}
 
     @classmethod
     def size(cls, config: ClassifyConfig, tokenizers: dict[str, Tokenizer], data: Corpus) -> Any:
@@ -103,7 +112,7 @@ class Task(task.Task):
         model = models.build(size)
         if config.init is not None:
             trained = models.build(size.body)
-            task.load_weights(trained, Run.open(config.init))
+            task.load_weights(trained, Run.open(init_folder(config.init)))
             model.stack.load_state_dict((trained.encoder or trained.decoder).state_dict())
         return model
 
@@ -114,13 +123,14 @@ class Task(task.Task):
         training = config.training
         # few shapes, so that the steps can be recorded
         records = training.graphs and next(model.parameters()).is_cuda
-        multiple = few_lengths(config.data.maximum_length) if records else 1
-        longest = min(config.data.maximum_length, training.tokens // multiple * multiple - 2)
+        most = config.data.maximum_length or MAXIMUM_LENGTH
+        multiple = few_lengths(most) if records else 1
+        longest = min(most, training.tokens // multiple * multiple - 2)
         limit = models.positions(model)
         longest = longest if limit is None else min(longest, limit - 2)
         if longest < 1:
             raise ValueError(f"training.tokens must leave room for a text, got {training.tokens}")
-        self.classifier = Classifier(model, tokenizers[FILE], data.labels, longest)
+        self.classifier = Classifier(model, tokenizers[FILE], data.labels, longest, cut=config.data.cut or "end")
         cut: list[str] = []
         ids = self.classifier.encode([text for text, _ in data.train], warn=cut.append)
         self.cut = len(cut)
@@ -130,7 +140,7 @@ class Task(task.Task):
             tokens=training.tokens,
             seed=training.seed,
             multiple=multiple,
-            blanked=config.data.blanked,
+            blanked=config.data.blanked or 0.0,
             unknown=tokenizers[FILE].unk,
         )
 
@@ -165,7 +175,7 @@ class Task(task.Task):
         return metrics, samples
 
     def facts(self) -> dict[str, Any]:
-        return {"labels": self.classifier.labels, "longest": self.classifier.longest}
+        return {"labels": self.classifier.labels, "longest": self.classifier.longest, "cut": self.classifier.cut}
 
     def files(self) -> dict[str, str]:
         lines = (json.dumps({"text": text, "label": label}, ensure_ascii=False) for text, label in self.valid)
@@ -173,7 +183,8 @@ class Task(task.Task):
 
     def notes(self) -> list[str]:
         longest, classifier = self.classifier.longest, self.classifier
-        cut = [f"{self.cut:,} texts of more than {longest} tokens are cut there"] if self.cut else []
+        lost = "are cut there" if classifier.cut == "end" else "lose their middle"
+        cut = [f"{self.cut:,} texts of more than {longest} tokens {lost}"] if self.cut else []
         return [
             *cut,
             f"{len(self.batches):,} texts, {len(self.valid):,} to validate on; {len(classifier.labels)} classes; "
@@ -181,20 +192,19 @@ class Task(task.Task):
         ]
 
 
-class Trained(NamedTuple):
+def init_folder(init: str) -> str:
+    """The run folder that --init names."""
+    return str(SHIPPED) if init == classifier_plan.ENGLISH else init
+
+
+def _trained(init: str) -> classifier_plan.Trained:
     """What a classifier takes of a run."""
-
-    tokenizer: Tokenizer
-    size: Any
-
-
-def _trained(folder: str) -> Trained:
-    run = Run.open(folder)
+    run = Run.open(init_folder(init))
     parts = task.read_parts(run)
     if parts.facts.get("task") not in INITS:
-        raise ValueError(f"--init {folder} is a run of {parts.facts.get('task')!r}, expected {' or '.join(INITS)}")
+        raise ValueError(f"--init {init} is a run of {parts.facts.get('task')!r}, expected {' or '.join(INITS)}")
     (tokenizer,) = parts.tokenizers.values()
-    return Trained(tokenizer, parts.size)
+    return classifier_plan.Trained(tokenizer, parts.size, parts.facts.get("length"))
 
 
 class Answer(NamedTuple):
@@ -223,21 +233,24 @@ class Classifier:
     'positive'
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Tokenizer, labels: Sequence[str], longest: int):
+    def __init__(
+        self, model: nn.Module, tokenizer: Tokenizer, labels: Sequence[str], longest: int, *, cut: str = "end"
+    ):
         self.model, self.tokenizer, self.labels = model, tokenizer, list(labels)
         self.longest = longest  # tokens of a text; more are cut off
+        self.cut = cut  # where: at the end, or in the middle
 
     @classmethod
     def load(cls, folder: str | Path, *, which: str | int | None = None, device: str = "auto") -> "Classifier":
         """From a run folder. `which` is a checkpoint: best, last, average or a step; None: the average where there is
         one, else the best."""
         model, parts, run = task.load(folder, "classify", which=which, device=device)
-        labels, longest = parts.facts.get("labels"), parts.facts.get("longest")
+        labels, longest, cut = (parts.facts.get(name) for name in ("labels", "longest", "cut"))
         named = isinstance(labels, list) and all(isinstance(label, str) for label in labels)
         if not named or len(labels) != parts.size.classes or not isinstance(longest, int):
             raise ValueError(f"{run.folder}/run.json is damaged: it does not say the {parts.size.classes} labels")
         (tokenizer,) = parts.tokenizers.values()
-        return cls(model, tokenizer, labels, longest)
+        return cls(model, tokenizer, labels, longest, cut=cut or "end")
 
     @property
     def device(self) -> torch.device:
@@ -257,8 +270,20 @@ class Classifier:
         rows = self.tokenizer.encode_batch(texts)
         for number, row in zip(numbers or count(1), rows, strict=False):
             if len(row) > self.longest:
-                warn(f"text {number}: {len(row)} tokens, only the first {self.longest} are read")
-        return [self.tokenizer.framed(row[: self.longest]) for row in rows]
+                head = self._head()
+                which = f"the first {head}" + (f" and the last {self.longest - head}" if self.cut == "middle" else "")
+                warn(f"text {number}: {len(row)} tokens, only {which} are read")
+        return [self.tokenizer.framed(self._shortened(row)) for row in rows]
+
+    def _head(self) -> int:
+        """Tokens of the beginning that are read of a text that is too long."""
+        return self.longest if self.cut == "end" else int(HEAD * self.longest)
+
+    def _shortened(self, row: list[int]) -> list[int]:
+        if len(row) <= self.longest:
+            return row
+        head = self._head()
+        return row[:head] + row[len(row) - (self.longest - head) :]
 
     def probabilities(
         self,
@@ -371,6 +396,7 @@ class Evaluation(NamedTuple):
     threshold: Threshold | None
     chosen: Choice | None  # on the validation texts of the run, where the threshold was chosen
     reached: Choice | None  # on these texts
+    baseline: "Compared | None" = None
 
     def to_json(self) -> dict[str, Any]:
         values = {"loss": self.loss} | self.report.to_json()
@@ -379,6 +405,8 @@ class Evaluation(NamedTuple):
                 "validation": None if self.chosen is None else self.chosen._asdict(),
                 "here": self.reached._asdict(),
             }
+        if self.baseline is not None:
+            values["baseline"] = self.baseline.to_json()
         return values
 
     def lines(self) -> list[str]:
@@ -411,7 +439,48 @@ class Evaluation(NamedTuple):
                         f"  {where:<10}  recall {part.recall:.4f} ({part.right:,} of {part.positives:,} found), "
                         f"precision {part.precision:.4f} ({part.taken - part.right:,} of {part.taken:,} taken wrongly)"
                     )
-        return lines
+        return lines + self._baseline_lines()
+
+    def _baseline_lines(self) -> list[str]:
+        """The run beside the baseline."""
+        if self.baseline is None:
+            return []
+        rows = (("this run", self.report), ("baseline", self.baseline.report))
+        gap = 100 * (self.report.accuracy - self.baseline.report.accuracy)
+        return [
+            "",
+            f"{'':<9} {'accuracy':>9} {'macro F1':>9} {'AP':>9}",
+            *(
+                f"{name:<9} {100 * part.accuracy:>7.2f} % {_share(part.macro.f1):>9} "
+                f"{_share(part.average_precision):>9}"
+                for name, part in rows
+            ),
+            f"this run is {abs(gap):.2f} points {'above' if gap >= 0 else 'below'} the baseline: TF-IDF of 1- and "
+            f"2-grams with logistic regression, C = {self.baseline.strength:g} chosen on the validation texts",
+        ]
+
+
+class Compared(NamedTuple):
+    """The baseline, trained on the texts of a run, on the same examples as the run."""
+
+    strength: float  # C of the logistic regression, chosen on the validation texts
+    validation: float  # its accuracy there
+    report: Report
+
+    def to_json(self) -> dict[str, Any]:
+        return {"C": self.strength, "validation_accuracy": self.validation} | self.report.to_json()
+
+
+def measure_baseline(folder: str | Path, examples: Sequence[Example], name: str = "the data") -> Compared:
+    """TF-IDF with logistic regression, trained on the training texts of a run, asked some examples."""
+    run = Run.open(folder)
+    data = Task.read(task.read_config(run))
+    if data.facts["sha256"] != task.read_parts(run).facts.get("data", {}).get("sha256"):
+        raise ValueError(
+            f"the training data of {folder} has changed since: the baseline would not be of the same texts"
+        )
+    found = baseline.fit(data.train, data.valid, data.labels)
+    return Compared(found.strength, found.validation, found.report(examples, name))
 
 
 def evaluate(

@@ -131,7 +131,7 @@ class StackOptions:
         """What is changed in a model that is trained already: nothing but what is free."""
         changes = self.changes()
         fixed = [name for name in changes if name not in free]
-        fixed += ["preset"] if self.preset != type(self).preset else []
+        fixed += ["preset"] if self.preset not in (type(self).preset, StackOptions.preset) else []
         if fixed:
             given = ", ".join(f"model.{name}" for name in fixed)
             raise ValueError(f"{given}: with --init only {', '.join(free)} can change, the rest is as it was trained")
@@ -243,8 +243,10 @@ class TrainingConfig:
     """of Adam"""
     epsilon: float = 1e-9
     """of Adam"""
-    weight_decay: float = 0.0
+    weight_decay: float | None = 0.0
     """decoupled from the gradient, as in AdamW"""
+    layer_decay: float | None = 1.0
+    """learning rate of a layer, as a share of that of the layer above it; that of the embedding is the lowest"""
     clip: float | None = 1.0
     """largest norm of the gradient"""
     smoothing: float = 0.1
@@ -302,13 +304,15 @@ class TrainingConfig:
                     f"training.steps {self.steps} and training.{other} {getattr(self, other):g} both say how long to "
                     "train: give one of them, and null for the other where a config file has it"
                 )
+        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
+            raise ValueError(f"training.layer_decay must be above 0 and at most 1, got {self.layer_decay}")
         if self.average > self.keep:
             raise ValueError(f"training.average must be at most training.keep ({self.keep}), got {self.average}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"training.seed must be at least 0 and below 2^63, got {self.seed}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"training.betas must be two numbers from 0 to below 1, got {list(self.betas)}")
-        if not self.epsilon > 0 or self.weight_decay < 0:
+        if not self.epsilon > 0 or (self.weight_decay or 0) < 0:
             raise ValueError(
                 f"training.epsilon must be above 0 and weight_decay at least 0, got {self.epsilon}, {self.weight_decay}"
             )
@@ -467,19 +471,24 @@ class LabelledData:
     """texts held out where there is no validation file, at most a tenth of all; none of them is trained on"""
     skip_bad: bool = False
     """leave out bad lines and count them, instead of stopping at the first"""
-    tokenizer: Literal["bpe", "uncased", "words", "stems", "characters", "bytes"] = "bpe"
+    tokenizer: Literal["bpe", "uncased", "words", "stems", "characters", "bytes"] | None = None
     """bpe: learn byte pairs from the text; uncased: of small letters, words and signs apart; words: what white space
-    separates; stems: words whose vectors share those of their first letters; or characters; or bytes"""
-    vocabulary: int = 8000
-    """tokens to learn, at most"""
-    maximum_length: int = 512
-    """longest text in tokens; what is longer is cut"""
-    blanked: float = 0.0
-    """share of the tokens that training replaces by the unknown one, drawn anew each time a text comes"""
+    separates; stems: words whose vectors share those of their first letters; or characters; or bytes (default: that of
+    init, or uncased)"""
+    vocabulary: int | None = None
+    """tokens to learn, at most (default: follows the number of words, up to 8,000)"""
+    maximum_length: int | None = None
+    """longest text in tokens; what is longer is cut (default: follows the number of texts, up to 512)"""
+    cut: Literal["end", "middle"] | None = None
+    """what a text that is too long loses: its end, or its middle, so that a quarter is of its beginning and the rest of
+    its end (default: middle)"""
+    blanked: float | None = None
+    """share of the tokens that training replaces by the unknown one, drawn anew each time a text comes (default: 0.15,
+    with init 0)"""
 
     def __post_init__(self) -> None:
         _at_least(self, held_out=1, vocabulary=5, maximum_length=1)
-        if not 0 <= self.blanked < 1:
+        if self.blanked is not None and not 0 <= self.blanked < 1:
             raise ValueError(f"data.blanked must be at least 0 and below 1, got {self.blanked}")
         for name in ("labels", "valid_labels"):
             before = name.replace("labels", "text")
@@ -501,15 +510,17 @@ class ClassifierOptions(StackOptions):
     """A preset, and what to change in it: whatever is left out is as the preset says. With init: only dropout, pooling,
     seeds and seed_layers; the rest comes from that run."""
 
-    preset: str = "tiny"
-    """tiny, base or big (Transformers), perceiver, funnel or tokenlearner (which shorten the text)"""
+    preset: str | None = None
+    """tiny, base or big (Transformers), perceiver, funnel or tokenlearner (which shorten the text); default: two layers
+    of width 64 to 128, which follows the number of texts"""
     layers: int | list[int] | None = None
     """how many; of funnel: in each block"""
     causal: bool | None = None
     """a token sees those before it only, as in a decoder"""
     pooling: How | None = None
-    """what is read: pma (learnt seeds attend to all tokens), their mean, max, root (their sum over the root of their
-    number), the first or the last (default: mean; of causal layers: last; of funnel: first)"""
+    """what is read: pma (learnt seeds attend to all tokens), their mean, max, mean_max (both), root (their sum over the
+    root of their number), the first or the last (default: mean_max; of a preset: mean; of causal layers: last; of
+    funnel: first)"""
     seeds: int | None = None
     """of pma: vectors that it leaves"""
     seed_layers: int | None = None
@@ -538,6 +549,8 @@ class ClassifierOptions(StackOptions):
             sizes["layers"], options = tuple(self.layers), dataclasses.replace(self, layers=None)
         if (self.causal or sizes.get("causal")) and self.pooling is None:
             sizes["pooling"] = "last"
+        if options.preset is None:
+            options = dataclasses.replace(options, preset="tiny")
         known = PRESETS | {name: sizes for name, (_, sizes) in SHORTENING.items()}
         return options.resized(known, cls, **sizes)
 
@@ -549,10 +562,15 @@ class ClassifyConfig:
     out: str = "runs/classify"
     """the run folder: config, tokenizer, checkpoints and log"""
     init: str | None = None
-    """a run of masked or language whose tokenizer and layers to begin with"""
+    """a run of masked or language whose tokenizer and layers to begin with; english: the encoder that is bundled with
+    Regard; none: train from scratch (default: english where the texts are, unless a tokenizer or sizes are given)"""
     data: LabelledData = field(default_factory=LabelledData)
     model: ClassifierOptions = field(default_factory=ClassifierOptions)
-    training: TrainingConfig = field(default_factory=lambda: TrainingConfig(metric="accuracy"))
+    training: TrainingConfig = field(
+        default_factory=lambda: TrainingConfig(
+            weight_decay=None, layer_decay=None, metric="accuracy", patience=4, keep=1
+        )
+    )
 
     def __post_init__(self) -> None:
         _named(self)

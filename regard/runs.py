@@ -271,6 +271,9 @@ def evaluate_classifier(arguments: argparse.Namespace) -> None:
         examples, name = list(zip(found.texts, found.labels, strict=True)), arguments.data
     with _few_warnings() as warn:
         found = classification.evaluate(classifier, examples, name=name, threshold=threshold, chosen=chosen, warn=warn)
+    if arguments.baseline:
+        _warn("training the baseline on the texts of the run ...")
+        found = found._replace(baseline=classification.measure_baseline(arguments.run, examples, name))
     if arguments.plot is not None:
         note = f"{_counted(examples, 'text')}: {name}"
         only = classifier.labels.index(threshold.label) if threshold else 1 if len(classifier.labels) == 2 else None
@@ -814,6 +817,11 @@ def add_verbs(verb: Verb) -> None:
         columns,
         *_add_threshold(group),
         group.add_argument("--plot", help="draw confusion matrix and precision-recall curve: .png, .svg or .pdf"),
+        group.add_argument(
+            "--baseline",
+            action="store_true",
+            help="train TF-IDF (1-2-grams) with logistic regression on the same texts, and print it beside the run",
+        ),
     ]
     group = added.add_argument_group("language", "loss, perplexity, bits per character and byte, word perplexity")
     flags["language"] = [

@@ -190,7 +190,7 @@ def test_every_kind_of_classifier_trains_and_loads(tmp_path, options):
     size = task.read_parts(Run.open(settings.out)).size
     expected = {"causal": "last", "funnel": "first", "perceiver": "mean", "tokenlearner": "mean"}
     name = "causal" if options.get("causal") else options.get("preset")
-    assert size.pooling == options.get("pooling", expected.get(name, "mean"))
+    assert size.pooling == options.get("pooling", expected.get(name, "mean_max"))
 
 
 @pytest.mark.parametrize(("name", "pooling"), [("masked", "mean"), ("language", "last"), ("masked", "first")])
@@ -376,7 +376,7 @@ def test_answers_stay_in_order_and_blank_lines_blank(classifier):
 def test_what_is_too_long_is_cut_with_its_number(classifier):
     said = []
     list(classifier.classify(["fine", "", "film " * 20, "dull"], at_once=2, first=11, warn=said.append))
-    assert said == ["text 13: 20 tokens, only the first 12 are read"]
+    assert said == ["text 13: 20 tokens, only the first 3 and the last 9 are read"]
     assert_close(classifier.probabilities(["film " * 20]), classifier.probabilities(["film " * 12]), rtol=0, atol=0)
 
 
@@ -407,7 +407,7 @@ def test_classify_gives_as_many_lines_as_come(run, monkeypatch, capsys):
     assert len(rows) == len(lines)
     assert [row[0] for row in rows[:5]] == ["good", "", "bad", "good", "bad"]
     assert all(0.5 <= float(row[1]) <= 1 for row in rows if row[0])
-    assert "text 7: 3000 tokens, only the first 12 are read" in err
+    assert "text 7: 3000 tokens, only the first 3 and the last 9 are read" in err
     assert "not UTF-8" in err
     out, _ = told(monkeypatch, capsys, "classify", run, "--json", stdin=b"\n".join(lines) + b"\n")
     records = [json.loads(line) for line in out.split("\n")[:-1]]
@@ -419,10 +419,10 @@ def test_classify_gives_as_many_lines_as_come(run, monkeypatch, capsys):
 def test_warnings_of_long_lines_are_few(run, monkeypatch, capsys):
     out, err = told(monkeypatch, capsys, "classify", run, stdin=b"film " * 20 + b"\n" + (b"film " * 13 + b"\n") * 24)
     assert out.count("\n") == 25
-    assert err.count("only the first 12 are read") == 10
+    assert err.count("only the first 3 and the last 9 are read") == 10
     assert err.endswith("regard: 15 more such warnings\n")
     _, err = told(monkeypatch, capsys, "classify", run, stdin=(b"film " * 13 + b"\n") * 10)
-    assert err.count("\n") == err.count("only the first 12 are read") == 10
+    assert err.count("\n") == err.count("only the first 3 and the last 9 are read") == 10
 
 
 def test_evaluate_says_everything(run, monkeypatch, capsys, tmp_path):

@@ -194,7 +194,7 @@ def test_no_token_at_all_is_a_row_of_padding(how, options):
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="pooling must be one of pma, mean, root, max, first, last, got 'sum'"):
+    with pytest.raises(ValueError, match="one of pma, mean, root, max, mean_max, first, last, got 'sum'"):
         Pooling(LAYER, "sum")
     with pytest.raises(ValueError, match="seeds and layers are for pooling 'pma'; 'mean' leaves one vector"):
         Pooling(LAYER, "mean", seeds=2)

@@ -24,7 +24,7 @@ from regard.models.transformer import (
     through,
 )
 
-How = Literal["pma", "mean", "root", "max", "first", "last"]
+How = Literal["pma", "mean", "root", "max", "mean_max", "first", "last"]
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,9 @@ class Pooling(nn.Module):
     """[B, T, E] -> [B, k, E], of the real tokens.
 
     "mean" is their mean, "root" their sum over the root of their number, which a long text does not water down, "max"
-    the largest of each number, "first" and "last" the first and the last of them (k = 1), zeros where there is none.
-    "pma" is pooling by multihead attention of Lee et al. 2019 (Set Transformer, arXiv 1810.00825): k learnt seeds
+    the largest of each number, "mean_max" the two side by side (k = 2), "first" and "last" the first and the last of
+    them (k = 1), zeros where there is none. "pma" is pooling by multihead attention of Lee et al. 2019 (Set
+    Transformer, arXiv 1810.00825): k learned seeds
     S [k, E] read the sequence Z,
 
         PMA_k(Z) = MAB(S, rFF(Z)),    MAB(S, Y) = LN(A + rFF(A)),    A = LN(S + Multihead(S, Y, Y)),
@@ -116,7 +117,7 @@ class Pooling(nn.Module):
             raise ValueError(f"seeds and layers are for pooling 'pma'; {how!r} leaves one vector as it is")
         if seeds < 1:
             raise ValueError(f"seeds must be at least 1, got {seeds}")
-        self.how, self.seeds = how, seeds
+        self.how, self.seeds = how, 2 if how == "mean_max" else seeds
         self.blocks = nn.ModuleList()
         if how == "pma":
             self.seed = nn.Parameter(nn.init.xavier_uniform_(torch.empty(seeds, config.width)))
@@ -147,7 +148,7 @@ class Pooling(nn.Module):
             loss, statistics = second({"seeds": first, "others": others})
             return Out(others.y, None, None, loss, statistics)
         if not x.shape[1]:
-            return Out(x.new_zeros(len(x), 1, x.shape[2]))
+            return Out(x.new_zeros(len(x), self.seeds, x.shape[2]))
         if self.how == "first":
             return Out(x[:, :1] if count is None else blank(x[:, :1], count[:, None] > 0))
         if self.how == "last" and count is None:
@@ -155,17 +156,20 @@ class Pooling(nn.Module):
         if self.how == "last":
             at = (count - 1).clamp(min=0)[:, None, None].expand(-1, 1, x.shape[2])
             return Out(blank(x.gather(1, at), count[:, None] > 0))
-        if self.how == "max":
-            if count is None:
-                return Out(x.amax(1, keepdim=True))
-            real = torch.arange(x.shape[1], device=x.device) < count[:, None]
-            return Out(blank(x.masked_fill(~real[..., None], -torch.inf).amax(1, keepdim=True), count[:, None] > 0))
-        if count is None:
-            size = x.shape[1] if self.how == "mean" else math.sqrt(x.shape[1])
-            return Out(x.sum(1, keepdim=True) / size)
-        real = torch.arange(x.shape[1], device=x.device) < count[:, None]
-        size = count.clamp(min=1)[:, None, None].to(x.dtype)
-        return Out(blank(x, real).sum(1, keepdim=True) / (size if self.how == "mean" else size.sqrt()))
+        parts = {"mean_max": ("mean", "max")}.get(self.how, (self.how,))
+        return Out(torch.cat([_pooled(x, count, part) for part in parts], 1))
+
+
+def _pooled(x: Tensor, count: Tensor | None, how: str) -> Tensor:
+    """The mean, max or root of the first `count` vectors of each row (None: of all), [B, 1, E]."""
+    if count is None:
+        size = 1.0 if how == "max" else x.shape[1] if how == "mean" else math.sqrt(x.shape[1])
+        return x.amax(1, keepdim=True) if how == "max" else x.sum(1, keepdim=True) / size
+    real = torch.arange(x.shape[1], device=x.device) < count[:, None]
+    if how == "max":
+        return blank(x.masked_fill(~real[..., None], -torch.inf).amax(1, keepdim=True), count[:, None] > 0)
+    size = count.clamp(min=1)[:, None, None].to(x.dtype)
+    return blank(x, real).sum(1, keepdim=True) / (size if how == "mean" else size.sqrt())
 
 
 class Answer(nn.Module):
@@ -182,8 +186,8 @@ class Answer(nn.Module):
         layer = config.layer(width=width)
         self.pooling = Pooling(layer, config.pooling, seeds=config.seeds, layers=config.seed_layers)
         self.norm = nn.LayerNorm(width) if config.norm == "pre" and config.pooling == "pma" else nn.Identity()
-        # each seed has a meaning of its own
-        self.output = nn.Linear(config.seeds * width, config.classes)
+        # each of its vectors has a meaning of its own
+        self.output = nn.Linear(self.pooling.seeds * width, config.classes)
 
     def forward(self, memory: Memory, keep: Tensor | None) -> tuple[Tensor, Out]:
         """Rows that are real from the left -> [B, classes], or [B, T, V] at the places that `keep` names; and what the

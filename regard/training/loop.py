@@ -30,6 +30,7 @@ from regard.training import checkpoint
 from regard.training import plan as plans
 from regard.training.display import Display
 from regard.training.graphs import Recorded
+from regard.training.groups import parameter_groups
 from regard.training.loss import Loss
 from regard.training.run import Run
 from regard.training.schedule import rate
@@ -150,11 +151,11 @@ class Loop:
         self.width = task.model.config.width
         self.state = State()
         self.optimizer = torch.optim.AdamW(
-            task.model.parameters(),
+            parameter_groups(task.model, config.layer_decay or 1.0),
             lr=0.0,
             betas=config.betas,
             eps=config.epsilon,
-            weight_decay=config.weight_decay,
+            weight_decay=config.weight_decay or 0.0,
             fused=self.device.type in ("cpu", "cuda"),
         )
         self.sums = self._zero()
@@ -215,7 +216,7 @@ class Loop:
                     torch._foreach_mul_([part.grad for part in parameters], shrink / scale)
             learning_rate = self._learning_rate(state.step + 1)
             for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate
+                group["lr"] = learning_rate * group.get("share", 1.0)
             self.optimizer.step()
             self._steady()
             self._tell(found)
