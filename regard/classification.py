@@ -92,7 +92,8 @@ class Task(task.Task):
     def plan(cls, config: ClassifyConfig, data: Corpus) -> tuple[ClassifyConfig, list[str]]:
         trained = None if config.init in (None, classifier_plan.NONE) else _trained(config.init)
         bundled = _trained(classifier_plan.ENGLISH) if config.init is None and SHIPPED.is_dir() else None
-        return classifier_plan.plan(config, [text for text, _ in data.train], trained=trained, bundled=bundled)
+        texts = [text for text, _ in data.train]
+        return classifier_plan.plan(config, texts, len(data.valid), trained=trained, bundled=bundled)
 
     @classmethod
     def learn(cls, data: Corpus, config: ClassifyConfig) -> dict[str, Tokenizer]:

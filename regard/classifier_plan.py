@@ -21,7 +21,10 @@ ENGLISH, NONE = "english", "none"  # values of --init: the bundled encoder, and 
 KNOWN = 0.6  # share of words that are one token of the bundled encoder, from which on texts are taken for English
 SAMPLE = 1000  # texts that are looked at
 LENGTHS = (382, 254, 190, 126)  # tokens of a text that are read, without the first and the last
-READ = {"cpu": 4_000_000, "cuda": 40_000_000}  # tokens, all epochs together
+OPERATIONS = {"cpu": 3e13, "cuda": 6e14}  # of a training: some minutes of two cores, or of a GPU that is hardly busy
+MOST_READ = 8_000_000  # tokens, of layers that are small
+EVALUATIONS, EVALUATION_SHARE = 10, 0.1  # at most, and of the time
+FEW_EPOCHS = 3  # a text is shortened until there are so many
 BATCH = 32  # texts, of mean length
 WORD = re.compile(r"[^\W\d_]+")
 UNIT = re.compile(r"\w+|[^\w\s]")
@@ -49,9 +52,10 @@ class Trained(NamedTuple):
 
 
 def plan(
-    config: ClassifyConfig, texts: Sequence[str], *, trained: Trained | None, bundled: Trained | None
+    config: ClassifyConfig, texts: Sequence[str], valid: int, *, trained: Trained | None, bundled: Trained | None
 ) -> tuple[ClassifyConfig, list[str]]:
-    """The config with everything that was left open, and what to say of it. `trained` is what --init names, `bundled`
+    """The config with everything that was left open, and what to say of it. `valid` is the number of texts to validate
+    on, `trained` is what --init names, `bundled`
     the encoder that is taken for English where --init names nothing."""
     sample = texts[:: max(1, len(texts) // SAMPLE)]
     init, reason = config.init, ""
@@ -79,7 +83,7 @@ def plan(
     config = _fill(config, "data", _data(config, texts, sample, trained))
     config = _fill(config, "model", _model(config, len(texts), trained))
     lengths = token_lengths(sample, config.data.tokenizer, trained)
-    recipe, length = _training(config, len(texts), lengths, trained)
+    recipe, length = _training(config, len(texts), valid, lengths, trained)
     config = _fill(_fill(config, "data", {"maximum_length": length}), "training", recipe)
     return config, [part for part in (reason, _said(config)) if part]
 
@@ -143,26 +147,43 @@ def _pools(config: ClassifyConfig) -> bool:
     return config.model.seeds is not None or config.model.seed_layers is not None
 
 
+def operations_per_token(width: int, inner: int, layers: int) -> float:
+    """Of a step of training: a forward pass multiplies and adds once a weight of the layers, a backward pass twice."""
+    return 6.0 * layers * (4 * width**2 + 2 * width * inner)
+
+
+def _affordable(config: ClassifyConfig, trained: Trained | None) -> float:
+    """How many tokens may be read, all epochs together."""
+    model, device = config.model, config.training.device
+    size = model if trained is None else trained.size
+    width, inner, layers = size.width or 128, size.inner or 256, size.layers or 4
+    each = operations_per_token(width, inner, sum(layers) if isinstance(layers, list) else layers)
+    kind = "cuda" if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()) else "cpu"
+    return min(MOST_READ, OPERATIONS[kind] / each)
+
+
 def _training(
-    config: ClassifyConfig, count: int, lengths: Sequence[int], trained: Trained | None
+    config: ClassifyConfig, count: int, valid: int, lengths: Sequence[int], trained: Trained | None
 ) -> tuple[dict[str, Any], int]:
     """The recipe, and how long a text may be."""
-    training, device = config.training, config.training.device
-    kind = "cuda" if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()) else "cpu"
+    training, most = config.training, _affordable(config, trained)
     epochs = training.epochs or epochs_for(count, trained is not None)
     choices = LENGTHS if config.data.maximum_length is None else (config.data.maximum_length,)
     if trained is not None and trained.length is not None and config.data.maximum_length is None:
         choices = [length for length in choices if length <= trained.length - 2] or (trained.length - 2,)
     for length in choices:
         mean = sum(min(found, length) + 2 for found in lengths) / max(1, len(lengths))
-        if count * mean * epochs <= READ[kind]:
+        if count * mean * FEW_EPOCHS <= most:
             break
-    else:
-        epochs = max(1.0, READ[kind] / (count * mean))
+    epochs = max(1.0, min(epochs, most / (count * mean)))
     texts = BATCH if count >= 2000 else BATCH // 2
     recipe: dict[str, Any] = {"tokens": max(int(texts * mean), length + 2)}
     if training.steps is None and training.epochs is None:
         recipe["epochs"] = round(epochs, 1)
+        steps = epochs * count * mean / recipe["tokens"]
+        # a forward pass is a third of a step
+        evaluations = min(EVALUATIONS, max(4, int(3 * EVALUATION_SHARE * epochs * count / max(1, valid))))
+        recipe["evaluate_every"] = max(1, round(steps / evaluations))
     if trained is None:
         return recipe | SCRATCH_TRAINING, length
     # the wider, the slower: 5e-4 of width 256, 5.6e-5 of BERT's 768
