@@ -13,7 +13,7 @@ from regard.config import MaskedConfig
 from regard.data.documents import Blocks, Documents, stream
 from regard.data.masking import Hidden, MaskedBatches, Masking, Texts
 from regard.data.text import BREAKS
-from regard.data.tokenizer import Tokenizer
+from regard.data.tokenizer import LONG, Tokenizer
 from regard.text_task import FILE, TOKENS_AT_ONCE, TextTask
 from regard.training.graphs import few_lengths
 from regard.training.loss import IGNORED, Loss, hidden_loss
@@ -156,11 +156,15 @@ class MaskedModel:
         sizes = {"length": self.length, "tokens": tokens, "seed": seed, "shuffle": shuffle}
         if not self.apart:
             return Blocks(stream(documents, self.tokenizer), **sizes)
-        return Texts([self.frame(text) for text in documents], multiple=multiple, **sizes)
+        return Texts(self.frames(documents), multiple=multiple, **sizes)
 
-    def frame(self, text: str) -> list[int]:
-        """A document that stands alone: between bos and eos, without the end of its last line."""
-        return self.tokenizer.framed(self.tokenizer.encode_text(text.removesuffix("\n")).tolist())
+    def frames(self, documents: Sequence[str]) -> list[list[int]]:
+        """Documents that stand alone: between bos and eos, without the end of their last line."""
+        texts = [text.removesuffix("\n") for text in documents]
+        if max(map(len, texts), default=0) > LONG:
+            return [self.tokenizer.framed(self.tokenizer.encode_text(text).tolist()) for text in texts]
+        # all at once, by as many threads as there are cores
+        return [self.tokenizer.framed(ids) for ids in self.tokenizer.encode_batch(texts)]
 
     def measure(
         self, documents: Sequence[str], masking: Masking, *, check: Callable[[], None] = lambda: None

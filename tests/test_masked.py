@@ -320,7 +320,7 @@ def test_presets_have_the_sizes_of_bert(preset):
 def test_a_document_alone_has_no_end_of_its_last_line():
     tokenizer = Tokenizer.train(["the dog\neats\n"], 99, "characters")
     model = Transformer(ModelConfig(kind="encoder", vocabulary=tokenizer.size, width=8, heads=1, inner=8, layers=1))
-    framed = MaskedModel(model, tokenizer, 64, True).frame("the dog\neats\n")
+    framed = MaskedModel(model, tokenizer, 64, True).frames(["the dog\neats\n"])[0]
     assert framed == tokenizer.framed(tokenizer.encode("the dog\neats"))
 
 
