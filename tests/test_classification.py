@@ -292,7 +292,7 @@ def test_rows_have_few_lengths_on_a_gpu(longest):
 @pytest.mark.parametrize("how", ["scratch", "masked"])
 def test_R1_killed_runs_go_on_bit_for_bit(tmp_path, bodies, how):
     torch.set_num_threads(1)
-    options = {"data": {"blanked": 0.2}} | ({} if how == "scratch" else {"init": bodies[how]})
+    options = {"data": {"blanked": 0.2}} | ({} if how == "scratch" else {"init": bodies[how], "layer_decay": 0.7})
     whole, other = (config(tmp_path, name, **options) for name in ("whole", "other"))
     finish(whole)
     assert in_child(lambda: (dying(loop.Loop, "_update", 8), finish(other))) < 0

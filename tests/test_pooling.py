@@ -20,6 +20,7 @@ HOW = [
     ("mean", {}),
     ("root", {}),
     ("max", {}),
+    ("mean_max", {}),
     ("first", {}),
     ("last", {}),
     ("pma", {"seeds": 3}),
@@ -46,6 +47,8 @@ def plain(layer: Pooling, x: torch.Tensor) -> torch.Tensor:
         return x[-1:]
     if layer.how == "max":
         return torch.stack([max(column) for column in x.T])[None]
+    if layer.how == "mean_max":
+        return torch.stack([sum(x) / len(x), torch.stack([max(column) for column in x.T])])
     if layer.how in ("mean", "root"):
         return (sum(x) / len(x) ** (1 if layer.how == "mean" else 0.5))[None]
     y = block(layer.blocks[0], layer.seed, relu, torch.stack([relu(linear(z, layer.feed)) for z in x]))
@@ -64,7 +67,7 @@ def classifier(**options) -> Classifier:
 def test_reference(how, options, T):
     layer, x = pool(how, **options), vectors(T=T)
     y = layer(x)
-    assert y.shape == (4, options.get("seeds", 1), WIDTH)
+    assert y.shape == (4, 2 if how == "mean_max" else options.get("seeds", 1), WIDTH)
     for row, out in zip(x, y, strict=True):
         assert_close(out, plain(layer, row))
 
@@ -114,7 +117,7 @@ def test_classifier(spec):
     check_gradients(model)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "first", "last", "pma"])
+@pytest.mark.parametrize("pooling", ["mean", "mean_max", "first", "last", "pma"])
 @pytest.mark.parametrize("norms", ["pre", "post"])
 def test_classifier_reference(pooling, norms):
     model = classifier(pooling=pooling, norm=norms, feedforward="dense")
@@ -125,7 +128,7 @@ def test_classifier_reference(pooling, norms):
             x = block(layer, x, relu)
         if norms == "pre":
             x = torch.stack([norm(vector, model.stack.norm) for vector in x])
-        y = plain(answer.pooling, x)[0]
+        y = plain(answer.pooling, x).flatten()
         if norms == "pre" and pooling == "pma":
             y = norm(y, answer.norm)
         assert_close(logits, linear(y, answer.output))
