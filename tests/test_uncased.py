@@ -1,10 +1,14 @@
 """Byte pairs of small letters: however a text is spaced and written, it has the same ids."""
 
+import json
+
 import numpy as np
 import pytest
+import tokenizers
 
 from regard.data.masking import whole_words, word_edges
 from regard.data.tokenizer import SPECIAL, Tokenizer
+from regard.interop.runs import published
 
 TEXT = [
     "It's a well-made film, and I don't think the actors' work was 'bad' in 1999 ...",
@@ -92,3 +96,10 @@ def test_whole_words_are_taken_one_by_one():
                 if len(word) <= left:
                     expected[word], left = True, left - len(word)
             assert (found[row] == expected).all()
+
+
+def test_an_exported_tokenizer_has_the_same_ids(uncased):
+    made = tokenizers.Tokenizer.from_str(json.dumps(published(uncased, {"task": "masked"})))
+    for text in [*TEXT, "Don't  STOP<br/>here"]:
+        assert made.encode(text, add_special_tokens=False).ids == uncased.encode(text)
+        assert made.decode(uncased.encode(text)) == uncased.decode(uncased.encode(text))

@@ -14,7 +14,7 @@ from tokenizers import models as vocabularies
 
 from regard import __version__, task
 from regard.data.published import Published
-from regard.data.tokenizer import SPECIAL, Tokenizer
+from regard.data.tokenizer import BYTE_PAIRS, SPECIAL, Tokenizer
 from regard.files import check_inside
 from regard.interop import huggingface, llama2c
 from regard.interop.families import Values, longest
@@ -234,11 +234,11 @@ def published(tokenizer: Tokenizer, facts: dict[str, Any]) -> dict[str, Any]:
     """A tokenizer of ours as a tokenizer.json, which puts the special tokens around a text that the task wants there.
     Every text has the same ids; of kinds that forget white space, the text of ids is theirs with single spaces."""
     ids = {name: id for id, name in enumerate([*SPECIAL, *tokenizer.vocabulary])}
-    if tokenizer.kind in ("bpe", "bytes"):
-        content = json.loads((tokenizer.bpe if tokenizer.kind == "bpe" else tokenizer.bare).to_str())
+    if tokenizer.kind in (*BYTE_PAIRS, "bytes"):
+        content = json.loads((tokenizer.bare if tokenizer.kind == "bytes" else tokenizer.bpe).to_str())
         content["model"]["vocab"] = ids
         made = library.Tokenizer.from_str(json.dumps(content))
-        if tokenizer.kind == "bpe":
+        if tokenizer.kind in BYTE_PAIRS:
             made.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     else:
         made = library.Tokenizer(vocabularies.WordLevel(ids, SPECIAL[tokenizer.unk]))
