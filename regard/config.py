@@ -519,8 +519,8 @@ class ClassifierOptions(StackOptions):
     """a token sees those before it only, as in a decoder"""
     pooling: How | None = None
     """what is read: pma (learnt seeds attend to all tokens), their mean, max, mean_max (both), root (their sum over the
-    root of their number), the first or the last (default: mean_max; of a preset: mean; of causal layers: last; of
-    funnel: first)"""
+    root of their number), the first or the last (default: mean; from scratch without a preset: mean_max; of causal
+    layers: last; of funnel: first)"""
     seeds: int | None = None
     """of pma: vectors that it leaves"""
     seed_layers: int | None = None
@@ -568,7 +568,7 @@ class ClassifyConfig:
     model: ClassifierOptions = field(default_factory=ClassifierOptions)
     training: TrainingConfig = field(
         default_factory=lambda: TrainingConfig(
-            weight_decay=None, layer_decay=None, metric="accuracy", patience=4, keep=1
+            weight_decay=None, layer_decay=None, metric="loss", patience=4, keep=1
         )
     )
 

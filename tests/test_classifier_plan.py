@@ -119,7 +119,7 @@ def test_a_run_from_the_bundled_encoder(tmp_path, monkeypatch, capsys):
     loaded = Classifier.load(out, device="cpu")
     assert loaded.tokenizer.kind == "uncased"
     assert loaded.cut == "middle"
-    assert loaded.model.config.pooling == "mean_max"
+    assert loaded.model.config.pooling == "mean"
     # the settings of the run say all: with them it is trained again to the bit
     again = str(tmp_path / "again")
     told(monkeypatch, capsys, "train", "classify", "--config", f"{out}/config.yaml", "--out", again)
@@ -270,5 +270,5 @@ def test_a_baseline_of_other_texts_is_refused(run):
 
 
 def test_defaults_stop_early():
-    assert ClassifyConfig().training.patience == 4
+    assert (ClassifyConfig().training.patience, ClassifyConfig().training.metric) == (4, "loss")
     assert TrainingConfig().patience is None
