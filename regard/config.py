@@ -567,9 +567,7 @@ class ClassifyConfig:
     data: LabelledData = field(default_factory=LabelledData)
     model: ClassifierOptions = field(default_factory=ClassifierOptions)
     training: TrainingConfig = field(
-        default_factory=lambda: TrainingConfig(
-            weight_decay=None, layer_decay=None, metric="loss", patience=4, keep=1
-        )
+        default_factory=lambda: TrainingConfig(weight_decay=None, layer_decay=None, metric="loss", patience=4, keep=1)
     )
 
     def __post_init__(self) -> None:
