@@ -162,6 +162,9 @@ class BranchesShareOneBuffer(Softmax):
         o, after = super().own(rows, query, source, state)
         return o, after and Unbranched(*after)
 
+    def empty(self, batch, capacity, dtype, device):
+        return Unbranched(*super().empty(batch, capacity, dtype, device))
+
 
 class Stuck(CacheState):
     def select(self, rows):
@@ -173,6 +176,9 @@ class BranchesKeepTheFirstRow(Softmax):
     def own(self, rows, query, source, state):
         o, after = super().own(rows, query, source, state)
         return o, after and Stuck(*after)
+
+    def empty(self, batch, capacity, dtype, device):
+        return Stuck(*super().empty(batch, capacity, dtype, device))
 
 
 @caught_by("select", "causal")
