@@ -1,17 +1,20 @@
 """A window of neighbours, and summaries of everything that depend on what is there."""
 
+import math
 from dataclasses import replace
 from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from regard.attention.base import Attention, Facts, Order, Out, Rows, Shape, masked_softmax
 from regard.kernels import runs
 from regard.kernels.band import band_parts
 from regard.kernels.parts import Part, Runs, union
 from regard.kernels.runs import Bound, Far, Pass, Where
+from regard.positions.base import angles, rates
 from regard.reference import blend
 from regard.spec import POSITIONS
 
@@ -42,8 +45,15 @@ class LongShort(Attention):
     them, and r summaries of each chunk of c tokens that was complete before its own chunk began.
 
     Of two forms in the authors' code this is that of the paper: summaries are made of keys and values as projected, and
-    then normed. Their language model adds the relative positions of Transformer-XL; here positions are added to the
-    tokens. The map gives a summary's weight to the tokens that it is made of. Time N (w + r), causal N (w + r N / c).
+    then normed. lra=True is the other one, of their code for the Long Range Arena (there role "self" only): of tokens
+    normed already, K' = P^T LN_L(K), which LN_G norms again. Their class token and convolution are not here.
+
+    relative=True (causal only) is their language model. With the sinusoids R of a distance, the logit of a token is
+    (q_i / sqrt(D) + u) . k_j + (q_i / sqrt(D) + w) . W_R R_(i-j), and that of summary s of the n that a query sees
+    q_i / sqrt(D) . (k'_s + b + W_S R_(n-1-s)). What their model keeps of earlier segments it summarises before it
+    projects; here all tokens are projected first, however a row is cut.
+
+    The map gives a summary's weight to the tokens that it is made of. Time N (w + r), causal N (w + r N / c).
     """
 
     facts = Facts(
@@ -65,7 +75,11 @@ class LongShort(Attention):
         "longshort(window=4, rank=2, chunk=2)",
         "longshort(window=5, rank=3, chunk=4)",
         "longshort(window=3, rank=1, chunk=1, norm=False)",
+        "longshort(window=4, rank=2, chunk=3, lra=True)",
+        "longshort(window=5, rank=2, chunk=3, relative=True)",
+        "longshort(window=4, rank=0, norm=False, relative=True)",
     )
+    piece = 64  # queries at a time where logits are made
     reduces_to = (("longshort(window=66, rank=0, norm=False)", "softmax"),)
     inputs = {"q": "query", "k": "key", "v": "value"}
 
@@ -79,7 +93,12 @@ class LongShort(Attention):
         rank: Annotated[int, "summaries of a head: of the row, or (causal) of each chunk (r in the paper)"] = 8,
         chunk: Annotated[int, "causal: tokens that are summarised together (l in the paper), at most window"] = 64,
         norm: Annotated[bool, "DualLN: a norm for the tokens and one for the summaries"] = True,
+        lra: Annotated[bool, "summaries of normed tokens, as in the authors' code for the Long Range Arena"] = False,
+        relative: Annotated[bool, "causal: the relative positions of the authors' language model"] = False,
     ):
+        if relative:
+            why = "its relative positions are distances to what came before: build it with relative=False"
+            self.facts = replace(self.facts, roles=("causal",), refusals=(*self.facts.refusals, ("self", why)))
         super().__init__(shape)
         for name, size, least in (("window", window, 1), ("rank", rank, 0), ("chunk", chunk, 1)):
             if size < least:
@@ -90,7 +109,9 @@ class LongShort(Attention):
                 f"window must be at least chunk, got window={window}, chunk={chunk}: a query would see neither all "
                 f"tokens of its chunk nor a summary of them"
             )
-        self.window, self.rank, self.chunk = window, rank, chunk
+        if lra and not norm:
+            raise ValueError("lra=True makes summaries of normed tokens: it needs norm=True")
+        self.window, self.rank, self.chunk, self.lra, self.relative = window, rank, chunk, lra, relative
         self.facts = replace(self.facts, apart=not norm, linear=not norm)
         if causal and rank:
             self.facts = replace(self.facts, time=Order("N (w + r N / c)", 2))
@@ -119,6 +140,15 @@ class LongShort(Attention):
                 nn.init.zeros_(linear.bias)
         self.near_norm = nn.LayerNorm(H * D) if norm else None
         self.long_norm = nn.LayerNorm(H * D) if norm and rank else None
+        if relative:
+            self.near_place = nn.Linear(shape.width, H * D, bias=False)  # W_R
+            self.long_place = nn.Linear(shape.width, H * D) if rank else None  # W_S and b
+            for linear in filter(None, (self.near_place, self.long_place)):
+                nn.init.xavier_uniform_(linear.weight)
+                if linear.bias is not None:
+                    nn.init.zeros_(linear.bias)
+            self.u, self.w = (nn.Parameter(0.02 * torch.randn(H, D)) for _ in range(2))
+            self.register_buffer("rates", rates(shape.width, 10000.0), persistent=False)
 
     def run(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
         rows = rows or Rows.full(x)
@@ -150,10 +180,12 @@ class LongShort(Attention):
         return self._past(q, k, values, p, probe=True)
 
     def _read(self, x: Tensor, rows: Rows) -> tuple[Tensor, ...]:
-        """q, k, v [B, H, T, D] and the logits p of the summaries, [B, H, T, r]."""
+        """q, k, v [B, H, T, D], lra: normed, and the logits p of the summaries, [B, H, T, r]."""
         x = x if self.position is None else self.position.add(x, rows)
         q, k, v = (self.split(name, x) for name in self.project)
         k, v = (part.repeat_interleave(self.shape.heads // self.shape.kv_heads, 1) for part in (k, v))
+        if self.lra:
+            k, v = (self._norm(self.near_norm, part) for part in (k, v))
         if self.summary is None:
             return q, k, v, q[..., :0]
         return q, k, v, self.summary(x).unflatten(2, (-1, self.rank)).transpose(1, 2)
@@ -170,7 +202,8 @@ class LongShort(Attention):
 
     def _tokens(self, k: Tensor, v: Tensor, probe: bool = False) -> tuple[Tensor, Tensor]:
         """The keys and values of the window; those that probe for a map are no values to norm."""
-        return self._norm(self.near_norm, k), v if probe else self._norm(self.near_norm, v)
+        norm = None if self.lra else self.near_norm
+        return self._norm(norm, k), v if probe else self._norm(norm, v)
 
     def _summaries(
         self, k: Tensor, v: Tensor, p: Tensor, real: Tensor | None = None, probe: bool = False
@@ -210,6 +243,10 @@ class LongShort(Attention):
             rows = Runs(c, n, c, 1, c)
             parts = [Part(rows, Runs(i, n, c, 0, r), causal=True) for i in range(r)]
         k, v = self._tokens(k, v, probe)
+        if self.relative:
+            k, v = (F.pad(part, (0, 0, self.window - 1, 0)) for part in (k, v))
+            long = (keys, values) if n else (k[:, :, :0], v[:, :, :0])
+            return self._by_distance(torch.zeros_like(q[:, 0, 0, 0], dtype=torch.long), q, k, v, *long)
         if in_runs:
             return self._in_runs(self._window(n * r), Where(), q, k, v, *((keys, values) if n else (None, None)))
         if n:
@@ -223,6 +260,8 @@ class LongShort(Attention):
         """Role "causal" after the tokens of `tail`, with the summaries up to those of the new tokens."""
         T, W, slots = rows.T, self.window - 1, long[0].shape[2]
         k, v = self._tokens(*(torch.cat([old, new], 2) for old, new in zip(tail, (k, v), strict=False)))
+        if self.relative:
+            return self._by_distance(rows.start, q, k, v, *long)
         if T > 1 and runs.takes(q, k, v):
             where = Where(q0=rows.start, k0=rows.start - W)
             return self._in_runs(self._window(slots), where, q, k, v, *(long if slots else (None, None)))
@@ -234,6 +273,49 @@ class LongShort(Attention):
         real = (first < -W) | (first >= -rows.start[:, None])
         parts = [Part(Runs(0, T), Runs(0, slots), mask=visible[:, None, None])]
         return union(q, k, v, parts + self._band(T, W, slots, q.device), scale=self.scale, real=real)
+
+    def _by_distance(self, start: Tensor, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Role "causal" with relative positions: queries from `start` [B] on, tokens from w - 1 before it on, and the
+        summaries from the first one on; a few queries at a time, and again in the backward pass."""
+        W, slots = self.window - 1, keys.shape[2]
+        near = self._placed(self.near_place, W + 1)
+        far = self._placed(self.long_place, slots) if slots else near[:, :0]
+
+        def read(q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
+            n, device = q.shape[2], q.device
+            places, q = torch.arange(n, device=device)[:, None], q * self.scale
+            away = places + W - torch.arange(n + W, device=device)  # of a query from the tokens, [n, n + W]
+            at = start[:, None, None] + first + places  # [B, n, 1]
+            seen = [(away >= 0) & (away <= W) & (away <= at)]
+            place = ((q + self.w[:, None]) @ near.mT).gather(3, away.clamp(0, W).expand(*q.shape[:2], -1, -1))
+            logits = [(q + self.u[:, None]) @ k.mT + place]
+            if slots:
+                behind = at // self.chunk * self.rank - 1 - torch.arange(slots, device=device)  # [B, n, slots]
+                index = behind.clamp(0, slots - 1)[:, None].expand(-1, q.shape[1], -1, -1)
+                logits.append(q @ keys.mT + (q @ far.mT).gather(3, index))
+                seen.append(behind >= 0)
+            weights = masked_softmax(torch.cat(logits, 3), torch.cat(seen, 2)[:, None]).to(v.dtype)
+            return weights[..., : n + W] @ v + weights[..., n + W :] @ values
+
+        T, size = q.shape[2], min(self.piece, q.shape[2])
+        n = -(-T // size)
+        q, k, v = (F.pad(x, (0, 0, 0, n * size - T)) for x in (q, k, v))
+        # views whose gradients are put together once, and not in a tensor of the whole length for each piece
+        tokens = [x.unfold(2, size + W, size).mT.unbind(2) for x in (k, v)]
+        outs = []
+        for index, piece in enumerate(zip(q.split(size, 2), *tokens, strict=True)):
+            if torch.is_grad_enabled():
+                options = {"use_reentrant": False, "preserve_rng_state": False}
+                outs.append(checkpoint(read, *piece, index * size, **options))
+            else:
+                outs.append(read(*piece, index * size))
+        return torch.cat(outs, 2)[:, :, :T]
+
+    def _placed(self, linear: nn.Linear, count: int) -> Tensor:
+        """The sinusoids of the distances from 0 on as keys: [H, count, D]"""
+        angle = angles(torch.arange(count, device=self.u.device), self.rates, self.u.dtype)
+        R = torch.cat([angle.sin(), angle.cos()], -1)[:, : self.shape.width].to(self.u.dtype)
+        return linear(R).unflatten(1, (self.shape.heads, -1)).transpose(0, 1)
 
     def _window(self, slots: int) -> Pass:
         """The last w tokens, and the summaries of the chunks before a query's own."""
@@ -283,11 +365,13 @@ class LongShort(Attention):
         H, D, T = self.shape.heads, self.shape.head_width, len(x)
         x = x if self.position is None else self.position.plain_add(x)
         q, k, v = ([self._plain(name, row) for row in x] for name in "qkv")
+        near_k, near_v = ([_plain_norm(row, self.near_norm) for row in rows] for rows in (k, v))
+        if self.lra:
+            k, v = near_k, near_v
         groups = [range(T)]
         if self.shape.role == "causal":
             groups = [range(first, first + self.chunk) for first in range(0, T - self.chunk + 1, self.chunk)]
         long = [self._plain_summaries(group, x, k, v) for group in groups] if self.rank else []
-        near_k, near_v = ([_plain_norm(row, self.near_norm) for row in rows] for rows in (k, v))
         y = []
         for i in range(T):
             if self.shape.role == "causal":
@@ -303,9 +387,27 @@ class LongShort(Attention):
             for h in range(H):
                 own = slice(h * D, h * D + D)
                 logits = torch.stack([self.scale * (q[i][own] @ key[own]) for key in keys])
+                if self.relative:
+                    logits = logits + self._plain_places(
+                        h, q[i][own], len(known), [(i - j, near_k[j][own]) for j in seen]
+                    )
                 heads.append(blend(logits, [value[own] for value in values]))
             y.append(self.output.weight @ torch.cat(heads) + (0 if self.output.bias is None else self.output.bias))
         return torch.stack(y)
+
+    def _plain_places(self, head: int, q: Tensor, known: int, tokens: list[tuple[int, Tensor]]) -> Tensor:
+        """What relative positions add to the logits of `known` summaries and of tokens, each with its distance."""
+        E, D = self.shape.width, self.shape.head_width
+
+        def place(linear: nn.Linear, distance: int) -> Tensor:
+            angle = [distance / 10000 ** (2 * n / E) for n in range((E + 1) // 2)]
+            R = torch.tensor(([math.sin(a) for a in angle] + [math.cos(a) for a in angle])[:E], dtype=q.dtype)
+            key = linear.weight[head * D : head * D + D] @ R
+            return key if linear.bias is None else key + linear.bias[head * D : head * D + D]
+
+        q, u, w = q * self.scale, self.u[head], self.w[head]
+        added = [q @ place(self.long_place, known - 1 - s) for s in range(known)]
+        return torch.stack(added + [u @ k + (q + w) @ place(self.near_place, away) for away, k in tokens])
 
     def _plain(self, name: str, row: Tensor) -> Tensor:
         """A projected token with H heads, one behind the other."""
