@@ -460,20 +460,27 @@ def check_loss(case: Case) -> None:
     built = case.build()
     if not built.facts.loss:
         return
-    given, keep = inputs(case, B=6)["x"], holes(LONG)
+    tokens, keep = inputs(case, B=6), {"x": holes(LONG)}
+    if case.role == "cross":
+        keep["memory"] = holes(21, seed=4)
 
-    def loss(x: Tensor, keep: Tensor) -> Tensor:
-        return copy.deepcopy(built).train().run(*pack(x, keep)).loss
+    def loss(rows: list[int], fill: float = 0.0) -> Tensor:
+        packed = {}
+        for name, real in keep.items():
+            packed[name] = pack(torch.where(real[rows][..., None], tokens[name][rows], fill), real[rows])
+        memory = {} if case.role != "cross" else {"memory": Memory(packed["memory"][0], packed["memory"][1].count)}
+        return copy.deepcopy(built).train().run(*packed["x"], **memory).loss
 
     for row in range(5):
-        x, real = given[row : row + 1], keep[row : row + 1]
-        alone = copy.deepcopy(built).train().run(x[:, real[0]]).loss
+        own = {name: tokens[name][row : row + 1, real[row]] for name, real in keep.items()}
+        memory = {} if case.role != "cross" else {"memory": Memory(own["memory"], None)}
+        alone = copy.deepcopy(built).train().run(own["x"], **memory).loss
         assert alone.shape == ()
         assert alone.isfinite()
-        assert_close(loss(x, real), alone)
-        assert_close(loss(given[[row, 5]], keep[[row, 5]]), alone)
+        assert_close(loss([row]), alone)
+        assert_close(loss([row, 5]), alone)
     for fill in (7.0, math.inf, math.nan):
-        same(loss(torch.where(keep[..., None], given, fill), keep), loss(given, keep))
+        same(loss(list(range(6)), fill), loss(list(range(6))))
 
 
 def check_weights(case: Case) -> None:

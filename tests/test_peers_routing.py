@@ -1,7 +1,9 @@
 """Routing attention against the k-means attention of the package `routing-transformer`, and how centroids learn."""
 
+import copy
 import importlib
 import inspect
+import itertools
 
 import pytest
 import torch
@@ -99,3 +101,52 @@ def test_the_second_loss_weighs_little():
     peer = importlib.import_module("routing_transformer.routing_transformer")
     layer = regard.attention("routing", width=WIDTH, heads=HEADS)
     assert layer.commitment == inspect.signature(peer.Kmeans).parameters["commitment"].default
+
+
+def test_across():
+    """Role "cross": centroids pick from the memory, a query reads what the nearest one picked, whole and in steps."""
+    torch.manual_seed(0)
+    layer = regard.attention("routing(clusters=4, window=5)", width=WIDTH, heads=HEADS, role="cross").double().eval()
+    x, memory = torch.randn(2, N, WIDTH, dtype=torch.float64), torch.randn(2, 30, WIDTH, dtype=torch.float64)
+    q, k = (F.layer_norm(layer.split(name, y), (D,), eps=1e-6) for name, y in (("q", x), ("k", memory)))
+    near = torch.einsum("hcd,bhsd->bhcs", layer.centroids, k)
+    own = torch.einsum("bhtd,hcd->bhtc", q, layer.centroids).argmax(-1)
+    seen = torch.zeros_like(near, dtype=torch.bool).scatter(3, near.topk(5, 3).indices, True)
+    seen = seen.gather(2, own[..., None].expand(-1, -1, -1, 30))
+    expected = F.scaled_dot_product_attention(q, k, layer.split("v", memory), attn_mask=seen)
+    expected = layer.output(expected.transpose(1, 2).flatten(2))
+    assert_close(layer(x, memory=memory), expected)
+    state = layer.start(2, memory=memory)
+    assert_close(torch.cat([layer.extend(x[:, t : t + 1], state)[0] for t in range(N)], 1), expected)
+
+
+def test_centroids_learn_across_from_real_tokens_only():
+    """Padding of queries and of the memory reaches neither the centroids nor their counts."""
+    torch.manual_seed(0)
+    layer = regard.attention("routing(clusters=3, decay=0.5)", width=WIDTH, heads=HEADS, role="cross").train()
+    other = copy.deepcopy(layer)
+    x, memory = torch.randn(1, N, WIDTH), torch.randn(1, 9, WIDTH)
+    layer(x[:, 4:], memory=memory[:, :6])
+    keep, memory_keep = torch.arange(N)[None] >= 4, torch.arange(9)[None] < 6
+    before = other.sums.clone()
+    other(x, keep=keep, memory=memory, memory_keep=memory_keep)
+    assert (other.sums - before).abs().max() > 1e-3
+    assert_close(other.sums, layer.sums)
+    assert_close(other.counts, layer.counts)
+
+
+@pytest.mark.parametrize("role", ["self", "causal"])
+def test_strided(role):
+    """Of all tokens from near to far every s-th: with w = 5 of 18, those at ranks 0, 3, 6, 9 and 12."""
+    layer = build(role, spec=", strided=True").eval()
+    x = torch.randn(2, N, WIDTH, dtype=torch.float64)
+    k, v = F.layer_norm(layer.split("k", x), (D,), eps=1e-6), layer.split("v", x)
+    ranked = torch.einsum("hcd,bhsd->bhcs", layer.centroids, k).argsort(-1, descending=True)
+    total, times = torch.zeros_like(v), torch.zeros_like(v[..., :1])
+    for b, h, c in itertools.product(range(2), range(HEADS), range(CLUSTERS)):
+        picked = sorted(ranked[b, h, c, [0, 3, 6, 9, 12]].tolist())
+        part = [y[b, h, picked][None, None] for y in (k, k, v)]
+        total[b, h, picked] += F.scaled_dot_product_attention(*part, is_causal=role == "causal")[0, 0]
+        times[b, h, picked] += 1
+    expected = total / times.clamp(min=1)
+    assert_close(layer(x), layer.output(expected.transpose(1, 2).flatten(2)))

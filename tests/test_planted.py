@@ -203,7 +203,7 @@ class Learning(Softmax):
 
     facts = replace(Softmax.facts, loss=True)
 
-    def learn(self, rows, query, source):
+    def learn(self, rows, query, source, memory):
         real = rows.real()
         v = source["v"] if real is None else torch.where(real[:, None, :, None], source["v"], 0)
         return v.square().sum() / (rows.count.sum() * v[0, :, 0].numel()).clamp(min=1)
@@ -215,13 +215,13 @@ class Learning(Softmax):
 
 @caught_by("gradient", "self", "causal")
 class LosesTheGradientOfItsLoss(Learning):
-    def learn(self, rows, query, source):
-        return super().learn(rows, query, source).detach()
+    def learn(self, rows, query, source, memory):
+        return super().learn(rows, query, source, memory).detach()
 
 
 @caught_by("loss", "self", "causal")
 class LosesPaddingToo(Learning):
-    def learn(self, rows, query, source):
+    def learn(self, rows, query, source, memory):
         return source["v"].square().mean()
 
 

@@ -186,6 +186,11 @@ class Memory(NamedTuple):
     stream: Tensor | None = None
     allowed: Tensor | None = None  # [1 or B, T, S] which queries may read which tokens
 
+    def rows(self) -> Rows:
+        """Where its tokens stand."""
+        full = Rows.full(self.x)
+        return full if self.count is None else full._replace(count=self.count, at=None)
+
 
 class Mask(NamedTuple):
     """Which key slots a query sees: query t of row b is at q0[b]+t, slot s at k0[b]+s; real: 0 <= position < end[b]."""
@@ -322,6 +327,10 @@ class Attention(nn.Module):
         allowed = self.allowed(mask, *x.shape[:2], x.shape[1] if memory is None else memory.shape[1])
         if self.shape.role == "cross":
             packed = pack_memory(memory, memory_keep, allowed)
+            if keep is not None and self.facts.loss:
+                # what learns from its queries must know which are real
+                queries, rows = pack(x, keep)
+                return unpack(self.run(queries, rows, memory=packed).y, keep)
             y = self.run(blank(x, keep), Rows.full(x), memory=packed).y
             return blank(y, keep)
         if keep is None:
@@ -643,7 +652,9 @@ class Heads(Attention):
         """Role "cross": [B, H, T, D] of the queries over it."""
         raise NotImplementedError
 
-    def learn(self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor]) -> Tensor | None:
+    def learn(
+        self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], memory: Memory | None
+    ) -> Tensor | None:
         """In training, after the output of a call: what is learnt without gradients, and the second loss."""
 
     def probed(self, state: Any, first: int) -> Any:
@@ -661,7 +672,7 @@ class Heads(Attention):
         y = self.output(o.transpose(1, 2).flatten(2))
         if self.shape.role == "cross" and self.output.bias is not None:
             y = torch.where(state.count[:, None, None] > 0, y, 0)
-        return Out(y, state, loss=self.learn(rows, query, source) if self.training else None)
+        return Out(y, state, loss=self.learn(rows, query, source, memory) if self.training else None)
 
     def begin(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
         if self.shape.role == "cross" and self.position is not None and self.position.facts.kind != "input":

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from regard.attention.base import Cached, Facts, Mask, Order, Shape, masked_softmax
 from regard.attention.draws import check_redraw
+from regard.kernels.tiles import tiles
 from regard.reference import Row, blend
 
 
@@ -99,28 +100,15 @@ class Clustered(Cached):
         weight, top = weights.topk(min(self.topk, mask.S), 3)  # [B, H, C, K]
         rest = weights.scatter(3, top, 0).to(v.dtype) @ v  # [B, H, C, D]
         mass = weight.sum(3, keepdim=True).to(v.dtype)
-        slot, cluster = self._tiles(group, weights.shape[2])
+        slot, cluster = tiles(group, weights.shape[2], self.tile)
         slots = slot[..., None].expand_as(q)
-        tiles = q.new_zeros(*q.shape[:2], cluster.shape[2] * self.tile, q.shape[3]).scatter(2, slots, q)
+        sorted_q = q.new_zeros(*q.shape[:2], cluster.shape[2] * self.tile, q.shape[3]).scatter(2, slots, q)
         keys = take(top, cluster)  # [B, H, n, K]
-        parts = [x.flatten(1, 2) for x in (tiles.unflatten(2, (-1, self.tile)), take(k, keys), take(v, keys))]
+        parts = [x.flatten(1, 2) for x in (sorted_q.unflatten(2, (-1, self.tile)), take(k, keys), take(v, keys))]
         seen = None if mask.full else (keys < mask.end[:, None, None, None]).flatten(1, 2)[:, :, None]
         o = F.scaled_dot_product_attention(*parts, attn_mask=seen, scale=self.scale)
         o = o.unflatten(1, cluster.shape[1:]).flatten(2, 3).gather(2, slots)
         return take(rest, group) + take(mass, group) * o
-
-    def _tiles(self, group: Tensor, C: int) -> tuple[Tensor, Tensor]:
-        """Queries sorted into tiles of one cluster each: the slot of each query [B, H, T], and the cluster of each tile
-        [B, H, n], of which the last ones may be empty."""
-        B, H, T = group.shape
-        count = group.new_zeros(B, H, C).scatter_add(2, group, torch.ones_like(group))
-        tiles = -(-count // self.tile)
-        before, last = count.cumsum(2) - count, tiles.cumsum(2)
-        steps = torch.arange(T, device=group.device).expand_as(group)
-        place = torch.empty_like(group).scatter_(2, group.argsort(dim=2, stable=True), steps)
-        slot = (self.tile * (last - tiles) - before).gather(2, group) + place
-        n = torch.arange(-(-T // self.tile) + C, device=group.device).expand(B, H, -1)
-        return slot, torch.searchsorted(last, n.contiguous(), right=True).clamp(max=C - 1)
 
     @torch.no_grad()
     def group(self, q: Tensor, real: Tensor | None) -> Tensor:
