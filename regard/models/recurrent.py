@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from regard.attention.base import Rows, Shape, check_rows, take_rows, unpack
+from regard.attention.base import Memory, Rows, Shape, check_rows, take_rows, unpack
 from regard.models.transformer import Prediction, _pack, check_rows_match, check_words, look_up
 from regard.spec import ATTENTION
 
@@ -69,6 +69,11 @@ class Encoding(NamedTuple):
     x: Tensor  # [B, S, E], the real tokens of each row on the left
     count: Tensor | None  # [B]
     last: tuple[Tensor, ...]  # [B, layers, hidden]
+
+    @property
+    def memory(self) -> Memory:
+        """What cross-attention reads."""
+        return Memory(self.x, self.count)
 
 
 class RecurrentState(NamedTuple):
@@ -150,7 +155,7 @@ class Recurrent(nn.Module):
                 "build it with attention='additive' or another score"
             )
         memory, states, _ = self._read(source, target, keep, target_keep)
-        found = self.cross.map(states, memory=memory)
+        found = self.cross.map(states, memory=memory.memory)
         found = found if target_keep is None else unpack(found, target_keep[:, None], dim=2)
         padded = keep is not None and self.cross.facts.columns == "tokens"
         return [unpack(found, keep[:, None, None], dim=3) if padded else found]
@@ -175,7 +180,7 @@ class Recurrent(nn.Module):
         cross = None
         if self.cross is not None:
             options = {"dtype": memory.x.dtype, "device": memory.x.device}
-            cross = self.cross.begin(rows, memory=memory, **options).state
+            cross = self.cross.begin(rows, memory=memory.memory, **options).state
         return RecurrentState(own, fed, cross)
 
     def extend(
