@@ -244,7 +244,7 @@ def test_the_run_that_is_shown_is_the_run_that_is_named(page):
     page.select_option("#run", "shipped")
     page.wait_for_function("() => document.getElementById('view').dataset.view === 'translate'")
     page.wait_for_function(READY)
-    assert page.inner_text(".one-run h2") == "English to German, comes with Regard"
+    assert page.inner_text(".one-run h2") == "English to German, bundled with Regard"
 
 
 def test_a_gap_is_the_mask(page):
@@ -485,6 +485,9 @@ def test_hidden_is_not_a_weight_of_zero(page):
     # one tab stop a step for its numbers, with a name
     folds = page.locator(".steps .vector summary")
     assert folds.all_inner_texts() == ["All numbers"] * 3
+    visit(page, view="heads", run="cats", text="a")
+    assert page.inner_text("#status").startswith("1 token · ")
+    visit(page, view="steps", run="cats", text="abcdef")
     # words with two meanings only where the model can follow them
     assert "one word" not in page.inner_text('.chips[aria-label="example"]')
     visit(page, view="steps", run="cats", preset="bank")

@@ -41,7 +41,7 @@ def show(
 ) -> Shown:
     """What attends to what when a model reads a text, as a page.
 
-    `model` is a Translator, a run folder, None (the translator that comes with Regard), or a model of kind encoder or
+    `model` is a Translator, a run folder, None (the translator bundled with Regard), or a model of kind encoder or
     decoder with a tokenizer. `place` is "encoder", "decoder", "cross" or "aligner"; `target` a translation to read.
 
     >>> regard.show(model, "the bank of the river", tokenizer=tokenizer)

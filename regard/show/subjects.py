@@ -128,11 +128,11 @@ def of_model(name: str, model: nn.Module, tokenizer: Any) -> Subject:
 
 
 def open_run(folder: str | Path | None, name: str, device: str = "cpu") -> Subject:
-    """The subject in a run folder; None: the translator that comes with Regard."""
+    """The subject in a run folder; None: the translator bundled with Regard."""
     if folder is None:
         from regard.translation import Translator
 
-        return of_translator(name, "English to German, comes with Regard", Translator.load(device=device), EXAMPLES)
+        return of_translator(name, "English to German, bundled with Regard", Translator.load(device=device), EXAMPLES)
     task = Run.open(folder).read_json("run.json").get("task")
     if task not in OPENERS:
         raise ValueError(f"{folder} is a run of {task!r}; the page shows runs of {', '.join(OPENERS)}")
