@@ -232,7 +232,9 @@ class Loop:
         if config.steps is None:
             self.durations.append(time.monotonic() - began)
             enough = math.ceil((config.epochs or self.task.epochs) * self.an_epoch)
-            if plans.measured_enough(len(self.durations), sum(self.durations), config, enough):
+            # the slowest may have been compiled first
+            seconds = sum(self.durations) - max(self.durations)
+            if plans.measured_enough(len(self.durations), seconds, config, enough):
                 self._make_plan(enough)
         elif self.plan is not None and state.step == self.plan.measured:
             self.append(plans.record(self.plan))
