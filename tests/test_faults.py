@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from verbs import refused, told
 
 import regard
-from regard import cli, files, limits, task
+from regard import cli, fewshot, files, limits, task
 from regard.data import text
 from regard.decoding import DecodingConfig
 from regard.interop import families, huggingface
@@ -52,6 +52,17 @@ def test_deep_values_of_flags(capsys):
     assert "at most 10,000 characters" in said
     assert len(said) < 3000
     assert len(refused(capsys, "train", "translate", "--data.columns", "[" * 50_000)) < 3000
+
+
+def test_bombs_in_other_files(tmp_path):
+    path = tmp_path / "task.yaml"
+    path.write_text("a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + BOMB)
+    with pytest.raises(ValueError, match=r"task\.yaml is not readable YAML: it stands for more than 1,000,000 values"):
+        fewshot.load(path)
+    path.write_text("queries: rows.jsonl\nchoices: [a, b]\nprompt: '{text}'\nanswer: '{label}'\n")
+    (tmp_path / "rows.jsonl").write_text("[" * 100_000 + "\n")
+    with pytest.raises(ValueError, match=r"rows\.jsonl:1 is not readable JSON: it nests too deep"):
+        fewshot.load(path)
 
 
 def test_too_many_bytes(tmp_path):

@@ -58,6 +58,16 @@ def test_the_token_in_the_address_becomes_a_cookie(page):
     assert page.request("GET", "/?token=wrong")[0] == 401
 
 
+@pytest.mark.parametrize(
+    "spec", ["local(window={[]: 1})", "local(window=" + "(" * 280, "performer(features=9999999999)"]
+)
+def test_specs_made_to_break_the_server_are_refused_in_words(page, spec):
+    values = {"spec": spec, "role": "self", "length": 8, "heads": 2}
+    status, _, got = page.request("POST", "/api/pattern", json.dumps(values), {"Authorization": f"Bearer {TOKEN}"})
+    assert status == 400
+    assert json.loads(got)["error"]
+
+
 def test_other_sites_have_nothing_of_it(page):
     given = {"Authorization": f"Bearer {TOKEN}"}
     for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {"Origin": "null"}):
