@@ -110,7 +110,7 @@ def test_length(T):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("decay", [None, "scalar"])
 def test_narrow_dtype(dtype, decay):
-    compare(dtype, {"map": "elu"}, T=65, B=1, K=32, V=32, decay=decay, state=True)
+    compare(dtype, {"map": "elu"}, T=65, B=1, K=64, V=64, decay=decay, state=True)
 
 
 @pytest.mark.parametrize("options", [{"map": "relu"}, {"map": "exp"}, {"normalise": False}, {"floor": 0.5}], ids=str)

@@ -20,6 +20,7 @@ Products take bfloat16 as it is and round other factors to it; float16 as tf32, 
 float32; and float32 as float32. A state that is asked for is summed from two bfloat16 parts of each feature.
 """
 
+import os
 from typing import NamedTuple
 
 import torch
@@ -34,6 +35,7 @@ MAPS = {"none": 0, "elu": 1, "relu": 2, "exp": 3}
 HELD = 16384  # numbers of a state that a program holds; half of it where factors are float32
 ENOUGH = 1.5  # programs for each multiprocessor with which a sequence is one segment
 WANTED = 4  # programs for each multiprocessor where it is cut; half of it for wider states
+PTX = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1" and torch.version.hip is None)
 POISON = False  # tests fill what is about to be written with NaN
 SEGMENTS: int | None = None  # tests and tuning fix their number
 
@@ -207,7 +209,7 @@ def _forward(
             q, k, v, decay, first, lengths, *before, o, den, *((S_end, z_end) if ends else (None, None)),
             *_strides(q), *_strides(k), *_strides(v), *_strides(decay), q.shape[2], p.segments, p.span, floor,
             **options, STATE=before[0] is not None, FINAL=ends,
-            **tuning.launch(),
+            **tuning.launch(), EVEN=_even(q, v, lengths, p, tuning),
         )  # fmt: skip
     return o, den, S_end, z_end, *starts
 
@@ -237,7 +239,7 @@ def _segment_sums(x, y, den, e, decay, first, lengths, floor, sums, p, options, 
             x, y, den, e, decay, first, lengths, *sums, *_strides(x), *_strides(y), *_strides(decay),
             x.shape[2], p.segments, p.span, floor,
             **options | {"GROUP": options["H"] // x.shape[1]}, REVERSE=reverse, ENDS=ends, LINKED=sums[2] is not None,
-            **tuning.launch(),
+            **tuning.launch(), EVEN=_even(x, y, lengths, p, tuning),
         )  # fmt: skip
 
 
@@ -280,11 +282,13 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k and v, q . dq and k . dk where a decay learns, and the gradient of the first state."""
     p = _cut(q, v, decay)
-    # q . dq - k . dk cancels: bfloat16 factors would leave a decay few digits
-    dtype = torch.float16 if learns and v.dtype == torch.bfloat16 else v.dtype
+    # q . dq - k . dk cancels: narrow factors would leave a decay few digits
+    exact = learns and v.dtype != torch.float32
+    dtype = torch.float16 if exact else v.dtype
     dq, dk, dv, of_q, of_k, dS_start, dz_start = _backward_results(q, k, v, decay, learns, onward)
     e = _row_gradients(g, g_den, o, den, norm, floor, p)
-    options = _options(q, k, v, decay, first, lengths, p, map, norm) | _precision(dtype)
+    options = _options(q, k, v, decay, first, lengths, p, map, norm)
+    options |= {"NARROW": False, "PRECISION": "tf32x3"} if exact else {}
     sizes = (q.shape[2], len(q), p.segments, p.span)
     grid = (q.shape[1] * p.segments, len(q), p.parts)
     strides = (*_strides(q), *_strides(k), *_strides(v), *_strides(g), *_strides(decay))
@@ -296,7 +300,7 @@ def _backward(
         _scan_queries[grid](
             q, k, v, g, den, e, decay, first, lengths, *before, dq, of_q, *strides, *sizes, floor,
             **options, LEARNS=learns, GIVEN=p.parts > 1 or norm == 0, STATE=before[0] is not None,
-            **tuning.launch(),
+            **tuning.launch(), EVEN=_even(q, v, lengths, p, tuning),
         )  # fmt: skip
     starts = (dS_start, dz_start) if onward else (None, None)
     if p.segments > 1:
@@ -309,7 +313,7 @@ def _backward(
         _scan_keys[grid](
             q, k, v, g, den, e, decay, first, lengths, *after, dk, dv, of_k, *starts, *strides, *sizes, floor,
             **options, LEARNS=learns, STATE=after[0] is not None, FINAL=starts[0] is not None,
-            **tuning.launch(),
+            **tuning.launch(), EVEN=_even(q, v, lengths, p, tuning),
         )  # fmt: skip
     return *_added(q, k, v, dq, dk, dv, of_q, of_k, learns, p), dS_start, dz_start
 
@@ -336,13 +340,14 @@ def _added(q, k, v, dq, dk, dv, of_q, of_k, learns: bool, p: Cut):
 
 
 def _row_gradients(g, g_den, o, den, norm: int, floor: float, p: Cut) -> Tensor:
-    """e [B, H, T], the gradient of the denominators; the kernel for dq writes it where it sees all of V."""
+    """e [B, H, T], the gradient of the logarithms of the denominators; the kernel for dq writes it where it sees all
+    of V."""
     if norm == 0:
         return g_den
     if p.parts == 1:
         return _empty(g, g.shape[:3])
     some = den >= floor if norm == 2 else den.abs() > 1e-30
-    return torch.where(some, -(g.float() * o).sum(-1) / torch.where(some, den, 1), 0)
+    return torch.where(some, -(g.float() * o).sum(-1), 0)
 
 
 _forward_operator = torch.library.custom_op("regard::linear_scan", _forward, mutates_args=())
@@ -541,6 +546,12 @@ def _cut(q: Tensor, v: Tensor, decay: Tensor | None) -> Cut:
     return cut(q, v.shape[3], v.dtype, _vector(decay))
 
 
+def _even(x: Tensor, y: Tensor, lengths: Tensor | None, p: Cut, tuning: Tuning) -> bool:
+    """Whether every tile is full, so that nothing is masked."""
+    T, K = x.shape[2:]
+    return lengths is None and T % tuning.chunk == 0 and p.block_k == K and y.shape[3] % p.block_v == 0
+
+
 def _multiprocessors(x: Tensor) -> int:
     return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
 
@@ -568,16 +579,35 @@ def _empty(x: Tensor, size, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 @triton.jit
-def _mapped(x, inside, MAP: tl.constexpr):
+def _exp(x):
+    # one instruction where tl.exp is five: that one takes care of numbers below the smallest
+    return tl.exp2(x * 1.4426950408889634)
+
+
+@triton.jit
+def _exp_once(x):
+    """For tiles that several products take: the compiler would compute `_exp` anew for each, and this it cannot."""
+    if PTX:
+        x = tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * 1.4426950408889634], dtype=tl.float32, is_pure=False, pack=1
+        )
+    else:
+        x = _exp(x)
+    return x
+
+
+@triton.jit
+def _mapped(x, inside, MAP: tl.constexpr, EVEN: tl.constexpr, ONCE: tl.constexpr):
     """Features in float32, zeros where there is no token or no feature."""
     x = x.to(tl.float32)
     if MAP == 1:
-        x = tl.where(x > 0, x + 1.0, tl.exp(x))
+        low = tl.minimum(x, 0.0)
+        x = tl.maximum(x, 0.0) + (_exp_once(low) if ONCE else _exp(low))
     elif MAP == 2:
         x = tl.maximum(x, 0.0)
     elif MAP == 3:
-        x = tl.exp(x)
-    if MAP == 1 or MAP == 3:
+        x = _exp_once(x) if ONCE else _exp(x)
+    if (MAP == 1 or MAP == 3) and not EVEN:
         x = tl.where(inside, x, 0.0)
     return x
 
@@ -595,9 +625,16 @@ def _sloped(grad, feature, MAP: tl.constexpr):
 
 
 @triton.jit
-def _factor(x, NARROW: tl.constexpr):
-    """As a factor of a product."""
-    return x.to(tl.bfloat16) if NARROW else x.to(tl.float32)
+def _factor(x, NARROW: tl.constexpr, PRECISION: tl.constexpr):
+    """As a factor of a product: bfloat16, or float32 rounded to tf32, whose last digits a GPU would cut off."""
+    if NARROW:
+        x = x.to(tl.bfloat16)
+    else:
+        x = x.to(tl.float32)
+        if PRECISION == "tf32":
+            bits = x.to(tl.uint32, bitcast=True)
+            x = ((bits + 0xFFF + ((bits >> 13) & 1)) & 0xFFFFE000).to(tl.float32, bitcast=True)
+    return x
 
 
 @triton.jit
@@ -613,23 +650,25 @@ def _inverse(den, floor, NORM: tl.constexpr):
 
 
 @triton.jit
-def _denominator_gradient(product, den, floor, NORM: tl.constexpr):
-    """e = -(u . o), of which `product` is u . o; none where a floor or nothing stands in the denominator's place."""
-    if NORM == 2:
-        product = tl.where(den >= floor, product, 0.0)
-    return -product
+def _tile(x, i, stride, columns, inside, EVEN: tl.constexpr):
+    at = x + i[:, None] * stride + columns[None, :]
+    return tl.load(at) if EVEN else tl.load(at, mask=inside, other=0.0)
 
 
 @triton.jit
-def _tile(x, i, stride, columns, inside):
-    return tl.load(x + i[:, None] * stride + columns[None, :], mask=inside, other=0.0)
+def _put(x, i, stride, columns, value, inside, EVEN: tl.constexpr):
+    at = x + i[:, None] * stride + columns[None, :]
+    if EVEN:
+        tl.store(at, value.to(x.dtype.element_ty))
+    else:
+        tl.store(at, value.to(x.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _decays(decay, i, stride, live, columns, K: tl.constexpr, DECAY: tl.constexpr):
     """A, the sum of the decays of a chunk up to each token, [C, 1] or [C, BK], and of all of them, [1] or [BK]."""
     if DECAY == 2:
-        each = _tile(decay, i, stride, columns, live[:, None] & (columns < K)[None, :]).to(tl.float32)
+        each = _tile(decay, i, stride, columns, live[:, None] & (columns < K)[None, :], False).to(tl.float32)
         A = tl.cumsum(each, 0)
     else:
         each = tl.load(decay + i * stride, mask=live, other=0.0).to(tl.float64)
@@ -648,48 +687,48 @@ def _documents(first, start, i, live, causal):
 
 
 @triton.jit
-def _outer(x, y, total, TWICE: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr):
-    """total + x^T y; twice: with what rounding leaves of x."""
-    rounded = _factor(x, NARROW)
-    total = tl.dot(tl.trans(rounded), y, total, input_precision=PRECISION)
-    if TWICE and NARROW:
-        rest = _factor(x - rounded.to(tl.float32), NARROW)
-        total = tl.dot(tl.trans(rest), y, total, input_precision=PRECISION)
-    return total
-
-
-@triton.jit
-def _times(x, state, total, NARROW: tl.constexpr, PRECISION: tl.constexpr):
-    """total + x state, with what rounding leaves of the state: few products, beside what is read and written."""
-    rounded = _factor(state, NARROW)
+def _add_product(x, y, total, TWICE: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr):
+    """total + x y for a factor x; twice: with what rounding leaves of y."""
+    rounded = _factor(y, NARROW, PRECISION)
     total = tl.dot(x, rounded, total, input_precision=PRECISION)
-    if NARROW:
-        total = tl.dot(x, _factor(state - rounded.to(tl.float32), NARROW), total, input_precision=PRECISION)
+    if TWICE and (NARROW or PRECISION == "tf32"):
+        rest = _factor(y - rounded.to(tl.float32), NARROW, PRECISION)
+        total = tl.dot(x, rest, total, input_precision=PRECISION)
     return total
 
 
 @triton.jit
 def _load_state(
     S, z, number, columns, values,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, STATE: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, STATE: tl.constexpr, ONCE: tl.constexpr,
 ):  # fmt: skip
-    """S [BK, BV] and z [BK] of a segment, or zeros."""
+    """S transposed [BV, BK], and z as 16 rows that add up to it [16, BK], of a segment; or zeros. Once: only the first
+    part of V has z."""
     if STATE:
-        inside = (columns < K)[:, None] & (values < V)[None, :]
-        state = tl.load(S + number * (K * V) + columns[:, None] * V + values[None, :], mask=inside, other=0.0)
-        sums = tl.load(z + number * K + columns, mask=columns < K, other=0.0)
+        inside = (columns < K)[None, :] & (values < V)[:, None]
+        state = tl.load(S + number * (K * V) + columns[None, :] * V + values[:, None], mask=inside, other=0.0)
+        row = tl.load(z + number * K + columns, mask=columns < K, other=0.0)
+        sums = tl.where(tl.arange(0, 16)[:, None] == (tl.program_id(2) * 16 if ONCE else 0), row[None, :], 0.0)
     else:
-        state, sums = tl.zeros([BK, BV], tl.float32), tl.zeros([BK], tl.float32)
+        state, sums = tl.zeros([BV, BK], tl.float32), tl.zeros([16, BK], tl.float32)
     return state, sums
 
 
 @triton.jit
 def _store_state(S, z, number, state, sums, columns, values, K: tl.constexpr, V: tl.constexpr):
-    inside = (columns < K)[:, None] & (values < V)[None, :]
-    tl.store(S + number * (K * V) + columns[:, None] * V + values[None, :], state, mask=inside)
+    inside = (columns < K)[None, :] & (values < V)[:, None]
+    tl.store(S + number * (K * V) + columns[None, :] * V + values[:, None], state, mask=inside)
     # the first part of V is enough for z
     if tl.program_id(2) == 0:
-        tl.store(z + number * K + columns, sums, mask=columns < K)
+        tl.store(z + number * K + columns, tl.sum(sums, 0), mask=columns < K)
+
+
+@triton.jit
+def _split_row(e, r, NARROW: tl.constexpr, PRECISION: tl.constexpr):
+    """e [C] as the first two of 16 rows: rounded, and what is left."""
+    rounded = _factor(e, NARROW, PRECISION).to(tl.float32)
+    rest = tl.where(r == 1, (e - rounded)[None, :], 0.0)
+    return _factor(tl.where(r == 0, rounded[None, :], rest), NARROW, PRECISION)
 
 
 @triton.jit(do_not_specialize=["T", "segments", "span", "floor"])
@@ -698,7 +737,8 @@ def _scan_forward(
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, d_b, d_h, d_t, T, segments, span, floor,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     MAP: tl.constexpr, NORM: tl.constexpr, DECAY: tl.constexpr, RESET: tl.constexpr, RAGGED: tl.constexpr,
-    NARROW: tl.constexpr, PRECISION: tl.constexpr, STATE: tl.constexpr, FINAL: tl.constexpr, C: tl.constexpr,
+    NARROW: tl.constexpr, PRECISION: tl.constexpr, STATE: tl.constexpr, FINAL: tl.constexpr, EVEN: tl.constexpr,
+    C: tl.constexpr,
 ):  # fmt: skip
     h, segment, b = tl.program_id(0) % H, tl.program_id(0) // H, tl.program_id(1).to(tl.int64)
     head, group = b * H + h, h // GROUP
@@ -708,44 +748,49 @@ def _scan_forward(
     length = T
     if RAGGED:
         length = tl.load(lengths + b).to(tl.int32)
-    S, z = _load_state(S_before, z_before, head * segments + segment, columns, values, K, V, BK, BV, STATE)
+    S, z = _load_state(S_before, z_before, head * segments + segment, columns, values, K, V, BK, BV, STATE, False)
     causal = i[:, None] >= i[None, :]
+    # a column of ones adds up rows, a row of ones columns, as products do it
+    column = _factor(tl.where((tl.arange(0, 16) == 0)[None, :] & (i >= 0)[:, None], 1.0, 0.0), NARROW, "ieee")
+    line = tl.trans(column)
     for n in range(0, tl.cdiv(tl.minimum(span, T - segment * span), C)):
         start = segment * span + n * C
-        at, live = start.to(tl.int64), start + i < length
+        at, live, there = start.to(tl.int64), start + i < length, start + i < T
         is_k, is_v = live[:, None] & (columns < K)[None, :], live[:, None] & (values < V)[None, :]
-        qs = _mapped(_tile(q + at * q_t, i, q_t, columns, is_k), is_k, MAP)
-        ks = _mapped(_tile(k + at * k_t, i, k_t, columns, is_k), is_k, MAP)
-        vs = _factor(_tile(v + at * v_t, i, v_t, values, is_v), NARROW)
+        qs = _mapped(_tile(q + at * q_t, i, q_t, columns, is_k, EVEN), is_k, MAP, EVEN, True)
+        ks = _mapped(_tile(k + at * k_t, i, k_t, columns, is_k, EVEN), is_k, MAP, EVEN, True)
+        vs = _factor(_tile(v + at * v_t, i, v_t, values, is_v, EVEN), NARROW, PRECISION)
         visible, arriving, leaving = causal, qs, ks
         if DECAY > 0:
             A, total = _decays(decay + b * d_b + h * d_h + at * d_t, i, d_t, live, columns, K, DECAY)
-            arriving, leaving = qs * tl.exp(A), ks * tl.exp(total[None, :] - A)
+            arriving, leaving = qs * _exp(A), ks * _exp(total[None, :] - A)
         if RESET:
             visible, before, after, through = _documents(first + b * T, start, i, live, causal)
             arriving, leaving = tl.where(before[:, None], arriving, 0.0), tl.where(after[:, None], leaving, 0.0)
         if DECAY == 2:
-            weight = tl.exp(tl.where(visible[:, :, None], A[:, None, :] - A[None, :, :], float("-inf")))
+            weight = _exp(tl.where(visible[:, :, None], A[:, None, :] - A[None, :, :], float("-inf")))
             score = tl.sum(qs[:, None, :] * ks[None, :, :] * weight, 2)
         else:
-            score = tl.dot(_factor(qs, NARROW), tl.trans(_factor(ks, NARROW)), input_precision=PRECISION)
+            narrow_q, narrow_k = _factor(qs, NARROW, PRECISION), _factor(ks, NARROW, PRECISION)
+            score = tl.dot(narrow_q, tl.trans(narrow_k), input_precision=PRECISION)
             if DECAY == 1:
-                score = score * tl.exp(tl.where(visible, A - tl.trans(A), 0.0))
+                score = score * _exp(tl.where(visible, A - tl.trans(A), 0.0))
             score = tl.where(visible, score, 0.0)
-        row = tl.sum(score, 1) + tl.sum(arriving * z[None, :], 1)
-        num = tl.dot(_factor(arriving, NARROW), _factor(S, NARROW), input_precision=PRECISION)
-        num = tl.dot(_factor(score, NARROW), vs, num, input_precision=PRECISION)
+        score, arriving = _factor(score, NARROW, PRECISION), _factor(arriving, NARROW, PRECISION)
+        num = tl.dot(arriving, tl.trans(_factor(S, NARROW, PRECISION)), input_precision=PRECISION)
+        num = tl.dot(score, vs, num, input_precision=PRECISION)
+        row = _add_product(arriving, tl.trans(z), tl.zeros([C, 16], tl.float32), True, NARROW, PRECISION)
+        row = tl.sum(tl.dot(score, column, row, input_precision=PRECISION), 1)
         num = num * _inverse(row, floor, NORM)[:, None]
-        there = start + i < T
-        out = o + at * (H * V) + i[:, None] * (H * V) + values[None, :]
-        tl.store(out, num.to(o.dtype.element_ty), mask=there[:, None] & (values < V)[None, :])
+        _put(o + at * (H * V), i, H * V, values, num, there[:, None] & (values < V)[None, :], EVEN)
         if tl.program_id(2) == 0:
             tl.store(den + start + i, row, mask=there)
         if DECAY > 0:
-            S, z = S * tl.exp(total)[:, None], z * tl.exp(total)
+            S, z = S * _exp(total)[None, :], z * _exp(total)[None, :]
         if RESET:
             S, z = tl.where(through, S, 0.0), tl.where(through, z, 0.0)
-        S, z = _outer(leaving, vs, S, FINAL, NARROW, PRECISION), z + tl.sum(leaving, 0)
+        S = _add_product(tl.trans(vs), leaving, S, FINAL, NARROW, PRECISION)
+        z = _add_product(line, leaving, z, FINAL, NARROW, PRECISION)
     if FINAL:
         _store_state(S_after, z_after, head, S, z, columns, values, K, V)
 
@@ -757,9 +802,10 @@ def _scan_sums(
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     MAP: tl.constexpr, NORM: tl.constexpr, DECAY: tl.constexpr, RESET: tl.constexpr, RAGGED: tl.constexpr,
     NARROW: tl.constexpr, PRECISION: tl.constexpr, REVERSE: tl.constexpr, ENDS: tl.constexpr, LINKED: tl.constexpr,
-    C: tl.constexpr,
+    EVEN: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """x, y are keys and values, in reverse queries and u, the gradient of what they read; all of a segment."""
+    """x, y are keys and values, in reverse queries over denominators and the gradient of what they read; all of a
+    segment."""
     h, segment, b = tl.program_id(0) % H, tl.program_id(0) // H, tl.program_id(1).to(tl.int64)
     head, group = b * H + h, h // GROUP
     i, columns, values = tl.arange(0, C), tl.arange(0, BK), tl.program_id(2) * BV + tl.arange(0, BV)
@@ -767,9 +813,10 @@ def _scan_sums(
     length = T
     if RAGGED:
         length = tl.load(lengths + b).to(tl.int32)
-    state, sums = tl.zeros([BK, BV], tl.float32), tl.zeros([BK], tl.float32)
+    state, sums = tl.zeros([BV, BK], tl.float32), tl.zeros([16, BK], tl.float32)
     left = tl.zeros([BK if DECAY == 2 else 1], tl.float32) + 1.0
-    causal = i[:, None] >= i[None, :]
+    causal, r = i[:, None] >= i[None, :], tl.arange(0, 16)[:, None]
+    line = _factor(tl.where((r == 0) & (i >= 0)[None, :], 1.0, 0.0), NARROW, "ieee")
     count = tl.cdiv(tl.minimum(span, T - segment * span), C)
     if not ENDS:
         # nobody asks for what comes behind the last segment, or before the first one in reverse
@@ -778,27 +825,29 @@ def _scan_sums(
         start = segment * span + n * C
         at, live = start.to(tl.int64), start + i < length
         is_k, is_v = live[:, None] & (columns < K)[None, :], live[:, None] & (values < V)[None, :]
-        xs = _mapped(_tile(x + at * x_t, i, x_t, columns, is_k), is_k, MAP)
-        ys = _tile(y + at * y_t, i, y_t, values, is_v)
+        xs = _mapped(_tile(x + at * x_t, i, x_t, columns, is_k, EVEN), is_k, MAP, EVEN, True)
+        ys = _factor(_tile(y + at * y_t, i, y_t, values, is_v, EVEN), NARROW, PRECISION)
         if DECAY > 0:
             A, total = _decays(decay + b * d_b + h * d_h + at * d_t, i, d_t, live, columns, K, DECAY)
-            xs = xs * tl.exp(A if REVERSE else total[None, :] - A)
+            xs = xs * _exp(A if REVERSE else total[None, :] - A)
         if RESET:
             _, before, after, through = _documents(first + b * T, start, i, live, causal)
             xs = tl.where((before if REVERSE else after)[:, None], xs, 0.0)
         if REVERSE:
-            xs = xs * left[None, :]
-            sums += tl.sum(xs * tl.load(e + rows + start + i, mask=live, other=0.0)[:, None], 0)
-            xs = xs * _inverse(tl.load(den + rows + start + i, mask=live, other=1.0), floor, NORM)[:, None]
+            inverse = _inverse(tl.load(den + rows + start + i, mask=live, other=1.0), floor, NORM)
+            xs = xs * inverse[:, None]
+            if DECAY > 0 or RESET:
+                xs = xs * left[None, :]
+            line = _split_row(tl.load(e + rows + start + i, mask=live, other=0.0), r, NARROW, PRECISION)
         else:
             if DECAY > 0:
-                state, sums = state * tl.exp(total)[:, None], sums * tl.exp(total)
+                state, sums = state * _exp(total)[None, :], sums * _exp(total)[None, :]
             if RESET:
                 state, sums = tl.where(through, state, 0.0), tl.where(through, sums, 0.0)
-            sums += tl.sum(xs, 0)
-        state = _outer(xs, _factor(ys, NARROW), state, ENDS, NARROW, PRECISION)
+        state = _add_product(tl.trans(ys), xs, state, ENDS, NARROW, PRECISION)
+        sums = _add_product(line, xs, sums, ENDS, NARROW, PRECISION)
         if DECAY > 0:
-            left = left * tl.exp(total)
+            left = left * _exp(total)
         if RESET:
             left = tl.where(through, left, 0.0)
     number = head * segments + segment
@@ -839,84 +888,81 @@ def _scan_queries(
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     MAP: tl.constexpr, NORM: tl.constexpr, DECAY: tl.constexpr, RESET: tl.constexpr, RAGGED: tl.constexpr,
     NARROW: tl.constexpr, PRECISION: tl.constexpr, LEARNS: tl.constexpr, GIVEN: tl.constexpr, STATE: tl.constexpr,
-    C: tl.constexpr,
+    EVEN: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """dq, and e where it is not given."""
     h, segment, b = tl.program_id(0) % H, tl.program_id(0) // H, tl.program_id(1).to(tl.int64)
     head, group, part = b * H + h, h // GROUP, tl.program_id(2)
     i, columns, values = tl.arange(0, C), tl.arange(0, BK), part * BV + tl.arange(0, BV)
     q, k, v = q + b * q_b + h * q_h, k + b * k_b + group * k_h, v + b * v_b + group * v_h
-    g, den, e = g + b * g_b + h * g_h, den + head * T, e + head * T
-    dq, of_q = (
-        dq + ((part * batch + b) * T * H + h) * K,
-        of_q + (part * batch * H + head) * T * (K if DECAY == 2 else 1),
-    )
+    g, den, e, dq = g + b * g_b + h * g_h, den + head * T, e + head * T, dq + ((part * batch + b) * T * H + h) * K
+    of_q = of_q + (part * batch * H + head) * T * (K if DECAY == 2 else 1)
     length = T
     if RAGGED:
         length = tl.load(lengths + b).to(tl.int32)
-    S, z = _load_state(S_before, z_before, head * segments + segment, columns, values, K, V, BK, BV, STATE)
-    causal = i[:, None] >= i[None, :]
+    S, z = _load_state(S_before, z_before, head * segments + segment, columns, values, K, V, BK, BV, STATE, False)
+    causal, r = i[:, None] >= i[None, :], tl.arange(0, 16)
+    line = _factor(tl.where((r == 0)[:, None] & (i >= 0)[None, :], 1.0, 0.0), NARROW, "ieee")
+    ones = _factor(tl.where((r >= 0)[None, :] & (i >= 0)[:, None], 1.0, 0.0), NARROW, "ieee")
     for n in range(0, tl.cdiv(tl.minimum(span, T - segment * span), C)):
         start = segment * span + n * C
         at, live, there = start.to(tl.int64), start + i < length, start + i < T
         is_k, is_v = live[:, None] & (columns < K)[None, :], live[:, None] & (values < V)[None, :]
-        ks = _mapped(_tile(k + at * k_t, i, k_t, columns, is_k), is_k, MAP)
-        vs = _factor(_tile(v + at * v_t, i, v_t, values, is_v), NARROW)
-        gs = _factor(_tile(g + at * g_t, i, g_t, values, is_v), NARROW)
-        row = tl.load(den + start + i, mask=live, other=1.0)
-        inverse = _inverse(row, floor, NORM)
+        ks = _mapped(_tile(k + at * k_t, i, k_t, columns, is_k, EVEN), is_k, MAP, EVEN, True)
+        vs = _factor(_tile(v + at * v_t, i, v_t, values, is_v, EVEN), NARROW, PRECISION)
+        gs = _factor(_tile(g + at * g_t, i, g_t, values, is_v, EVEN), NARROW, PRECISION)
         visible, leaving = causal, ks
         if DECAY > 0:
             A, total = _decays(decay + b * d_b + h * d_h + at * d_t, i, d_t, live, columns, K, DECAY)
-            leaving = ks * tl.exp(total[None, :] - A)
+            leaving = ks * _exp(total[None, :] - A)
         if RESET:
             visible, before, after, through = _documents(first + b * T, start, i, live, causal)
             leaving = tl.where(after[:, None], leaving, 0.0)
-        # g is as narrow as it came: u = g / den would be rounded once more
-        of_score = tl.dot(gs, tl.trans(vs), input_precision=PRECISION) * inverse[:, None]
-        grad = tl.dot(gs, tl.trans(_factor(S, NARROW)), input_precision=PRECISION) * inverse[:, None]
-        seen = tl.zeros([C, BK], tl.float32) + z[None, :]  # z at each query
+        # g is as narrow as it came: g / den would be rounded once more
+        of_score = tl.dot(gs, tl.trans(vs), input_precision=PRECISION)
+        grad = tl.dot(gs, _factor(S, NARROW, PRECISION), input_precision=PRECISION)
+        # z at each query
+        seen = _add_product(ones, z, tl.zeros([C, BK], tl.float32), True, NARROW, PRECISION)
         if DECAY > 0:
-            grad, seen = grad * tl.exp(A), seen * tl.exp(A)
+            grad, seen = grad * _exp(A), seen * _exp(A)
         if RESET:
             grad, seen = tl.where(before[:, None], grad, 0.0), tl.where(before[:, None], seen, 0.0)
         if DECAY == 2:
-            weight = (
-                tl.exp(tl.where(visible[:, :, None], A[:, None, :] - A[None, :, :], float("-inf"))) * ks[None, :, :]
-            )
+            weight = _exp(tl.where(visible[:, :, None], A[:, None, :] - A[None, :, :], float("-inf"))) * ks[None, :, :]
             grad, seen = grad + tl.sum(of_score[:, :, None] * weight, 1), seen + tl.sum(weight, 1)
         else:
-            weight = tl.where(visible, 1.0, 0.0)
+            weight, narrow_k = tl.where(visible, 1.0, 0.0), _factor(ks, NARROW, PRECISION)
             if DECAY == 1:
-                weight = weight * tl.exp(tl.where(visible, A - tl.trans(A), 0.0))
-            of_score = _factor(tl.where(visible, of_score * weight, 0.0), NARROW)
-            grad = tl.dot(of_score, _factor(ks, NARROW), grad, input_precision=PRECISION)
-            seen = tl.dot(_factor(weight, NARROW), _factor(ks, NARROW), seen, input_precision=PRECISION)
-        qs = _mapped(_tile(q + at * q_t, i, q_t, columns, is_k), is_k, MAP)
+                weight = weight * _exp(tl.where(visible, A - tl.trans(A), 0.0))
+                of_score = of_score * weight
+            of_score = _factor(tl.where(visible, of_score, 0.0), NARROW, PRECISION)
+            grad = tl.dot(of_score, narrow_k, grad, input_precision=PRECISION)
+            seen = tl.dot(_factor(weight, NARROW, PRECISION), narrow_k, seen, input_precision=PRECISION)
+        qs = _mapped(_tile(q + at * q_t, i, q_t, columns, is_k, EVEN), is_k, MAP, EVEN, False)
+        row = tl.load(den + start + i, mask=live, other=1.0)
+        inverse = _inverse(row, floor, NORM)
         if GIVEN:
             es = tl.where(part == 0, tl.load(e + start + i, mask=live, other=0.0), 0.0)
         else:
-            # u . o = q . (S u) / den: o would be rounded
-            es = _denominator_gradient(tl.sum(qs * grad, 1) * inverse, row, floor, NORM)
+            # g . o = q . (S g) / den: o would be rounded
+            es = -tl.sum(qs * grad, 1) * inverse
+            if NORM == 2:
+                es = tl.where(row >= floor, es, 0.0)
             tl.store(e + start + i, es, mask=there)
-        grad = grad + es[:, None] * seen
+        grad = (grad + es[:, None] * seen) * inverse[:, None]
+        inside = there[:, None] & (columns < K)[None, :]
         if LEARNS:
             if DECAY == 2:
-                tl.store(
-                    of_q + at * K + i[:, None] * K + columns[None, :],
-                    qs * grad,
-                    mask=there[:, None] & (columns < K)[None, :],
-                )
+                _put(of_q + at * K, i, K, columns, qs * grad, inside, False)
             else:
                 tl.store(of_q + start + i, tl.sum(qs * grad, 1), mask=there)
-        grad = _sloped(grad, qs, MAP)
-        out = dq + at * (H * K) + i[:, None] * (H * K) + columns[None, :]
-        tl.store(out, grad.to(dq.dtype.element_ty), mask=there[:, None] & (columns < K)[None, :])
+        _put(dq + at * (H * K), i, H * K, columns, _sloped(grad, qs, MAP), inside, EVEN)
         if DECAY > 0:
-            S, z = S * tl.exp(total)[:, None], z * tl.exp(total)
+            S, z = S * _exp(total)[None, :], z * _exp(total)[None, :]
         if RESET:
             S, z = tl.where(through, S, 0.0), tl.where(through, z, 0.0)
-        S, z = _outer(leaving, vs, S, False, NARROW, PRECISION), z + tl.sum(leaving, 0)
+        S = _add_product(tl.trans(vs), leaving, S, False, NARROW, PRECISION)
+        z = _add_product(line, leaving, z, False, NARROW, PRECISION)
 
 
 @triton.jit(do_not_specialize=["T", "batch", "segments", "span", "floor"])
@@ -926,7 +972,7 @@ def _scan_keys(
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     MAP: tl.constexpr, NORM: tl.constexpr, DECAY: tl.constexpr, RESET: tl.constexpr, RAGGED: tl.constexpr,
     NARROW: tl.constexpr, PRECISION: tl.constexpr, LEARNS: tl.constexpr, STATE: tl.constexpr, FINAL: tl.constexpr,
-    C: tl.constexpr,
+    EVEN: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """dk and dv, from the last chunk to the first; S and z are the gradients of the state here. Scores are [j, t]."""
     h, segment, b = tl.program_id(0) % H, tl.program_id(0) // H, tl.program_id(1).to(tl.int64)
@@ -941,70 +987,69 @@ def _scan_keys(
     length = T
     if RAGGED:
         length = tl.load(lengths + b).to(tl.int32)
-    S, z = _load_state(S_after, z_after, head * segments + segment, columns, values, K, V, BK, BV, STATE)
-    causal = i[:, None] <= i[None, :]
+    S, z = _load_state(S_after, z_after, head * segments + segment, columns, values, K, V, BK, BV, STATE, True)
+    causal, r = i[:, None] <= i[None, :], tl.arange(0, 16)
+    ones = _factor(tl.where((r >= 0)[None, :] & (i >= 0)[:, None], 1.0, 0.0), NARROW, "ieee")
     count = tl.cdiv(tl.minimum(span, T - segment * span), C)
     for n in range(0, count):
         start = segment * span + (count - 1 - n) * C
         at, live, there = start.to(tl.int64), start + i < length, start + i < T
         is_k, is_v = live[:, None] & (columns < K)[None, :], live[:, None] & (values < V)[None, :]
-        qs = _mapped(_tile(q + at * q_t, i, q_t, columns, is_k), is_k, MAP)
-        ks = _mapped(_tile(k + at * k_t, i, k_t, columns, is_k), is_k, MAP)
-        vs = _factor(_tile(v + at * v_t, i, v_t, values, is_v), NARROW)
-        gs = _factor(_tile(g + at * g_t, i, g_t, values, is_v), NARROW)
+        # queries over their denominators, and e with them: as if there were none
         inverse = _inverse(tl.load(den + start + i, mask=live, other=1.0), floor, NORM)
-        es = tl.load(e + start + i, mask=live, other=0.0)
+        qs = _mapped(_tile(q + at * q_t, i, q_t, columns, is_k, EVEN), is_k, MAP, EVEN, True) * inverse[:, None]
+        ks = _mapped(_tile(k + at * k_t, i, k_t, columns, is_k, EVEN), is_k, MAP, EVEN, C < 64)
+        vs = _factor(_tile(v + at * v_t, i, v_t, values, is_v, EVEN), NARROW, PRECISION)
+        gs = _factor(_tile(g + at * g_t, i, g_t, values, is_v, EVEN), NARROW, PRECISION)
+        es = tl.where(part == 0, tl.load(e + start + i, mask=live, other=0.0), 0.0)
         visible, arriving, leaving = causal, qs, ks
         if DECAY > 0:
             A, total = _decays(decay + b * d_b + h * d_h + at * d_t, i, d_t, live, columns, K, DECAY)
-            arriving, leaving = qs * tl.exp(A), ks * tl.exp(total[None, :] - A)
+            arriving, leaving = qs * _exp(A), ks * _exp(total[None, :] - A)
         if RESET:
             visible, before, after, through = _documents(first + b * T, start, i, live, tl.trans(causal))
             visible = tl.trans(visible)
             arriving, leaving = tl.where(before[:, None], arriving, 0.0), tl.where(after[:, None], leaving, 0.0)
-        of_score = tl.dot(vs, tl.trans(gs), input_precision=PRECISION) * inverse[None, :]
-        of_state = tl.dot(vs, tl.trans(_factor(S, NARROW)), input_precision=PRECISION)
-        if part == 0:
-            of_score, of_state = of_score + es[None, :], of_state + z[None, :]
+        narrow_S = _factor(S, NARROW, PRECISION)
+        of_score = tl.dot(vs, tl.trans(gs), input_precision=PRECISION) + es[None, :]
+        of_state = _add_product(ones, z, tl.zeros([C, BK], tl.float32), False, NARROW, PRECISION)
+        of_state = tl.dot(vs, narrow_S, of_state, input_precision=PRECISION)
         if DECAY > 0:
-            of_state = of_state * tl.exp(total[None, :] - A)
+            of_state = of_state * _exp(total[None, :] - A)
         if RESET:
             of_state = tl.where(after[:, None], of_state, 0.0)
         if DECAY == 2:
-            weight = tl.exp(tl.where(visible[:, :, None], A[None, :, :] - A[:, None, :], float("-inf")))
+            weight = _exp(tl.where(visible[:, :, None], A[None, :, :] - A[:, None, :], float("-inf")))
             score = tl.sum(ks[:, None, :] * qs[None, :, :] * weight, 2)
             grad = of_state + tl.sum(of_score[:, :, None] * qs[None, :, :] * weight, 1)
         else:
-            score = tl.dot(_factor(ks, NARROW), tl.trans(_factor(qs, NARROW)), input_precision=PRECISION)
+            narrow_q = _factor(qs, NARROW, PRECISION)
+            score = tl.dot(_factor(ks, NARROW, PRECISION), tl.trans(narrow_q), input_precision=PRECISION)
             if DECAY == 1:
-                weight = tl.exp(tl.where(visible, tl.trans(A) - A, 0.0))
+                weight = _exp(tl.where(visible, tl.trans(A) - A, 0.0))
                 score, of_score = score * weight, of_score * weight
-            score, of_score = tl.where(visible, score, 0.0), _factor(tl.where(visible, of_score, 0.0), NARROW)
-            grad = tl.dot(of_score, _factor(qs, NARROW), of_state, input_precision=PRECISION)
-        of_v = tl.dot(_factor(leaving, NARROW), _factor(S, NARROW), input_precision=PRECISION)
-        of_v = tl.dot(_factor(score * inverse[None, :], NARROW), gs, of_v, input_precision=PRECISION)
-        out = dv + at * (H * V) + i[:, None] * (H * V) + values[None, :]
-        # padding may lie in the same chunk as a token that is read
-        of_v, grad = tl.where(live[:, None], of_v, 0.0), tl.where(live[:, None], grad, 0.0)
-        tl.store(out, of_v.to(dv.dtype.element_ty), mask=there[:, None] & (values < V)[None, :])
+            score = tl.where(visible, score, 0.0)
+            of_score = _factor(tl.where(visible, of_score, 0.0), NARROW, PRECISION)
+            grad = tl.dot(of_score, narrow_q, of_state, input_precision=PRECISION)
+        of_v = tl.dot(_factor(leaving, NARROW, PRECISION), tl.trans(narrow_S), input_precision=PRECISION)
+        of_v = tl.dot(_factor(score, NARROW, PRECISION), gs, of_v, input_precision=PRECISION)
+        if not EVEN:
+            # padding may lie in the same chunk as a token that is read
+            of_v, grad = tl.where(live[:, None], of_v, 0.0), tl.where(live[:, None], grad, 0.0)
+        inside = there[:, None] & (columns < K)[None, :]
+        _put(dv + at * (H * V), i, H * V, values, of_v, there[:, None] & (values < V)[None, :], EVEN)
         if LEARNS:
             if DECAY == 2:
-                tl.store(
-                    of_k + at * K + i[:, None] * K + columns[None, :],
-                    ks * grad,
-                    mask=there[:, None] & (columns < K)[None, :],
-                )
+                _put(of_k + at * K, i, K, columns, ks * grad, inside, False)
             else:
                 tl.store(of_k + start + i, tl.sum(ks * grad, 1), mask=there)
-        grad = _sloped(grad, ks, MAP)
-        out = dk + at * (H * K) + i[:, None] * (H * K) + columns[None, :]
-        tl.store(out, grad.to(dk.dtype.element_ty), mask=there[:, None] & (columns < K)[None, :])
+        _put(dk + at * (H * K), i, H * K, columns, _sloped(grad, ks, MAP), inside, EVEN)
         if DECAY > 0:
-            S, z = S * tl.exp(total)[:, None], z * tl.exp(total)
+            S, z = S * _exp(total)[None, :], z * _exp(total)[None, :]
         if RESET:
             S, z = tl.where(through, S, 0.0), tl.where(through, z, 0.0)
-        z = z + tl.sum(arriving * es[:, None], 0)
-        S = _outer(arriving * inverse[:, None], gs, S, FINAL, NARROW, PRECISION)
+        S = _add_product(tl.trans(gs), arriving, S, FINAL, NARROW, PRECISION)
+        z = _add_product(_split_row(es, r[:, None], NARROW, PRECISION), arriving, z, FINAL, NARROW, PRECISION)
     if FINAL:
         _store_state(S_start, z_start, head, S, z, columns, values, K, V)
 
@@ -1022,17 +1067,21 @@ def _absorb_keys(
     if RAGGED:
         live = start + i < tl.load(lengths + b).to(tl.int32)
     is_k, of_k = live[:, None] & (columns < K)[None, :], columns[None, :] < K
-    ks = _mapped(_tile(k + b * k_b + h * k_h + at * k_t, i, k_t, columns, is_k), is_k, MAP)
+    ks = _mapped(_tile(k + b * k_b + h * k_h + at * k_t, i, k_t, columns, is_k, False), is_k, MAP, False, False)
     grad = tl.zeros([C, BK], tl.float32) + tl.load(dz + head * K + columns, mask=columns < K, other=0.0)[None, :]
     for part in tl.static_range((V + BV - 1) // BV):
         values = part * BV + tl.arange(0, BV)
         of_v = values[None, :] < V
-        vs = _factor(_tile(v + b * v_b + h * v_h + at * v_t, i, v_t, values, live[:, None] & of_v), NARROW)
+        vs = _factor(
+            _tile(v + b * v_b + h * v_h + at * v_t, i, v_t, values, live[:, None] & of_v, False), NARROW, PRECISION
+        )
         S = tl.load(
             dS + head * (K * V) + columns[:, None] * V + values[None, :], mask=(columns < K)[:, None] & of_v, other=0.0
         )
-        grad = _times(vs, tl.trans(S), grad, NARROW, PRECISION)
-        out = _times(_factor(ks, NARROW), S, tl.zeros([C, BV], tl.float32), NARROW, PRECISION).to(dv.dtype.element_ty)
+        grad = _add_product(vs, tl.trans(S), grad, True, NARROW, PRECISION)
+        out = _add_product(
+            _factor(ks, NARROW, PRECISION), S, tl.zeros([C, BV], tl.float32), True, NARROW, PRECISION
+        ).to(dv.dtype.element_ty)
         tl.store(
             dv + ((b * T + at) * H + h) * V + i[:, None] * (H * V) + values[None, :], out, mask=there[:, None] & of_v
         )
@@ -1052,7 +1101,7 @@ def _read_rows(
     start, head = (tl.program_id(0) // H) * C, b * (H // GROUP) + h // GROUP
     at, there = start.to(tl.int64), start + i < T
     inside = there[:, None] & (columns < K)[None, :]
-    qs = _mapped(_tile(q + b * q_b + h * q_h + at * q_t, i, q_t, columns, inside), inside, MAP)
+    qs = _mapped(_tile(q + b * q_b + h * q_h + at * q_t, i, q_t, columns, inside, False), inside, MAP, False, False)
     row = tl.sum(qs * tl.load(z + head * K + columns, mask=columns < K, other=0.0)[None, :], 1)
     tl.store(den + (b * H + h) * T + start + i, row, mask=there)
     for part in tl.static_range((V + BV - 1) // BV):
@@ -1062,7 +1111,9 @@ def _read_rows(
             mask=(columns < K)[:, None] & (values < V)[None, :],
             other=0.0,
         )
-        num = _times(_factor(qs, NARROW), state, tl.zeros([C, BV], tl.float32), NARROW, PRECISION)
+        num = _add_product(
+            _factor(qs, NARROW, PRECISION), state, tl.zeros([C, BV], tl.float32), True, NARROW, PRECISION
+        )
         num = (num * _inverse(row, floor, NORM)[:, None]).to(o.dtype.element_ty)
         tl.store(
             o + ((b * T + at) * H + h) * V + i[:, None] * (H * V) + values[None, :],
@@ -1082,7 +1133,7 @@ def _read_queries(
     start, head = (tl.program_id(0) // H) * C, b * (H // GROUP) + h // GROUP
     at, there = start.to(tl.int64), start + i < T
     inside = there[:, None] & (columns < K)[None, :]
-    qs = _mapped(_tile(q + b * q_b + h * q_h + at * q_t, i, q_t, columns, inside), inside, MAP)
+    qs = _mapped(_tile(q + b * q_b + h * q_h + at * q_t, i, q_t, columns, inside, False), inside, MAP, False, False)
     sums = tl.load(z + head * K + columns, mask=columns < K, other=0.0)
     rows = (b * H + h) * T + start + i
     row = tl.load(den + rows, mask=there, other=1.0)
@@ -1095,13 +1146,14 @@ def _read_queries(
             mask=(columns < K)[:, None] & (values < V)[None, :],
             other=0.0,
         )
-        gs = _tile(g + b * g_b + h * g_h + at * g_t, i, g_t, values, there[:, None] & (values < V)[None, :])
-        grad = _times(_factor(gs, NARROW), tl.trans(state), grad, NARROW, PRECISION)
-    grad = grad * inverse[:, None]
+        gs = _tile(g + b * g_b + h * g_h + at * g_t, i, g_t, values, there[:, None] & (values < V)[None, :], False)
+        grad = _add_product(_factor(gs, NARROW, PRECISION), tl.trans(state), grad, True, NARROW, PRECISION)
     if NORM == 0:
         es = tl.load(e + rows, mask=there, other=0.0)
     else:
-        es = _denominator_gradient(tl.sum(qs * grad, 1) * inverse, row, floor, NORM)
+        es = -tl.sum(qs * grad, 1) * inverse
+        if NORM == 2:
+            es = tl.where(row >= floor, es, 0.0)
         tl.store(e + rows, es, mask=there)
-    grad = _sloped(grad + es[:, None] * sums[None, :], qs, MAP).to(dq.dtype.element_ty)
+    grad = _sloped((grad + es[:, None] * sums[None, :]) * inverse[:, None], qs, MAP).to(dq.dtype.element_ty)
     tl.store(dq + ((b * T + at) * H + h) * K + i[:, None] * (H * K) + columns[None, :], grad, mask=inside)
