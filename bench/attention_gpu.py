@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import regard
-from regard.kernels import runs
+from regard.kernels import runs, scan
 from regard.kernels.runs import Bound, Far, Pass, Where
 
 TOKENS, HEADS, WIDTH = 65536, 16, 64
@@ -39,20 +39,20 @@ def milliseconds(function: Callable[[], object], repeats: int = 10) -> float:
     return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks))
 
 
-def heads(length: int) -> list[Tensor]:
+def heads(length: int, width: int = WIDTH) -> list[Tensor]:
     """q, k, v and the gradient of the output, [B, H, N, D], laid out as projections split into heads are."""
-    size = (TOKENS // length, length, HEADS, WIDTH)
+    size = (TOKENS // length, length, HEADS * WIDTH // width, width)
     return [torch.randn(size, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(4)]
 
 
-def timed(attend: Callable[[Tensor, Tensor, Tensor], Tensor], length: int) -> Times | None:
-    q, k, v, grad = heads(length)
+def timed(attend: Callable[[Tensor, Tensor, Tensor], Tensor], length: int, width: int = WIDTH) -> Times | None:
+    q, k, v, grad = heads(length, width)
     leaves = [x.requires_grad_() for x in (q, k, v)]
     try:
         with torch.no_grad():
             forward = milliseconds(lambda: attend(q, k, v))
         both = milliseconds(lambda: torch.autograd.grad(attend(q, k, v), leaves, grad))
-    except (RuntimeError, ValueError) as error:
+    except (ImportError, RuntimeError, TypeError, ValueError) as error:
         print(f"  (left out: {str(error).splitlines()[0][:100]})")
         return None
     return forward, both
@@ -185,11 +185,74 @@ def layer_times(spec: str, role: str, length: int) -> Times:
     return forward, milliseconds(lambda: torch.autograd.grad(layer(x), leaves, grad, allow_unused=True), 5)
 
 
+def linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return scan.attend_past(q, k, v, map="elu", final=False)[0]
+
+
+def linear_both_ways(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return scan.attend_sums(q, *scan.absorb(k, v, map="elu"), dtype=v.dtype, map="elu")
+
+
+def einsum_both_ways(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k = F.elu(q) + 1, F.elu(k) + 1
+    return (q @ (k.mT @ v)) / (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True)
+
+
+def fla(name: str, *, whole: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Flash linear attention, where it is installed; whole: with the feature map and the denominators, compiled."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        from fla.ops import linear_attn
+
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        if not whole:
+            return getattr(linear_attn, name)(q, k, v, scale=1.0, normalize=False)[0].transpose(1, 2)
+        q, k = features(q), features(k)
+        return divided(getattr(linear_attn, name)(q, k, v, scale=1.0, normalize=False)[0], q, k).transpose(1, 2)
+
+    features = torch.compile(lambda x: F.elu(x) + 1)
+    divided = torch.compile(lambda o, q, k: o / (q * k.float().cumsum(1)).sum(-1, keepdim=True).to(o.dtype))
+    return attend
+
+
+def scans(lengths: list[int]) -> None:
+    """Linear attention with elu + 1 and its denominators, beside fla with and without them, and cuDNN's softmax."""
+    rate = bandwidth()
+    floor = 4 * TOKENS * HEADS * WIDTH * 2 / rate
+    print(f"\nscans: copy {rate / 1e9:.2f} TB/s, floor {floor:.3f} / {3 * floor:.3f} ms\n")
+    names = "".join(f"{name:>17}" for name in ("ours", "best rival", "fla bare", "softmax"))
+    print(f"{'linear attention':22}{'N':>7}{names}{'ratio':>13}{'floors':>8}")
+    for width, N in itertools.product((64, 128), lengths):
+        softmax = timed(sdpa(SDPBackend.CUDNN_ATTENTION), N, width)
+        kernels = ("chunk_linear_attn", "fused_chunk_linear_attn")
+        for name, ours, rivals, bare in (
+            (
+                f"causal, heads of {width}",
+                linear,
+                [fla(kernel, whole=True) for kernel in kernels],
+                [fla(kernel, whole=False) for kernel in kernels],
+            ),
+            (f"both ways, of {width}", linear_both_ways, [einsum_both_ways, torch.compile(einsum_both_ways)], []),
+        ):
+            mine = timed(ours, N, width)
+            best, least = (
+                tuple(map(min, zip(*found, strict=True)))
+                if (found := [times for rival in group if (times := timed(rival, N, width))])
+                else None
+                for group in (rivals, bare)
+            )
+            cells = "".join(f"{shown(times):>17}" for times in (mine, best, least, softmax))
+            against = [x for x in (best, least) if x]
+            ratio = [min(x[i] for x in against) / mine[i] for i in range(2)] if against and mine else (0, 0)
+            above = f"{mine[0] / floor:>8.1f}" if mine else ""
+            print(f"{name:22}{N:>7}{cells}{ratio[0]:>8.2f}/{ratio[1]:.2f}{above}", flush=True)
+
+
 def shown(times: Times | None) -> str:
     return "-" if times is None else f"{times[0]:.3f} / {times[1]:.2f}"
 
 
-SECTIONS = {"patterns": patterns, "layers": layers}
+SECTIONS = {"patterns": patterns, "scans": scans, "layers": layers}
 
 
 def main() -> None:
