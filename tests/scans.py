@@ -34,8 +34,9 @@ def recurrence(
     map: str = "none",
     normalise: bool = True,
     floor: float = 0.0,
+    each: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """o, the denominators, S and z after the last token."""
+    """o, the denominators, S and z after the last token; each: of each feature its own denominator."""
     times = q.shape[1] // k.shape[1]
     q, k, v = features(q, map), *(x.repeat_interleave(times, 1) for x in (features(k, map), v))
     B, H, T, K = q.shape
@@ -51,9 +52,9 @@ def recurrence(
         kt, a = torch.where(real[:, None, None], k[:, :, t], 0), torch.where(real[:, None, None], a, 1)
         S = a[..., None] * S + kt[..., None] * v[:, :, t, None]
         z = a * z + kt
-        numerator = torch.einsum("bhk,bhkv->bhv", q[:, :, t], S)
+        numerator = torch.einsum("bhk,bhkv->bhv", q[:, :, t] / z.masked_fill(z == 0, 1) if each else q[:, :, t], S)
         denominator = (q[:, :, t] * z).sum(-1)
-        outs.append(torch.where(real[:, None, None], divided(numerator, denominator, normalise, floor), 0))
+        outs.append(torch.where(real[:, None, None], divided(numerator, denominator, normalise and not each, floor), 0))
         dens.append(torch.where(real[:, None], denominator, 0))
     return torch.stack(outs, 2), torch.stack(dens, 2), S, z
 
@@ -80,7 +81,7 @@ def inputs(
         return torch.randn(*size, generator=draw, dtype=torch.float64)
 
     q, k, v = normal(B, H, T, K), normal(B, G, T, K), normal(B, G, T, V)
-    given = {"q": q.abs() if positive else q, "k": k.abs() if positive else k, "v": v}
+    given = {"q": q.abs() + 0.1 if positive else q, "k": k.abs() + 0.1 if positive else k, "v": v}
     if decay:
         size = (B, H, T) if decay == "scalar" else (B, H, T, K)
         # mostly mild, now and then a sharp one

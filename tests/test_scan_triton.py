@@ -1,6 +1,11 @@
 """The scan in Triton, interpreted on the CPU: against the recurrence in float64, at most twice as far from it as
 PyTorch in the same dtype, and under the mechanisms that use it."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import scans
@@ -63,11 +68,11 @@ def in_torch(q, k, v, S=None, z=None, decay=None, first=None, lengths=None, map=
     return o, denominator, *state
 
 
-def results(function, given, dtype, options) -> dict[str, Tensor]:
+def results(function, given, dtype, options, device="cpu") -> dict[str, Tensor]:
     """Outputs and the gradients of all that has one, by name."""
     wide = torch.promote_types(dtype, torch.float32)
     given = {
-        name: x.to(dtype if name in "qkv" else wide).requires_grad_() if x.is_floating_point() else x
+        name: x.to(device, dtype if name in "qkv" else wide).requires_grad_() if x.is_floating_point() else x.to(device)
         for name, x in given.items()
     }
     o, den, S, z = function(**given, **options)
@@ -76,23 +81,26 @@ def results(function, given, dtype, options) -> dict[str, Tensor]:
         outs["den"] = den
     draw = torch.Generator().manual_seed(5)
     loss = sum(
-        (x.to(torch.float64) * torch.randn(x.shape, generator=draw, dtype=torch.float64)).sum() for x in outs.values()
+        (x.double().cpu() * torch.randn(x.shape, generator=draw, dtype=torch.float64)).sum() for x in outs.values()
     )
     leaves = {name: x for name, x in given.items() if x.requires_grad}
     return outs | dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
 
 
-def compare(dtype: torch.dtype = torch.float32, options=None, *, plain: bool = True, **sizes) -> None:
+def compare(dtype: torch.dtype = torch.float32, options=None, *, plain: bool = True, device="cpu", **sizes) -> None:
     options = options or {}
     given = scans.inputs(**sizes)
     # as the dtype has them: its rounding of what is given is nobody's error
     for name, x in given.items():
         if x.is_floating_point():
             given[name] = x.to(dtype if name in "qkv" else torch.float32).double()
-    exact, got = (results(f, given, d, options) for f, d in ((scans.recurrence, torch.float64), (in_triton, dtype)))
+    exact, got = (
+        results(scans.recurrence, given, torch.float64, options),
+        results(in_triton, given, dtype, options, device),
+    )
     rounded = results(in_torch, given, dtype, options) if plain else {}
     for name, wanted in exact.items():
-        off = (got[name].double() - wanted).norm()
+        off = (got[name].double().cpu() - wanted).norm()
         if plain:
             # a state of float32 from narrow inputs has the digits of two narrow parts
             least = (2**-16 if "end" in name and dtype == torch.bfloat16 else 1e-6) * wanted.norm()
@@ -111,6 +119,14 @@ def test_length(T):
 @pytest.mark.parametrize("decay", [None, "scalar"])
 def test_narrow_dtype(dtype, decay):
     compare(dtype, {"map": "elu"}, T=65, B=1, K=64, V=64, decay=decay, state=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("T", [1, 63, 64, 65, 1000, 4097])
+def test_length_on_a_gpu(T, dtype):
+    compare(dtype, {"map": "elu"}, T=T, B=1, K=64, V=64, device="cuda")
+    compare(dtype, {"map": "elu"}, T=T, K=40, V=72, decay="scalar", state=True, reset=True, ragged=True, device="cuda")
 
 
 @pytest.mark.parametrize("options", [{"map": "relu"}, {"map": "exp"}, {"normalise": False}, {"floor": 0.5}], ids=str)
@@ -134,11 +150,13 @@ def test_decay_of_each_feature(monkeypatch, segments):
     monkeypatch.setattr(scan_triton, "SEGMENTS", segments)
     sizes = {"T": 37, "G": 1, "K": 10, "V": 5, "decay": "vector", "state": True, "reset": True, "ragged": True}
     compare(options={"map": "elu"}, plain=False, **sizes)
+    compare(options={"each": True}, plain=False, positive=True, **sizes)
 
 
 def test_wide_states_are_cut(monkeypatch):
     monkeypatch.setattr(scan_triton, "HELD", 512)
     compare(options={"map": "elu"}, T=40, B=1, K=16, V=40, decay="scalar", state=True)
+    compare(options={"each": True}, plain=False, T=20, B=1, V=40, positive=True, decay="vector", state=True)
     both_ways(torch.float32, T=20, S=30, K=16, V=40)
 
 
@@ -217,6 +235,13 @@ def test_too_many_features():
     with choose.use("triton"), pytest.raises(ValueError, match="at most 256 features of a head, got 300"):
         scan.attend_past(x, x, x)
     assert scan.attend_past(x, x, x)[0].shape == x.shape
+
+
+@pytest.mark.parametrize("which", [(), pytest.param(("all",), marks=pytest.mark.exhaustive)], ids=["few", "all"])
+def test_kernels_compile(tmp_path, which):
+    plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("scans_compile.py")
+    subprocess.run([sys.executable, script, *which], env=plain | {"TRITON_CACHE_DIR": str(tmp_path)}, check=True)
 
 
 # under the mechanisms

@@ -209,6 +209,9 @@ def feature_scan(
     """
     B, H, T, R = q.shape
     D, dtype = v.shape[-1], _wide(q, k, v)
+    refusal = f"with a decay of each it takes at most 128 features of a head, got {R}" if R > 128 else None
+    if use_triton("scan", q, k, v, refusal=refusal):
+        return _feature_scan(q, k, v, state, real)
     k = _select(k.to(dtype), real, -torch.inf)
     if state is None:
         state = k.new_zeros(B, H, R, D), k.new_zeros(B, H, R), k.new_full((B, H, R), -torch.inf)
@@ -226,6 +229,24 @@ def feature_scan(
     with _exact(q):
         o, S, top = _FeatureScan.apply(q, k, v, torch.cat([S, z[..., None]], -1), top)
     return o[:, :, :T], (S[..., :D].clone(), S[..., D].clone(), top.clone())
+
+
+def _feature_scan(
+    q: Tensor, k: Tensor, v: Tensor, state: FeatureState | None, real: Tensor | None
+) -> tuple[Tensor, FeatureState]:
+    """In Triton: running maxima are decays of each feature, exp(M_{t-1} - M_t), and constants in the gradient."""
+    S, z, top = (None, None, None) if state is None else state
+    with torch.no_grad():
+        # tokens last: a GPU scans along others one by one
+        seen = _select(k.float(), real, -torch.inf).transpose(2, 3).contiguous()
+        first = torch.full_like(seen[..., :1], -torch.inf) if top is None else top[..., None]
+        M = torch.cat([_finite(first), seen], -1).cummax(-1).values.transpose(2, 3)
+        decay = (M[:, :, :-1] - M[:, :, 1:]).clamp(min=RESET).contiguous()
+    features = (k.float() - M[:, :, 1:]).clamp(max=0).exp()
+    o, _, (S, z) = _triton().scan(
+        q, features, v, state=None if S is None else (S, z), decay=decay, lengths=_lengths(real), each=True
+    )
+    return o, (S, z, M[:, :, -1].clone())
 
 
 def _triton() -> ModuleType:

@@ -85,7 +85,9 @@ def tuned(kernel: str, K: int, V: int, dtype: torch.dtype, vector: bool = False)
         return Tuning(16, 8 if block_k > 64 else 4, 1)
     if dtype != torch.bfloat16:
         return Tuning(16 if wide else 32, 8 if wide else 4, 1)
-    return (WIDE if wide else TUNED)[kernel]
+    chunk, *rest = (WIDE if wide else TUNED)[kernel]
+    # tiles of 64 x 256 do not stay in registers
+    return Tuning(min(chunk, 32) if block_k > 128 else chunk, *rest)
 
 
 def cut(x: Tensor, V: int, dtype: torch.dtype, vector: bool = False) -> Cut:
@@ -114,15 +116,19 @@ def scan(
     map: str = "none",
     normalise: bool = True,
     floor: float = 0.0,
+    each: bool = False,
     final: bool = True,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """o [B, H, T, V], the denominators [B, H, T] in float32 and the state after the last token, if `final`.
 
     normalise: o is divided by the denominators, which are raised to `floor` where it is above zero; with no floor o is
     zero where the denominator is. Then no gradient comes through the denominators. Otherwise o is float32.
+    each: with a decay of each feature and no map, every feature c has its own denominator: sum_c q_tc S_tc / z_tc.
     """
+    if each and (map != "none" or not _vector(decay)):
+        raise ValueError(f"each feature has its denominator with a decay of each and map 'none' only, got map {map!r}")
     S, z = (None, None) if state is None else state
-    norm = 0 if not normalise else 2 if floor > 0 else 1
+    norm = 3 if each else 0 if not normalise else 2 if floor > 0 else 1
     o, den, S, z = _Scan.apply(q, k, v, decay, S, z, first, lengths, MAPS[map], norm, floor, final)
     return o, den, (S, z)
 
@@ -217,7 +223,8 @@ def _forward(
 def _forward_results(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, norm: int, ends: bool) -> list[Tensor]:
     (B, H, T, K), V, p = q.shape, v.shape[-1], _cut(q, v, decay)
     o = _empty(q, (B, T, H, V), v.dtype if norm else torch.float32).transpose(1, 2)
-    sizes = [(B, H, T), (B, H, K, V) if ends else (0,), (B, H, K) if ends else (0,)]
+    rows = (B, H, T, K) if norm == 3 else (B, H, T)
+    sizes = [rows, (B, H, K, V) if ends else (0,), (B, H, K) if ends else (0,)]
     cuts = (B, H, p.segments)
     sizes += [(*cuts, K, V), (*cuts, K), (*cuts, K if _vector(decay) else 1)] if p.segments > 1 else [(0,)] * 3
     return [o, *(_empty(q, size) for size in sizes)]
@@ -302,6 +309,8 @@ def _backward(
             **options, LEARNS=learns, GIVEN=p.parts > 1 or norm == 0, STATE=before[0] is not None,
             **tuning.launch(), EVEN=_even(q, v, lengths, p, tuning),
         )  # fmt: skip
+    if norm == 3 and p.parts > 1:
+        e = dq.sum(0).float() * q / -torch.where(den.abs() > 1e-30, den, torch.inf)
     starts = (dS_start, dz_start) if onward else (None, None)
     if p.segments > 1:
         sums = (*after, shrink)
@@ -344,8 +353,8 @@ def _row_gradients(g, g_den, o, den, norm: int, floor: float, p: Cut) -> Tensor:
     of V."""
     if norm == 0:
         return g_den
-    if p.parts == 1:
-        return _empty(g, g.shape[:3])
+    if p.parts == 1 or norm == 3:
+        return _empty(g, den.shape)
     some = den >= floor if norm == 2 else den.abs() > 1e-30
     return torch.where(some, -(g.float() * o).sum(-1), 0)
 
@@ -744,7 +753,7 @@ def _scan_forward(
     head, group = b * H + h, h // GROUP
     i, columns, values = tl.arange(0, C), tl.arange(0, BK), tl.program_id(2) * BV + tl.arange(0, BV)
     q, k, v = q + b * q_b + h * q_h, k + b * k_b + group * k_h, v + b * v_b + group * v_h
-    o, den = o + (b * T * H + h) * V, den + head * T
+    o, den = o + (b * T * H + h) * V, den + head * T * (K if NORM == 3 else 1)
     length = T
     if RAGGED:
         length = tl.load(lengths + b).to(tl.int32)
@@ -760,31 +769,43 @@ def _scan_forward(
         qs = _mapped(_tile(q + at * q_t, i, q_t, columns, is_k, EVEN), is_k, MAP, EVEN, True)
         ks = _mapped(_tile(k + at * k_t, i, k_t, columns, is_k, EVEN), is_k, MAP, EVEN, True)
         vs = _factor(_tile(v + at * v_t, i, v_t, values, is_v, EVEN), NARROW, PRECISION)
-        visible, arriving, leaving = causal, qs, ks
+        visible, leaving = causal, ks
         if DECAY > 0:
             A, total = _decays(decay + b * d_b + h * d_h + at * d_t, i, d_t, live, columns, K, DECAY)
-            arriving, leaving = qs * _exp(A), ks * _exp(total[None, :] - A)
+            leaving = ks * _exp(total[None, :] - A)
         if RESET:
             visible, before, after, through = _documents(first + b * T, start, i, live, causal)
-            arriving, leaving = tl.where(before[:, None], arriving, 0.0), tl.where(after[:, None], leaving, 0.0)
+            leaving = tl.where(after[:, None], leaving, 0.0)
         if DECAY == 2:
-            weight = _exp(tl.where(visible[:, :, None], A[:, None, :] - A[None, :, :], float("-inf")))
-            score = tl.sum(qs[:, None, :] * ks[None, :, :] * weight, 2)
+            weight = _exp(tl.where(visible[:, :, None], A[:, None, :] - A[None, :, :], float("-inf"))) * ks[None, :, :]
+            if NORM == 3:
+                seen = tl.sum(z, 0)[None, :] * _exp(A)
+                if RESET:
+                    seen = tl.where(before[:, None], seen, 0.0)
+                seen = seen + tl.sum(weight, 1)
+                qs = qs * _inverse(seen, floor, 1)
+                if tl.program_id(2) == 0:
+                    _put(den + at * K, i, K, columns, seen, there[:, None] & (columns < K)[None, :], False)
+            score = tl.sum(qs[:, None, :] * weight, 2)
         else:
             narrow_q, narrow_k = _factor(qs, NARROW, PRECISION), _factor(ks, NARROW, PRECISION)
             score = tl.dot(narrow_q, tl.trans(narrow_k), input_precision=PRECISION)
             if DECAY == 1:
                 score = score * _exp(tl.where(visible, A - tl.trans(A), 0.0))
             score = tl.where(visible, score, 0.0)
+        arriving = qs * _exp(A) if DECAY > 0 else qs
+        if RESET:
+            arriving = tl.where(before[:, None], arriving, 0.0)
         score, arriving = _factor(score, NARROW, PRECISION), _factor(arriving, NARROW, PRECISION)
         num = tl.dot(arriving, tl.trans(_factor(S, NARROW, PRECISION)), input_precision=PRECISION)
         num = tl.dot(score, vs, num, input_precision=PRECISION)
-        row = _add_product(arriving, tl.trans(z), tl.zeros([C, 16], tl.float32), True, NARROW, PRECISION)
-        row = tl.sum(tl.dot(score, column, row, input_precision=PRECISION), 1)
-        num = num * _inverse(row, floor, NORM)[:, None]
+        if NORM < 3:
+            row = _add_product(arriving, tl.trans(z), tl.zeros([C, 16], tl.float32), True, NARROW, PRECISION)
+            row = tl.sum(tl.dot(score, column, row, input_precision=PRECISION), 1)
+            num = num * _inverse(row, floor, NORM)[:, None]
+            if tl.program_id(2) == 0:
+                tl.store(den + start + i, row, mask=there)
         _put(o + at * (H * V), i, H * V, values, num, there[:, None] & (values < V)[None, :], EVEN)
-        if tl.program_id(2) == 0:
-            tl.store(den + start + i, row, mask=there)
         if DECAY > 0:
             S, z = S * _exp(total)[None, :], z * _exp(total)[None, :]
         if RESET:
@@ -834,18 +855,25 @@ def _scan_sums(
             _, before, after, through = _documents(first + b * T, start, i, live, causal)
             xs = tl.where((before if REVERSE else after)[:, None], xs, 0.0)
         if REVERSE:
-            inverse = _inverse(tl.load(den + rows + start + i, mask=live, other=1.0), floor, NORM)
-            xs = xs * inverse[:, None]
             if DECAY > 0 or RESET:
                 xs = xs * left[None, :]
-            line = _split_row(tl.load(e + rows + start + i, mask=live, other=0.0), r, NARROW, PRECISION)
+            if NORM == 3:
+                each = _tile(e + (rows + at) * K, i, K, columns, is_k, False) * _exp(A) * left[None, :]
+                if RESET:
+                    each = tl.where(before[:, None], each, 0.0)
+                sums += tl.where(r == 0, tl.sum(each, 0)[None, :], 0.0)
+                xs = xs * _inverse(_tile(den + (rows + at) * K, i, K, columns, is_k, False), floor, 1)
+            else:
+                xs = xs * _inverse(tl.load(den + rows + start + i, mask=live, other=1.0), floor, NORM)[:, None]
+                line = _split_row(tl.load(e + rows + start + i, mask=live, other=0.0), r, NARROW, PRECISION)
         else:
             if DECAY > 0:
                 state, sums = state * _exp(total)[None, :], sums * _exp(total)[None, :]
             if RESET:
                 state, sums = tl.where(through, state, 0.0), tl.where(through, sums, 0.0)
         state = _add_product(tl.trans(ys), xs, state, ENDS, NARROW, PRECISION)
-        sums = _add_product(line, xs, sums, ENDS, NARROW, PRECISION)
+        if not (REVERSE and NORM == 3):
+            sums = _add_product(line, xs, sums, ENDS, NARROW, PRECISION)
         if DECAY > 0:
             left = left * _exp(total)
         if RESET:
@@ -895,7 +923,8 @@ def _scan_queries(
     head, group, part = b * H + h, h // GROUP, tl.program_id(2)
     i, columns, values = tl.arange(0, C), tl.arange(0, BK), part * BV + tl.arange(0, BV)
     q, k, v = q + b * q_b + h * q_h, k + b * k_b + group * k_h, v + b * v_b + group * v_h
-    g, den, e, dq = g + b * g_b + h * g_h, den + head * T, e + head * T, dq + ((part * batch + b) * T * H + h) * K
+    g, dq = g + b * g_b + h * g_h, dq + ((part * batch + b) * T * H + h) * K
+    den, e = den + head * T, e + head * T * (K if NORM == 3 else 1)
     of_q = of_q + (part * batch * H + head) * T * (K if DECAY == 2 else 1)
     length = T
     if RAGGED:
@@ -939,21 +968,28 @@ def _scan_queries(
             grad = tl.dot(of_score, narrow_k, grad, input_precision=PRECISION)
             seen = tl.dot(_factor(weight, NARROW, PRECISION), narrow_k, seen, input_precision=PRECISION)
         qs = _mapped(_tile(q + at * q_t, i, q_t, columns, is_k, EVEN), is_k, MAP, EVEN, False)
-        row = tl.load(den + start + i, mask=live, other=1.0)
-        inverse = _inverse(row, floor, NORM)
-        if GIVEN:
-            es = tl.where(part == 0, tl.load(e + start + i, mask=live, other=0.0), 0.0)
-        else:
-            # g . o = q . (S g) / den: o would be rounded
-            es = -tl.sum(qs * grad, 1) * inverse
-            if NORM == 2:
-                es = tl.where(row >= floor, es, 0.0)
-            tl.store(e + start + i, es, mask=there)
-        grad = (grad + es[:, None] * seen) * inverse[:, None]
         inside = there[:, None] & (columns < K)[None, :]
+        if NORM == 3:
+            inverse = _inverse(seen, floor, 1)
+            grad = grad * inverse
+            if not GIVEN:
+                _put(e + at * K, i, K, columns, -qs * inverse * grad, inside, False)
+        else:
+            row = tl.load(den + start + i, mask=live, other=1.0)
+            inverse = _inverse(row, floor, NORM)
+            if GIVEN:
+                es = tl.where(part == 0, tl.load(e + start + i, mask=live, other=0.0), 0.0)
+            else:
+                # g . o = q . (S g) / den: o would be rounded
+                es = -tl.sum(qs * grad, 1) * inverse
+                if NORM == 2:
+                    es = tl.where(row >= floor, es, 0.0)
+                tl.store(e + start + i, es, mask=there)
+            grad = (grad + es[:, None] * seen) * inverse[:, None]
         if LEARNS:
             if DECAY == 2:
-                _put(of_q + at * K, i, K, columns, qs * grad, inside, False)
+                # with a denominator of each feature, what A does to both cancels at the query
+                _put(of_q + at * K, i, K, columns, qs * grad * (0.0 if NORM == 3 else 1.0), inside, False)
             else:
                 tl.store(of_q + start + i, tl.sum(qs * grad, 1), mask=there)
         _put(dq + at * (H * K), i, H * K, columns, _sloped(grad, qs, MAP), inside, EVEN)
@@ -979,7 +1015,8 @@ def _scan_keys(
     head, group, part = b * H + h, h // GROUP, tl.program_id(2)
     i, columns, values = tl.arange(0, C), tl.arange(0, BK), part * BV + tl.arange(0, BV)
     q, k, v = q + b * q_b + h * q_h, k + b * k_b + group * k_h, v + b * v_b + group * v_h
-    g, den, e, dv = g + b * g_b + h * g_h, den + head * T, e + head * T, dv + (b * T * H + h) * V
+    g, dv, rows = g + b * g_b + h * g_h, dv + (b * T * H + h) * V, head * T * (K if NORM == 3 else 1)
+    den, e = den + rows, e + rows
     dk, of_k = (
         dk + ((part * batch + b) * T * H + h) * K,
         of_k + (part * batch * H + head) * T * (K if DECAY == 2 else 1),
@@ -996,12 +1033,16 @@ def _scan_keys(
         at, live, there = start.to(tl.int64), start + i < length, start + i < T
         is_k, is_v = live[:, None] & (columns < K)[None, :], live[:, None] & (values < V)[None, :]
         # queries over their denominators, and e with them: as if there were none
-        inverse = _inverse(tl.load(den + start + i, mask=live, other=1.0), floor, NORM)
-        qs = _mapped(_tile(q + at * q_t, i, q_t, columns, is_k, EVEN), is_k, MAP, EVEN, True) * inverse[:, None]
+        if NORM == 3:
+            inverse = _inverse(_tile(den + at * K, i, K, columns, is_k, False), floor, 1)
+            each = tl.where(part == 0, _tile(e + at * K, i, K, columns, is_k, False), 0.0)
+        else:
+            inverse = _inverse(tl.load(den + start + i, mask=live, other=1.0), floor, NORM)[:, None]
+            es = tl.where(part == 0, tl.load(e + start + i, mask=live, other=0.0), 0.0)
+        qs = _mapped(_tile(q + at * q_t, i, q_t, columns, is_k, EVEN), is_k, MAP, EVEN, True) * inverse
         ks = _mapped(_tile(k + at * k_t, i, k_t, columns, is_k, EVEN), is_k, MAP, EVEN, C < 64)
         vs = _factor(_tile(v + at * v_t, i, v_t, values, is_v, EVEN), NARROW, PRECISION)
         gs = _factor(_tile(g + at * g_t, i, g_t, values, is_v, EVEN), NARROW, PRECISION)
-        es = tl.where(part == 0, tl.load(e + start + i, mask=live, other=0.0), 0.0)
         visible, arriving, leaving = causal, qs, ks
         if DECAY > 0:
             A, total = _decays(decay + b * d_b + h * d_h + at * d_t, i, d_t, live, columns, K, DECAY)
@@ -1011,7 +1052,9 @@ def _scan_keys(
             visible = tl.trans(visible)
             arriving, leaving = tl.where(before[:, None], arriving, 0.0), tl.where(after[:, None], leaving, 0.0)
         narrow_S = _factor(S, NARROW, PRECISION)
-        of_score = tl.dot(vs, tl.trans(gs), input_precision=PRECISION) + es[None, :]
+        of_score = tl.dot(vs, tl.trans(gs), input_precision=PRECISION)
+        if NORM < 3:
+            of_score = of_score + es[None, :]
         of_state = _add_product(ones, z, tl.zeros([C, BK], tl.float32), False, NARROW, PRECISION)
         of_state = tl.dot(vs, narrow_S, of_state, input_precision=PRECISION)
         if DECAY > 0:
@@ -1021,7 +1064,10 @@ def _scan_keys(
         if DECAY == 2:
             weight = _exp(tl.where(visible[:, :, None], A[None, :, :] - A[:, None, :], float("-inf")))
             score = tl.sum(ks[:, None, :] * qs[None, :, :] * weight, 2)
-            grad = of_state + tl.sum(of_score[:, :, None] * qs[None, :, :] * weight, 1)
+            back = of_score[:, :, None] * qs[None, :, :]
+            if NORM == 3:
+                back = back + each[None, :, :]
+            grad = of_state + tl.sum(back * weight, 1)
         else:
             narrow_q = _factor(qs, NARROW, PRECISION)
             score = tl.dot(_factor(ks, NARROW, PRECISION), tl.trans(narrow_q), input_precision=PRECISION)
@@ -1049,7 +1095,13 @@ def _scan_keys(
         if RESET:
             S, z = tl.where(through, S, 0.0), tl.where(through, z, 0.0)
         S = _add_product(tl.trans(gs), arriving, S, FINAL, NARROW, PRECISION)
-        z = _add_product(_split_row(es, r[:, None], NARROW, PRECISION), arriving, z, FINAL, NARROW, PRECISION)
+        if NORM == 3:
+            each = each * _exp(A)
+            if RESET:
+                each = tl.where(before[:, None], each, 0.0)
+            z = z + tl.where((r == 0)[:, None], tl.sum(each, 0)[None, :], 0.0)
+        else:
+            z = _add_product(_split_row(es, r[:, None], NARROW, PRECISION), arriving, z, FINAL, NARROW, PRECISION)
     if FINAL:
         _store_state(S_start, z_start, head, S, z, columns, values, K, V)
 
