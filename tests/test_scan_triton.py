@@ -105,6 +105,8 @@ def compare(dtype: torch.dtype = torch.float32, options=None, *, plain: bool = T
             # a state of float32 from narrow inputs has the digits of two narrow parts
             least = (2**-16 if "end" in name and dtype == torch.bfloat16 else 1e-6) * wanted.norm()
             allowed = 2 * (rounded[name].double() - wanted).norm() + least
+            # the gradient of a single query is zero, of parts that cancel
+            allowed += torch.finfo(dtype).eps * exact["o"].norm() if name == "q" and sizes["T"] == 1 else 0
         else:
             allowed = 5e-6 * wanted.norm()
         assert off <= allowed, f"{name}: off by {off:.3g}, allowed {allowed:.3g}"
