@@ -34,7 +34,7 @@ from regard.kernels.parts import once
 MAPS = {"none": 0, "elu": 1, "relu": 2, "exp": 3}
 HELD = 16384  # numbers of a state that a program holds; half of it where factors are float32
 ENOUGH = 1.5  # programs for each multiprocessor with which a sequence is one segment
-WANTED = 4  # programs for each multiprocessor where it is cut; half of it for wider states
+WANTED = 2  # programs for each multiprocessor where it is cut
 PTX = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1" and torch.version.hip is None)
 POISON = False  # tests fill what is about to be written with NaN
 SEGMENTS: int | None = None  # tests and tuning fix their number
@@ -53,16 +53,16 @@ class Tuning(NamedTuple):
 # for bfloat16 and states of 64 x 64, measured on an H200
 TUNED = {
     "forward": Tuning(64, 4, 3),
-    "queries": Tuning(64, 4, 2),
-    "keys": Tuning(32, 4, 2),
-    "sums": Tuning(64, 4, 2),
+    "queries": Tuning(64, 4, 3),
+    "keys": Tuning(32, 4, 3),
+    "sums": Tuning(64, 4, 3),
     "read": Tuning(64, 4, 1),
 }
 # for wider states
 WIDE = {
-    "forward": Tuning(64, 8, 2),
-    "queries": Tuning(64, 8, 2),
-    "keys": Tuning(32, 8, 2),
+    "forward": Tuning(32, 8, 2),
+    "queries": Tuning(32, 8, 3),
+    "keys": Tuning(32, 8, 3),
     "sums": Tuning(64, 8, 2),
     "read": Tuning(64, 8, 1),
 }
@@ -95,8 +95,7 @@ def cut(x: Tensor, V: int, dtype: torch.dtype, vector: bool = False) -> Cut:
     block_k, block_v = _blocks(K, V, dtype)
     parts = triton.cdiv(V, block_v)
     programs, cores = B * H * parts, _multiprocessors(x)
-    wanted = WANTED * cores // (2 if block_k * block_v > 4096 else 1)
-    segments = SEGMENTS or (1 if programs >= ENOUGH * cores else triton.cdiv(wanted, programs))
+    segments = SEGMENTS or (1 if programs >= ENOUGH * cores else triton.cdiv(WANTED * cores, programs))
     step = max(tuned(kernel, K, V, dtype, vector).chunk for kernel in TUNED)
     # a segment of few chunks is not worth its first state
     span = triton.cdiv(triton.cdiv(T, segments), step) * step
@@ -980,8 +979,8 @@ def _scan_queries(
             if GIVEN:
                 es = tl.where(part == 0, tl.load(e + start + i, mask=live, other=0.0), 0.0)
             else:
-                # g . o = q . (S g) / den: o would be rounded
-                es = -tl.sum(qs * grad, 1) * inverse
+                # g . o = q . (S g) / (q . z): o has been rounded, and so have the parts of den, which here must cancel
+                es = -tl.sum(qs * grad, 1) * _inverse(tl.sum(qs * seen, 1), floor, 1)
                 if NORM == 2:
                     es = tl.where(row >= floor, es, 0.0)
                 tl.store(e + start + i, es, mask=there)
