@@ -146,6 +146,10 @@ LAYERS = {
         "axial(width=128)",
         "xl",
         "compressive",
+        "linear",
+        "performer",
+        "rfa",
+        "efficient",
     ),
     "self": (
         "local(window=256)",
@@ -160,6 +164,10 @@ LAYERS = {
         "poolingformer",
         "longshort",
         "axial(width=128)",
+        "linear",
+        "performer",
+        "rfa",
+        "efficient",
     ),
 }
 
