@@ -129,3 +129,34 @@ def test_etc(options, chunk, monkeypatch):
         results.append({"y": y.detach(), "x": given.grad, **{n: p.grad for n, p in layer.named_parameters()}})
     for name, expected in results[1].items():
         assert_close(results[0][name], expected, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_etc_projections_of_each_pair():
+    """Each of the four pairs of sequences by its own projections, as two attentions: that of the long queries and that
+    of the global ones; segments of given lengths."""
+    torch.manual_seed(0)
+    options = "globals=3, radius=40, distance=2, segment=(4, 1), projections='pair', output='separate'"
+    layer = regard.attention(f"etc({options})", width=WIDTH, heads=1, bias=True).double()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    x = torch.randn(1, 12, WIDTH, dtype=torch.float64)
+    short, long = x[:, :3], x[:, 3:]
+    expected = []
+    for own, prefix, e, b in ((short, "wide_", layer.global_e, layer.global_b), (long, "", layer.long_e, layer.long_b)):
+        side = "first" if own is short else "others"
+        q = getattr(layer.project["q"], side)(own)
+        keys, values = (layer.project[prefix + name] for name in "kv")
+        k, v = (torch.cat([pair.first(short), pair.others(long)], 1) for pair in (keys, values))
+        i, j = torch.arange(12)[:3] if own is short else torch.arange(3, 12), torch.arange(12)
+        i, away = i[:, None], (j - i[:, None]).clamp(-2, 2)
+        linked = torch.zeros(12, 12, dtype=torch.bool)
+        linked[0, 3:7] = linked[3:7, 0] = linked[1, 7] = linked[7, 1] = True
+        p = torch.where((i < 3) != (j < 3), 5 + linked[i[:, 0]].long(), torch.where(away >= 0, away, 2 - away))
+        scores = q @ k.mT + torch.einsum("bid,ijd->bij", q, e[p, 0]) + b[p, 0]
+        expected.append(getattr(layer.output, side)((scores / WIDTH**0.5).softmax(-1) @ v))
+    assert_close(layer(x), torch.cat(expected, 1))
+
+
+def test_etc_refuses_more_segments_than_global_tokens():
+    with pytest.raises(ValueError, match="gives 3 segments, and there are 2 global tokens"):
+        regard.attention("etc(globals=2, segment=(3, 4, 5))", width=WIDTH, heads=HEADS)

@@ -1,7 +1,8 @@
 """A short global sequence beside a long one that is read locally, with learnt relations between tokens."""
 
+import copy
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,8 +28,15 @@ class ETC(Cached):
 
     Within a sequence p is the distance, clipped at m (`distance`): 0 the token itself, 1 ... m to the right,
     m + 1 ... 2m to the left. Between the two p is 2m + 1, or 2m + 2 for a long token and the global one of its segment.
-    Both sequences share the projections of q, k and v (the authors' share_qkv_projections) and, unlike there, that of
-    the output. Time N (r + g), memory N.
+    Segments are equally long, or as long as `segment` gives them one by one.
+
+    projections="shared": both sequences share those of q, k and v (the authors' share_qkv_projections, their default).
+    "query": the queries of either sequence have projections of q, k and v of their own (share_kv_projections). "pair":
+    keys and values have one for each of the four pairs of sequences, a query that of its sequence. Theirs has an output
+    projection for each sequence by default: output="separate".
+
+    Theirs is told relations and masks with every example, any label for any pair of tokens. A layer here is given
+    tokens only: relations follow from places, and are the same in every row. Time N (r + g), memory N.
     """
 
     facts = Facts(
@@ -48,6 +56,8 @@ class ETC(Cached):
     examples = (
         "etc(globals=3, radius=2, distance=2)",
         "etc(globals=4, radius=5, distance=7, segment=6)",
+        "etc(globals=3, radius=3, distance=2, segment=(2, 9, 4), projections='query', output='separate')",
+        "etc(globals=3, radius=2, distance=3, segment=5, projections='pair', output='separate')",
     )
 
     def __init__(
@@ -57,26 +67,58 @@ class ETC(Cached):
         globals: Annotated[int, "tokens at the start of a row that form the global sequence"] = 256,
         radius: Annotated[int, "how far a long token sees to each side"] = 84,
         distance: Annotated[int, "distances from this one on are told apart no more"] = 12,
-        segment: Annotated[int | None, "long tokens that belong to each global token in turn; None: to none"] = None,
+        segment: Annotated[
+            int | tuple[int, ...] | None,
+            "long tokens of each global token in turn, one number for all or one for each; None: of none",
+        ] = None,
+        projections: Annotated[
+            Literal["shared", "query", "pair"],
+            "of q, k and v: one for both sequences, for the queries of each, or for each pair of sequences",
+        ] = "shared",
+        output: Annotated[Literal["shared", "separate"], "output projection: one, or one for each sequence"] = "shared",
     ):
+        segment = tuple(segment) if isinstance(segment, list) else segment
+        if projections != "shared":
+            self.inputs = self.inputs | {"wide_k": "key", "wide_v": "value"}
         super().__init__(shape)
-        for name, size in (("globals", globals), ("radius", radius), ("distance", distance), ("segment", segment)):
+        lengths = segment if isinstance(segment, tuple) else (segment,)
+        sizes = (("globals", globals), ("radius", radius), ("distance", distance))
+        for name, size in (*sizes, *(("segment", length) for length in lengths)):
             if size is not None and size < 1:
                 raise ValueError(f"option {name!r} of 'etc' must be at least 1, got {size}")
+        if isinstance(segment, tuple) and len(segment) > globals:
+            raise ValueError(
+                f"option 'segment' of 'etc' gives {len(segment)} segments, and there are {globals} global tokens: give "
+                f"at most one for each"
+            )
         self.globals, self.radius, self.distance, self.segment = globals, radius, distance, segment
+        for name in {"shared": (), "query": ("q",), "pair": self.inputs}[projections]:
+            self.project[name] = Pair(self.project[name], globals)
+        if output == "separate":
+            self.output = Pair(self.output, globals)
         relations, H, D = 2 * distance + 3, shape.heads, shape.head_width
         self.long_e, self.global_e = (nn.Parameter(0.02 * torch.randn(relations, H, D)) for _ in range(2))
         self.long_b, self.global_b = (nn.Parameter(torch.zeros(relations, H)) for _ in range(2))
 
-    def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        g = min(self.globals, mask.T)
-        if mask.T > 1 and runs.takes(q, k, v):
-            return self._in_runs(mask, q, k, v, g)
+    def attend(
+        self,
+        mask: Mask,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        wide_k: Tensor | None = None,
+        wide_v: Tensor | None = None,
+    ) -> Tensor:
+        """`wide_k` and `wide_v` are what the global queries read, where it is not what the long ones do."""
+        g, wide = min(self.globals, mask.T), (k, v) if wide_k is None else (wide_k, wide_v)
+        given = "the lengths of segments are given one by one" if isinstance(self.segment, tuple) else None
+        if mask.T > 1 and runs.takes(q, k, v, refusal=given):
+            return self._in_runs(mask, q, k, v, *wide, g)
         q = q * self.scale
-        o = _again(lambda q, k, v: self._wide(mask, q, k, v), q[:, :, :g], k, v)
+        o = _again(lambda q, k, v: self._wide(mask, q, k, v), q[:, :, :g], *wide)
         return o if g == mask.T else torch.cat([o, self._near(mask, q[:, :, g:], k, v)], 2)
 
-    def _in_runs(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, g: int) -> Tensor:
+    def _in_runs(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, wide_k: Tensor, wide_v: Tensor, g: int) -> Tensor:
         """By kernels that read what a relation adds from a table of the queries."""
         place = mask.where()
 
@@ -85,7 +127,7 @@ class ETC(Cached):
             return Relations(table, self.distance, g, self.segment or 0, of_globals)
 
         wide = related(q[:, :, :g], self.global_e, self.global_b, True)
-        o = runs.attend(q[:, :, :g], k, v, [Pass()], scale=self.scale, where=place, relations=wide)
+        o = runs.attend(q[:, :, :g], wide_k, wide_v, [Pass()], scale=self.scale, where=place, relations=wide)
         if g == mask.T:
             return o
         near = Pass(Bound(plus=-self.radius), Bound(plus=self.radius + 1), Far(g))
@@ -145,7 +187,13 @@ class ETC(Cached):
 
     def _linked(self, places: Tensor, g: int) -> Tensor:
         """[n, g]: which global token the long tokens at these places belong to."""
-        owner = -torch.ones_like(places) if self.segment is None else places // self.segment
+        owner = -torch.ones_like(places)
+        if isinstance(self.segment, tuple):
+            ends = torch.tensor(self.segment, device=places.device).cumsum(0)
+            owner = torch.searchsorted(ends, places, right=True)
+            owner = torch.where(owner < len(ends), owner, -1)
+        elif self.segment is not None:
+            owner = places // self.segment
         return owner[:, None] == torch.arange(g, device=places.device)
 
     def plain(self, row: Row) -> Tensor:
@@ -158,14 +206,53 @@ class ETC(Cached):
                     far = min(abs(i - j), m)
                     p = far if j >= i else m + far
                 else:
-                    owner = None if self.segment is None else (max(i, j) - g) // self.segment
-                    p = 2 * m + (2 if owner == min(i, j) else 1)
+                    p = 2 * m + (2 if self._plain_owner(max(i, j) - g) == min(i, j) else 1)
                 if i < g or j < g or abs(i - j) <= self.radius:
-                    score = row.q[i] @ row.k[j] + row.q[i] @ e[p, row.head] + b[p, row.head]
+                    wide = "wide_" if i < g and "wide_k" in row.values else ""
+                    k, v = (row.values[wide + name][j] for name in "kv")
+                    score = row.q[i] @ k + row.q[i] @ e[p, row.head] + b[p, row.head]
                     logits.append(score * self.scale)
-                    values.append(row.v[j])
+                    values.append(v)
             outs.append(blend(torch.stack(logits), values))
         return torch.stack(outs)
+
+    def _plain_owner(self, place: int) -> int | None:
+        """The global token that the long token at a place belongs to."""
+        if not isinstance(self.segment, tuple):
+            return None if self.segment is None else place // self.segment
+        for owner, length in enumerate(self.segment):
+            if place < length:
+                return owner
+            place -= length
+        return None
+
+    def _plain(self, name: str, kind: str, head: int, x: Tensor, source: Tensor) -> Tensor:
+        D, G, H = self.shape.head_width, self.shape.kv_heads, self.shape.heads
+        slot = head if kind == "query" else head * G // H
+        tokens = [self._plain_linear(self.project[name], i, token) for i, token in enumerate(x)]
+        return torch.stack([token[slot * D : slot * D + D] for token in tokens])
+
+    def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        heads = torch.cat([self.plain(self.plain_row(head, x)) for head in range(self.shape.heads)], -1)
+        return torch.stack([self._plain_linear(self.output, i, token) for i, token in enumerate(heads)])
+
+    def _plain_linear(self, linear: nn.Module, i: int, token: Tensor) -> Tensor:
+        """A token projected by its place."""
+        if isinstance(linear, Pair):
+            linear = linear.first if i < self.globals else linear.others
+        return linear.weight @ token + (0 if linear.bias is None else linear.bias)
+
+
+class Pair(nn.Module):
+    """A projection of the first g tokens of a row, and another one, of the same shape, of the others."""
+
+    def __init__(self, linear: nn.Linear, g: int):
+        super().__init__()
+        self.first, self.others, self.g = linear, copy.deepcopy(linear), g
+        nn.init.xavier_uniform_(self.others.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.first(x[:, : self.g]), self.others(x[:, self.g :])], 1)
 
 
 def _again(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
