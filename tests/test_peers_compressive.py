@@ -26,12 +26,13 @@ def test_peer():
     """Output and loss are those of compressive-transformer-pytorch, which is given a segment at a time."""
     torch.manual_seed(0)
     theirs = SelfAttention(WIDTH, N, N, 4, cmem_ratio=3, heads=HEADS).double().train()
-    torch.nn.init.zeros_(theirs.to_out.bias)
-    ours = layer_of(", relative=False")
+    ours = layer_of(", relative=False", bias=True)
     with torch.no_grad():
         for name, weight in zip("qkv", (theirs.to_q.weight, *theirs.to_kv.weight.chunk(2)), strict=True):
             ours.project[name].weight.copy_(weight)
-        ours.output.weight.copy_(theirs.to_out.weight)
+            # their output alone has a bias
+            ours.project[name].bias.zero_()
+        ours.output.load_state_dict(theirs.to_out.state_dict())
         ours.squeeze.load_state_dict(theirs.compress_mem_fn.conv.state_dict())
     x, memories, ys, losses = draw(2, 5 * N), None, [], []
     for part in x.split(N, 1):

@@ -17,13 +17,13 @@ def pair(role: str = "self", *, head_width: int = 8, kv_heads: int = HEADS) -> t
     theirs = LinformerSelfAttention(WIDTH, LONGEST, k=RANK, heads=HEADS, dim_head=head_width, one_kv_head=one).double()
     spec = f"linformer(rank={RANK}, longest={LONGEST})"
     sizes = {"width": WIDTH, "heads": HEADS, "kv_heads": kv_heads, "head_width": head_width}
-    ours = regard.attention(spec, role=role, **sizes).double()
+    ours = regard.attention(spec, role=role, bias=True, **sizes).double()
     with torch.no_grad():
-        # their output alone has a bias; ours has biases everywhere or nowhere
-        theirs.to_out.bias.zero_()
         for name, linear in (("q", theirs.to_q), ("k", theirs.to_k), ("v", theirs.to_v)):
             ours.project[name].weight.copy_(linear.weight)
-        ours.output.weight.copy_(theirs.to_out.weight)
+            # their output alone has a bias; ours has biases everywhere or nowhere
+            ours.project[name].bias.zero_()
+        ours.output.load_state_dict(theirs.to_out.state_dict())
         ours.mix_k.copy_(theirs.proj_k.T)
         ours.mix_v.copy_(theirs.proj_v.T)
     return ours, theirs
@@ -43,7 +43,9 @@ def compare(ours, theirs, given: dict[str, torch.Tensor]) -> None:
         assert_close(mine[name].grad, other[name].grad)
     assert_close(ours.mix_k.grad, theirs.proj_k.grad.T)
     assert_close(ours.mix_v.grad, theirs.proj_v.grad.T)
-    assert_close(ours.project["k"].weight.grad, theirs.to_k.weight.grad)
+    for own, linear in (*((ours.project[n], getattr(theirs, f"to_{n}")) for n in "qkv"), (ours.output, theirs.to_out)):
+        assert_close(own.weight.grad, linear.weight.grad)
+    assert_close(ours.output.bias.grad, theirs.to_out.bias.grad)
 
 
 @pytest.mark.parametrize("tokens", [1, 5, LONGEST])

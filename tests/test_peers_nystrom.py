@@ -81,13 +81,16 @@ def test_nystrom_attention(kernel, iterations):
         residual_conv_kernel=kernel,
     ).double()
     spec = f"nystrom(landmarks=6, kernel={kernel}, iterations={iterations})"
-    ours = regard.attention(spec, width=WIDTH, heads=1, head_width=8).double()
+    ours = regard.attention(spec, width=WIDTH, heads=1, head_width=8, bias=True).double()
     with torch.no_grad():
-        # theirs has this bias alone, ours biases everywhere or nowhere
-        theirs.to_out[0].bias.zero_()
         for name, weight in zip("qkv", theirs.to_qkv.weight.chunk(3), strict=True):
             ours.project[name].weight.copy_(weight)
-    pairs = {"output": (ours.output.weight, theirs.to_out[0].weight)}
+            # their output alone has a bias, ours has biases everywhere or nowhere
+            ours.project[name].bias.zero_()
+    pairs = {
+        "output": (ours.output.weight, theirs.to_out[0].weight),
+        "output bias": (ours.output.bias, theirs.to_out[0].bias),
+    }
     if kernel:
         pairs["filter"] = (ours.filter, theirs.res_conv.weight)
     compare(ours, theirs, pairs, torch.randn(1, TOKENS, WIDTH, dtype=torch.float64))

@@ -87,13 +87,15 @@ def test_gpt_neo():
         max_position_embeddings=64, attention_dropout=0.0, resid_dropout=0.0,
     )  # fmt: skip
     theirs = GPTNeoSelfAttention(config, "local", 0)
-    ours = regard.attention("local(window=8)", width=32, heads=4, role="causal")
+    ours = regard.attention("local(window=8)", width=32, heads=4, role="causal", bias=True)
     with torch.no_grad():
-        theirs.out_proj.bias.zero_()
         ours.project["q"].weight.copy_(theirs.q_proj.weight * 8**0.5)
         ours.project["k"].weight.copy_(theirs.k_proj.weight)
         ours.project["v"].weight.copy_(theirs.v_proj.weight)
-        ours.output.weight.copy_(theirs.out_proj.weight)
+        for linear in ours.project.values():
+            # their output alone has a bias
+            linear.bias.zero_()
+        ours.output.load_state_dict(theirs.out_proj.state_dict())
     x = torch.randn(2, 50, 32, requires_grad=True)
     compare(ours(x), theirs(x)[0], [x])
 
