@@ -96,6 +96,7 @@ def test_evaluations_and_checkpoints_that_were_asked_for_count(tmp_path, clock):
 def test_without_a_wish_the_data_decide_or_the_time(tmp_path, clock, monkeypatch, capsys):
     """Some passes over few pairs are soon done; over many they would take too long."""
     monkeypatch.setattr(Task, "epochs", 20)
+    monkeypatch.setattr(plan, "STEPS", 10)
     settings = config(tmp_path, "few", **OPEN, tokens=400)
     task.train(Task, settings, Display())
     found, said = made(settings), capsys.readouterr().err
@@ -191,6 +192,12 @@ def test_a_first_step_that_is_compiled_does_not_count(tmp_path, clock, monkeypat
     found = made(settings)
     assert (found.measured, found.seconds_per_step) == (10, 1.0)
     assert 0.9 * 90 <= clock.now - began <= 90
+
+
+def test_few_data_get_some_steps_all_the_same():
+    nothing, epochs = TrainingConfig(), TrainingConfig(epochs=2)
+    assert [plan.enough(nothing, 20, an_epoch) for an_epoch in (1, 25, 1000.5)] == [500, 500, 20010]
+    assert plan.enough(epochs, 20, 3.5) == 7
 
 
 def test_a_plan_has_at_least_one_more_step():

@@ -231,7 +231,7 @@ class Loop:
             self._log(first)
         if config.steps is None:
             self.durations.append(time.monotonic() - began)
-            enough = math.ceil((config.epochs or self.task.epochs) * self.an_epoch)
+            enough = plans.enough(config, self.task.epochs, self.an_epoch)
             # the slowest may have been compiled first
             seconds = sum(self.durations) - max(self.durations)
             if plans.measured_enough(len(self.durations), seconds, config, enough):

@@ -15,6 +15,7 @@ from regard.training.run import Run
 
 FILE = "plan.json"
 MINUTES = 15.0  # where nothing is asked for, a plan takes no longer
+STEPS = 500  # and no fewer, if there is time: few data have short epochs
 EVALUATIONS = 10  # at most, where nothing is said about them
 EVALUATION_SHARE = 0.1  # of the time, at most
 FEWEST, LONGEST_SHARE, SHARE, SECONDS = 12, 0.1, 0.02, 2.0  # of the measuring: steps, shares of the time, seconds
@@ -65,6 +66,11 @@ def given(config: TrainingConfig, an_epoch: float) -> Plan | None:
     steps = config.steps or max(1, round(config.epochs * an_epoch))
     every = config.evaluate_every or min(1000, math.ceil(steps / EVALUATIONS))
     return Plan(steps, warmup(config, steps), every)
+
+
+def enough(config: TrainingConfig, epochs: float, an_epoch: float) -> int:
+    """Steps that were asked for in epochs, or that data are good for which are good for so many of them."""
+    return math.ceil(config.epochs * an_epoch) if config.epochs else max(STEPS, math.ceil(epochs * an_epoch))
 
 
 def measured_enough(steps: int, seconds: float, config: TrainingConfig, enough: int) -> bool:
