@@ -70,5 +70,7 @@ def _read(path: Path) -> Recipe:
             break
         comment.append(line.removeprefix("#"))
     about = " ".join(line.strip() for line in comment if not line.startswith("   "))
-    command = " ".join(line.strip().removesuffix("\\").strip() for line in comment if line.startswith("   "))
+    code = " ".join(line.strip() for line in comment if line.startswith("   ")).replace("\\ ", "")
+    # whatever prepares the data stands before it
+    command = code[max(code.find("regard train"), 0) :]
     return Recipe(path.stem, path.parent.name, about, command, path)
