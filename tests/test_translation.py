@@ -67,6 +67,24 @@ def test_the_shipped_translator(monkeypatch, capsys):
     assert lines == ["Wo ist der Bahnhof?", "", "Ich liebe dich."]
 
 
+def test_the_shipped_translator_puts_entities_where_they_belong(shipped):
+    """Before it had placeholders it made prose of them: "Die Vitisminst tritt heute eine Apphalle auf."."""
+    warnings: list[str] = []
+    lines = {
+        "Visit https://example.com/help?id=42 today.": "Besuchen Sie heute https://example.com/help?id=42.",
+        "My e-mail address is john.doe@example.org.": "Meine E-Mail-Adresse ist john.doe@example.org.",
+        "It costs $1,234.56.": "Es kostet 1.234,56 $.",
+        "The meeting is at 14:30.": "Die Besprechung ist um 14:30 Uhr.",
+        "I love you ❤️": "Ich liebe dich. ❤️",
+        "He was born on March 3, 1987.": "Er wurde am 3. März 1987 geboren.",
+        "@anna loves #berlin.": "@anna liebt #berlin.",
+        "The file is in /home/anna/notes.txt.": "Die Datei ist in /home/anna/notes.txt.",
+        "You need version 2.10.3 or newer.": "Sie brauchen Version 2.10.3 oder neuer.",
+    }
+    assert [best[0].text for best in shipped.translate(lines, warn=warnings.append)] == list(lines.values())
+    assert warnings == []
+
+
 def test_the_shipped_translator_is_small_and_says_where_it_is_from():
     weights = list(SHIPPED.glob("checkpoints/*/*.safetensors"))
     assert len(weights) == 1
