@@ -20,7 +20,8 @@ class BigBird(Cached):
     Any other block sees, in one softmax and each token once, the global blocks, the w blocks around itself and r random
     blocks that are neither (fewer where fewer are left). The random ones are drawn uniformly for each head and block;
     they follow from the stored `seeds` of the heads and stay until `redraw()`. (The authors' code takes them from the
-    first blocks of a row only.) Time N b (g + w + r), memory N.
+    first blocks of a row only, and near its end may draw a block that is seen already, which then counts twice.)
+    Time N b (g + w + r), memory N.
     """
 
     facts = Facts(

@@ -20,7 +20,8 @@ class Clusterformer(Attention):
     The p centroids are learnt without gradients. In training, a memory bank takes in the tokens that the layer reads,
     and drops the oldest; after every so many calls, k-means over the bank makes new centroids (`refresh()`). Vectors
     count by direction, as centroids of unit length are compared by products: k-means is the spherical one, begun with
-    tokens spread evenly over the bank. Until the first time, the centroids are random directions.
+    tokens spread evenly over the bank. (No code of the authors was found.) Until the first time, the centroids are
+    random directions.
 
     Time N (m + p), and the sorting; memory N p.
     """

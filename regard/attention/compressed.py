@@ -32,8 +32,9 @@ class Compressed(Heads):
     slot more, since the first queries see no finished block: the first token as it is, as in the authors' code.
 
     The last block is filled up with zeros. The authors' code convolves the layer's input and projects the result; the
-    paper projects first, as here. The convolutions start as the mean of a block. The paper's stack, local layers in
-    turn with compressed ones, is the list `[local(window=256), compressed]`. Time N^2 / f, memory N, state N / f.
+    paper projects first, as here. In their code the last token of a block does not see it yet. The convolutions start
+    as the mean of a block. The paper's stack, local layers in turn with compressed ones, is the list
+    `[local(window=256), compressed]`. Time N^2 / f, memory N, state N / f.
     """
 
     facts = Facts(

@@ -70,7 +70,8 @@ class Compressive(Segmented):
 
     with "none" the gradients of the output go through them (the paper's BPTT). Segments are counted from the first
     token of a row, so the cut of `extend` does not matter; `regard.detach(state)` between segments is the paper's stop
-    of gradients. The map shares the weight of a slot among the tokens it stands for. Time N (n + n_m + n_cm), memory N.
+    of gradients. No code of the authors was found. The map shares the weight of a slot among the tokens it stands for.
+    Time N (n + n_m + n_cm), memory N.
     """
 
     facts = Facts(

@@ -18,7 +18,8 @@ class Image(Tailed):
     the memory around it: o_i = sum_j softmax_j(q_i . k_j / sqrt(D)) v_j over the j in the memory block of i.
 
     1-D: blocks of l_q tokens, and l_m tokens on either side of a block; causal: the past of those, so l_m tokens before
-    the block and the block up to the query. Theirs are l_q = l_m = 256.
+    the block and the block up to the query. Theirs are l_q = l_m = 256, and a causal row shorter than two blocks is
+    read as a whole, which it is not here.
 
     2-D: blocks of h x w cells of an image, and f_h rows above and below them, f_w columns to the left and right. The
     tokens are the cells in the order of generation, block by block and row by row inside a block, for an image of any

@@ -16,7 +16,8 @@ class Linformer(Digested):
     """Wang et al. 2020: softmax(Q (E K)^T / sqrt(d)) (F V) with learnt E, F [k, n]; their k is our R, n `longest`, d D.
 
     An input of S <= n tokens uses the first S columns of E and F, padded tokens count as zero vectors, and all R slots
-    stay in the softmax however short the input is. Time N R, memory N.
+    stay in the softmax however short the input is. (The authors' code mixes the inputs and then projects them,
+    (E X) W + b: the same but for the bias.) Time N R, memory N.
     """
 
     facts = Facts(

@@ -50,10 +50,10 @@ class Poolingformer(Attention):
     maximum, or a dynamic convolution (LDConv), sum_j d_j v_j with d = softmax(W_p v_c); one W_p [n, D] serves keys,
     values and all heads. The paper's kappa and xi are our kernel n and stride x.
 
-    The paper has no causal form; this one sees the past of the first window, and in the second one the slots that have
-    read their last token. Where there is none yet, Z_i = 0. The map is A + A' P A, with the weights A and A' of the two
-    levels and the shares P of the tokens in their slots (of a maximum: the part of the features that it comes from).
-    Time N (w1 + w2 / x), memory N, state w1 + w2.
+    No code of the authors was found. The paper has no causal form; this one sees the past of the first window, and in
+    the second one the slots that have read their last token. Where there is none yet, Z_i = 0. The map is A + A' P A,
+    with the weights A and A' of the two levels and the shares P of the tokens in their slots (of a maximum: the part of
+    the features that it comes from). Time N (w1 + w2 / x), memory N, state w1 + w2.
     """
 
     facts = Facts(

@@ -19,8 +19,9 @@ class Reformer(Cached):
 
         o_i = sum_j N_ij exp(k_i . k_j / |k_j|) v_j / sum_j N_ij exp(k_i . k_j / |k_j|)
 
-    with N_ij how often i meets j in all rounds (`once`: 1). No token reads itself, unless it meets no other. Several
-    hashes may make one bucket, `buckets=[b1, b2]`: b1 b2 buckets at the cost of b1 + b2.
+    with N_ij how often i meets j in all rounds, as in the authors' code (`once`: 1, as in the paper). No token reads
+    itself, unless it meets no other. Several hashes may make one bucket, `buckets=[b1, b2]`: b1 b2 buckets at the cost
+    of b1 + b2.
 
     Later tokens move the borders of the chunks, so a token's output changes as a row grows, though no token reads what
     comes after it. Decoding sorts all tokens so far at each step: a new token's output is that of the last token of a

@@ -27,7 +27,9 @@ class Induced(Attention):
         MAB(I, X) = LN(A + rFF(A)),    A = LN(I + Multihead(I, X, X)),    rFF(A) = ReLU(A W + b).
 
     The rest of the paper's ISAB(X) = MAB(X, H), the residuals, norms and rFF around y, is what a post-norm Transformer
-    layer puts there. With block=False the points keep H = Multihead(I, X, X) alone. A padded token is read by no point.
+    layer puts there. With block=False the points keep H = Multihead(I, X, X) alone. The authors'
+    code adds the projected I, divides by the root of the whole width, has no output projection, and norms only where
+    asked. A padded token is read by no point.
     The order of the tokens does not matter unless a position scheme puts it in. What reaches a query is told by two
     maps, [T, m] and [m, S] of each head; the map of the layer is their product. Time N m, memory N.
     """

@@ -24,7 +24,9 @@ class Sinkhorn(Cached):
     by step, with columns summed over their rows up to u, so that no later block changes anything, and rows at the end.
     SortCut (`cut` above 0): every query reads the first `cut` sorted blocks and nothing else, also of a memory.
 
-    Here W_1 is a projection of each head (`s`), and W_2 has as many rows as a row of `longest` tokens has blocks.
+    The only public code of the authors, in the Long Range Arena, adds the outputs of two softmaxes, and sums over all
+    blocks in the place of sorting them. Here W_1 is a projection of each head (`s`), and W_2 has as many rows as a row
+    of `longest` tokens has blocks.
     Time N b + N^2 / b for the sorting (SortCut: N cut b + (N / b)^2), memory N + (N / b)^2.
     """
 

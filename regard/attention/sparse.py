@@ -24,7 +24,9 @@ class Sparse(Cached):
 
     For role "self" the condition j <= i falls away and A1 of the strided pattern is |i - j| <= l. Time N l + N^2 / l
     (fixed: N^2 c / l), which is N sqrt(N) for l near sqrt(N), as `longest` chooses it; memory N. Different
-    patterns on different heads are `heads(local(...), strided(...))`; in alternating layers, a list of specs.
+    patterns on different heads are `heads(local(...), strided(...))`; in alternating layers, a list of specs. The
+    authors' code works on blocks of tokens, has l keys in A1 of the strided pattern, i - j < l, and can give each head
+    of the fixed one its own place for a summary.
     """
 
     facts = Facts(

@@ -24,6 +24,7 @@ class Synthesizer(Cached):
 
     and the alphas of a mixture a softmax of learnt numbers. All tables are those of a head; l is `longest`, k `rank`,
     W_1 maps to the D numbers of a head, and so do the linear F_A and F_B first (any linear maps where a + b <= D).
+    The authors' code (Mesh TensorFlow) reads keys as values where no products are mixed in, and mixes by sigmoids.
     Time N^2, memory N, and N^2 where a random R is trained: its gradient.
     """
 

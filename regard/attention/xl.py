@@ -33,7 +33,8 @@ class XL(Segmented):
     unless the layer is built with another scheme, or with relative=False. Segments are counted from the first token of
     a row, so that the cut of `extend` does not matter; segment=1 gives every query the M tokens before it, as the
     authors' `same_length`. The paper's stop of gradients between segments is `regard.detach(state)`: calls of `extend`
-    with a segment each, and a detach between them, are the training of the paper. Time N (n + M), memory N.
+    with a segment each, and a detach between them, are the training of the paper. The authors share u and v among all
+    layers by default; here each layer has its own. Time N (n + M), memory N.
     """
 
     facts = Facts(
