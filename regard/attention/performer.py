@@ -18,7 +18,8 @@ class Performer(Scanned):
     """Choromanski et al. 2020 (FAVOR+): phi(x)_r = exp(w_r . x' - |x'|^2 / 2) with x' = x / D^(1/4) and w_r normal, so
     that E[phi(q) . phi(k)] = exp(q . k / sqrt(D)) with no feature below zero; the rows of W are orthogonal in blocks of
     D, each with the length of a normal vector. Kernel "relu" is their generalised attention, phi(x) =
-    relu(W x / sqrt(R)) + 1e-3 with x as it is; without a projection, relu(x) + 1e-3.
+    relu(W x / sqrt(R)) + 1e-3 with x as it is; without a projection, relu(x) + 1e-3. That is their TensorFlow code;
+    the JAX code has no 1 / sqrt(R), and no projection unless asked for.
 
     The features are divided by exp of a maximum, which cancels: of all keys of the row, or, causal, a running maximum
     of the past, so that later tokens do not reach back (their code takes the maximum of all and lets the future leak

@@ -21,8 +21,9 @@ class RandomFeatures(Scanned):
     g_t = sigmoid(w_g . x_t + b), S_t = g_t S_{t-1} + (1 - g_t) phi(k_t) v_t^T, and z likewise.
 
     Features have signs, so a denominator may come out near zero or below: it is raised to `floor`. (The authors' code
-    has no gate, a fixed scale in place of R^(-1/2), and a floor larger than the sum of the first tokens.) Time
-    N R D a head, memory N R, state R D."""
+    has no gate, a fixed scale in place of R^(-1/2), and a floor larger than the sum of the first tokens; it draws from
+    a pool of 500 matrices, whose first H it evaluates with; and its orthogonal features have orthogonal columns [R, D]
+    where R is not D.) Time N R D a head, memory N R, state R D."""
 
     facts = Facts(
         name="rfa",
