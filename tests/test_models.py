@@ -7,6 +7,8 @@ import pytest
 
 from regard import models, task
 from regard.config import from_json
+from regard.data.tokenizer import Tokenizer
+from regard.training import checkpoint
 from regard.training.run import Run
 
 
@@ -50,11 +52,14 @@ BEFORE = {
 def test_a_run_of_before_keeps_its_meaning(kind, tmp_path):
     """A default that follows a paper more closely is for new runs."""
     config_class, expected = models.KINDS[kind][0], BEFORE.get(kind, {})
-    new = dataclasses.asdict(config_class(kind=kind))
+    tokenizer = Tokenizer.train([], 260, "bytes")
+    tokenizer.save(tmp_path / "tokenizer.json")
+    named = {"tokenizer.json": checkpoint.digest(tmp_path / "tokenizer.json")}
+    new = dataclasses.asdict(config_class(kind=kind, vocabulary=tokenizer.size))
     assert {name: new[name] for name in expected} != expected or not expected
     old = {name: value for name, value in new.items() if name not in expected}
     for saved, found in ((old, expected), (new, {name: new[name] for name in expected})):
-        (tmp_path / "run.json").write_text(json.dumps({"task": "language", "model": saved}))
+        (tmp_path / "run.json").write_text(json.dumps({"task": "language", "model": saved, "tokenizers": named}))
         size = task.read_parts(Run.open(tmp_path)).size
         assert {name: getattr(size, name) for name in expected} == found
         assert dataclasses.asdict(size) == new | found
