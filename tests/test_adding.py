@@ -55,10 +55,10 @@ def in_copy(tmp_path: Path, factor: str, *command: str) -> subprocess.CompletedP
     )
 
 
-def suite(tmp_path: Path, factor: str) -> subprocess.CompletedProcess:
+def suite(tmp_path: Path, factor: str, tests: str = "warm") -> subprocess.CompletedProcess:
     test = str(ROOT / "tests" / "test_conformance.py")
     config = str(ROOT / "pyproject.toml")
-    flags = ("-q", "-c", config, "--rootdir", str(tmp_path), "-n", "0", "-p", "no:cacheprovider", "-k", "warm")
+    flags = ("-q", "-c", config, "--rootdir", str(tmp_path), "-n", "0", "-p", "no:cacheprovider", "-k", tests)
     return in_copy(tmp_path, factor, "-m", "pytest", *flags, test)
 
 
@@ -73,6 +73,6 @@ def test_one_file_is_enough(tmp_path):
 
 
 def test_the_suite_judges_it(tmp_path):
-    result = suite(tmp_path, "2.5")
+    result = suite(tmp_path, "2.5", "warm and reference")
     assert result.returncode == 1, result.stdout[-3000:]
     assert "warm(temperature=3.0)-causal-reference" in result.stdout

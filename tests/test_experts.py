@@ -413,10 +413,11 @@ def test_groups_without_rows_are_cleared(device, size):
     assert_close(weights.mean((1, 2)).cpu(), torch.tensor([0.0, 1.0, 0.0, 2.0]))
 
 
-def test_kernels_compile(tmp_path):
+@pytest.mark.parametrize("which", [(), pytest.param(("all",), marks=pytest.mark.exhaustive)], ids=["few", "all"])
+def test_kernels_compile(tmp_path, which):
     plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     script = Path(__file__).with_name("kernels_compile.py")
-    subprocess.run([sys.executable, script], env=plain | {"TRITON_CACHE_DIR": str(tmp_path)}, check=True)
+    subprocess.run([sys.executable, script, *which], env=plain | {"TRITON_CACHE_DIR": str(tmp_path)}, check=True)
 
 
 @pytest.mark.parametrize("spec", [*SPECS, "moe(experts=4, choices=2)", "moe(experts=3, choices=3)"])
