@@ -518,8 +518,8 @@ class ClassifierOptions(StackOptions):
     causal: bool | None = None
     """a token sees those before it only, as in a decoder"""
     pooling: How | None = None
-    """what is read: pma (learnt seeds attend to all tokens), their mean, max, mean_max (both), root (their sum over the
-    root of their number), the first or the last (default: mean; from scratch without a preset: mean_max; of causal
+    """what is read: pma (learned seeds attend to all tokens), their mean, max, mean_max (both), root (their sum over
+    the root of their number), the first or the last (default: mean; from scratch without a preset: mean_max; of causal
     layers: last; of funnel: first)"""
     seeds: int | None = None
     """of pma: vectors that it leaves"""

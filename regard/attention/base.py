@@ -90,7 +90,7 @@ class Shape:
     dropout: float = 0.0  # of the attention weights, in training
     first_head: int = 0  # where these heads stand among `all_heads`, inside heads(...)
     all_heads: int = 0
-    pace: int | None = None  # role "cross": the queries stand among the keys, so many apart; None: two sequences
+    pace: int | None = None  # role "cross": the queries stand among the keys, this many apart; None: two sequences
 
     @classmethod
     def of(

@@ -15,7 +15,7 @@ from regard.kernels.runs import Bound, Far, Pass, Relations
 from regard.positions.base import skew
 from regard.reference import Row, blend
 
-# Temporaries of about so many numbers. On a GPU they are cheap and the start of a kernel is not.
+# Size of temporaries, in numbers. On a GPU they are cheap and the start of a kernel is not.
 CHUNK = 1 << 21
 DEVICE_CHUNK = 1 << 26
 

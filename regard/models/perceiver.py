@@ -108,7 +108,7 @@ class Perceiver(nn.Module):
 
         z <- z + Attention(Z, X, X),  z <- z + MLP(LN(z));    then of each layer  z <- z + Attention(Z, Z, Z), ...
 
-    Without classes, an output query o for each token reads the latents (IO) and predicts the token: o is one learnt
+    Without classes, an output query o for each token reads the latents (IO) and predicts the token: o is one learned
     vector with the token's position put in, y = Attention(LN(o), LN(z)), y + MLP(LN(y)). The query itself is not added,
     as in the authors' decoder and its language model; `query_residual` adds it, as their script for ImageNet and
     Hugging Face's decoders of images do. The authors' MLPs have the GELU by tanh, and their queries and keys are as
