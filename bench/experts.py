@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.attention.base import Rows
-from regard.feedforward.base import FeedForward
-from regard.memory import keep_memory
+from regard.core.allocator import keep_memory
+from regard.layers.attention.base import Rows
+from regard.layers.feedforward.base import FeedForward
 
 LAYERS = {"switch": 1, "gshard": 2, "moe": 2, "choice": 2}
 

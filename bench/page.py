@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 import regard
-from regard.attention.base import Memory, Rows
-from regard.show import maps
+from regard.layers.attention.base import Memory, Rows
+from regard.page import maps
 from regard.spec import ATTENTION
 
 TOKENS = 4096

@@ -35,8 +35,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.allocator import keep_memory
 from regard.kernels.packed import pack_linears
-from regard.memory import keep_memory
 from regard.models.transformer import ModelConfig, Transformer
 from regard.training.loss import loss
 
@@ -136,7 +136,7 @@ def ours(sizes: Sizes, dropout: float) -> Transformer:
 
 def waves(model: Transformer, length: int) -> Tensor:
     """The positions as a table [length, E]."""
-    from regard.attention.base import Rows
+    from regard.layers.attention.base import Rows
 
     zeros = torch.zeros(1, length, model.config.width)
     return model.encoder.position.add(zeros, Rows.full(zeros))[0]

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard.attention.base import Attention
 from regard.data import placeholders
 from regard.data.batches import padded, similar
 from regard.data.placeholders import Marked
 from regard.data.tokenizer import Tokenizer
+from regard.layers.attention.base import Attention
 from regard.metrics.alignment import Links, Method, flip, format_links, symmetrise
 
 Read = Literal["consume", "predict"]

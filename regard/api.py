@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.attention.base import (
+from regard.layers.attention.base import (
     Attention,
     Cached,
     Facts,
@@ -22,9 +22,9 @@ from regard.attention.base import (
     pack_pairs,
     unpack,
 )
-from regard.attention.heads import MixedHeads
-from regard.feedforward.base import FeedForward, FeedForwardFacts, Sizes
-from regard.positions.base import Position, PositionFacts
+from regard.layers.attention.heads import MixedHeads
+from regard.layers.feedforward.base import FeedForward, FeedForwardFacts, Sizes
+from regard.layers.position.base import Position, PositionFacts
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, REGISTRIES, Spec, parse
 
 

@@ -13,11 +13,11 @@ from torch import nn
 
 from regard import baseline, classifier_plan, models, task
 from regard.config import ClassifyConfig, LabelledData
+from regard.core.files import parse_rows
 from regard.data.batches import Examples, LabelledBatches, padded, similar
 from regard.data.labelled import Example, Labelled, class_names, class_numbers, read_labelled
 from regard.data.text import hold_out, shown
 from regard.data.tokenizer import Tokenizer
-from regard.files import parse_rows
 from regard.metrics.classification import Choice, Report, choose, decide, report
 from regard.training.graphs import few_lengths
 from regard.training.loss import Loss, smoothed
@@ -27,7 +27,7 @@ FILE = "tokenizer.json"
 TOKENS_AT_ONCE = {"cpu": 8192, "cuda": 65536}  # padded, in a batch that is classified
 SAMPLES = 3  # shown at each evaluation
 INITS = ("masked", "language")  # tasks whose runs a classifier can begin with
-SHIPPED = Path(__file__).parent / "shipped" / "english"  # the encoder that classifiers of English begin with
+SHIPPED = Path(__file__).parent / "bundled" / "english"  # the encoder that classifiers of English begin with
 MAXIMUM_LENGTH, VOCABULARY = 512, 8000  # where a config says nothing
 HEAD = 0.25  # share of the beginning in a text that lost its middle
 

@@ -27,7 +27,7 @@ from rich.text import Text
 import regard
 from regard import __version__, runs
 from regard.aliases import ALIASES, SETTINGS
-from regard.memory import keep_memory
+from regard.core.allocator import keep_memory
 from regard.spec import REGISTRIES, Registry, Spec, describe, parse
 
 HOME = Path(__file__).resolve().parent
@@ -251,7 +251,7 @@ def draw(arguments: argparse.Namespace) -> None:
 
 def show(arguments: argparse.Namespace) -> None:
     """regard show"""
-    from regard.show import verb
+    from regard.page import verb
 
     verb.show(arguments)
 

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from regard.files import check_yaml, decoded, parse_yaml, read_bytes
-from regard.limits import check_sizes
+from regard.core.files import check_yaml, decoded, parse_yaml, read_bytes
+from regard.core.limits import check_sizes
 from regard.models.funnel import FunnelConfig
 from regard.models.perceiver import PerceiverConfig
 from regard.models.pooling import ClassifierConfig, How

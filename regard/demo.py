@@ -14,8 +14,8 @@ from torch import Tensor
 
 import regard
 from regard import draw as pictures
-from regard.attention.base import Heads
 from regard.config import DataConfig, ModelOptions, TrainingConfig, TranslateConfig
+from regard.layers.attention.base import Heads
 from regard.training.run import Run
 
 SENTENCE = "she sells sea shells by the sea shore the shells she sells are sea shells for sure"

@@ -20,9 +20,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from regard.config import from_json
+from regard.core.files import parse_json, parse_yaml
 from regard.data.text import open_lines
 from regard.decoding import DecodingConfig
-from regard.files import parse_json, parse_yaml
 from regard.language import LanguageModel
 
 MOST_DRAWS = 100_000

@@ -267,9 +267,9 @@ def _guess(name: str, known: list[str]) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-ATTENTION = Registry("attention", "regard.attention")
-FEEDFORWARD = Registry("feedforward", "regard.feedforward")
-POSITIONS = Registry("position", "regard.positions")
+ATTENTION = Registry("attention", "regard.layers.attention")
+FEEDFORWARD = Registry("feedforward", "regard.layers.feedforward")
+POSITIONS = Registry("position", "regard.layers.position")
 REGISTRIES = {registry.kind: registry for registry in (ATTENTION, FEEDFORWARD, POSITIONS)}
 
 # the fields of a config that hold specs

@@ -24,11 +24,11 @@ from torch import nn
 
 from regard import __version__, models
 from regard.config import from_json
+from regard.core.files import check_inside, parse_yaml
+from regard.core.limits import MOST
 from regard.data.tokenizer import Tokenizer
-from regard.feedforward.base import active_parameters
-from regard.files import check_inside, parse_yaml
 from regard.kernels.packed import pack_linears
-from regard.limits import MOST
+from regard.layers.feedforward.base import active_parameters
 from regard.models.transformer import Stack
 from regard.training import checkpoint, loop
 from regard.training import plan as plans

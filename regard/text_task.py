@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 from torch import nn
 
 from regard import models, task
+from regard.core.files import parse_rows
 from regard.data.documents import Documents, digest, hold_out, read_documents
 from regard.data.tokenizer import Tokenizer, chunks
-from regard.files import parse_rows
 from regard.models.transformer import ModelConfig
 from regard.spec import parse
 from regard.training.run import Run

@@ -17,6 +17,8 @@ from torch import nn
 
 from regard import task
 from regard.config import DataConfig, TranslateConfig
+from regard.core.allocator import hand_back_memory
+from regard.core.files import parse_rows
 from regard.data import placeholders
 from regard.data.batches import Batch, Batches, keep_short, padded, similar
 from regard.data.entities import Entity, Style, find
@@ -26,14 +28,12 @@ from regard.data.text import BREAKS, hold_out, read_pairs
 from regard.data.tokenizer import Tokenizer, visible
 from regard.decoding import DecodingConfig, Hypothesis, decode
 from regard.decoding.copying import Copying
-from regard.files import parse_rows
-from regard.memory import hand_back_memory
 from regard.metrics.translation import Score, bleu, chrf, exact_match
 from regard.training.loss import Loss, loss
 from regard.training.run import Run
 
 FILES = ("source.json", "target.json")  # of the tokenizers; the second where the target has its own
-SHIPPED = Path(__file__).parent / "shipped" / "english-german"
+SHIPPED = Path(__file__).parent / "bundled" / "english-german"
 TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 16384}  # of the source, in a batch that is translated
 SAMPLES = 2  # shown at each evaluation
 # Shares of the training sentences that are at most as long as `usual_length` and `trained_length` say. Of longer ones

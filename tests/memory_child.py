@@ -5,7 +5,7 @@ import resource
 
 import torch
 
-from regard.memory import hand_back_memory, keep_memory
+from regard.core.allocator import hand_back_memory, keep_memory
 
 
 def faults() -> int:

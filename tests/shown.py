@@ -11,11 +11,11 @@ import torch
 import uvicorn
 
 from regard.cli import main
-from regard.show import wire
-from regard.show.engine import Engine
-from regard.show.server import application, configured
-from regard.show.subjects import open_run
-from regard.show.wanted import Unwanted
+from regard.page import wire
+from regard.page.engine import Engine
+from regard.page.server import application, configured
+from regard.page.subjects import open_run
+from regard.page.wanted import Unwanted
 
 WORDS = ("good fine great lovely", "bad poor awful dull")
 

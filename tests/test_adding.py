@@ -14,7 +14,7 @@ from typing import Annotated
 
 import torch
 
-from regard.attention.base import Facts, Order, Scored
+from regard.layers.attention.base import Facts, Order, Scored
 
 
 class Warm(Scored):
@@ -48,7 +48,7 @@ def in_copy(tmp_path: Path, factor: str, *command: str) -> subprocess.CompletedP
     shutil.copytree(
         ROOT / "regard", tmp_path / "regard", ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
     )
-    (tmp_path / "regard" / "attention" / "warm.py").write_text(THROWAWAY.replace("FACTOR", factor))
+    (tmp_path / "regard" / "layers" / "attention" / "warm.py").write_text(THROWAWAY.replace("FACTOR", factor))
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, *command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import regard
-from regard.attention.base import Rows
+from regard.layers.attention.base import Rows
 
 WIDTH, HEADS, T, S = 12, 3, 23, 17
 

@@ -15,7 +15,6 @@ from torch.testing import assert_close
 from verbs import refused, told
 
 from regard import language, masked, models, task
-from regard.attention.base import Rows
 from regard.classification import Classifier, Task, Threshold, read_corpus, read_valid
 from regard.config import (
     ClassifierOptions,
@@ -33,6 +32,7 @@ from regard.config import (
 )
 from regard.data.batches import LabelledBatches
 from regard.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
+from regard.layers.attention.base import Rows
 from regard.training import loop
 from regard.training.display import Display
 from regard.training.graphs import few_lengths

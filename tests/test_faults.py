@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from verbs import refused, told
 
 import regard
-from regard import cli, fewshot, files, limits, task
+from regard import cli, fewshot, task
+from regard.core import files, limits
 from regard.data import text
 from regard.decoding import DecodingConfig
 from regard.interop import families, huggingface

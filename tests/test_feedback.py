@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import regard
+from regard.core.reference import Row
 from regard.decoding import DecodingConfig, generate
 from regard.models.feedback import Feedback, FeedbackConfig
-from regard.reference import Row
 
 SMALL = {"vocabulary": 50, "width": 16, "heads": 4, "inner": 32, "layers": 3, "dropout": 0.0}
 KEEP = torch.tensor([[0, 1, 1, 0, 1, 1, 1, 0, 1], [1] * 9, [1, 0, 0, 0, 0, 1, 0, 0, 0]]).bool()

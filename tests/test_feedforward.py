@@ -16,18 +16,18 @@ from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
 import regard
-from regard.attention.base import Out, Rows, pack
-from regard.feedforward.base import FeedForward, Sizes, active_parameters
-from regard.feedforward.choice import Choice
-from regard.feedforward.dense import Dense
-from regard.feedforward.experts import Routed
-from regard.feedforward.gshard import GShard
-from regard.feedforward.moe import MoE
-from regard.feedforward.productkey import Normed, ProductKey
-from regard.feedforward.scaling import Scaling
-from regard.feedforward.stmoe import STMoE
-from regard.feedforward.switch import Switch
 from regard.kernels.router import wide_linear
+from regard.layers.attention.base import Out, Rows, pack
+from regard.layers.feedforward.base import FeedForward, Sizes, active_parameters
+from regard.layers.feedforward.choice import Choice
+from regard.layers.feedforward.dense import Dense
+from regard.layers.feedforward.experts import Routed
+from regard.layers.feedforward.gshard import GShard
+from regard.layers.feedforward.moe import MoE
+from regard.layers.feedforward.productkey import Normed, ProductKey
+from regard.layers.feedforward.scaling import Scaling
+from regard.layers.feedforward.stmoe import STMoE
+from regard.layers.feedforward.switch import Switch
 from regard.spec import FEEDFORWARD
 
 WIDTH, INNER = 8, 16

@@ -19,9 +19,9 @@ from lengths import (
 from torch.testing import assert_close
 
 import regard
-from regard.attention.base import Rows
+from regard.core.reference import blend
+from regard.layers.attention.base import Rows
 from regard.models.funnel import Funnel, FunnelConfig, halve, stretch
-from regard.reference import blend
 from regard.spec import ATTENTION
 
 SPECS = [ATTENTION.find(name).examples[0] for name in ATTENTION.names()]

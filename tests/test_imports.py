@@ -1,6 +1,8 @@
 """What is imported, and when: PyTorch takes seconds, its compiler as long again."""
 
+import functools
 import importlib
+import pkgutil
 import subprocess
 import sys
 import types
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 import regard
-from regard.compiling import constant_when_compiled, run_eagerly
+from regard.kernels.compiling import constant_when_compiled, run_eagerly
 
 PROBE = """
 import sys
@@ -55,13 +57,19 @@ def test_public_names():
     for name in regard.__all__:
         assert not isinstance(getattr(regard, name), types.ModuleType)
         assert name in dir(regard)
-    # a package of the name of a function does not take its place
-    importlib.import_module("regard.attention.softmax")
-    importlib.import_module("regard.show.wire")
-    assert callable(regard.attention)
-    assert callable(regard.show)
     with pytest.raises(AttributeError, match="no attribute 'atention'"):
         _ = regard.atention
+
+
+def test_every_module_is_imported_by_its_dotted_path():
+    """No function of the package has the name of a module, which it would hide: `import regard.page.wire as wire`."""
+    names = [module.name for module in pkgutil.walk_packages(regard.__path__, "regard.")]
+    assert {"regard.layers.attention.softmax", "regard.page.wire", "regard.kernels.scan"} <= {*names}
+    for name in names:
+        if name.endswith(("__main__", "_triton")):  # the one runs the command line, the others need Triton
+            continue
+        module = importlib.import_module(name)
+        assert functools.reduce(getattr, name.split(".")[1:], regard) is module, f"{name} is hidden by something else"
 
 
 def test_marks_mean_what_those_of_pytorch_mean():

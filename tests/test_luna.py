@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import regard
-from regard.attention.base import Attention, Memory, Rows
+from regard.layers.attention.base import Attention, Memory, Rows
 from regard.models.transformer import ModelConfig, Transformer
 
 WIDTH, HEADS = 16, 4

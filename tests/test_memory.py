@@ -12,7 +12,7 @@ import pytest
 from test_training import config, finish
 
 from regard import cli, translation
-from regard.memory import hand_back_memory, keep_memory
+from regard.core.allocator import hand_back_memory, keep_memory
 from regard.training import loop
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only the C library of Linux is asked")

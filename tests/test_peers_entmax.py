@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import regard
-from regard.attention.entmax import entmax
+from regard.layers.attention.entmax import entmax
 
 WIDTH, HEADS = 32, 4
 KEEP = torch.tensor([[1] * 11, [0, 0, 0, *[1] * 8], [1, 0, 1, 1, 0, 0, 1, 1, 1, 0, 0]]).bool()

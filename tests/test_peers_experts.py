@@ -12,8 +12,8 @@ from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.switch_transformers import modeling_switch_transformers as switch
 
 import regard
-from regard.attention.base import Out, Rows
-from regard.feedforward.base import FeedForward
+from regard.layers.attention.base import Out, Rows
+from regard.layers.feedforward.base import FeedForward
 
 WIDTH, INNER, EXPERTS, T = 12, 20, 4, 33
 

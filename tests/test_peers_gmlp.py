@@ -6,7 +6,7 @@ from g_mlp_pytorch import g_mlp_pytorch as peer
 from torch.testing import assert_close
 
 import regard
-from regard.attention.base import Attention
+from regard.layers.attention.base import Attention
 
 WIDTH, LONGEST, EXPANSION = 16, 24, 4
 

@@ -9,7 +9,7 @@ from transformers import LongformerConfig
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
 import regard
-from regard.attention import etc
+from regard.layers.attention import etc
 
 WIDTH, HEADS = 24, 3
 

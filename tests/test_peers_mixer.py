@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import regard
-from regard.attention.base import Attention, Rows
+from regard.layers.attention.base import Attention, Rows
 from regard.models.transformer import Block, ModelConfig
 from regard.spec import parse
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import regard
-from regard.attention.base import Attention, pack
+from regard.layers.attention.base import Attention, pack
 
 WIDTH, HEADS, D, CLUSTERS, WINDOW, N = 24, 3, 8, 4, 5, 18
 

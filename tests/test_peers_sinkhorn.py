@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import regard
-from regard.attention.base import Attention, Mask, Rows
+from regard.layers.attention.base import Attention, Mask, Rows
 
 WIDTH, HEADS, D, BLOCK, N = 24, 3, 8, 4, 28
 

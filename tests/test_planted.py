@@ -6,10 +6,10 @@ import pytest
 import torch
 from suite import CHECKS, Case
 
-from regard.attention.base import Attention, CacheState, Facts, Mask, Order, Rows, Shape, pack
-from regard.attention.compressed import Compressed
-from regard.attention.heads import MixedHeads
-from regard.attention.softmax import Softmax
+from regard.layers.attention.base import Attention, CacheState, Facts, Mask, Order, Rows, Shape, pack
+from regard.layers.attention.compressed import Compressed
+from regard.layers.attention.heads import MixedHeads
+from regard.layers.attention.softmax import Softmax
 from regard.spec import parse
 
 PLANTED: dict[str, list[tuple[str, type[Softmax]]]] = {name: [] for name in CHECKS}

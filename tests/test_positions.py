@@ -8,8 +8,8 @@ from suite import Case, Tally, check_cost
 from torch.testing import assert_close
 
 import regard
-from regard.attention.base import Mask, Rows, Shape
-from regard.positions.base import angles, rates
+from regard.layers.attention.base import Mask, Rows, Shape
+from regard.layers.position.base import angles, rates
 from regard.spec import ATTENTION, POSITIONS
 
 SCHEMES = [spec for name in POSITIONS.names() for spec in POSITIONS.find(name).examples]

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import regard
-from regard.attention.base import Memory, select
+from regard.layers.attention.base import Memory, select
 from regard.models.recurrent import RECURRENT_PRESETS, Recurrent, RecurrentConfig
 from regard.spec import ATTENTION
 

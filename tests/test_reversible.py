@@ -10,9 +10,9 @@ from torch.testing import assert_close
 
 import regard
 from regard import language, masked, models
-from regard.attention.base import Memory, Rows
 from regard.config import ClassifierOptions, LanguageOptions, MaskedOptions, ModelOptions
 from regard.interop import ctranslate2, families
+from regard.layers.attention.base import Memory, Rows
 from regard.models.reversible import Coupled
 from regard.models.transformer import ModelConfig, Transformer, through_pair
 from regard.spec import ATTENTION, FEEDFORWARD

@@ -15,9 +15,9 @@ from shown import Endless, masked_run, serving, small_runs
 
 import regard
 from regard.cli import main
-from regard.show.export import PAGE
-from regard.show.notebook import Shown
-from regard.show.subjects import of_model, of_translator
+from regard.page.export import PAGE
+from regard.page.notebook import Shown
+from regard.page.subjects import of_model, of_translator
 from regard.translation import Translator
 
 pytestmark = needs_chromium

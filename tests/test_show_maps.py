@@ -9,14 +9,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
-from regard.attention.base import Memory, Rows
 from regard.decoding import DecodingConfig
-from regard.show import maps, pictures, subjects, wire
-from regard.show.beams import watch
-from regard.show.engine import Engine
-from regard.show.maps import Given
-from regard.show.subjects import of_model, open_run
-from regard.show.wanted import Unwanted, while_wanted
+from regard.layers.attention.base import Memory, Rows
+from regard.page import maps, pictures, subjects, wire
+from regard.page.beams import watch
+from regard.page.engine import Engine
+from regard.page.maps import Given
+from regard.page.subjects import of_model, open_run
+from regard.page.wanted import Unwanted, while_wanted
 from regard.spec import ATTENTION, POSITIONS
 from regard.translation import Translator
 

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, Phase, settings
 from shown import Endless, serving
 
 from regard.cli import main
-from regard.show import engine, server
-from regard.show.beams import Beam
-from regard.show.export import bundle
-from regard.show.server import SCHEMAS, openapi
-from regard.show.wanted import Unwanted
+from regard.page import engine, server
+from regard.page.beams import Beam
+from regard.page.export import bundle
+from regard.page.server import SCHEMAS, openapi
+from regard.page.wanted import Unwanted
 
 READ = {"run": "shipped", "place": "encoder", "text": "a b", "target": ""}
 

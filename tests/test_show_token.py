@@ -8,8 +8,8 @@ from browser import launched, needs_chromium
 from shown import serving
 
 from regard.cli import main
-from regard.show import server
-from regard.show.engine import Engine
+from regard.page import server
+from regard.page.engine import Engine
 
 TOKEN = "a-token-of-this-test"
 

@@ -18,9 +18,9 @@ from lengths import (
 from torch.testing import assert_close
 
 import regard
-from regard.attention.base import Rows
+from regard.core.reference import blend
+from regard.layers.attention.base import Rows
 from regard.models.tokenlearner import TokenLearner, TokenLearnerConfig
-from regard.reference import blend
 from regard.spec import ATTENTION
 
 SPECS = [ATTENTION.find(name).examples[0] for name in ATTENTION.names()]

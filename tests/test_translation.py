@@ -275,8 +275,8 @@ def test_damaged_lengths_are_said(run, tmp_path):
 
 
 def test_the_page_shows_entities_and_not_placeholders(run):
-    from regard.show.engine import Engine
-    from regard.show.subjects import open_run
+    from regard.page.engine import Engine
+    from regard.page.subjects import open_run
 
     engine = Engine({"run": lambda: open_run(run, "run")})
     text, steps = "It costs $1,234.56 at 7:45.", []

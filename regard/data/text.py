@@ -21,7 +21,7 @@ from typing import BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 
-from regard.files import foreign
+from regard.core.files import foreign
 
 Some = TypeVar("Some", bound=tuple)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.limits import check_sizes
+from regard.core.limits import check_sizes
 
 
 @dataclass(frozen=True)

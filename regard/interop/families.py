@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.attention.base import Rows, Shape
-from regard.limits import MOST, SIZES
+from regard.core.limits import MOST, SIZES
+from regard.layers.attention.base import Rows, Shape
 from regard.models.transformer import ModelConfig
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Registry, Spec, over_layers, parse
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from regard import models
-from regard.files import parse_json, read_bytes
+from regard.core.files import parse_json, read_bytes
 from regard.interop.families import Family, Tensors, Values, choose, find, option, relaid
 from regard.models.transformer import ModelConfig
 from regard.spec import POSITIONS

@@ -13,9 +13,9 @@ from tokenizers import AddedToken, decoders, pre_tokenizers, processors
 from tokenizers import models as vocabularies
 
 from regard import __version__, task
+from regard.core.files import check_inside
 from regard.data.published import Published
 from regard.data.tokenizer import BYTE_PAIRS, SPECIAL, Tokenizer
-from regard.files import check_inside
 from regard.interop import huggingface, llama2c
 from regard.interop.families import Values, longest
 from regard.interop.vocabularies import read_tokenizers

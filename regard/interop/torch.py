@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.api import facts
-from regard.attention.base import Attention, Heads, Role, Shape
-from regard.attention.softmax import Softmax
+from regard.layers.attention.base import Attention, Heads, Role, Shape
+from regard.layers.attention.softmax import Softmax
 from regard.spec import ATTENTION, Spec
 
 

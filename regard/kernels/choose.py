@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from regard.compiling import constant_when_compiled
+from regard.kernels.compiling import constant_when_compiled
 
 Choice = Literal["auto", "torch", "triton"]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -121,7 +121,7 @@ def of_tokens(grad: Tensor, weight: Tensor, base: Tensor, jitter: float, seed: T
 def noisy_top(
     logits: Tensor, noise: Tensor, real: Tensor | None, k: int, floor: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See regard/feedforward/moe.py."""
+    """See regard/layers/feedforward/moe.py."""
     (rows, experts), sizes = noise.shape, _noisy_sizes(noise)
     top, expert = noise.new_empty(rows, k), noise.new_empty(rows, k, dtype=torch.long)
     parts = noise.new_zeros(max(1, triton.cdiv(rows, sizes[1])), experts)

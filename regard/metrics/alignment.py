@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from regard.files import check_regular
+from regard.core.files import check_regular
 
 Links = frozenset[tuple[int, int]]
 Method = Literal["intersection", "union", "grow-diagonal", "grow-diagonal-final", "grow-diagonal-final-and"]

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.limits import check_memory
+from regard.core.limits import check_memory
 from regard.models.feedback import Feedback, FeedbackConfig
 from regard.models.funnel import Funnel, FunnelConfig
 from regard.models.perceiver import Perceiver, PerceiverAR, PerceiverARConfig, PerceiverConfig

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention.base import Memory, Out, Rows, blank
+from regard.layers.attention.base import Memory, Out, Rows, blank
+from regard.layers.position.base import Position
 from regard.models.pooling import Answer, EncoderConfig, at_least
 from regard.models.transformer import Block, Prediction, Stack, _pack, second, settle, through
-from regard.positions.base import Position
 from regard.spec import Spec, over_layers
 
 

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention.base import (
+from regard.kernels.dropout import Dropout
+from regard.layers.attention.base import (
     Attention,
     Cached,
     CacheState,
@@ -25,7 +26,6 @@ from regard.attention.base import (
     take_rows,
     unpack,
 )
-from regard.kernels.dropout import Dropout
 from regard.models.pooling import Answer, EncoderConfig, at_least
 from regard.models.transformer import (
     Block,

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from regard.attention.base import Memory, Out, Rows, blank, pack_memory, unpack
+from regard.layers.attention.base import Memory, Out, Rows, blank, pack_memory, unpack
 from regard.models.transformer import (
     Block,
     ModelConfig,

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention.base import Memory, Out, Rows, masked_softmax, unpack
 from regard.kernels.dropout import Dropout
+from regard.layers.attention.base import Memory, Out, Rows, masked_softmax, unpack
 from regard.models.pooling import Answer, EncoderConfig, at_least
 from regard.models.transformer import Block, Prediction, Stack, _pack, second, settle, through
 from regard.spec import over_layers

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.attention.base import Attention, Memory, Out, Rows, Shape, check_rows, pack, take_rows, unpack
-from regard.compiling import run_eagerly
-from regard.feedforward.base import Sizes
+from regard.core.limits import check_sizes
+from regard.kernels.compiling import run_eagerly
 from regard.kernels.dropout import Dropout
-from regard.limits import check_sizes
+from regard.layers.attention.base import Attention, Memory, Out, Rows, Shape, check_rows, pack, take_rows, unpack
+from regard.layers.feedforward.base import Sizes
 from regard.models.aligner import Aligner
 from regard.models.reversible import Coupled, Sublayer
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Spec, over_layers, parse, spec_list, use_canonical_names

@@ -22,10 +22,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from regard.attention.base import drawn, redraw
 from regard.config import TrainingConfig, from_json
-from regard.feedforward.experts import Routed
-from regard.memory import hand_back_memory
+from regard.core.allocator import hand_back_memory
+from regard.layers.attention.base import drawn, redraw
+from regard.layers.feedforward.experts import Routed
 from regard.training import checkpoint
 from regard.training import plan as plans
 from regard.training.display import Display

@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from regard.files import check_regular
+from regard.core.files import check_regular
 from regard.training import checkpoint, lock
 
 MANIFEST = "manifest.json"

@@ -1,0 +1,1 @@
+"""What stacks into models: attention, feed-forward layers and position schemes, one registered class a file."""

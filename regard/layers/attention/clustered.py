@@ -1,0 +1,174 @@
+"""Queries that are alike are answered together."""
+
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.core.reference import Row, blend
+from regard.kernels.tiles import tiles
+from regard.layers.attention.base import Cached, Facts, Mask, Order, Shape, masked_softmax
+from regard.layers.attention.draws import check_redraw
+
+
+class Clustered(Cached):
+    """Vyas et al. 2020: the queries of a row form C clusters, and the mean q_c of a cluster attends for its members:
+    A^c = softmax(q_c K^T / sqrt(D)), o_i = A^c V. Improved (`topk` above 0): of the keys T with the k largest A^c each
+    member makes a softmax of its own, which shares the weight that A^c gives to T:
+
+        o_i = sum_{j not in T} A^c_j v_j + m_c sum_{j in T} softmax_{j in T}(q_i . k_j / sqrt(D)) v_j,
+        m_c = sum_{j in T} A^c_j
+
+    A query's code is on which side of `bits` random planes it lies; the clusters are those of k-means on codes by their
+    Hamming distance. The first C queries are the first centroids, a new centroid has the bits that most of its members
+    have (no where they are as many), and one without members stays as it is. Clusters are constants to the gradient;
+    the planes live in a buffer and are drawn anew at every training step (`redraw`; the authors draw at every call).
+    Time N (C + k) D and N C bits an iteration, memory N C.
+    """
+
+    facts = Facts(
+        name="clustered",
+        paper="Vyas et al. 2020, Fast Transformers with Clustered Attention",
+        link="arXiv 2007.04825",
+        family="clusters",
+        formula="o_i = sum_j softmax_j(q_c . k_j / sqrt(D)) v_j with q_c the mean of i's cluster; softmax_j(q_i . k_j "
+        "/ sqrt(D)) among the topk keys of the cluster",
+        time=Order("N (clusters + topk)", 1),
+        memory=Order("N clusters", 1),
+        roles=("self",),
+        refusals=(
+            ("causal", "a query is answered by the mean of its cluster, in which later queries are too"),
+            ("cross", "queries are answered in clusters, and a decoder brings one at a time"),
+        ),
+        positions=("rotation",),
+        exact=False,
+    )
+    examples = (
+        "clustered(clusters=4, topk=5, bits=16)",
+        "clustered(clusters=5, topk=0, bits=24, iterations=3)",
+        "clustered(clusters=3, topk=1, bits=8, iterations=1)",
+    )
+    # all keys are in T; each query is a cluster
+    reduces_to = (
+        ("clustered(clusters=3, topk=64)", "softmax"),
+        ("clustered(clusters=64, topk=0, bits=256)", "softmax"),
+    )
+    tile = 32  # queries of one cluster that read its topk keys together
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        clusters: Annotated[int, "clusters of the queries of each head (C in the paper)"] = 64,
+        topk: Annotated[int, "keys that each query weighs by itself (k); 0: none, plain clustered attention"] = 32,
+        bits: Annotated[int, "random planes that make the code of a query"] = 32,
+        iterations: Annotated[int, "times that queries are assigned to centroids"] = 10,
+        redraw: Annotated[int, "training steps from one draw of the planes to the next; 0: one draw for good"] = 1,
+    ):
+        super().__init__(shape)
+        for name, size in (("clusters", clusters), ("bits", bits), ("iterations", iterations)):
+            if size < 1:
+                raise ValueError(f"option {name!r} of 'clustered' must be at least 1, got {size}")
+        self.clusters, self.topk, self.iterations = clusters, topk, iterations
+        self.redraw_every = check_redraw("clustered", redraw)
+        # the last number of a plane is how far it lies from zero
+        self.register_buffer("planes", torch.randn(shape.heads, bits, shape.head_width + 1))
+
+    def redraw(self, draw: torch.Generator | None = None) -> None:
+        """Other planes from now on."""
+        self.planes.copy_(torch.randn(self.planes.shape, generator=draw))
+
+    def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        real = None if mask.full else mask.real()[:, None, :, None]
+        group = self.group(q, real)  # [B, H, T]
+        wide = q.to(torch.promote_types(q.dtype, torch.float32))
+        wide = wide if real is None else torch.where(real, wide, 0)
+        C = min(self.clusters, mask.T)
+        sums = wide.new_zeros(*q.shape[:2], C, q.shape[3]).scatter_add(2, group[..., None].expand_as(wide), wide)
+        members = torch.ones_like(wide[..., 0]) if real is None else real[..., 0].to(wide.dtype).expand_as(group)
+        count = wide.new_zeros(*q.shape[:2], C).scatter_add(2, group, members)
+        means = (sums / count.clamp(min=1)[..., None]).to(q.dtype)
+        logits = (means * self.scale) @ k.transpose(2, 3)  # [B, H, C, S]
+        weights = masked_softmax(logits, None if real is None else real.transpose(2, 3))
+        if not self.topk:
+            return take(weights.to(v.dtype) @ v, group)
+        return self._improve(mask, q, k, v, group, weights)
+
+    def _improve(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, group: Tensor, weights: Tensor) -> Tensor:
+        """The weight of the topk keys of each cluster shared out anew by each member."""
+        weight, top = weights.topk(min(self.topk, mask.S), 3)  # [B, H, C, K]
+        rest = weights.scatter(3, top, 0).to(v.dtype) @ v  # [B, H, C, D]
+        mass = weight.sum(3, keepdim=True).to(v.dtype)
+        slot, cluster = tiles(group, weights.shape[2], self.tile)
+        slots = slot[..., None].expand_as(q)
+        sorted_q = q.new_zeros(*q.shape[:2], cluster.shape[2] * self.tile, q.shape[3]).scatter(2, slots, q)
+        keys = take(top, cluster)  # [B, H, n, K]
+        parts = [x.flatten(1, 2) for x in (sorted_q.unflatten(2, (-1, self.tile)), take(k, keys), take(v, keys))]
+        seen = None if mask.full else (keys < mask.end[:, None, None, None]).flatten(1, 2)[:, :, None]
+        o = F.scaled_dot_product_attention(*parts, attn_mask=seen, scale=self.scale)
+        o = o.unflatten(1, cluster.shape[1:]).flatten(2, 3).gather(2, slots)
+        return take(rest, group) + take(mass, group) * o
+
+    @torch.no_grad()
+    def group(self, q: Tensor, real: Tensor | None) -> Tensor:
+        """The cluster of each query, [B, H, T]."""
+        planes = self.planes.float()
+        sides = torch.einsum("bhtd,hnd->bhtn", q.float(), planes[..., :-1]) + planes[:, None, :, -1]
+        codes = torch.where(sides > 0, 1.0, -1.0)  # the products of codes are whole numbers, so there are true ties
+        if real is not None:
+            # padding has no say in a centroid, and is none
+            codes = torch.where(real, codes, 0)
+        centroids = codes[:, :, : self.clusters]
+        used = None if real is None else real[:, :, : self.clusters].transpose(2, 3)
+        for step in range(self.iterations):
+            near = codes @ centroids.transpose(2, 3)  # [B, H, T, C]
+            near = near if used is None else torch.where(used, near, -torch.inf)
+            group = near.argmax(3)
+            if step < self.iterations - 1:
+                hot = torch.zeros_like(near).scatter_(3, group[..., None], 1)
+                hot = hot if real is None else torch.where(real, hot, 0)
+                votes = hot.transpose(2, 3) @ codes  # [B, H, C, bits]
+                filled = hot.sum(2)[..., None] > 0
+                centroids = torch.where(filled, torch.where(votes > 0, 1.0, -1.0), centroids)
+        return group
+
+    def plain(self, row: Row) -> Tensor:
+        group = self._plain_groups(row)
+        outs = []
+        for i in range(row.T):
+            members = [t for t in range(row.T) if group[t] == group[i]]
+            mean = sum(row.q[t] for t in members) / len(members)
+            logits = torch.stack([self.scale * (mean @ row.k[j]) for j in range(row.S)])
+            weights = torch.exp(logits - logits.max()) / torch.exp(logits - logits.max()).sum()
+            top = sorted(range(row.S), key=(-weights).tolist().__getitem__)[: self.topk]
+            out = sum((weights[j] * row.v[j] for j in range(row.S) if j not in top), torch.zeros_like(row.v[0]))
+            if top:
+                own = torch.stack([self.scale * (row.q[i] @ row.k[j]) for j in top])
+                out = out + sum(weights[j] for j in top) * blend(own, [row.v[j] for j in top])
+            outs.append(out)
+        return torch.stack(outs)
+
+    def _plain_groups(self, row: Row) -> list[int]:
+        codes = []
+        for vector in row.q.detach():
+            codes.append([bool(plane[:-1] @ vector + plane[-1] > 0) for plane in self.planes[row.head]])
+        centroids = codes[: self.clusters]
+        for step in range(self.iterations):
+            group = []
+            for code in codes:
+                away = [sum(x != y for x, y in zip(code, centroid, strict=True)) for centroid in centroids]
+                group.append(away.index(min(away)))
+            if step < self.iterations - 1:
+                for c in range(len(centroids)):
+                    members = [code for code, own in zip(codes, group, strict=True) if own == c]
+                    if members:
+                        centroids[c] = [2 * sum(bits) > len(members) for bits in zip(*members, strict=True)]
+        return group
+
+
+def take(x: Tensor, at: Tensor) -> Tensor:
+    """x [B, H, N, D] at the tokens [B, H, ...]: [B, H, ..., D]"""
+    B, H, N, D = x.shape
+    first = torch.arange(B * H, device=x.device).view(B, H, *[1] * (at.dim() - 2)) * N
+    return x.reshape(-1, D).index_select(0, (first + at).flatten()).view(*at.shape, D)

@@ -1,0 +1,160 @@
+"""Different mechanisms on different heads of one layer."""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.layers.attention.base import Attention, Facts, Order, Out, Rows, Shape, take_rows
+from regard.spec import ATTENTION, Spec
+
+
+class PartStates(NamedTuple):
+    """One state a part."""
+
+    parts: tuple[Any, ...]
+    seen: Tensor  # [B]
+    top: int
+    even: bool
+
+    def select(self, rows: Tensor) -> "PartStates":
+        return self._replace(parts=tuple(take_rows(part, rows) for part in self.parts), seen=self.seen[rows])
+
+
+class CrossPartStates(NamedTuple):
+    parts: tuple[Any, ...]
+    count: Tensor  # [B]
+    S: int
+
+    def select(self, rows: Tensor) -> "CrossPartStates":
+        return self._replace(parts=tuple(take_rows(part, rows) for part in self.parts), count=self.count[rows])
+
+
+class MixedHeads(Attention):
+    """The heads split evenly, in order, among the specs in parentheses. Since concat(o) W_O = sum_p o_p W_O,p, a layer
+    of mixed heads is the sum of layers with fewer heads of the same width. Costs what its dearest part costs."""
+
+    facts = Facts(
+        name="heads",
+        paper="Child et al. 2019, Generating Long Sequences with Sparse Transformers (section 4.3)",
+        link="arXiv 1904.10509",
+        family="patterns",
+        formula="y = sum_p part_p(x), part p holding H / P of the H heads",
+        time=Order("dearest part", 2),
+        memory=Order("dearest part", 1),
+        state=Order("dearest part", 1),
+        positions=("rotation", "bias", "content"),
+    )
+    examples = (
+        "heads(local(window=3), softmax)",
+        "heads(softmax, additive)",
+        "heads(local(window=4), rfa(features=2), globals(tokens=2), linear)",
+        "heads(linformer(rank=4, longest=2048), bigbird(block=2, random=1))",
+    )
+    reduces_to = (("heads(softmax, softmax)", "softmax"),)
+    nests = True
+
+    def __init__(self, shape: Shape, parts: tuple[Spec, ...]):
+        super().__init__(shape)
+        if not parts:
+            raise ValueError("heads(...) needs the specs to mix, such as heads(local(window=64), softmax)")
+        if shape.heads % len(parts):
+            raise ValueError(
+                f"{shape.heads} heads do not divide evenly among the {len(parts)} parts of heads(...): "
+                f"use a multiple of {len(parts)} heads"
+            )
+        if shape.kv_heads % len(parts):
+            raise ValueError(
+                f"{shape.kv_heads} key/value heads do not divide evenly among the {len(parts)} parts of heads(...): "
+                f"use a multiple of {len(parts)} kv_heads"
+            )
+        share = shape.heads // len(parts)
+        fewer = replace(shape, heads=share, kv_heads=shape.kv_heads // len(parts))
+        self.parts = torch.nn.ModuleList()
+        for index, part in enumerate(parts):
+            self.parts.append(ATTENTION.build(part, replace(fewer, first_head=shape.first_head + index * share)))
+        facts = [part.facts for part in self.parts]
+        states = [fact.state for fact in facts]
+        self.facts = replace(
+            self.facts,
+            time=max((fact.time for fact in facts), key=lambda order: order.exponent),
+            memory=max((fact.memory for fact in facts), key=lambda order: order.exponent),
+            state=None if None in states else max(states, key=lambda order: order.exponent),
+            roles=tuple(role for role in self.facts.roles if all(role in fact.roles for fact in facts)),
+            positions=tuple(kind for kind in self.facts.positions if all(kind in fact.positions for fact in facts)),
+            **{
+                name: all(getattr(fact, name) for fact in facts)
+                for name in ("prefix", "split", "exact", "apart", "linear")
+            },
+            **{name: any(getattr(fact, name) for fact in facts) for name in ("signed", "loss")},
+            padding="none" if any(fact.padding == "none" for fact in facts) else "any",
+            columns="slots" if any(fact.columns == "slots" for fact in facts) else "tokens",
+        )
+
+    def run(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
+        rows = rows or Rows.full(x)
+        states = [None] * len(self.parts) if state is None else state.parts
+        outs = [part.run(x, rows, state=old, memory=memory) for part, old in zip(self.parts, states, strict=True)]
+        losses = [out.loss for out in outs if out.loss is not None]
+        if state is not None and self.shape.role == "causal":
+            even = state.even and rows.at is not None
+            state = PartStates(tuple(out.state for out in outs), state.seen + rows.count, state.top + rows.T, even)
+        return Out(sum(out.y for out in outs), state, loss=sum(losses) if losses else None)
+
+    def begin(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
+        parts = tuple(
+            part.begin(batch, memory=memory, capacity=capacity, dtype=dtype, device=device).state for part in self.parts
+        )
+        if self.shape.role == "cross":
+            return Out(None, CrossPartStates(parts, parts[0].count, parts[0].S))
+        return Out(None, PartStates(parts, torch.zeros(batch, dtype=torch.long, device=device), 0, True))
+
+    def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
+        states = [None] * len(self.parts) if state is None else state.parts
+        maps = [part.map(x, rows, state=old, memory=memory) for part, old in zip(self.parts, states, strict=True)]
+        self._check_common([found.shape[3] for found in maps])
+        return torch.cat(maps, 1)
+
+    def slots(self, x, rows=None, *, memory=None) -> Tensor:
+        tokens = (x if memory is None else memory.x)[:, None]
+        found = [
+            tokens if part.facts.columns == "tokens" else part.slots(x, rows, memory=memory) for part in self.parts
+        ]
+        self._check_common([values.shape[2] for values in found])
+        return torch.cat(found, 1)
+
+    def _check_common(self, counts: list[int]) -> None:
+        columns = {(part.facts.columns, count) for part, count in zip(self.parts, counts, strict=True)}
+        if len(columns) > 1:
+            each = ", ".join(f"{count} {name}" for name, count in sorted(columns))
+            raise ValueError(
+                f"the parts of heads(...) attend to different things ({each}), so they have no map in common: "
+                f"ask each part for its own, layer.parts[0].weights(x)"
+            )
+
+    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
+        shares = values.chunk(len(self.parts), 1) if len(values[0]) > 1 else [values] * len(self.parts)
+        outs = [part.carry(share, x, rows, memory=memory) for part, share in zip(self.parts, shares, strict=True)]
+        return torch.cat(outs, 1)
+
+    def settle(self, first: Attention | None, fed: bool, read: bool, pre: bool = False) -> None:
+        alike = isinstance(first, MixedHeads) and len(first.parts) == len(self.parts)
+        for part, other in zip(self.parts, first.parts if alike else [None] * len(self.parts), strict=True):
+            # the sum of the parts gives no stream and takes none
+            part.settle(other, False, False, pre)
+
+    def mix(self, rows, query, source, state=None, memory=None) -> tuple[Tensor, None]:
+        """From projected inputs to [B, H, T, D], for `regard.attend`."""
+        shared = [dict[str, Tensor]() for _ in self.parts]
+        for name, whole in (query | source).items():
+            for inputs, share in zip(shared, whole.chunk(len(self.parts), 1), strict=True):
+                inputs[name] = share
+        outs = [
+            part.mix(rows, {"q": inputs["q"]}, {"k": inputs["k"], "v": inputs["v"]}, None, memory)[0]
+            for part, inputs in zip(self.parts, shared, strict=True)
+        ]
+        return torch.cat(outs, 1), None
+
+    def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        return sum(part.reference(x, memory) for part in self.parts)

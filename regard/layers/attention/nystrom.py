@@ -1,0 +1,152 @@
+"""The table of weights from a few of its rows and columns."""
+
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.core.reference import Row, blend
+from regard.layers.attention.base import Facts, Heads, Order, Rows, Shape
+
+
+class Nystrom(Heads):
+    """Xiong et al. 2021, Nyströmformer: with landmarks q~, k~, the means of m segments of the queries and of the keys,
+
+        softmax(Q K~^T) A^+ softmax(Q~ K^T) V + DWConv(V),   A = softmax(Q~ K~^T),   each product / sqrt(D),
+
+    where A^+ takes `iterations` steps of Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4 from Z = A^T / (|A|_1
+    |A|_inf), |A|_inf being 1. The norms are those of the matrix itself; the authors take the largest of all heads and
+    rows of the batch, on which an output then depends. Token i of n belongs to segment floor(i m / n), so the segments
+    differ by at most one token (authors: m must divide n), and padding counts in no mean. An input of m tokens or fewer
+    gets the softmax itself, as with the authors at n = m. Time N m + m^3, memory N.
+    """
+
+    facts = Facts(
+        name="nystrom",
+        paper="Xiong et al. 2021, Nyströmformer: A Nyström-Based Algorithm for Approximating Self-Attention",
+        link="arXiv 2102.03902",
+        family="low rank",
+        formula="O = softmax(Q K~^T / sqrt(D)) softmax(Q~ K~^T / sqrt(D))^+ softmax(Q~ K^T / sqrt(D)) V + conv(V), Q~ "
+        "and K~ means of segments",
+        time=Order("N landmarks", 1),
+        memory=Order("N", 1),
+        roles=("self",),
+        refusals=(
+            ("causal", "the landmarks are means over all positions, so each would tell a query of its future"),
+            ("cross", "the landmarks of the queries are means over all of them, and a decoder has one at a time"),
+        ),
+        exact=False,
+        signed=True,
+    )
+    examples = (
+        "nystrom(landmarks=8, kernel=5)",
+        "nystrom(landmarks=3, kernel=0)",
+        "nystrom(landmarks=4, kernel=3, iterations=2)",
+    )
+    reduces_to = (("nystrom(landmarks=33, kernel=0)", "softmax"),)
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        landmarks: Annotated[int, "segments whose means stand for their tokens (m in the paper)"] = 64,
+        kernel: Annotated[int, "tokens under the convolution of the values that is added, odd; 0: none is added"] = 33,
+        iterations: Annotated[int, "steps towards the pseudo-inverse"] = 6,
+    ):
+        super().__init__(shape)
+        for name, size in (("landmarks", landmarks), ("iterations", iterations)):
+            if size < 1:
+                raise ValueError(f"option {name!r} of 'nystrom' must be at least 1, got {size}")
+        if kernel and kernel % 2 == 0:
+            raise ValueError(
+                f"option 'kernel' of 'nystrom' must be odd, as many tokens before as behind, or 0 for none, "
+                f"got {kernel}: give {kernel + 1}"
+            )
+        self.landmarks, self.kernel, self.iterations = landmarks, kernel, iterations
+        if kernel:
+            self.filter = nn.Parameter(torch.empty(shape.heads, kernel).uniform_(-(kernel**-0.5), kernel**-0.5))
+
+    def own(self, rows, query, source, state):
+        q, source, real = query["q"], self.repeated(source), rows.real()
+        k, v = source["k"], source["v"]
+        if real is not None:
+            # zero vectors in the padding still have values: the biases
+            v = torch.where(real[:, None, :, None], v, 0)
+        m = self.landmarks
+        if m >= rows.T:
+            o = self._exact(q, k, v, real)
+        else:
+            o = self._approximate(q, k, v, rows)
+            if real is not None:
+                few = self._exact(q[:, :, :m], k[:, :, :m], v[:, :, :m], real[:, :m])
+                o = torch.where((rows.count <= m)[:, None, None, None], F.pad(few, (0, 0, 0, rows.T - m)), o)
+        if self.kernel:
+            o = o + F.conv2d(v, self.filter[:, None, :, None], padding=(self.kernel // 2, 0), groups=len(self.filter))
+        return o, None
+
+    def _exact(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
+        visible = None if real is None else real[:, None, None]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=self.scale)
+
+    def _approximate(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
+        """For rows of more tokens than landmarks; any numbers for the others."""
+        # an inverse magnifies what was rounded before
+        dtype, wide = v.dtype, torch.promote_types(v.dtype, torch.float32)
+        q, k, v = q.to(wide) * self.scale, k.to(wide), v.to(wide)
+        q_mean, k_mean = self._means(q, rows), self._means(k, rows)
+        A = torch.softmax(q_mean @ k_mean.mT, -1)
+        visible = None
+        if rows.at is None:
+            visible = rows.real()[:, None, None]
+            short = (rows.count <= self.landmarks)[:, None, None, None]
+            A = torch.where(short, torch.eye(self.landmarks, dtype=wide, device=A.device), A)
+        read = F.scaled_dot_product_attention(q_mean, k, v, attn_mask=visible, scale=1.0)  # [B, H, m, D]
+        return F.scaled_dot_product_attention(q, k_mean, self._inverse(A) @ read, scale=1.0).to(dtype)
+
+    def _means(self, x: Tensor, rows: Rows) -> Tensor:
+        """[B, H, T, D] -> [B, H, m, D], of each segment of the real tokens."""
+        m = self.landmarks
+        if rows.at is not None and rows.T % m == 0:
+            return x.unflatten(2, (m, -1)).mean(3)
+        count = rows.count[:, None].clamp(min=1) if rows.at is None else rows.T
+        at = torch.arange(rows.T, device=x.device)[None]
+        # padding falls behind the last segment
+        inside = at * m // count == torch.arange(m, device=x.device)[:, None, None]  # [m, B or 1, T]
+        inside = inside.transpose(0, 1)[:, None].to(x.dtype)
+        return inside @ x / inside.sum(-1, keepdim=True).clamp(min=1)
+
+    def _inverse(self, A: Tensor) -> Tensor:
+        Z = A.mT / A.sum(-2, keepdim=True).amax(-1, keepdim=True)
+        eye = torch.eye(self.landmarks, dtype=A.dtype, device=A.device)
+        for _ in range(self.iterations):
+            AZ = A @ Z
+            Z = Z @ (13 * eye - AZ @ (15 * eye - AZ @ (7 * eye - AZ))) / 4
+        return Z
+
+    def plain(self, row: Row) -> Tensor:
+        N, m = row.T, self.landmarks
+        outs = []
+        if m < N:
+            members = [[i for i in range(N) if i * m // N == s] for s in range(m)]
+            queries, keys = ([sum(x[i] for i in own) / len(own) for own in members] for x in (row.q, row.k))
+            A = torch.stack([blend(self._plain_logits(query, keys), list(torch.eye(m).to(query))) for query in queries])
+            Z = A.T / (max(A[:, s].sum() for s in range(m)) * max(A[s].sum() for s in range(m)))
+            for _ in range(self.iterations):
+                cubic = 7 * A @ Z - A @ Z @ A @ Z
+                Z = (13 * Z - Z @ (15 * A @ Z - A @ Z @ cubic)) / 4
+            read = [blend(self._plain_logits(query, row.k), list(row.v)) for query in queries]
+            values = [sum(Z[s, r] * read[r] for r in range(m)) for s in range(m)]
+        else:
+            keys, values = list(row.k), list(row.v)
+        for i in range(N):
+            o = blend(self._plain_logits(row.q[i], keys), values)
+            for tap in range(self.kernel):
+                j = i + tap - self.kernel // 2
+                if 0 <= j < N:
+                    o = o + self.filter[row.head, tap] * row.v[j]
+            outs.append(o)
+        return torch.stack(outs)
+
+    def _plain_logits(self, query: Tensor, keys: list[Tensor]) -> Tensor:
+        return torch.stack([query @ key * self.shape.head_width**-0.5 for key in keys])

@@ -1,0 +1,163 @@
+"""Performer: random features whose products are, on average, the softmax kernel."""
+
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from regard.core.reference import Row
+from regard.kernels.scan import absorb, attend_past, attend_sums, stabilise
+from regard.layers.attention.base import Facts, Order, Scanned, Shape
+from regard.layers.attention.draws import check_redraw, normal_rows
+
+RELU_FLOOR = 1e-3  # added to each ReLU feature, as in the authors' code
+
+
+class Performer(Scanned):
+    """Choromanski et al. 2020 (FAVOR+): phi(x)_r = exp(w_r . x' - |x'|^2 / 2) with x' = x / D^(1/4) and w_r normal, so
+    that E[phi(q) . phi(k)] = exp(q . k / sqrt(D)) with no feature below zero; the rows of W are orthogonal in blocks of
+    D, each with the length of a normal vector. Kernel "relu" is their generalised attention, phi(x) =
+    relu(W x / sqrt(R)) + 1e-3 with x as it is; without a projection, relu(x) + 1e-3. That is their TensorFlow code;
+    the JAX code has no 1 / sqrt(R), and no projection unless asked for.
+
+    The features are divided by exp of a maximum, which cancels: of all keys of the row, or, causal, a running maximum
+    of the past, so that later tokens do not reach back (their code takes the maximum of all and lets the future leak
+    through epsilon). W is one draw per layer, kept in a buffer; training draws it anew every `redraw` steps, and what
+    was drawn last is evaluated (their code draws at every call). Time N R D a head, memory N R, state R D."""
+
+    facts = Facts(
+        name="performer",
+        paper="Choromanski et al. 2020, Rethinking Attention with Performers",
+        link="arXiv 2009.14794",
+        family="kernels",
+        formula="o_i = phi(q_i)^T sum_j phi(k_j) v_j^T / (phi(q_i) . sum_j phi(k_j)), "
+        "phi(x)_r = exp(w_r . x / D^(1/4) - |x|^2 / (2 sqrt(D)))",
+        time=Order("N features", 1),
+        memory=Order("N features", 1),
+        state=Order("features", 0),
+        positions=("rotation",),
+        exact=False,
+    )
+    examples = (
+        "performer(features=8)",
+        "performer(features=6, kernel='relu')",
+        "performer(kernel='relu', projection=False)",
+        "performer(features=7, orthogonal=False)",
+        "performer(features=6, epsilon=0.01)",
+    )
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        features: Annotated[int, "R, the number of random features: more are closer to softmax"] = 256,
+        kernel: Annotated[Literal["softmax", "relu"], "'softmax': positive features of exp(q . k); 'relu'"] = "softmax",
+        orthogonal: Annotated[bool, "rows of a block of D features orthogonal, which lowers the variance"] = True,
+        epsilon: Annotated[float, "added to each softmax feature (authors: 1e-6); not causal"] = 0.0,
+        projection: Annotated[bool, "False: kernel 'relu' of the vectors themselves, R = D"] = True,
+        redraw: Annotated[int, "training steps from one draw of W to the next; 0: one draw for good"] = 1,
+    ):
+        if epsilon:
+            leak = "relative to the largest of all keys, epsilon would let the future change the past; leave it out"
+            self.facts = replace(self.facts, roles=("self", "cross"), state=None, refusals=(("causal", leak),))
+        super().__init__(shape)
+        if features < 1:
+            raise ValueError(f"option 'features' of 'performer' must be at least 1, got {features}")
+        if epsilon < 0:
+            raise ValueError(f"option 'epsilon' of 'performer' must not be negative, got {epsilon}")
+        if epsilon and kernel == "relu":
+            raise ValueError(f"option 'epsilon' of 'performer' is for kernel 'softmax', got {epsilon}: leave it out")
+        if not projection and kernel != "relu":
+            raise ValueError(f"option 'projection' of 'performer' is for kernel 'relu', got kernel={kernel!r}")
+        self.kernel, self.orthogonal, self.epsilon, self.projection = kernel, orthogonal, epsilon, projection
+        self.features = features if projection else shape.head_width
+        self.redraw_every = check_redraw("performer", redraw) if projection else 0
+        if projection:
+            self.register_buffer("draws", torch.empty(features, shape.head_width))
+            self.redraw()
+
+    def redraw(self, draw: torch.Generator | None = None) -> None:
+        """New random directions."""
+        self.draws.copy_(normal_rows(*self.draws.shape, draw=draw, orthogonal=self.orthogonal))
+
+    def digest(self, real: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        if self.kernel == "relu":
+            return absorb(self._relu(k), v, real=real)
+        return absorb(self._softmax(k, (2, 3), real), v, real=real)
+
+    def consult(self, digest: tuple[Tensor, ...], q: Tensor) -> Tensor:
+        return attend_sums(self._query(q), *digest, dtype=q.dtype)
+
+    def zero(self, batch: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+        size, wide = (batch, self.shape.heads, self.features), torch.promote_types(dtype, torch.float32)
+        sums = torch.zeros((*size, self.shape.head_width), dtype=wide, device=device)
+        return sums, sums[..., 0], torch.full(size[:2], -torch.inf, dtype=wide, device=device)
+
+    def scan(
+        self, real: Tensor | None, sums: tuple[Tensor, ...] | None, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+        before, top = (None, None) if sums is None else (sums[:2], sums[2])
+        if self.kernel == "relu":
+            k, decay = self._relu(k), None
+        else:
+            k, decay, top = stabilise(self._logits(k), top=top, real=real)
+        o, after = attend_past(self._query(q), k, v, state=before, decay=decay, real=real, final=sums is not None)
+        return o, None if sums is None else (*after, top)
+
+    def _query(self, q: Tensor) -> Tensor:
+        if self.kernel == "relu":
+            return self._relu(q)
+        return self._softmax(q, (3,), None)
+
+    def _softmax(self, x: Tensor, over: tuple[int, ...], real: Tensor | None) -> Tensor:
+        """Softmax features [B, H, n, R] relative to their largest over some axes."""
+        logits = self._logits(x)
+        # epsilon is defined beside features relative to the largest product w . x, which the authors divide by
+        largest = logits + self._scaled(x).square().sum(-1, keepdim=True) / 2 if self.epsilon else logits
+        if real is not None:
+            largest = torch.where(real[:, None, :, None], largest, -torch.inf)
+        top = largest.detach().amax(over, keepdim=True).clamp(min=torch.finfo(logits.dtype).min)
+        # padded keys may lie above the largest real one, and are left out by whoever sums
+        return (logits - top).clamp(max=0).exp() + self.epsilon
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """The logarithm of the softmax features, [B, H, n, R], in float32 or better."""
+        x = self._scaled(x)
+        return x @ self.draws.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2
+
+    def _relu(self, x: Tensor) -> Tensor:
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        if self.projection:
+            x = x @ (self.draws.to(x.dtype) * self.features**-0.5).T
+        return torch.relu(x) + RELU_FLOOR
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x.to(torch.promote_types(x.dtype, torch.float32)) * self.shape.head_width**-0.25
+
+    def plain(self, row: Row) -> Tensor:
+        W, D = self.draws.to(row.q.dtype) if self.projection else None, self.shape.head_width
+
+        def rectified(x: Tensor) -> Tensor:
+            turned = x if W is None else torch.stack([w @ x for w in W]) / len(W) ** 0.5
+            return turned.clamp(min=0) + 1e-3
+
+        def products(x: Tensor) -> Tensor:
+            return torch.stack([w @ x / D**0.25 for w in W])
+
+        def logs(x: Tensor) -> Tensor:
+            return products(x) - x @ x / (2 * D**0.5)
+
+        if self.kernel == "relu":
+            queries, keys = ([rectified(x) for x in xs] for xs in (row.q, row.k))
+        elif self.epsilon:
+            queries = [torch.exp(logs(x) - products(x).max().detach()) + self.epsilon for x in row.q]
+            top = torch.stack([products(x) for x in row.k]).max().detach()
+            keys = [torch.exp(logs(x) - top) + self.epsilon for x in row.k]
+        else:
+            queries, keys = ([torch.exp(logs(x)) for x in xs] for xs in (row.q, row.k))
+        outs = []
+        for i in range(row.T):
+            weights = torch.stack([queries[i] @ keys[j] for j in row.past(i)])
+            outs.append(sum(w * row.v[j] for w, j in zip(weights / weights.sum(), row.past(i), strict=True)))
+        return torch.stack(outs)

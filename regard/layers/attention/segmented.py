@@ -1,0 +1,87 @@
+"""What Transformer-XL and what came of it have in common: rows in segments that read a memory before them."""
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.kernels import runs
+from regard.kernels.runs import Bound, Distances, Pass
+from regard.layers.attention.base import Attending, Mask, Rows, Shape
+
+
+class Segmented(Attending):
+    """Queries of a segment read what `segment` and `memory` tokens hold: those of their own segment up to themselves,
+    and those before it. Segments are counted from the first token of a row. Where the layer is given no other scheme of
+    positions it has that of Transformer-XL, unless relative=False."""
+
+    grouped = True
+
+    def __init__(self, shape: Shape, *, segment: int, memory: int, relative: bool, clamp: int | None):
+        name = self.facts.name
+        if segment < 1:
+            raise ValueError(f"option 'segment' of {name!r} must be at least 1, got {segment}")
+        if clamp is not None and (not relative or shape.position is not None):
+            raise ValueError(f"option 'clamp' of {name!r} is for its own relative positions: leave it out")
+        if relative and shape.position is None:
+            shape = replace(shape, position="xl" if clamp is None else f"xl(clamp={clamp})")
+        super().__init__(shape)
+        self.segment, self.memory, self.reach = segment, memory, segment + memory - 1
+
+    def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.product(mask, q, k, v, self.scale)
+
+    def steps(self, rows: Rows) -> bool:
+        """One token in each row, all at the same place, as the host knows."""
+        return rows.T == 1 and rows.at is not None and not torch.compiler.is_compiling()
+
+    def last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """One query a row over all the keys there are, of which the last is its own."""
+        S, zero = k.shape[2], torch.zeros(len(q), dtype=torch.long, device=q.device)
+        mask = Mask(zero + (S - 1), zero, zero + S, 1, S, causal=True, full=True, shift=S - 1)
+        return self.attend(mask, q, k, v)
+
+    def whole(self, rows: Rows, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Rows from their first token on. Of segment and memory only as much is laid out as a row of T tokens has."""
+        n = min(self.segment, rows.T)
+        if (o := self._in_runs(rows, q, k, v, n)) is not None:
+            return o
+        M, room = min(self.memory, (rows.T - 1) // n * n), -rows.T % n
+        q, k, v = F.pad(q, (0, 0, 0, room)), *(F.pad(part, (0, 0, M, room)) for part in (k, v))
+        return self.segments(torch.zeros_like(rows.count), rows.count, q, k, v, n, M)[:, :, : rows.T]
+
+    def _in_runs(self, rows: Rows, q: Tensor, k: Tensor, v: Tensor, n: int) -> Tensor | None:
+        """`whole` by kernels that compare positions, where they take it; padding lies behind every real query."""
+        kind = None if self.position is None else self.position.facts.kind
+        reach = min(rows.T, n + self.memory)
+        bias = self.position.run_bias(reach, 0) if kind == "bias" else None
+        known = kind != "content" or self.position.has_distances
+        refusal = None if known else f"it does not know the positions {self.position.facts.name!r}"
+        if rows.T == 1 or not runs.takes(q, k, v, bias, refusal):
+            return None
+        relations = None
+        if kind == "content":
+            q, table = self.position.by_distance(q, reach, self.scale)
+            relations = Distances(table)
+        near = Pass(Bound(every=n, times=n, plus=-self.memory), Bound(plus=1))
+        return runs.attend(q, k, v, [near], scale=self.scale, bias=bias, relations=relations)
+
+    def segments(self, start: Tensor, end: Tensor, q: Tensor, k: Tensor, v: Tensor, n: int, M: int) -> Tensor:
+        """Whole segments of n queries [B, H, N, D] from `start` [B] on, over keys and values from M before that on."""
+        count = q.shape[2] // n
+        folded = q.unflatten(2, (count, n)).transpose(1, 2).flatten(0, 1)
+        k, v = (part.unfold(2, M + n, n).permute(0, 2, 1, 4, 3).flatten(0, 1) for part in (k, v))
+        q0 = (start[:, None] + n * torch.arange(count, device=q.device)).flatten()
+        mask = Mask(q0, q0 - M, end.repeat_interleave(count), n, M + n, causal=True, full=False, shift=M)
+        return self.attend(mask, folded, k, v).unflatten(0, (-1, count)).transpose(1, 2).flatten(2, 3)
+
+
+def stretch(part: Tensor, first: Tensor | int, length: int) -> Tensor:
+    """`length` slots of each row of [B, G, n, D] from slot `first` [B] on; beyond the ends, those at the ends. Where
+    the host knows the first, and there are as many, they are not copied, unless that would keep alive many others."""
+    if isinstance(first, int):
+        found = part[:, :, first : first + length]
+        return found if part.shape[2] <= length + 1 else found.clone()
+    at = (first[:, None] + torch.arange(length, device=part.device)).clamp(0, part.shape[2] - 1)
+    return part.gather(2, at[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[3]))

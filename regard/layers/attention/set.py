@@ -1,0 +1,140 @@
+"""Self-attention through a few learnt points, for sets."""
+
+from dataclasses import replace
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.layers.attention.base import Attention, CrossState, Facts, Memory, Order, Out, Rows, Shape
+from regard.spec import ATTENTION, POSITIONS
+
+
+class SetState(NamedTuple):
+    """The points after they have read the memory."""
+
+    points: CrossState
+    count: Tensor  # [B] real tokens of the memory
+    S: int
+
+    def select(self, rows: Tensor) -> "SetState":
+        return self._replace(points=self.points.select(rows), count=self.count[rows])
+
+
+class Induced(Attention):
+    """Lee et al. 2019: y = Multihead(X, H, H) with H = MAB(I, X), where I [m, E] are learnt inducing points and
+
+        MAB(I, X) = LN(A + rFF(A)),    A = LN(I + Multihead(I, X, X)),    rFF(A) = ReLU(A W + b).
+
+    The rest of the paper's ISAB(X) = MAB(X, H), the residuals, norms and rFF around y, is what a post-norm Transformer
+    layer puts there. With block=False the points keep H = Multihead(I, X, X) alone. The authors'
+    code adds the projected I, divides by the root of the whole width, has no output projection, and norms only where
+    asked. A padded token is read by no point.
+    The order of the tokens does not matter unless a position scheme puts it in. What reaches a query is told by two
+    maps, [T, m] and [m, S] of each head; the map of the layer is their product. Time N m, memory N.
+    """
+
+    facts = Facts(
+        name="set",
+        paper="Lee et al. 2019, Set Transformer: A Framework for Attention-based Permutation-Invariant Neural Networks",
+        link="arXiv 1810.00825",
+        family="memory",
+        formula="Y = Multihead(X, H, H), H = LN(A + ReLU(A W + b)), A = LN(I + Multihead(I, X, X)), I [m, E] learnt",
+        time=Order("N m", 1),
+        memory=Order("N", 1),
+        roles=("self", "cross"),
+        refusals=(("causal", "each point reads the whole set, so it would tell a query of its future"),),
+        exact=False,
+        apart=False,
+        linear=False,
+    )
+    examples = ("set(points=5)", "set(points=3, block=False)")
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        points: Annotated[int, "inducing points that read the set and are read by it (m in the paper)"] = 32,
+        block: Annotated[bool, "True: the points pass through residual, norms and rFF; False: attention alone"] = True,
+    ):
+        super().__init__(shape)
+        if points < 1:
+            raise ValueError(f"option 'points' of 'set' must be at least 1, got {points}")
+        self.position = None if shape.position is None else POSITIONS.build(shape.position, shape)
+        if self.position is not None and self.position.facts.kind != "input":
+            raise ValueError(
+                f"attention 'set' cannot take position {self.position.facts.name!r}: its queries and the tokens meet "
+                f"through points that have no place; use one that is added to the tokens, such as sinusoidal"
+            )
+        self.block = block
+        self.points = nn.Parameter(nn.init.xavier_uniform_(torch.empty(points, shape.width)))
+        wide = replace(shape, role="cross", position=None)
+        self.gather = ATTENTION.build("softmax", replace(wide, out_width=shape.width))
+        self.spread = ATTENTION.build("softmax", replace(wide, memory_width=shape.width))
+        if block:
+            self.feed = nn.Linear(shape.width, shape.width)
+            self.norms = nn.ModuleList(nn.LayerNorm(shape.width) for _ in range(2))
+            nn.init.xavier_uniform_(self.feed.weight)
+            nn.init.zeros_(self.feed.bias)
+
+    def run(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
+        x, memory = self._source(x, rows, memory)
+        if state is None:
+            state = self._state(memory)
+        y = self.spread.run(x, state=state.points).y
+        if self.shape.role != "cross":
+            return Out(y)
+        return Out(torch.where(state.count[:, None, None] > 0, y, 0), state)
+
+    def begin(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
+        return Out(None, self._state(memory))
+
+    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
+        x, memory = self._source(x, rows, memory)
+        gathered = self.gather.carry(values, self._points(len(memory.x)), memory=memory)  # [B, H, m, n]
+        return self.spread.carry(gathered, x, memory=Memory(self._read(memory), None))
+
+    def _source(self, x: Tensor, rows: Rows | None, memory: Memory | None) -> tuple[Tensor, Memory]:
+        """The queries, and what the points read."""
+        if self.shape.role == "cross":
+            return x, memory
+        rows = rows or Rows.full(x)
+        x = x if self.position is None else self.position.add(x, rows)
+        return x, Memory(x, None if rows.at is not None else rows.count)
+
+    def _state(self, memory: Memory) -> SetState:
+        B, S = memory.x.shape[:2]
+        points = Memory(self._read(memory), None)
+        count = torch.full((B,), S, device=memory.x.device) if memory.count is None else memory.count
+        made = self.spread.begin(B, memory=points, dtype=points.x.dtype, device=points.x.device)
+        return SetState(made.state, count, S)
+
+    def _points(self, batch: int) -> Tensor:
+        return self.points.expand(batch, -1, -1)
+
+    def _read(self, memory: Memory) -> Tensor:
+        """H [B, m, E]"""
+        points = self._points(len(memory.x))
+        read = self.gather.run(points, memory=memory).y
+        if not self.block:
+            return read
+        inner, outer = self.norms
+        read = inner(points + read)
+        return outer(read + torch.relu(self.feed(read)))
+
+    def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        x = x if self.position is None else self.position.plain_add(x)
+        points = self.gather.reference(self.points, x if memory is None else memory)
+        if self.block:
+            rows = []
+            for start, read in zip(self.points, points, strict=True):
+                row = _plain_norm(start + read, self.norms[0])
+                fed = self.feed.weight @ row + self.feed.bias
+                rows.append(_plain_norm(row + torch.where(fed > 0, fed, 0), self.norms[1]))
+            points = torch.stack(rows)
+        return self.spread.reference(x, points)
+
+
+def _plain_norm(vector: Tensor, norm: nn.LayerNorm) -> Tensor:
+    away = vector - vector.sum() / len(vector)
+    return away / torch.sqrt((away * away).sum() / len(vector) + norm.eps) * norm.weight + norm.bias

@@ -1,0 +1,295 @@
+"""What the layers of experts share: many feed-forward networks, of which each token goes to a few.
+
+A layer writes `route`, which says where tokens go; dealing them out, the products and the way back are here. All
+experts run at once, as grouped products over tokens sorted by expert (kernels/grouped.py): the cost is that of the
+tokens that are sent, whatever the number of experts.
+
+**Capacity.** While it trains, a layer may give each expert no more than ceil(capacity N / experts) of the N real tokens
+of a call, first come, first served: the first choices of all tokens in order, then the second ones. Who comes too late
+is dropped, and gets zeros from that expert. Otherwise, in evaluation and in decoding, nobody is dropped. With `group` =
+S the real tokens of a call are dealt out S at a time, the last ones perhaps fewer, as devices do that each have some of
+them: each expert takes ceil(capacity n / experts) of the n tokens of a group, and the balance loss is that of the
+groups, by their tokens.
+
+**Losses** come weighted by options of the layer; `statistics` has them as they are, with the share of the tokens that
+each expert was chosen for ("load") and of those dropped ("dropped").
+"""
+
+import math
+from dataclasses import replace
+from typing import Annotated, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.kernels import moves, router
+from regard.kernels.grouped import Deal, deal
+from regard.kernels.router import product_dtype
+from regard.layers.attention.base import Out, Rows
+from regard.layers.feedforward.base import Activation, FeedForward, Sizes, activate, plain_activation, plain_linear
+
+# options that layers share
+Experts = Annotated[int, "how many"]
+Inner = Annotated[int | None, "width inside an expert (default: that of the model)"]
+Capacity = Annotated[float | None, "of an expert in training, times its share of all tokens; None: any"]
+Balance = Annotated[float, "weight of the loss that keeps the experts alike"]
+ExpertActivation = Annotated[Activation, "inside the experts"]
+Gated = Annotated[bool, "gated experts, as in dense"]
+Group = Annotated[int | None, "tokens that are dealt out together in training; None: all of the batch"]
+
+
+class Route(NamedTuple):
+    """Where the N tokens of a call go, first choices first."""
+
+    expert: Tensor  # [N, k]
+    gate: Tensor  # [N, k] what the answer of the expert is multiplied by
+    sent: Tensor | None = None  # [N, k] False: not sent there after all
+    losses: tuple[tuple[str, float, Tensor], ...] = ()  # name, weight, value
+
+
+class Networks(nn.Module):
+    """The experts: W2 a(W1 x), or gated W2 (a(Wg x) * W1 x), without biases; `scaled`: with a factor for each unit."""
+
+    def __init__(self, sizes: Sizes, experts: int, activation: Activation, gated: bool, scaled: bool = False):
+        super().__init__()
+        E, F_ = sizes.width, sizes.inner
+        self.activation = activation
+        self.inner = nn.Parameter(torch.empty(experts, E, F_))
+        self.gate = nn.Parameter(torch.empty(experts, E, F_)) if gated else None
+        self.outer = nn.Parameter(torch.empty(experts, F_, E))
+        self.scale = nn.Parameter(torch.ones(experts, F_)) if scaled else None
+        bound = math.sqrt(6 / (E + F_))
+        for weight in filter(lambda part: part is not None, (self.inner, self.gate, self.outer)):
+            nn.init.uniform_(weight, -bound, bound)
+
+    def forward(self, x: Tensor, dealt: Deal) -> Tensor:
+        """Slots in, slots out."""
+        inner, gate, outer, scale = (
+            None if part is None else moves.Narrow.apply(part, x.dtype) if part.dtype != x.dtype else part
+            for part in (self.inner, self.gate, self.outer, self.scale)
+        )
+        h = dealt.product(x, inner)
+        h = activate(self.activation, h) if gate is None else activate(self.activation, dealt.product(x, gate)) * h
+        h = h if scale is None else h * dealt.each(scale)
+        return dealt.product(h, outer)
+
+    def plain(self, expert: int, x: Tensor) -> Tensor:
+        """One expert on one token, in loops."""
+        h = plain_linear(self.inner[expert].T, x)
+        if self.gate is None:
+            h = plain_activation(self.activation, h)
+        else:
+            h = plain_activation(self.activation, plain_linear(self.gate[expert].T, x)) * h
+        return plain_linear(self.outer[expert].T, h if self.scale is None else h * self.scale[expert])
+
+    def each(self) -> int:
+        """Parameters of one expert."""
+        return sum(part.numel() for part in self.parameters()) // len(self.inner)
+
+
+class Routed(FeedForward):
+    """Each token goes to the k = `choices` experts that a router names for it."""
+
+    def __init__(
+        self,
+        sizes: Sizes,
+        *,
+        experts: int,
+        choices: int,
+        inner: int | None = None,
+        capacity: float | None = None,
+        activation: Activation = "relu",
+        gated: bool = False,
+        scaled: bool = False,
+        group: int | None = None,
+    ):
+        super().__init__(sizes if inner is None else replace(sizes, inner=inner))
+        if group is not None and group < 1:
+            raise ValueError(f"group of {self.facts.name!r} must be at least 1 token, or None for all; got {group}")
+        if choices < 1:
+            raise ValueError(f"feedforward {self.facts.name!r} must send a token to at least one expert, got {choices}")
+        if experts < choices:
+            raise ValueError(
+                f"feedforward {self.facts.name!r} sends a token to {choices} experts: give at least as many experts, "
+                f"got {experts}"
+            )
+        if capacity is not None and not capacity > 0:
+            raise ValueError(f"capacity of {self.facts.name!r} must be above 0, or None for no limit; got {capacity}")
+        self.experts, self.choices, self.capacity, self.group = experts, choices, capacity, group
+        self.jitter = 0.0  # noise on what the router reads, in training
+        # small, so that at first all experts are about as likely
+        self.router = nn.Parameter(torch.empty(experts, sizes.width).normal_(std=0.02))
+        self.networks = Networks(self.sizes, experts, activation, gated, scaled)
+
+    def route(self, logits: Tensor, real: Tensor | None) -> Route:
+        """Tokens, by the router's logits [N, experts] for them, of which `real` are (None: all), to their experts;
+        losses while training."""
+        raise NotImplementedError
+
+    def plain_route(self, x: Tensor) -> tuple[list[list[tuple[int, Tensor]]], Tensor | float]:
+        """For each real token its experts with their gates, and the weighted loss: the formula in loops."""
+        raise NotImplementedError
+
+    def run(self, x: Tensor, rows: Rows) -> Out:
+        tokens, real = x.flatten(0, 1), rows.real()
+        if len(tokens) == 0:
+            return Out(x)
+        real = None if real is None else real.flatten()
+        logits, tokens = self.logits(tokens)
+        route = self.route(logits, real)
+        sent = route.sent if real is None else real[:, None] if route.sent is None else route.sent & real[:, None]
+        wished = route.expert if sent is None else torch.where(sent, route.expert, self.experts)
+        limit, most = self._limits(tokens, real)
+        group = wished
+        if limit is not None and self.group is not None:
+            group, limit, most = self._locally(wished, real)
+        kind, dtype = x.device.type, product_dtype(x)
+        # all first choices, then all second ones
+        dealt = deal(group.T, self.experts, dtype, (self.sizes.width, self.sizes.inner), most, limit)
+        with torch.autocast(kind, enabled=False):
+            y = self.networks(dealt.spread(tokens, dtype), dealt)
+            y = dealt.collect(y, route.gate.T.flatten().index_select(0, dealt.pair)).view(x.shape)
+        if not self.training:
+            return Out(y)
+        loss = sum(weight * value for _, weight, value in route.losses) if route.losses else None
+        statistics = {name: value.detach() for name, _, value in route.losses}
+        return Out(y, loss=loss, statistics=statistics | load(wished.flatten(), self.experts, dealt.taken))
+
+    def _limits(self, tokens: Tensor, real: Tensor | None) -> tuple[Tensor | None, int | None]:
+        """How many tokens an expert takes, and how many that can be, as far as the host knows."""
+        if not self.training or self.capacity is None:
+            return None, None
+        share = self.capacity / self.experts
+        most = min(len(tokens), room(len(tokens) * share))
+        if real is None:
+            # filled on the device, not copied to it: a recorded step may not copy
+            return torch.full((), most, device=tokens.device), most
+        return torch.ceil(real.sum().double() * share - 1e-9).long(), most
+
+    def _locally(self, expert: Tensor, real: Tensor | None) -> tuple[Tensor, None, int]:
+        """Experts [N, k] with those left out that have no room for a token in its group; then nobody else is turned
+        away, and the host knows how many an expert takes at most."""
+        N, share = len(expert), self.capacity / self.experts
+        groups = math.ceil(N / self.group)
+        index, sizes = local_groups(N, self.group, real, expert.device)
+        key = torch.where(expert < self.experts, index[:, None] * self.experts + expert, groups * self.experts)
+        # all first choices, then all second ones
+        key = key.T.flatten()
+        order = torch.argsort(key, stable=True)
+        count = torch.zeros(groups * self.experts + 1, dtype=torch.long, device=key.device)
+        count = count.scatter_add_(0, key, torch.ones_like(key))
+        steps = torch.arange(len(key), device=key.device)
+        rank = torch.empty_like(key).scatter_(0, order, steps - (count.cumsum(0) - count)[key[order]])
+        limit = torch.ceil(sizes.double() * share - 1e-9).long()[index]
+        has_room = limit[:, None] > rank.view(-1, N).T
+        most = min(N, groups * room(min(self.group, N) * share))
+        return torch.where(has_room, expert, self.experts), None, most
+
+    def logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The router's, in float32 (or better) whatever the tokens are in; and the tokens, to be read behind it."""
+        return router.logits(x, self.routers(), self.jitter if self.training else 0.0)
+
+    def routers(self) -> Tensor:
+        """The weights whose products with a token `route` reads, one or more for each expert."""
+        return self.router
+
+    def active(self) -> int:
+        return super().active() - (self.experts - self.choices) * self.networks.each()
+
+    def reference(self, x: Tensor) -> Out:
+        choices, loss = self.plain_route(x)
+        limited = self.training and self.capacity is not None
+        y, size = [torch.zeros_like(token) for token in x], self.group or len(x)
+        for first in range(0, len(x), size):
+            members = range(first, min(first + size, len(x)))
+            limit = room(len(members) * self.capacity / self.experts) if limited else len(x)
+            taken = [0] * self.experts
+            for turn in range(self.choices):
+                for n in members:
+                    if turn < len(choices[n]):
+                        expert, gate = choices[n][turn]
+                        if taken[expert] < limit:
+                            taken[expert] += 1
+                            y[n] = y[n] + gate * self.networks.plain(expert, x[n])
+        return Out(torch.stack(y), loss=loss if self.training else None)
+
+
+def room(tokens: float) -> int:
+    """Rounded up; not by what a product of fractions is off."""
+    return max(0, math.ceil(tokens - 1e-9))
+
+
+def load(group: Tensor, experts: int, taken: Tensor) -> dict[str, Tensor]:
+    """The share of the pairs that chose each expert, and of those that found no place there."""
+    # float32 by name: the default dtype is the user's to choose
+    ones = torch.ones_like(group, dtype=torch.float32)
+    count = ones.new_zeros(experts + 1).scatter_add_(0, group, ones)
+    total = count[:experts].sum().clamp(min=1)
+    return {"load": count[:experts] / total, "dropped": 1 - taken.sum() / total}
+
+
+def best(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of each row, and where they are."""
+    # a GPU is faster at asking for the largest again and again
+    return one_by_one(x, k) if x.is_cuda and k <= 4 else x.topk(k, 1)
+
+
+def one_by_one(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    left = x.detach()
+    places = [left.argmax(1, keepdim=True)]
+    for _ in range(1, k):
+        left = left.scatter(1, places[-1], -math.inf)
+        places.append(left.argmax(1, keepdim=True))
+    at = torch.cat(places, 1)
+    return x.gather(1, at), at
+
+
+def mean(x: Tensor, real: Tensor | None) -> Tensor:
+    """Over the real tokens of [N, ...]; zeros where there is none."""
+    if real is None:
+        return x.mean(0)
+    return torch.where(real.view(-1, *[1] * (x.dim() - 1)), x, 0).sum(0) / real.sum().clamp(min=1)
+
+
+def local_groups(N: int, size: int, real: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The group of each of N tokens, the real ones counted `size` at a time, and how many real ones each group has."""
+    steps = torch.arange(N, device=device) if real is None else (real.cumsum(0) - 1).clamp(min=0)
+    total = N if real is None else real.sum()
+    begin = torch.arange(0, N, size, device=device)
+    return steps // size, (total - begin).clamp(0, size)
+
+
+def balance(shares: Tensor, first: Tensor, real: Tensor | None, size: int | None = None) -> Tensor:
+    """experts * sum_e f_e P_e of the router's shares [N, experts], with f_e the part of the tokens that choose e first
+    (which has no gradient) and P_e its mean share: 1 where all experts are alike. Of groups of `size` tokens, the mean,
+    each by its tokens."""
+    experts = shares.shape[1]
+    if size is not None:
+        index, sizes = local_groups(len(shares), size, real, shares.device)
+        weight = torch.ones_like(shares) if real is None else real.to(shares.dtype)[:, None].expand_as(shares)
+        key = index * experts + first
+        counts = shares.new_zeros(len(sizes) * experts).scatter_add(0, key, weight[:, 0].detach())
+        seen = shares if real is None else torch.where(real[:, None], shares, 0)
+        sums = shares.new_zeros(len(sizes), experts).index_add(0, index, seen)
+        each = (counts.view(-1, experts) * sums).sum(1) / sizes.clamp(min=1)
+        return experts * each.sum() / weight[:, 0].sum().clamp(min=1)
+    weight = torch.ones_like(shares[:, 0]) if real is None else real.to(shares.dtype)
+    counts = shares.new_zeros(experts).scatter_add(0, first, weight.detach())
+    return experts * (counts / weight.sum().clamp(min=1) * mean(shares, real)).sum()
+
+
+def plain_softmax(logits: Tensor) -> Tensor:
+    powers = torch.exp(logits - logits.max())
+    return powers / powers.sum()
+
+
+def plain_balance(shares: list[Tensor], firsts: list[int], size: int | None = None) -> Tensor:
+    """The same in loops."""
+    if size is not None:
+        cuts = [slice(first, first + size) for first in range(0, len(shares), size)]
+        return sum(len(shares[cut]) / len(shares) * plain_balance(shares[cut], firsts[cut]) for cut in cuts)
+    experts, total = len(shares[0]), 0.0
+    for expert in range(experts):
+        chosen = sum(first == expert for first in firsts) / len(firsts)
+        total = total + chosen * sum(share[expert] for share in shares) / len(shares)
+    return experts * total

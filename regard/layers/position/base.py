@@ -1,0 +1,218 @@
+"""The contract of a position scheme.
+
+A scheme acts at one of four places, its `kind`; a mechanism says in its facts which kinds it can take:
+
+- "input":    added to the token vectors before anything else (sinusoidal, learned): every mechanism takes it;
+- "rotation": turns queries and keys so that their product depends on the distance (rotary);
+- "bias":     a number for each head and distance, added to the scaled logit (ALiBi, T5 buckets);
+- "content":  a term of the logit that reads the query or key (Shaw, Music Transformer, Transformer-XL), and perhaps of
+              the value; added before scaling.
+
+Positions count the real tokens of a row from 0. `gap` is the position of the key minus the position of the query. The
+queries and keys of one call stand in unbroken runs, so all their gaps are one run as well, `span`: what depends on the
+gap alone is computed once for each gap and then laid out by `skew`.
+
+A model that pools tokens says where its vectors stand: `step` places apart, its queries `pace` keys apart, and the
+first of them, where it is `apart`, at no place.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.kernels.runs import Bias
+
+if TYPE_CHECKING:
+    from regard.layers.attention.base import Mask, Rows, Shape
+
+
+@dataclass(frozen=True)
+class PositionFacts:
+    name: str
+    paper: str
+    link: str
+    kind: Literal["input", "rotation", "bias", "content"]
+    formula: str
+    family: str = "position"
+    roles: tuple[str, ...] = ("self", "causal")
+    refusals: tuple[tuple[str, str], ...] = ()
+
+
+class Position(nn.Module):
+    """A scheme writes the methods of its kind and their `plain_` twins, which the references read."""
+
+    facts: PositionFacts
+    examples: tuple[str, ...]
+    step = 1  # places between neighbouring tokens
+    apart = False  # the first token has no place: what depends on distances leaves its logits alone
+
+    def __init__(self, shape: "Shape"):
+        super().__init__()
+        if shape.role == "cross" and shape.pace is not None:
+            # queries and memory stand on one line
+            shape = replace(shape, role="self")
+        self.shape, self.pace = shape, shape.pace or 1
+        if shape.role not in self.facts.roles:
+            why = dict(self.facts.refusals).get(
+                shape.role,
+                "queries and memory are two sequences without common positions; add positions to each before the layer "
+                "and give this one position='none'",
+            )
+            raise ValueError(f"position {self.facts.name!r} cannot be used with role {shape.role!r}: {why}")
+
+    def add(self, x: Tensor, rows: "Rows") -> Tensor:
+        """Kind "input": x [B, T, E] with the positions of its rows put in."""
+        raise NotImplementedError
+
+    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Kind "rotation": x [B, H, T, D] turned by its positions [1 or B, T]."""
+        raise NotImplementedError
+
+    def bias(self, gap: Tensor) -> Tensor:
+        """Kind "bias": gap [T, S] -> [H, T, S], gap [B, T, S] -> [B, H, T, S]."""
+        raise NotImplementedError
+
+    def scores(self, q: Tensor, k: Tensor, mask: "Mask", scale: float) -> Tensor:
+        """Kind "content": scale times (q.k and what the scheme puts beside it), [B, H, T, S]; q, k [B, H, T or S, D].
+        Scale queries before any product, so that half precision does not overflow."""
+        raise NotImplementedError
+
+    @property
+    def has_distances(self) -> bool:
+        """Kind "content": whether it writes `by_distance`."""
+        return False
+
+    def by_distance(self, q: Tensor, count: int, scale: float) -> tuple[Tensor, Tensor]:
+        """Kind "content", causal: the queries whose product with the keys is meant, [B, H, T, D], and what joins the
+        scaled logits for the distances 0 ... count - 1 of a key before its query, [B, H, T, count]."""
+        raise NotImplementedError
+
+    def values(self, weights: Tensor, mask: "Mask") -> Tensor | None:
+        """Kind "content": what joins weights @ v, [B, H, T, D], or None where the scheme leaves values alone."""
+        return None
+
+    def biases(self, mask: "Mask") -> Tensor:
+        """`bias` for the queries and keys of a mask, [H, T, S] or [B, H, T, S]. Final."""
+        numbers = self.bias(self.span(mask).unsqueeze(-2))  # [H, 1, C] or [B, H, 1, C]
+        return self.lay_out(numbers.expand(*numbers.shape[:-2], mask.T, -1), mask)
+
+    # where tokens stand: final
+
+    def places(self, slots: Tensor, pace: int = 1) -> Tensor:
+        """The places of tokens `pace` keys apart, by their numbers: a pooled token stands where the first of its window
+        does, one that is pooled with no other a window before."""
+        return self.step * (pace * slots - (pace - 1) * self.apart)
+
+    def span(self, mask: "Mask") -> Tensor:
+        """The gaps that occur under a mask, in places."""
+        return self.step * span(mask, self.pace, self.apart)
+
+    def gap(self, mask: "Mask") -> Tensor:
+        """The gap of each query and key, in places: [T, S], or [B, T, S] where rows differ."""
+        if self.pace == 1:
+            return self.step * mask.gap()
+        queries, keys = (torch.arange(n, device=mask.k0.device) for n in (mask.T, mask.S))
+        return self.places(keys) - self.places(queries + mask.shift, self.pace)[:, None]
+
+    def lay_out(self, x: Tensor, mask: "Mask") -> Tensor:
+        """From a column for each gap to one for each key."""
+        return self.without_first(skew(x, mask.S, self.pace), mask)
+
+    def without_first(self, x: Tensor, mask: "Mask") -> Tensor:
+        """[..., T, S] with zeros for the first query and the first key, where these have no place."""
+        if not self.apart:
+            return x
+        queries, keys = (torch.arange(n, device=x.device) for n in (mask.T, mask.S))
+        return torch.where((queries + mask.shift > 0)[:, None] & (keys > 0), x, 0)
+
+    def slopes(self) -> Tensor | None:
+        """Kind "bias": [H] where the bias is -slope |gap|; None where it is another function of the gap."""
+        return None
+
+    def run_bias(self, before: int, after: int) -> Bias | None:
+        """`bias` for kernels that make it from the gaps -before to after; None for other kinds. Final."""
+        if self.facts.kind != "bias":
+            return None
+        slopes = self.slopes()
+        if slopes is not None:
+            return Bias(slopes=self.step * slopes)
+        device = next((x.device for x in (*self.parameters(), *self.buffers())), None)
+        gaps = torch.arange(-before, after + 1, device=device)[None]
+        return Bias(table=self.bias(self.places(gaps))[:, 0], origin=before)
+
+    def plain_add(self, x: Tensor) -> Tensor:
+        """Twin of `add` for one sequence [T, E] from position 0."""
+        return x
+
+    def plain_rotate(self, vector: Tensor, position: int) -> Tensor:
+        """Twin of `rotate` for one vector [D]."""
+        return vector
+
+    def plain_bias(self, head: int, i: int, j: int) -> Tensor | float:
+        """Twin of `bias` for query i and key j."""
+        return 0.0
+
+    def plain_score(self, head: int, q: Tensor, k: Tensor, i: int, j: int) -> Tensor | float:
+        """Twin of `scores` for one query [D] and one key [D]: what joins q.k before scaling."""
+        return 0.0
+
+    def plain_value(self, head: int, i: int, j: int) -> Tensor | float:
+        """Twin of `values`: what is added to v_j when query i reads it, [D]."""
+        return 0.0
+
+
+def span(mask: "Mask", pace: int = 1, apart: bool = False) -> Tensor:
+    """The gaps that occur under a mask, rising by one: [C], or [B, C] where rows differ. Query t and key s meet at
+    column s + pace (T - 1 - t). Where a causal mask hides the future and the host knows where that begins, most of it
+    is left out; the few gaps too many are for `skew` and for matrix products of round sizes."""
+    device = mask.k0.device
+    if pace > 1:
+        first = (pace - 1) * apart - pace * (mask.T - 1 + mask.shift)
+        return torch.arange(first, first + mask.S + pace * mask.T, device=device)
+    if mask.shift is None:
+        return (mask.k0 - mask.q0)[:, None] + torch.arange(1 - mask.T, mask.S + 1, device=device)
+    end = mask.S + 1 - mask.shift
+    return torch.arange(1 - mask.T - mask.shift, min(end, 9) if mask.causal else end, device=device)
+
+
+def skew(x: Tensor, S: int, pace: int = 1) -> Tensor:
+    """From a column for each gap of the span, [..., T, C], to one for each key, [..., T, S]: out[t, s] is
+    x[t, s + pace (T - 1 - t)], and of no meaning where there is no such column. Read as one long row, each query begins
+    C - pace numbers after the one before it, so that a view of more than S columns is enough."""
+    T = x.shape[-2]
+    x = F.pad(x, (0, max(0, S + pace - x.shape[-1])))
+    C = x.shape[-1] - pace
+    return x.flatten(-2).narrow(-1, pace * (T - 1), T * C).unflatten(-1, (T, C))[..., :S]
+
+
+def lookup(table: Tensor, index: Tensor) -> Tensor:
+    """Rows of a table [H or 1, R, D]: index [C] -> [H or 1, C, D], index [B, C] -> [B, H or 1, C, D]."""
+    rows = table[:, index]
+    return rows if index.dim() == 1 else rows.transpose(0, 1)
+
+
+def rates(width: int, base: float) -> Tensor:
+    """How far each of the ceil(width / 2) sinusoids of a width turns in a step, base^(-2i / width) radians, `exact`."""
+    return exact([base ** (-2 * i / width) for i in range((width + 1) // 2)])
+
+
+def exact(radians: list[float]) -> Tensor:
+    """What turns in a step, as whole numbers of 2^-48 turns. Angles counted so are exact at any position (float32 is
+    off by 0.05 at position 1,000,000), and a module that is moved to half precision keeps them."""
+    return torch.tensor([round(rate / math.tau * 2**48) for rate in radians])
+
+
+def angles(positions: Tensor, rates: Tensor, dtype: torch.dtype) -> Tensor:
+    """[...] -> [..., n]: the angle of each sinusoid, between -pi and pi, in float32 or better."""
+    half = 2**47
+    turned = (positions[..., None] * rates + half) % (2 * half) - half
+    return turned.to(wide(dtype)) * (math.pi / half)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """float32 for what is narrower."""
+    return torch.promote_types(dtype, torch.float32)

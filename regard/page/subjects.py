@@ -1,0 +1,295 @@
+"""What can be shown: a model with its tokenizer, under a name."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.layers.attention.base import Rows
+from regard.page.maps import Given, record
+from regard.training.run import Run
+
+LONGEST = 4096  # tokens shown of a text
+
+
+class Reading(NamedTuple):
+    """A text as a model reads it at one place: what attends to what, and what each layer was given."""
+
+    queries: list[str]
+    keys: list[str]
+    predicted: list[str] | None  # what each query is asked for, where the model predicts tokens
+    target: str | None
+    layers: list[Given]
+    cut: bool  # the text was longer
+
+
+@dataclass
+class Subject:
+    """`encode` gives ids, `names` a printable token for each; places are where the model attends."""
+
+    name: str
+    title: str
+    task: str
+    model: nn.Module
+    encode: Callable[[str], list[int]]
+    names: Callable[[list[int]], list[str]]
+    places: tuple[str, ...]
+    translator: Any = None
+    classifier: Any = None
+    labelled: tuple[tuple[str, str], ...] = ()  # texts to validate on and their labels
+    examples: tuple[str, ...] = ()
+    begins: tuple[int, ...] = ()  # special tokens before a text, and after it
+    ends: tuple[int, ...] = ()
+    longest: int = LONGEST
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def read(self, place: str, text: str, target: str | None, most: int | None = None) -> Reading:
+        """What each layer at a place is given, up to layer `most`."""
+        if place not in self.places:
+            raise ValueError(f"{self.name} attends in {', '.join(self.places)}; got {place!r}")
+        # a translator is asked about what it would read, its encoder alone about as much as can be shown
+        special = len(self.begins) + len(self.ends)
+        alone = self.translator is None or place == "encoder"
+        ids, cut = _cut(self.encode(text), self.longest - special if alone else self.translator.longest)
+        ids = [*self.begins, *ids, *self.ends]
+        if not ids:
+            raise ValueError("the text is empty: type some words")
+        names = self.names(ids) if self.translator is None else self.translator.source_names(ids, text)
+        names = regrouped(names)
+        if self.translator is None or place == "encoder":
+            with record(self.model, most) as given:
+                self._maps(ids, None, place)
+            _check_finite(given)
+            predicted = [*names[1:], "?"] if place == "decoder" else None
+            return Reading(names, names, predicted, None, given, cut)
+        target = target or self.translator(text)
+        out, more = _cut(self.translator.encode_target(target, text), self.longest - 1)
+        bos, eos = self.translator.target.bos, self.translator.target.eos
+        with record(self.model, most) as given:
+            self._maps(ids, [bos, *out], place)
+        _check_finite(given)
+        named = regrouped(self.translator.target_names([bos, *out, eos], text))
+        queries, predicted = named[:-1], named[1:]
+        return Reading(queries, queries if place == "decoder" else names, predicted, target, given, cut or more)
+
+    def _maps(self, ids: list[int], target: list[int] | None, place: str) -> None:
+        device = next(self.model.parameters()).device
+        source = torch.tensor([ids], device=device)
+        places = {"place": place} if len(self.places) > 1 else {}
+        if not hasattr(self.model, "maps"):
+            self.model.stack(source, Rows.full(source), maps={"own": []})
+        elif target is None:
+            self.model.maps(source, **places)
+        else:
+            self.model.maps(source, torch.tensor([target], device=device), **places)
+
+
+def of_translator(name: str, title: str, translator: Any, examples: tuple[str, ...] = ()) -> Subject:
+    model = translator.model
+    if not hasattr(model, "encoder") or model.config.kind != "encoder-decoder":
+        places: tuple[str, ...] = ("cross",)
+    else:
+        places = ("cross", "encoder", "decoder", *(() if model.aligner is None else ("aligner",)))
+    return Subject(
+        name=name,
+        title=title,
+        task="translate",
+        model=model,
+        encode=translator.encode,
+        names=translator.source.tokens,
+        places=places,
+        translator=translator,
+        examples=examples,
+        ends=(translator.source.eos,),
+        facts=describe(model, translator.longest),
+    )
+
+
+def of_model(name: str, model: nn.Module, tokenizer: Any) -> Subject:
+    """A model of kind encoder or decoder with whatever encodes text and names tokens."""
+    kind = getattr(getattr(model, "config", None), "kind", None)
+    if not hasattr(model, "maps"):
+        raise ValueError(f"{type(model).__name__} gives no maps of its attention: show a model that has maps()")
+    if kind == "encoder-decoder" or kind == "recurrent":
+        raise ValueError("a model that translates is shown with its tokenizers: give a Translator or its run folder")
+    names = getattr(tokenizer, "tokens", None) or getattr(tokenizer, "convert_ids_to_tokens", None)
+    if not hasattr(tokenizer, "encode") or not callable(names):
+        raise ValueError(
+            "give tokenizer=, with encode(text) -> ids and tokens(ids) -> names: regard.data.tokenizer.Tokenizer is one"
+        )
+    place = "encoder" if kind == "encoder" else "decoder"
+    model.eval()
+    return Subject(name, name, "read", model, tokenizer.encode, names, (place,), facts=describe(model, None))
+
+
+def open_run(folder: str | Path | None, name: str, device: str = "cpu") -> Subject:
+    """The subject in a run folder; None: the translator bundled with Regard."""
+    if folder is None:
+        from regard.translation import Translator
+
+        return of_translator(name, "English to German, bundled with Regard", Translator.load(device=device), EXAMPLES)
+    task = Run.open(folder).read_json("run.json").get("task")
+    if task not in OPENERS:
+        raise ValueError(f"{folder} is a run of {task!r}; the page shows runs of {', '.join(OPENERS)}")
+    return OPENERS[task](folder, name, device)
+
+
+def _open_translator(folder: str | Path, name: str, device: str) -> Subject:
+    from regard.translation import Translator, read_valid
+
+    translator = Translator.load(folder, device=device)
+    try:
+        examples = tuple(source for source, _ in read_valid(folder)[:4])
+    except ValueError:
+        examples = ()
+    return of_translator(name, name, translator, examples)
+
+
+def _open_language(folder: str | Path, name: str, device: str) -> Subject:
+    from regard.language import LanguageModel
+    from regard.text_task import read_valid
+
+    language = LanguageModel.load(folder, device=device)
+    begins = () if language.start is None else (language.start,)
+    subject = _of_text(name, "language", language, ("decoder",), _lines(read_valid, folder), language.length)
+    subject.begins, subject.longest = begins, min(LONGEST, language.limit or LONGEST)
+    return subject
+
+
+def _open_masked(folder: str | Path, name: str, device: str) -> Subject:
+    from regard.masked import MARK, MaskedModel
+    from regard.text_task import read_valid
+
+    masked = MaskedModel.load(folder, device=device)
+    subject = _of_text(name, "masked", masked, ("encoder",), _lines(read_valid, folder), masked.length)
+    tokenizer, encode, names = masked.tokenizer, subject.encode, subject.names
+    if tokenizer.mask is not None:
+        # a gap is written as for `regard fill`
+        subject.encode = lambda text: tokenizer.encode_around(text.split(MARK)) if MARK in text else encode(text)
+        subject.names = lambda ids: [
+            MARK if id == tokenizer.mask else token for id, token in zip(ids, names(ids), strict=True)
+        ]
+        subject.examples = tuple(map(_with_a_gap, subject.examples))
+    subject.begins, subject.ends = ((tokenizer.bos,), (tokenizer.eos,)) if masked.apart else ((tokenizer.eos,), ())
+    subject.longest = min(LONGEST, masked.limit or LONGEST)
+    return subject
+
+
+def _open_classifier(folder: str | Path, name: str, device: str) -> Subject:
+    from regard.classification import Classifier, read_valid
+
+    classifier = Classifier.load(folder, device=device)
+    try:
+        labelled = tuple(read_valid(folder)[:EXAMINED])
+    except ValueError:
+        labelled = ()
+    place = "decoder" if classifier.model.config.causal else "encoder"
+    examples = tuple(text[:300] for text, _ in labelled[:4])
+    subject = _of_text(name, "classify", classifier, (place,), examples, classifier.longest)
+    subject.begins, subject.ends = (classifier.tokenizer.bos,), (classifier.tokenizer.eos,)
+    subject.classifier, subject.labelled = classifier, labelled
+    subject.longest = min(LONGEST, classifier.longest + 2)
+    return subject
+
+
+def _of_text(
+    name: str, task: str, thing: Any, places: tuple[str, ...], examples: tuple[str, ...], longest: int
+) -> Subject:
+    """Any run that reads one text."""
+    tokenizer = thing.tokenizer
+    facts = describe(thing.model, longest)
+    encode, names = tokenizer.encode, tokenizer.tokens
+    return Subject(name, name, task, thing.model, encode, names, places, examples=examples, facts=facts)
+
+
+def _lines(read: Callable[[str | Path], list[str]], folder: str | Path) -> tuple[str, ...]:
+    """The beginnings of some texts of a run."""
+    try:
+        texts = read(folder)[:4]
+    except ValueError:
+        return ()
+    return tuple(" ".join(text[:400].split())[:160] for text in texts if text.strip())
+
+
+def _with_a_gap(text: str) -> str:
+    """A text with its middle word hidden."""
+    words = text.split(" ")
+    words[len(words) // 2] = re.sub(r"\w+", "[mask]", words[len(words) // 2], count=1)
+    return " ".join(words)
+
+
+EXAMINED = 2000  # texts of a classifier that are shown
+OPENERS = {
+    "translate": _open_translator,
+    "language": _open_language,
+    "masked": _open_masked,
+    "classify": _open_classifier,
+}
+
+EXAMPLES = (
+    "Where is the station?",
+    "My brother lives in Berlin and works as a teacher.",
+    "The animal didn't cross the street because it was too tired.",
+    "What would you do if you were in my place?",
+)
+
+
+def describe(model: nn.Module, longest: int | None) -> dict[str, Any]:
+    """Sizes to show beside the name."""
+    config = model.config
+    shown = ("kind", "width", "heads", "layers", "decoder_layers", "position")
+    shown += ("attention", "decoder_attention", "cross_attention")
+    facts = {name: getattr(config, name) for name in shown if getattr(config, name, None) is not None}
+    facts = {
+        name: value if isinstance(value, str | int) else ", ".join(map(str, value)) for name, value in facts.items()
+    }
+    return facts | {
+        "parameters": sum(part.numel() for part in model.parameters()),
+        "trained_for": longest,
+    }
+
+
+BYTES = re.compile(r"(?:\\x[0-9a-f]{2})+")
+
+
+def regrouped(names: Sequence[str]) -> list[str]:
+    """Names of tokens in which letters that were cut into bytes are written again: a token that holds a part of one is
+    called by the letter and which part of it, such as "語 2/3". What is no part of a letter stays as it is."""
+    found, at = list(names), 0
+    while at < len(names):
+        text, parts = names[at], 1
+        if BYTES.search(text):
+            tries = ((_text("".join(names[at : at + n])), n) for n in range(1, 5))
+            text, parts = next((made for made in tries if made[0] is not None), (text, 1))
+        if parts > 1:
+            letters = text.removeprefix("▁")
+            called = [f"{text if n == 0 else letters} {n + 1}/{parts}" for n in range(parts)]
+        else:
+            called = [text]
+        found[at : at + parts] = called
+        at += parts
+    return found
+
+
+def _text(name: str) -> str | None:
+    """The text of a name in which bytes are escaped; None where they are no text."""
+    try:
+        return BYTES.sub(lambda match: bytes.fromhex(match[0].replace("\\x", "")).decode(), name)
+    except UnicodeDecodeError:
+        return None
+
+
+def _cut(ids: list[int], most: int) -> tuple[list[int], bool]:
+    return ids[:most], len(ids) > most
+
+
+def _check_finite(layers: list[Given]) -> None:
+    for given in layers:
+        parts: list[Tensor] = [given.x] + ([] if given.memory is None else [given.memory.x])
+        if not all(bool(part.isfinite().all()) for part in parts):
+            raise ValueError("the model's numbers are not finite: its weights are broken")
