@@ -667,5 +667,5 @@ def test_bad_configs(options, words):
 
 def test_the_ids_of_the_tokenizer():
     tokenizer = importlib.import_module("regard.data.tokenizer")
-    module = importlib.import_module("regard.decoding.decode")
+    module = importlib.import_module("regard.decoding.searching")
     assert (module.PAD, module.BOS, module.EOS) == (tokenizer.PAD, tokenizer.BOS, tokenizer.EOS)

@@ -4,7 +4,7 @@ Read base.py first, then greedy.py (one token a row) and beam.py.
 """
 
 from regard.decoding.base import DecodingConfig, Hypothesis
-from regard.decoding.decode import decode, generate, search
+from regard.decoding.searching import decode, generate, search
 from regard.decoding.sliding import Sliding
 
 __all__ = ["DecodingConfig", "Hypothesis", "Sliding", "decode", "generate", "search"]
