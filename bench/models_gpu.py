@@ -1,0 +1,197 @@
+"""Whole models on a GPU: a training step, and decoding, beside the same model on FlexAttention and Hugging Face's GPT-2.
+
+    python bench/models_gpu.py training                       # 2 rows of 16,384 tokens and 1 of 65,536
+    python bench/models_gpu.py training --ways eager --only local
+    python bench/models_gpu.py decoding                       # context 2,048, batches of 1 and 64
+
+Both are the size of GPT-2 small: 12 layers, width 768, 12 heads. `training` is one update in bfloat16 autocast (forward,
+backward, AdamW) with a vocabulary of 16,384: tokens a second and the peak of memory. "compiled" compiles the loss as
+`--training.compile` does, and the rival as a whole.
+"""
+
+import argparse
+import gc
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import regard
+from regard.data.documents import Text
+from regard.training.loss import text_loss
+
+ATTENTIONS = ("softmax", "local(window=256)", "linear")
+WINDOW = 256
+
+
+def device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def config(attention: str, small: bool, vocabulary: int) -> regard.ModelConfig:
+    sizes = {"width": 64, "heads": 4, "inner": 128, "layers": 2} if small else {}
+    whole = {"width": 768, "heads": 12, "inner": 3072, "layers": 12} | sizes
+    rest = {"norm": "pre", "dropout": 0.0, "feedforward": "dense(activation='gelu')"}
+    return regard.ModelConfig(kind="decoder", vocabulary=vocabulary, attention=attention, **whole, **rest)
+
+
+class FlexBlock(nn.Module):
+    """A layer as one writes it by hand on FlexAttention."""
+
+    def __init__(self, width: int, heads: int, inner: int):
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
+
+    def forward(self, x: Tensor, attend: Callable[..., Tensor]) -> Tensor:
+        q, k, v = (
+            part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norms[0](x)).chunk(3, 2)
+        )
+        x = x + self.out(attend(q, k, v).transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norms[1](x))))
+
+
+class FlexModel(nn.Module):
+    """The same decoder on plain FlexAttention: a causal window, or all before."""
+
+    def __init__(self, like: regard.ModelConfig, length: int, window: int | None):
+        super().__init__()
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+        self.embedding = nn.Embedding(like.vocabulary, like.width)
+        nn.init.normal_(self.embedding.weight, std=like.width**-0.5)
+        self.places = nn.Parameter(torch.zeros(length, like.width))
+        self.blocks = nn.ModuleList(FlexBlock(like.width, like.heads, like.inner) for _ in range(like.layers))
+        self.norm = nn.LayerNorm(like.width)
+
+        def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return (j <= i) if window is None else (j <= i) & (i - j <= window)
+
+        self.mask = create_block_mask(sees, None, None, length, length, device=device())
+        self.flex = flex_attention
+
+    def forward(self, ids: Tensor, target: Tensor) -> Tensor:
+        x = self.embedding(ids) + self.places
+        for block in self.blocks:
+            x = block(x, lambda q, k, v: self.flex(q, k, v, block_mask=self.mask))
+        logits = self.norm(x) @ self.embedding.weight.T
+        return F.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+
+def train(name: str, compiled: bool, rows: int, length: int, small: bool, repeats: int) -> dict[str, Any]:
+    """Median time of an update, and the peak of memory."""
+    vocabulary = 256 if small else 16384
+    torch.manual_seed(0)
+    if name.startswith("flex"):
+        model = FlexModel(config("softmax", small, vocabulary), length, WINDOW if "window" in name else None)
+        model = model.to(device())
+        loss = torch.compile(model) if compiled else model
+    else:
+        model = regard.Transformer(config(name, small, vocabulary)).to(device()).train()
+
+        def loss(ids: Tensor, target: Tensor) -> Tensor:
+            return text_loss(model, Text(ids, target, None, None)).total / target.numel()
+
+        loss = torch.compile(loss, dynamic=True) if compiled else loss
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    ids, target = (torch.randint(vocabulary, (rows, length), device=device()) for _ in range(2))
+
+    def step() -> None:
+        with torch.autocast(device(), torch.bfloat16):
+            value = loss(ids, target)
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    began = time.perf_counter()
+    for _ in range(3):
+        step()
+    wait()
+    first = time.perf_counter() - began
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        step()
+        wait()
+        times.append(time.perf_counter() - began)
+    peak = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+    seconds = statistics.median(times)
+    return {"tokens_s": rows * length / seconds, "ms": 1e3 * seconds, "gib": peak, "first_s": first}
+
+
+def training(given: argparse.Namespace) -> None:
+    sizes = [(1, 256)] if given.small else [(2, 16384), (1, 65536)]
+    sizes = [size for size in sizes if given.lengths is None or size[1] in given.lengths]
+    names = (*ATTENTIONS, f"flex, window {WINDOW}", "flex, all")
+    names = [name for name in names if given.only is None or any(name.startswith(part) for part in given.only)]
+    for way, (rows, length) in itertools.product(given.ways, sizes):
+        print(f"\na training step, {rows} x {length:,} tokens, {way}\n")
+        print(f"{'attention':22}{'tokens/s':>12}{'ms':>10}{'peak GiB':>10}{'first three, s':>16}{'/ softmax':>11}")
+        base = None
+        for name in names:
+            if way == "eager" and name.startswith("flex"):
+                continue  # it forms all logits unless compiled
+            try:
+                found = train(name, way == "compiled", rows, length, given.small, given.repeats)
+            except (RuntimeError, ValueError, torch._dynamo.exc.TorchDynamoException) as error:
+                print(f"{name:22}  left out: {str(error).splitlines()[0][:120]}", flush=True)
+                continue
+            finally:
+                torch._dynamo.reset()
+                gc.collect()
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
+            base = base or (found["tokens_s"] if name == "softmax" else None)
+            ratio = f"{found['tokens_s'] / base:>11.2f}" if base else ""
+            print(
+                f"{name:22}{found['tokens_s']:>12,.0f}{found['ms']:>10.1f}{found['gib']:>10.1f}{found['first_s']:>16.1f}{ratio}",
+                flush=True,
+            )
+            write(given, {"section": "training", "attention": name, "way": way, "rows": rows, "length": length} | found)
+
+
+def write(given: argparse.Namespace, found: dict[str, Any]) -> None:
+    if given.json:
+        with open(given.json, "a") as file:
+            file.write(json.dumps(found) + "\n")
+
+
+SECTIONS = {"training": training}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", help=f"which of {', '.join(SECTIONS)}; all without any")
+    parser.add_argument("--only", nargs="+", help="attentions whose names begin so")
+    parser.add_argument("--lengths", type=int, nargs="+", help="training: rows of these lengths only")
+    parser.add_argument("--ways", nargs="+", choices=("eager", "compiled"), default=["eager", "compiled"])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", help="append each result to this file, a line each")
+    parser.add_argument("--small", action="store_true", help="a tiny model, to try the benchmark, on a CPU too")
+    given = parser.parse_args()
+    unknown = [name for name in given.sections if name not in SECTIONS]
+    if unknown:
+        parser.error(f"unknown section {unknown[0]!r}: choose from {', '.join(SECTIONS)}")
+    if not given.small and not torch.cuda.is_available():
+        parser.exit(1, "no CUDA device: this benchmark measures one (--small tries it on a CPU)\n")
+    for name in given.sections or SECTIONS:
+        SECTIONS[name](given)
+
+
+if __name__ == "__main__":
+    main()
