@@ -1,11 +1,10 @@
-"""Whole models on a GPU: a training step, and decoding, beside the same model on FlexAttention and Hugging Face's GPT-2.
+"""Whole models on a GPU, beside the same model on FlexAttention.
 
     python bench/models_gpu.py training                       # 2 rows of 16,384 tokens and 1 of 65,536
     python bench/models_gpu.py training --ways eager --only local
-    python bench/models_gpu.py decoding                       # context 2,048, batches of 1 and 64
 
-Both are the size of GPT-2 small: 12 layers, width 768, 12 heads. `training` is one update in bfloat16 autocast (forward,
-backward, AdamW) with a vocabulary of 16,384: tokens a second and the peak of memory. "compiled" compiles the loss as
+The size is that of GPT-2 small: 12 layers, width 768, 12 heads. `training` is one update in bfloat16 autocast (forward,
+backward, AdamW) with a vocabulary of 16,384: tokens per second and peak memory. "compiled" compiles the loss as
 `--training.compile` does, and the rival as a whole.
 """
 
