@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import regard
-from regard.layers.attention.base import Memory, Rows
+from regard.core.rows import Memory, Rows
 from regard.spec import ATTENTION, parse
 
 EXAMPLES = """examples:

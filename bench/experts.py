@@ -21,7 +21,7 @@ from torch import Tensor
 
 import regard
 from regard.core.allocator import keep_memory
-from regard.layers.attention.base import Rows
+from regard.core.rows import Rows
 from regard.layers.feedforward.base import FeedForward
 
 LAYERS = {"switch": 1, "gshard": 2, "moe": 2, "choice": 2}

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 import regard
-from regard.layers.attention.base import Memory, Rows
+from regard.core.rows import Memory, Rows
 from regard.page import maps
 from regard.spec import ATTENTION
 

@@ -136,7 +136,7 @@ def ours(sizes: Sizes, dropout: float) -> Transformer:
 
 def waves(model: Transformer, length: int) -> Tensor:
     """The positions as a table [length, E]."""
-    from regard.layers.attention.base import Rows
+    from regard.core.rows import Rows
 
     zeros = torch.zeros(1, length, model.config.width)
     return model.encoder.position.add(zeros, Rows.full(zeros))[0]

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from regard.api import attend, attention, facts, feedforward, names, position
+    from regard.core.state import detach, select
     from regard.interop.torch import from_torch, to_torch
-    from regard.layers.attention.base import Attention, Facts, detach, redraw, select
+    from regard.layers.attention.base import Attention, Facts
+    from regard.layers.attention.draws import redraw
     from regard.models.transformer import ModelConfig, Transformer
     from regard.page.notebook import show
     from regard.spec import over_layers
@@ -41,11 +43,11 @@ _MODULES = {
     "Facts": "regard.layers.attention.base",
     "ModelConfig": "regard.models.transformer",
     "Transformer": "regard.models.transformer",
-    "detach": "regard.layers.attention.base",
+    "detach": "regard.core.state",
     "from_torch": "regard.interop.torch",
     "over_layers": "regard.spec",
-    "redraw": "regard.layers.attention.base",
-    "select": "regard.layers.attention.base",
+    "redraw": "regard.layers.attention.draws",
+    "select": "regard.core.state",
     "show": "regard.page.notebook",
     "to_torch": "regard.interop.torch",
 }

@@ -7,22 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.layers.attention.base import (
-    Attention,
-    Cached,
-    Facts,
-    Heads,
-    Mask,
-    Memory,
-    Role,
-    Rows,
-    Shape,
-    Tailed,
-    pack,
-    pack_pairs,
-    unpack,
-)
+from regard.core.rows import Mask, Memory, Rows, pack, pack_pairs, unpack
+from regard.core.shape import Role, Shape
+from regard.layers.attention.base import Attention, Facts
+from regard.layers.attention.cached import Cached
 from regard.layers.attention.heads import MixedHeads
+from regard.layers.attention.projected import Projected
+from regard.layers.attention.tailed import Tailed
 from regard.layers.feedforward.base import FeedForward, FeedForwardFacts, Sizes
 from regard.layers.position.base import Position, PositionFacts
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, REGISTRIES, Spec, parse
@@ -214,7 +205,7 @@ def _bare(spec: str, H: int, G: int, D: int, role: Role, dtype: torch.dtype, dev
         layer = ATTENTION.build(spec, shape).to(device, dtype)
     for part in _leaves(layer):
         own = {name for name, _ in part.named_parameters() if not name.startswith(("project.", "output."))}
-        if not isinstance(part, Heads) or own or set(part.inputs) != {"q", "k", "v"}:
+        if not isinstance(part, Projected) or own or set(part.inputs) != {"q", "k", "v"}:
             raise ValueError(
                 f"attention {part.facts.name!r} has parameters of its own or other inputs than q, k and v, so it is no "
                 f"plain function of them: build it with regard.attention({part.facts.name!r}, width=..., heads=...)"

@@ -15,7 +15,7 @@ from torch import Tensor
 import regard
 from regard import draw as pictures
 from regard.config import DataConfig, ModelOptions, TrainingConfig, TranslateConfig
-from regard.layers.attention.base import Heads
+from regard.layers.attention.projected import Projected
 from regard.training.run import Run
 
 SENTENCE = "she sells sea shells by the sea shore the shells she sells are sea shells for sure"
@@ -81,7 +81,7 @@ def vector(word: str) -> Tensor:
     return counts / counts.norm()
 
 
-def leave(layer: Heads) -> None:
+def leave(layer: Projected) -> None:
     """Projections that change nothing but the length, so that a word's logit with itself is SHARPNESS."""
     length = (SHARPNESS / layer.scale) ** 0.5
     for name, kind in layer.inputs.items():

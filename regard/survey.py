@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from regard.layers.attention.base import Shape
+from regard.core.shape import Shape
 from regard.spec import ATTENTION
 
 

@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import regard
-from regard.layers.attention.base import Attention, Memory, Rows, pack, unpack
+from regard.core.rows import Memory, Rows, pack, unpack
+from regard.layers.attention.base import Attention
 from regard.spec import ATTENTION, POSITIONS
 
 WIDTH, HEADS = 16, 4

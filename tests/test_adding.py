@@ -14,7 +14,9 @@ from typing import Annotated
 
 import torch
 
-from regard.layers.attention.base import Facts, Order, Scored
+from regard.core.shape import Order
+from regard.layers.attention.base import Facts
+from regard.layers.attention.cached import Scored
 
 
 class Warm(Scored):

@@ -5,8 +5,8 @@ import torch
 from torch.testing import assert_close
 
 import regard
+from regard.core.rows import Memory, Rows
 from regard.kernels.dropout import dropped
-from regard.layers.attention.base import Memory, Rows
 from regard.spec import ATTENTION
 
 PAIRS = [name for name in ATTENTION.names() if regard.facts(ATTENTION.find(name).examples[0]).pairs]

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import regard
-from regard.layers.attention.base import Rows
+from regard.core.rows import Rows
 
 WIDTH, HEADS, T, S = 12, 3, 23, 17
 

@@ -30,9 +30,9 @@ from regard.config import (
     from_json,
     parse,
 )
+from regard.core.rows import Rows
 from regard.data.batches import LabelledBatches
 from regard.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
-from regard.layers.attention.base import Rows
 from regard.training import loop
 from regard.training.display import Display
 from regard.training.graphs import few_lengths

@@ -23,9 +23,9 @@ from torch.torch_version import TorchVersion
 
 import regard
 from regard import task
+from regard.core.rows import Rows
 from regard.kernels import choose, experts_triton, grouped, moves, router
 from regard.kernels.packed import pack_linears
-from regard.layers.attention.base import Rows
 from regard.layers.feedforward import moe
 from regard.layers.feedforward.experts import one_by_one
 from regard.models import build

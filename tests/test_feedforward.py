@@ -16,8 +16,9 @@ from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
 import regard
+from regard.core.rows import Rows, pack
+from regard.core.state import Out
 from regard.kernels.router import wide_linear
-from regard.layers.attention.base import Out, Rows, pack
 from regard.layers.feedforward.base import FeedForward, Sizes, active_parameters
 from regard.layers.feedforward.choice import Choice
 from regard.layers.feedforward.dense import Dense

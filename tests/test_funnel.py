@@ -20,7 +20,7 @@ from torch.testing import assert_close
 
 import regard
 from regard.core.reference import blend
-from regard.layers.attention.base import Rows
+from regard.core.rows import Rows
 from regard.models.funnel import Funnel, FunnelConfig, halve, stretch
 from regard.spec import ATTENTION
 

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import regard
-from regard.layers.attention.base import Attention, Memory, Rows
+from regard.core.rows import Memory, Rows
+from regard.layers.attention.base import Attention
 from regard.models.transformer import ModelConfig, Transformer
 
 WIDTH, HEADS = 16, 4

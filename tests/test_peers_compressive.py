@@ -6,7 +6,7 @@ from compressive_transformer_pytorch.compressive_transformer_pytorch import Self
 from torch.testing import assert_close
 
 import regard
-from regard.layers.attention.base import Rows
+from regard.core.rows import Rows
 from regard.models.transformer import ModelConfig, Transformer
 
 WIDTH, HEADS, N = 16, 4, 6

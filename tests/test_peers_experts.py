@@ -12,7 +12,8 @@ from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.switch_transformers import modeling_switch_transformers as switch
 
 import regard
-from regard.layers.attention.base import Out, Rows
+from regard.core.rows import Rows
+from regard.core.state import Out
 from regard.layers.feedforward.base import FeedForward
 
 WIDTH, INNER, EXPERTS, T = 12, 20, 4, 33

@@ -7,7 +7,7 @@ from transformers import FNetConfig
 from transformers.models.fnet.modeling_fnet import FNetBasicFourierTransform, FNetLayer
 
 import regard
-from regard.layers.attention.base import Rows, pack, unpack
+from regard.core.rows import Rows, pack, unpack
 from regard.models.transformer import Block, ModelConfig
 from regard.spec import parse
 

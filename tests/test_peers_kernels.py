@@ -8,7 +8,7 @@ from performer_pytorch.performer_pytorch import linear_attention, softmax_kernel
 from torch.testing import assert_close
 
 import regard
-from regard.layers.attention.base import Rows
+from regard.core.rows import Rows
 
 
 def heads(B=2, H=4, T=11, D=8, seed=0, dtype=torch.float64):

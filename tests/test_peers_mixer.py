@@ -7,7 +7,8 @@ import torch
 from torch.testing import assert_close
 
 import regard
-from regard.layers.attention.base import Attention, Rows
+from regard.core.rows import Rows
+from regard.layers.attention.base import Attention
 from regard.models.transformer import Block, ModelConfig
 from regard.spec import parse
 

@@ -14,7 +14,7 @@ from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import Wav2Vec2Ber
 from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
 
 import regard
-from regard.layers.attention.base import Shape
+from regard.core.shape import Shape
 from regard.spec import POSITIONS
 
 B, H, T, D = 2, 4, 37, 8

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import regard
-from regard.layers.attention.base import Attention, pack
+from regard.core.rows import pack
+from regard.layers.attention.base import Attention
 
 WIDTH, HEADS, D, CLUSTERS, WINDOW, N = 24, 3, 8, 4, 5, 18
 

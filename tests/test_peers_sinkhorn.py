@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import regard
-from regard.layers.attention.base import Attention, Mask, Rows
+from regard.core.rows import Mask, Rows
+from regard.layers.attention.base import Attention
 
 WIDTH, HEADS, D, BLOCK, N = 24, 3, 8, 4, 28
 

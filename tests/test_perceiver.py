@@ -20,8 +20,8 @@ from lengths import (
 from torch.testing import assert_close
 
 import regard
+from regard.core.rows import Memory, Rows
 from regard.decoding import DecodingConfig, generate
-from regard.layers.attention.base import Memory, Rows
 from regard.models.perceiver import Perceiver, PerceiverAR, PerceiverARConfig, PerceiverConfig
 from regard.models.transformer import ModelConfig, Transformer
 from regard.spec import ATTENTION

@@ -6,7 +6,10 @@ import pytest
 import torch
 from suite import CHECKS, Case
 
-from regard.layers.attention.base import Attention, CacheState, Facts, Mask, Order, Rows, Shape, pack
+from regard.core.rows import Mask, Rows, pack
+from regard.core.shape import Order, Shape
+from regard.layers.attention.base import Attention, Facts
+from regard.layers.attention.cached import CacheState
 from regard.layers.attention.compressed import Compressed
 from regard.layers.attention.heads import MixedHeads
 from regard.layers.attention.softmax import Softmax

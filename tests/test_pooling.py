@@ -9,7 +9,7 @@ from sets import PMA, copy_attention
 from torch.testing import assert_close
 
 import regard
-from regard.layers.attention.base import Memory, Rows
+from regard.core.rows import Memory, Rows
 from regard.models.pooling import Classifier, ClassifierConfig, Pooling
 from regard.models.transformer import ModelConfig, Transformer, through
 from regard.spec import ATTENTION

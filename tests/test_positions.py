@@ -8,7 +8,8 @@ from suite import Case, Tally, check_cost
 from torch.testing import assert_close
 
 import regard
-from regard.layers.attention.base import Mask, Rows, Shape
+from regard.core.rows import Mask, Rows
+from regard.core.shape import Shape
 from regard.layers.position.base import angles, rates
 from regard.spec import ATTENTION, POSITIONS
 

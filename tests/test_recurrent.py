@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import regard
-from regard.layers.attention.base import Memory, select
+from regard.core.rows import Memory
+from regard.core.state import select
 from regard.models.recurrent import RECURRENT_PRESETS, Recurrent, RecurrentConfig
 from regard.spec import ATTENTION
 

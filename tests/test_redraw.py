@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import regard
 from regard import task
-from regard.layers.attention.base import drawn
+from regard.layers.attention.draws import drawn
 from regard.training import checkpoint, loop
 from regard.training.display import Display
 from regard.training.run import Run

@@ -11,8 +11,8 @@ from torch.testing import assert_close
 import regard
 from regard import language, masked, models
 from regard.config import ClassifierOptions, LanguageOptions, MaskedOptions, ModelOptions
+from regard.core.rows import Memory, Rows
 from regard.interop import ctranslate2, families
-from regard.layers.attention.base import Memory, Rows
 from regard.models.reversible import Coupled
 from regard.models.transformer import ModelConfig, Transformer, through_pair
 from regard.spec import ATTENTION, FEEDFORWARD

@@ -6,7 +6,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import regard
-from regard.layers.attention.base import Rows
+from regard.core.rows import Rows
 
 OUTPUTS = ["none", "mult", "conv", "multconv"]
 

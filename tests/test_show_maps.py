@@ -9,8 +9,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
+from regard.core.rows import Memory, Rows
 from regard.decoding import DecodingConfig
-from regard.layers.attention.base import Memory, Rows
 from regard.page import maps, pictures, subjects, wire
 from regard.page.beams import watch
 from regard.page.engine import Engine

@@ -19,7 +19,7 @@ from torch.testing import assert_close
 
 import regard
 from regard.core.reference import blend
-from regard.layers.attention.base import Rows
+from regard.core.rows import Rows
 from regard.models.tokenlearner import TokenLearner, TokenLearnerConfig
 from regard.spec import ATTENTION
 

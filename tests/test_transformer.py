@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import regard
-from regard.layers.attention.base import Memory, Rows
+from regard.core.rows import Memory, Rows
 from regard.models.transformer import PRESETS, ModelConfig, Transformer
 from regard.spec import ATTENTION
 

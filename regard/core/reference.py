@@ -6,13 +6,20 @@ path that users run. The conformance suite compares the two.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from regard.layers.position.base import Position
+
+class PlainPosition(Protocol):
+    """What a reference asks of a position scheme: its terms for one head, one query i and one key j."""
+
+    def plain_score(self, head: int, q: Tensor, k: Tensor, i: int, j: int) -> Tensor | float: ...
+
+    def plain_bias(self, head: int, i: int, j: int) -> Tensor | float: ...
+
+    def plain_value(self, head: int, i: int, j: int) -> Tensor | float: ...
 
 
 @dataclass
@@ -24,7 +31,7 @@ class Row:
     T: int
     S: int
     values: dict[str, Tensor]
-    position: "Position | None" = None
+    position: PlainPosition | None = None
 
     @property
     def q(self) -> Tensor:

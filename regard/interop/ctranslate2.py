@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from regard.core.rows import Rows
+from regard.core.shape import Shape
 from regard.data.tokenizer import Tokenizer
 from regard.interop.families import Tensors, option, settled
-from regard.layers.attention.base import Rows, Shape
 from regard.models.transformer import ModelConfig
 from regard.spec import FEEDFORWARD, POSITIONS
 

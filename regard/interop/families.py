@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core.limits import MOST, SIZES
-from regard.layers.attention.base import Rows, Shape
+from regard.core.rows import Rows
+from regard.core.shape import Shape
 from regard.models.transformer import ModelConfig
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Registry, Spec, over_layers, parse
 

@@ -4,7 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.api import facts
-from regard.layers.attention.base import Attention, Heads, Role, Shape
+from regard.core.shape import Role, Shape
+from regard.layers.attention.base import Attention
+from regard.layers.attention.projected import Projected
 from regard.layers.attention.softmax import Softmax
 from regard.spec import ATTENTION, Spec
 
@@ -42,7 +44,7 @@ def from_torch(
         dropout=module.dropout if facts(attention).pairs else 0.0,
     )
     layer = ATTENTION.build(attention, shape)
-    if not isinstance(layer, Heads) or set(layer.project) != {"q", "k", "v"}:
+    if not isinstance(layer, Projected) or set(layer.project) != {"q", "k", "v"}:
         raise ValueError(
             f"attention {str(attention)!r} has other projections than queries, keys and values: "
             "choose one that has these, such as softmax, local or linear"

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.layers.attention.base import Memory, Rows
+from regard.core.rows import Memory, Rows
 
 
 class Aligner(nn.Module):

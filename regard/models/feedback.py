@@ -12,8 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.rows import Mask, Rows, unpack
+from regard.core.shape import Shape
+from regard.core.state import check_rows
 from regard.kernels.dropout import Dropout
-from regard.layers.attention.base import Cached, Mask, Rows, Shape, check_rows, unpack
+from regard.layers.attention.cached import Cached
 from regard.layers.feedforward.base import Sizes
 from regard.models.transformer import Hidden, Prediction, Specs, _pack, check_words, look_up
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Spec, over_layers, parse

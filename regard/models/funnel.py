@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.layers.attention.base import Memory, Out, Rows, blank
+from regard.core.rows import Memory, Rows, blank
+from regard.core.state import Out
 from regard.layers.position.base import Position
 from regard.models.pooling import Answer, EncoderConfig, at_least
 from regard.models.transformer import Block, Prediction, Stack, _pack, second, settle, through

@@ -12,20 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.rows import Memory, Rows, unpack
+from regard.core.shape import Shape
+from regard.core.state import Out, check_rows, take_rows
 from regard.kernels.dropout import Dropout
-from regard.layers.attention.base import (
-    Attention,
-    Cached,
-    CacheState,
-    Memory,
-    Out,
-    Rows,
-    Shape,
-    check_rows,
-    grow,
-    take_rows,
-    unpack,
-)
+from regard.layers.attention.base import Attention
+from regard.layers.attention.cached import Cached, CacheState, grow
 from regard.models.pooling import Answer, EncoderConfig, at_least
 from regard.models.transformer import (
     Block,

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from regard.layers.attention.base import Memory, Out, Rows, blank, pack_memory, unpack
+from regard.core.rows import Memory, Rows, blank, pack_memory, unpack
+from regard.core.state import Out
 from regard.models.transformer import (
     Block,
     ModelConfig,

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from regard.layers.attention.base import Memory, Rows, Shape, check_rows, take_rows, unpack
+from regard.core.rows import Memory, Rows, unpack
+from regard.core.shape import Shape
+from regard.core.state import check_rows, take_rows
 from regard.models.transformer import Prediction, _pack, check_rows_match, check_words, look_up
 from regard.spec import ATTENTION
 

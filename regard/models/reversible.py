@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from regard.layers.attention.base import Out
+from regard.core.state import Out
 
 Sublayer = Callable[[Tensor, Tensor | None], Out]
 Sublayers = list[list[Sublayer]]

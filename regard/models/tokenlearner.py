@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.numeric import masked_softmax
+from regard.core.rows import Memory, Rows, unpack
+from regard.core.state import Out
 from regard.kernels.dropout import Dropout
-from regard.layers.attention.base import Memory, Out, Rows, masked_softmax, unpack
 from regard.models.pooling import Answer, EncoderConfig, at_least
 from regard.models.transformer import Block, Prediction, Stack, _pack, second, settle, through
 from regard.spec import over_layers

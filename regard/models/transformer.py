@@ -14,9 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.limits import check_sizes
+from regard.core.rows import Memory, Rows, pack, unpack
+from regard.core.shape import Shape
+from regard.core.state import Out, check_rows, take_rows
 from regard.kernels.compiling import run_eagerly
 from regard.kernels.dropout import Dropout
-from regard.layers.attention.base import Attention, Memory, Out, Rows, Shape, check_rows, pack, take_rows, unpack
+from regard.layers.attention.base import Attention
 from regard.layers.feedforward.base import Sizes
 from regard.models.aligner import Aligner
 from regard.models.reversible import Coupled, Sublayer

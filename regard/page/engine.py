@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from regard import __version__
-from regard.layers.attention.base import Heads, Rows
+from regard.core.rows import Rows
 from regard.layers.attention.heads import MixedHeads
+from regard.layers.attention.projected import Projected
 from regard.layers.attention.softmax import Softmax
 from regard.page import maps, pictures
 from regard.page.beams import Beam, watch
@@ -260,7 +261,7 @@ class Engine:
         given, head = maps.part(given, head)
         attention = given.layer
         slots = attention.facts.columns == "slots"
-        if slots or not isinstance(attention, Heads) or set(attention.inputs) != {"q", "k", "v"}:
+        if slots or not isinstance(attention, Projected) or set(attention.inputs) != {"q", "k", "v"}:
             raise ValueError(f"attention {given.name!r} has no single query, key and value: see its map under Heads")
         queries, sources = given.read
         times = attention.shape.heads // attention.shape.kv_heads
@@ -401,7 +402,7 @@ def _contributions(given: Given, at: int) -> tuple[Tensor, float]:
     The step is a sum over tokens, d = sum_j c_j with c_j = sum_h a_hj v_hj W_h; the share of j is c_j . d / |d|^2.
     """
     layer = given.layer
-    if not isinstance(layer, Heads) or not layer.facts.linear or len(layer.kinds("value")) != 1:
+    if not isinstance(layer, Projected) or not layer.facts.linear or len(layer.kinds("value")) != 1:
         raise ValueError(f"attention {layer.facts.name!r} gives no sum over words; choose another run")
     weights = maps.rows(given, [at])[:, 0]  # [H, S]
     values = given.read[1][layer.kinds("value")[0]][0]

@@ -21,7 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.layers.attention.base import Attention, Mask, Memory, Rows, Scored, masked_softmax
+from regard.core.numeric import masked_softmax
+from regard.core.rows import Mask, Memory, Rows
+from regard.layers.attention.base import Attention
+from regard.layers.attention.cached import Scored
 from regard.layers.attention.heads import MixedHeads
 from regard.layers.attention.softmax import Softmax
 from regard.models.aligner import Aligner

@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import regard
-from regard.layers.attention.base import Heads, Mask, Rows
+from regard.core.rows import Mask, Rows
+from regard.layers.attention.projected import Projected
 from regard.layers.position.base import Position
 from regard.page.maps import Given
 from regard.page.wire import Reply
@@ -234,7 +235,7 @@ def compare(spec: str, given: Given, tokens: list[str]) -> Reply:
 
 def _copy(layer: torch.nn.Module, trained: torch.nn.Module) -> int:
     """Queries, keys and values as they were learned, where the mechanism has the like of them: how many."""
-    if not isinstance(layer, Heads) or not isinstance(trained, Heads):
+    if not isinstance(layer, Projected) or not isinstance(trained, Projected):
         return 0
     copied = 0
     first, D = layer.shape.first_head, layer.shape.head_width

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.layers.attention.base import Rows
+from regard.core.rows import Rows
 from regard.page.maps import Given, record
 from regard.training.run import Run
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from regard.config import TrainingConfig, from_json
 from regard.core.allocator import hand_back_memory
-from regard.layers.attention.base import drawn, redraw
+from regard.layers.attention.draws import drawn, redraw
 from regard.layers.feedforward.experts import Routed
 from regard.training import checkpoint
 from regard.training import plan as plans

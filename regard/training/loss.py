@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.rows import pack
 from regard.kernels.compiling import run_eagerly
-from regard.layers.attention.base import pack
 
 IGNORED = -100  # a target that counts for nothing
 CHUNK = {"cpu": 2**20, "cuda": 2**26}  # numbers of logits worked on at a time

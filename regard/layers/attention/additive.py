@@ -4,7 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.core.reference import Row, blend
-from regard.layers.attention.base import Facts, Mask, Order, Scored, Shape
+from regard.core.rows import Mask
+from regard.core.shape import Order, Shape
+from regard.layers.attention.base import Facts
+from regard.layers.attention.cached import Scored
 
 
 class Additive(Scored):

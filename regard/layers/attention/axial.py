@@ -7,7 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.layers.attention.base import Attention, Facts, Mask, Order, Out, Rows, Shape
+from regard.core.rows import Mask, Rows
+from regard.core.shape import Order, Shape
+from regard.core.state import Out
+from regard.layers.attention.base import Attention, Facts
 from regard.spec import ATTENTION, POSITIONS
 
 

@@ -6,9 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.core.numeric import masked_softmax
 from regard.core.reference import Row, blend
+from regard.core.rows import Mask
+from regard.core.shape import Order, Shape
 from regard.kernels.tiles import tiles
-from regard.layers.attention.base import Cached, Facts, Mask, Order, Shape, masked_softmax
+from regard.layers.attention.base import Facts
+from regard.layers.attention.cached import Cached
 from regard.layers.attention.draws import check_redraw
 
 

@@ -7,8 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.numeric import masked_softmax
 from regard.core.reference import Row, blend
-from regard.layers.attention.base import CrossState, Facts, Heads, Order, Rows, Shape, masked_softmax
+from regard.core.rows import Rows
+from regard.core.shape import Order, Shape
+from regard.layers.attention.base import Facts
+from regard.layers.attention.projected import CrossState, Projected
 
 
 class CompressedState(NamedTuple):
@@ -25,7 +29,7 @@ class CompressedState(NamedTuple):
         return self._replace(slots=slots, tail=tail, seen=self.seen[rows])
 
 
-class Compressed(Heads):
+class Compressed(Projected):
     """Liu et al. 2018, Memory-Compressed Attention: Attention(Q, Conv(K), Conv(V)), a convolution of width and stride f
     (our `factor`; 3 in the paper) over the keys of a head and another over its values. Slot t stands for the tokens
     t f, ..., t f + f - 1. Causal: query i sees the slots whose last token is at most i. Before the blocks stands one

@@ -9,7 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.reference import Row, blend
-from regard.layers.attention.base import Facts, Mask, Order, Out, Rows, Shape
+from regard.core.rows import Mask, Rows
+from regard.core.shape import Order, Shape
+from regard.core.state import Out
+from regard.layers.attention.base import Facts
 from regard.layers.attention.segmented import Segmented, stretch
 
 Function = Literal["conv", "dilated", "mean", "max", "used"]

@@ -6,7 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.core.reference import Row
-from regard.layers.attention.base import Cached, Facts, Mask, Order, Shape
+from regard.core.rows import Mask
+from regard.core.shape import Order, Shape
+from regard.layers.attention.base import Facts
+from regard.layers.attention.cached import Cached
 
 # Steps of Newton's to double precision, with some to spare: about log2(keys) at alpha near 2 (12 for 16,384 keys), and
 # fewer below (7 at 1.5). A fixed number, so that no query's last bit depends on another's.

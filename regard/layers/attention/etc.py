@@ -9,10 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from regard.core.numeric import masked_softmax
 from regard.core.reference import Row, blend
+from regard.core.rows import Mask
+from regard.core.shape import Order, Shape
 from regard.kernels import runs
 from regard.kernels.runs import Bound, Far, Pass, Relations
-from regard.layers.attention.base import Cached, Facts, Mask, Order, Shape, masked_softmax
+from regard.layers.attention.base import Facts
+from regard.layers.attention.cached import Cached
 from regard.layers.position.base import skew
 
 # Size of temporaries, in numbers. On a GPU they are cheap and the start of a kernel is not.

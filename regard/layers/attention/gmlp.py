@@ -7,7 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.layers.attention.base import CacheState, Facts, Order, Out, Rows, Shape, grow
+from regard.core.rows import Rows
+from regard.core.shape import Order, Shape
+from regard.core.state import Out
+from regard.layers.attention.base import Facts
+from regard.layers.attention.cached import CacheState, grow
 from regard.layers.attention.mixing import Mixing
 from regard.spec import ATTENTION
 

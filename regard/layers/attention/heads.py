@@ -6,7 +6,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.layers.attention.base import Attention, Facts, Order, Out, Rows, Shape, take_rows
+from regard.core.rows import Rows
+from regard.core.shape import Order, Shape
+from regard.core.state import Out, take_rows
+from regard.layers.attention.base import Attention, Facts
 from regard.spec import ATTENTION, Spec
 
 

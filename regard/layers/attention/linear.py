@@ -4,8 +4,10 @@ import torch
 from torch import Tensor
 
 from regard.core.reference import Row
+from regard.core.shape import Order
 from regard.kernels.scan import absorb, attend_past, attend_sums
-from regard.layers.attention.base import Facts, Order, Scanned
+from regard.layers.attention.base import Facts
+from regard.layers.attention.scanned import Scanned
 
 
 class Linear(Scanned):

@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.reference import Row, blend
-from regard.layers.attention.base import Attention, Digested, Facts, Order, Shape
+from regard.core.shape import Order, Shape
+from regard.layers.attention.base import Attention, Facts
+from regard.layers.attention.digested import Digested
 
 Sharing = Literal["none", "headwise", "key-value", "layerwise"]
 

@@ -6,11 +6,14 @@ import torch
 from torch import Tensor
 
 from regard.core.reference import Row
+from regard.core.rows import Mask
+from regard.core.shape import Order, Shape
 from regard.kernels import runs
 from regard.kernels.band import band_parts
 from regard.kernels.parts import union
 from regard.kernels.runs import Bound, Pass
-from regard.layers.attention.base import Facts, Mask, Order, Shape, Tailed
+from regard.layers.attention.base import Facts
+from regard.layers.attention.tailed import Tailed
 
 
 class Local(Tailed):

@@ -6,7 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.core.reference import Row, blend
-from regard.layers.attention.base import Cached, Facts, Mask, Order, Shape
+from regard.core.rows import Mask
+from regard.core.shape import Order, Shape
+from regard.layers.attention.base import Facts
+from regard.layers.attention.cached import Cached
 
 
 class Location(Cached):

@@ -9,12 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from regard.core.numeric import masked_softmax
 from regard.core.reference import blend
+from regard.core.rows import Rows
+from regard.core.shape import Order, Shape
+from regard.core.state import Out
 from regard.kernels import runs
 from regard.kernels.band import band_parts
 from regard.kernels.parts import Part, Runs, union
 from regard.kernels.runs import Bound, Far, Pass, Where
-from regard.layers.attention.base import Attention, Facts, Order, Out, Rows, Shape, masked_softmax
+from regard.layers.attention.base import Attention, Facts
 from regard.layers.position.base import angles, rates
 from regard.spec import POSITIONS
 

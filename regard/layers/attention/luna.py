@@ -8,9 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.numeric import masked_softmax
 from regard.core.reference import blend
+from regard.core.rows import Memory, Rows
+from regard.core.shape import Order, Shape
+from regard.core.state import Out
 from regard.kernels.scan import scan
-from regard.layers.attention.base import Attention, Facts, Memory, Order, Out, Rows, Shape, masked_softmax
+from regard.layers.attention.base import Attention, Facts
 from regard.spec import POSITIONS
 
 

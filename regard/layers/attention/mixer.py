@@ -6,7 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.layers.attention.base import Facts, Order, Out, Rows, Shape
+from regard.core.rows import Rows
+from regard.core.shape import Order, Shape
+from regard.core.state import Out
+from regard.layers.attention.base import Facts
 from regard.layers.attention.mixing import Mixing
 
 

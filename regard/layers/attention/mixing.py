@@ -2,7 +2,9 @@
 
 from torch import Tensor
 
-from regard.layers.attention.base import Attention, Rows, Shape
+from regard.core.rows import Rows
+from regard.core.shape import Shape
+from regard.layers.attention.base import Attention
 from regard.spec import POSITIONS
 
 

@@ -7,10 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.reference import Row, blend
-from regard.layers.attention.base import Facts, Heads, Order, Rows, Shape
+from regard.core.rows import Rows
+from regard.core.shape import Order, Shape
+from regard.layers.attention.base import Facts
+from regard.layers.attention.projected import Projected
 
 
-class Nystrom(Heads):
+class Nystrom(Projected):
     """Xiong et al. 2021, Nyströmformer: with landmarks q~, k~, the means of m segments of the queries and of the keys,
 
         softmax(Q K~^T) A^+ softmax(Q~ K^T) V + DWConv(V),   A = softmax(Q~ K~^T),   each product / sqrt(D),

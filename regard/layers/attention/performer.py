@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from regard.core.reference import Row
+from regard.core.shape import Order, Shape
 from regard.kernels.scan import absorb, attend_past, attend_sums, stabilise
-from regard.layers.attention.base import Facts, Order, Scanned, Shape
+from regard.layers.attention.base import Facts
 from regard.layers.attention.draws import check_redraw, normal_rows
+from regard.layers.attention.scanned import Scanned
 
 RELU_FLOOR = 1e-3  # added to each ReLU feature, as in the authors' code
 

@@ -8,21 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.reference import Row, blend
+from regard.core.rows import Mask, Rows
+from regard.core.shape import Order, Shape
+from regard.core.state import Out
 from regard.kernels import runs
 from regard.kernels.parts import Part, Runs, union
 from regard.kernels.runs import Bound, Pass, Where
-from regard.layers.attention.base import (
-    Attention,
-    Facts,
-    Heads,
-    Mask,
-    Order,
-    Out,
-    Rows,
-    Shape,
-    Tailed,
-    TailState,
-)
+from regard.layers.attention.base import Attention, Facts
+from regard.layers.attention.projected import Projected
+from regard.layers.attention.tailed import Tailed, TailState
 from regard.spec import ATTENTION, POSITIONS
 
 Pooling = Literal["mean", "max", "ldconv"]
@@ -145,7 +139,7 @@ class Poolingformer(Attention):
         y = (near + self._plain(self.far, near)) @ self.output.weight.T
         return y if self.output.bias is None else y + self.output.bias
 
-    def _plain(self, level: Heads, x: Tensor) -> Tensor:
+    def _plain(self, level: Projected, x: Tensor) -> Tensor:
         heads = []
         for head in range(self.shape.heads):
             values = {name: level._plain(name, kind, head, x, x) for name, kind in level.inputs.items()}

@@ -5,8 +5,12 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
+from regard.core.numeric import masked_softmax
 from regard.core.reference import Row, blend
-from regard.layers.attention.base import Cached, Facts, Mask, Order, Shape, masked_softmax
+from regard.core.rows import Mask
+from regard.core.shape import Order, Shape
+from regard.layers.attention.base import Facts
+from regard.layers.attention.cached import Cached
 
 
 class Predictive(Cached):

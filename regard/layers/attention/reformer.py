@@ -7,7 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core.reference import Row, blend
-from regard.layers.attention.base import Cached, Facts, Mask, Order, Shape
+from regard.core.rows import Mask
+from regard.core.shape import Order, Shape
+from regard.layers.attention.base import Facts
+from regard.layers.attention.cached import Cached
 from regard.layers.attention.draws import check_redraw
 
 

@@ -8,9 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.reference import Row
+from regard.core.shape import Order, Shape
 from regard.kernels.scan import absorb, attend_past, attend_sums
-from regard.layers.attention.base import Facts, Order, Scanned, Shape
+from regard.layers.attention.base import Facts
 from regard.layers.attention.draws import check_redraw, normal_rows
+from regard.layers.attention.scanned import Scanned
 
 
 class RandomFeatures(Scanned):

@@ -10,9 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from regard.core.numeric import masked_softmax
 from regard.core.reference import Row, blend
+from regard.core.rows import Mask, Memory, Rows
+from regard.core.shape import Order, Shape
 from regard.kernels.tiles import tiles
-from regard.layers.attention.base import Cached, Facts, Mask, Memory, Order, Rows, Shape, masked_softmax
+from regard.layers.attention.base import Facts
+from regard.layers.attention.cached import Cached
 
 
 class Routing(Cached):

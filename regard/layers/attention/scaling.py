@@ -8,7 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.reference import Row
-from regard.layers.attention.base import Attention, CacheState, Facts, Order, Out, Rows, Shape, take_rows
+from regard.core.rows import Rows
+from regard.core.shape import Order, Shape
+from regard.core.state import Out, take_rows
+from regard.layers.attention.base import Attention, Facts
+from regard.layers.attention.cached import CacheState
 from regard.spec import ATTENTION, POSITIONS
 
 REACH = 3  # tokens, and neighbouring modules, that the convolutions read

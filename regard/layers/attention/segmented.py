@@ -6,9 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.core.rows import Mask, Rows
+from regard.core.shape import Shape
 from regard.kernels import runs
 from regard.kernels.runs import Bound, Distances, Pass
-from regard.layers.attention.base import Attending, Mask, Rows, Shape
+from regard.layers.attention.attending import Attending
 
 
 class Segmented(Attending):

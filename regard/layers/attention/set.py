@@ -6,7 +6,11 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.layers.attention.base import Attention, CrossState, Facts, Memory, Order, Out, Rows, Shape
+from regard.core.rows import Memory, Rows
+from regard.core.shape import Order, Shape
+from regard.core.state import Out
+from regard.layers.attention.base import Attention, Facts
+from regard.layers.attention.projected import CrossState
 from regard.spec import ATTENTION, POSITIONS
 
 

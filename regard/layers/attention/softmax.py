@@ -4,7 +4,10 @@ import torch
 from torch import Tensor
 
 from regard.core.reference import Row
-from regard.layers.attention.base import Cached, Facts, Mask, Order
+from regard.core.rows import Mask
+from regard.core.shape import Order
+from regard.layers.attention.base import Facts
+from regard.layers.attention.cached import Cached
 
 
 class Softmax(Cached):

@@ -8,11 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core.reference import Row
+from regard.core.rows import Mask
+from regard.core.shape import Order, Shape
 from regard.kernels import runs
 from regard.kernels.band import band_parts
 from regard.kernels.parts import Part, Runs, union
 from regard.kernels.runs import ALL, Bound, Far, Pass
-from regard.layers.attention.base import Cached, Facts, Mask, Order, Shape
+from regard.layers.attention.base import Facts
+from regard.layers.attention.cached import Cached
 
 
 class Sparse(Cached):

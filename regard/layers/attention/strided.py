@@ -7,9 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core.reference import Row
+from regard.core.rows import Mask
+from regard.core.shape import Order, Shape
 from regard.kernels import runs
 from regard.kernels.runs import ALL, Bound, Pass
-from regard.layers.attention.base import Cached, Facts, Mask, Order, Shape
+from regard.layers.attention.base import Facts
+from regard.layers.attention.cached import Cached
 
 
 class Strided(Cached):

@@ -8,7 +8,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.core.reference import Row, blend
-from regard.layers.attention.base import Cached, Facts, Mask, Order, Shape
+from regard.core.rows import Mask
+from regard.core.shape import Order, Shape
+from regard.layers.attention.base import Facts
+from regard.layers.attention.cached import Cached
 
 Kind = Literal["dense", "random", "factorised-dense", "factorised-random", "dot"]
 

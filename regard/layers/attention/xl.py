@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from regard.core.reference import Row
-from regard.layers.attention.base import Facts, Mask, Order, Shape
+from regard.core.rows import Mask
+from regard.core.shape import Order, Shape
+from regard.layers.attention.base import Facts
 from regard.layers.attention.segmented import Segmented, stretch
 
 

@@ -18,7 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.layers.attention.base import Order, Out, Rows, pack, unpack
+from regard.core.rows import Rows, pack, unpack
+from regard.core.shape import Order
+from regard.core.state import Out
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 

@@ -6,10 +6,12 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
+from regard.core.rows import Rows
+from regard.core.shape import Order
+from regard.core.state import Out
 from regard.kernels import router
 from regard.kernels.grouped import chosen
 from regard.kernels.router import product_dtype
-from regard.layers.attention.base import Order, Out, Rows
 from regard.layers.feedforward.base import FeedForward, FeedForwardFacts, Sizes, plain_linear
 from regard.layers.feedforward.experts import (
     ExpertActivation,

@@ -5,7 +5,9 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from regard.layers.attention.base import Order, Out, Rows
+from regard.core.rows import Rows
+from regard.core.shape import Order
+from regard.core.state import Out
 from regard.layers.feedforward.base import (
     Activation,
     FeedForward,

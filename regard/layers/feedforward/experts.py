@@ -22,10 +22,11 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.core.rows import Rows
+from regard.core.state import Out
 from regard.kernels import moves, router
 from regard.kernels.grouped import Deal, deal
 from regard.kernels.router import product_dtype
-from regard.layers.attention.base import Out, Rows
 from regard.layers.feedforward.base import Activation, FeedForward, Sizes, activate, plain_activation, plain_linear
 
 # options that layers share

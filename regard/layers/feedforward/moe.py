@@ -6,8 +6,8 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
+from regard.core.shape import Order
 from regard.kernels import moves
-from regard.layers.attention.base import Order
 from regard.layers.feedforward.base import FeedForwardFacts, Sizes, plain_linear
 from regard.layers.feedforward.experts import Experts, Inner, Route, Routed, best, plain_softmax
 

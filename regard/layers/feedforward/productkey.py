@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.rows import Rows
+from regard.core.shape import Order
+from regard.core.state import Out
 from regard.kernels.router import wide_linear
-from regard.layers.attention.base import Order, Out, Rows
 from regard.layers.feedforward.base import FeedForward, FeedForwardFacts, Sizes, plain_linear
 from regard.layers.feedforward.experts import mean, plain_softmax
 

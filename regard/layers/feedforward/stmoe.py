@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from regard.layers.attention.base import Order
+from regard.core.shape import Order
 from regard.layers.feedforward.base import FeedForwardFacts, Sizes
 from regard.layers.feedforward.experts import Balance, Capacity, Experts, Group, Inner
 from regard.layers.feedforward.pairs import Pairs, Threshold

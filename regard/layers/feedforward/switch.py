@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from regard.layers.attention.base import Order
+from regard.core.shape import Order
 from regard.layers.feedforward.base import FeedForwardFacts, Sizes
 from regard.layers.feedforward.experts import (
     Balance,

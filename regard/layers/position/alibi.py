@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from regard.layers.attention.base import Shape
+from regard.core.shape import Shape
 from regard.layers.position.base import Position, PositionFacts, wide
 
 

@@ -18,16 +18,15 @@ first of them, where it is `apart`, at no place.
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.rows import Mask, Rows
+from regard.core.shape import Shape
 from regard.kernels.runs import Bias
-
-if TYPE_CHECKING:
-    from regard.layers.attention.base import Mask, Rows, Shape
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Position(nn.Module):
     step = 1  # places between neighbouring tokens
     apart = False  # the first token has no place: what depends on distances leaves its logits alone
 
-    def __init__(self, shape: "Shape"):
+    def __init__(self, shape: Shape):
         super().__init__()
         if shape.role == "cross" and shape.pace is not None:
             # queries and memory stand on one line
@@ -64,7 +63,7 @@ class Position(nn.Module):
             )
             raise ValueError(f"position {self.facts.name!r} cannot be used with role {shape.role!r}: {why}")
 
-    def add(self, x: Tensor, rows: "Rows") -> Tensor:
+    def add(self, x: Tensor, rows: Rows) -> Tensor:
         """Kind "input": x [B, T, E] with the positions of its rows put in."""
         raise NotImplementedError
 
@@ -76,7 +75,7 @@ class Position(nn.Module):
         """Kind "bias": gap [T, S] -> [H, T, S], gap [B, T, S] -> [B, H, T, S]."""
         raise NotImplementedError
 
-    def scores(self, q: Tensor, k: Tensor, mask: "Mask", scale: float) -> Tensor:
+    def scores(self, q: Tensor, k: Tensor, mask: Mask, scale: float) -> Tensor:
         """Kind "content": scale times (q.k and what the scheme puts beside it), [B, H, T, S]; q, k [B, H, T or S, D].
         Scale queries before any product, so that half precision does not overflow."""
         raise NotImplementedError
@@ -91,11 +90,11 @@ class Position(nn.Module):
         scaled logits for the distances 0 ... count - 1 of a key before its query, [B, H, T, count]."""
         raise NotImplementedError
 
-    def values(self, weights: Tensor, mask: "Mask") -> Tensor | None:
+    def values(self, weights: Tensor, mask: Mask) -> Tensor | None:
         """Kind "content": what joins weights @ v, [B, H, T, D], or None where the scheme leaves values alone."""
         return None
 
-    def biases(self, mask: "Mask") -> Tensor:
+    def biases(self, mask: Mask) -> Tensor:
         """`bias` for the queries and keys of a mask, [H, T, S] or [B, H, T, S]. Final."""
         numbers = self.bias(self.span(mask).unsqueeze(-2))  # [H, 1, C] or [B, H, 1, C]
         return self.lay_out(numbers.expand(*numbers.shape[:-2], mask.T, -1), mask)
@@ -107,22 +106,22 @@ class Position(nn.Module):
         does, one that is pooled with no other a window before."""
         return self.step * (pace * slots - (pace - 1) * self.apart)
 
-    def span(self, mask: "Mask") -> Tensor:
+    def span(self, mask: Mask) -> Tensor:
         """The gaps that occur under a mask, in places."""
         return self.step * span(mask, self.pace, self.apart)
 
-    def gap(self, mask: "Mask") -> Tensor:
+    def gap(self, mask: Mask) -> Tensor:
         """The gap of each query and key, in places: [T, S], or [B, T, S] where rows differ."""
         if self.pace == 1:
             return self.step * mask.gap()
         queries, keys = (torch.arange(n, device=mask.k0.device) for n in (mask.T, mask.S))
         return self.places(keys) - self.places(queries + mask.shift, self.pace)[:, None]
 
-    def lay_out(self, x: Tensor, mask: "Mask") -> Tensor:
+    def lay_out(self, x: Tensor, mask: Mask) -> Tensor:
         """From a column for each gap to one for each key."""
         return self.without_first(skew(x, mask.S, self.pace), mask)
 
-    def without_first(self, x: Tensor, mask: "Mask") -> Tensor:
+    def without_first(self, x: Tensor, mask: Mask) -> Tensor:
         """[..., T, S] with zeros for the first query and the first key, where these have no place."""
         if not self.apart:
             return x
@@ -165,7 +164,7 @@ class Position(nn.Module):
         return 0.0
 
 
-def span(mask: "Mask", pace: int = 1, apart: bool = False) -> Tensor:
+def span(mask: Mask, pace: int = 1, apart: bool = False) -> Tensor:
     """The gaps that occur under a mask, rising by one: [C], or [B, C] where rows differ. Query t and key s meet at
     column s + pace (T - 1 - t). Where a causal mask hides the future and the host knows where that begins, most of it
     is left out; the few gaps too many are for `skew` and for matrix products of round sizes."""

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.layers.attention.base import Shape
+from regard.core.shape import Shape
 from regard.layers.position.base import Position, PositionFacts
 
 

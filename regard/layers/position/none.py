@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from regard.layers.attention.base import Rows
+from regard.core.rows import Rows
 from regard.layers.position.base import Position, PositionFacts
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from regard.layers.attention.base import Shape
+from regard.core.shape import Shape
 from regard.layers.position.base import Position, PositionFacts, angles, exact, wide
 
 

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from regard.layers.attention.base import Rows, Shape
+from regard.core.rows import Rows
+from regard.core.shape import Shape
 from regard.layers.position.base import Position, PositionFacts, angles, rates
 
 

@@ -6,7 +6,8 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from regard.layers.attention.base import Mask, Shape
+from regard.core.rows import Mask
+from regard.core.shape import Shape
 from regard.layers.position.base import Position, PositionFacts, angles, rates
 
 

@@ -1,0 +1,92 @@
+"""The role and the sizes that attention layers and position schemes are built with, and how costs are written."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Role = Literal["self", "causal", "cross"]
+
+
+class Order(NamedTuple):
+    """A cost: in words, and the exponent of the length that the suite counts."""
+
+    text: str
+    exponent: float
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes and the role every mechanism is built with; `of` fills in what is left open and checks the rest."""
+
+    width: int
+    heads: int
+    role: Role
+    kv_heads: int
+    head_width: int
+    memory_width: int
+    out_width: int
+    bias: bool | Literal["inputs"] = False
+    position: str | None = None
+    dropout: float = 0.0  # of the attention weights, in training
+    first_head: int = 0  # where these heads stand among `all_heads`, inside heads(...)
+    all_heads: int = 0
+    pace: int | None = None  # role "cross": the queries stand among the keys, this many apart; None: two sequences
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        width: int,
+        heads: int,
+        role: Role = "self",
+        kv_heads: int | None = None,
+        head_width: int | None = None,
+        memory_width: int | None = None,
+        out_width: int | None = None,
+        bias: bool | Literal["inputs"] = False,
+        position: str | None = None,
+        dropout: float = 0.0,
+        pace: int | None = None,
+    ) -> "Shape":
+        sizes = {"width": width, "heads": heads, "kv_heads": kv_heads, "head_width": head_width}
+        sizes |= {"memory_width": memory_width, "out_width": out_width}
+        for name, size in sizes.items():
+            if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+                raise ValueError(f"{name} must be a whole number of at least 1, got {size!r}")
+        if role not in ("self", "causal", "cross"):
+            raise ValueError(f"role must be 'self', 'causal' or 'cross', got {role!r}")
+        if head_width is None and width % heads:
+            raise ValueError(
+                f"width {width} is not divisible by heads {heads}: choose heads that divide it, or give head_width"
+            )
+        if kv_heads is not None and heads % kv_heads:
+            raise ValueError(
+                f"heads {heads} is not divisible by kv_heads {kv_heads}: each must serve equally many heads"
+            )
+        if not isinstance(bias, bool) and bias != "inputs":
+            raise ValueError(f"bias must be True, False or 'inputs' (not of the projection behind), got {bias!r}")
+        if not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, got {dropout!r}")
+        if memory_width is not None and role != "cross":
+            raise ValueError(f"memory_width is for role 'cross'; role {role!r} has no memory")
+        return cls(
+            width=width,
+            heads=heads,
+            role=role,
+            kv_heads=kv_heads or heads,
+            head_width=head_width or width // heads,
+            memory_width=memory_width or width,
+            out_width=out_width or width,
+            bias=bias,
+            position=position,
+            dropout=float(dropout),
+            all_heads=heads,
+            pace=pace,
+        )
+
+    @property
+    def input_bias(self) -> bool:
+        return self.bias is not False
+
+    @property
+    def output_bias(self) -> bool:
+        return self.bias is True

@@ -1,0 +1,83 @@
+"""What a layer returns, and what can be done with a state of any kind: select rows of it, detach it, trim it.
+
+A state is a NamedTuple, batch first. `extend` consumes it; to branch or reorder, `select` copies rows.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Out(NamedTuple):
+    """What a mechanism returns, always."""
+
+    y: Tensor | None
+    state: Any = None
+    stream: Tensor | None = None
+    loss: Tensor | None = None
+    statistics: dict[str, Tensor] | None = None  # what to log of it, by name
+
+
+def select(state: Any, rows: Tensor) -> Any:
+    """A copy of the rows of a state, in the order and as often as asked: to branch, to reorder beams. Rows that the
+    state does not have are refused, but on a GPU, where looking would take a synchronisation."""
+    check_rows(rows, state)
+    return take_rows(state, rows)
+
+
+def check_rows(rows: Any, state: Any) -> None:
+    """Refuses what are no rows of a state."""
+    if not isinstance(rows, Tensor) or rows.dim() != 1 or rows.dtype not in (torch.long, torch.int):
+        got = f"{rows.dtype} {list(rows.shape)}" if isinstance(rows, Tensor) else repr(rows)
+        raise ValueError(f"rows must be a tensor of row numbers [n], int64 or int32, got {got}")
+    count = _rows_of(state)
+    if count is not None and len(rows) and rows.device.type == "cpu" and not torch.compiler.is_compiling():
+        least, most = rows.aminmax()
+        if least < 0 or most >= count:
+            wrong = int(least) if least < 0 else int(most)
+            raise ValueError(f"the state has the rows 0 to {count - 1}, got {wrong}")
+
+
+def _rows_of(state: Any) -> int | None:
+    """How many rows a state has, where it says so."""
+    named = [getattr(state, name, None) for name in ("seen", "count")]
+    found = [part for part in (state, *named) if isinstance(part, Tensor)]
+    return len(found[0]) if found else None
+
+
+def take_rows(state: Any, rows: Tensor) -> Any:
+    """`select` without looking at the rows."""
+    if state is None:
+        return None
+    if isinstance(state, Tensor):
+        return state[rows]
+    if hasattr(state, "select"):
+        return state.select(rows)
+    return type(state)(take_rows(part, rows) for part in state)
+
+
+def detach(state: Any) -> Any:
+    """The same state with its history of gradients cut, between the segments of truncated training."""
+    if isinstance(state, Tensor):
+        return state.detach()
+    if isinstance(state, tuple):
+        parts = [detach(part) for part in state]
+        return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
+    return state
+
+
+def trim(state: Any) -> Any:
+    """The same state with the bound `top` brought down to the longest row, so that padding takes no room."""
+    if not isinstance(state, tuple):
+        return state
+    parts = [trim(part) for part in state]
+    if not hasattr(state, "_fields"):
+        return tuple(parts)
+    state = type(state)(*parts)
+    return state._replace(top=int(state.seen.max())) if "top" in state._fields else state
+
+
+def state_form(state: Any) -> tuple:
+    """Of what kind a state is, and those inside it."""
+    return type(state), *(state_form(part) for part in getattr(state, "parts", ()) if hasattr(part, "_fields"))

@@ -1,0 +1,119 @@
+"""Mechanisms that attend to keys and values one by one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from regard.core.rows import Mask, Rows
+from regard.layers.attention.projected import CrossState, Projected
+
+
+class Attending(Projected):
+    """Mechanisms that attend to keys and values one by one: cross-attention keeps them as they are."""
+
+    def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """[B, H, T, D]; the arguments after the mask are the mechanism's `inputs` by name."""
+        raise NotImplementedError
+
+    alone = False  # True: what a query reads depends on no other query, so `attend` may be given some of them
+    piece = 64  # queries at a time where logits are made
+    few = 8  # queries for which two products beat the CPU's fused kernel, as in decoding
+
+    def product(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """softmax(scale q K^T) V with the position scheme put in; keys and values may have G heads."""
+        kind, gqa = None if self.position is None else self.position.facts.kind, q.shape[1] != k.shape[1]
+        if kind == "content":
+            times = q.shape[1] // k.shape[1]
+            k, v = (part.repeat_interleave(times, 1) if gqa else part for part in (k, v))
+
+            def read(q: Tensor, part: Mask) -> Tensor:
+                return self.weigh(part, self.position.scores(q, k[:, :, : part.S], part, scale), v[:, :, : part.S])
+
+            return self.in_pieces(mask, q, read)
+        if kind == "bias":
+
+            def read(q: Tensor, part: Mask) -> Tensor:
+                bias, (visible, some) = self.position.biases(part).to(q.dtype), part.safe()
+                bias = bias if visible is None else torch.where(visible, bias, -torch.inf)
+                seen = k[:, :, : part.S], v[:, :, : part.S]
+                if self.drops:
+                    wide = (each.repeat_interleave(q.shape[1] // each.shape[1], 1) for each in seen)
+                    return self.weigh(part, q * scale @ next(wide).mT, next(wide))
+                o = F.scaled_dot_product_attention(q, *seen, attn_mask=bias, scale=scale, enable_gqa=gqa)
+                return o if some is None else torch.where(some, o, 0)
+
+            return self.in_pieces(mask, q, read)
+        if self.drops and q.device.type == "cpu":
+            # drawn a piece at a time and cheaply: PyTorch's own takes 18 times as long on a CPU
+            k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], 1) for part in (k, v))
+            return self.in_pieces(
+                mask, q, lambda q, part: self.weigh(part, q * scale @ k[:, :, : part.S].mT, v[:, :, : part.S])
+            )
+        p = self.shape.dropout if self.drops else 0.0
+        if mask.allowed is not None:
+            visible, some = mask.safe()
+            o = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, dropout_p=p, scale=scale, enable_gqa=gqa)
+            return torch.where(some, o, 0)
+        if self.few >= mask.T and not gqa and _plain_cpu(q):
+            return self.weigh(mask, q * scale @ k.transpose(2, 3), v)
+        attn_mask, is_causal = mask.sdpa()
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=attn_mask, dropout_p=p, is_causal=is_causal, scale=scale, enable_gqa=gqa
+        )
+
+    def in_pieces(self, mask: Mask, q: Tensor, read: Callable[[Tensor, Mask], Tensor]) -> Tensor:
+        """`read` for a few queries at a time, and again in the backward pass: nothing of size T x S is kept."""
+        outs = []
+        for piece, (_, part) in zip(q.split(self.piece, 2), mask.pieces(self.piece), strict=True):
+            if part.causal and part.shift is not None:
+                # the host knows that no query of the piece sees the keys behind its last one
+                part = part._replace(S=min(part.S, part.shift + part.T))
+            if torch.is_grad_enabled():
+                outs.append(checkpoint(read, piece, part, use_reentrant=False, preserve_rng_state=self.drops))
+            else:
+                outs.append(read(piece, part))
+        return torch.cat(outs, 2)
+
+    def fix(self, source, memory):
+        B, S = memory.x.shape[:2]
+        count = torch.full((B,), S, device=memory.x.device) if memory.count is None else memory.count
+        return CrossState(tuple(source.values()), count, memory.count is None, S, memory.allowed)
+
+    def look(self, query, state):
+        zero = torch.zeros_like(state.count)
+        T = next(iter(query.values())).shape[2]
+        mask = Mask(zero, zero, state.count, T, state.S, False, state.full, 0, state.allowed)
+        source = dict(zip(self.kinds("key", "value", "gate"), state.parts, strict=True))
+        return self.attend(mask, **query, **self.repeated(source))
+
+    def probed(self, state, first):
+        state = state.select(torch.arange(len(state.count if self.shape.role == "cross" else state.seen)))
+        names = self.kinds("key", "value", "gate")
+        if self.shape.role == "cross":
+            at = torch.arange(state.S, device=state.count.device)[None]
+            return state._replace(parts=self._swap(names, state.parts, at, first))
+        return self.probed_own(state, names, first)
+
+    def probed_own(self, state: Any, names: list[str], first: int) -> Any:
+        """`probed` for role "causal"."""
+        raise NotImplementedError
+
+    def _swap(self, names: list[str], parts: tuple[Tensor, ...], at: Tensor, first: int) -> tuple[Tensor, ...]:
+        values = self.kinds("value")
+        return tuple(
+            self.unit(at, first, len(part)) if name in values else part for name, part in zip(names, parts, strict=True)
+        )
+
+    def aligned(self, rows: Rows) -> Mask:
+        """The mask of a whole sequence over itself."""
+        causal = self.shape.role == "causal"
+        end, full = rows.start + rows.count, rows.at is not None
+        return Mask(rows.start, rows.start, end, rows.T, rows.T, causal, full, 0, rows.allowed)
+
+
+def _plain_cpu(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and not torch.is_grad_enabled()

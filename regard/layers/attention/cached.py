@@ -1,0 +1,108 @@
+"""Mechanisms that keep every key and value while decoding: the KV cache."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.core.rows import Mask, Rows
+from regard.layers.attention.attending import Attending
+
+
+class CacheState(NamedTuple):
+    """Every key and value so far: slot = position. Slots from `seen` on are not read."""
+
+    parts: tuple[Tensor, ...]  # [B, G, C, D]
+    seen: Tensor  # [B]
+    top: int  # the largest `seen`, or a bound of it
+    even: bool  # the host knows: every row has seen `top`
+
+    def select(self, rows: Tensor) -> "CacheState":
+        parts = []
+        for part in self.parts:
+            copy = part.new_empty((len(rows), *part.shape[1:]))
+            filled = part[:, :, : self.top]
+            if torch.is_grad_enabled():
+                copy[:, :, : self.top] = filled[rows]
+            else:
+                # without a copy in between
+                torch.index_select(filled, 0, rows, out=copy[:, :, : self.top])
+            parts.append(copy)
+        return self._replace(parts=tuple(parts), seen=self.seen[rows])
+
+
+class Cached(Attending):
+    """State: all keys and values."""
+
+    def own(self, rows, query, source, state):
+        if state is None:
+            return self.attend(self.aligned(rows), **query, **self.repeated(source)), None
+        S, seen = state.top + rows.T, state.seen + rows.count
+        parts = tuple(grow(old, new, rows, state.top) for old, new in zip(state.parts, source.values(), strict=True))
+        # before the first token every row starts at 0, ragged or not
+        shift = 0 if state.top == 0 else rows.at
+        state = CacheState(parts, seen, S, state.even and rows.at is not None)
+        mask = Mask(rows.start, torch.zeros_like(seen), seen, rows.T, S, True, state.even, shift)
+        filled = dict(zip(source, (part[:, :, :S] for part in parts), strict=True))
+        return self.attend(mask, **query, **self.repeated(filled)), state
+
+    def empty(self, batch, capacity, dtype, device):
+        G, D, C = self.shape.kv_heads, self.shape.head_width, capacity or 0
+        sizes = {"gate": (batch, self.shape.heads, C)}
+        parts = (
+            torch.zeros(sizes.get(self.inputs[name], (batch, G, C, D)), dtype=dtype, device=device)
+            for name in self.kinds("key", "value", "gate")
+        )
+        return CacheState(tuple(parts), torch.zeros(batch, dtype=torch.long, device=device), 0, True)
+
+    def probed_own(self, state, names, first):
+        at = torch.arange(state.parts[0].shape[2], device=state.seen.device)[None]
+        return state._replace(parts=self._swap(names, state.parts, at, first))
+
+
+class Scored(Cached):
+    """A mechanism that writes the logits of a few queries at a time, with nothing random in them; softmax, masks and
+    positions are done here."""
+
+    alone = True
+
+    def score(self, mask: Mask, q: Tensor, k: Tensor) -> Tensor:
+        """Logits [B, H, T, S]; the arguments after the mask are the inputs by name, without the values."""
+        raise NotImplementedError
+
+    def attend(self, mask, q, v, **keys):
+        def read(q: Tensor, part: Mask) -> Tensor:
+            seen = {name: key[:, :, : part.S] for name, key in keys.items()}
+            return self.weigh(part, self.score(part, q=q, **seen), v[:, :, : part.S])
+
+        return self.in_pieces(mask, q, read)
+
+
+def grow(buffer: Tensor, new: Tensor, rows: Rows, top: int) -> Tensor:
+    """New tokens written behind the old ones of each row: in place, or as a new tensor where gradients flow."""
+    need = top + rows.T
+    # with gradients on, what was read before must stay as it was, also where only the queries are trained
+    if torch.is_grad_enabled():
+        if rows.at is not None:
+            return torch.cat([buffer[:, :, :top], new], 2)
+        buffer = F.pad(buffer[:, :, :top], (0, 0) * (buffer.dim() - 3) + (0, rows.T))
+        return _write(buffer, new, rows)
+    if buffer.shape[2] < need:
+        room = buffer.new_empty((*buffer.shape[:2], max(need, 2 * buffer.shape[2], 64), *buffer.shape[3:]))
+        room[:, :, :top] = buffer[:, :, :top]
+        buffer = room
+    if rows.at is not None:
+        buffer[:, :, rows.at : need] = new
+        return buffer
+    # shorter rows leave new slots unwritten, which are masked later and must hold numbers until then
+    buffer[:, :, top:need] = 0
+    # padded tokens land behind the real ones of their row, where the next token overwrites them
+    batch = torch.arange(len(new), device=new.device)[:, None]
+    buffer.transpose(1, 2)[batch, rows.positions()] = new.transpose(1, 2)
+    return buffer
+
+
+def _write(buffer: Tensor, new: Tensor, rows: Rows) -> Tensor:
+    batch = torch.arange(len(new), device=new.device)[:, None]
+    return buffer.transpose(1, 2).index_put((batch, rows.positions()), new.transpose(1, 2)).transpose(1, 2)

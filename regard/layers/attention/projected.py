@@ -1,0 +1,267 @@
+"""Mechanisms with projections and heads: queries, keys, values and gates, made of the tokens or of a memory."""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.core.numeric import masked_softmax
+from regard.core.reference import Row
+from regard.core.rows import Mask, Memory, Rows
+from regard.core.shape import Shape
+from regard.core.state import Out
+from regard.kernels.dropout import dropped
+from regard.layers.attention.base import Attention
+from regard.layers.position.base import Position
+from regard.spec import POSITIONS
+
+
+class CrossState(NamedTuple):
+    """The memory as projected once; it never grows."""
+
+    parts: tuple[Tensor, ...]
+    count: Tensor  # [B] real tokens of the memory
+    full: bool
+    S: int
+    allowed: Tensor | None = None  # of a whole sequence with an explicit mask; decoding has none
+
+    def select(self, rows: Tensor) -> "CrossState":
+        return self._replace(parts=tuple(part[rows] for part in self.parts), count=self.count[rows])
+
+
+class Projected(Attention):
+    """Projections, heads and positions. `inputs` names what a mechanism reads and its kind: "query" (H heads of the
+    tokens), "key" and "value" (G heads of the tokens or the memory), "gate" (a number for each head and source token).
+    The probe for the map replaces every "value"."""
+
+    inputs: dict[str, Literal["query", "key", "value", "gate"]] = {"q": "query", "k": "key", "v": "value"}
+    grouped = False  # True: takes keys and values of G heads; otherwise they are repeated to H
+
+    def __init__(self, shape: Shape):
+        super().__init__(shape)
+        sizes = {"query": shape.heads * shape.head_width, "gate": shape.heads}
+        self.project = nn.ModuleDict()
+        for name, kind in self.inputs.items():
+            wide = shape.width if kind == "query" or shape.role != "cross" else shape.memory_width
+            out = sizes.get(kind, shape.kv_heads * shape.head_width)
+            self.project[name] = nn.Linear(wide, out, bias=shape.input_bias or kind == "gate")
+        self.output = nn.Linear(shape.heads * shape.head_width, shape.out_width, bias=shape.output_bias)
+        for linear in [*self.project.values(), self.output]:
+            nn.init.xavier_uniform_(linear.weight)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+        self.position: Position | None = None
+        if shape.position is not None:
+            self.position = POSITIONS.build(shape.position, shape)
+            kind = self.position.facts.kind
+            if kind not in ("input", *self.facts.positions):
+                takes = [n for n, c in POSITIONS.classes.items() if c.facts.kind in ("input", *self.facts.positions)]
+                raise ValueError(
+                    f"attention {self.facts.name!r} cannot take position {self.position.facts.name!r}: it has no "
+                    f"{'plain query-key product to rotate' if kind == 'rotation' else 'table of logits to add to'}; "
+                    f"it takes {', '.join(takes)}"
+                )
+
+    @property
+    def scale(self) -> float:
+        return self.shape.head_width**-0.5
+
+    # what the kinds of mechanism write
+
+    def own(self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], state: Any) -> tuple[Tensor, Any]:
+        """Roles "self" and "causal": [B, H, T, D] and the new state (None without one)."""
+        raise NotImplementedError
+
+    def fix(self, source: dict[str, Tensor], memory: Memory) -> CrossState:
+        """Role "cross": what is kept of the memory."""
+        raise NotImplementedError
+
+    def look(self, query: dict[str, Tensor], state: CrossState) -> Tensor:
+        """Role "cross": [B, H, T, D] of the queries over it."""
+        raise NotImplementedError
+
+    def learn(
+        self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], memory: Memory | None
+    ) -> Tensor | None:
+        """In training, after the output of a call: what is learnt without gradients, and the second loss."""
+
+    def probed(self, state: Any, first: int) -> Any:
+        """A copy of the state whose values are the unit vectors of the positions from `first` on."""
+        raise ValueError(
+            f"attention {self.facts.name!r} keeps sums, not tokens, so a state has no map: call weights(x) on the whole"
+        )
+
+    # final
+
+    def run(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
+        rows = rows or Rows.full(x)
+        query, source = self.read(x, rows, memory)
+        o, state = self.mix(rows, query, source, state, memory)
+        y = self.output(o.transpose(1, 2).flatten(2))
+        if self.shape.role == "cross" and self.output.bias is not None:
+            y = torch.where(state.count[:, None, None] > 0, y, 0)
+        return Out(y, state, loss=self.learn(rows, query, source, memory) if self.training else None)
+
+    def begin(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
+        if self.shape.role == "cross" and self.position is not None and self.position.facts.kind != "input":
+            raise ValueError("queries that stand among their keys are read as a whole: call the layer, not start")
+        if self.shape.role == "cross":
+            # tokens of a head side by side: read at every step, laid out once
+            source = {name: part.contiguous() for name, part in self.sources(memory.x).items()}
+            return Out(None, self.fix(source, memory))
+        return Out(None, self.empty(batch, capacity, dtype, device))
+
+    def empty(self, batch: int, capacity: int | None, dtype: torch.dtype, device: torch.device) -> Any:
+        """The state of role "causal" before the first token."""
+        raise NotImplementedError
+
+    def mix(self, rows, query, source, state=None, memory=None) -> tuple[Tensor, Any]:
+        """From projected inputs to [B, H, T, D]: all that `regard.attend` needs of a mechanism."""
+        if self.shape.role != "cross":
+            return self.own(rows, query, source, state)
+        state = self.fix(source, memory) if state is None else state
+        return self.look(query, state), state
+
+    def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
+        if state is None:
+            return super().map(x, rows, memory=memory, stream=stream)
+        rows = rows or Rows.full(x)
+        query, source = self.read(x, rows, None)
+        S = state.S if self.shape.role == "cross" else rows.T + state.top
+
+        def probe(first: int) -> Tensor:
+            if source:
+                source.update({name: self.unit(rows.positions(), first, len(x)) for name in self.kinds("value")})
+            return self.mix(rows, query, source, self.probed(state, first))[0]
+
+        maps = torch.cat([probe(first) for first in range(0, S, self.shape.head_width)], -1)[..., :S]
+        if self._adds_to_values:
+            nothing = probe(S + self.shape.head_width)
+            maps = maps - nothing.repeat(1, 1, 1, -(-S // nothing.shape[-1]))[..., :S]
+        return maps
+
+    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
+        rows = rows or Rows.full(x)
+        query, source = self.read(x, rows, memory)
+        names = self.kinds("value")
+        return self.in_widths(
+            values, lambda v: self.mix(rows, query, source | dict.fromkeys(names, v), None, memory)[0]
+        )
+
+    def in_widths(self, values: Tensor, read: Callable[[Tensor], Tensor]) -> Tensor:
+        """`read` of values [B, 1 or H, S, n], where it takes [B, G, S, D] and gives [B, H, T, D]."""
+        G, D = self.shape.kv_heads, self.shape.head_width
+        times, outs = self.shape.heads // G, []
+        nothing = read(values.new_zeros(len(values), G, values.shape[2], D)) if self._adds_to_values else None
+        for part in values.split(D, 3):
+            wide = F.pad(part, (0, D - part.shape[3]))
+            if len(wide[0]) == 1:
+                o = read(wide.expand(-1, G, -1, -1).contiguous())
+            else:
+                # heads that share values are told apart by reading for one of each group at a time
+                some = [read(wide[:, member::times])[:, member::times] for member in range(times)]
+                o = torch.stack(some, 2).flatten(1, 2)
+            outs.append((o if nothing is None else o - nothing)[..., : part.shape[3]])
+        return torch.cat(outs, 3)
+
+    @property
+    def _adds_to_values(self) -> bool:
+        """A scheme that adds to the values makes the output affine in them: what is there without any is taken away."""
+        return self.position is not None and self.position.facts.kind == "content"
+
+    def unit(self, at: Tensor, first: int, batch: int) -> Tensor:
+        """[B, G, n, D]: 1 where the position [1 or B, n] is first + d."""
+        columns = torch.arange(first, first + self.shape.head_width, device=at.device)
+        hits = (at[..., None] == columns).to(next(self.parameters()).dtype)
+        return hits[:, None].expand(batch, self.shape.kv_heads, -1, -1).contiguous()
+
+    def kinds(self, *kinds: str) -> list[str]:
+        """The names of the inputs of these kinds, in order."""
+        return [name for name, kind in self.inputs.items() if kind in kinds]
+
+    def read(self, x: Tensor, rows: Rows, memory: Memory | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The projected queries, and the projected sources (none where a cross state holds them already)."""
+        turn = self.position is not None and self.position.facts.kind == "rotation"
+        if self.position is not None and self.position.facts.kind == "input":
+            x = self.position.add(x, rows)
+        query = {name: self.split(name, x) for name in self.kinds("query")}
+        crosses = self.shape.role == "cross"
+        if crosses and memory is None:
+            return query, {}
+        source = self.sources(memory.x if crosses else x)
+        if turn:
+            slots = rows.positions()
+            at = stand = self.position.places(slots)
+            if crosses:
+                at = self.position.places(slots, self.position.pace)
+                stand = self.position.places(torch.arange(memory.x.shape[1], device=x.device)[None])
+            query = {name: self.position.rotate(part, at) for name, part in query.items()}
+            source |= {name: self.position.rotate(source[name], stand) for name in self.kinds("key")}
+        return query, source
+
+    def sources(self, x: Tensor) -> dict[str, Tensor]:
+        return {name: self.split(name, x) for name in self.kinds("key", "value", "gate")}
+
+    def split(self, name: str, x: Tensor) -> Tensor:
+        """[B, n, E] -> [B, H or G, n, D], a gate [B, H, n]"""
+        projected = self.project[name](x)
+        if self.inputs[name] == "gate":
+            return projected.transpose(1, 2)
+        return projected.unflatten(2, (-1, self.shape.head_width)).transpose(1, 2)
+
+    def repeated(self, source: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Keys and values of G heads as H, for mechanisms that do not group."""
+        times = self.shape.heads // self.shape.kv_heads
+        if self.grouped or times == 1:
+            return source
+        return {n: part.repeat_interleave(times, 1) if part.dim() == 4 else part for n, part in source.items()}
+
+    def weigh(self, mask: Mask, logits: Tensor, v: Tensor) -> Tensor:
+        """Softmax of logits [B, H, T, S] over what is visible, times v, with the position scheme put in."""
+        kind = None if self.position is None else self.position.facts.kind
+        if kind == "bias":
+            logits = logits + self.position.biases(mask)
+        weights = self.drop(masked_softmax(logits, mask.dense()))
+        o = weights.to(v.dtype) @ v
+        if kind == "content":
+            added = self.position.values(weights, mask)
+            o = o if added is None else o + added.to(v.dtype)
+        return o
+
+    @property
+    def drops(self) -> bool:
+        return self.training and self.shape.dropout > 0
+
+    def drop(self, weights: Tensor) -> Tensor:
+        """Attention dropout, in training."""
+        return dropped(weights, self.shape.dropout) if self.drops else weights
+
+    def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        outs = [self.plain(self.plain_row(head, x, memory)) for head in range(self.shape.heads)]
+        y = torch.cat(outs, -1) @ self.output.weight.T
+        return y if self.output.bias is None else y + self.output.bias
+
+    def plain_row(self, head: int, x: Tensor, memory: Tensor | None = None) -> Row:
+        """What a head reads of one unpadded sequence."""
+        placed = x if self.position is None else self.position.plain_add(x)
+        source = memory if self.shape.role == "cross" else placed
+        values = {name: self._plain(name, kind, head, placed, source) for name, kind in self.inputs.items()}
+        return Row(head, self.shape.role == "causal", len(x), len(source), values, self.position)
+
+    def plain(self, row: Row) -> Tensor:
+        """The formula for one head of one unpadded sequence, in loops: [T, D]."""
+        raise NotImplementedError
+
+    def _plain(self, name: str, kind: str, head: int, x: Tensor, source: Tensor) -> Tensor:
+        D, linear = self.shape.head_width, self.project[name]
+        if kind == "gate":
+            return source @ linear.weight[head] + linear.bias[head]
+        slot = head if kind == "query" else head * self.shape.kv_heads // self.shape.heads
+        part = (x if kind == "query" else source) @ linear.weight[slot * D : slot * D + D].T
+        if linear.bias is not None:
+            part = part + linear.bias[slot * D : slot * D + D]
+        if self.position is not None and kind in ("query", "key"):
+            part = torch.stack([self.position.plain_rotate(vector, i) for i, vector in enumerate(part)])
+        return part

@@ -1,0 +1,49 @@
+"""Mechanisms whose digest grows token by token: running sums are all that decoding keeps."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.layers.attention.digested import Digested
+
+
+class ScanState(NamedTuple):
+    """Running sums."""
+
+    sums: tuple[Tensor, ...]
+    seen: Tensor  # [B]
+    top: int
+    even: bool
+
+    def select(self, rows: Tensor) -> "ScanState":
+        return self._replace(sums=tuple(part[rows] for part in self.sums), seen=self.seen[rows])
+
+
+class Scanned(Digested):
+    """A digest that grows token by token: causal attention is a scan, decoding keeps the sums."""
+
+    def zero(self, batch: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+        """The sums before the first token, batch first."""
+        raise NotImplementedError
+
+    def scan(
+        self, real: Tensor | None, sums: tuple[Tensor, ...] | None, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+        """[B, H, T, D] and the sums after the last real token; padded tokens leave the sums alone. Without sums a
+        sequence begins here, and nobody asks for those at its end."""
+        raise NotImplementedError
+
+    def own(self, rows, query, source, state):
+        if self.shape.role == "self":
+            return super().own(rows, query, source, state)
+        sums = None if state is None else state.sums
+        o, sums = self.scan(rows.real(), sums, **query, **self.repeated(source))
+        if state is None:
+            return o, None
+        even = state.even and rows.at is not None
+        return o, ScanState(sums, state.seen + rows.count, state.top + rows.T, even)
+
+    def empty(self, batch, capacity, dtype, device):
+        seen = torch.zeros(batch, dtype=torch.long, device=device)
+        return ScanState(self.zero(batch, dtype, device), seen, 0, True)

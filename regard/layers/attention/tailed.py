@@ -1,0 +1,79 @@
+"""Mechanisms that keep the last tokens, and perhaps the first, while decoding: sliding windows."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.core.rows import Mask, Rows
+from regard.layers.attention.attending import Attending
+
+
+class TailState(NamedTuple):
+    """The last tokens of each row, newest at the right, at most `reach`; and the first `front`, slot = position."""
+
+    tail: tuple[Tensor, ...]  # [B, G, <= reach, D]
+    front: tuple[Tensor, ...]  # [B, G, front + 1, D]; the last slot takes what belongs nowhere
+    seen: Tensor  # [B]
+    top: int
+    even: bool
+
+    def select(self, rows: Tensor) -> "TailState":
+        tail, front = (tuple(part[rows] for part in parts) for parts in (self.tail, self.front))
+        return self._replace(tail=tail, front=front, seen=self.seen[rows])
+
+
+class Tailed(Attending):
+    """State: the last `reach` tokens and the first `front`. With front > 0, `attend` also gets `front_k`, `front_v`
+    (one for each key and value): the first tokens of the sequence, [B, G, <= front, D], slot = position, real while the
+    slot < mask.end. The keys of a call with a state are the tail followed by the new tokens."""
+
+    reach: int
+    front: int = 0
+
+    def own(self, rows, query, source, state):
+        if state is None:
+            front = {f"front_{name}": part[:, :, : self.front] for name, part in source.items()} if self.front else {}
+            mask = self.aligned(rows)
+            return self.attend(mask, **query, **self.repeated(source), **self.repeated(front)), None
+        seen, even = state.seen + rows.count, state.even and rows.at is not None
+        joined = {name: torch.cat([old, source[name]], 2) for name, old in zip(source, state.tail, strict=True)}
+        front = {
+            f"front_{name}": self._fill(old, source[name], rows) for name, old in zip(source, state.front, strict=False)
+        }
+        shift = state.tail[0].shape[2]
+        S = shift + rows.T
+        mask = Mask(rows.start, rows.start - shift, seen, rows.T, S, True, even, shift)
+        seen_front = {name: part[:, :, : self.front] for name, part in front.items()}
+        o = self.attend(mask, **query, **self.repeated(joined), **self.repeated(seen_front))
+        W = min(self.reach, S)
+        if even:
+            # a copy, lest a window hold on to a whole prompt
+            tail = tuple(part[:, :, S - W :].clone() for part in joined.values())
+        else:
+            at = (shift + rows.count[:, None] - W + torch.arange(W, device=seen.device)).clamp(min=0)[:, None, :, None]
+            tail = tuple(part.gather(2, at.expand(-1, part.shape[1], -1, part.shape[3])) for part in joined.values())
+        return o, TailState(tail, tuple(front.values()), seen, state.top + rows.T, even)
+
+    def _fill(self, front: Tensor, new: Tensor, rows: Rows) -> Tensor:
+        if rows.at is not None and rows.at >= self.front:
+            return front
+        # padded tokens land behind the real ones of their row, where the next token overwrites them
+        at = rows.positions().clamp(max=self.front).expand(len(new), -1)
+        batch = torch.arange(len(new), device=new.device)[:, None]
+        return front.transpose(1, 2).index_put((batch, at), new.transpose(1, 2)).transpose(1, 2)
+
+    def empty(self, batch, capacity, dtype, device):
+        def zeros(slots: int) -> tuple[Tensor, ...]:
+            size = (batch, self.shape.kv_heads, slots, self.shape.head_width)
+            return tuple(torch.zeros(size, dtype=dtype, device=device) for _ in self.kinds("key", "value"))
+
+        front = zeros(self.front + 1) if self.front else ()
+        return TailState(zeros(0), front, torch.zeros(batch, dtype=torch.long, device=device), 0, True)
+
+    def probed_own(self, state, names, first):
+        device = state.seen.device
+        at = state.seen[:, None] + torch.arange(-state.tail[0].shape[2], 0, device=device)
+        front = torch.arange(self.front + 1, device=device)[None]
+        fronts = self._swap(names, state.front, front, first) if state.front else ()
+        return state._replace(tail=self._swap(names, state.tail, at, first), front=fronts)
