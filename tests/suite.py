@@ -2,6 +2,7 @@
 declared so in its facts, and then the opposite is checked. `test_planted.py` shows each function fail on a bug."""
 
 import copy
+import functools
 import io
 import itertools
 import math
@@ -19,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import regard
 from regard.core.rows import Memory, Rows, pack, unpack
-from regard.layers.attention.base import Attention
+from regard.layers.attention.base import Attention, Facts
 from regard.spec import ATTENTION, POSITIONS
 
 WIDTH, HEADS = 16, 4
@@ -55,11 +56,17 @@ def shake(layer: torch.nn.Module) -> None:
                 parameter.add_(0.3 * torch.randn_like(parameter))
 
 
+@functools.cache
+def facts_of(spec: str) -> Facts:
+    """Kept: they are asked for thousands of times, and each time would build a layer."""
+    return regard.facts(spec)
+
+
 def cases() -> list[Case]:
     found = []
     for name in ATTENTION.names():
         for spec in ATTENTION.find(name).examples:
-            found += [Case(spec, role) for role in regard.facts(spec).roles]
+            found += [Case(spec, role) for role in facts_of(spec).roles]
     return found
 
 
@@ -70,7 +77,7 @@ def position_cases() -> list[Case]:
         cls = POSITIONS.find(scheme)
         for position, name in itertools.product(cls.examples, ATTENTION.names()):
             spec = ATTENTION.find(name).examples[0]
-            facts = regard.facts(spec)
+            facts = facts_of(spec)
             takes = name in ("softmax", "linear") if cls.facts.kind == "input" else cls.facts.kind in facts.positions
             if takes and (position == cls.examples[0] or name == "softmax"):
                 found += [Case(spec, role, position) for role in cls.facts.roles if role in facts.roles]
@@ -134,7 +141,7 @@ def check_grouped(case: Case) -> None:
 
 def check_limit(case: Case) -> None:
     for spec, target in ATTENTION.find(case.spec.split("(")[0]).reduces_to:
-        if case.role not in regard.facts(spec).roles or case.role not in regard.facts(target).roles:
+        if case.role not in facts_of(spec).roles or case.role not in facts_of(target).roles:
             continue
         layer, simple = Case(spec, case.role, make=case.make).build(seed=0), Case(target, case.role).build(seed=5)
         shares(simple, layer)
@@ -783,5 +790,5 @@ def is_quick(case: Case, check: str) -> bool:
     first = ATTENTION.find(name).examples[0]
     if check not in ("compile", "cost", "low_precision", "autocast", "twice", "round_trip") or case.spec == first:
         return True
-    same_facts = replace(regard.facts(case.spec), formula="") == replace(regard.facts(first), formula="")
+    same_facts = replace(facts_of(case.spec), formula="") == replace(facts_of(first), formula="")
     return check == "cost" and not same_facts
