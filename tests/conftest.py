@@ -8,26 +8,22 @@ os.environ.update({} if os.environ.get("REGARD_GPU") == "1" else {"CUDA_VISIBLE_
 
 import pytest
 import torch
-from unrun import pytest_deselected, pytest_testnodedown, pytest_unconfigure  # noqa: F401  (hooks of pytest)
+from unrun import (  # noqa: F401  (hooks of pytest)
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_testnodedown,
+    pytest_unconfigure,
+)
 
 from regard.kernels import choose
 
 torch.set_num_threads(1)
 
 
-def pytest_addoption(parser):
-    parser.addoption("--exhaustive", action="store_true", help="also run the tests marked `exhaustive` (make test-all)")
-
-
-def pytest_collection_modifyitems(config, items):
-    if not config.getoption("--exhaustive"):
-        left_out = [item for item in items if item.get_closest_marker("exhaustive") is not None]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item.get_closest_marker("exhaustive") is None]
+def pytest_itemcollected(item):
     on_gpu = os.environ.get("REGARD_GPU") == "1"
-    for item in items:
-        if (item.get_closest_marker("gpu") is not None) != on_gpu:
-            item.add_marker(pytest.mark.skip(reason="of the CPU" if on_gpu else "needs a GPU: make test-gpu"))
+    if (item.get_closest_marker("gpu") is not None) != on_gpu:
+        item.add_marker(pytest.mark.skip(reason="of the CPU" if on_gpu else "needs a GPU: make test-gpu"))
 
 
 @pytest.fixture

@@ -21,29 +21,40 @@ def test_looks():
 def test_all_of_it(n):
     pass
 """
-# as tests/conftest.py leaves them out
-LEAVES_OUT = """
-def pytest_collection_modifyitems(config, items):
-    left_out = [item for item in items if item.get_closest_marker("exhaustive") is not None]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
-"""
 
 
-@pytest.mark.parametrize(("ci", "workers"), [("", 0), ("", 2), ("true", 0)])
-def test_a_missing_browser(tmp_path, ci, workers):
-    (tmp_path / "test_page.py").write_text(LOOKS)
-    (tmp_path / "conftest.py").write_text(LEAVES_OUT)
+def run(folder: Path, *flags: str, ci: str = "") -> tuple[int, list[str]]:
+    (folder / "test_page.py").write_text(LOOKS)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = exhaustive\n")
     here = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "REGARD_"))}
-    here |= {"CI": ci, "PATH": str(tmp_path), "PYTHONPATH": str(Path(__file__).parent)}
-    command = [sys.executable, "-m", "pytest", "-p", "unrun", "-p", "no:cacheprovider", "-c", os.devnull]
-    command += ["-n", str(workers), tmp_path]
-    found = subprocess.run(command, cwd=tmp_path, env=here, capture_output=True, text=True)
-    assert found.returncode == (1 if ci else 0), found.stdout + found.stderr
-    missing = "1 (no Chromium: apt-get install chromium, or name it in REGARD_CHROMIUM)"
-    last = found.stdout.splitlines()[-1]
-    if ci:
-        assert "no Chromium" in found.stdout
-        assert last == "Not run: 3 (exhaustive: make test-all)"
-    else:
-        assert last == f"Not run: 3 (exhaustive: make test-all); {missing}"
+    here |= {"CI": ci, "PATH": str(folder), "PYTHONPATH": str(Path(__file__).parent)}
+    # plugins of others take seconds to import
+    plugins = ["-p", "unrun", "-p", "no:cacheprovider", "-p", "no:schemathesis", "-p", "no:hypothesispytest"]
+    command = [sys.executable, "-m", "pytest", *plugins, *flags, folder]
+    found = subprocess.run(command, cwd=folder, env=here, capture_output=True, text=True)
+    return found.returncode, found.stdout.splitlines()
+
+
+MISSING = "1 (no Chromium: apt-get install chromium, or name it in REGARD_CHROMIUM)"
+
+
+@pytest.mark.parametrize(
+    ("flags", "left_out"),
+    [
+        (["-n", "2"], "3 (exhaustive: make test-all); "),
+        (["-n", "0", "-k", "looks or 1"], "1 (exhaustive: make test-all); "),
+        (["-n", "0", "-k", "looks or 1", "--exhaustive"], ""),
+        (["-n", "2", "--exhaustive"], ""),
+    ],
+    ids=str,
+)
+def test_what_was_not_run(tmp_path, flags, left_out):
+    code, lines = run(tmp_path, *flags)
+    assert (code, lines[-1]) == (0, f"Not run: {left_out}{MISSING}")
+
+
+def test_a_browser_that_is_missing_fails_continuous_integration(tmp_path):
+    code, lines = run(tmp_path, "-n", "0", ci="true")
+    assert code == 1
+    assert any("no Chromium" in line for line in lines)
+    assert lines[-1] == "Not run: 3 (exhaustive: make test-all)"

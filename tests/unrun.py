@@ -7,14 +7,22 @@ import pytest
 LEFT_OUT = pytest.StashKey[int]()
 
 
-def pytest_deselected(items):
-    """Counts the exhaustive checks; a worker of xdist, which collects all of them, tells it to whoever reports."""
-    count = sum(item.get_closest_marker("exhaustive") is not None for item in items)
-    if count:
-        config = items[0].config
-        config.stash[LEFT_OUT] = count
-        if hasattr(config, "workeroutput"):
-            config.workeroutput["exhaustive"] = count
+def pytest_addoption(parser):
+    parser.addoption("--exhaustive", action="store_true", help="also run the tests marked `exhaustive` (make test-all)")
+
+
+# last, so that what -k and -m leave out is gone already: a run of few tests is asked for no others
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """Leaves out the exhaustive tests; a worker of xdist, which collects all of them, tells it to whoever reports."""
+    left_out = [item for item in items if item.get_closest_marker("exhaustive") is not None]
+    if config.getoption("--exhaustive") or not left_out:
+        return
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item.get_closest_marker("exhaustive") is None]
+    config.stash[LEFT_OUT] = len(left_out)
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["exhaustive"] = len(left_out)
 
 
 @pytest.hookimpl(optionalhook=True)
