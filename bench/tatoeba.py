@@ -18,10 +18,9 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-from regard.config import DataConfig
 from regard.data.entities import find, match
 from regard.data.placeholders import _words
-from regard.translation import Translator, read_corpus
+from regard.tasks.translate import DataConfig, Translator, read_corpus
 
 Pair = tuple[str, str]
 

@@ -177,7 +177,7 @@ class Registry:
         if name not in self.classes:
             if name.lower() in SETTINGS:
                 raise ValueError(f"unknown {self.kind} {name!r}: {SETTINGS[name.lower()]}")
-            near = _guess(name, [*self.names(), *ALIASES[self.kind]])
+            near = did_you_mean(name, [*self.names(), *ALIASES[self.kind]])
             raise ValueError(f"unknown {self.kind} {name!r}{near}; known: {', '.join(self.names())}")
         return self.classes[name]
 
@@ -205,7 +205,9 @@ class Registry:
         for key, value in spec.options:
             if key not in known:
                 listed = f"it takes {', '.join(known)}" if known else "it takes none"
-                raise ValueError(f"{self.kind} {spec.name!r} has no option {key!r}{_guess(key, list(known))}; {listed}")
+                raise ValueError(
+                    f"{self.kind} {spec.name!r} has no option {key!r}{did_you_mean(key, list(known))}; {listed}"
+                )
             if not fits(value, known[key].type):
                 expected = describe(known[key].type)
                 raise ValueError(f"option {key!r} of {spec.name!r} must be {expected}, got {value!r}")
@@ -262,7 +264,8 @@ def describe(kind: Any) -> str:
     return names.get(kind, str(kind))
 
 
-def _guess(name: str, known: list[str]) -> str:
+def did_you_mean(name: str, known: list[str]) -> str:
+    """What is to be said behind a name that nobody knows, where one is like it."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f" (did you mean {near[0]!r}?)" if near else ""
 

@@ -22,7 +22,6 @@ from torch.testing import assert_close
 from torch.torch_version import TorchVersion
 
 import regard
-from regard import task
 from regard.core.rows import Rows
 from regard.kernels import choose, experts_triton, grouped, moves, router
 from regard.kernels.packed import pack_linears
@@ -36,6 +35,7 @@ from regard.models.pooling import ClassifierConfig
 from regard.models.tokenlearner import TokenLearnerConfig
 from regard.models.transformer import ModelConfig, Transformer
 from regard.spec import FEEDFORWARD
+from regard.tasks.train import resume
 from regard.training import checkpoint, loop
 from regard.training.compact import compact, expand
 from regard.training.display import Display, experts
@@ -647,7 +647,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
         finish(other)
 
     assert in_child(dies) == -signal.SIGKILL
-    task.resume(other.out, Display(quiet=True))
+    resume(other.out, Display(quiet=True))
     assert_same(whole.out, other.out)
     means = [checkpoint.read(Run(folder).checkpoints / "average").tensors["model"] for folder in (whole.out, other.out)]
     assert any("feedforward.norm.mean" in name for name in means[0])

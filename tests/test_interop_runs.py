@@ -19,17 +19,17 @@ from tokenizers import decoders, pre_tokenizers, trainers
 from torch.testing import assert_close
 from verbs import refused
 
-from regard import cli, models, task
+from regard import cli, models
 from regard.data.tokenizer import Tokenizer
 from regard.decoding import DecodingConfig
-from regard.embedding import Embedder
 from regard.interop import families, huggingface, llama2c, vocabularies
 from regard.interop.runs import export_run, import_model
 from regard.interop.runs import published as published_tokenizer
-from regard.language import LanguageModel
-from regard.masked import MaskedModel
 from regard.models.transformer import ModelConfig
-from regard.translation import SHIPPED, Translator
+from regard.tasks.language import LanguageModel
+from regard.tasks.load import load
+from regard.tasks.masked import Embedder, MaskedModel
+from regard.tasks.translate import ENGLISH_GERMAN, Translator
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 DATA = os.environ.get("REGARD_DATA")
@@ -468,7 +468,7 @@ def test_relaid_and_back():
 def test_ctranslate2_gives_the_same_translations(tmp_path):
     """Greedy, by the translator that comes with Regard."""
     ctranslate2 = importlib.import_module("ctranslate2")
-    assert cli.main(["export", str(SHIPPED), "--format", "ctranslate2", "--out", str(tmp_path / "fast")]) == 0
+    assert cli.main(["export", str(ENGLISH_GERMAN), "--format", "ctranslate2", "--out", str(tmp_path / "fast")]) == 0
     theirs = ctranslate2.Translator(str(tmp_path / "fast"), intra_threads=1)
     tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "fast" / "tokenizer.json"))
     tokens = [part.tokens for part in tokenizer.encode_batch(LINES, add_special_tokens=False)]
@@ -553,7 +553,7 @@ def test_runs_that_were_trained_here(name, preset, kind, tmp_path, capsys):
     inputs = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")(
         LINES[:3], return_tensors="pt", padding=True
     )
-    loaded = task.load(tmp_path / "run", name, device="cpu")
+    loaded = load(tmp_path / "run", name, device="cpu")
     (tokenizer,) = loaded.parts.tokenizers.values()
     keep = inputs["attention_mask"].bool()
     for line, row, real in zip(LINES, inputs["input_ids"], keep, strict=False):
@@ -566,7 +566,7 @@ def test_runs_that_were_trained_here(name, preset, kind, tmp_path, capsys):
 
 @torch.no_grad()
 def test_the_shipped_translator_for_hugging_face(tmp_path):
-    export_run(SHIPPED, tmp_path / "theirs", "huggingface")
+    export_run(ENGLISH_GERMAN, tmp_path / "theirs", "huggingface")
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "theirs").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
     found = model.generate(**tokenizer(LINES, return_tensors="pt", padding=True), num_beams=1, do_sample=False)
@@ -813,7 +813,7 @@ def test_embed(tmp_path, byte_level, capsys):
     arguments = ["--input", str(tmp_path / "in"), "--out", str(tmp_path / "v.npy")]
     assert cli.main(["embed", str(tmp_path / "run"), *arguments]) == 0
     assert_close(torch.tensor(rows), torch.from_numpy(np.load(tmp_path / "v.npy")), rtol=0, atol=1e-6)
-    assert "is a run of 'translate', not of 'masked'" in refused(capsys, "embed", str(SHIPPED))
+    assert "is a run of 'translate', not of 'masked'" in refused(capsys, "embed", str(ENGLISH_GERMAN))
     assert "--out is a .npy file" in refused(capsys, "embed", str(tmp_path / "run"), "--out", str(tmp_path / "v"))
     gone = str(tmp_path / "gone" / "v.npy")
     assert gone in refused(capsys, "embed", str(tmp_path / "run"), "--out", gone)

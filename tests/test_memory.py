@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from test_training import config, finish
 
-from regard import cli, translation
+from regard import cli
 from regard.core.allocator import hand_back_memory, keep_memory
+from regard.tasks import translate as translation
 from regard.training import loop
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only the C library of Linux is asked")

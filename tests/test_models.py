@@ -5,9 +5,10 @@ import json
 
 import pytest
 
-from regard import models, task
+from regard import models
 from regard.config import from_json
 from regard.data.tokenizer import Tokenizer
+from regard.tasks.load import read_parts
 from regard.training import checkpoint
 from regard.training.run import Run
 
@@ -60,6 +61,6 @@ def test_a_run_of_before_keeps_its_meaning(kind, tmp_path):
     old = {name: value for name, value in new.items() if name not in expected}
     for saved, found in ((old, expected), (new, {name: new[name] for name in expected})):
         (tmp_path / "run.json").write_text(json.dumps({"task": "language", "model": saved, "tokenizers": named}))
-        size = task.read_parts(Run.open(tmp_path)).size
+        size = read_parts(Run.open(tmp_path)).size
         assert {name: getattr(size, name) for name in expected} == found
         assert dataclasses.asdict(size) == new | found

@@ -14,14 +14,18 @@ from test_training import assert_same, config, dying, finish, in_child
 from torch.testing import assert_close
 from verbs import refused, told
 
-from regard import task
-from regard.config import TrainingConfig, TranslateConfig
+from regard import tasks
+from regard.tasks import train as train_module
+from regard.tasks.load import read_config
+from regard.tasks.train import resume, train
+from regard.tasks.translate import Task, TranslateConfig
+from regard.tasks.translate.task import vocabulary
 from regard.training import changes, checkpoint, display, loop, plan
+from regard.training.config import TrainingConfig
 from regard.training.display import Display
 from regard.training.plan import Plan, Speed
 from regard.training.run import Run
 from regard.training.schedule import FIRST_WARMUP, rate
-from regard.translation import Task, vocabulary
 
 OPEN = {"steps": None, "evaluate_every": None, "save_every": None, "warmup": None}
 
@@ -38,7 +42,7 @@ class Clock:
     def set(self, patch) -> "Clock":
         for name, cost in self.costs.items():
             patch.setattr(loop.Loop, name, self.slow(getattr(loop.Loop, name), cost))
-        for module in (loop, task, display):
+        for module in (loop, train_module, display):
             patch.setattr(module, "time", self)
         return self
 
@@ -98,7 +102,7 @@ def test_without_a_wish_the_data_decide_or_the_time(tmp_path, clock, monkeypatch
     monkeypatch.setattr(Task, "epochs", 20)
     monkeypatch.setattr(plan, "STEPS", 10)
     settings = config(tmp_path, "few", **OPEN, tokens=400)
-    task.train(Task, settings, Display())
+    train(Task, settings, Display())
     found, said = made(settings), capsys.readouterr().err
     epoch = Task(*_ready(settings)).batches.count(0)
     assert found.steps == 20 * epoch
@@ -269,7 +273,7 @@ def test_killed_runs_keep_their_plan_and_go_on_bit_for_bit(whole, tmp_path, monk
 
         def work(index=index, death=death):
             dying(*death)
-            finish(settings) if index == 0 else task.resume(settings.out, Display(quiet=True))
+            finish(settings) if index == 0 else resume(settings.out, Display(quiet=True))
 
         assert in_child(work) == -signal.SIGKILL
     planned = plan.read(Run(settings.out))
@@ -279,10 +283,10 @@ def test_killed_runs_keep_their_plan_and_go_on_bit_for_bit(whole, tmp_path, monk
         assert planned == made(whole)
     if deaths is DEATHS["in the writing of the plan"] or deaths is DEATHS["before the plan is written"]:
         # the steps before it were saved, and those after them are measured anew
-        assert task.resume(settings.out, Display(quiet=True)).step == made(settings).steps
+        assert resume(settings.out, Display(quiet=True)).step == made(settings).steps
         assert made(settings).measured == 8
         return
-    task.resume(settings.out, Display(quiet=True))
+    resume(settings.out, Display(quiet=True))
     assert_same(whole.out, settings.out)
 
 
@@ -324,7 +328,7 @@ def test_what_would_shorten_a_run_is_refused(run, capsys):
     with pytest.raises(
         ValueError, match=r"training\.seed cannot change in a run that was begun; what can: training\.steps"
     ):
-        task.resume(run, Display(quiet=True), changes={"training.seed": 3})
+        resume(run, Display(quiet=True), changes={"training.seed": 3})
     after = {path: path.read_bytes() for path in run.rglob("[!.]*") if path.is_file()}
     assert before == after
 
@@ -333,8 +337,8 @@ def test_a_run_of_unknown_length_is_not_shortened_either(tmp_path, clock):
     settings = config(tmp_path, **OPEN | {"save_every": 4}, minutes=100)
     assert in_child(lambda: (dying(loop.Loop, "_update", 7), finish(settings))) == -signal.SIGKILL
     with pytest.raises(ValueError, match=r"3 steps would shorten .*which stands at step 4"):
-        task.resume(settings.out, Display(quiet=True), steps=3)
-    assert task.resume(settings.out, Display(quiet=True), steps=6).step == 6
+        resume(settings.out, Display(quiet=True), steps=3)
+    assert resume(settings.out, Display(quiet=True), steps=6).step == 6
 
 
 def test_settings_that_may_change_do_and_the_run_records_it(run, tmp_path, capsys, monkeypatch):
@@ -346,7 +350,7 @@ def test_settings_that_may_change_do_and_the_run_records_it(run, tmp_path, capsy
         "data.source": str(data),
     }
     monkeypatch.setattr(loop.Loop, "_done", lambda self: self.state.step == 9)
-    task.resume(run, Display(), changes=wishes)
+    resume(run, Display(), changes=wishes)
     said = capsys.readouterr().err
     assert "training.learning_rate: 0.5, was 0.003" in said
     now = yaml.safe_load((run / "config.yaml").read_text())
@@ -356,7 +360,7 @@ def test_settings_that_may_change_do_and_the_run_records_it(run, tmp_path, capsy
     assert change["step"] == 7
     assert change["changes"]["training.learning_rate"] == [0.003, 0.5]
     assert [record["step"] for record in records if record["event"] == "evaluation"] == [8]
-    settings = task.read_config(Run(run)).training
+    settings = read_config(Run(run)).training
     expected = rate(plan.read(Run(run)).apply(settings), 8, 16)
     assert_close(next(record for record in records if record["step"] == 8)["learning_rate"], expected)
     facts = json.loads((run / "run.json").read_text())
@@ -365,7 +369,7 @@ def test_settings_that_may_change_do_and_the_run_records_it(run, tmp_path, capsy
     assert known["training.evaluate_every"] == [100, 4]
     # and goes on with them, without being told again
     monkeypatch.setattr(loop.Loop, "_done", lambda self: self.state.step == 12)
-    assert task.resume(run, Display(quiet=True)).evaluated == 12
+    assert resume(run, Display(quiet=True)).evaluated == 12
     assert len(json.loads((run / "run.json").read_text())["changes"]) == 1
 
 
@@ -374,7 +378,7 @@ def test_a_run_gets_more_minutes(tmp_path, clock):
     began = clock.now
     finish(settings)
     before = made(settings)
-    task.resume(settings.out, Display(quiet=True), changes={"training.minutes": 2})
+    resume(settings.out, Display(quiet=True), changes={"training.minutes": 2})
     after = made(settings)
     assert 0.9 * 120 <= clock.now - began <= 1.05 * 120
     assert after.steps > 1.8 * before.steps
@@ -383,7 +387,7 @@ def test_a_run_gets_more_minutes(tmp_path, clock):
     settings = config(tmp_path, "steps", steps=30, warmup=3, evaluate_every=10, save_every=None)
     began = clock.now
     finish(settings)
-    state = task.resume(settings.out, Display(quiet=True), changes={"training.minutes": 1})
+    state = resume(settings.out, Display(quiet=True), changes={"training.minutes": 1})
     assert 0.9 * 60 <= clock.now - began <= 1.05 * 60
     assert (state.step, made(settings).warmup) == (made(settings).steps, 3)
 
@@ -391,7 +395,7 @@ def test_a_run_gets_more_minutes(tmp_path, clock):
 def test_every_name_that_may_change_is_a_setting():
     from regard.config import names
 
-    known = {name for kind in task.TASKS for name in names(task.find(kind).config)}
+    known = {name for kind in tasks.TASKS for name in names(tasks.find(kind).config)}
     assert set(changes.NAMES) <= known
 
 
@@ -401,10 +405,10 @@ def test_every_name_that_may_change_is_a_setting():
 def test_another_number_of_threads_is_said(run, capsys, monkeypatch):
     assert checkpoint.newest(run / "checkpoints").checkpoint.state["threads"] == 1
     monkeypatch.setattr(loop.Loop, "_done", lambda self: self.state.step == 8)
-    task.resume(run, Display())
+    resume(run, Display())
     assert "trained with" not in capsys.readouterr().err
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    task.resume(run, Display())
+    resume(run, Display())
     assert "trained with 1 threads so far, now with 2" in capsys.readouterr().err
 
 
@@ -420,7 +424,7 @@ def test_a_lost_log_is_said(run, capsys, monkeypatch):
         (run / "log.jsonl").unlink(missing_ok=True)
         if content is not None:
             (run / "log.jsonl").write_text(content)
-        task.resume(run, Display())
+        resume(run, Display())
         said = capsys.readouterr().err
         assert (words in said) if words else ("is lost" not in said)
 
@@ -428,13 +432,13 @@ def test_a_lost_log_is_said(run, capsys, monkeypatch):
 def test_the_time_left_is_that_of_this_process(run, clock, capsys, monkeypatch):
     """The process before was slower, or faster: its seconds say nothing."""
     monkeypatch.setattr(loop.Loop, "_done", lambda self: self.state.step == 10)
-    task.resume(run, Display())
+    resume(run, Display())
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step")]
     assert [line.rsplit("  ", 1)[1] for line in lines] == ["0:04:52 left", "0:04:51 left", "0:04:50 left"]
 
 
 def test_the_time_left_is_not_made_up_before_there_is_a_plan(tmp_path, clock, capsys):
-    task.train(Task, config(tmp_path, **OPEN, minutes=0.5), Display())
+    train(Task, config(tmp_path, **OPEN, minutes=0.5), Display())
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step")]
     assert "left" not in lines[3]
     assert "left" in lines[4]
@@ -442,9 +446,10 @@ def test_the_time_left_is_not_made_up_before_there_is_a_plan(tmp_path, clock, ca
 
 def test_the_speed_counts_tokens_that_are_read(tmp_path, clock, monkeypatch):
     """Not the labels of a classifier, the hidden tokens of a masked model, or what an earlier process read."""
-    from regard import classification, masked
     from regard.data.batches import Examples
     from regard.data.masking import Hidden
+    from regard.tasks import masked
+    from regard.tasks.classify import task as classification
 
     keep = torch.tensor([[True, True, True], [True, False, False]])
     tokens = torch.zeros(2, 3, dtype=torch.long)
@@ -457,13 +462,13 @@ def test_the_speed_counts_tokens_that_are_read(tmp_path, clock, monkeypatch):
     settings = config(tmp_path, log_every=5, save_every=3, steps=5)
     monkeypatch.setattr(Task, "tokens_read", lambda self, batch: 1000)
     assert in_child(lambda: (dying(loop.Loop, "_update", 5), finish(settings))) == -signal.SIGKILL
-    task.resume(settings.out, Display(quiet=True))
+    resume(settings.out, Display(quiet=True))
     (line,) = [record for record in Run(settings.out).records() if record["event"] == "step"]
     assert line["tokens_per_second"] == 1000
 
 
 def test_flags_of_every_task_take_minutes(monkeypatch, capsys):
-    for name in task.TASKS:
+    for name in tasks.TASKS:
         out, _ = _printed(monkeypatch, capsys, "train", name, "--training.minutes", "2.5", "--print_config")
         values = yaml.safe_load(out)["training"]
         assert (values["minutes"], values["steps"], values["epochs"]) == (2.5, None, None)

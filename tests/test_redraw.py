@@ -10,8 +10,8 @@ from torch import nn
 from torch.testing import assert_close
 
 import regard
-from regard import task
 from regard.layers.attention.draws import drawn
+from regard.tasks.train import resume
 from regard.training import checkpoint, loop
 from regard.training.display import Display
 from regard.training.run import Run
@@ -72,7 +72,7 @@ def test_a_killed_run_draws_what_it_would_have_drawn(tmp_path):
         finish(killed)
 
     assert in_child(die) == -9
-    task.resume(killed.out, Display(quiet=True))
+    resume(killed.out, Display(quiet=True))
     assert_same(whole.out, killed.out)
 
 

@@ -18,15 +18,15 @@ from test_training import config, finish, in_child
 from torch.testing import assert_close
 from verbs import refused, told
 
-from regard import task
-from regard.demo import small_translator
+from regard.cli.demo import small_translator
 from regard.interop.runs import export_run
-from regard.language import LanguageModel
+from regard.tasks.language import LanguageModel
+from regard.tasks.train import resume
+from regard.tasks.translate import ENGLISH_GERMAN, Translator, read_valid
 from regard.training import checkpoint, lock
 from regard.training import run as runs
 from regard.training.display import Display
 from regard.training.run import MANIFEST, Run
-from regard.translation import SHIPPED, Translator, read_valid
 
 FILES = ("run.json", "config.yaml", "plan.json", "valid.jsonl", "source.json")
 BEFORE = Path(__file__).parent / "runs" / "before-manifest"  # written by the commit before there was a manifest
@@ -211,7 +211,7 @@ def test_a_config_that_was_edited_or_cut_is_refused_with_the_way_to_change_it(ru
         assert f"regard resume {run} --training.NAME VALUE" in said
         assert f"regard train TASK --config {path} --out NEW" in said
     path.write_text(whole, encoding="utf-8")
-    assert task.resume(run, Display(quiet=True)).step == 4
+    assert resume(run, Display(quiet=True)).step == 4
 
 
 def test_the_manifest_itself_is_covered(run):
@@ -289,7 +289,7 @@ def test_runs_of_before_are_read_with_one_warning(tmp_path, monkeypatch, capsys)
     assert capsys.readouterr().err.count("files are read without being checked") == 1
     assert not (place / "run" / MANIFEST).exists()
     # training goes on as it would have then, and from now on the files are known
-    assert task.resume("run", Display(quiet=True)).step == 8
+    assert resume("run", Display(quiet=True)).step == 8
     log = [(record["event"], record["step"], record["loss"]) for record in Run("run").records()]
     expected = [tuple(record.values()) for record in json.loads(Path("expected.json").read_text())]
     assert [part[:2] for part in log] == [part[:2] for part in expected]
@@ -303,7 +303,7 @@ def test_runs_of_before_are_read_with_one_warning(tmp_path, monkeypatch, capsys)
 def test_what_is_passed_on_and_shipped_has_a_manifest(run, published, tmp_path, capsys, monkeypatch):
     told(monkeypatch, capsys, "compact", str(run), "--out", str(tmp_path / "small"))
     told(monkeypatch, capsys, "import", str(published), "--out", str(tmp_path / "imported"))
-    for folder in (SHIPPED, tmp_path / "small", tmp_path / "imported"):
+    for folder in (ENGLISH_GERMAN, tmp_path / "small", tmp_path / "imported"):
         listed = set(json.loads((folder / MANIFEST).read_text())["files"])
         files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
         unread = {name for name in files if name.startswith("checkpoints/")} | {MANIFEST, "README.md"}
@@ -324,7 +324,7 @@ def _rewritten(folder: Path, stem: str, change) -> None:
 def test_tensors_of_another_dtype_are_refused(run):
     """Loading would convert them in silence."""
     _rewritten(run, "model", lambda named: {name: part.view(torch.int32) for name, part in named.items()})
-    for work in (lambda: Translator.load(run, which="last"), lambda: task.resume(run, Display(quiet=True), steps=5)):
+    for work in (lambda: Translator.load(run, which="last"), lambda: resume(run, Display(quiet=True), steps=5)):
         with pytest.raises(ValueError, match=r"is torch.int32, the model has torch.float32"):
             work()
 
@@ -348,7 +348,7 @@ def test_optimizer_states_that_are_not_whole_are_refused(run):
         shutil.copytree(pristine, run)
         _rewritten(run, "optimizer", change)
         with pytest.raises(ValueError, match=words):
-            task.resume(run, Display(quiet=True), steps=5)
+            resume(run, Display(quiet=True), steps=5)
 
 
 def test_an_emptied_optimizer_of_before_is_refused(tmp_path, monkeypatch):
@@ -356,7 +356,7 @@ def test_an_emptied_optimizer_of_before_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(shutil.copytree(BEFORE, tmp_path / "old"))
     _rewritten(Path("run"), "optimizer", lambda named: {})
     with pytest.raises(ValueError, match="has no optimizer state"):
-        task.resume("run", Display(quiet=True))
+        resume("run", Display(quiet=True))
 
 
 # other systems
@@ -426,8 +426,8 @@ def test_runs_are_saved_and_resumed_on_windows(tmp_path, made):
             run.writing("regard train"),
             pytest.raises(ValueError, match=r"is being written by process .*regard train"),
         ):
-            task.resume(run.folder, Display(quiet=True))
-        assert task.resume(run.folder, Display(quiet=True), steps=4).step == 4
+            resume(run.folder, Display(quiet=True))
+        assert resume(run.folder, Display(quiet=True), steps=4).step == 4
         assert [name for name in checkpoint.names(run.checkpoints)] == [
             "step-00000002",
             "step-00000003",

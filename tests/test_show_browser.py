@@ -18,7 +18,7 @@ from regard.cli import main
 from regard.page.export import PAGE
 from regard.page.notebook import Shown
 from regard.page.subjects import of_model, of_translator
-from regard.translation import Translator
+from regard.tasks.translate import Translator
 
 pytestmark = needs_chromium
 

@@ -18,7 +18,7 @@ from regard.page.maps import Given
 from regard.page.subjects import of_model, open_run
 from regard.page.wanted import Unwanted, while_wanted
 from regard.spec import ATTENTION, POSITIONS
-from regard.translation import Translator
+from regard.tasks.translate import Translator
 
 SENTENCE = "My brother lives in Berlin."
 SPECS = [spec for name in ATTENTION.names() for spec in ATTENTION.find(name).examples[:2]]

@@ -16,14 +16,16 @@ import torch
 import yaml
 from torch.testing import assert_close
 
-from regard import cli, models, task
-from regard.config import DataConfig, ModelOptions, TrainingConfig, TranslateConfig, from_json, parse
+from regard import cli, models
+from regard.config import from_json, parse
 from regard.data.text import hold_out
+from regard.tasks.train import resume, train
+from regard.tasks.translate import DataConfig, ModelOptions, Task, TranslateConfig, Translator, read_corpus, read_valid
 from regard.training import checkpoint, loop
+from regard.training.config import TrainingConfig
 from regard.training.display import Display
 from regard.training.run import Run
 from regard.training.schedule import rate
-from regard.translation import Task, Translator, read_corpus, read_valid
 
 WORDS = ("one", "two", "three", "four", "five"), ("eins", "zwei", "drei", "vier", "fünf")
 TIMES = ("seconds", "tokens_per_second", "memory")
@@ -60,7 +62,7 @@ def config(folder: Path, name: str = "run", **training) -> TranslateConfig:
 
 
 def finish(settings: TranslateConfig) -> loop.State:
-    return task.train(Task, settings, Display(quiet=True))
+    return train(Task, settings, Display(quiet=True))
 
 
 def outcome(folder: str | Path) -> tuple[dict, dict, list]:
@@ -143,10 +145,10 @@ def test_R1_killed_runs_go_on_bit_for_bit(whole, tmp_path, deaths):
 
         def work(index=index, death=death):
             dying(*death)
-            finish(settings) if index == 0 else task.resume(settings.out, Display(quiet=True))
+            finish(settings) if index == 0 else resume(settings.out, Display(quiet=True))
 
         assert in_child(work) == -signal.SIGKILL
-    task.resume(settings.out, Display(quiet=True))
+    resume(settings.out, Display(quiet=True))
     assert_same(whole.out, settings.out)
 
 
@@ -155,7 +157,7 @@ def test_R1_the_log_goes_on_within_a_line(tmp_path):
     whole, other = (config(tmp_path, name, log_every=5) for name in ("whole", "other"))
     finish(whole)
     assert in_child(lambda: (dying(loop.Loop, "_update", 9), finish(other))) == -signal.SIGKILL
-    task.resume(other.out, Display(quiet=True))
+    resume(other.out, Display(quiet=True))
     assert_same(whole.out, other.out)
 
 
@@ -182,7 +184,7 @@ def test_R1_every_pair_once_an_epoch(tmp_path, monkeypatch):
             finish(settings)
     done = seen[:4]
     seen.clear()
-    task.resume(settings.out, Display(quiet=True))
+    resume(settings.out, Display(quiet=True))
     ledger = done + seen
     assert [part[:2] for part in ledger] == sorted(part[:2] for part in ledger)
     last = ledger[-1][0]
@@ -216,7 +218,7 @@ def test_R6_signals_save_and_exit(whole, tmp_path, number, code, during):
     assert in_child(work) == code
     stopped = checkpoint.newest(Run(settings.out).checkpoints).checkpoint.state["step"]
     assert stopped == (7 if during == "step" else 5)
-    task.resume(settings.out, Display(quiet=True))
+    resume(settings.out, Display(quiet=True))
     assert_same(whole.out, settings.out)
 
 
@@ -249,7 +251,7 @@ def test_R3_a_damaged_checkpoint_is_passed_over_and_said(whole, tmp_path, capsys
     with open(newest / "model.safetensors", "r+b") as file:
         file.seek(-5, os.SEEK_END)
         file.write(b"\x55")
-    task.resume(settings.out, Display())
+    resume(settings.out, Display())
     assert f"{newest.name} is damaged" in capsys.readouterr().err
     assert_same(whole.out, settings.out)
 
@@ -266,7 +268,7 @@ def test_R4_no_file_of_a_run_is_unpickled(tmp_path):
         for attack in (payload, tagged):
             path.write_bytes(attack)
             for work in (
-                lambda: task.resume(run, Display(quiet=True)),
+                lambda: resume(run, Display(quiet=True)),
                 lambda: Translator.load(run),
                 lambda: read_valid(run),
             ):
@@ -482,7 +484,7 @@ def test_long_pairs_are_left_out_and_said(tmp_path, capsys):
     with open(settings.data.source, "a", encoding="utf-8") as file:
         file.write("one two\t" + "zwei " * 60 + "\n")
     data = dataclasses.replace(settings.data, maximum_length=50)
-    task.train(Task, dataclasses.replace(settings, data=data), Display())
+    train(Task, dataclasses.replace(settings, data=data), Display())
     assert "left out 1 pairs of more than 50 tokens" in capsys.readouterr().err
 
 
@@ -507,7 +509,7 @@ def test_the_average_is_scored_and_grows_old(tmp_path, capsys):
     run["training"]["average"] = 0
     (Path(settings.out) / "config.yaml").write_text(yaml.safe_dump(run))
     Run(settings.out).record("config.yaml")
-    task.resume(settings.out, Display(quiet=True), steps=15)
+    resume(settings.out, Display(quiet=True), steps=15)
     assert Run(settings.out).find().path.name != "average"
     assert "the average is older than step-00000015" in capsys.readouterr().err
 
@@ -546,7 +548,7 @@ def test_float16_lowers_its_scale_and_goes_on(tmp_path, monkeypatch):
 def test_the_best_checkpoint_and_patience(tmp_path, monkeypatch):
     values = iter([3.0, 5.0, 4.0, 5.0, 9.0])
     monkeypatch.setattr(
-        "regard.translation.Task.evaluate",
+        "regard.tasks.translate.Task.evaluate",
         lambda self, check: ({"bleu": next(values)}, []),
     )
     settings = config(tmp_path, steps=100, evaluate_every=2, save_every=None, patience=2, keep=1)
@@ -568,7 +570,7 @@ def test_the_best_checkpoint_and_patience(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("metric", "values", "steps"), [("bleu", [1.0, 7.0, 9.0], 4), ("loss", [3.0, 1.5, 0.5], 4)])
 def test_the_goal(tmp_path, monkeypatch, metric, values, steps):
     found = iter(values)
-    monkeypatch.setattr("regard.translation.Task.evaluate", lambda self, check: ({metric: next(found)}, []))
+    monkeypatch.setattr("regard.tasks.translate.Task.evaluate", lambda self, check: ({metric: next(found)}, []))
     goal = {"bleu": 6.0, "loss": 2.0}[metric]
     assert finish(config(tmp_path, steps=6, evaluate_every=2, metric=metric, goal=goal)).step == steps
 
@@ -607,7 +609,7 @@ def test_schedules():
 def test_a_run_can_be_made_longer(tmp_path):
     settings = config(tmp_path, steps=4)
     finish(settings)
-    state = task.resume(settings.out, Display(quiet=True), steps=7)
+    state = resume(settings.out, Display(quiet=True), steps=7)
     assert state.step == 7
     assert yaml.safe_load((Path(settings.out) / "config.yaml").read_text())["training"]["steps"] == 7
 
@@ -617,7 +619,7 @@ def test_changed_data_is_refused(tmp_path):
     finish(settings)
     write_pairs(tmp_path / "pairs.tsv", 91)
     with pytest.raises(ValueError, match="has changed"):
-        task.resume(settings.out, Display(quiet=True))
+        resume(settings.out, Display(quiet=True))
 
 
 def test_a_run_is_not_overwritten(tmp_path):

@@ -12,7 +12,7 @@ import tokenizers as library
 from tokenizers import AddedToken, decoders, pre_tokenizers, processors
 from tokenizers import models as vocabularies
 
-from regard import __version__, task
+from regard import __version__
 from regard.core.files import check_inside
 from regard.data.published import Published
 from regard.data.tokenizer import BYTE_PAIRS, SPECIAL, Tokenizer
@@ -20,6 +20,7 @@ from regard.interop import huggingface, llama2c
 from regard.interop.families import Values, longest
 from regard.interop.vocabularies import read_tokenizers
 from regard.models.transformer import ModelConfig
+from regard.tasks import load
 from regard.training import checkpoint
 from regard.training.compact import expand
 from regard.training.run import MANIFEST, Run
@@ -132,7 +133,7 @@ def export_run(
 ) -> Exported:
     """What others open, from a run. The folder is there when all of it is written, and not before."""
     run = Run.open(folder)
-    parts = task.read_parts(run)
+    parts = load.read_parts(run)
     config = parts.size
     if not isinstance(config, ModelConfig):
         raise ValueError(f"{run.folder} is a model of kind {config.kind!r}: only Transformers have a form of others")
@@ -189,7 +190,7 @@ def _sides(tokenizers: dict[str, Tokenizer]) -> tuple[Tokenizer, Tokenizer]:
     return source, tokenizers.get("target.json", source)
 
 
-def _special(parts: task.Parts) -> Values:
+def _special(parts: load.Parts) -> Values:
     """The settings of theirs that come from tokenizers and lengths."""
     *_, tokenizer = parts.tokenizers.values()
     ids = {f"{name}_token_id": getattr(tokenizer, name) for name in ("pad", "bos", "eos")}
@@ -203,7 +204,7 @@ def _special(parts: task.Parts) -> Values:
     return ids | {"max_position_embeddings": int(parts.facts["length"])}
 
 
-def _write_generation(folder: Path, parts: task.Parts, special: Values) -> None:
+def _write_generation(folder: Path, parts: load.Parts, special: Values) -> None:
     """How their `generate` begins and ends a text."""
     if parts.facts["task"] == "masked":
         return
@@ -214,7 +215,7 @@ def _write_generation(folder: Path, parts: task.Parts, special: Values) -> None:
     _write_json(folder / "generation_config.json", settings)
 
 
-def _write_tokenizers(folder: Path, parts: task.Parts) -> None:
+def _write_tokenizers(folder: Path, parts: load.Parts) -> None:
     """tokenizer.json for the `tokenizers` library and for Hugging Face; that of the target, where it has one, in a
     folder of its own."""
     for name, tokenizer in parts.tokenizers.items():

@@ -48,7 +48,7 @@ def show(
     >>> regard.show(None, "Where is the station?").save("page.html")
     """
     from regard.page.subjects import of_model, of_translator, open_run
-    from regard.translation import Translator
+    from regard.tasks.translate import Translator
 
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"text must be some words to read, got {text!r}")

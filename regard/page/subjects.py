@@ -130,7 +130,7 @@ def of_model(name: str, model: nn.Module, tokenizer: Any) -> Subject:
 def open_run(folder: str | Path | None, name: str, device: str = "cpu") -> Subject:
     """The subject in a run folder; None: the translator bundled with Regard."""
     if folder is None:
-        from regard.translation import Translator
+        from regard.tasks.translate import Translator
 
         return of_translator(name, "English to German, bundled with Regard", Translator.load(device=device), EXAMPLES)
     task = Run.open(folder).read_json("run.json").get("task")
@@ -140,7 +140,7 @@ def open_run(folder: str | Path | None, name: str, device: str = "cpu") -> Subje
 
 
 def _open_translator(folder: str | Path, name: str, device: str) -> Subject:
-    from regard.translation import Translator, read_valid
+    from regard.tasks.translate import Translator, read_valid
 
     translator = Translator.load(folder, device=device)
     try:
@@ -151,8 +151,8 @@ def _open_translator(folder: str | Path, name: str, device: str) -> Subject:
 
 
 def _open_language(folder: str | Path, name: str, device: str) -> Subject:
-    from regard.language import LanguageModel
-    from regard.text_task import read_valid
+    from regard.tasks.language import LanguageModel
+    from regard.tasks.text import read_valid
 
     language = LanguageModel.load(folder, device=device)
     begins = () if language.start is None else (language.start,)
@@ -162,8 +162,8 @@ def _open_language(folder: str | Path, name: str, device: str) -> Subject:
 
 
 def _open_masked(folder: str | Path, name: str, device: str) -> Subject:
-    from regard.masked import MARK, MaskedModel
-    from regard.text_task import read_valid
+    from regard.tasks.masked.masked_model import MARK, MaskedModel
+    from regard.tasks.text import read_valid
 
     masked = MaskedModel.load(folder, device=device)
     subject = _of_text(name, "masked", masked, ("encoder",), _lines(read_valid, folder), masked.length)
@@ -181,7 +181,7 @@ def _open_masked(folder: str | Path, name: str, device: str) -> Subject:
 
 
 def _open_classifier(folder: str | Path, name: str, device: str) -> Subject:
-    from regard.classification import Classifier, read_valid
+    from regard.tasks.classify import Classifier, read_valid
 
     classifier = Classifier.load(folder, device=device)
     try:

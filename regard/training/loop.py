@@ -22,12 +22,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from regard.config import TrainingConfig, from_json
+from regard.config import from_json
 from regard.core.allocator import hand_back_memory
 from regard.layers.attention.draws import drawn, redraw
 from regard.layers.feedforward.experts import Routed
 from regard.training import checkpoint
 from regard.training import plan as plans
+from regard.training.config import TrainingConfig
 from regard.training.display import Display
 from regard.training.graphs import Recorded
 from regard.training.groups import parameter_groups

@@ -10,7 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from regard.config import TrainingConfig, from_json
+from regard.config import from_json
+from regard.training.config import TrainingConfig
 from regard.training.run import Run
 
 FILE = "plan.json"

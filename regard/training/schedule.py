@@ -2,7 +2,7 @@
 
 import math
 
-from regard.config import TrainingConfig
+from regard.training.config import TrainingConfig
 
 FIRST_WARMUP = 500  # updates to the peak, where it is not known yet how many there will be; of the paper's 4000
 

@@ -1,0 +1,194 @@
+"""What `regard explain` prints: formula, paper, options and facts of a mechanism or model."""
+
+import dataclasses
+import inspect
+import re
+from itertools import pairwise
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+import regard
+from regard.cli.console import fact_items
+from regard.spec import REGISTRIES, Registry, Spec, describe, parse
+
+
+def print_explanation(console: Console, kind: str, registry: Registry, spec: Spec) -> None:
+    cls = registry.find(spec.name)
+    facts = regard.facts(spec, kind) if spec.parts or spec.options else cls.facts
+    console.print(Text.assemble((str(spec), "bold cyan"), f"  {kind}, family {facts.family}"))
+    console.print(facts.paper)
+    console.print(re.sub(r"^arXiv (\S+)$", r"https://arxiv.org/abs/\1", facts.link))
+    if aliases := registry.aliases(spec.name):
+        console.print(f"also written {', '.join(aliases)}")
+    console.print()
+    console.print(Padding(Text(facts.formula, style="bold"), (0, 2)))
+    console.print()
+    console.print(_flowing(inspect.getdoc(cls) or "-"))
+    console.print("\nOptions", style="bold")
+    options = registry.options(spec.name)
+    given = dict(spec.options)
+    table = Table(box=None, padding=(0, 2), show_header=bool(options))
+    for title in ("name", "type", "default", "meaning"):
+        table.add_column(title, style="cyan" if title == "name" else None, no_wrap=title == "name")
+    for option in options:
+        default = "needed" if option.required else repr(option.default)
+        default += f" (here {given[option.name]!r})" if option.name in given else ""
+        table.add_row(*map(Text, (option.name, describe(option.type), default, option.meaning)))
+    if getattr(cls, "nests", False):
+        table.add_row("", "specs", "needed", f"in parentheses, such as {cls.examples[0]}")
+    elif not options:
+        table.add_row("none")
+    console.print(table)
+    console.print("\nFacts", style="bold")
+    table = Table(box=None, padding=(0, 2), show_header=False)
+    table.add_column(no_wrap=True, style="cyan")
+    table.add_column()
+    for title, sentence in _sentences(facts, getattr(cls, "reduces_to", ())):
+        table.add_row(Text(title), Text(sentence))
+    console.print(table)
+    lines = example_lines(kind, registry, spec)
+    if lines:
+        console.print("\nTo copy", style="bold")
+        for line in lines:
+            console.print(f"  {line}", soft_wrap=True)
+    console.print()
+
+
+def print_model(console: Console, kind: str, config: type, cls: type) -> None:
+    console.print(Text.assemble((kind, "bold cyan"), "  model"))
+    # the lines to copy stand at the end
+    console.print(_flowing(inspect.getdoc(cls).split("\n>>>")[0].strip()))
+    console.print("\nOptions", style="bold")
+    table = Table(box=None, padding=(0, 2), show_header=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column()
+    for field in dataclasses.fields(config):
+        if field.name != "kind":
+            table.add_row(Text(field.name), Text(repr(field.default)))
+    console.print(table)
+    console.print("\nTo copy", style="bold")
+    console.print(f"  from regard.models import {config.__name__}, build", soft_wrap=True)
+    console.print(f"  model = build({config.__name__}(vocabulary=8000))\n", soft_wrap=True)
+
+
+def example_lines(kind: str, registry: Registry, spec: Spec) -> list[str]:
+    """A line of Python and a line of shell that work as they stand."""
+    cls = registry.find(spec.name)
+    small = spec
+    if not (spec.parts or spec.options):
+        # the defaults are for long texts: a picture shows more with the small options of the tests
+        small = parse(cls.examples[0])
+        if getattr(cls, "nests", False) or any(option.required for option in registry.options(spec.name)):
+            spec = small
+    built, drawn = (str(part).replace('"', "'") for part in (spec, small))
+    role = regard.facts(spec, kind).roles[0]
+    if kind == "attention":
+        heads = -(-8 // spec.heads) * spec.heads
+        return [
+            f'layer = regard.attention("{built}", width={64 * heads}, heads={heads}, role="{role}")',
+            f'regard draw "{drawn}" --length 32 --heads {heads} --role {role} --out {spec.name}.png',
+        ]
+    if kind == "position":
+        return [
+            f'layer = regard.attention("softmax", width=512, heads=8, role="{role}", position="{built}")',
+            f'regard draw softmax --position "{drawn}" --length 32 --role {role} --weights --out {spec.name}.png',
+        ]
+    if kind == "feedforward":
+        decoder = "" if "causal" in regard.facts(spec, kind).roles else " --model.decoder_feedforward dense"
+        return [
+            f'layer = regard.feedforward("{built}", width=512, inner=2048, role="{role}")',
+            f'regard train translate --data.generated 5000 --model.feedforward "{built}"{decoder} '
+            f"--out runs/{spec.name}",
+        ]
+    return []
+
+
+def _sentences(facts: Any, reduces_to: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
+    """The facts in words. A fact this function has no words for is printed as it is."""
+    known = dict(fact_items(facts))
+    for shown in ("name", "paper", "link", "family", "formula"):
+        known.pop(shown, None)
+    roles = known.pop("roles", ())
+    lines = [("roles", ", ".join(roles))]
+    lines += [(f"not {role}", why) for role, why in known.pop("refusals", ())]
+    for key in ("time", "memory"):
+        if key in known:
+            order = known.pop(key)
+            lines.append((key, f"{order.text}; twice the length takes {2**order.exponent:.3g} times as much"))
+    if "state" in known:
+        state = known.pop("state")
+        growth = "does not grow with the length" if state and state.exponent == 0 else "grows with the length"
+        none = "none: it does not decode token by token"
+        lines.append(("state", f"{state.text}; what decoding keeps {growth}" if state else none))
+    if "positions" in known:
+        kinds = ("input", *known.pop("positions"))
+        schemes = [name for name, cls in REGISTRIES["position"].classes.items() if cls.facts.kind in kinds]
+        lines.append(("positions", f"{', '.join(kinds)}" + (f": {', '.join(schemes)}" if schemes else "")))
+    if "kind" in known:
+        places = {
+            "input": "added to the token vectors, so every mechanism takes it",
+            "rotation": "turns queries and keys",
+            "bias": "added to the scaled logits",
+            "content": "a term of the logits that reads queries or keys",
+        }
+        place = known.pop("kind")
+        lines.append(("place", f"{place}: {places.get(place, place)}"))
+    # (fact, if so, if not); None: nothing to say
+    says = {
+        "prefix": ("an output does not move when later tokens come", "an output may move when later tokens come"),
+        "split": ("decoding gives the same however the tokens are cut", "decoding depends on how the tokens are cut"),
+        "exact": ("computes its formula exactly", "a random or learnt approximation of its target"),
+        "signed": (
+            "weights may be negative or not sum to one",
+            "weights are at least zero and sum to one in each row that sees a key",
+        ),
+        "apart": ("heads work apart from each other", "heads depend on each other"),
+        "linear": (
+            "an output is a row of the map times the values",
+            "an output is more than a row of the map times the values",
+        ),
+        "pairs": ("weighs pairs of tokens one by one: takes an explicit mask, and attention dropout", None),
+        "overflows": ("float16 overflows at large logits, for it has no denominator: use bfloat16 or float32", None),
+        "random": ("draws numbers while it trains", None),
+        "loss": ("trains a second loss", None),
+        "stream": ("carries a second sequence from layer to layer", None),
+    }
+    for key, (yes, no) in says.items():
+        if key in known:
+            holds = known.pop(key)
+            sentence = yes if holds else no
+            causal_only = key in ("prefix", "split") and "causal" not in roles
+            if sentence is not None and not causal_only:
+                title = "prefix-invariant" if key == "prefix" else key
+                lines.append((title, f"{'yes' if holds else 'no'}: {sentence}"))
+    competes = {
+        "token": "an answer depends on its token alone",
+        "row": "tokens of a row compete",
+        "earlier": "a token may be turned away because of tokens before it, in its row or in the rows before",
+        "batch": "a token may be turned away or moved by any token of the batch, later ones too",
+    }
+    for key in ("training", "evaluation"):
+        if key in known:
+            lines.append((key, competes[known.pop(key)]))
+    columns = {"tokens": "a column of the map is a token", "slots": "a column of the map is a slot of its own"}
+    if "columns" in known:
+        lines.append(("columns", columns[known.pop("columns")]))
+    if known.pop("padding", "any") == "none":
+        lines.append(("padding", "cannot skip padding"))
+    lines += [(f"{key}", str(value)) for key, value in known.items()]
+    lines += [("equals", f"{other}, as {spec} on the 33 tokens of the tests") for spec, other in reduces_to]
+    return lines
+
+
+def _flowing(doc: str) -> str:
+    """A docstring without the breaks that only its own width asked for: where the next word would not have fitted."""
+    lines = doc.splitlines()
+    text = lines[0]
+    for last, line in pairwise(lines):
+        wrapped = line[:1].strip() and len(last) + len(line.split()[0]) > 110
+        text += (" " if wrapped else "\n") + line
+    return text

@@ -1,0 +1,142 @@
+"""The command line. A verb is a function of a module of this package or of a task; nothing imports this package.
+
+Heavy libraries are imported by the verbs that need them.
+"""
+
+import argparse
+import os
+import platform
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn
+
+from regard import __version__
+from regard.cli import mechanisms, runs, seeing
+from regard.core.allocator import keep_memory
+
+HOME = Path(__file__).resolve().parents[1]
+MEMORY, SOFTWARE = 1, 70  # exit statuses: too little memory; an error of Regard itself, as sysexits.h has it
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one verb. Bad input ends the program with status 2 and one line on stderr, what nobody foresaw with status
+    70. --debug, anywhere, adds the traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without é gets ? and no traceback
+    given = sys.argv[1:] if argv is None else argv
+    words = [word for word in given if word != "--debug"]
+    if argv is None and words[:1] != ["show"]:
+        # the process is our own; the page's server, which lives long, gives back what it does not need
+        keep_memory()
+    parser = _parser()
+    try:
+        parser, work = _choose(parser, words)
+        code = work()
+        sys.stdout.flush()
+        return code or 0
+    except BrokenPipeError:
+        # the reader (head, less) has seen enough; what is left in the buffer goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except (SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # a panic of a library in Rust is no Exception
+        if len(words) < len(given):
+            traceback.print_exc()
+        if isinstance(error, ValueError | OSError):
+            end(parser, _in_words(error, words))
+        return _last_resort(parser, error, words)
+
+
+def _choose(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.ArgumentParser, Callable[[], Any]]:
+    """The parser of the verb, whose help is the one that helps, and what the verb does."""
+    if argv[:1] == ["train"]:
+        # its flags are generated from the config of the task
+        parser.prog = "regard train"
+        return parser, lambda: runs.train(argv[1:])
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        getattr(arguments, "parser", parser).error(f"unrecognized arguments: {' '.join(unknown)}")
+    if arguments.verb is None:
+        return parser, parser.print_help
+    return arguments.parser, lambda: arguments.verb(arguments)
+
+
+def _in_words(error: Exception, argv: list[str]) -> str:
+    """What was wrong with the input; a text file comes with the flag that names it."""
+    if isinstance(error, UnicodeEncodeError):
+        for index, word in enumerate(argv):
+            if any("\ud800" <= letter <= "\udfff" for letter in word):
+                raw = os.fsencode(word)
+                flag = argv[index - 1] if index and argv[index - 1].startswith("--") else f"argument {index + 1}"
+                return f"{flag} is not UTF-8: {raw!r}; is it Windows-1252 (cp1252) or Latin-1? Give it as UTF-8"
+    file = str(getattr(error, "file", ""))
+    for flag, word in pairwise([part for given in argv for part in given.split("=", 1)]):
+        if file and flag.startswith("--") and (file == word or file.startswith(f"{word}{os.sep}")):
+            return f"{flag} {error}"
+    return str(error)
+
+
+def _last_resort(parser: argparse.ArgumentParser, error: BaseException, argv: list[str]) -> int:
+    """Says what happened, over which files, and how to report it, where nothing better was foreseen."""
+    what = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    if isinstance(error, MemoryError) or re.search(r"out of memory|can't allocate memory|not enough memory", what):
+        print(f"{parser.prog}: there is not enough memory: {what}", file=sys.stderr)
+        print("Take less at a time: fewer tokens or texts, a smaller beam, length or model.", file=sys.stderr)
+        return MEMORY
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(HOME)]
+    place = f" at regard/{Path(frames[-1].filename).relative_to(HOME)}:{frames[-1].lineno}" if frames else ""
+    files = [part for word in argv for part in word.split("=", 1) if os.path.exists(part)]
+    lines = [
+        f"{parser.prog}: an error that Regard did not foresee{place}: {what}",
+        *([f"The files it was given: {', '.join(dict.fromkeys(files))}"] if files else []),
+        f"Please report it to whoever gave you Regard, with the output of the same command and --debug; this is Regard "
+        f"{__version__}, Python {platform.python_version()}, {platform.system()}.",
+    ]
+    print("\n".join(lines), file=sys.stderr)
+    return SOFTWARE
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line for a mistake, where argparse would print its usage too."""
+
+    def error(self, message: str) -> NoReturn:
+        end(self, f"{message}; see {self.prog} --help")
+
+
+def end(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    parser.exit(2, f"{parser.prog}: {' '.join(message.split())}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="regard",
+        description="Every attention, one Transformer: train it, run it, see it, compare it.",
+        epilog="Try it: regard demo. A verb's own help: regard draw --help.",
+    )
+    parser.set_defaults(verb=None)
+    parser.add_argument("--version", action="version", version=f"regard {__version__}")
+    parser.add_argument("--debug", action="store_true", help="with any verb: show the traceback of an error")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", parser_class=_Parser)
+
+    def verb(name: str, function: Any, about: str, examples: list[str]) -> argparse.ArgumentParser:
+        added = verbs.add_parser(
+            name,
+            help=about,
+            description=about[0].upper() + about[1:] + ".",
+            epilog="examples:\n" + "\n".join(f"  {example}" for example in examples),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        added.set_defaults(verb=function, parser=added)
+        return added
+
+    for module in (mechanisms, seeing, runs):
+        module.add_verbs(verb)
+    return parser

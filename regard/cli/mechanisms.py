@@ -1,0 +1,237 @@
+"""The verbs over mechanisms: list, explain, draw."""
+
+import argparse
+import inspect
+import json
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from regard.aliases import ALIASES, SETTINGS
+from regard.cli.console import fact_items, list_known, open_console, print_table
+from regard.cli.explanation import print_explanation, print_model
+from regard.spec import REGISTRIES, Registry, describe, did_you_mean, parse
+from regard.tasks.command import AddVerb
+
+
+def add_verbs(verb: AddVerb) -> None:
+    added = verb(
+        "list",
+        list_mechanisms,
+        "every mechanism: paper, family, cost, roles, what decoding keeps",
+        ["regard list", "regard list --family scores", "regard list --kind position --json", "regard list --recipes"],
+    )
+    added.add_argument("--kind", help="only this kind, such as attention, feedforward or position")
+    added.add_argument("--family", help="only this family, such as scores or patterns")
+    added.add_argument("--json", action="store_true", help="all facts and options, one JSON object a line")
+    added.add_argument("--aliases", action="store_true", help="other names that a spec may be written with")
+    added.add_argument(
+        "--recipes", action="store_true", help="settings to train by, for regard train TASK --config NAME"
+    )
+    added.add_argument("--survey", action="store_true", help="the survey's table of efficient Transformers beside ours")
+
+    added = verb(
+        "explain",
+        explain,
+        "what a mechanism is: formula, paper, options, facts, a line to copy",
+        ["regard explain softmax", 'regard explain "heads(softmax, softmax)"', "regard explain perceiver"],
+    )
+    added.add_argument("spec", metavar="NAME", help="a name of 'regard list', or a spec with options")
+    added.add_argument("--kind", help="only this kind, where several have the name")
+    _add_draw(verb)
+
+
+def _add_draw(verb: AddVerb) -> None:
+    added = verb(
+        "draw",
+        draw,
+        "a picture of the keys that each query sees, from the layer that runs",
+        [
+            'regard draw "local(window=8)" --role causal --out local.png',
+            'regard draw "heads(local(window=8), strided(stride=8))" --length 64 --heads 8 --out pattern.svg',
+            "regard draw softmax --position alibi --role causal --weights --heads 4 --out weights.pdf",
+        ],
+    )
+    added.add_argument("spec", metavar="SPEC", help='a mechanism with its options, such as "local(window=8)"')
+    added.add_argument("--length", type=int, default=64, help="tokens (default: 64)")
+    added.add_argument("--heads", type=int, help="heads (default: 8, or what the parts of heads(...) divide)")
+    added.add_argument("--role", choices=("self", "causal", "cross"), help="default: the first the mechanism takes")
+    added.add_argument("--keys", type=int, help="role cross: tokens of the memory (default: as many as --length)")
+    added.add_argument("--position", help="a position scheme, such as rotary")
+    added.add_argument("--weights", action="store_true", help="how much, and not only whether: a panel a head")
+    added.add_argument("--seed", type=int, default=0, help="of the random projections and tokens (default: 0)")
+    added.add_argument("--out", default="pattern.png", help="a .png, .svg or .pdf file (default: pattern.png)")
+
+
+def list_mechanisms(arguments: argparse.Namespace) -> None:
+    """regard list"""
+    if arguments.survey:
+        _print_survey(arguments.json)
+        return
+    if arguments.recipes:
+        _print_recipes(arguments.json)
+        return
+    if arguments.aliases:
+        _print_aliases(arguments.json)
+        return
+    rows = [row for kind, registry in find_registries(arguments.kind) for row in registry_rows(kind, registry)]
+    families = sorted({row["family"] for row in rows})
+    if arguments.family is not None:
+        if arguments.family not in families:
+            raise ValueError(
+                f"no family {arguments.family!r}{did_you_mean(arguments.family, families)}; {list_known(families)}"
+            )
+        rows = [row for row in rows if row["family"] == arguments.family]
+    if arguments.json:
+        for row in rows:
+            print(json.dumps(row, default=str))
+    else:
+        print_table(rows)
+
+
+def _print_aliases(as_json: bool) -> None:
+    """Other names that a spec may be written with."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    for title in ("alias", "kind", "stands for"):
+        table.add_column(title, no_wrap=True)
+    for kind, names in ALIASES.items():
+        for alias, spec in names.items():
+            if as_json:
+                print(json.dumps({"alias": alias, "kind": kind, "spec": spec}))
+            table.add_row(Text(alias, style="bold cyan"), Text(kind), Text(spec))
+    if not as_json:
+        open_console(10_000).print(table)
+
+
+def _print_recipes(as_json: bool) -> None:
+    """The settings that come with Regard, for `regard train TASK --config NAME`."""
+    from regard.recipes import recipes
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    for title in ("name", "task", "what it is for"):
+        table.add_column(title, overflow="fold", no_wrap=title != "what it is for")
+    for recipe in recipes():
+        if as_json:
+            print(json.dumps(recipe._asdict(), default=str))
+        table.add_row(Text(recipe.name, style="bold cyan"), Text(recipe.task), Text(recipe.about))
+    if not as_json:
+        console = open_console(10_000)
+        console.print(table)
+        console.print("\nTo train by one: regard train TASK --config NAME, and the data")
+
+
+def _print_survey(as_json: bool) -> None:
+    """The published table, with what the tests count beside it."""
+    from regard.survey import SYSTEMS, differs, here
+
+    notes: list[str] = []
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    for title in ("system", "class", "published", "decodes", "here", "kind", "time", "memory", "decodes", ""):
+        table.add_column(title, overflow="fold")
+    for system in SYSTEMS:
+        name, found = system.word or system.model or system.feedforward, here(system)
+        kind = "attention" if system.word else "model" if system.model else "feed-forward"
+        cells = [name, kind, f"N^{found.time:g}", f"N^{found.memory:g}", "yes" if found.decodes else "no", ""]
+        if differs(system):
+            notes.append(system.note)
+            cells[-1] = f"[{len(notes)}]"
+        if as_json:
+            published = {name: getattr(system, name) for name in ("name", "complexity", "decodes", "classes", "note")}
+            ours = {"here": name, "kind": kind, "time": found.time, "memory": found.memory}
+            print(json.dumps(published | ours | {"decodes_here": found.decodes}))
+        published = (system.name, system.classes, system.complexity, "yes" if system.decodes else "no")
+        table.add_row(*map(Text, (*published, *cells)))
+    if not as_json:
+        console = open_console(120)
+        console.print(table)
+        console.print()
+        for number, note in enumerate(notes, 1):
+            console.print(f"[{number}] {note}")
+        console.print("A feed-forward layer stands beside softmax attention, whose exponents these are.")
+
+
+def explain(arguments: argparse.Namespace) -> None:
+    """regard explain"""
+    from regard.models import KINDS, ModelConfig
+
+    registries = find_registries(arguments.kind)
+    models = {kind: pair for kind, pair in KINDS.items() if pair[0] is not ModelConfig}
+    if arguments.spec in models and arguments.kind is None:
+        print_model(open_console(100), arguments.spec, *models[arguments.spec])
+        return
+    spec = parse(arguments.spec)
+    found = [(kind, registry) for kind, registry in registries if registry.canonical(spec).name in registry.names()]
+    if not found:
+        if spec.name in SETTINGS:
+            raise ValueError(f"nothing is called {spec.name!r}: {SETTINGS[spec.name]}")
+        names = [name for kind, registry in registries for name in (*registry.names(), *ALIASES[kind])]
+        names += models if arguments.kind is None else ()
+        raise ValueError(
+            f"nothing is called {spec.name!r}{did_you_mean(spec.name, names)}; 'regard list' shows what there is"
+        )
+    console = open_console(100)
+    for kind, registry in found:
+        print_explanation(console, kind, registry, registry.canonical(spec))
+
+
+def draw(arguments: argparse.Namespace) -> None:
+    """regard draw"""
+    from regard import draw as pictures
+
+    name = REGISTRIES["attention"].canonical(arguments.spec).name
+    place = REGISTRIES["position"].canonical(arguments.spec).name
+    if place in REGISTRIES["position"].names() and name not in REGISTRIES["attention"].names():
+        name = place
+        raise ValueError(f"{name!r} is a position scheme: draw it with a mechanism, softmax --position {name}")
+    out = pictures.check(arguments.out)
+    drawn = pictures.measure(
+        arguments.spec,
+        length=arguments.length,
+        heads=arguments.heads,
+        role=arguments.role,
+        position=arguments.position,
+        keys=arguments.keys,
+        seed=arguments.seed,
+    )
+    picture = pictures.weights_picture(drawn) if arguments.weights else pictures.pattern_picture(drawn)
+    print(f"{drawn.title}: {pictures.save(picture, out)}")
+    cls = REGISTRIES["attention"].find(name)
+    if drawn.dense and cls.facts.family == "patterns" and not cls.nests:
+        print(f"At this length it sees all there is; smaller options show the pattern, such as {cls.examples[0]}")
+
+
+def registry_rows(kind: str, registry: Registry) -> list[dict[str, Any]]:
+    """All that a registry knows, a plain dictionary a name."""
+    rows = []
+    for name in registry.names():
+        cls = registry.find(name)
+        facts = {key: value._asdict() if hasattr(value, "_asdict") else value for key, value in fact_items(cls.facts)}
+        roles = facts.get("roles", ())
+        row = {"name": name, "kind": kind, "causal": "causal" in roles, "cross": "cross" in roles}
+        row["decodes"] = facts["state"] is not None if "state" in facts else None
+        if "kind" in facts:
+            row["place"] = facts.pop("kind")  # where a position scheme acts
+        row |= facts
+        row["options"] = [
+            {
+                "name": option.name,
+                "type": describe(option.type),
+                "default": None if option.required else option.default,
+                "required": option.required,
+                "meaning": option.meaning,
+            }
+            for option in registry.options(name)
+        ]
+        row["aliases"] = registry.aliases(name)
+        row["examples"] = getattr(cls, "examples", ())
+        row["summary"] = inspect.getdoc(cls)
+        rows.append(row)
+    return rows
+
+
+def find_registries(kind: str | None) -> list[tuple[str, Registry]]:
+    if kind is not None and kind not in REGISTRIES:
+        raise ValueError(f"no kind {kind!r}{did_you_mean(kind, list(REGISTRIES))}; {list_known(list(REGISTRIES))}")
+    return [(name, registry) for name, registry in REGISTRIES.items() if kind in (None, name)]

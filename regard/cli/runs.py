@@ -1,0 +1,263 @@
+"""The verbs over runs of any task: train, resume, evaluate, average, compact, import, export."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from regard import tasks
+from regard.tasks.command import AddVerb, EvaluationFlags, add_model, counted, notice
+from regard.training.changes import NAMES
+
+
+def add_verbs(verb: AddVerb) -> None:
+    """The flags of each verb, those of the tasks between the others."""
+    _add_training(verb)
+    for name in tasks.names():
+        if (own := tasks.verbs(name)) is not None:
+            own.add_verbs(verb)
+    _add_evaluate(verb)
+    _add_keeping(verb)
+    _add_exchange(verb)
+
+
+def _add_training(verb: AddVerb) -> None:
+    verb(
+        "train",
+        None,
+        "train a model on your own data: regard train --help",
+        [
+            "regard train translate --data.source a.en --data.target a.de --model.attention performer",
+            "regard train translate --help",
+        ],
+    )
+    added = verb(
+        "resume",
+        resume,
+        "go on with a run exactly where it stopped, make it longer, or change what may change",
+        [
+            "regard resume runs/translate",
+            "regard resume runs/translate --steps 20000",
+            "regard resume runs/translate --training.minutes 60 --training.learning_rate 0.0005",
+        ],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("--steps", type=int, help="as --training.steps")
+    about = "The run records what was changed. All else is as it was begun: for other settings begin a new run."
+    group = added.add_argument_group("settings that may change", about)
+    for name, help in NAMES.items():
+        group.add_argument(f"--{name}", dest=name, metavar="VALUE", help=help)
+
+
+def _add_keeping(verb: AddVerb) -> None:
+    added = verb(
+        "average",
+        average,
+        "average the newest checkpoints of a run into one, which is then used",
+        ["regard average runs/translate --last 5"],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("--last", type=int, default=5, help="how many (default: 5)")
+
+    added = verb(
+        "compact",
+        compact,
+        "a small copy of a run to pass on: one checkpoint, its matrices in 8 bits",
+        ["regard compact runs/translate --out english-german"],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("--out", required=True, help="a new folder")
+    added.add_argument("--checkpoint", help="best, last, average or a step (default: the average, or else the best)")
+
+
+def _add_exchange(verb: AddVerb) -> None:
+    added = verb(
+        "import",
+        import_model,
+        "make a run of a published model: GPT-2, BERT, RoBERTa, DistilBERT, Marian, Llama and their like, llama2.c",
+        [
+            "regard import models/gpt2 --out runs/gpt2",
+            "regard import models/opus-mt-en-de",
+            "regard import stories260K.bin --tokenizer tok512.bin --out runs/stories",
+        ],
+    )
+    kinds = "a Hugging Face folder (config.json, safetensors, tokenizer), or a llama2.c file"
+    added.add_argument("source", metavar="FOLDER", help=kinds)
+    added.add_argument("--out", metavar="RUN", help="the run folder (default: runs/ and the name of the source)")
+    added.add_argument("--tokenizer", help="folder of the tokenizer (default: FOLDER); of llama2.c the tok*.bin file")
+
+    added = verb(
+        "export",
+        export_run,
+        "write a run for others: a Hugging Face folder, or a CTranslate2 folder of a translator",
+        [
+            "regard export runs/gpt2 --format huggingface --out models/mine",
+            "regard export runs/translate --format ctranslate2 --out models/fast",
+        ],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("--format", choices=("huggingface", "ctranslate2"), required=True, help="who is to open it")
+    added.add_argument("--out", metavar="FOLDER", required=True, help="a new folder")
+    added.add_argument("--family", help="of huggingface: gpt2, bert, marian, llama ... (default: the one that fits)")
+    added.add_argument("--checkpoint", help="best, last, average or a step (default: the average, or else the best)")
+
+
+def _add_evaluate(verb: AddVerb) -> None:
+    added = verb(
+        "evaluate",
+        evaluate,
+        "how good a model is, in the measures of its task",
+        [
+            "regard evaluate runs/translate",
+            "regard evaluate runs/translate --source test.en --target test.de --beam 5 --out test.out",
+            "regard evaluate runs/classify --data test.csv --recall 0.95 --plot report.png",
+            "regard evaluate runs/language --text test.txt.xz --stride 64",
+        ],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("--json", action="store_true", help="one JSON object")
+    add_model(added)
+    known: dict[str, argparse.Action] = {}
+    flags = {}
+    for name in tasks.names():
+        if (own := tasks.verbs(name)) is not None:
+            group = EvaluationFlags(added, name, own.EVALUATION, known)
+            own.add_evaluation(group)
+            flags[name] = group.actions
+    added.set_defaults(flags=flags)
+
+
+def train(argv: list[str]) -> int:
+    """regard train TASK --config FILE --section.key value ..."""
+    from regard import recipes
+    from regard.config import parse
+    from regard.tasks.train import train
+    from regard.training.display import Display
+
+    if not argv or argv[0] in ("-h", "--help"):
+        print("usage: regard train TASK [--config FILE] [--section.key VALUE ...]\n\ntasks:")
+        for name in tasks.names():
+            print(f"  {name:<12} {tasks.find(name).about}")
+        print("\nexamples:\n  " + "\n  ".join(tasks.find(name).examples[0] for name in tasks.names()))
+        print("\nSettings that come with Regard: --config NAME, for the names of 'regard list --recipes'")
+        print("\nAll keys of a task: " + ", ".join(f"regard train {name} --help" for name in tasks.names()))
+        return 0
+    task = tasks.find(argv[0])
+    description = f"{task.about}\n\nexamples:\n  " + "\n  ".join(task.examples)
+    known = [f"{recipe.name}: {recipe.about}" for recipe in recipes.recipes(task.name)]
+    description += "\n\nrecipes, for --config:\n  " + "\n  ".join(known)
+    config = parse(task.config, recipes.with_paths(argv[1:], task.name), f"regard train {task.name}", description)
+    events = Path(config.out) / "tensorboard" if config.training.tensorboard else None
+    return _finish(lambda: train(task, config, Display(tensorboard=events)), config.out)
+
+
+def resume(arguments: argparse.Namespace) -> int:
+    """regard resume"""
+    from regard.tasks.load import read_config
+    from regard.tasks.train import resume
+    from regard.training.display import Display
+    from regard.training.run import Run
+
+    run = Run.open(arguments.run)
+    events = run.folder / "tensorboard" if read_config(run).training.tensorboard else None
+    display = Display(tensorboard=events)
+    wishes = {name: _value(text) for name in NAMES if (text := getattr(arguments, name)) is not None}
+    return _finish(lambda: resume(arguments.run, display, arguments.steps, wishes), arguments.run)
+
+
+def _value(text: str) -> Any:
+    """What a flag says: a number, true, false, null, or text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _finish(work: Callable[[], Any], run: str) -> int:
+    """Trains, and says how it ended: 0 done, 128 + signal when stopped, 1 when training itself failed."""
+    from regard.training.loop import Stopped, TrainingError
+
+    try:
+        state = work()
+    except Stopped as stopped:
+        print(f"regard: {stopped}; go on with: regard resume {run}", file=sys.stderr)
+        return stopped.code
+    except TrainingError as error:
+        print(f"regard: {error}", file=sys.stderr)
+        return 1
+    best = f"; best at step {state.best_step}: {state.best:.4g}" if state.best is not None else ""
+    steps = "1 step" if state.step == 1 else f"{state.step} steps"
+    print(f"done after {steps}{best}; {_use(run)}", file=sys.stderr)
+    return 0
+
+
+def _use(run: str) -> str:
+    """What to do with a run."""
+    from regard.training.run import Run
+
+    return tasks.of(Run.open(run)).use.format(run=run)
+
+
+def evaluate(arguments: argparse.Namespace) -> None:
+    """regard evaluate: the function of the run's task, after the flags of other tasks are refused"""
+    from regard.training.run import Run
+
+    name = tasks.of(Run.open(arguments.run)).name
+    own = arguments.flags.get(name, [])
+    for other, flags in arguments.flags.items():
+        for flag in flags:
+            if flag not in own and getattr(arguments, flag.dest) != flag.default:
+                raise ValueError(f"{flag.option_strings[0]} is for runs of {other!r}; {arguments.run} is of {name!r}")
+    own_verbs = tasks.verbs(name)
+    if own_verbs is None:
+        raise ValueError(f"the task {name!r} of {arguments.run} has no verbs.py, so that its runs cannot be evaluated")
+    own_verbs.evaluate(arguments)
+
+
+def average(arguments: argparse.Namespace) -> None:
+    """regard average"""
+    from regard.training.loop import average
+    from regard.training.run import Run
+
+    run = Run.open(arguments.run)
+    with run.writing("regard average"):
+        names = average(run, arguments.last)
+    print(
+        f"averaged {counted(names, 'checkpoint')} ({names[0]} to {names[-1]}) into {arguments.run}/checkpoints/average"
+    )
+
+
+def compact(arguments: argparse.Namespace) -> None:
+    """regard compact"""
+    from regard.tasks.load import compact_run
+
+    path = compact_run(arguments.run, arguments.out, arguments.checkpoint)
+    size = sum(file.stat().st_size for file in path.iterdir())
+    print(f"{arguments.out}: {size / 1e6:.1f} MB of weights; {_use(arguments.out)}")
+
+
+def import_model(arguments: argparse.Namespace) -> None:
+    """regard import"""
+    from regard.interop.runs import import_model
+
+    out = arguments.out or f"runs/{Path(arguments.source).resolve().stem}"
+    found = import_model(arguments.source, out, arguments.tokenizer)
+    for note in found.notes:
+        notice(note)
+    vectors = found.config.kind == "encoder" and found.config.head == "none"
+    use = "turn lines into vectors: regard embed {run}" if vectors else tasks.find(found.task).use
+    use = use.format(run=out)
+    print(f"{out}: a run of {found.task!r}, {found.parameters:,} parameters; {use}")
+
+
+def export_run(arguments: argparse.Namespace) -> None:
+    """regard export"""
+    from regard.interop.runs import export_run
+
+    options = {"which": arguments.checkpoint, "family": arguments.family}
+    found = export_run(arguments.run, arguments.out, arguments.format, **options)
+    for note in found.notes:
+        notice(note)
+    print(f"{found.folder}: {found.family}, {sum(f.stat().st_size for f in found.folder.rglob('*')) / 1e6:.1f} MB")

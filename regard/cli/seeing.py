@@ -1,0 +1,118 @@
+"""The verbs that show: the page, and the demo."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from regard.cli.console import open_console, print_table
+from regard.cli.mechanisms import registry_rows
+from regard.spec import REGISTRIES
+from regard.tasks.command import AddVerb
+
+
+def add_verbs(verb: AddVerb) -> None:
+    added = verb(
+        "demo",
+        demo,
+        "the mechanisms at work on a sentence, a translator trained in minutes, and the one that comes with Regard",
+        ["regard demo", 'regard demo --part mechanisms --sentence "a rose is a rose is a rose" --out /tmp'],
+    )
+    added.add_argument("--out", default="demo", help="folder of pictures and run, made if needed (default: demo)")
+    added.add_argument("--sentence", help="your own words for the mechanisms")
+    added.add_argument("--part", choices=("mechanisms", "translate"), help="only this part")
+
+    added = verb(
+        "show",
+        show,
+        "a local page: translate and see what attends to what, step by step, head by head, mechanism by mechanism",
+        [
+            "regard show",
+            "regard show runs/translate runs/other --port 8000",
+            'regard show runs/translate --text "Where is the station?" --out page.html',
+        ],
+    )
+    added.add_argument("runs", metavar="RUN", nargs="*", help="run folders, beside the model that comes with Regard")
+    added.add_argument("--text", help="what to read first")
+    added.add_argument("--out", help="write one HTML file that opens without a server, and serve nothing")
+    added.add_argument("--place", choices=("encoder", "decoder", "cross", "aligner"), help="which attention, for --out")
+    added.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    added.add_argument("--port", type=int, default=8642, help="0 takes a free one (default: 8642)")
+    added.add_argument("--device", default="cpu", help="cpu, cuda ... (default: cpu)")
+    added.add_argument("--no-browser", action="store_true", help="print the address and open nothing")
+
+
+def show(arguments: argparse.Namespace) -> None:
+    """regard show"""
+    from regard.page import verb
+
+    verb.show(arguments)
+
+
+def demo(arguments: argparse.Namespace) -> None:
+    """regard demo"""
+    from regard.cli import demo as show
+
+    words = show.words_of(arguments.sentence)
+    folder = Path(arguments.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    console = open_console(100)
+    if arguments.part != "translate":
+        _demo_mechanisms(console, words, folder)
+    if arguments.part != "mechanisms":
+        _demo_translator(console, folder)
+    # as it is called from here: an environment in this folder need not be active
+    program = Path(sys.executable).with_name("regard")
+    called = program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else "regard"
+    run = "" if arguments.part == "mechanisms" else f" {folder / 'translator'}"
+    console.print(f"\nSee what attends to what, on a page: {called} show{run}", soft_wrap=True)
+
+
+def _demo_mechanisms(console: Console, words: list[str], folder: Path) -> None:
+    from regard.cli import demo as show
+
+    console.print("The mechanisms of Regard\n", style="bold")
+    print_table([row for kind, registry in REGISTRIES.items() for row in registry_rows(kind, registry)])
+    console.print("\nOne sentence through some of them\n", style="bold")
+    console.print(f"{' '.join(words)}\n", style="italic")
+    maps = show.run(words)
+    for spec, part in maps.items():
+        console.print(f"{spec}: {show.reading(words, part)}")
+    console.print(f"\n{show.WHAT}\n\nThe picture: {show.draw(words, maps, folder)}")
+
+
+def _demo_translator(console: Console, folder: Path) -> None:
+    """The part of `regard demo` that translates."""
+    from regard import draw as pictures
+    from regard.cli import demo as show
+    from regard.tasks.train import train
+    from regard.tasks.translate import Task, Translator, align, read_valid
+    from regard.training.display import Display
+
+    console.print(
+        "\nA translator of numbers, dates, times and amounts, trained now on sentences made up here\n", style="bold"
+    )
+    config = show.small_translator(folder / "translator")
+    train(Task, config, Display())
+    translator = Translator.load(config.out)
+    pairs = read_valid(config.out)
+    best = [found[0].text for found in translator.translate(source for source, _ in pairs)]
+    scores = translator.scores(best, [target for _, target in pairs])
+    console.print(f"\nOn {len(pairs)} sentences it has not seen: {scores['exact'].text}")
+    console.print(f"{scores['bleu'].text}\n", soft_wrap=True)
+    for source in show.SENTENCES:
+        console.print(f"  {source}\n    {translator(source)}", soft_wrap=True)
+    source = show.SENTENCES[0]
+    both = translator.source, translator.target
+    (found,) = align(translator.model, *both, [(source, translator(source))])
+    note = "What the aligner learned beside the translator. Ringed: the word links."
+    picture = pictures.alignment_picture(
+        found.matrix, found.source, found.target, found.links, "Where each German word comes from", note
+    )
+    console.print(f"\nIts word alignment: {pictures.save(picture, folder / 'alignment.png')}")
+    console.print("\nThe English-German translator bundled with Regard\n", style="bold")
+    bundled = Translator.load()
+    for source in show.ANYTHING:
+        console.print(f"  {source}\n    {bundled(source)}", soft_wrap=True)
+    console.print("\nYour own: echo 'Good morning!' | regard translate; your own data: regard train translate --help")

@@ -1,0 +1,261 @@
+"""A language model: loaded from a run, measured on text, and asked to continue a text."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from regard import models
+from regard.data.batches import padded, similar
+from regard.data.documents import Blocks, Pieces, stream
+from regard.data.tokenizer import Streamed, Tokenizer
+from regard.decoding import DecodingConfig, Sliding, generate
+from regard.tasks.load import load
+from regard.tasks.text import FILE, TOKENS_AT_ONCE
+from regard.training.loss import text_loss
+
+
+class Measures(NamedTuple):
+    """How well a text was foretold. Bits are spread over all its characters or bytes, and `word_perplexity` over its
+    words and line ends, however it was cut into tokens: these can be compared between tokenizers."""
+
+    loss: float  # nats a token
+    perplexity: float  # of a token
+    bits_per_character: float
+    bits_per_byte: float
+    word_perplexity: float
+    tokens: int
+    characters: int
+    bytes: int
+    words: int  # what white space separates, and ends of lines
+    unknown: int  # tokens
+
+
+class Continuation(NamedTuple):
+    """What a model wrote behind a prompt."""
+
+    text: str
+    ids: list[int]
+    logprob: float
+    ended: Literal["end", "stop", "length"]  # by the model, at a stop string, at the most tokens
+
+
+class LanguageModel:
+    """A model with its tokenizer.
+
+    >>> language = LanguageModel.load("runs/shakespeare")
+    >>> language("ROMEO:")
+    """
+
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer, length: int, start: int | None, apart: bool = False):
+        self.model, self.tokenizer = model, tokenizer
+        self.length = length  # tokens it was trained to read at a time
+        self.start = start  # the token that stands before a text; None: the text begins at once
+        self.apart = apart  # whether it was trained on one document at a time
+        self.limit = models.positions(model)  # None: no end
+
+    @classmethod
+    def load(cls, folder: str | Path, *, which: str | int | None = None, device: str = "auto") -> "LanguageModel":
+        """From a run folder; see `regard.tasks.load.load`."""
+        model, parts, run = load(folder, "language", which=which, device=device)
+        length, start = parts.facts.get("length"), parts.facts.get("start")
+        if not isinstance(length, int) or not isinstance(start, int | None) or FILE not in parts.tokenizers:
+            raise ValueError(f"{run.folder}/run.json is damaged: it does not say how a text begins and how long it is")
+        return cls(model, parts.tokenizers[FILE], length, start, bool(parts.facts.get("apart")))
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def decodes(self) -> bool:
+        """Whether every layer can go on token by token."""
+        return all(block.attention.facts.state is not None for block in self.model.decoder.blocks)
+
+    def __call__(self, prompt: str) -> str:
+        """The most probable way to go on, up to the length the model was trained for."""
+        (found,) = self.generate(prompt, DecodingConfig(beam=1, maximum=self.length))
+        return found.text
+
+    def encode(self, prompt: str) -> list[int]:
+        """A prompt as the model reads it. An empty one is the start of a document, or of a line."""
+        ids = ([] if self.start is None else [self.start]) + self.tokenizer.encode(prompt)
+        return ids or self.tokenizer.encode("\n") or [self.tokenizer.eos]
+
+    def generate(
+        self,
+        prompt: str,
+        decoding: DecodingConfig,
+        *,
+        stop: Sequence[str] = (),
+        slide: bool = False,
+        say: Callable[[int, str], None] | None = None,
+    ) -> list[Continuation]:
+        """Goes on with a prompt, `decoding.nbest` times, by at most `decoding.maximum` tokens. `say(sample, text)` gets
+        each text piece by piece, as it comes. A text ends before the first of the `stop` strings. Where the positions
+        of the model end, or the length it was trained for if they do not, `slide` lets it go on from the last half of
+        its context."""
+        self._check_decodes()
+        if not all(stop):
+            raise ValueError("a stop string must not be empty")
+        ids = self.encode(prompt)
+        model, most = self.model, decoding.maximum or decoding.limit(len(ids))
+        if slide:
+            model = Sliding(model, self.limit or self.length)
+        elif self.limit is not None:
+            if len(ids) >= self.limit:
+                raise ValueError(
+                    f"the prompt has {len(ids)} tokens and the model {self.limit} positions: shorten it, or let the "
+                    "context slide (--slide), which reads its last half"
+                )
+            most = min(most, self.limit - len(ids))
+        listeners = [Listener(self.tokenizer, ids, stop) for _ in range(decoding.nbest)]
+
+        def watch(row: int, sample: int, token: int) -> bool:
+            text, stops = listeners[sample].add(token)
+            if say is not None and text:
+                say(sample, text)
+            return stops
+
+        config = DecodingConfig(**{**vars(decoding), "maximum": most, "maximum_ratio": 0, "maximum_extra": most})
+        special = {self.tokenizer.pad, self.tokenizer.unk, self.tokenizer.bos}
+        forbidden = tuple(special - {self.tokenizer.eos, None})
+        prompts = torch.tensor([ids], device=self.device)
+        (found,) = generate(model, prompts, config=config, eos=self.tokenizer.eos, forbidden=forbidden, watch=watch)
+        for sample, listener in enumerate(listeners):
+            rest = listener.rest()
+            if say is not None and rest:
+                say(sample, rest)
+        # best first, while the listeners are in the order of the draws
+        heard = {tuple(listener.ids): listener for listener in listeners}
+        results = []
+        for part in found:
+            listener = heard[tuple(part.ids)]
+            ended = "stop" if listener.stopped else "end" if part.finished else "length"
+            results.append(Continuation(listener.text, part.ids, part.logprob, ended))
+        return results
+
+    def measure(
+        self,
+        documents: Sequence[str],
+        *,
+        stride: int | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> Measures:
+        """How well it foretells documents, read `length` tokens at a time as in training. With a `stride`, of blocks
+        that overlap only the last `stride` tokens count, so that each has at least length - stride before it."""
+        sizes = {"length": self.length, "tokens": max(TOKENS_AT_ONCE, self.length), "shuffle": False}
+        if self.apart:
+            if stride is not None:
+                raise ValueError(
+                    "a stride is for models that read all documents as one text; this one reads them apart"
+                )
+            ids = [self.tokenizer.encode_text(text) for text in documents]
+            batches, unknown = (
+                Pieces(ids, self.tokenizer.eos, **sizes),
+                sum(int((part == self.tokenizer.unk).sum()) for part in ids),
+            )
+        else:
+            ids = stream(documents, self.tokenizer)
+            batches, unknown = Blocks(ids, stride=stride, **sizes), int((ids == self.tokenizer.unk).sum())
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        tokens = torch.zeros((), dtype=torch.long, device=self.device)
+        with torch.inference_mode():
+            for index in range(batches.count(0)):
+                part = text_loss(self.model, batches.get(0, index).to(self.device), ignores=stride is not None)
+                total += part.plain.double()
+                tokens += part.tokens
+                check()
+        nats, count = float(total), int(tokens)
+        characters, size = sum(map(len, documents)), sum(len(text.encode()) for text in documents)
+        words = sum(len(text.split()) + text.count("\n") for text in documents)
+        return Measures(
+            loss=nats / count,
+            perplexity=_exp(nats / count),
+            bits_per_character=nats / math.log(2) / characters,
+            bits_per_byte=nats / math.log(2) / size,
+            word_perplexity=_exp(nats / max(1, words)),
+            tokens=count,
+            characters=characters,
+            bytes=size,
+            words=words,
+            unknown=unknown,
+        )
+
+    def likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, int]]:
+        """Of each (context, rest): log p(rest | context), and over how many tokens."""
+        rows, known = [], []
+        for context, rest in pairs:
+            before = self.encode(context)
+            whole = self.encode(context + rest) if context else before + self.tokenizer.encode(rest)
+            # a token may begin in the context and end in the rest: it belongs to the rest
+            same = next(
+                (n for n, (one, other) in enumerate(zip(before, whole, strict=False)) if one != other), len(before)
+            )
+            rows.append(whole)
+            known.append(max(1, min(same, len(whole) - 1)))
+            if self.limit is not None and len(whole) - 1 > self.limit:
+                raise ValueError(f"a prompt has {len(whole)} tokens, more than the {self.limit} positions of the model")
+        found: list[tuple[float, int]] = [(0.0, 0)] * len(rows)
+        with torch.inference_mode():
+            for group in similar([len(row) for row in rows], TOKENS_AT_ONCE):
+                ids, keep = padded([rows[place] for place in group], self.device)
+                x = self.model.hidden(ids[:, :-1], keep=None if keep is None else keep[:, 1:]).x
+                for line, place in enumerate(group):
+                    at, end = known[place] - 1, len(rows[place]) - 1
+                    logp = self.model.output(x[line, at:end]).float().log_softmax(1)
+                    values = logp.gather(1, ids[line, at + 1 : end + 1, None])
+                    found[place] = (float(values.double().sum()), end - at)
+        return found
+
+    def _check_decodes(self) -> None:
+        if not self.decodes:
+            names = {block.attention.facts.name for block in self.model.decoder.blocks}
+            raise ValueError(f"attention {', '.join(sorted(names))} does not decode token by token")
+
+
+class Listener:
+    """The text of one continuation while it comes, held back where it may be the beginning of a stop string."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str]):
+        self.stream, self.stop = Streamed(tokenizer, prompt), tuple(stop)
+        self.ids: list[int] = []
+        self.given: list[str] = []
+        self.held = ""
+        self.stopped = False
+
+    @property
+    def text(self) -> str:
+        return "".join(self.given)
+
+    def add(self, token: int) -> tuple[str, bool]:
+        """What can be given of the text now, and whether it ends here."""
+        self.ids.append(token)
+        self.held += self.stream.add(token)
+        places = [at for word in self.stop if (at := self.held.find(word)) >= 0]
+        if places:
+            self.held, self.stopped = self.held[: min(places)], True
+            return self._give(len(self.held)), True
+        # the longest end of it that a stop string begins with
+        most = max(
+            (size for word in self.stop for size in range(1, len(word)) if self.held.endswith(word[:size])), default=0
+        )
+        return self._give(len(self.held) - most), False
+
+    def rest(self) -> str:
+        """What was held back, when nothing comes any more."""
+        if not self.stopped:
+            self.held += self.stream.pending()
+        return self._give(len(self.held))
+
+    def _give(self, size: int) -> str:
+        text, self.held = self.held[:size], self.held[size:]
+        self.given += [text] if text else []
+        return text
+
+
+def _exp(value: float) -> float:
+    return math.exp(min(value, 700.0))

@@ -1,0 +1,110 @@
+"""The task of language modelling: text in, the next token out."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.data.documents import Blocks, Documents, Pieces, Text, stream
+from regard.data.tokenizer import Tokenizer
+from regard.decoding import DecodingConfig
+from regard.tasks.language.config import LanguageConfig
+from regard.tasks.language.language_model import LanguageModel
+from regard.tasks.load import read_parts
+from regard.tasks.text import FILE, TextTask
+from regard.training.loss import Loss, text_loss
+from regard.training.run import Run
+
+SAMPLE = 100  # tokens shown at each evaluation
+
+_GPT = {
+    "kind": "decoder",
+    "position": "learned",
+    "norm": "pre",
+    "feedforward": "dense(activation='gelu_tanh')",
+    "bias": True,
+    "scaled_embedding": False,
+}
+_MODERN = {
+    "kind": "decoder",
+    "position": "rotary",
+    "norm": "pre",
+    "norm_kind": "rms",
+    "feedforward": "dense(activation='silu', gated=True, bias=False)",
+    "scaled_embedding": False,
+    "dropout": 0.0,
+}
+PRESETS: dict[str, dict[str, Any]] = {
+    "gpt-nano": _GPT | {"width": 48, "heads": 3, "inner": 192, "layers": 3},
+    "gpt2": _GPT | {"width": 768, "heads": 12, "inner": 3072, "layers": 12},
+    "gpt2-medium": _GPT | {"width": 1024, "heads": 16, "inner": 4096, "layers": 24},
+    "gpt2-large": _GPT | {"width": 1280, "heads": 20, "inner": 5120, "layers": 36},
+    "gpt2-xl": _GPT | {"width": 1600, "heads": 25, "inner": 6400, "layers": 48},
+    "modern": _MODERN | {"width": 256, "heads": 8, "kv_heads": 2, "inner": 688, "layers": 6},
+    "smollm2-135m": _MODERN
+    | {"width": 576, "heads": 9, "kv_heads": 3, "inner": 1536, "layers": 30, "position": "rotary(base=100000.0)"},
+}
+
+
+class Task(TextTask):
+    """Text in, the next token out."""
+
+    name = "language"
+    about = "A language model from running text: a decoder with any attention, which goes on with a text."
+    examples = (
+        "regard train language --data.text shakespeare.txt --data.tokenizer characters --out runs/shakespeare",
+        "regard train language --data.text books/ --data.vocabulary 16000 --model.preset gpt2 --data.length 1024",
+        "regard train language --data.text train.txt.xz --data.valid valid.txt.xz --model.attention performer",
+        "regard train language --data.text mails.txt.gz --data.documents blank --data.apart true --model.preset modern",
+        "regard train language --config runs/shakespeare/config.yaml --out runs/b --training.seed 2",
+        "regard train language --init runs/gpt2 --data.text mine/ --training.learning_rate 3e-5 --out runs/mine",
+    )
+    use = "go on with a text: regard generate {run} 'Once upon a time'"
+    config = LanguageConfig
+    metrics = ("loss",)
+    presets = PRESETS
+
+    def __init__(self, config: LanguageConfig, data: Documents, tokenizers: dict[str, Tokenizer], model: nn.Module):
+        self.model, self.data, self.unit = model, data, config.data.documents
+        # where all is one document, the end token was hardly seen and tells nothing
+        several = config.data.apart or len(data.train) > 1
+        tokenizer, length = tokenizers[FILE], config.data.length
+        start = tokenizer.eos if several else None
+        if config.init is not None:
+            start = read_parts(Run.open(config.init)).facts.get("start")
+        self.language = LanguageModel(model, tokenizer, length, start, config.data.apart)
+        sizes = {"length": length, "tokens": config.training.tokens, "seed": config.training.seed}
+        if config.data.apart:
+            # few shapes, so that the steps can be recorded
+            multiple = 8 if config.training.graphs and next(model.parameters()).is_cuda else 1
+            ids = [tokenizer.encode_text(text) for text in data.train]
+            self.batches = Pieces(ids, tokenizer.eos, multiple=multiple, **sizes)
+            self.count = sum(map(len, ids))
+        else:
+            ids = stream(data.train, tokenizer)
+            self.batches, self.count = Blocks(ids, **sizes), len(ids)
+
+    def loss(self, batch: Text, smoothing: float) -> Loss:
+        return text_loss(self.model, batch, smoothing)
+
+    def tokens(self, batch: Text) -> int:
+        return batch.target.numel() if batch.keep is None else int(batch.keep.sum())
+
+    def evaluate(self, check: Callable[[], None]) -> tuple[dict[str, float], list[dict[str, str]]]:
+        found = self.language.measure(self.data.valid, check=check)
+        samples = []
+        if self.language.decodes:
+            decoding = DecodingConfig(sample=True, maximum=SAMPLE)
+            with torch.autocast(self.language.device.type, enabled=False):
+                (text,) = self.language.generate("", decoding, slide=True)
+            samples = [{"sample": line} for line in text.text.strip("\n").split("\n")]
+        return {name: value for name, value in found._asdict().items() if isinstance(value, float)}, samples
+
+    def facts(self) -> dict[str, Any]:
+        language = self.language
+        unit = {"length": language.length, "start": language.start, "apart": language.apart}
+        return unit | {"documents": self.unit}
+
+    def notes(self) -> list[str]:
+        return [self.note(f"{self.count:,} tokens", self.language.tokenizer)]

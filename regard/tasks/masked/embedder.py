@@ -1,0 +1,77 @@
+"""Texts as vectors: what an encoder makes of each, to be compared by their angle."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from regard.data.batches import padded, similar
+from regard.data.tokenizer import Tokenizer
+from regard.tasks.load import load
+
+TOKENS_AT_ONCE = 16384
+Pooling = Literal["mean", "first", "pooler"]
+
+
+class Embedder:
+    """An encoder with its tokenizer.
+
+    >>> embedder = Embedder.load("runs/minilm")
+    >>> one, other = embedder.embed(["A cat sits on the mat.", "There is a cat on a mat."])
+    >>> likeness = one @ other
+    """
+
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer, length: int):
+        self.model, self.tokenizer, self.length = model, tokenizer, length
+
+    @classmethod
+    def load(cls, folder: str | Path, *, which: str | int | None = None, device: str = "auto") -> "Embedder":
+        """From a run of task "masked", trained here or imported."""
+        model, parts, run = load(folder, "masked", which=which, device=device)
+        length, tokenizer = parts.facts.get("length"), parts.tokenizers.get("tokenizer.json")
+        if not isinstance(length, int) or tokenizer is None:
+            raise ValueError(f"{run.folder}/run.json is damaged: it does not say how long a text may be")
+        return cls(model, tokenizer, length)
+
+    def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        pooling: Pooling = "mean",
+        normalized: bool = True,
+        first: int = 1,
+        warn: Callable[[str], None] = lambda message: None,
+    ) -> np.ndarray:
+        """[texts, width] in float32: the mean over the tokens of a text, its first token, or what a pooler makes of
+        that; of length one where `normalized`. `first` is the number of the first text in warnings."""
+        if pooling not in ("mean", "first", "pooler"):
+            raise ValueError(f"pooling must be 'mean', 'first' or 'pooler', got {pooling!r}")
+        if pooling == "pooler" and self.model.pooler is None:
+            raise ValueError("this model has no pooler: use pooling 'mean' or 'first'")
+        device = next(self.model.parameters()).device
+        rows = []
+        for number, ids in enumerate(self.tokenizer.encode_batch(list(texts)), first):
+            if len(ids) > self.length - 2:
+                warn(f"text {number}: {len(ids)} tokens, only the first {self.length - 2} are read")
+            rows.append([self.tokenizer.bos, *ids[: self.length - 2], self.tokenizer.eos])
+        found = np.zeros((len(rows), self.model.config.width), np.float32)
+        for group in similar([len(row) for row in rows], TOKENS_AT_ONCE):
+            tokens, keep = padded([rows[place] for place in group], device)
+            with torch.inference_mode():
+                if pooling == "pooler":
+                    vectors = self.model.pooled(tokens, keep=keep)
+                else:
+                    x = self.model.encode(tokens, keep=keep).x
+                    if pooling == "first":
+                        vectors = x[:, 0]
+                    elif keep is None:
+                        vectors = x.mean(1)
+                    else:
+                        vectors = torch.where(keep[..., None], x, 0).sum(1) / keep.sum(1, keepdim=True)
+                vectors = F.normalize(vectors, dim=1) if normalized else vectors
+            found[group] = vectors.float().cpu().numpy()
+        return found

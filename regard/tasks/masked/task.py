@@ -1,0 +1,92 @@
+"""The task of naming hidden tokens: text with gaps in, the hidden tokens out."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from regard.data.documents import Documents
+from regard.data.masking import Hidden, MaskedBatches, Masking
+from regard.data.tokenizer import Tokenizer
+from regard.tasks.load import give_stems
+from regard.tasks.masked.config import MaskedConfig
+from regard.tasks.masked.masked_model import MaskedModel
+from regard.tasks.text import FILE, TextTask
+from regard.training.graphs import few_lengths
+from regard.training.loss import IGNORED, Loss, hidden_loss
+
+BERT = {
+    "kind": "encoder",
+    "position": "learned",
+    "norm_epsilon": 1e-12,
+    "feedforward": "dense(activation='gelu')",
+    "bias": True,
+    "scaled_embedding": False,
+    "normed_embedding": True,
+    "head": "transform",
+    "head_bias": True,
+}
+PRESETS: dict[str, dict[str, Any]] = {
+    "bert-tiny": BERT | {"width": 128, "heads": 2, "inner": 512, "layers": 2},
+    "bert-mini": BERT | {"width": 256, "heads": 4, "inner": 1024, "layers": 4},
+    "bert-small": BERT | {"width": 512, "heads": 8, "inner": 2048, "layers": 4},
+    "bert": BERT | {"width": 768, "heads": 12, "inner": 3072, "layers": 12},
+    "bert-large": BERT | {"width": 1024, "heads": 16, "inner": 4096, "layers": 24},
+}
+
+
+class Task(TextTask):
+    """Text with gaps in, the hidden tokens out."""
+
+    name = "masked"
+    about = "A model that names hidden words (BERT), from running text: an encoder with any attention."
+    examples = (
+        "regard train masked --data.text books/ --model.preset bert-small --out runs/masked",
+        "regard train masked --data.text lines.txt.xz --data.documents line --data.apart true --data.whole_words true",
+        "regard train masked --data.text book.txt --data.tokenizer characters --model.attention 'local(window=64)'",
+        "regard train masked --config runs/masked/config.yaml --out runs/b --training.seed 2",
+        "regard train masked --init runs/bert --data.text mine/ --training.learning_rate 3e-5 --out runs/mine",
+    )
+    use = "fill a gap: regard fill {run} 'I took my [mask] for a walk'"
+    config = MaskedConfig
+    metrics = ("loss", "accuracy")
+    presets = PRESETS
+    epochs = 40  # a token is hidden in one of seven only
+
+    def __init__(self, config: MaskedConfig, data: Documents, tokenizers: dict[str, Tokenizer], model: nn.Module):
+        self.model, self.data, wishes = model, data, config.data
+        give_stems(model, tokenizers[FILE])
+        self.unit = wishes.documents
+        self.masked = MaskedModel(model, tokenizers[FILE], wishes.length, wishes.apart)
+        self.masking = Masking(tokenizers[FILE], wishes.masked, whole_words=wishes.whole_words)
+        # few shapes, so that the steps can be recorded
+        records = config.training.graphs and next(model.parameters()).is_cuda
+        multiple = few_lengths(wishes.length) if records else 1
+        sizes = {"tokens": config.training.tokens, "seed": config.training.seed, "multiple": multiple}
+        self.batches = MaskedBatches(self.masked.rows(data.train, **sizes), self.masking)
+
+    def loss(self, batch: Hidden, smoothing: float) -> Loss:
+        return hidden_loss(self.model, batch, smoothing)
+
+    def tokens(self, batch: Hidden) -> int:
+        return max(1, int((batch.targets != IGNORED).sum()))
+
+    def tokens_read(self, batch: Hidden) -> int:
+        return batch.tokens.numel() if batch.keep is None else int(batch.keep.sum())
+
+    def evaluate(self, check: Callable[[], None]) -> tuple[dict[str, float], list[dict[str, str]]]:
+        found = self.masked.measure(self.data.valid, self.masking, check=check)
+        metrics = {name: value for name, value in found._asdict().items() if isinstance(value, float)}
+        return metrics, self.masked.samples(self.data.valid, self.masking)
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "length": self.masked.length,
+            "documents": self.unit,
+            "apart": self.masked.apart,
+            "masked": self.masking.share,
+            "whole_words": self.masking.edges is not None,
+        }
+
+    def notes(self) -> list[str]:
+        return [self.note(f"{len(self.batches):,} rows", self.masked.tokenizer)]

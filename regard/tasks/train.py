@@ -1,0 +1,161 @@
+"""Training runs of any task.
+
+train    reads the data, learns the tokenizers, builds the model, writes the run folder, and trains
+resume   opens the run folder, reads the data again, and continues
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import nn
+
+from regard import __version__, models
+from regard.data.tokenizer import Tokenizer
+from regard.layers.feedforward.base import active_parameters
+from regard.tasks import of
+from regard.tasks.base import Data, Task
+from regard.tasks.load import pick_device, read_config, read_parts
+from regard.training import checkpoint, loop
+from regard.training import plan as plans
+from regard.training.changes import changed
+from regard.training.display import Display
+from regard.training.loop import State
+from regard.training.run import MANIFEST, Run
+
+
+def train(task: type[Task], config: Any, display: Display) -> State:
+    """`regard train`: a new run. Nothing is written before all is known to fit."""
+    began = time.monotonic()
+    _check_metric(task, config)
+    Run.vacant(config.out)
+    data = task.read(config)
+    config, chosen = task.plan(config, data)
+    config, chosen = _batch_size(task, config, chosen)
+    tokenizers = task.learn(data, config)
+    size = task.size(config, tokenizers, data)
+    ready = _ready(task, config, data, tokenizers, partial(task.build, config, size))
+    with Run.create(config.out, f"regard train {task.name}") as run:
+        for name, tokenizer in tokenizers.items():
+            tokenizer.save(run.folder / name)
+        run.record(*tokenizers)
+        for name, text in ready.files().items():
+            run.write_text(name, text)
+        run.write_text("config.yaml", _yaml(config))
+        facts = {
+            "task": task.name,
+            "regard": __version__,
+            "manifest": MANIFEST,
+            "model": dataclasses.asdict(size),
+            **ready.facts(),
+            "parameters": sum(part.numel() for part in ready.model.parameters()),
+            "active": active_parameters(ready.model),
+            "tokenizers": {name: checkpoint.digest(run.folder / name) for name in tokenizers},
+            "data": data.facts,
+        }
+        run.write_json("run.json", facts)
+        for note in chosen:
+            display.note(note)
+        return _go(ready, data, config, run, display, spent=time.monotonic() - began)
+
+
+def _batch_size(task: type[Task], config: Any, chosen: list[str]) -> tuple[Any, list[str]]:
+    """The config with a batch size that suits the machine, where it has none."""
+    training = config.training
+    if training.tokens is not None:
+        return config, chosen
+    device = pick_device(training.device, training.precision).type
+    tokens = max(task.cpu_tokens if device == "cpu" else 4096, getattr(config.data, "length", 0))
+    note = f"training.tokens {tokens:,}, chosen for a {'CPU' if device == 'cpu' else 'GPU'}"
+    return dataclasses.replace(config, training=dataclasses.replace(training, tokens=tokens)), [*chosen, note]
+
+
+def resume(
+    folder: str | Path, display: Display, steps: int | None = None, changes: Mapping[str, Any] | None = None
+) -> State:
+    """`regard resume`: goes on with a run, or makes a finished one longer. `changes` are settings that may change, by
+    their dotted names (`regard.training.changes.NAMES`); `steps` is one of them."""
+    run = Run.open(folder)
+    wishes = dict(changes or {}) | ({} if steps is None else {"training.steps": steps})
+    with run.writing("regard resume"):
+        run.adopt()
+        return _resume(run, display, wishes)
+
+
+def _resume(run: Run, display: Display, wishes: Mapping[str, Any]) -> State:
+    task, (config, plan, made) = of(run), changed(run, read_config(run), plans.read(run), wishes)
+    parts = read_parts(run)
+    data = task.read(config)
+    if data.facts["sha256"] != parts.facts.get("data", {}).get("sha256"):
+        raise ValueError(f"the training data of {run.folder} has changed since the run began: it cannot go on exactly")
+    begun, build = config, partial(task.build, config, parts.size)
+    if checkpoint.names(run.checkpoints):
+        # what it was begun from need not be there any more: the run has all of that
+        build = partial(models.build, parts.size)
+        if getattr(config, "init", None) is not None:
+            begun = dataclasses.replace(config, init=str(run.folder))
+    ready = _ready(task, begun, data, parts.tokenizers, build)
+    if made:
+        run.write_text("config.yaml", _yaml(config))
+        if plan is not None:
+            plans.write(run, plan)
+        step = (checkpoint.names(run.checkpoints) or ["step-0"])[-1].removeprefix("step-")
+        history = [*parts.facts.get("changes", []), {"step": int(step), **made}]
+        run.write_json("run.json", parts.facts | {"changes": history})
+        for name, (before, now) in made.items():
+            display.note(f"{name}: {now}, was {before}")
+    return _go(ready, data, config, run, display, changes=made)
+
+
+def _ready(
+    task: type[Task], config: Any, data: Data, tokenizers: dict[str, Tokenizer], build: Callable[[], nn.Module]
+) -> Task:
+    device = pick_device(config.training.device, config.training.precision)
+    torch.manual_seed(config.training.seed)
+    return task(config, data, tokenizers, build().to(device))
+
+
+def _go(
+    task: Task,
+    data: Data,
+    config: Any,
+    run: Run,
+    display: Display,
+    spent: float = 0.0,
+    changes: dict[str, Any] | None = None,
+) -> State:
+    if config.training.threads is not None:
+        torch.set_num_threads(config.training.threads)
+    for name, part in data.facts.items():
+        if name.startswith("skipped"):
+            for reason, skipped in part.items():
+                display.note(f"left out {skipped['count']} lines: {reason}, first at {skipped['first']}")
+    count, device = (sum(part.numel() for part in task.model.parameters()), next(task.model.parameters()).device)
+    active = active_parameters(task.model)
+    of_them = "" if active == count else f", {active:,} of them active"
+    *before, last = task.notes()
+    for note in (*before, f"{last}; {count:,} parameters{of_them} on {device}; {run.folder}"):
+        display.note(note)
+    return loop.train(task, config.training, run, display, before=spent, changes=changes)
+
+
+def _check_metric(task: type[Task], config: Any) -> None:
+    if config.training.metric not in task.metrics:
+        known = ", ".join(task.metrics)
+        raise ValueError(f"training.metric of {task.name} must be one of {known}, got {config.training.metric!r}")
+
+
+def _yaml(config: Any) -> str:
+    return yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False)
+
+
+def _plain(values: Any) -> Any:
+    """Tuples as lists, for YAML."""
+    if isinstance(values, dict):
+        return {name: _plain(value) for name, value in values.items()}
+    return [_plain(value) for value in values] if isinstance(values, tuple | list) else values

@@ -1,0 +1,433 @@
+"""A translator: loaded from a run, asked for translations, losses and scores."""
+
+import dataclasses
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from regard.core.allocator import hand_back_memory
+from regard.data import placeholders
+from regard.data.batches import Batches, padded, similar
+from regard.data.entities import Entity, Style, find
+from regard.data.placeholders import Marked
+from regard.data.sentences import Span, clauses, sentences
+from regard.data.text import BREAKS
+from regard.data.tokenizer import Tokenizer, visible
+from regard.decoding import DecodingConfig, Hypothesis, decode
+from regard.decoding.copying import Copying
+from regard.metrics.translation import Score, bleu, chrf, exact_match
+from regard.tasks.load import BUNDLED, load
+from regard.tasks.translate.corpus import Pair
+from regard.training.loss import loss
+
+FILES = ("source.json", "target.json")  # of the tokenizers; the second where the target has its own
+ENGLISH_GERMAN = BUNDLED / "english-german"
+TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 16384}  # of the source, in a batch that is translated
+ITEM = re.compile(r"\s*(?:\(?\d{1,3}[.)]|[-*–—]|[a-z]\))\s+(?=\S)")  # what begins the line of a list
+TAG = re.compile(r"</?(?!br\b|hr\b|img\b)(\w+)[^<>]*(?<!/)>")  # one that needs another
+
+
+class Translation(NamedTuple):
+    """One translation of a sentence: its text, its score and what the search found."""
+
+    text: str
+    score: float
+    hypothesis: Hypothesis
+
+
+class Translator:
+    """A model with its tokenizers.
+
+    >>> translator = Translator.load()  # the one that comes with Regard; or Translator.load("runs/my-model")
+    >>> translator("Where is the station?")
+    'Wo ist der Bahnhof?'
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        source: Tokenizer,
+        target: Tokenizer,
+        longest: int,
+        *,
+        usual_length: int | None = None,
+        trained_length: int | None = None,
+        style: Style | None = None,
+    ):
+        """Lengths are in tokens: a sentence has at most `longest`; a line of more than `usual_length` is split into
+        sentences, and a sentence of more than `trained_length` into clauses (None: as `longest`)."""
+        self.model, self.source, self.target, self.longest = model, source, target, longest
+        self.usual_length = min(usual_length or longest, longest)
+        self.trained_length = min(trained_length or longest, longest)
+        self.style = style or Style()
+
+    @classmethod
+    def load(
+        cls, folder: str | Path | None = None, *, which: str | int | None = None, device: str = "auto"
+    ) -> "Translator":
+        """From a run folder; None: the translator that comes with Regard. `which` is a checkpoint: best, last, average
+        or a step; None: the average where there is one, else the best. It translates; it is not for training on."""
+        model, parts, run = load(ENGLISH_GERMAN if folder is None else folder, "translate", which=which, device=device)
+        longest = parts.facts.get("longest")
+        if not isinstance(longest, int):
+            raise ValueError(f"{run.folder}/run.json is damaged: it does not say how long a sentence may be")
+        source, target = (parts.tokenizers.get(name, parts.tokenizers["source.json"]) for name in FILES)
+        numbers = parts.facts.get("numbers") or {}
+        try:
+            style = Style(**numbers)
+            lengths = {name: parts.facts.get(name) for name in ("usual_length", "trained_length")}
+            if any(value is not None and (not isinstance(value, int) or value < 1) for value in lengths.values()):
+                raise TypeError(lengths)
+        except TypeError as error:
+            raise ValueError(f"{run.folder}/run.json is damaged: numbers or lengths cannot be read") from error
+        return cls(model, source, target, longest, style=style, **lengths)
+
+    @property
+    def special(self) -> tuple[int, int, int]:
+        """The ids that end a source, begin a target and end it."""
+        return self.source.eos, self.target.bos, self.target.eos
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def __call__(self, text: str) -> str:
+        return next(self.translate([text]))[0].text
+
+    def translate(
+        self,
+        lines: Iterable[str],
+        decoding: DecodingConfig | None = None,
+        *,
+        at_once: int = 1024,
+        first: int = 1,
+        warn: Callable[[str], None] = lambda message: None,
+        check: Callable[[], None] = lambda: None,
+    ) -> Iterator[list[Translation]]:
+        """The n best of each line, in order; an empty line stays empty. `at_once` lines are sorted by length and
+        translated together; what comes out does not depend on it. `first` is the number of the first line in warnings;
+        `check` is called between batches and may raise."""
+        decoding = decoding or DecodingConfig()
+        chunk: list[str] = []
+        done = first - 1
+        for line in lines:
+            chunk.append(line)
+            if len(chunk) == at_once:
+                yield from self._translate(chunk, decoding, done, warn, check)
+                done, chunk = done + len(chunk), []
+                hand_back_memory()
+        if chunk:
+            yield from self._translate(chunk, decoding, done, warn, check)
+
+    def _translate(
+        self,
+        lines: list[str],
+        decoding: DecodingConfig,
+        done: int,
+        warn: Callable[[str], None],
+        check: Callable[[], None],
+    ) -> Iterator[list[Translation]]:
+        plans = [self._plan(line, done + number + 1, warn) for number, line in enumerate(lines)]
+        found = self._search([part for plan in plans for part in plan if isinstance(part, Marked)], decoding, check)
+        missed = self._piecewise(plans, found, decoding, done, warn, check)
+        for line, plan in zip(lines, plans, strict=True):
+            parts = [part if isinstance(part, str) else missed.get(part, found[part]) for part in plan]
+            yield joined(parts, decoding) if line.strip() else [NOTHING]
+
+    # from lines to what is searched for, and back
+
+    @property
+    def protects(self) -> bool:
+        """Whether the model has learned to copy placeholders."""
+        return self.source.reserved is not None and self.target.reserved is not None
+
+    def entities(self, text: str) -> list[Entity]:
+        """What is not language in a text; nothing where the text is no plain text."""
+        if self.protects:
+            return placeholders.entities(self.source, text)
+        return find(text) if self.source.kind != "units" else []
+
+    def mark(self, text: str) -> Marked:
+        """A source with placeholders, where the model knows them."""
+        return placeholders.mark(self.source, text) if self.protects else Marked(text)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a source, without the one that ends it."""
+        return placeholders.encode(self.source, [self.mark(text)])[0]
+
+    def encode_target(self, text: str, source: str) -> list[int]:
+        """The ids of a translation of a source."""
+        marked = placeholders.mark_target(self.mark(source), (self.source, self.target), text)
+        return placeholders.encode(self.target, [marked])[0]
+
+    def text(self, ids: Sequence[int], marked: Marked) -> str:
+        """What the model writes, on one line and in one column, with the entities of its source in their places."""
+        surfaces = self._surfaces(marked)
+        return BREAKS.sub(" ", self.target.decode_between(ids, surfaces) if surfaces else self.target.decode(ids))
+
+    def _surfaces(self, marked: Marked) -> dict[int, str]:
+        """What each placeholder of the target stands for."""
+        offset = self.target.placeholders.start - self.source.placeholders.start
+        return {mark + offset: surface for mark, surface in marked.surfaces(self.style).items()}
+
+    def source_names(self, ids: Sequence[int], text: str) -> list[str]:
+        """Tokens of a source to print: a placeholder as what it stands for."""
+        surfaces = self.mark(text).surfaces()
+        return [
+            visible(surfaces[id]) if id in surfaces else name
+            for id, name in zip(ids, self.source.tokens(ids), strict=True)
+        ]
+
+    def target_names(self, ids: Sequence[int], source: str) -> list[str]:
+        """Tokens of a translation of a source to print."""
+        surfaces = self._surfaces(self.mark(source))
+        return [
+            visible(surfaces[id]) if id in surfaces else name
+            for id, name in zip(ids, self.target.tokens(ids), strict=True)
+        ]
+
+    def _plan(self, line: str, number: int, warn: Callable[[str], None]) -> list[str | Marked]:
+        """A line as text to be copied and sentences to be translated, in order."""
+        found = self.entities(line)
+        kept = [(entity.start, entity.end) for entity in found]
+        core = line.strip()
+        whole = Span(line.index(core), line.index(core) + len(core)) if core else Span(0, 0)
+        spans = [whole] if core else []
+        if core and not self._fits(core, self.usual_length):
+            spans = sentences(line, kept) if self.source.kind != "units" else spans
+        plan, end = [], 0
+        for span in spans:
+            fits = partial(self._fits, most=self.trained_length)
+            pieces = list(clauses(line, span, fits, kept)) if self._has_words(line[span.start : span.end]) else [span]
+            if len(pieces) > 1:
+                tokens = len(self.encode(line[span.start : span.end]))
+                why = f"nearly all that the run was trained on have at most {self.trained_length}"
+                if tokens <= self.trained_length:
+                    why = (
+                        f"it has more numbers or names than there are placeholders, {self.source.reserved.count} a kind"
+                    )
+                warn(f"line {number}: a sentence of {tokens} tokens is translated in {len(pieces)} parts: {why}")
+            for piece in pieces:
+                plan += [line[end : piece.start], *self._protected(line[piece.start : piece.end])]
+                end = piece.end
+        return [BREAKS.sub(" ", part) if isinstance(part, str) else part for part in (*plan, line[end:]) if part]
+
+    def _fits(self, text: str, most: int) -> bool:
+        found = self.entities(text) if self.protects else []
+        marked = placeholders.mark(self.source, text, found) if self.protects else Marked(text)
+        if len(marked.entities) < len(found):
+            return False
+        return len(placeholders.encode(self.source, [marked])[0]) <= most
+
+    def _has_words(self, text: str) -> bool:
+        """Whether there is a letter outside of the entities."""
+        if self.source.kind == "units":
+            return True
+        return any(letter.isalpha() for part in Marked(text, tuple(self.entities(text))).parts for letter in part)
+
+    def _protected(self, text: str) -> list[str | Marked]:
+        """A sentence without what can be copied as it is: signs at its ends, the mark of a list, or all of it where
+        there is no word. Without placeholders things at its ends too, since the model would not keep them."""
+        if self.source.kind == "units":
+            return [self.mark(text)]
+        item = ITEM.match(text)
+        start, end = self._without_ends(text, item.end() if item else 0)
+        core = text[start:end]
+        if not self._has_words(core):
+            return [text[:start], *self._written(core), text[end:]]
+        stripped = core.strip()
+        start += core.index(stripped)
+        return [text[:start], self.mark(stripped), text[start + len(stripped) :]]
+
+    def _without_ends(self, text: str, start: int) -> tuple[int, int]:
+        """Where a sentence begins and ends without what is copied at its ends. A tag goes only with the one that closes
+        it, since what they enclose may move."""
+        free = ("sign",) if self.protects else ("sign", "thing")
+        found, end = deque(entity for entity in self.entities(text) if entity.start >= start), len(text)
+        while found:
+            first, last = found[0], found[-1]
+            begins = first.kind in free and not text[start : first.start].strip()
+            ends = last.kind in free and not text[last.end : end].strip()
+            if begins and ends and last.text == closing(first.text):
+                start, end = found.popleft().end, found.pop().start
+            elif begins and not (self.protects and TAG.match(first.text)):
+                start = found.popleft().end
+            elif ends and not (self.protects and TAG.match(last.text)):
+                end = found.pop().start
+            else:
+                break
+        return start, end
+
+    def _written(self, text: str) -> list[str]:
+        """A text without words, its numbers as the target language writes them."""
+        found = self.entities(text)
+        parts = Marked(text, tuple(found)).parts
+        written = [self.style.write(entity, text) for entity in found]
+        return [part for both in zip(parts, [*written, ""], strict=True) for part in both]
+
+    def _search(
+        self, pieces: Sequence[Marked], decoding: DecodingConfig, check: Callable[[], None]
+    ) -> dict[Marked, list[Translation]]:
+        """The n best of each piece; equal pieces are translated once. Of those with placeholders, what has all of them
+        comes first."""
+        found: dict[Marked, list[Translation]] = {}
+        for has_marks in (False, True):
+            some = list(dict.fromkeys(piece for piece in pieces if bool(piece.marks) == has_marks))
+            ids = placeholders.encode(self.source, some)
+            for places in similar([len(row) + 1 for row in ids], TOKENS_AT_ONCE.get(self.device.type, 4096)):
+                check()
+                group, rows = [some[place] for place in places], [ids[place] for place in places]
+                for piece, hypotheses in zip(group, self._decode(rows, decoding, has_marks), strict=True):
+                    best = [Translation(self.text(part.ids, piece), part.score, part) for part in hypotheses]
+                    found[piece] = sorted(best, key=lambda one: len(self._lost(piece, one)))[: decoding.nbest]
+        return found
+
+    def _decode(self, rows: list[list[int]], decoding: DecodingConfig, has_marks: bool) -> list[list[Hypothesis]]:
+        special = {"bos": self.target.bos, "eos": self.target.eos, "forbidden": (self.target.pad, self.target.bos)}
+        source, keep = padded([[*row, self.source.eos] for row in rows], self.device)
+        if has_marks and not decoding.sample:
+            # to choose among all that the beam finds
+            decoding = dataclasses.replace(decoding, nbest=decoding.beam)
+        with torch.inference_mode():
+            return decode(self.copying(source), source, keep, decoding, **special)
+
+    def copying(self, source: torch.Tensor) -> Any:
+        """The model, which can write the placeholders of each source [B, S] and no others."""
+        if not self.protects:
+            return self.model
+        places = torch.tensor(list(self.source.placeholders), device=source.device)
+        left = (source[:, :, None] == places).any(1)
+        return Copying(self.model, self.target.placeholders.start, left, self.target.pad)
+
+    def _lost(self, piece: Marked, found: Translation) -> list[Entity]:
+        """The entities of a piece that a translation does not have."""
+        if self.protects:
+            offset = self.target.placeholders.start - self.source.placeholders.start
+            pairs = zip(piece.marks, piece.entities, strict=True)
+            return [entity for mark, entity in pairs if mark + offset not in found.hypothesis.ids]
+        copied = [entity for entity in self.entities(piece.text) if entity.kind in ("thing", "sign")]
+        return [entity for entity in copied if entity.text not in found.text]
+
+    def _piecewise(
+        self,
+        plans: Sequence[list[str | Marked]],
+        found: dict[Marked, list[Translation]],
+        decoding: DecodingConfig,
+        done: int,
+        warn: Callable[[str], None],
+        check: Callable[[], None],
+    ) -> dict[Marked, list[Translation]]:
+        """Pieces whose best translation lost an entity, anew: what stands before and behind it is translated alone, and
+        the entity keeps its place between them."""
+        again: dict[Marked, list[str | Marked]] = {}
+        for number, plan in enumerate(plans, done + 1):
+            for piece in plan:
+                if isinstance(piece, Marked) and (lost := self._lost(piece, found[piece][0])):
+                    again[piece] = self._around(piece.text, lost)
+                    shown = ", ".join(entity.text[:60] for entity in lost)
+                    warn(f"line {number}: translated in parts around {shown}, which the model would have lost")
+        if not again:
+            return {}
+        parts = self._search(
+            [part for plan in again.values() for part in plan if isinstance(part, Marked)], decoding, check
+        )
+        deeper = self._piecewise(list(again.values()), parts, decoding, done, lambda message: None, check)
+        parts |= deeper
+        return {
+            piece: joined([part if isinstance(part, str) else parts[part] for part in plan], decoding)
+            for piece, plan in again.items()
+        }
+
+    def _around(self, text: str, lost: Sequence[Entity]) -> list[str | Marked]:
+        plan, end = [], 0
+        for entity in (*lost, None):
+            part = text[end : len(text) if entity is None else entity.start]
+            core = part.strip()
+            before, after = (part[: part.index(core)], part[part.index(core) + len(core) :]) if core else (part, "")
+            plan += [before, *(self._protected(core) if core else ()), after]
+            if entity is not None:
+                plan.append(self.style.write(entity, text))
+                end = entity.end
+        return [part for part in plan if part]
+
+    def batches(
+        self, pairs: Sequence[Pair], tokens: int, warn: Callable[[str], None] = lambda message: None
+    ) -> Batches:
+        """Pairs as batches for the loss, from short to long, cut where they are too long."""
+        most = min(self.longest, tokens - 1)
+        marked = [placeholders.mark_pair(self.source, self.target, pair) for pair in pairs]
+        source, target = (
+            [row[:most] for row in placeholders.encode(tokenizer, [pair[side] for pair in marked])]
+            for side, tokenizer in enumerate((self.source, self.target))
+        )
+        cut = sum(most in (len(one), len(other)) for one, other in zip(source, target, strict=True))
+        if cut:
+            warn(f"the loss is of the first {most} tokens of {cut} pairs that are as long or longer")
+        return Batches(source, target, tokens=tokens, shuffle=False, special=self.special)
+
+    def loss(self, batches: Batches, check: Callable[[], None] = lambda: None) -> float:
+        """Mean over target tokens of -log p(token), without smoothing."""
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        tokens = 0
+        with torch.inference_mode():
+            for index in range(batches.count(0)):
+                part = loss(self.model, batches.get(0, index).to(self.device), 0.0)
+                total += part.plain.double()
+                tokens += part.tokens
+                check()
+        return float(total) / int(tokens)
+
+    def scores(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Score]:
+        """BLEU, chrF and exact match. Text that came as units is scored on its tokens as they are."""
+        units = self.target.kind == "units"
+        if units:
+            references = [" ".join(self.target.split_words(line)) for line in references]
+        return {
+            "bleu": bleu(hypotheses, references, tokenize="none" if units else "13a"),
+            "chrf": chrf(hypotheses, references),
+            "exact": exact_match(hypotheses, references),
+        }
+
+
+def closing(tag: str) -> str | None:
+    """The tag that closes this one."""
+    found = TAG.fullmatch(tag)
+    return f"</{found[1]}>" if found and not tag.startswith("</") else None
+
+
+NOTHING = Translation("", 0.0, Hypothesis([], 0.0, 0.0, True))
+
+
+def joined(parts: Sequence[str | Sequence[Translation]], decoding: DecodingConfig) -> list[Translation]:
+    """The n best of a line, out of the n best of its parts, with copied text between them."""
+    if sum(not isinstance(part, str) for part in parts) == 1:
+        # as the search scored it
+        before, best, after = [], [], []
+        for part in parts:
+            if isinstance(part, str):
+                (after if best else before).append(part)
+            else:
+                best = part
+        return [one._replace(text="".join((*before, one.text, *after))) for one in best]
+    lines = [NOTHING]
+    for part in parts:
+        if isinstance(part, str):
+            lines = [one._replace(text=one.text + part) for one in lines]
+        else:
+            both = (join(one, other, decoding) for one in lines for other in part)
+            lines = sorted(both, key=lambda one: -one.score)[: decoding.nbest]
+    return lines
+
+
+def join(one: Translation, other: Translation, decoding: DecodingConfig) -> Translation:
+    ours, theirs = one.hypothesis, other.hypothesis
+    ids, logprob = ours.ids + theirs.ids, ours.logprob + theirs.logprob
+    score = logprob / decoding.scale(len(ids) + 1)
+    whole = Hypothesis(ids, score, logprob, ours.finished and theirs.finished)
+    return Translation(one.text + other.text, score, whole)

@@ -1,0 +1,358 @@
+"""The verbs of translators: translate, align, and their part of evaluate."""
+
+import argparse
+import gzip
+import json
+import lzma
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from regard.tasks.command import (
+    AddVerb,
+    EvaluationFlags,
+    add_model,
+    check_writable,
+    counted,
+    few_warnings,
+    notice,
+    read_columns,
+    write_out,
+)
+
+EVALUATION = "BLEU and chrF with their sacreBLEU signatures, exact match, loss"
+
+
+def add_verbs(verb: AddVerb) -> None:
+    _add_translate(verb)
+    _add_align(verb)
+
+
+def _add_translate(verb: AddVerb) -> None:
+    added = verb(
+        "translate",
+        translate,
+        "translate files or standard input, line by line; without RUN by the English-German model bundled with Regard",
+        [
+            'echo "Where is the station?" | regard translate',
+            "regard translate letter.txt -o brief.txt",
+            "regard translate runs/translate in.en -o out.de",
+            "regard translate runs/translate < in.en > out.de",
+            "regard translate runs/translate --beam 8 --nbest 3 --scores --alignments < in.en",
+            "regard translate runs/translate --sample --temperature 0.8 --top-p 0.9 --seed 7 < in.en",
+        ],
+    )
+    added.add_argument("run", metavar="RUN", nargs="?", help="a run folder (default: the model bundled with Regard)")
+    added.add_argument("files", metavar="FILE", nargs="*", help="text, .gz and .xz too (default: standard input)")
+    added.add_argument("--input", help="the same for one file")
+    added.add_argument(
+        "-o", "--out", help="write here instead of standard output, whole or not at all; .gz and .xz too"
+    )
+    add_model(added)
+    _add_decoding(added)
+    added.add_argument("--nbest", type=int, help="so many translations a line, each behind its line number and a tab")
+    added.add_argument("--scores", action="store_true", help="add a column: log probability over the length penalty")
+    added.add_argument("--alignments", action="store_true", help="add a column: word links, source-target from 0")
+    added.add_argument("--sample", action="store_true", help="draw tokens instead of searching for the best")
+    added.add_argument("--temperature", type=float, default=1.0, help="of the draws (default: 1)")
+    added.add_argument("--top-k", type=int, help="draw among the k most probable tokens")
+    added.add_argument("--top-p", type=float, help="draw among the fewest tokens with this much probability")
+    added.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+
+
+def _add_align(verb: AddVerb) -> None:
+    added = verb(
+        "align",
+        align_pairs,
+        "word links of given pairs from the attention, one line a pair, source-target from 0",
+        [
+            "regard align runs/en-de --source a.en --target a.de > a.links",
+            "regard align runs/en-fr --reverse runs/fr-en --source a.en --target a.fr --gold a.gold > a.links",
+            "regard align runs/en-de --picture alignment.png --sentence 3",
+        ],
+    )
+    added.add_argument("run", metavar="RUN", help="a run folder")
+    added.add_argument("--source", help="file of source sentences, or a TSV of pairs (default: the run's validation)")
+    added.add_argument("--target", help="file of their translations")
+    added.add_argument("--columns", help="of a TSV, source and target, from 0 (default: 0,1)")
+    added.add_argument("--reverse", metavar="RUN", help="a run of the opposite direction: links of both become one")
+    methods = ("intersection", "union", "grow-diagonal", "grow-diagonal-final-and", "agreement")
+    added.add_argument("--symmetrise", choices=methods, help="how, with --reverse (default: grow-diagonal)")
+    added.add_argument(
+        "--layer", help="from 0, average or aligner (default: the aligner, the last but one, or by agreement)"
+    )
+    added.add_argument("--head", default="average", help="one head, from 0 (default: the average)")
+    added.add_argument(
+        "--read",
+        choices=("consume", "predict"),
+        default="predict",
+        help="at the step that reads the target word, or the one that predicts it (default: predict)",
+    )
+    added.add_argument("--gold", help="links to compare with, S-S sure and SpS possible, from 1: AER on stderr")
+    added.add_argument("--picture", help="draw one sentence into this .png, .svg or .pdf")
+    added.add_argument("--sentence", type=int, help="which one to draw, from 1 (default: 1)")
+    add_model(added)
+
+
+def _add_decoding(added: argparse.ArgumentParser | EvaluationFlags) -> None:
+    added.add_argument("--beam", type=int, default=5, help="hypotheses followed at a time; 1: greedy (default: 5)")
+    added.add_argument("--penalty", type=float, default=1.0, help="alpha of the GNMT length penalty (default: 1)")
+    added.add_argument("--minimum", type=int, default=1, help="fewest tokens (default: 1)")
+    added.add_argument("--maximum", type=int, help="most tokens (default: 1.5 times the source, and 10)")
+
+
+def _decoding(arguments: argparse.Namespace) -> Any:
+    from regard.decoding import DecodingConfig
+
+    names = ("beam", "penalty", "minimum", "maximum", "nbest", "sample", "temperature", "top_k", "top_p", "seed")
+    given = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
+    drawn = [f"--{name.replace('_', '-')}" for name in ("temperature", "top_k", "top_p") if given.get(name, 1.0) != 1.0]
+    if drawn and not given.get("sample"):
+        raise ValueError(f"{', '.join(drawn)} changes how tokens are drawn: give --sample too")
+    if not given.get("sample"):
+        given["beam"] = max(given["beam"], given.get("nbest", given["beam"]))
+    return DecodingConfig(**given)
+
+
+def translate(arguments: argparse.Namespace) -> None:
+    """regard translate"""
+    from regard.tasks.translate import Translator
+
+    inputs = _inputs(arguments)
+    translator = Translator.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    decoding = _decoding(arguments)
+    done = 0  # lines of the files before
+    with _written_whole(arguments.out, inputs) as write, few_warnings() as warn:
+        for path in inputs:
+            named = partial(_say_where, warn, path) if len(inputs) > 1 else warn
+            done += _translate_file(translator, decoding, path, done, arguments, write, named)
+
+
+def _translate_file(
+    translator: Any,
+    decoding: Any,
+    path: str,
+    done: int,
+    arguments: argparse.Namespace,
+    write: Callable[[str], Any],
+    warn: Callable[[str], None],
+) -> int:
+    """Translates the lines of a file, and gives their number."""
+    from regard.data.text import opened, read_sentences, shown
+
+    number = 0
+    with opened(path) as stream:
+        # a person at a terminal gets each answer at once
+        at_once = 1 if stream.isatty() else 1024
+        lines = read_sentences(stream, name=shown(path))
+        while some := list(islice(lines, at_once)):
+            found = list(translator.translate(some, decoding, first=number + 1, warn=warn))
+            pairs = [(line, best.text) for line, translations in zip(some, found, strict=True) for best in translations]
+            links = iter(_links(translator, pairs) if arguments.alignments else ())
+            rows = []
+            for translations in found:
+                number += 1
+                for best in translations:
+                    cells = [] if arguments.nbest is None else [str(done + number)]
+                    cells += [best.text, *([f"{best.score:.4f}"] if arguments.scores else [])]
+                    cells += [next(links)] if arguments.alignments else []
+                    rows.append("\t".join(cells) + "\n")
+            write("".join(rows))
+    return number
+
+
+def _say_where(warn: Callable[[str], None], path: str, message: str) -> None:
+    from regard.data.text import shown
+
+    warn(f"{shown(path)}: {message}")
+
+
+def _inputs(arguments: argparse.Namespace) -> list[str]:
+    """The files to translate. A first argument that is a file is text for the model bundled with Regard."""
+    run, files = arguments.run, list(arguments.files)
+    if run is not None and (run == "-" or Path(run).is_file()):
+        arguments.run, files = None, [run, *files]
+    if arguments.input is not None and files:
+        raise ValueError(f"give the text once: got --input {arguments.input} and {', '.join(files)}")
+    files = [arguments.input] if arguments.input is not None else files or ["-"]
+    if files.count("-") > 1:
+        raise ValueError("standard input (-) can be read once only")
+    return files
+
+
+@contextmanager
+def _written_whole(out: str | None, inputs: Sequence[str]) -> Iterator[Callable[[str], None]]:
+    """What writes a text: to standard output, or into a file that is there as a whole when all went well, and otherwise
+    stays as it was. Packed where its name ends in .gz or .xz."""
+    if out is None or out == "-":
+        yield write_out
+        return
+    path = Path(out).resolve()
+    if path.is_dir():
+        raise ValueError(f"--out {out} is a folder: give the name of a file")
+    if any(name != "-" and Path(name).resolve() == path for name in inputs):
+        raise ValueError(f"--out {out} is the text to translate: give another file, so that it is kept")
+    if path.exists() and not path.is_file():
+        # a device or a pipe cannot be replaced
+        with path.open("w", encoding="utf-8", newline="\n") as file:
+            yield file.write
+        return
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    try:
+        file = opener(part, "wt", encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise ValueError(f"--out {out} cannot be written: {(error.strerror or str(error)).lower()}") from error
+    try:
+        with file:
+            yield file.write
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, part)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _links(translator: Any, pairs: list[tuple[str, str]]) -> list[str]:
+    """Word links of each pair; none where a side is empty or was cut."""
+    from regard.tasks.translate import align
+
+    fits = [len(translator.encode(source)) <= translator.longest for source, _ in pairs]
+    real = [index for index, pair in enumerate(pairs) if fits[index] and pair[0].strip() and pair[1].strip()]
+    both = translator.source, translator.target
+    found = align(translator.model, *both, [pairs[index] for index in real])
+    links = [""] * len(pairs)
+    for index, part in zip(real, found, strict=True):
+        links[index] = str(part)
+    return links
+
+
+def add_evaluation(flags: EvaluationFlags) -> None:
+    flags.add_argument("--source", help="source sentences, or a TSV of pairs (default: the run's validation pairs)")
+    flags.add_argument("--target", help="file of references")
+    flags.add_columns()
+    flags.add_argument("--out", help="write the translations to this file")
+    _add_decoding(flags)
+
+
+def evaluate(arguments: argparse.Namespace) -> None:
+    """regard evaluate: BLEU, chrF, exact match, loss"""
+    import math
+
+    from regard.tasks.translate import Translator
+
+    translator = Translator.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    pairs = _pairs(arguments)
+    if arguments.out is not None:
+        check_writable(arguments.out)
+    what = "validation pairs of the run" if arguments.source is None else arguments.source
+    with few_warnings() as warn:
+        found = translator.translate((source for source, _ in pairs), _decoding(arguments), warn=warn)
+        hypotheses = [best[0].text for best in found]
+    if arguments.out is not None:
+        Path(arguments.out).write_text("".join(line + "\n" for line in hypotheses), encoding="utf-8")
+    scores = translator.scores(hypotheses, [target for _, target in pairs])
+    loss = translator.loss(translator.batches(pairs, 4096, warn=notice))
+    if arguments.json:
+        values = {name: {"value": score.value, "signature": score.signature} for name, score in scores.items()}
+        print(json.dumps({"pairs": len(pairs), "loss": loss, "perplexity": math.exp(min(loss, 50.0)), **values}))
+        return
+    print(f"{counted(pairs, 'pair')}: {what}")
+    for score in scores.values():
+        print(score.text)
+    print(f"loss = {loss:.4f} a token, perplexity = {math.exp(min(loss, 50.0)):.2f}")
+
+
+def align_pairs(arguments: argparse.Namespace) -> None:
+    """regard align"""
+    from regard.metrics.alignment import error_rate, read_gold
+    from regard.tasks.translate import Translator, alignment
+
+    forward = Translator.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    if arguments.symmetrise is not None and arguments.reverse is None:
+        raise ValueError("--symmetrise needs --reverse, a run of the opposite direction")
+    pairs = _pairs(arguments)
+    gold = None if arguments.gold is None else read_gold(arguments.gold)
+    if gold is not None and len(gold) != len(pairs):
+        raise ValueError(f"{arguments.gold} has gold links of {len(gold)} sentences, and there are {len(pairs)} pairs")
+    sentence = 1 if arguments.sentence is None else arguments.sentence
+    if arguments.picture is None and arguments.sentence is not None:
+        raise ValueError("--sentence is the one that --picture draws: give that too")
+    if arguments.picture is not None:
+        from regard import draw as pictures
+
+        pictures.check(arguments.picture)
+        if not 1 <= sentence <= len(pairs):
+            raise ValueError(f"--sentence must be from 1 to {len(pairs)}, got {sentence}")
+    _refuse_long(forward, pairs)
+    options = {"read": arguments.read, "head": _whole(arguments.head, "--head", "average")}
+    layer = _whole(arguments.layer, "--layer", "average", "aligner")
+    if arguments.reverse is None:
+        found = alignment.align(forward.model, forward.source, forward.target, pairs, layer=layer, **options)
+    else:
+        backward = Translator.load(arguments.reverse, which=arguments.checkpoint, device=arguments.device)
+        flipped = [(target, source) for source, target in pairs]
+        learnt = alignment.has_aligner(forward.model) and alignment.has_aligner(backward.model)
+        options["layer"] = layer if layer is not None else ("aligner" if learnt else "all")
+        there = alignment.read_maps(forward.model, forward.source, forward.target, pairs, **options)
+        back = alignment.read_maps(backward.model, backward.source, backward.target, flipped, **options)
+        agreed = alignment.choose_layers(there, back)
+        if len(agreed.rates) > 1:
+            notice(f"the layers that agree best: {agreed.forward} and {agreed.backward}")
+        method = arguments.symmetrise or "grow-diagonal"
+        found = alignment.align_both(there, back, layers=agreed[:2], method=method)
+    for part in found:
+        print(part)
+    if arguments.picture is not None:
+        chosen = found[sentence - 1]
+        title, note = "Where each target word comes from", "Ringed: the word links."
+        picture = pictures.alignment_picture(chosen.matrix, chosen.source, chosen.target, chosen.links, title, note)
+        notice(f"picture of sentence {sentence}: {pictures.save(picture, arguments.picture)}")
+    if gold is not None:
+        print(error_rate([part.links for part in found], gold), file=sys.stderr)
+
+
+def _pairs(arguments: argparse.Namespace) -> list[tuple[str, str]]:
+    """Those of --source and --target, or what the run validates on."""
+    from regard.data.text import read_pairs
+    from regard.tasks.translate import read_valid
+
+    if arguments.source is None:
+        if arguments.target is not None:
+            raise ValueError("--target needs --source, the sentences it translates")
+        if arguments.columns is not None:
+            raise ValueError("--columns are those of --source, a TSV of pairs: give that too")
+        return read_valid(arguments.run)
+    columns = read_columns(arguments.columns or "0,1")
+    if not all(isinstance(column, int) for column in columns):
+        raise ValueError(f"--columns of a TSV of pairs are two numbers from 0, such as 0,1, got {arguments.columns!r}")
+    found = read_pairs(arguments.source, arguments.target, columns=columns)
+    return list(zip(found.source, found.target, strict=True))
+
+
+def _refuse_long(translator: Any, pairs: list[tuple[str, str]]) -> None:
+    """Attention between all words of a very long pair would not end."""
+    for side, tokenizer in enumerate((translator.source, translator.target)):
+        for number, ids in enumerate(tokenizer.encode_batch([pair[side] for pair in pairs]), 1):
+            if len(ids) > 4 * translator.longest:
+                raise ValueError(
+                    f"pair {number} has {len(ids)} tokens, far more than the {translator.longest} the run was trained "
+                    "for: split it into sentences"
+                )
+
+
+def _whole(text: str | None, flag: str, *words: str) -> int | str | None:
+    """A number from 0, or one of the words."""
+    if text is None or text in words:
+        return text
+    if not text.isdecimal() or len(text) > 9:
+        raise ValueError(f"{flag} must be a number from 0 or {' or '.join(map(repr, words))}, got {text!r}")
+    return int(text)
