@@ -432,11 +432,11 @@ def test_our_own_models(name, options, tmp_path):
 @pytest.mark.parametrize(
     ("module", "preset", "name"),
     [
-        ("language", "gpt-nano", "gpt2"),
-        ("language", "gpt2-xl", "gpt2"),
-        ("language", "modern", "llama"),
-        ("language", "smollm2-135m", "llama"),
-        ("masked", "bert-tiny", "distilbert"),
+        ("tasks.language.task", "gpt-nano", "gpt2"),
+        ("tasks.language.task", "gpt2-xl", "gpt2"),
+        ("tasks.language.task", "modern", "llama"),
+        ("tasks.language.task", "smollm2-135m", "llama"),
+        ("tasks.masked.task", "bert-tiny", "distilbert"),
         ("models.transformer", "base", "marian"),
     ],
 )

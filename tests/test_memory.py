@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from test_training import config, finish
 
-from regard import cli
+from regard.cli import program
 from regard.core.allocator import hand_back_memory, keep_memory
-from regard.tasks import translate as translation
+from regard.tasks.translate import translator as translation
 from regard.training import loop
 
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only the C library of Linux is asked")
@@ -61,15 +61,15 @@ def test_other_systems_are_left_alone(monkeypatch):
 @pytest.mark.parametrize(("words", "kept"), [(["list"], 1), (["train", "--help"], 1), (["show", "--help"], 0)])
 def test_commands_keep_memory_but_the_page_does_not(monkeypatch, capsys, words, kept):
     calls = []
-    monkeypatch.setattr(cli, "keep_memory", lambda: calls.append(words))
+    monkeypatch.setattr(program, "keep_memory", lambda: calls.append(words))
     monkeypatch.setattr(sys, "argv", ["regard", *words])
     with contextlib.suppress(SystemExit):
-        cli.main()
+        program.main()
     assert capsys.readouterr().out
     assert len(calls) == kept
     # a program that calls a verb has a process of its own
     with contextlib.suppress(SystemExit):
-        cli.main(words)
+        program.main(words)
     assert len(calls) == kept
 
 

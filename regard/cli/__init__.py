@@ -1,5 +1,5 @@
 """The command line: `regard VERB`. Nothing imports this package."""
 
-from regard.cli.main import main
+from regard.cli.program import main
 
 __all__ = ["main"]

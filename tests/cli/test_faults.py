@@ -188,7 +188,7 @@ def test_the_last_resort(capsys, monkeypatch, tmp_path):
     said = capsys.readouterr()
     assert said.out == ""
     first, second, third = said.err.splitlines()
-    assert re.match(r"regard explain: .* at regard/cli\.py:\d+: KeyError: 'step'", first)
+    assert re.match(r"regard explain: .* at regard/cli/mechanisms\.py:\d+: KeyError: 'step'", first)
     assert second == "The files it was given: softmax"
     assert "report" in third
     assert "--debug" in third
