@@ -69,6 +69,8 @@ def flex(sees: Callable[[Tensor, Tensor], Tensor], length: int) -> Callable[[Ten
     """Compiled FlexAttention with a block mask."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+    # each mask and each mode of gradients is compiled anew
+    torch._dynamo.config.recompile_limit = 1000
     mask = create_block_mask(lambda b, h, i, j: sees(i, j), None, None, length, length, device="cuda")
     compiled = torch.compile(flex_attention, dynamic=False)
     return lambda q, k, v: compiled(q, k, v, block_mask=mask)

@@ -1,11 +1,13 @@
-"""Whole models on a GPU, beside the same model on FlexAttention.
+"""Whole models on a GPU, beside the same model on FlexAttention and Hugging Face's GPT-2.
 
     python bench/models_gpu.py training                       # 2 rows of 16,384 tokens and 1 of 65,536
     python bench/models_gpu.py training --ways eager --only local
+    python bench/models_gpu.py decoding                       # contexts of 256 and 2,048 tokens, batches of 1 and 64
 
 The size is that of GPT-2 small: 12 layers, width 768, 12 heads. `training` is one update in bfloat16 autocast (forward,
 backward, AdamW) with a vocabulary of 16,384: tokens per second and peak memory. "compiled" compiles the loss as
-`--training.compile` does, and the rival as a whole.
+`--training.compile` does, and the rival as a whole. `decoding` is greedy decoding of 256 tokens in bfloat16 behind a
+prompt, with a vocabulary of 50,257, whose reading is not counted; Hugging Face's has a static cache and is compiled.
 """
 
 import argparse
@@ -23,6 +25,7 @@ from torch import Tensor, nn
 
 import regard
 from regard.data.documents import Text
+from regard.decoding import DecodingConfig
 from regard.training.loss import text_loss
 
 ATTENTIONS = ("softmax", "local(window=256)", "linear")
@@ -38,11 +41,11 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def config(attention: str, small: bool, vocabulary: int) -> regard.ModelConfig:
+def config(attention: str, small: bool, vocabulary: int, **more: Any) -> regard.ModelConfig:
     sizes = {"width": 64, "heads": 4, "inner": 128, "layers": 2} if small else {}
     whole = {"width": 768, "heads": 12, "inner": 3072, "layers": 12} | sizes
     rest = {"norm": "pre", "dropout": 0.0, "feedforward": "dense(activation='gelu')"}
-    return regard.ModelConfig(kind="decoder", vocabulary=vocabulary, attention=attention, **whole, **rest)
+    return regard.ModelConfig(kind="decoder", vocabulary=vocabulary, attention=attention, **whole, **rest, **more)
 
 
 class FlexBlock(nn.Module):
@@ -164,13 +167,90 @@ def training(given: argparse.Namespace) -> None:
             write(given, {"section": "training", "attention": name, "way": way, "rows": rows, "length": length} | found)
 
 
+def ours(attention: str, longest: int, small: bool, graphs: bool) -> Callable[[Tensor, int], object]:
+    """Decodes so many tokens behind a prompt."""
+    model = regard.Transformer(config(attention, small, 50257, position=f"learned(longest={longest})"))
+    model = model.to(device(), torch.float32 if small else torch.bfloat16).eval()
+
+    def decode(prompt: Tensor, count: int) -> object:
+        most = {"minimum": count, "maximum": count, "maximum_extra": count}
+        return regard.decoding.generate(model, prompt, config=DecodingConfig(beam=1, graphs=graphs, **most))
+
+    return decode
+
+
+def theirs(longest: int, small: bool, compiled: bool) -> Callable[[Tensor, int], object]:
+    """GPT-2 of Hugging Face."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers.generation.configuration_utils import CompileConfig
+
+    sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4} if small else {}
+    model = GPT2LMHeadModel(GPT2Config(n_positions=longest, attn_implementation="sdpa", **sizes))
+    model = model.to(device(), torch.float32 if small else torch.bfloat16).eval()
+
+    def decode(prompt: Tensor, count: int) -> object:
+        most = {"min_new_tokens": count, "max_new_tokens": count, "do_sample": False, "pad_token_id": 0}
+        cache = {}
+        if compiled:
+            cache = {"cache_implementation": "static", "compile_config": CompileConfig(mode="reduce-overhead")}
+        return model.generate(prompt, attention_mask=torch.ones_like(prompt), **most, **cache)
+
+    return decode
+
+
+def decoding(given: argparse.Namespace) -> None:
+    contexts, batches, count = ([16], [2], 24) if given.small else ([256, 2048], [1, 64], 256)
+    longest = max(contexts) + count + 8
+    rows = {name: lambda name=name: ours(name, longest, given.small, True) for name in ATTENTIONS}
+    rows |= {"softmax, no graphs": lambda: ours("softmax", longest, given.small, False)}
+    rows |= {"Hugging Face, compiled": lambda: theirs(longest, given.small, True)}
+    rows |= {"Hugging Face, eager": lambda: theirs(longest, given.small, False)}
+    print(f"\ngreedy decoding of {count} tokens: tokens per second, and milliseconds of a step\n")
+    print(
+        f"{'':24}"
+        + "".join(f"{f'{batch} x {context:,}':>20}" for batch, context in itertools.product(batches, contexts))
+    )
+    for name, make in rows.items():
+        if given.only is not None and not any(name.startswith(part) for part in given.only):
+            continue
+        decode, cells = make(), []
+        for batch, context in itertools.product(batches, contexts):
+            prompt = torch.randint(4, 50257, (batch, context), device=device())
+            try:
+                decode(prompt, count)
+                first, whole = (
+                    statistics.median(seconds(decode, prompt, n) for _ in range(given.repeats)) for n in (1, count)
+                )
+            except (RuntimeError, ValueError, ImportError, TypeError) as error:
+                print(f"  ({name}, {batch} x {context}, left out: {str(error).splitlines()[0][:120]})")
+                cells.append("")
+                continue
+            step = (whole - first) / (count - 1)
+            cells.append(f"{batch / step:,.0f} ({1e3 * step:.2f})")
+            found = {"section": "decoding", "name": name, "batch": batch, "context": context}
+            write(given, found | {"tokens_s": batch / step, "ms": 1e3 * step, "prefill_ms": 1e3 * first})
+        print(f"{name:24}" + "".join(f"{cell:>20}" for cell in cells), flush=True)
+        decode = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def seconds(decode: Callable[[Tensor, int], object], prompt: Tensor, count: int) -> float:
+    wait()
+    began = time.perf_counter()
+    decode(prompt, count)
+    wait()
+    return time.perf_counter() - began
+
+
 def write(given: argparse.Namespace, found: dict[str, Any]) -> None:
     if given.json:
         with open(given.json, "a") as file:
             file.write(json.dumps(found) + "\n")
 
 
-SECTIONS = {"training": training}
+SECTIONS = {"training": training, "decoding": decoding}
 
 
 def main() -> None:

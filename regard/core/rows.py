@@ -21,6 +21,7 @@ class Rows(NamedTuple):
     T: int
     at: int | None  # the host knows: no padding, and every row starts here
     allowed: Tensor | None = None  # [1 or B, T, T] which pairs may meet, beside what the role says
+    unpadded: bool = False  # the host knows: every token is real, wherever the rows start
 
     @classmethod
     def full(cls, x: Tensor) -> "Rows":
@@ -29,7 +30,9 @@ class Rows(NamedTuple):
 
     def real(self) -> Tensor | None:
         """[B, T], or None where the host knows that all are real."""
-        return None if self.at is not None else torch.arange(self.T, device=self.count.device) < self.count[:, None]
+        if self.at is not None or self.unpadded:
+            return None
+        return torch.arange(self.T, device=self.count.device) < self.count[:, None]
 
     def positions(self) -> Tensor:
         """[1 or B, T]"""

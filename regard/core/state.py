@@ -78,6 +78,40 @@ def trim(state: Any) -> Any:
     return state._replace(top=int(state.seen.max())) if "top" in state._fields else state
 
 
+class RingState(NamedTuple):
+    """Keys and values of the last R tokens, position p in slot p % R, for steps of one token: what `fixed_state` makes
+    of the state of a mechanism whose steps are a softmax of scaled products."""
+
+    parts: tuple[Tensor, Tensor]  # [B, G, R, D]
+    seen: Tensor  # [B]
+    top: int
+    even: bool
+
+    def select(self, rows: Tensor) -> "RingState":
+        return self._replace(parts=tuple(part[rows] for part in self.parts), seen=self.seen[rows])
+
+
+def fix_bound(state: Any, capacity: int) -> Any:
+    """The same state where the host knows of its rows that they have room for one more token of `capacity`, and nothing
+    else. A cache (`with_room`) gets its full size."""
+    if not isinstance(state, tuple):
+        return state
+    if hasattr(state, "with_room"):
+        state = state.with_room(capacity)
+    parts = [fix_bound(part, capacity) for part in state]
+    if not hasattr(state, "_fields"):
+        return tuple(parts)
+    fixed = type(state)(*parts)
+    return fixed._replace(top=capacity - 1, even=False) if "top" in fixed._fields else fixed
+
+
+def same_form(form: tuple, own: tuple) -> bool:
+    """Whether two forms of states are the same, where a ring stands for any."""
+    if form[0] is RingState:
+        return True
+    return form[0] is own[0] and len(form) == len(own) and all(map(same_form, form[1:], own[1:]))
+
+
 def state_form(state: Any) -> tuple:
     """Of what kind a state is, and those inside it."""
     return type(state), *(state_form(part) for part in getattr(state, "parts", ()) if hasattr(part, "_fields"))

@@ -37,6 +37,7 @@ class DecodingConfig:
     min_p: float | None = None  # draw among the tokens with at least this share of the best one's probability
     repetition: float = 1.0  # of tokens that were there before, positive logits are divided by this, others multiplied
     seed: int = 0
+    graphs: bool = True  # on a GPU, greedy decoding and sampling capture a step as a CUDA graph
 
     def __post_init__(self) -> None:
         least = {"beam": 1, "nbest": 1, "minimum": 0, "maximum": 1, "maximum_extra": 0, "top_k": 1, "seed": 0}

@@ -1,7 +1,7 @@
 """One token a row and step: the best (greedy), or a drawn one."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,59 +31,108 @@ def walk(
     if K > 1:
         logits = logits.repeat_interleave(K, 0)
         state = state.reorder(torch.arange(B, device=device).repeat_interleave(K))
-    if config.repetition != 1:
-        used = torch.zeros_like(logits, dtype=torch.bool) if used is None else used.repeat_interleave(K, 0)
     blocked = torch.tensor([*forbidden, eos], device=device)
-    limit, who = torch.tensor(limits, device=device), torch.arange(B, device=device)
-    wide = logits.new_zeros((), dtype=torch.promote_types(logits.dtype, torch.float32))
-    result = Pool.empty(wide, B, K, L)
-    # `score` waits for the end; what is finished or cut is no longer going
-    pool, going = result._replace(logprob=torch.zeros_like(result.logprob)).rows(who), who[:, None].expand(B, K) >= 0
+    limit, who, steps = (torch.tensor(x, device=device) for x in (limits, range(B), range(L)))
+    now = Walked.begin(logits, used, B, K, L, config)
+    result = now.pool.rows(who)
     for step in range(L):
-        now = blocked if step < config.minimum else blocked[:-1]
-        weighed = logits if config.repetition == 1 else repeated_less(logits, used, config.repetition)
-        if draws is None:
-            value, token = best(weighed, now)
-        else:
-            value, token = draw(weighed, now, draws[:, :, step].flatten(), config)
-        if config.repetition != 1:
-            value = log_probabilities(logits, token[:, None])[:, 0]
-            used.scatter_(1, token[:, None], True)
-        value, token = value.view(-1, K), token.view(-1, K)
-        ends, room = token == eos, (limit > step)[:, None]
-        taken = going & (ends | room)
-        pool.ids[:, :, step] = token
-        pool = pool._replace(
-            logprob=pool.logprob + torch.where(taken, value, 0),
-            length=pool.length + (taken & ~ends),
-            finished=pool.finished | (taken & ends),
-        )
-        going = going & ~ends & room
+        barred = blocked if step < config.minimum else blocked[:-1]
+        now, token, taken = now.advance(logits, steps[step : step + 1], limit, barred, eos, draws, config)
         if watch is not None:
-            told, stops = (taken & ~ends).tolist(), torch.zeros_like(going, device="cpu")
-            for place, (sentence, tokens) in enumerate(zip(who.tolist(), token.tolist(), strict=True)):
-                for sample in range(K):
-                    if told[place][sample]:
-                        stops[place, sample] = bool(watch(sentence, sample, tokens[sample]))
-            stops = stops.to(device)
-            pool, going = pool._replace(finished=pool.finished | stops), going & ~stops
-        undone = going.any(1)
-        still, bad = torch.stack([undone.sum(), value.isnan().sum()]).tolist()
+            now = now.stopped(watched(watch, taken & (token != eos), token, who))
+        undone = now.going.any(1)
+        still, bad = torch.stack([undone.sum(), now.bad]).tolist()
         refuse(bad, step)
         if crowded(still, len(who)):
-            result.put(who, pool)
+            result.put(who, now.pool)
             if not still:
                 break
             kept = undone.nonzero()[:, 0]
-            pool, token, going, limit, who = pool.rows(kept), token[kept], going[kept], limit[kept], who[kept]
             rows = (kept[:, None] * K + torch.arange(K, device=device)).flatten()
+            now, token, limit, who = now.rows(kept, rows), token[kept], limit[kept], who[kept]
             draws = None if draws is None else draws[kept]
-            used = None if used is None else used[rows]
             state = narrow(state, rows, kept)
         logits, state = model.extend(token.view(-1, 1), state)
         logits = logits[:, -1]
-    score = result.logprob / config.scale(result.length + result.finished)
-    return result._replace(score=score).take(score.sort(dim=1, descending=True, stable=True).indices)
+    return ranked(result, config)
+
+
+class Walked(NamedTuple):
+    """What the steps so far have written. A score waits for the end; what is finished or cut is no longer going."""
+
+    pool: Pool
+    going: Tensor  # [B, K]
+    used: Tensor | None  # [B K, V] tokens that were there before, for the penalty on repetition
+    bad: Tensor  # () rows of all steps whose logits were no numbers
+
+    @classmethod
+    def begin(cls, logits: Tensor, used: Tensor | None, B: int, K: int, L: int, config: DecodingConfig) -> "Walked":
+        wide = logits.new_zeros((), dtype=torch.promote_types(logits.dtype, torch.float32))
+        pool = Pool.empty(wide, B, K, L)
+        if config.repetition == 1:
+            used = None
+        else:
+            used = torch.zeros_like(logits, dtype=torch.bool) if used is None else used.repeat_interleave(K, 0)
+        going = torch.ones(B, K, dtype=torch.bool, device=logits.device)
+        bad = torch.zeros((), dtype=torch.long, device=logits.device)
+        return cls(pool._replace(logprob=torch.zeros_like(pool.logprob)), going, used, bad)
+
+    def advance(
+        self,
+        logits: Tensor,
+        step: Tensor,
+        limit: Tensor,
+        barred: Tensor,
+        eos: int,
+        draws: Tensor | None,
+        config: DecodingConfig,
+    ) -> tuple["Walked", Tensor, Tensor]:
+        """Chooses token `step` [1] of each hypothesis from logits [B K, V], without a word to the host: what is written
+        then, the tokens [B, K], and which of them count."""
+        K = self.going.shape[1]
+        weighed = logits if self.used is None else repeated_less(logits, self.used, config.repetition)
+        if draws is None:
+            value, token = best(weighed, barred)
+        else:
+            value, token = draw(weighed, barred, draws.index_select(2, step).flatten(), config)
+        if self.used is not None:
+            value = log_probabilities(logits, token[:, None])[:, 0]
+            self.used.scatter_(1, token[:, None], True)
+        value, token = value.view(-1, K), token.view(-1, K)
+        ends, room = token == eos, (limit > step)[:, None]
+        taken = self.going & (ends | room)
+        self.pool.ids.index_copy_(2, step, token[..., None])
+        pool = self.pool._replace(
+            logprob=self.pool.logprob + torch.where(taken, value, 0),
+            length=self.pool.length + (taken & ~ends),
+            finished=self.pool.finished | (taken & ends),
+        )
+        bad = self.bad + value.isnan().sum()
+        return Walked(pool, self.going & ~ends & room, self.used, bad), token, taken
+
+    def stopped(self, stops: Tensor) -> "Walked":
+        """What is told to stop counts as finished."""
+        return self._replace(pool=self.pool._replace(finished=self.pool.finished | stops), going=self.going & ~stops)
+
+    def rows(self, sentences: Tensor, rows: Tensor) -> "Walked":
+        used = None if self.used is None else self.used[rows]
+        return Walked(self.pool.rows(sentences), self.going[sentences], used, self.bad)
+
+
+def ranked(pool: Pool, config: DecodingConfig) -> Pool:
+    """The hypotheses of each sentence with their scores, best first."""
+    score = pool.logprob / config.scale(pool.length + pool.finished)
+    return pool._replace(score=score).take(score.sort(dim=1, descending=True, stable=True).indices)
+
+
+def watched(watch: Watch, told: Tensor, token: Tensor, who: Tensor) -> Tensor:
+    """Which hypotheses [B, K] `watch` ends, asked for each token that counts."""
+    stops = torch.zeros_like(told, device="cpu")
+    for place, (sentence, tokens, counts) in enumerate(zip(who.tolist(), token.tolist(), told.tolist(), strict=True)):
+        for sample, (one, counted) in enumerate(zip(tokens, counts, strict=True)):
+            if counted:
+                stops[place, sample] = bool(watch(sentence, sample, one))
+    return stops.to(told.device)
 
 
 def best(logits: Tensor, blocked: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.decoding import captured
 from regard.decoding.base import DecodingConfig, Hypothesis
 from regard.decoding.beam import beam
 from regard.decoding.greedy import Watch, walk
@@ -100,7 +101,9 @@ def search(
     if config.sample != (draws is not None):
         raise ValueError("draws are needed for sampling, and only there")
     if config.sample or config.beam == 1:
-        pool = walk(model, logits, state, limits, config, eos, forbidden, draws, used, watch)
+        fixed = config.graphs and max(limits) > captured.EVERY and captured.refusal(model, logits) is None
+        way = captured.walk if fixed else walk
+        pool = way(model, logits, state, limits, config, eos, forbidden, draws, used, watch)
     else:
         if watch is not None:
             raise ValueError("watch sees tokens that stay: use sample=True or beam=1")

@@ -636,11 +636,18 @@ class Transformer(nn.Module):
         packed, rows = _pack(tokens, keep)
         self._check_state(state, len(tokens))
         even = state.even and keep is None
-        rows = rows._replace(start=state.seen, at=state.top if even else None)
+        rows = rows._replace(start=state.seen, at=state.top if even else None, unpadded=keep is None)
         out = self.decoder(packed, rows, states=state.blocks)
         logits = self.output(self.transform(out.y))
         after = ModelState(out.state, state.seen + rows.count, state.top + rows.T, even)
         return logits if keep is None else unpack(logits, keep), after
+
+    def fixed_state(self, state: ModelState, capacity: int) -> ModelState:
+        """A state that keeps the sizes of its tensors while single tokens are added, up to `capacity` in all: for steps
+        that are captured as a CUDA graph. The tensors of what `extend` returns are to be written into those of it."""
+        pairs = zip(self.decoder.blocks, state.blocks, strict=True)
+        blocks = (kept._replace(own=block.attention.fixed_state(kept.own, capacity)) for block, kept in pairs)
+        return ModelState(tuple(blocks), state.seen, capacity - 1, False)
 
     def _check_state(self, state: Any, batch: int) -> None:
         """Refuses what is no state of this model, or of other rows than the tokens."""

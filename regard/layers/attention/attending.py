@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard.core.rows import Mask, Rows
+from regard.core.state import RingState
+from regard.kernels import ring
 from regard.layers.attention.projected import CrossState, Projected
 
 
@@ -64,6 +66,18 @@ class Attending(Projected):
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=attn_mask, dropout_p=p, is_causal=is_causal, scale=scale, enable_gqa=gqa
         )
+
+    @property
+    def reads_by_products(self) -> bool:
+        """No position scheme adds to logits or values."""
+        return self.position is None or self.position.facts.kind in ("input", "rotation")
+
+    def attend_next(
+        self, query: dict[str, Tensor], source: dict[str, Tensor], state: RingState
+    ) -> tuple[Tensor, RingState]:
+        """One new token a row over a ring, which is written in place."""
+        o = ring.attend_next(query["q"], source["k"], source["v"], *state.parts, state.seen, self.scale)
+        return o, state._replace(seen=state.seen + 1)
 
     def in_pieces(self, mask: Mask, q: Tensor, read: Callable[[Tensor, Mask], Tensor]) -> Tensor:
         """`read` for a few queries at a time, and again in the backward pass: nothing of size T x S is kept."""

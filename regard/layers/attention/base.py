@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from regard.core.rows import Memory, Rows, blank, check_pairs, pack, pack_memory, pack_pairs, unpack
 from regard.core.shape import Order, Role, Shape
-from regard.core.state import Out, state_form, trim
+from regard.core.state import Out, fix_bound, same_form, state_form, trim
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Attention(nn.Module):
             y = self.run(x, Rows.full(x), state=state).y
             return blank(y.reshape(B, T, -1), keep), state
         if keep is None:
-            rows = Rows(state.seen, torch.full_like(state.seen, T), T, state.top if state.even else None)
+            rows = Rows(state.seen, torch.full_like(state.seen, T), T, state.top if state.even else None, unpadded=True)
             out = self.run(x, rows, state=state)
             return out.y, out.state
         packed, rows = pack(x, keep)
@@ -228,6 +228,12 @@ class Attention(nn.Module):
     ) -> Out:
         """The state (and stream) before the first token."""
         raise NotImplementedError
+
+    def fixed_state(self, state: Any, capacity: int) -> Any:
+        """A state of role "causal" in a form that keeps the sizes of its tensors while one token at a time is added, up
+        to `capacity` in all, and tells the host nothing: for steps that are captured as a CUDA graph. It may be of
+        another kind than `start` gives."""
+        return fix_bound(state, capacity)
 
     def map(
         self,
@@ -356,7 +362,7 @@ class Attention(nn.Module):
             size = (1, 1, self.shape.memory_width)
             memory = next(self.parameters()).new_zeros(size) if self.shape.role == "cross" else None
             self._form = state_form(self.start(1, memory=memory))
-        if state_form(state) != self._form:
+        if not same_form(state_form(state), self._form):
             raise ValueError(
                 f"the state is not one of attention {self.facts.name!r}, which keeps a {self._form[0].__name__}, but a "
                 f"{type(state).__name__}: take the state from start() of this layer"

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core.rows import Mask, Rows
+from regard.core.state import RingState, fix_bound
 from regard.layers.attention.attending import Attending
 
 
@@ -31,13 +32,27 @@ class CacheState(NamedTuple):
             parts.append(copy)
         return self._replace(parts=tuple(parts), seen=self.seen[rows])
 
+    def with_room(self, capacity: int) -> "CacheState":
+        """A copy with this many slots, zeros in those that are not filled."""
+        filled = (part[:, :, : self.top] for part in self.parts)
+        padded = (F.pad(part, (0, 0) * (part.dim() - 3) + (0, capacity - part.shape[2])) for part in filled)
+        return self._replace(parts=tuple(padded))
+
 
 class Cached(Attending):
     """State: all keys and values."""
 
+    rings = False  # True: `attend` is a softmax of scaled products, which a step may read from a ring
+
+    def fixed_state(self, state, capacity):
+        state = fix_bound(state, capacity)
+        return RingState(*state) if self.rings and self.reads_by_products else state
+
     def own(self, rows, query, source, state):
         if state is None:
             return self.attend(self.aligned(rows), **query, **self.repeated(source)), None
+        if isinstance(state, RingState):
+            return self.attend_next(query, source, state)
         S, seen = state.top + rows.T, state.seen + rows.count
         parts = tuple(grow(old, new, rows, state.top) for old, new in zip(state.parts, source.values(), strict=True))
         # before the first token every row starts at 0, ragged or not

@@ -113,6 +113,11 @@ class MixedHeads(Attention):
             return Out(None, CrossPartStates(parts, parts[0].count, parts[0].S))
         return Out(None, PartStates(parts, torch.zeros(batch, dtype=torch.long, device=device), 0, True))
 
+    def fixed_state(self, state, capacity):
+        pairs = zip(self.parts, state.parts, strict=True)
+        parts = tuple(part.fixed_state(own, capacity) for part, own in pairs)
+        return state._replace(parts=parts, top=capacity - 1, even=False)
+
     def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
         states = [None] * len(self.parts) if state is None else state.parts
         maps = [part.map(x, rows, state=old, memory=memory) for part, old in zip(self.parts, states, strict=True)]

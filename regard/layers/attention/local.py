@@ -39,6 +39,7 @@ class Local(Tailed):
     examples = ("local(window=3)", "local(window=8)")
     reduces_to = (("local(window=64)", "softmax"),)
     grouped = True
+    rings = True
 
     def __init__(
         self,

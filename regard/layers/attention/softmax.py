@@ -28,6 +28,7 @@ class Softmax(Cached):
     examples = ("softmax",)
     grouped = True
     alone = True
+    rings = True
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self.product(mask, q, k, v, self.scale)

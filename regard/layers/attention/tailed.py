@@ -3,9 +3,11 @@
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core.rows import Mask, Rows
+from regard.core.state import RingState, fix_bound
 from regard.layers.attention.attending import Attending
 
 
@@ -30,8 +32,20 @@ class Tailed(Attending):
 
     reach: int
     front: int = 0
+    rings = False  # True: a query reads its tail by a softmax of scaled products, which a step may do from a ring
+
+    def fixed_state(self, state, capacity):
+        # what stands before the first token is masked by its position
+        tail = tuple(F.pad(part, (0, 0, self.reach - part.shape[2], 0)) for part in state.tail)
+        if not (self.rings and self.reads_by_products):
+            return fix_bound(state._replace(tail=tail), capacity)
+        R, before = self.reach + 1, torch.arange(-self.reach, 0, device=state.seen.device)
+        at = (state.seen[:, None] + before) % R
+        return RingState(tuple(_in_slots(part, at, R) for part in tail), state.seen, capacity - 1, False)
 
     def own(self, rows, query, source, state):
+        if isinstance(state, RingState):
+            return self.attend_next(query, source, state)
         if state is None:
             front = {f"front_{name}": part[:, :, : self.front] for name, part in source.items()} if self.front else {}
             mask = self.aligned(rows)
@@ -77,3 +91,9 @@ class Tailed(Attending):
         front = torch.arange(self.front + 1, device=device)[None]
         fronts = self._swap(names, state.front, front, first) if state.front else ()
         return state._replace(tail=self._swap(names, state.tail, at, first), front=fronts)
+
+
+def _in_slots(part: Tensor, at: Tensor, slots: int) -> Tensor:
+    """Vectors [B, G, n, D] at the slots [B, n] of a new buffer, with zeros in the others."""
+    room = part.new_zeros(*part.shape[:2], slots, part.shape[3])
+    return room.scatter_(2, at[:, None, :, None].expand_as(part), part)
