@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import regard
+from regard.core.state import RingState, select
 from regard.decoding import DecodingConfig, captured, generate, searching
 from regard.kernels import choose, ring
-from regard.core.state import RingState, select
 from regard.layers.attention.base import Attention
 from regard.spec import ATTENTION
 
