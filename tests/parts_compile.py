@@ -9,16 +9,18 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from regard.kernels import parts_triton
+from regard.kernels.parts_triton_backward import keys_kernel, queries_kernel
+from regard.kernels.parts_triton_forward import forward_kernel
 from regard.kernels.runs import Bound, Far, Pass
 
 HOPPER = GPUTarget("cuda", 90, 32)
 SHARED = 227 * 1024  # bytes of shared memory that a program may have
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 KERNELS = {
-    "forward": (parts_triton._forward, {"SPLITS": 1}),
-    "queries": (parts_triton._queries, {"SPLITS": 1, "FIRST": True}),
-    "keys": (parts_triton._keys, {"SPLITS": 1, "OF_FAR": False}),
-    "far": (parts_triton._keys, {"SPLITS": 8, "OF_FAR": True}),
+    "forward": (forward_kernel, {"SPLITS": 1}),
+    "queries": (queries_kernel, {"SPLITS": 1, "FIRST": True}),
+    "keys": (keys_kernel, {"SPLITS": 1, "OF_FAR": False}),
+    "far": (keys_kernel, {"SPLITS": 8, "OF_FAR": True}),
 }
 PLACES = {"q0_at", "k0_at", "end_at", "since", "until", "last_at", "stride_at", "lists", "list_starts", "list_rows"}
 SUMS = {"lse", "deltas", "slopes", "table", "before", "before_k", "before_v", "sums_k", "sums_v"}

@@ -1,0 +1,302 @@
+"""The backward kernels of parts_triton.py: one over tiles of queries, one over tiles of keys."""
+
+import triton
+import triton.language as tl
+
+from regard.kernels.parts_triton_tiles import (
+    CHANGING,
+    beyond,
+    blocks,
+    bound,
+    far_end,
+    load_at,
+    load_far_pair,
+    load_pair,
+    load_relations,
+    load_rows,
+    logits_of,
+    of_relations,
+    over_far,
+    over_listed,
+    over_near,
+    places,
+    rows_see,
+    scale_left,
+    share,
+)
+
+
+@triton.jit(do_not_specialize=CHANGING)
+def queries_kernel(
+    q, k, v, far_k, far_v, q0_at, k0_at, end_at, since, until, last_at, stride_at, slopes, table,
+    lists, list_starts, list_rows, related,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, fk_b, fk_h, fk_t, fv_b, fv_h, fv_t,
+    H, T, S, q0, k0, first, skip, origin, gaps, columns, low_add, low_plus, high_add, high_plus,
+    far_count, far_add, far_plus, far_stride,
+    o, grad_o, lse, deltas, out, before, out_related,
+    o_b, o_h, o_t, g_b, g_h, g_t, out_b, out_h, out_t, out_split, scale, natural,
+    RATIO: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, FAR_KEYS: tl.constexpr, LOW_EVERY: tl.constexpr, LOW_TIMES: tl.constexpr,
+    HIGH_EVERY: tl.constexpr, HIGH_TIMES: tl.constexpr, FAR: tl.constexpr, FAR_EVERY: tl.constexpr,
+    FAR_TIMES: tl.constexpr, FAR_START: tl.constexpr, FAR_INNER: tl.constexpr, FAR_CLIP: tl.constexpr,
+    FOLD: tl.constexpr, HOLE: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr, LISTED: tl.constexpr,
+    DISTANCE: tl.constexpr, GLOBALS: tl.constexpr, SEGMENT: tl.constexpr, OF_GLOBALS: tl.constexpr,
+    RELATIONS: tl.constexpr, SPLITS: tl.constexpr, FIRST: tl.constexpr,
+):  # fmt: skip
+    """dq, what relations get, and the rows' o . do where this is the first pass."""
+    tiles = ((T + FOLD - 1) // FOLD + ROWS - 1) // ROWS
+    row0 = (tiles - 1 - tl.program_id(0) % tiles) * ROWS
+    one = tl.program_id(0) // tiles
+    b, h = (one // (H * FOLD)).to(tl.int64), (one // FOLD % H).to(tl.int64)
+    t0, s0, queries, _, q0, k0, first, end = places(
+        b, one % FOLD, q0, k0, q0_at, k0_at, end_at, last_at, first, T, S, FOLD, False
+    )
+    r = row0 + tl.arange(0, ROWS)
+    t = t0 + r * FOLD
+    inside, i = (r < queries) & (t >= skip), r + q0
+    ends = (row0 + q0, tl.minimum(row0 + ROWS, queries) - 1 + q0)
+    at0 = t0 + row0.to(tl.int64) * FOLD
+    query = load_rows(q + b * q_b + h * q_h + at0 * q_t, q_t * FOLD, inside, ROWS, D, BLOCK_D, True)
+    grad = load_rows(grad_o + b * g_b + h * g_h + at0 * g_t, g_t * FOLD, inside, ROWS, E, BLOCK_E, True)
+    rows_at = (b * H + h) * T + t
+    top = tl.load(lse + rows_at, mask=inside, other=float("inf"))
+    relations = 0
+    if DISTANCE > 0:
+        relations = load_relations(related, rows_at, inside, RELATIONS, DISTANCE, False)
+    if FIRST:
+        seen = load_rows(o + b * o_b + h * o_h + at0 * o_t, o_t * FOLD, inside, ROWS, E, BLOCK_E, True)
+        delta = tl.sum(seen.to(tl.float32) * grad.to(tl.float32), 1)
+        tl.store(deltas + rows_at, delta, mask=inside)
+    else:
+        delta = tl.load(deltas + rows_at, mask=inside, other=0.0)
+    HOW: tl.constexpr = (DISTANCE, GLOBALS, SEGMENT, OF_GLOBALS)
+    bias = (h, scale, slopes, table, origin, gaps, related, columns)
+    rows = (i, query, grad, top, delta, (rows_at[:, None], inside[:, None], relations), bias, out_related)
+    carry = (tl.zeros([ROWS, BLOCK_D], tl.float32), tl.zeros([ROWS, RELATIONS], tl.float32))
+    if FAR:
+        far = (far_k + b * fk_b + h // RATIO * fk_h, fk_t, far_v + b * fv_b + h // RATIO * fv_h, fv_t)
+        if stride_at is not None:
+            far_stride = tl.load(stride_at + b).to(tl.int32)
+        far_count = far_end(b, far_count, end_at, S, FAR_START, FAR_INNER, far_stride, FAR_CLIP)
+        carry = over_far(
+            *(carry, rows, far, far_count, far_stride, far_add, far_plus, ends, HOW),
+            *((FAR_KEYS, D, BLOCK_D, E, BLOCK_E, 1), (FAR_EVERY, FAR_TIMES, FAR_START, FAR_INNER), _descend),
+        )
+    see = rows_see(
+        *(i, ends[0], ends[1], b * T + t, inside, since, until, first, end),
+        *(low_add, low_plus, high_add, high_plus, LOW_EVERY, LOW_TIMES, HIGH_EVERY, HIGH_TIMES, MASKED),
+    )
+    SIZE: tl.constexpr = (KEYS, D, BLOCK_D, E, BLOCK_E, FOLD)
+    shift = s0 - k0.to(tl.int64) * FOLD
+    near = (k + b * k_b + h // RATIO * k_h + shift * k_t, k_t, v + b * v_b + h // RATIO * v_h + shift * v_t, v_t)
+    carry = over_near(carry, rows, near, see, first, end, HOW, SIZE, HOLE, MASKED, SPLITS, _descend)
+    if LISTED > 0:
+        listed = lists + ((b * H + h) * ((T + BLOCK - 1) // BLOCK) + row0 // BLOCK) * LISTED
+        carry = over_listed(carry, rows, near, listed, S, HOW, SIZE, BLOCK, LISTED, _descend)
+    acc, acc_r = carry
+
+    # rows that were skipped get zeros
+    exist, split = (r < queries)[:, None], tl.program_id(1).to(tl.int64)
+    if DISTANCE > 0:
+        p, WIDE = tl.arange(0, RELATIONS)[None, :], 2 * DISTANCE + 3
+        to = out_related + (split * (tl.num_programs(0) // tiles) * T + rows_at)[:, None] * WIDE + p
+        tl.store(to, acc_r.to(out_related.dtype.element_ty), mask=exist & (p < WIDE))
+    acc *= natural
+    out_at, column = b * out_b + h * out_h + at0 * out_t, tl.arange(0, BLOCK_D)[None, :]
+    if before is not None:
+        acc += load_rows(before + out_at, out_t * FOLD, inside, ROWS, D, BLOCK_D, True)
+    to = out + split * out_split + out_at + tl.arange(0, ROWS)[:, None] * (out_t * FOLD) + column
+    tl.store(to, acc.to(out.dtype.element_ty), mask=exist & (column < D))
+
+
+@triton.jit
+def _descend(carry, rows, key, value, at, j, visible, HOW, KEYS: tl.constexpr, FAR: tl.constexpr, MASKED: tl.constexpr):
+    """What a tile of keys gives to dq, and to relations."""
+    acc, acc_r = carry
+    i, query, grad, top, delta, row, bias, out_related = rows
+    logits = logits_of(query, key, i[:, None], j[None, :], row, bias, HOW, FAR, 1)
+    weights = tl.exp2(logits * scale_left(bias) - top[:, None])
+    if MASKED:
+        weights = tl.where(visible, weights, 0.0)
+    slope = weights * (tl.dot(grad, tl.trans(value), input_precision="ieee") - delta[:, None])
+    acc = tl.dot(slope.to(key.dtype), key, acc, input_precision="ieee")
+    if HOW[0] < 0:
+        away, columns = i[:, None] - j[None, :], bias[7]
+        inside = row[1] & (away >= 0) & (away < columns)
+        tl.store(out_related + row[0] * columns + away, slope.to(out_related.dtype.element_ty), mask=inside)
+    if HOW[0] > 0:
+        acc_r = of_relations(acc_r, slope, i, at, HOW[0], HOW[1], HOW[2], FAR, HOW[3], KEYS)
+    return acc, acc_r
+
+
+@triton.jit(do_not_specialize=CHANGING)
+def keys_kernel(
+    q, k, v, far_k, far_v, q0_at, k0_at, end_at, since, until, last_at, stride_at, slopes, table,
+    lists, list_starts, list_rows, related,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, fk_b, fk_h, fk_t, fv_b, fv_h, fv_t,
+    H, T, S, q0, k0, first, skip, origin, gaps, columns, low_add, low_plus, high_add, high_plus,
+    far_count, far_add, far_plus, far_stride,
+    grad_o, lse, deltas, out_k, out_v, before_k, before_v, sums_k, sums_v,
+    g_b, g_h, g_t, ok_b, ok_h, ok_t, ov_b, ov_h, ov_t, ok_split, ov_split, scale, natural,
+    RATIO: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, FAR_KEYS: tl.constexpr, LOW_EVERY: tl.constexpr, LOW_TIMES: tl.constexpr,
+    HIGH_EVERY: tl.constexpr, HIGH_TIMES: tl.constexpr, FAR: tl.constexpr, FAR_EVERY: tl.constexpr,
+    FAR_TIMES: tl.constexpr, FAR_START: tl.constexpr, FAR_INNER: tl.constexpr, FAR_CLIP: tl.constexpr,
+    FOLD: tl.constexpr, HOLE: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr, LISTED: tl.constexpr,
+    DISTANCE: tl.constexpr, GLOBALS: tl.constexpr, SEGMENT: tl.constexpr, OF_GLOBALS: tl.constexpr,
+    RELATIONS: tl.constexpr, SPLITS: tl.constexpr, OF_FAR: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of near keys, or of far ones."""
+    tiles = ((far_count if OF_FAR else (S + FOLD - 1) // FOLD) + KEYS - 1) // KEYS
+    slot0 = tl.program_id(0) % tiles * KEYS
+    one = tl.program_id(0) // tiles
+    G = H // RATIO
+    b, g = (one // (G * FOLD)).to(tl.int64), (one // FOLD % G).to(tl.int64)
+    t0, s0, queries, slots, q0, k0, first, end = places(
+        b, one % FOLD, q0, k0, q0_at, k0_at, end_at, last_at, first, T, S, FOLD, True
+    )
+    if stride_at is not None:
+        far_stride = tl.load(stride_at + b).to(tl.int32)
+    slot = slot0 + tl.arange(0, KEYS)
+    SIZE: tl.constexpr = (KEYS, D, BLOCK_D, E, BLOCK_E, FOLD)
+    if OF_FAR:
+        s0, slots, k0, first = slot0 * 0, far_count, slot0 * 0, slot0 * 0
+        far_count = far_end(b, far_count, end_at, S, FAR_START, FAR_INNER, far_stride, FAR_CLIP)
+        end = far_count
+        bounds = (0, -(1 << 30), far_add, far_plus)
+        EVERY: tl.constexpr = (1, 0, FAR_EVERY, FAR_TIMES)
+        pair = (far_k + b * fk_b + g * fk_h, fk_t, far_v + b * fv_b + g * fv_h, fv_t)
+        key, value = load_far_pair(pair, slot, far_count, far_stride, SIZE, FAR_START, FAR_INNER)
+    else:
+        bounds = (low_add, low_plus, high_add, high_plus)
+        EVERY: tl.constexpr = (LOW_EVERY, LOW_TIMES, HIGH_EVERY, HIGH_TIMES)
+        pair = (k + b * k_b + g * k_h + s0 * k_t, k_t, v + b * v_b + g * v_h + s0 * v_t, v_t)
+        key, value = load_pair(pair, slot0, (slot + k0 >= first) & (slot + k0 < end), SIZE, True)
+    j = slot + k0
+    real = (j >= first) & (j < end)
+    begin, count, first_whole, last_whole = _rows_seeing(
+        *(tl.maximum(slot0 + k0, first), tl.minimum(slot0 + KEYS + k0, end), q0, queries, skip, bounds, EVERY),
+        *(FOLD, ROWS, SPLITS, MASKED or since is not None or until is not None),
+    )
+    tile, sums = (key, value, j), (tl.zeros([KEYS, BLOCK_D], tl.float32), tl.zeros([KEYS, BLOCK_E], tl.float32))
+    HOW: tl.constexpr = (DISTANCE, GLOBALS, SEGMENT, OF_GLOBALS)
+    ROW_SIZE: tl.constexpr = (ROWS, D, BLOCK_D, E, BLOCK_E, FOLD)
+    see = (bounds, first, end, since, until, b * T)
+    for member in range(RATIO):
+        h = g * RATIO + member
+        pair = (q + b * q_b + h * q_h + t0 * q_t, q_t, grad_o + b * g_b + h * g_h + t0 * g_t, g_t)
+        bias = (h, scale, slopes, table, origin, gaps, related, columns)
+        rows = (pair, lse, deltas, (b * H + h) * T, t0, q0, queries, skip, bias, see)
+        for n in range(count - (last_whole - first_whole)):
+            row0 = begin + tl.where(n < first_whole, n, n + last_whole - first_whole) * ROWS
+            sums = _of_rows(sums, tile, rows, row0, HOW, ROW_SIZE, EVERY, RELATIONS, OF_FAR, HOLE, True, True)
+        if not MASKED:
+            for n in range(first_whole, last_whole):
+                row0 = begin + n * ROWS
+                sums = _of_rows(sums, tile, rows, row0, HOW, ROW_SIZE, EVERY, RELATIONS, OF_FAR, HOLE, False, False)
+        if LISTED > 0 and not OF_FAR:
+            size = (T + BLOCK - 1) // BLOCK
+            start_at = list_starts + (b * H + h) * (size + 1) + slot0 // BLOCK
+            start, last = tl.load(start_at).to(tl.int32), tl.load(start_at + 1).to(tl.int32)
+            for n in range((last - start) * (BLOCK // ROWS)):
+                block = tl.load(list_rows + (b * H + h) * size * LISTED + start + n // (BLOCK // ROWS)).to(tl.int32)
+                row0 = block * BLOCK + n % (BLOCK // ROWS) * ROWS
+                sums = _of_rows(sums, tile, rows, row0, HOW, ROW_SIZE, EVERY, RELATIONS, OF_FAR, HOLE, True, False)
+    # beside the keys that exist a tile that all see whole has any numbers
+    acc_k, acc_v = tl.where(real[:, None], sums[0] * natural, 0.0), tl.where(real[:, None], sums[1], 0.0)
+    if sums_k is not None:
+        number, is_far = _far_number(s0 + slot * FOLD - FAR_START, far_count, far_stride, FAR_INNER)
+        sums_at, is_far = (b * G + g) * far_count + number, is_far & (slot < slots)
+        acc_k += load_at(sums_k, sums_at * D, is_far, D, BLOCK_D)
+        acc_v += load_at(sums_v, sums_at * E, is_far, E, BLOCK_E)
+    at = s0 + slot.to(tl.int64) * FOLD
+    split = tl.program_id(1).to(tl.int64)
+    _write(out_k, before_k, acc_k, b * ok_b + g * ok_h + at * ok_t, split * ok_split, slot < slots, D, BLOCK_D)
+    _write(out_v, before_v, acc_v, b * ov_b + g * ov_h + at * ov_t, split * ov_split, slot < slots, E, BLOCK_E)
+
+
+@triton.jit
+def _rows_seeing(
+    j_low, j_high, q0, queries, skip, bounds, EVERY,
+    FOLD: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """The rows of queries that see one of the keys j_low ... j_high: the first, how many tiles they are, and from which
+    to which tile they see all of these keys."""
+    low_add, low_plus, high_add, high_plus = bounds
+    begin = beyond(j_low, high_add, high_plus, EVERY[2], EVERY[3])
+    whole_begin = beyond(j_high - 1, high_add, high_plus, EVERY[2], EVERY[3])
+    stop = beyond(j_high - 1, low_add, low_plus, EVERY[0], EVERY[1])
+    whole_stop = beyond(j_low, low_add, low_plus, EVERY[0], EVERY[1])
+    # the skipped rows and those of other documents do not count as seeing a tile whole
+    begin = tl.maximum(begin - q0, skip // FOLD)
+    stop = tl.where(j_low < j_high, tl.minimum(stop - q0, queries), begin)
+    whole_begin, whole_stop = tl.maximum(whole_begin - q0, (skip + FOLD - 1) // FOLD), tl.minimum(whole_stop - q0, stop)
+    if MASKED:
+        whole_begin = stop
+    begin, stop, whole_begin, whole_stop = share(begin, stop, whole_begin, whole_stop, SPLITS, ROWS)
+    count, first_whole, last_whole = blocks(begin, whole_begin, whole_stop, stop, ROWS)
+    return begin, count, first_whole, last_whole
+
+
+@triton.jit
+def _of_rows(
+    sums, tile, rows, row0, HOW, SIZE, EVERY,
+    RELATIONS: tl.constexpr, FAR: tl.constexpr, HOLE: tl.constexpr, CHECKED: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """What a tile of queries from row0 on adds to the sums, dk and dv of a tile of keys. Logits are [KEYS, ROWS]."""
+    acc_k, acc_v = sums
+    key, value, j = tile
+    pair, lse, deltas, rows_at, t0, q0, queries, skip, bias, see = rows
+    ROWS: tl.constexpr = SIZE[0]
+    FOLD: tl.constexpr = SIZE[5]
+    r = row0 + tl.arange(0, ROWS)
+    t, i = t0 + r * FOLD, r + q0
+    inside = (r < queries) & (t >= skip)
+    query, grad = load_pair(pair, row0, inside, SIZE, CHECKED)
+    if CHECKED:
+        top = tl.load(lse + rows_at + t, mask=inside, other=float("inf"))
+        delta = tl.load(deltas + rows_at + t, mask=inside, other=0.0)
+    else:
+        top, delta = tl.load(lse + rows_at + t), tl.load(deltas + rows_at + t)
+    relations = 0
+    if HOW[0] > 0:
+        relations = load_relations(bias[6], rows_at + t, inside, RELATIONS, HOW[0], True)
+    row = ((rows_at + t)[None, :], inside[None, :], relations)
+    logits = logits_of(key, query, i[None, :], j[:, None], row, bias, HOW, FAR, 0)
+    weights = tl.exp2(logits * scale_left(bias) - top[None, :])
+    if MASKED:
+        bounds, first, end, since, until, row_of = see
+        low = tl.maximum(bound(i, bounds[0], bounds[1], EVERY[0], EVERY[1]), first)
+        high = tl.minimum(bound(i, bounds[2], bounds[3], EVERY[2], EVERY[3]), end)
+        if since is not None and not FAR:
+            low = tl.maximum(low, tl.load(since + row_of + t, mask=inside, other=0).to(tl.int32))
+        if until is not None and not FAR:
+            high = tl.minimum(high, tl.load(until + row_of + t, mask=inside, other=0).to(tl.int32))
+        visible = (j[:, None] >= low[None, :]) & (j[:, None] < high[None, :])
+        if HOLE:
+            visible &= j[:, None] != i[None, :]
+        weights = tl.where(visible, weights, 0.0)
+    acc_v = tl.dot(weights.to(grad.dtype), grad, acc_v, input_precision="ieee")
+    slope = weights * (tl.dot(value, tl.trans(grad), input_precision="ieee") - delta[None, :])
+    acc_k = tl.dot(slope.to(query.dtype), query, acc_k, input_precision="ieee")
+    return acc_k, acc_v
+
+
+@triton.jit
+def _far_number(token, far_count, far_stride, INNER: tl.constexpr):
+    """Which far key a token is, counted from the first one, and whether it is one."""
+    if INNER == 0:
+        return token, (token >= 0) & (token < far_count)
+    else:
+        number = token // far_stride * INNER + token % far_stride
+        return number, (token >= 0) & (token % far_stride < INNER) & (number < far_count)
+
+
+@triton.jit
+def _write(out, before, acc, at, split_at, exist, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows of a gradient, with what an earlier pass left of them."""
+    if before is not None:
+        acc += load_at(before, at, exist, WIDTH, BLOCK)
+    column = tl.arange(0, BLOCK)[None, :]
+    to = out + split_at + at[:, None] + column
+    tl.store(to, acc.to(out.dtype.element_ty), mask=exist[:, None] & (column < WIDTH))

@@ -1,0 +1,118 @@
+"""The forward kernel of parts_triton.py: a tile of queries goes over the tiles of keys that one of them sees."""
+
+import triton
+import triton.language as tl
+
+from regard.kernels.parts_triton_tiles import (
+    CHANGING,
+    far_end,
+    load_relations,
+    load_rows,
+    logits_of,
+    over_far,
+    over_listed,
+    over_near,
+    places,
+    rows_see,
+    scale_left,
+)
+
+
+@triton.jit(do_not_specialize=CHANGING)
+def forward_kernel(
+    q, k, v, far_k, far_v, q0_at, k0_at, end_at, since, until, last_at, stride_at, slopes, table,
+    lists, list_starts, list_rows, related,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, fk_b, fk_h, fk_t, fv_b, fv_h, fv_t,
+    H, T, S, q0, k0, first, skip, origin, gaps, columns, low_add, low_plus, high_add, high_plus,
+    far_count, far_add, far_plus, far_stride,
+    o, lse, before, o_b, o_h, o_t, o_split, scale,
+    RATIO: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, FAR_KEYS: tl.constexpr, LOW_EVERY: tl.constexpr, LOW_TIMES: tl.constexpr,
+    HIGH_EVERY: tl.constexpr, HIGH_TIMES: tl.constexpr, FAR: tl.constexpr, FAR_EVERY: tl.constexpr,
+    FAR_TIMES: tl.constexpr, FAR_START: tl.constexpr, FAR_INNER: tl.constexpr, FAR_CLIP: tl.constexpr,
+    FOLD: tl.constexpr, HOLE: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr, LISTED: tl.constexpr,
+    DISTANCE: tl.constexpr, GLOBALS: tl.constexpr, SEGMENT: tl.constexpr, OF_GLOBALS: tl.constexpr,
+    RELATIONS: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    # of causal patterns the later tiles are longer: they begin first
+    tiles = ((T + FOLD - 1) // FOLD + ROWS - 1) // ROWS
+    row0 = (tiles - 1 - tl.program_id(0) % tiles) * ROWS
+    one = tl.program_id(0) // tiles
+    b, h = (one // (H * FOLD)).to(tl.int64), (one // FOLD % H).to(tl.int64)
+    t0, s0, queries, _, q0, k0, first, end = places(
+        b, one % FOLD, q0, k0, q0_at, k0_at, end_at, last_at, first, T, S, FOLD, False
+    )
+    r = row0 + tl.arange(0, ROWS)
+    t = t0 + r * FOLD
+    inside, i = (r < queries) & (t >= skip), r + q0
+    ends = (row0 + q0, tl.minimum(row0 + ROWS, queries) - 1 + q0)
+    at0 = t0 + row0.to(tl.int64) * FOLD
+    query = load_rows(q + b * q_b + h * q_h + at0 * q_t, q_t * FOLD, inside, ROWS, D, BLOCK_D, True)
+    rows_at = (b * H + h) * T + t
+    relations = 0
+    if DISTANCE > 0:
+        relations = load_relations(related, rows_at, inside, RELATIONS, DISTANCE, False)
+    HOW: tl.constexpr = (DISTANCE, GLOBALS, SEGMENT, OF_GLOBALS)
+    bias = (h, scale, slopes, table, origin, gaps, related, columns)
+    rows = (i, query, (rows_at[:, None], inside[:, None], relations), bias)
+    if before is None:
+        top, total = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([ROWS, BLOCK_E], tl.float32)
+    else:
+        top = tl.load(lse + rows_at, mask=inside, other=float("-inf"))
+        total = tl.where(top == float("-inf"), 0.0, 1.0)
+        acc = load_rows(before + b * o_b + h * o_h + at0 * o_t, o_t * FOLD, inside, ROWS, E, BLOCK_E, True)
+
+    carry = (acc, total, top)
+    if FAR:
+        far = (far_k + b * fk_b + h // RATIO * fk_h, fk_t, far_v + b * fv_b + h // RATIO * fv_h, fv_t)
+        if stride_at is not None:
+            far_stride = tl.load(stride_at + b).to(tl.int32)
+        far_count = far_end(b, far_count, end_at, S, FAR_START, FAR_INNER, far_stride, FAR_CLIP)
+        carry = over_far(
+            *(carry, rows, far, far_count, far_stride, far_add, far_plus, ends, HOW),
+            *((FAR_KEYS, D, BLOCK_D, E, BLOCK_E, 1), (FAR_EVERY, FAR_TIMES, FAR_START, FAR_INNER), _absorb),
+        )
+    see = rows_see(
+        *(i, ends[0], ends[1], b * T + t, inside, since, until, first, end),
+        *(low_add, low_plus, high_add, high_plus, LOW_EVERY, LOW_TIMES, HIGH_EVERY, HIGH_TIMES, MASKED),
+    )
+    SIZE: tl.constexpr = (KEYS, D, BLOCK_D, E, BLOCK_E, FOLD)
+    shift = s0 - k0.to(tl.int64) * FOLD
+    near = (k + b * k_b + h // RATIO * k_h + shift * k_t, k_t, v + b * v_b + h // RATIO * v_h + shift * v_t, v_t)
+    carry = over_near(carry, rows, near, see, first, end, HOW, SIZE, HOLE, MASKED, SPLITS, _absorb)
+    if LISTED > 0:
+        listed = lists + ((b * H + h) * ((T + BLOCK - 1) // BLOCK) + row0 // BLOCK) * LISTED
+        carry = over_listed(carry, rows, near, listed, S, HOW, SIZE, BLOCK, LISTED, _absorb)
+    acc, total, top = carry
+
+    some = total > 0.0
+    split = tl.program_id(1).to(tl.int64)
+    sums = tl.where(some, total, 1.0)
+    lse_at = lse + split * (tl.num_programs(0) // (tiles * FOLD)) * T + rows_at
+    tl.store(lse_at, tl.where(some, top + tl.log2(sums), float("-inf")), mask=inside)
+    column = tl.arange(0, BLOCK_E)[None, :]
+    to = o + split * o_split + b * o_b + h * o_h + at0 * o_t + tl.arange(0, ROWS)[:, None] * (o_t * FOLD) + column
+    tl.store(to, (acc / sums[:, None]).to(o.dtype.element_ty), mask=inside[:, None] & (column < E))
+
+
+@triton.jit
+def _absorb(carry, rows, key, value, at, j, visible, HOW, KEYS: tl.constexpr, FAR: tl.constexpr, MASKED: tl.constexpr):
+    """One tile of keys joins the running output, sum and maximum."""
+    acc, total, top = carry
+    i, query, row, bias = rows
+    logits = logits_of(query, key, i[:, None], j[None, :], row, bias, HOW, FAR, 1)
+    scale = scale_left(bias)
+    if MASKED:
+        logits = tl.where(visible, logits, float("-inf"))
+    # scaled after the maximum: the scale of each logit joins the subtraction
+    new = tl.maximum(top, tl.max(logits, 1) * scale)
+    base = new
+    if MASKED:
+        # a row that has seen nothing yet
+        base = tl.where(new == float("-inf"), 0.0, new)
+    weights = tl.exp2(logits * scale - base[:, None])
+    fade = tl.exp2(top - base)
+    total = total * fade + tl.sum(weights, 1)
+    acc = tl.dot(weights.to(value.dtype), value, acc * fade[:, None], input_precision="ieee")
+    return acc, total, new
