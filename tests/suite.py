@@ -327,8 +327,7 @@ class Stack(torch.nn.Module):
 
     def forward(self, x: Tensor, states: list[Any], keep: Tensor | None = None) -> tuple[Tensor, list[Any]]:
         packed, rows = (x, Rows.full(x)) if keep is None else pack(x, keep)
-        seen, even = states[0].seen, keep is None and states[0].even
-        rows = rows._replace(start=seen, at=states[0].top if even else None)
+        rows = states[0].progress.place(rows)
         after = []
         for layer, state in zip(self.layers, states, strict=True):
             out = layer.run(packed, rows, state=state)
@@ -728,7 +727,7 @@ def check_compile(case: Case) -> None:
             _, state = layer.extend(given["x"][:, :7], layer.start(3, capacity=LONG))
             for t in range(7, 14):
                 x = given["x"][:, t : t + 1]
-                rows = Rows(state.seen, torch.ones(3, dtype=torch.long), 1, state.top)
+                rows = Rows(state.progress.length, torch.ones(3, dtype=torch.long), 1, state.progress.longest)
                 y, state, *_ = run(x, rows, state=state)
                 assert_close(y, layer(given["x"][:, : t + 1])[:, t:])
         assert len(graphs) <= 2, f"{len(graphs)} graphs for the steps of one decoding"

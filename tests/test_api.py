@@ -171,7 +171,7 @@ def test_padding_takes_no_room():
     with torch.no_grad():
         for _ in range(50):
             _, state = layer.extend(torch.randn(2, 8, 16), state, keep=keep)
-    assert state.top == 50
+    assert state.progress.longest == 50
     short = regard.attention("location(longest=8)", width=16, heads=4, role="causal")
     _, state = short.extend(torch.randn(2, 6, 16), short.start(2), keep=torch.arange(6) < torch.tensor([[2], [1]]))
     for _ in range(3):

@@ -160,7 +160,7 @@ def test_rows_that_a_state_does_not_have(spec):
     for rows in (-1, 1, [0, 1], torch.tensor(1), torch.tensor([[0]]), torch.tensor([0.0]), torch.tensor([True] * 3)):
         with pytest.raises(ValueError, match="rows must be a tensor of row numbers"):
             regard.select(state, rows)
-    assert len(regard.select(state, torch.tensor([2, 0], dtype=torch.int)).seen) == 2
+    assert len(regard.select(state, torch.tensor([2, 0], dtype=torch.int)).progress.length) == 2
 
 
 @pytest.mark.parametrize("kind", DECODERS)

@@ -115,7 +115,7 @@ def test_steps(grad, factor, first):
             assert_close(y, whole[:, at : at + n])
             assert maps.shape[:3] == (3, HEADS, n)
             at += n
-        assert (state.seen == keep.sum(1)).all()
+        assert (state.progress.length == keep.sum(1)).all()
 
 
 def test_what_a_state_holds():

@@ -105,7 +105,7 @@ def test_the_loss_does_not_depend_on_the_cut(loss):
         state, total, weight, first = layer.start(2), 0.0, 0, 0
         for n in cuts:
             count = keep[:, first : first + n].sum(1)
-            out = layer.run(x[:, first : first + n], Rows(state.seen, count, n, None), state=state)
+            out = layer.run(x[:, first : first + n], Rows(state.progress.length, count, n, None), state=state)
             asked = (torch.arange(first, first + n) >= N)[None] & keep[:, first : first + n]
             total, weight = total + out.loss * asked.sum(), weight + asked.sum()
             state, first = out.state, first + n

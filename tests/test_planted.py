@@ -8,6 +8,7 @@ from suite import CHECKS, Case
 
 from regard.core.rows import Mask, Rows, pack
 from regard.core.shape import Order, Shape
+from regard.core.state import take_rows
 from regard.layers.attention.base import Attention, Facts
 from regard.layers.attention.cached import CacheState
 from regard.layers.attention.compressed import Compressed
@@ -134,29 +135,31 @@ class WritesBehindTheLongestRow(Softmax):
     def own(self, rows, query, source, state):
         if state is None:
             return super().own(rows, query, source, state)
-        parts = tuple(
-            torch.cat([a[:, :, : state.top], b], 2) for a, b in zip(state.parts, source.values(), strict=True)
-        )
-        seen = state.seen + rows.count
-        mask = Mask(rows.start, torch.zeros_like(seen), seen, rows.T, state.top + rows.T, True, False, None)
-        state = CacheState(parts, seen, state.top + rows.T, state.even and rows.at is not None)
-        return self.attend(mask, *query.values(), *parts), state
+        filled, after = state.progress.longest, state.progress.advance(rows)
+        pairs = zip(state.parts, source.values(), strict=True)
+        parts = tuple(torch.cat([old[:, :, :filled], new], 2) for old, new in pairs)
+        end = after.length
+        mask = Mask(rows.start, torch.zeros_like(end), end, rows.T, after.longest, True, False, None)
+        return self.attend(mask, *query.values(), *parts), CacheState(parts, after)
 
 
 @caught_by("ragged_decode", "causal")
 class CountsPaddedTokensAsSeen(Softmax):
     def own(self, rows, query, source, state):
         o, after = super().own(rows, query, source, state)
-        return o, after and after._replace(seen=torch.full_like(after.seen, after.top))
+        if after is None:
+            return o, None
+        length, longest, _ = after.progress
+        return o, after._replace(progress=after.progress._replace(length=torch.full_like(length, longest)))
 
 
 class Unbranched(CacheState):
     """Hands out the old buffers where a copy is due."""
 
     def select(self, rows):
-        whole = torch.equal(rows, torch.arange(len(self.seen)))
-        parts = self.parts if whole else tuple(part[rows] for part in self.parts)
-        return self._replace(parts=parts, seen=self.seen[rows])
+        whole = torch.equal(rows, torch.arange(len(self.progress.length)))
+        parts = self.parts if whole else take_rows(self.parts, rows)
+        return self._replace(parts=parts, progress=take_rows(self.progress, rows))
 
 
 @caught_by("select", "causal")
@@ -171,7 +174,7 @@ class BranchesShareOneBuffer(Softmax):
 
 class Stuck(CacheState):
     def select(self, rows):
-        return self._replace(parts=tuple(part[rows * 0] for part in self.parts), seen=self.seen[rows])
+        return self._replace(parts=take_rows(self.parts, rows * 0), progress=take_rows(self.progress, rows))
 
 
 @caught_by("select", "causal")

@@ -8,6 +8,36 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.core.rows import Rows
+
+
+class Progress(NamedTuple):
+    """How many tokens each row of a state has read."""
+
+    length: Tensor  # [B]
+    longest: int  # the largest length, or a bound of it
+    uniform: bool  # the host knows: every row has read `longest` tokens
+
+    @classmethod
+    def initial(cls, batch: int, device: torch.device) -> "Progress":
+        """Before the first token."""
+        return cls(torch.zeros(batch, dtype=torch.long, device=device), 0, True)
+
+    def place(self, rows: Rows) -> Rows:
+        """New rows, where they stand behind what was read."""
+        unpadded = rows.unpadded or rows.at is not None
+        at = self.longest if self.uniform and rows.at is not None else None
+        return rows._replace(start=self.length, at=at, unpadded=unpadded)
+
+    def advance(self, rows: Rows) -> "Progress":
+        """After the tokens of these rows; padding leaves a row where it was."""
+        return Progress(self.length + rows.count, self.longest + rows.T, self.uniform and rows.at is not None)
+
+    def bounded(self, capacity: int) -> "Progress":
+        """The same where the host knows of the rows that each has room for one more token of `capacity`, and no more
+        than that."""
+        return Progress(self.length, capacity - 1, False)
+
 
 class Out(NamedTuple):
     """What a mechanism returns, always."""
@@ -41,20 +71,25 @@ def check_rows(rows: Any, state: Any) -> None:
 
 def _rows_of(state: Any) -> int | None:
     """How many rows a state has, where it says so."""
-    named = [getattr(state, name, None) for name in ("seen", "count")]
+    named = (getattr(getattr(state, "progress", None), "length", None), getattr(state, "count", None))
     found = [part for part in (state, *named) if isinstance(part, Tensor)]
     return len(found[0]) if found else None
 
 
 def take_rows(state: Any, rows: Tensor) -> Any:
-    """`select` without looking at the rows."""
-    if state is None:
-        return None
+    """`select` without looking at the rows. A state with a `select` of its own knows better than to index each part."""
     if isinstance(state, Tensor):
         return state[rows]
     if hasattr(state, "select"):
         return state.select(rows)
-    return type(state)(take_rows(part, rows) for part in state)
+    if isinstance(state, tuple):
+        return _rebuilt(state, [take_rows(part, rows) for part in state])
+    return state
+
+
+def _rebuilt(state: tuple, parts: list) -> tuple:
+    """A tuple, or a NamedTuple of the same class, with these parts."""
+    return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
 
 
 def detach(state: Any) -> Any:
@@ -62,20 +97,15 @@ def detach(state: Any) -> Any:
     if isinstance(state, Tensor):
         return state.detach()
     if isinstance(state, tuple):
-        parts = [detach(part) for part in state]
-        return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
+        return _rebuilt(state, [detach(part) for part in state])
     return state
 
 
 def trim(state: Any) -> Any:
-    """The same state with the bound `top` brought down to the longest row, so that padding takes no room."""
-    if not isinstance(state, tuple):
-        return state
-    parts = [trim(part) for part in state]
-    if not hasattr(state, "_fields"):
-        return tuple(parts)
-    state = type(state)(*parts)
-    return state._replace(top=int(state.seen.max())) if "top" in state._fields else state
+    """The same state with the bound `longest` brought down to the longest row, so that padding takes no room."""
+    if isinstance(state, Progress):
+        return state._replace(longest=int(state.length.max()))
+    return _rebuilt(state, [trim(part) for part in state]) if isinstance(state, tuple) else state
 
 
 class RingState(NamedTuple):
@@ -83,26 +113,19 @@ class RingState(NamedTuple):
     of the state of a mechanism whose steps are a softmax of scaled products."""
 
     parts: tuple[Tensor, Tensor]  # [B, G, R, D]
-    seen: Tensor  # [B]
-    top: int
-    even: bool
-
-    def select(self, rows: Tensor) -> "RingState":
-        return self._replace(parts=tuple(part[rows] for part in self.parts), seen=self.seen[rows])
+    progress: Progress
 
 
 def fix_bound(state: Any, capacity: int) -> Any:
     """The same state where the host knows of its rows that they have room for one more token of `capacity`, and nothing
     else. A cache (`with_room`) gets its full size."""
+    if isinstance(state, Progress):
+        return state.bounded(capacity)
     if not isinstance(state, tuple):
         return state
     if hasattr(state, "with_room"):
         state = state.with_room(capacity)
-    parts = [fix_bound(part, capacity) for part in state]
-    if not hasattr(state, "_fields"):
-        return tuple(parts)
-    fixed = type(state)(*parts)
-    return fixed._replace(top=capacity - 1, even=False) if "top" in fixed._fields else fixed
+    return _rebuilt(state, [fix_bound(part, capacity) for part in state])
 
 
 def same_form(form: tuple, own: tuple) -> bool:

@@ -29,7 +29,7 @@ class Sliding:
     def start(self, batch: int, *, capacity: int | None = None) -> SlidingState:
         room = None if capacity is None else min(capacity, self.longest)
         inner = self.model.start(batch, capacity=room)
-        return SlidingState(inner, torch.zeros((batch, 0), dtype=torch.long, device=inner.seen.device))
+        return SlidingState(inner, torch.zeros((batch, 0), dtype=torch.long, device=inner.progress.length.device))
 
     def extend(self, tokens: Tensor, state: SlidingState, *, keep: Tensor | None = None) -> tuple[Tensor, SlidingState]:
         """Logits of the tokens that were read, the last one for sure."""
@@ -37,7 +37,7 @@ class Sliding:
             raise ValueError("a sliding context takes rows of equal length, without padding")
         ids = torch.cat([state.ids, tokens], 1)[:, -self.longest :]
         inner = state.inner
-        if inner.top + tokens.shape[1] > self.longest:
+        if inner.progress.longest + tokens.shape[1] > self.longest:
             tokens = ids[:, -max(1, self.longest // 2) :]
             inner = self.model.start(len(ids), capacity=self.longest)
         logits, inner = self.model.extend(tokens, inner)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard.core.rows import Mask, Rows, unpack
 from regard.core.shape import Shape
-from regard.core.state import check_rows
+from regard.core.state import Progress, check_rows, take_rows, trim
 from regard.kernels.dropout import Dropout
 from regard.layers.attention.cached import Cached
 from regard.layers.feedforward.base import Sizes
@@ -73,14 +73,11 @@ class FeedbackState(NamedTuple):
     """The memories as keys and values, newest at the right: of each layer, or once where layers share them."""
 
     parts: tuple[tuple[Tensor, Tensor], ...]  # [B, G, S, D]
-    seen: Tensor  # [B]
-    top: int  # the largest `seen`, or a bound of it
-    even: bool  # the host knows: every row has seen `top`
+    progress: Progress
 
     def select(self, rows: Tensor) -> "FeedbackState":
         check_rows(rows, self)
-        parts = tuple((k[rows], v[rows]) for k, v in self.parts)
-        return self._replace(parts=parts, seen=self.seen[rows])
+        return FeedbackState(*(take_rows(part, rows) for part in self))
 
     def reorder(self, rows: Tensor) -> "FeedbackState":
         """As `select`: there is no second memory that beams share."""
@@ -88,8 +85,8 @@ class FeedbackState(NamedTuple):
 
     def mask(self) -> Mask:
         """Of one new token over the memories; its own is not yet among them."""
-        S = self.parts[0][0].shape[2]
-        return Mask(self.seen, self.seen - S, self.seen, 1, S, causal=False, full=self.even, shift=S)
+        S, (length, _, uniform) = self.parts[0][0].shape[2], self.progress
+        return Mask(length, length - S, length, 1, S, causal=False, full=uniform, shift=S)
 
 
 class FeedbackBlock(nn.Module):
@@ -275,7 +272,7 @@ class Feedback(nn.Module):
         weight, shape = self.output.weight, self.blocks[0].attention.shape
         empty = weight.new_zeros(batch, shape.kv_heads, 0, shape.head_width)
         kept = 1 if self.config.shared else self.config.layers
-        return FeedbackState(((empty, empty),) * kept, weight.new_zeros(batch, dtype=torch.long), 0, True)
+        return FeedbackState(((empty, empty),) * kept, Progress.initial(batch, weight.device))
 
     def extend(
         self, tokens: Tensor, state: FeedbackState, *, keep: Tensor | None = None
@@ -284,17 +281,18 @@ class Feedback(nn.Module):
         packed, rows = _pack(tokens, keep)
         if not isinstance(state, FeedbackState):
             raise ValueError(f"expected the state of this model, from start() or extend(), got {type(state).__name__}")
-        if len(tokens) != len(state.seen):
-            raise ValueError(f"tokens have {len(tokens)} rows and the state {len(state.seen)}: select rows to match")
-        at = state.top if state.even and keep is None else None
-        x, state = self._read(packed, rows._replace(start=state.seen, at=at), state)
+        batch = len(state.progress.length)
+        if len(tokens) != batch:
+            raise ValueError(f"tokens have {len(tokens)} rows and the state {batch}: select rows to match")
+        x, state = self._read(packed, state.progress.place(rows), state)
         logits = self.output(x)
         if keep is None:
             return logits, state
         # padding takes no room: no row has more memories than the longest
-        longest = int(state.seen.max())
+        progress = trim(state.progress)
+        longest = progress.longest
         parts = tuple(tuple(part[:, :, max(part.shape[2] - longest, 0) :] for part in pair) for pair in state.parts)
-        return unpack(logits, keep), state._replace(parts=parts, top=longest)
+        return unpack(logits, keep), FeedbackState(parts, progress)
 
     def _read(
         self, ids: Tensor, rows: Rows, state: FeedbackState, maps: list[Tensor] | None = None
@@ -334,10 +332,11 @@ class Feedback(nn.Module):
         blocks = self.blocks[:1] if self.config.shared else self.blocks
         parts = []
         for block, pair in zip(blocks, state.parts, strict=True):
-            made = zip(pair, block.sources(memory, state.seen), strict=True)
+            made = zip(pair, block.sources(memory, state.progress.length), strict=True)
             parts.append(tuple(_append(old, new, real)[:, :, -(reach or 0) :] for old, new in made))
-        seen = state.seen + (1 if real is None else real)
-        return FeedbackState(tuple(parts), seen, state.top + 1, state.even and real is None)
+        length, longest, uniform = state.progress
+        progress = Progress(length + (1 if real is None else real), longest + 1, uniform and real is None)
+        return FeedbackState(tuple(parts), progress)
 
 
 def _append(old: Tensor, new: Tensor, real: Tensor | None) -> Tensor:

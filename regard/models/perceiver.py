@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard.core.rows import Memory, Rows, unpack
 from regard.core.shape import Shape
-from regard.core.state import Out, check_rows, take_rows
+from regard.core.state import Out, Progress, check_rows, take_rows
 from regard.kernels.dropout import Dropout
 from regard.layers.attention.base import Attention
 from regard.layers.attention.cached import Cached, CacheState, grow
@@ -204,15 +204,13 @@ class PerceiverARState(NamedTuple):
     prefix: Tensor | None  # [B] tokens of each row that are only read; None: the first call decides
     fixed: int | None  # the host knows: the prefix of every row
     waiting: bool  # some row may still be in its prefix
-    seen: Tensor  # [B]
-    top: int
-    even: bool
+    progress: Progress
 
     def select(self, rows: Tensor) -> "PerceiverARState":
         check_rows(rows, self)
         blocks = tuple(BlockState(take_rows(own, rows), None) for own, _ in self.blocks)
-        prefix = None if self.prefix is None else self.prefix[rows]
-        return self._replace(blocks=blocks, prefix=prefix, seen=self.seen[rows])
+        prefix, progress = take_rows(self.prefix, rows), take_rows(self.progress, rows)
+        return self._replace(blocks=blocks, prefix=prefix, progress=progress)
 
     def reorder(self, rows: Tensor) -> "PerceiverARState":
         return self.select(rows)
@@ -283,8 +281,7 @@ class PerceiverAR(nn.Module):
         for block in self.stack.blocks:
             made = block.attention.begin(batch, capacity=capacity, dtype=weight.dtype, device=weight.device)
             blocks.append(BlockState(made.state, None))
-        seen = torch.zeros(batch, dtype=torch.long, device=weight.device)
-        return PerceiverARState(tuple(blocks), prefix, fixed, True, seen, 0, True)
+        return PerceiverARState(tuple(blocks), prefix, fixed, True, Progress.initial(batch, weight.device))
 
     def extend(
         self, tokens: Tensor, state: PerceiverARState, *, keep: Tensor | None = None
@@ -293,8 +290,9 @@ class PerceiverAR(nn.Module):
         packed, rows = _pack(tokens, keep)
         if not isinstance(state, PerceiverARState):
             raise ValueError(f"expected the state of this model, from start() or extend(), got {type(state).__name__}")
-        if len(tokens) != len(state.seen):
-            raise ValueError(f"tokens have {len(tokens)} rows and the state {len(state.seen)}: select rows to match")
+        batch = len(state.progress.length)
+        if len(tokens) != batch:
+            raise ValueError(f"tokens have {len(tokens)} rows and the state {batch}: select rows to match")
         out, state = self._read(packed, rows, state, whole=False)
         return self.output(out.y if keep is None else unpack(out.y, keep)), state
 
@@ -304,12 +302,12 @@ class PerceiverAR(nn.Module):
         if state.prefix is None:
             fixed = None if rows.at is None else max(0, rows.T - self.config.latents)
             state = state._replace(prefix=(rows.count - self.config.latents).clamp(min=0), fixed=fixed)
-        even = state.even and rows.at is not None and state.fixed is not None
-        rows = rows._replace(start=state.seen, at=state.top if even else None)
-        after = state._replace(seen=rows.start + rows.count, top=state.top + rows.T, even=even)
+        rows = state.progress.place(rows if state.fixed is not None else rows._replace(at=None))
+        even = rows.at is not None
+        after = state._replace(progress=state.progress.advance(rows))
         prefix, latents = _part(rows, state)
         if not even and state.waiting:
-            after = after._replace(waiting=bool((after.seen < state.prefix).any()))
+            after = after._replace(waiting=bool((after.progress.length < state.prefix).any()))
         x = self.stack.embed(ids, rows)
         first, *others = self.stack.blocks
         own, rest = state.blocks[0], state.blocks[1:]
@@ -357,5 +355,7 @@ def _absorb(layer: Attention, x: Tensor, rows: Rows, state: Any) -> Any:
     if not isinstance(layer, Cached):
         return layer.run(x, rows, state=state).state
     _, source = layer.read(x, rows, None)
-    parts = tuple(grow(old, new, rows, state.top) for old, new in zip(state.parts, source.values(), strict=True))
-    return CacheState(parts, state.seen + rows.count, state.top + rows.T, state.even and rows.at is not None)
+    parts = tuple(
+        grow(old, new, rows, state.progress.longest) for old, new in zip(state.parts, source.values(), strict=True)
+    )
+    return CacheState(parts, state.progress.advance(rows))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from regard.core.limits import check_sizes
 from regard.core.rows import Memory, Rows, pack, unpack
 from regard.core.shape import Shape
-from regard.core.state import Out, check_rows, take_rows
+from regard.core.state import Out, Progress, check_rows, take_rows
 from regard.kernels.compiling import run_eagerly
 from regard.kernels.dropout import Dropout
 from regard.layers.attention.base import Attention
@@ -131,19 +131,17 @@ class ModelState(NamedTuple):
     memory."""
 
     blocks: tuple[BlockState, ...]
-    seen: Tensor  # [B]
-    top: int
-    even: bool
+    progress: Progress
 
     def select(self, rows: Tensor) -> "ModelState":
         check_rows(rows, self)
         blocks = tuple(BlockState(take_rows(own, rows), take_rows(cross, rows)) for own, cross in self.blocks)
-        return self._replace(blocks=blocks, seen=self.seen[rows])
+        return ModelState(blocks, take_rows(self.progress, rows))
 
     def reorder(self, rows: Tensor) -> "ModelState":
         check_rows(rows, self)
         blocks = tuple(BlockState(take_rows(own, rows), cross) for own, cross in self.blocks)
-        return self._replace(blocks=blocks, seen=self.seen[rows])
+        return ModelState(blocks, take_rows(self.progress, rows))
 
 
 class Hidden(NamedTuple):
@@ -629,17 +627,16 @@ class Transformer(nn.Module):
                 # only the memory refines a stream: it is the same for all tokens
                 cross, stream = out.state, stream if out.stream is None else out.stream
             blocks.append(BlockState(own.state, cross))
-        return ModelState(tuple(blocks), torch.zeros(batch, dtype=torch.long, device=weight.device), 0, True)
+        return ModelState(tuple(blocks), Progress.initial(batch, weight.device))
 
     def extend(self, tokens: Tensor, state: ModelState, *, keep: Tensor | None = None) -> tuple[Tensor, ModelState]:
         """New ids [B, n] -> logits [B, n, V] and the next state; the old one is used up."""
         packed, rows = _pack(tokens, keep)
         self._check_state(state, len(tokens))
-        even = state.even and keep is None
-        rows = rows._replace(start=state.seen, at=state.top if even else None, unpadded=keep is None)
+        rows = state.progress.place(rows)
         out = self.decoder(packed, rows, states=state.blocks)
         logits = self.output(self.transform(out.y))
-        after = ModelState(out.state, state.seen + rows.count, state.top + rows.T, even)
+        after = ModelState(out.state, state.progress.advance(rows))
         return logits if keep is None else unpack(logits, keep), after
 
     def fixed_state(self, state: ModelState, capacity: int) -> ModelState:
@@ -647,14 +644,15 @@ class Transformer(nn.Module):
         that are captured as a CUDA graph. The tensors of what `extend` returns are to be written into those of it."""
         pairs = zip(self.decoder.blocks, state.blocks, strict=True)
         blocks = (kept._replace(own=block.attention.fixed_state(kept.own, capacity)) for block, kept in pairs)
-        return ModelState(tuple(blocks), state.seen, capacity - 1, False)
+        return ModelState(tuple(blocks), state.progress.bounded(capacity))
 
     def _check_state(self, state: Any, batch: int) -> None:
         """Refuses what is no state of this model, or of other rows than the tokens."""
         if not isinstance(state, ModelState) or self.decoder is None or len(state.blocks) != len(self.decoder.blocks):
             raise ValueError(f"expected the state of this model, from start() or extend(), got {type(state).__name__}")
-        if len(state.seen) != batch:
-            raise ValueError(f"tokens have {batch} rows and the state {len(state.seen)}: select rows to match")
+        rows = len(state.progress.length)
+        if rows != batch:
+            raise ValueError(f"tokens have {batch} rows and the state {rows}: select rows to match")
         for block, kept in zip(self.decoder.blocks, state.blocks, strict=True):
             block.attention.check_form(kept.own)
 

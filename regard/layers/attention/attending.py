@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard.core.rows import Mask, Rows
-from regard.core.state import RingState
+from regard.core.state import RingState, take_rows
 from regard.kernels import ring
 from regard.layers.attention.projected import CrossState, Projected
 
@@ -76,8 +76,9 @@ class Attending(Projected):
         self, query: dict[str, Tensor], source: dict[str, Tensor], state: RingState
     ) -> tuple[Tensor, RingState]:
         """One new token a row over a ring, which is written in place."""
-        o = ring.attend_next(query["q"], source["k"], source["v"], *state.parts, state.seen, self.scale)
-        return o, state._replace(seen=state.seen + 1)
+        o = ring.attend_next(query["q"], source["k"], source["v"], *state.parts, state.progress.length, self.scale)
+        progress = state.progress._replace(length=state.progress.length + 1)
+        return o, state._replace(progress=progress)
 
     def in_pieces(self, mask: Mask, q: Tensor, read: Callable[[Tensor, Mask], Tensor]) -> Tensor:
         """`read` for a few queries at a time, and again in the backward pass: nothing of size T x S is kept."""
@@ -105,9 +106,9 @@ class Attending(Projected):
         return self.attend(mask, **query, **self.repeated(source))
 
     def probed(self, state, first):
-        state = state.select(torch.arange(len(state.count if self.shape.role == "cross" else state.seen)))
-        names = self.kinds("key", "value", "gate")
-        if self.shape.role == "cross":
+        crosses, names = self.shape.role == "cross", self.kinds("key", "value", "gate")
+        state = take_rows(state, torch.arange(len(state.count if crosses else state.progress.length)))
+        if crosses:
             at = torch.arange(state.S, device=state.count.device)[None]
             return state._replace(parts=self._swap(names, state.parts, at, first))
         return self.probed_own(state, names, first)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.core.rows import Mask, Rows
 from regard.core.shape import Order, Shape
-from regard.core.state import Out
+from regard.core.state import Out, Progress, take_rows
 from regard.layers.attention.base import Attention, Facts
 from regard.spec import ATTENTION, POSITIONS
 
@@ -21,9 +21,7 @@ class AxialState(NamedTuple):
     above: Tensor  # [B, w, E] u of the row
     inner: tuple[Tensor, Tensor]  # [B, w, G, D] its keys and values
     columns: tuple[Tensor, Tensor]  # [B w, G, C, D] keys and values of every column, slot = row
-    seen: Tensor  # [B]
-    top: int
-    even: bool
+    progress: Progress
 
     def select(self, rows: Tensor) -> "AxialState":
         w = self.x.shape[1]
@@ -33,7 +31,7 @@ class AxialState(NamedTuple):
             above=self.above[rows],
             inner=tuple(part[rows] for part in self.inner),
             columns=tuple(part[folded] for part in self.columns),
-            seen=self.seen[rows],
+            progress=take_rows(self.progress, rows),
         )
 
 
@@ -109,9 +107,8 @@ class Axial(Attention):
 
         size = (batch * w, G, -(-(capacity or 0) // w), D)
         columns = tuple(torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
-        seen = torch.zeros(batch, dtype=torch.long, device=device)
         x, above, inner = zeros(self.shape.width), zeros(self.shape.width), (zeros(G, D), zeros(G, D))
-        return Out(None, AxialState(x, above, inner, columns, seen, 0, True))
+        return Out(None, AxialState(x, above, inner, columns, Progress.initial(batch, device)))
 
     def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
@@ -160,8 +157,8 @@ class Axial(Attention):
         """New tokens, laid out from the beginning of the row that the first one is in."""
         B, T, w = len(x), rows.T, self.width
         # before the first token every sequence is at the beginning of a row
-        m = -(-(T if state.top == 0 else w - 1 + T) // w)
-        inside, top = rows.start % w, state.top + T
+        m = -(-(T if state.progress.longest == 0 else w - 1 + T) // w)
+        inside = rows.start % w
         after = inside + rows.count
         cell = torch.arange(m * w, device=x.device)
         # of a row's cells, and of the new tokens behind them
@@ -179,7 +176,9 @@ class Axial(Attention):
         # the host may know that no row becomes complete
         if torch.compiler.is_compiling() or rows.at is None or rows.at % w + T >= w:
             first = self._rows(grid.unflatten(1, (m, w)), None).transpose(1, 2).flatten(0, 1)  # [B w, m, E]
-            out, columns = self._extended(first, (rows.start // w).repeat_interleave(w), columns, state.top // w)
+            out, columns = self._extended(
+                first, (rows.start // w).repeat_interleave(w), columns, state.progress.longest // w
+            )
             above = torch.cat([above, out.unflatten(0, (B, w)).transpose(1, 2)], 1)  # [B, m + 1, w, E]
         own = inside[:, None] + torch.arange(T, device=x.device)
         h = x + _take(above.flatten(1, 2), own.clamp(max=above.shape[1] * w - 1))
@@ -191,8 +190,7 @@ class Axial(Attention):
         y = self.inner.output(_take(o.unflatten(0, (B, m)).flatten(1, 2), own).flatten(2))
         kept = tuple(last(part.transpose(1, 2).unflatten(0, (B, m)).flatten(1, 2)) for part in (k, v))
         above = _take(above, (after // w)[:, None].clamp(max=above.shape[1] - 1))[:, 0]
-        even = state.even and rows.at is not None
-        return Out(y, AxialState(last(grid), above, kept, columns, state.seen + rows.count, top, even))
+        return Out(y, AxialState(last(grid), above, kept, columns, state.progress.advance(rows)))
 
     def _extended(
         self, x: Tensor, start: Tensor, old: tuple[Tensor, Tensor], top: int

@@ -154,11 +154,10 @@ class Attention(nn.Module):
             y = self.run(x, Rows.full(x), state=state).y
             return blank(y.reshape(B, T, -1), keep), state
         if keep is None:
-            rows = Rows(state.seen, torch.full_like(state.seen, T), T, state.top if state.even else None, unpadded=True)
-            out = self.run(x, rows, state=state)
+            out = self.run(x, state.progress.place(Rows.full(x)), state=state)
             return out.y, out.state
         packed, rows = pack(x, keep)
-        out = self.run(packed, rows._replace(start=state.seen), state=state)
+        out = self.run(packed, state.progress.place(rows), state=state)
         return unpack(out.y, keep), trim(out.state)
 
     def weights(
@@ -186,8 +185,7 @@ class Attention(nn.Module):
                 maps = maps.unflatten(2, (fold, x.shape[1])).transpose(1, 2).flatten(0, 1)
                 return blank(maps, None if keep is None else keep[:, None])
             packed, rows = (x, Rows.full(x)) if keep is None else pack(x, keep)
-            even = keep is None and state.even
-            maps = self.map(packed, rows._replace(start=state.seen, at=state.top if even else None), state=state)
+            maps = self.map(packed, state.progress.place(rows), state=state)
             return maps if keep is None else unpack(maps, keep[:, None], dim=2)
         self._check(x, keep, memory, memory_keep)
         allowed = self.allowed(mask, *x.shape[:2], x.shape[1] if memory is None else memory.shape[1])
@@ -341,7 +339,8 @@ class Attention(nn.Module):
             )
 
     def _check_state(self, state: Any, batch: int) -> None:
-        own = getattr(state, "count" if self.shape.role == "cross" else "seen", None)
+        progress = getattr(state, "progress", None)
+        own = getattr(state, "count", None) if self.shape.role == "cross" else getattr(progress, "length", None)
         if not isinstance(own, Tensor):
             raise ValueError(
                 f"expected a state from start() of a layer of role {self.shape.role!r}, got {type(state).__name__}"

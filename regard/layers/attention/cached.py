@@ -7,34 +7,32 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core.rows import Mask, Rows
-from regard.core.state import RingState, fix_bound
+from regard.core.state import Progress, RingState, fix_bound, take_rows
 from regard.layers.attention.attending import Attending
 
 
 class CacheState(NamedTuple):
-    """Every key and value so far: slot = position. Slots from `seen` on are not read."""
+    """Every key and value so far: slot = position. Slots from the length of a row on are not read."""
 
     parts: tuple[Tensor, ...]  # [B, G, C, D]
-    seen: Tensor  # [B]
-    top: int  # the largest `seen`, or a bound of it
-    even: bool  # the host knows: every row has seen `top`
+    progress: Progress
 
     def select(self, rows: Tensor) -> "CacheState":
-        parts = []
+        parts, filled_to = [], self.progress.longest
         for part in self.parts:
             copy = part.new_empty((len(rows), *part.shape[1:]))
-            filled = part[:, :, : self.top]
+            filled = part[:, :, :filled_to]
             if torch.is_grad_enabled():
-                copy[:, :, : self.top] = filled[rows]
+                copy[:, :, :filled_to] = filled[rows]
             else:
                 # without a copy in between
-                torch.index_select(filled, 0, rows, out=copy[:, :, : self.top])
+                torch.index_select(filled, 0, rows, out=copy[:, :, :filled_to])
             parts.append(copy)
-        return self._replace(parts=tuple(parts), seen=self.seen[rows])
+        return self._replace(parts=tuple(parts), progress=take_rows(self.progress, rows))
 
     def with_room(self, capacity: int) -> "CacheState":
         """A copy with this many slots, zeros in those that are not filled."""
-        filled = (part[:, :, : self.top] for part in self.parts)
+        filled = (part[:, :, : self.progress.longest] for part in self.parts)
         padded = (F.pad(part, (0, 0) * (part.dim() - 3) + (0, capacity - part.shape[2])) for part in filled)
         return self._replace(parts=tuple(padded))
 
@@ -53,14 +51,13 @@ class Cached(Attending):
             return self.attend(self.aligned(rows), **query, **self.repeated(source)), None
         if isinstance(state, RingState):
             return self.attend_next(query, source, state)
-        S, seen = state.top + rows.T, state.seen + rows.count
-        parts = tuple(grow(old, new, rows, state.top) for old, new in zip(state.parts, source.values(), strict=True))
+        before, after = state.progress.longest, state.progress.advance(rows)
+        parts = tuple(grow(old, new, rows, before) for old, new in zip(state.parts, source.values(), strict=True))
         # before the first token every row starts at 0, ragged or not
-        shift = 0 if state.top == 0 else rows.at
-        state = CacheState(parts, seen, S, state.even and rows.at is not None)
-        mask = Mask(rows.start, torch.zeros_like(seen), seen, rows.T, S, True, state.even, shift)
+        shift, S, end = 0 if before == 0 else rows.at, after.longest, after.length
+        mask = Mask(rows.start, torch.zeros_like(end), end, rows.T, S, True, after.uniform, shift)
         filled = dict(zip(source, (part[:, :, :S] for part in parts), strict=True))
-        return self.attend(mask, **query, **self.repeated(filled)), state
+        return self.attend(mask, **query, **self.repeated(filled)), CacheState(parts, after)
 
     def empty(self, batch, capacity, dtype, device):
         G, D, C = self.shape.kv_heads, self.shape.head_width, capacity or 0
@@ -69,10 +66,10 @@ class Cached(Attending):
             torch.zeros(sizes.get(self.inputs[name], (batch, G, C, D)), dtype=dtype, device=device)
             for name in self.kinds("key", "value", "gate")
         )
-        return CacheState(tuple(parts), torch.zeros(batch, dtype=torch.long, device=device), 0, True)
+        return CacheState(tuple(parts), Progress.initial(batch, device))
 
     def probed_own(self, state, names, first):
-        at = torch.arange(state.parts[0].shape[2], device=state.seen.device)[None]
+        at = torch.arange(state.parts[0].shape[2], device=state.progress.length.device)[None]
         return state._replace(parts=self._swap(names, state.parts, at, first))
 
 

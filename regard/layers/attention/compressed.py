@@ -11,6 +11,7 @@ from regard.core.numeric import masked_softmax
 from regard.core.reference import Row, blend
 from regard.core.rows import Rows
 from regard.core.shape import Order, Shape
+from regard.core.state import Progress, take_rows
 from regard.layers.attention.base import Facts
 from regard.layers.attention.projected import CrossState, Projected
 
@@ -20,13 +21,7 @@ class CompressedState(NamedTuple):
 
     slots: tuple[Tensor, Tensor]  # [B, G, C, D]
     tail: tuple[Tensor, Tensor]  # [B, G, factor - 1, D], from the left
-    seen: Tensor  # [B]
-    top: int
-    even: bool
-
-    def select(self, rows: Tensor) -> "CompressedState":
-        slots, tail = (tuple(part[rows] for part in parts) for parts in (self.slots, self.tail))
-        return self._replace(slots=slots, tail=tail, seen=self.seen[rows])
+    progress: Progress
 
 
 class Compressed(Projected):
@@ -93,7 +88,7 @@ class Compressed(Projected):
             return self._attend(q, k, v, None if rows.at is not None else self._some(rows.count, k)), None
         if state is None:
             return self._causal(q, *self._compress(None, source)), None
-        fresh = state.top == 0
+        fresh = state.progress.longest == 0
         state, k, v = self._append(rows, source, state)
         if fresh:
             # every row starts at 0, ragged or not
@@ -120,7 +115,7 @@ class Compressed(Projected):
             state = self.fix(source, memory) if state is None else state
             k, visible = state.parts[0], self._some(state.count, state.parts[0])
         elif state is not None:
-            copy = state.select(torch.arange(len(x), device=x.device))
+            copy = take_rows(state, torch.arange(len(x), device=x.device))
             k = self._append(rows, source, copy)[1]
             visible = self._finished(rows, k)
         else:
@@ -154,7 +149,7 @@ class Compressed(Projected):
             first = self._first(name, torch.zeros((batch, G, 1, D), dtype=dtype, device=device))
             slots.append(F.pad(first, (0, 0, 0, 0 if capacity is None else capacity // f + 1)))
         tail = tuple(torch.zeros((batch, G, f - 1, D), dtype=dtype, device=device) for _ in range(2))
-        return CompressedState(tuple(slots), tail, torch.zeros(batch, dtype=torch.long, device=device), 0, True)
+        return CompressedState(tuple(slots), tail, Progress.initial(batch, device))
 
     def _compress(self, real: Tensor | None, source: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The slots of whole rows, [B, G, lead + ceil(S / factor), D]."""
@@ -214,14 +209,14 @@ class Compressed(Projected):
         self, rows: Rows, source: dict[str, Tensor], state: CompressedState
     ) -> tuple[CompressedState, Tensor, Tensor]:
         """The state after the new tokens, and the keys and values of all slots, of which the last may be unfinished."""
-        f, T, device = self.factor, rows.T, state.seen.device
-        pending, done = state.seen % f, state.seen // f
+        f, T, length = self.factor, rows.T, state.progress.length
+        pending, done, device = length % f, length // f, length.device
         new = -(-T // f)  # slots that may end among the new tokens
         behind = pending[:, None] + torch.arange(T, device=device)
         at = self.lead + done[:, None] + torch.arange(new, device=device)
         rest = (pending + rows.count) // f * f
         rest = (rest[:, None] + torch.arange(f - 1, device=device)).clamp(max=T + f - 2)[:, None, :, None]
-        top, begins = self.lead + state.top // f, (state.seen == 0)[:, None, None, None]
+        top, begins = self.lead + state.progress.longest // f, (length == 0)[:, None, None, None]
         if self.first == "token":
             at = F.pad(at, (1, 0))
         slots, tails = [], []
@@ -238,8 +233,7 @@ class Compressed(Projected):
                 slot.transpose(1, 2)[torch.arange(len(part), device=device)[:, None], at] = blocks.transpose(1, 2)
             slots.append(slot)
             tails.append(joined.gather(2, rest.expand(-1, part.shape[1], -1, part.shape[3])))
-        even = state.even and rows.at is not None
-        state = CompressedState(tuple(slots), tuple(tails), state.seen + rows.count, state.top + T, even)
+        state = CompressedState(tuple(slots), tuple(tails), state.progress.advance(rows))
         return state, *(slot[:, :, : top + new] for slot in slots)
 
     def plain(self, row: Row) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.core.reference import Row, blend
 from regard.core.rows import Mask, Rows
 from regard.core.shape import Order, Shape
-from regard.core.state import Out
+from regard.core.state import Out, Progress
 from regard.layers.attention.base import Facts
 from regard.layers.attention.segmented import Segmented, stretch
 
@@ -27,13 +27,7 @@ class CompressiveState(NamedTuple):
     tail: Parts  # x [B, 1, W, E], and perhaps k and v [B, G, W, D]
     slots: Parts  # the same of C slots
     usage: Tensor  # [B, n]: the weight that this segment has given to the oldest tokens of the memory
-    seen: Tensor  # [B]
-    top: int
-    even: bool
-
-    def select(self, rows: Tensor) -> "CompressiveState":
-        tail, slots = (tuple(part[rows] for part in parts) for parts in (self.tail, self.slots))
-        return self._replace(tail=tail, slots=slots, usage=self.usage[rows], seen=self.seen[rows])
+    progress: Progress
 
 
 class Grid(NamedTuple):
@@ -189,8 +183,7 @@ class Compressive(Segmented):
             return (torch.zeros(batch, 1, slots, self.shape.width, dtype=dtype, device=device),)
 
         usage = torch.zeros(batch, self.segment, dtype=torch.promote_types(dtype, torch.float32), device=device)
-        seen = torch.zeros(batch, dtype=torch.long, device=device)
-        return CompressiveState(zeros(self.reach), zeros(self.compressed), usage, seen, 0, True)
+        return CompressiveState(zeros(self.reach), zeros(self.compressed), usage, Progress.initial(batch, device))
 
     def _grid(
         self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], state: CompressiveState | None
@@ -254,8 +247,7 @@ class Compressive(Segmented):
         tail = tuple(stretch(part, new, self.reach) for part in grid.joined)
         if torch.is_grad_enabled() and len(state.tail) == 1:
             tail, slots = tail[:1], slots[:1]
-        even = state.even and rows.at is not None
-        state = CompressiveState(tail, slots, usage, state.seen + rows.count, state.top + T, even)
+        state = CompressiveState(tail, slots, usage, state.progress.advance(rows))
         return o if grid.step else stretch(o, grid.inside, T), state
 
     def _look(self, rows: Rows, grid: Grid, slots: Parts) -> Tensor:

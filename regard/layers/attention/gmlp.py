@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.core.rows import Rows
 from regard.core.shape import Order, Shape
-from regard.core.state import Out
+from regard.core.state import Out, Progress
 from regard.layers.attention.base import Facts
 from regard.layers.attention.cached import CacheState, grow
 from regard.layers.attention.mixing import Mixing
@@ -82,9 +82,9 @@ class Gated(Mixing):
         bypass, gate = F.gelu(self.bypass(x)), self.norm(F.gelu(self.gate(x)))
         after = None
         if state is not None:
-            kept = grow(state.parts[0], gate[:, None].to(state.parts[0].dtype), rows, state.top)
-            gate, even = kept[:, 0, : table.shape[-1]], state.even and rows.at is not None
-            after = CacheState((kept,), state.seen + rows.count, state.top + rows.T, even)
+            kept = grow(state.parts[0], gate[:, None].to(state.parts[0].dtype), rows, state.progress.longest)
+            gate = kept[:, 0, : table.shape[-1]]
+            after = CacheState((kept,), state.progress.advance(rows))
         elif self.shape.role == "self" and rows.at is None:
             gate = torch.where(rows.real()[..., None], gate, 0)
         mixed = table @ gate + offset[..., None]
@@ -98,7 +98,7 @@ class Gated(Mixing):
         parts = (torch.zeros(batch, 1, capacity or 0, self.size, dtype=dtype, device=device),)
         if self.attention is not None:
             parts += self.attention.empty(batch, capacity, dtype, device).parts
-        return Out(None, CacheState(parts, torch.zeros(batch, dtype=torch.long, device=device), 0, True))
+        return Out(None, CacheState(parts, Progress.initial(batch, device)))
 
     def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
@@ -120,11 +120,11 @@ class Gated(Mixing):
 
     def _table(self, rows: Rows, state: CacheState | None) -> tuple[Tensor, Tensor]:
         """The rows of W and b for the new tokens, [T, S] and [T], or [B, T, S] and [B, T] where they start apart."""
-        S = rows.T + (0 if state is None else state.top)
+        S = rows.T + (0 if state is None else state.progress.longest)
         self.fit(S, self.longest)
         steps = torch.arange(S, device=self.mix.device)
         # before the first token every row starts at 0, ragged or not
-        at = 0 if state is None or state.top == 0 else rows.at
+        at = 0 if state is None or state.progress.longest == 0 else rows.at
         if at is None:
             places = rows.positions()
             table, offset = self.mix[:, :S][places], self.offset[places]

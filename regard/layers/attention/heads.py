@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.core.rows import Rows
 from regard.core.shape import Order, Shape
-from regard.core.state import Out, take_rows
+from regard.core.state import Out, Progress
 from regard.layers.attention.base import Attention, Facts
 from regard.spec import ATTENTION, Spec
 
@@ -17,21 +17,13 @@ class PartStates(NamedTuple):
     """One state a part."""
 
     parts: tuple[Any, ...]
-    seen: Tensor  # [B]
-    top: int
-    even: bool
-
-    def select(self, rows: Tensor) -> "PartStates":
-        return self._replace(parts=tuple(take_rows(part, rows) for part in self.parts), seen=self.seen[rows])
+    progress: Progress
 
 
 class CrossPartStates(NamedTuple):
     parts: tuple[Any, ...]
     count: Tensor  # [B]
     S: int
-
-    def select(self, rows: Tensor) -> "CrossPartStates":
-        return self._replace(parts=tuple(take_rows(part, rows) for part in self.parts), count=self.count[rows])
 
 
 class MixedHeads(Attention):
@@ -101,8 +93,7 @@ class MixedHeads(Attention):
         outs = [part.run(x, rows, state=old, memory=memory) for part, old in zip(self.parts, states, strict=True)]
         losses = [out.loss for out in outs if out.loss is not None]
         if state is not None and self.shape.role == "causal":
-            even = state.even and rows.at is not None
-            state = PartStates(tuple(out.state for out in outs), state.seen + rows.count, state.top + rows.T, even)
+            state = PartStates(tuple(out.state for out in outs), state.progress.advance(rows))
         return Out(sum(out.y for out in outs), state, loss=sum(losses) if losses else None)
 
     def begin(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
@@ -111,12 +102,12 @@ class MixedHeads(Attention):
         )
         if self.shape.role == "cross":
             return Out(None, CrossPartStates(parts, parts[0].count, parts[0].S))
-        return Out(None, PartStates(parts, torch.zeros(batch, dtype=torch.long, device=device), 0, True))
+        return Out(None, PartStates(parts, Progress.initial(batch, device)))
 
     def fixed_state(self, state, capacity):
         pairs = zip(self.parts, state.parts, strict=True)
         parts = tuple(part.fixed_state(own, capacity) for part, own in pairs)
-        return state._replace(parts=parts, top=capacity - 1, even=False)
+        return PartStates(parts, state.progress.bounded(capacity))
 
     def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
         states = [None] * len(self.parts) if state is None else state.parts

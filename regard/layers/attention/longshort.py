@@ -13,7 +13,7 @@ from regard.core.numeric import masked_softmax
 from regard.core.reference import blend
 from regard.core.rows import Rows
 from regard.core.shape import Order, Shape
-from regard.core.state import Out
+from regard.core.state import Out, Progress
 from regard.kernels import runs
 from regard.kernels.band import band_parts
 from regard.kernels.parts import Part, Runs, union
@@ -28,13 +28,7 @@ class LongShortState(NamedTuple):
 
     tail: tuple[Tensor, ...]  # k, v [B, H, w - 1, D] and p [B, H, w - 1, r]
     long: tuple[Tensor, ...]  # k, v [B, H, C, D], r slots a chunk, in order
-    seen: Tensor  # [B]
-    top: int
-    even: bool
-
-    def select(self, rows: Tensor) -> "LongShortState":
-        tail, long = (tuple(part[rows] for part in parts) for parts in (self.tail, self.long))
-        return self._replace(tail=tail, long=long, seen=self.seen[rows])
+    progress: Progress
 
 
 class LongShort(Attention):
@@ -160,7 +154,7 @@ class LongShort(Attention):
         after = None if state is None else self._grown(rows, state, k, v, p)
         if self.shape.role == "self":
             o = self._whole(rows, q, k, v, p)
-        elif state is None or state.top == 0:
+        elif state is None or state.progress.longest == 0:
             # before the first token every row starts at 0, ragged or not
             o = self._past(q, k, v, p)
         else:
@@ -173,7 +167,7 @@ class LongShort(Attention):
 
         D, W, slots = self.shape.head_width, self.window - 1, -(-(capacity or 0) // self.chunk) * self.rank
         tail, long = (zeros(W, D), zeros(W, D), zeros(W, self.rank)), (zeros(slots, D), zeros(slots, D))
-        return Out(None, LongShortState(tail, long, torch.zeros(batch, dtype=torch.long, device=device), 0, True))
+        return Out(None, LongShortState(tail, long, Progress.initial(batch, device)))
 
     def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
@@ -354,12 +348,11 @@ class LongShort(Attention):
             m = (c - 1 + T) // c
             chunks = (part.unflatten(2, (m, c)) for part in take(W - rows.start % c, m * c))
             at = (rows.start // c * r)[:, None] + torch.arange(m * r, device=device)
-            need = (state.top // c + m) * r
+            need = (state.progress.longest // c + m) * r
             long = tuple(
                 _written(old, new, batch, at, need) for old, new in zip(long, self._summaries(*chunks), strict=True)
             )
-        tail, even = tuple(take(rows.count, W)), state.even and rows.at is not None
-        return LongShortState(tail, long, state.seen + rows.count, state.top + T, even)
+        return LongShortState(tuple(take(rows.count, W)), long, state.progress.advance(rows))
 
     @property
     def scale(self) -> float:

@@ -12,7 +12,7 @@ from regard.core.numeric import masked_softmax
 from regard.core.reference import blend
 from regard.core.rows import Memory, Rows
 from regard.core.shape import Order, Shape
-from regard.core.state import Out
+from regard.core.state import Out, Progress
 from regard.kernels.scan import scan
 from regard.layers.attention.base import Attention, Facts
 from regard.spec import POSITIONS
@@ -25,9 +25,6 @@ class PackedState(NamedTuple):
     count: Tensor  # [B] real tokens of the memory
     S: int
 
-    def select(self, rows: Tensor) -> "PackedState":
-        return self._replace(parts=tuple(part[rows] for part in self.parts), count=self.count[rows])
-
 
 class LunaState(NamedTuple):
     """The running sums of role "causal", and the queries of the packed sequence."""
@@ -36,13 +33,7 @@ class LunaState(NamedTuple):
     values: tuple[Tensor, Tensor]  # sum_j w_j v_j^T [B, H, l, D], and the sum of w
     packed: Tensor  # [B, H, l, D]
     given: bool  # by a stream, not by the layer's own P
-    seen: Tensor  # [B]
-    top: int
-    even: bool
-
-    def select(self, rows: Tensor) -> "LunaState":
-        keys, values = (tuple(part[rows] for part in parts) for parts in (self.keys, self.values))
-        return self._replace(keys=keys, values=values, packed=self.packed[rows], seen=self.seen[rows])
+    progress: Progress
 
 
 class Luna(Attention):
@@ -182,8 +173,8 @@ class Luna(Attention):
             return tuple(torch.zeros(batch, H, *size, dtype=wide, device=device) for size in ((R, width), (R,)))
 
         packed = self._split("packed_q", self._packed(batch, stream))
-        seen = torch.zeros(batch, dtype=torch.long, device=device)
-        return Out(None, LunaState(zeros(D, l), zeros(l, D), packed, stream is not None, seen, 0, True), stream)
+        progress = Progress.initial(batch, device)
+        return Out(None, LunaState(zeros(D, l), zeros(l, D), packed, stream is not None, progress), stream)
 
     def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
@@ -271,8 +262,7 @@ class Luna(Attention):
         o = (o / (rows.positions() + 1)[:, None, :, None]).to(v.dtype)
         if state is None:
             return o, None
-        even, seen = state.even and rows.at is not None, state.seen + rows.count
-        return o, state._replace(keys=keys, values=values, seen=seen, top=state.top + rows.T, even=even)
+        return o, state._replace(keys=keys, values=values, progress=state.progress.advance(rows))
 
     def _weights(
         self, x: Tensor, rows: Rows, state: LunaState | None, stream: Tensor | None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.core.reference import Row, blend
 from regard.core.rows import Mask, Rows
 from regard.core.shape import Order, Shape
-from regard.core.state import Out
+from regard.core.state import Out, Progress
 from regard.kernels import runs
 from regard.kernels.parts import Part, Runs, union
 from regard.kernels.runs import Bound, Pass, Where
@@ -26,12 +26,7 @@ class PoolingformerState(NamedTuple):
     """The last tokens of each row: as the first level reads them, and what it made of them."""
 
     levels: tuple[TailState, TailState]
-    seen: Tensor  # [B]
-    top: int
-    even: bool
-
-    def select(self, rows: Tensor) -> "PoolingformerState":
-        return self._replace(levels=tuple(level.select(rows) for level in self.levels), seen=self.seen[rows])
+    progress: Progress
 
 
 class Poolingformer(Attention):
@@ -120,13 +115,12 @@ class Poolingformer(Attention):
         near = self.near.run(x, rows, state=before[0])
         far = self.far.run(near.y, rows, state=before[1])
         if state is not None:
-            even = state.even and rows.at is not None
-            state = PoolingformerState((near.state, far.state), state.seen + rows.count, state.top + rows.T, even)
+            state = PoolingformerState((near.state, far.state), state.progress.advance(rows))
         return Out(self.output(near.y + far.y), state)
 
     def begin(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
         levels = tuple(level.begin(batch, dtype=dtype, device=device).state for level in (self.near, self.far))
-        return Out(None, PoolingformerState(levels, torch.zeros(batch, dtype=torch.long, device=device), 0, True))
+        return Out(None, PoolingformerState(levels, Progress.initial(batch, device)))
 
     def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)

@@ -129,7 +129,7 @@ class Projected(Attention):
             return super().map(x, rows, memory=memory, stream=stream)
         rows = rows or Rows.full(x)
         query, source = self.read(x, rows, None)
-        S = state.S if self.shape.role == "cross" else rows.T + state.top
+        S = state.S if self.shape.role == "cross" else rows.T + state.progress.longest
 
         def probe(first: int) -> Tensor:
             if source:

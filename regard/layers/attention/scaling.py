@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.core.reference import Row
 from regard.core.rows import Rows
 from regard.core.shape import Order, Shape
-from regard.core.state import Out, take_rows
+from regard.core.state import Out, Progress
 from regard.layers.attention.base import Attention, Facts
 from regard.layers.attention.cached import CacheState
 from regard.spec import ATTENTION, POSITIONS
@@ -24,13 +24,7 @@ class ScalingState(NamedTuple):
     cache: CacheState
     tail: Tensor  # [B, REACH - 1, H D], newest at the right, zeros before the first token
     read: Tensor  # the same of what a convolution behind attention reads; empty where there is none
-    seen: Tensor  # [B]
-    top: int
-    even: bool
-
-    def select(self, rows: Tensor) -> "ScalingState":
-        tails = {"tail": self.tail[rows], "read": self.read[rows]}
-        return self._replace(cache=take_rows(self.cache, rows), seen=self.seen[rows], **tails)
+    progress: Progress
 
 
 class Part(nn.Module):
@@ -132,15 +126,14 @@ class Scaling(Attention):
         y, read = self._written(out.y, rows, state)
         if state is None:
             return Out(y)
-        even = state.even and rows.at is not None
-        return Out(y, ScalingState(out.state, tail, read, state.seen + rows.count, state.top + rows.T, even))
+        return Out(y, ScalingState(out.state, tail, read, state.progress.advance(rows)))
 
     def begin(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
         cache = self.inner.begin(batch, capacity=capacity, dtype=dtype, device=device).state
         H, D = self.shape.heads, self.shape.head_width
         reads = 0 if "conv" not in self.put else self.shape.out_width if "mult" in self.put else H * D
         tail, read = (torch.zeros(batch, REACH - 1, wide, dtype=dtype, device=device) for wide in (H * D, reads))
-        return Out(None, ScalingState(cache, tail, read, cache.seen, 0, True))
+        return Out(None, ScalingState(cache, tail, read, cache.progress))
 
     def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)

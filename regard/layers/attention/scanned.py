@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.core.state import Progress
 from regard.layers.attention.digested import Digested
 
 
@@ -12,12 +13,7 @@ class ScanState(NamedTuple):
     """Running sums."""
 
     sums: tuple[Tensor, ...]
-    seen: Tensor  # [B]
-    top: int
-    even: bool
-
-    def select(self, rows: Tensor) -> "ScanState":
-        return self._replace(sums=tuple(part[rows] for part in self.sums), seen=self.seen[rows])
+    progress: Progress
 
 
 class Scanned(Digested):
@@ -41,9 +37,7 @@ class Scanned(Digested):
         o, sums = self.scan(rows.real(), sums, **query, **self.repeated(source))
         if state is None:
             return o, None
-        even = state.even and rows.at is not None
-        return o, ScanState(sums, state.seen + rows.count, state.top + rows.T, even)
+        return o, ScanState(sums, state.progress.advance(rows))
 
     def empty(self, batch, capacity, dtype, device):
-        seen = torch.zeros(batch, dtype=torch.long, device=device)
-        return ScanState(self.zero(batch, dtype, device), seen, 0, True)
+        return ScanState(self.zero(batch, dtype, device), Progress.initial(batch, device))

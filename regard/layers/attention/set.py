@@ -21,9 +21,6 @@ class SetState(NamedTuple):
     count: Tensor  # [B] real tokens of the memory
     S: int
 
-    def select(self, rows: Tensor) -> "SetState":
-        return self._replace(points=self.points.select(rows), count=self.count[rows])
-
 
 class Induced(Attention):
     """Lee et al. 2019: y = Multihead(X, H, H) with H = MAB(I, X), where I [m, E] are learnt inducing points and

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core.rows import Mask, Rows
-from regard.core.state import RingState, fix_bound
+from regard.core.state import Progress, RingState, fix_bound
 from regard.layers.attention.attending import Attending
 
 
@@ -16,13 +16,7 @@ class TailState(NamedTuple):
 
     tail: tuple[Tensor, ...]  # [B, G, <= reach, D]
     front: tuple[Tensor, ...]  # [B, G, front + 1, D]; the last slot takes what belongs nowhere
-    seen: Tensor  # [B]
-    top: int
-    even: bool
-
-    def select(self, rows: Tensor) -> "TailState":
-        tail, front = (tuple(part[rows] for part in parts) for parts in (self.tail, self.front))
-        return self._replace(tail=tail, front=front, seen=self.seen[rows])
+    progress: Progress
 
 
 class Tailed(Attending):
@@ -39,9 +33,9 @@ class Tailed(Attending):
         tail = tuple(F.pad(part, (0, 0, self.reach - part.shape[2], 0)) for part in state.tail)
         if not (self.rings and self.reads_by_products):
             return fix_bound(state._replace(tail=tail), capacity)
-        R, before = self.reach + 1, torch.arange(-self.reach, 0, device=state.seen.device)
-        at = (state.seen[:, None] + before) % R
-        return RingState(tuple(_in_slots(part, at, R) for part in tail), state.seen, capacity - 1, False)
+        R, length = self.reach + 1, state.progress.length
+        at = (length[:, None] + torch.arange(-self.reach, 0, device=length.device)) % R
+        return RingState(tuple(_in_slots(part, at, R) for part in tail), state.progress.bounded(capacity))
 
     def own(self, rows, query, source, state):
         if isinstance(state, RingState):
@@ -50,24 +44,25 @@ class Tailed(Attending):
             front = {f"front_{name}": part[:, :, : self.front] for name, part in source.items()} if self.front else {}
             mask = self.aligned(rows)
             return self.attend(mask, **query, **self.repeated(source), **self.repeated(front)), None
-        seen, even = state.seen + rows.count, state.even and rows.at is not None
+        after = state.progress.advance(rows)
         joined = {name: torch.cat([old, source[name]], 2) for name, old in zip(source, state.tail, strict=True)}
         front = {
             f"front_{name}": self._fill(old, source[name], rows) for name, old in zip(source, state.front, strict=False)
         }
         shift = state.tail[0].shape[2]
         S = shift + rows.T
-        mask = Mask(rows.start, rows.start - shift, seen, rows.T, S, True, even, shift)
+        mask = Mask(rows.start, rows.start - shift, after.length, rows.T, S, True, after.uniform, shift)
         seen_front = {name: part[:, :, : self.front] for name, part in front.items()}
         o = self.attend(mask, **query, **self.repeated(joined), **self.repeated(seen_front))
         W = min(self.reach, S)
-        if even:
+        if after.uniform:
             # a copy, lest a window hold on to a whole prompt
             tail = tuple(part[:, :, S - W :].clone() for part in joined.values())
         else:
-            at = (shift + rows.count[:, None] - W + torch.arange(W, device=seen.device)).clamp(min=0)[:, None, :, None]
+            at = (shift + rows.count[:, None] - W + torch.arange(W, device=rows.count.device)).clamp(min=0)
+            at = at[:, None, :, None]
             tail = tuple(part.gather(2, at.expand(-1, part.shape[1], -1, part.shape[3])) for part in joined.values())
-        return o, TailState(tail, tuple(front.values()), seen, state.top + rows.T, even)
+        return o, TailState(tail, tuple(front.values()), after)
 
     def _fill(self, front: Tensor, new: Tensor, rows: Rows) -> Tensor:
         if rows.at is not None and rows.at >= self.front:
@@ -83,12 +78,12 @@ class Tailed(Attending):
             return tuple(torch.zeros(size, dtype=dtype, device=device) for _ in self.kinds("key", "value"))
 
         front = zeros(self.front + 1) if self.front else ()
-        return TailState(zeros(0), front, torch.zeros(batch, dtype=torch.long, device=device), 0, True)
+        return TailState(zeros(0), front, Progress.initial(batch, device))
 
     def probed_own(self, state, names, first):
-        device = state.seen.device
-        at = state.seen[:, None] + torch.arange(-state.tail[0].shape[2], 0, device=device)
-        front = torch.arange(self.front + 1, device=device)[None]
+        length = state.progress.length
+        at = length[:, None] + torch.arange(-state.tail[0].shape[2], 0, device=length.device)
+        front = torch.arange(self.front + 1, device=length.device)[None]
         fronts = self._swap(names, state.front, front, first) if state.front else ()
         return state._replace(tail=self._swap(names, state.tail, at, first), front=fronts)
 

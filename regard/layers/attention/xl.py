@@ -8,6 +8,7 @@ from torch import Tensor
 from regard.core.reference import Row
 from regard.core.rows import Mask
 from regard.core.shape import Order, Shape
+from regard.core.state import Progress
 from regard.layers.attention.base import Facts
 from regard.layers.attention.segmented import Segmented, stretch
 
@@ -17,12 +18,7 @@ class XLState(NamedTuple):
     cut from its history is still projected by weights that learn; as keys and values otherwise."""
 
     tail: tuple[Tensor, ...]  # x [B, 1, W, E], or k and v [B, G, W, D]
-    seen: Tensor  # [B]
-    top: int
-    even: bool
-
-    def select(self, rows: Tensor) -> "XLState":
-        return self._replace(tail=tuple(part[rows] for part in self.tail), seen=self.seen[rows])
+    progress: Progress
 
 
 class XL(Segmented):
@@ -90,7 +86,7 @@ class XL(Segmented):
         k, v = torch.cat([old_k, k], 2), torch.cat([old_v, v], 2)  # slot s is at start - W + s
         end = rows.start + rows.count
         inside = rows.start % n
-        if state.top == 0:
+        if state.progress.longest == 0:
             # every row starts at 0, ragged or not
             o = self.whole(rows, q, source["k"], source["v"])
         elif self.steps(rows):
@@ -107,13 +103,12 @@ class XL(Segmented):
             length = -(-(n - 1 + T) // n) * n
             grid = [stretch(q, -inside, length), *(stretch(part, n - 1 - inside, M + length) for part in (k, v))]
             o = stretch(self.segments(rows.start - inside, end, *grid, n, M), inside, T)
-        even = state.even and rows.at is not None
         kept = (k, v)
         if torch.is_grad_enabled() and len(state.tail) == 1:
             kept = (torch.cat([state.tail[0], source["x"]], 2),)
         new = rows.count if rows.at is None else T
         tail = tuple(stretch(part, new, W) for part in kept)
-        return o, XLState(tail, state.seen + rows.count, state.top + T, even)
+        return o, XLState(tail, state.progress.advance(rows))
 
     def _tail(self, state: XLState) -> tuple[Tensor, Tensor]:
         """The keys and values that a state stands for."""
@@ -122,16 +117,16 @@ class XL(Segmented):
         x = state.tail[0][:, 0]
         k, v = self.split("k", x), self.split("v", x)
         if self.position is not None and self.position.facts.kind == "rotation":
-            at = state.seen[:, None] + torch.arange(-self.reach, 0, device=x.device)
+            at = state.progress.length[:, None] + torch.arange(-self.reach, 0, device=x.device)
             k = self.position.rotate(k, at.clamp(min=0))
         return k, v
 
     def empty(self, batch, capacity, dtype, device):
         x = torch.zeros(batch, 1, self.reach, self.shape.width, dtype=dtype, device=device)
-        return XLState((x,), torch.zeros(batch, dtype=torch.long, device=device), 0, True)
+        return XLState((x,), Progress.initial(batch, device))
 
     def probed_own(self, state, names, first):
-        at = state.seen[:, None] + torch.arange(-self.reach, 0, device=state.seen.device)
+        at = state.progress.length[:, None] + torch.arange(-self.reach, 0, device=state.progress.length.device)
         return state._replace(tail=self._swap(names, self._tail(state), at, first))
 
     def plain(self, row: Row) -> Tensor:
