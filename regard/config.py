@@ -2,12 +2,16 @@
 
 `parse` reads a command line: a YAML file first (`--config`), then dotted flags over it. A key that nobody knows is an
 error. `from_json` reads back what a run keeps of its config.
+
+A field that was renamed says its old name in its metadata, `renamed("old name", default)`. Files and flags with the old
+name are read as before; what is written has the new one.
 """
 
 import argparse
 import dataclasses
 import difflib
 import functools
+import json
 import os
 import re
 import reprlib
@@ -22,6 +26,11 @@ from regard.spec import describe
 LONGEST_MESSAGE = 1000  # characters that are shown of what a parser says
 
 
+def renamed(before: str, default: Any) -> Any:
+    """A field of a dataclass that had another name before."""
+    return dataclasses.field(default=default, metadata={"before": before})
+
+
 def parse(cls: type, argv: list[str], program: str, description: str) -> Any:
     """A config from a command line. --help and --print_config print and exit; bad input raises ValueError."""
     from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, set_parsing_settings
@@ -29,7 +38,7 @@ def parse(cls: type, argv: list[str], program: str, description: str) -> Any:
     class Formatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
         pass
 
-    _check_files(cls, argv)
+    argv = _with_new_names(cls, argv)
     _bound_yaml()
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = ArgumentParser(prog=program, description=description, exit_on_error=False, formatter_class=Formatter)
@@ -58,16 +67,58 @@ def parse(cls: type, argv: list[str], program: str, description: str) -> Any:
     return from_json(cls, values)
 
 
-def _check_files(cls: type, argv: list[str]) -> None:
-    """Refuses config files that would not end, or are no text: --config, and those of a section."""
+def _with_new_names(cls: type, argv: list[str]) -> list[str]:
+    """A command line without the old names of fields. Config files that would not end, or are no text, are refused."""
     sections = [name for name, hint in typing.get_type_hints(cls).items() if dataclasses.is_dataclass(hint)]
+    before, argv = old_names(cls), list(argv)
     for index, word in enumerate(argv):
-        flag, _, value = word.partition("=")
-        if flag in {f"--{name}" for name in ("config", *sections)}:
+        flag, equals, value = word.partition("=")
+        name = flag.removeprefix("--")
+        if flag.startswith("--") and name in before:
+            argv[index] = f"--{before[name]}{equals}{value}"
+        elif flag.startswith("--") and name in ("config", *sections):
             path = value or "".join(argv[index + 1 : index + 2])
-            # what is no file is YAML itself, or said to be missing
-            if len(path) < 4096 and os.path.exists(path):
-                parse_yaml(decoded(read_bytes(path), f"{flag} {path}"), f"{flag} {path}")
+            made = _renamed_file(cls if name == "config" else typing.get_type_hints(cls)[name], path, flag)
+            if made is not None and equals:
+                argv[index] = f"{flag}={made}"
+            elif made is not None:
+                argv[index + 1] = made
+    return argv
+
+
+def _renamed_file(cls: type, path: str, flag: str) -> str | None:
+    """A config file as YAML with the names that fields have now; None where it has no old one, or is no file."""
+    # what is no file is YAML itself, or said to be missing
+    if len(path) >= 4096 or not os.path.exists(path):
+        return None
+    values = parse_yaml(decoded(read_bytes(path), f"{flag} {path}"), f"{flag} {path}")
+    made = new_names(cls, values)
+    return None if made == values else json.dumps(made, default=str)
+
+
+def old_names(cls: type, section: str = "") -> dict[str, str]:
+    """The dotted names that fields had before, each with the name that it has now."""
+    found, hints = {}, typing.get_type_hints(cls)
+    for item in dataclasses.fields(cls):
+        if dataclasses.is_dataclass(hints[item.name]):
+            found |= old_names(hints[item.name], f"{section}{item.name}.")
+        elif "before" in item.metadata:
+            found[section + item.metadata["before"]] = section + item.name
+    return found
+
+
+def new_names(cls: type, values: Any) -> Any:
+    """Values of a config, or of a section of it, with fields that were renamed under the names they have now."""
+    if not isinstance(values, dict):
+        return values
+    before, hints = old_names(cls), typing.get_type_hints(cls)
+    made = {}
+    for name, value in values.items():
+        if before.get(name) in values:
+            raise ValueError(f"{name} is the old name of {before[name]}: give one of them")
+        is_section = dataclasses.is_dataclass(hints.get(name))
+        made[before.get(name, name)] = new_names(hints[name], value) if is_section else value
+    return made
 
 
 @functools.cache
@@ -111,6 +162,7 @@ def from_json(cls: type, values: dict[str, Any]) -> Any:
     fields = {item.name: item for item in dataclasses.fields(cls)}
     if not isinstance(values, dict):
         raise ValueError(f"expected the fields of {cls.__name__}: {', '.join(fields)}; got {reprlib.repr(values)}")
+    values = new_names(cls, values)
     unknown = set(values) - set(fields)
     if unknown:
         raise ValueError(f"{cls.__name__} has no {', '.join(sorted(unknown))}; it has {', '.join(fields)}")

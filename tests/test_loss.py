@@ -125,7 +125,7 @@ def test_compiled_gradients():
     torch._dynamo.reset()
     for run in (losses.text_loss, torch.compile(losses.text_loss, backend="eager", dynamic=True)):
         made = run(model, given, 0.1)
-        found.append((made.total, *torch.autograd.grad(made.total + made.second, list(model.parameters()))))
+        found.append((made.total, *torch.autograd.grad(made.total + made.auxiliary_loss, list(model.parameters()))))
     assert_close(found[1], found[0])
 
 
@@ -192,7 +192,7 @@ def test_of_a_model(padded, tied):
     assert_close(found.total, expected)
     assert_close(found.plain, F.cross_entropy(logits[real], data.target_out[real], reduction="sum").detach())
     assert int(found.tokens) == int(real.sum())
-    assert found.second is None
+    assert found.auxiliary_loss is None
     leaves = list(translator.parameters())
     assert_close(torch.autograd.grad(found.total, leaves), torch.autograd.grad(expected, leaves))
 
@@ -236,7 +236,7 @@ def test_of_a_model_without_hidden(padded):
     translator, data = Logits(), batch(padded)
     found, expected = loss(translator, data, 0.1), loss(translator.inside, data, 0.1)
     assert_close((found.total, found.plain, found.tokens), (expected.total, expected.plain, expected.tokens))
-    assert found.second == 5
+    assert found.auxiliary_loss == 5
     leaves = list(translator.parameters())
     assert_close(torch.autograd.grad(found.total, leaves), torch.autograd.grad(expected.total, leaves))
 

@@ -1,5 +1,5 @@
 """How long a run trains: fitted to a budget and to the machine once, then the same however often it is interrupted; and
-what may change in a run that was begun. Clocks are made up: nothing here waits."""
+what may change in a run that has begun. Clocks are made up: nothing here waits."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ from regard.training.config import TrainingConfig
 from regard.training.display import Display
 from regard.training.plan import Plan, Speed
 from regard.training.run import Run
-from regard.training.schedule import FIRST_WARMUP, rate
+from regard.training.schedule import FIRST_WARMUP, learning_rate
 
 OPEN = {"steps": None, "evaluate_every": None, "save_every": None, "warmup": None}
 
@@ -219,15 +219,15 @@ def test_the_first_steps_do_not_depend_on_the_plan(schedule):
     asked = TrainingConfig(schedule=schedule, learning_rate=2.0 if schedule == "paper" else 0.01)
     one, other = (Plan(steps, warmup, 10, measured=20).apply(asked) for steps, warmup in ((60, 25), (90_000, 900)))
     for step in range(1, 21):
-        first = rate(asked, step, 64, None)
-        assert first == rate(one, step, 64, 20) == rate(other, step, 64, 20)
+        first = learning_rate(asked, step, 64, None)
+        assert first == learning_rate(one, step, 64, 20) == learning_rate(other, step, 64, 20)
     # from there it rises to the same peak as ever, without a jump
     for planned in (one, other):
-        rates = [rate(planned, step, 64, 20) for step in range(1, planned.warmup + 2)]
+        rates = [learning_rate(planned, step, 64, 20) for step in range(1, planned.warmup + 2)]
         assert rates == sorted(rates[:-1]) + rates[-1:]
-        assert_close(rates[-2], rate(planned, planned.warmup, 64))
-    assert_close(rate(asked, FIRST_WARMUP + 7, 64, None), 0.01) if schedule != "paper" else None
-    assert all(rate(other, step, 64, 20) == rate(other, step, 64) for step in (900, 1000, 80_000))
+        assert_close(rates[-2], learning_rate(planned, planned.warmup, 64))
+    assert_close(learning_rate(asked, FIRST_WARMUP + 7, 64, None), 0.01) if schedule != "paper" else None
+    assert all(learning_rate(other, step, 64, 20) == learning_rate(other, step, 64) for step in (900, 1000, 80_000))
 
 
 def test_a_run_follows_the_rates_of_its_plan(tmp_path, clock):
@@ -326,7 +326,7 @@ def test_what_would_shorten_a_run_is_refused(run, capsys):
     ):
         assert words in refused(capsys, "resume", str(run), *flags)
     with pytest.raises(
-        ValueError, match=r"training\.seed cannot change in a run that was begun; what can: training\.steps"
+        ValueError, match=r"training\.seed cannot change in a run that has begun; what can: training\.steps"
     ):
         resume(run, Display(quiet=True), changes={"training.seed": 3})
     after = {path: path.read_bytes() for path in run.rglob("[!.]*") if path.is_file()}
@@ -361,7 +361,7 @@ def test_settings_that_may_change_do_and_the_run_records_it(run, tmp_path, capsy
     assert change["changes"]["training.learning_rate"] == [0.003, 0.5]
     assert [record["step"] for record in records if record["event"] == "evaluation"] == [8]
     settings = read_config(Run(run)).training
-    expected = rate(plan.read(Run(run)).apply(settings), 8, 16)
+    expected = learning_rate(plan.read(Run(run)).apply(settings), 8, 16)
     assert_close(next(record for record in records if record["step"] == 8)["learning_rate"], expected)
     facts = json.loads((run / "run.json").read_text())
     (known,) = facts["changes"]

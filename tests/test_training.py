@@ -19,13 +19,14 @@ from torch.testing import assert_close
 from regard import cli, models
 from regard.config import from_json, parse
 from regard.data.text import hold_out
+from regard.tasks.load import read_config
 from regard.tasks.train import resume, train
 from regard.tasks.translate import DataConfig, ModelOptions, Task, TranslateConfig, Translator, read_corpus, read_valid
 from regard.training import checkpoint, loop
 from regard.training.config import TrainingConfig
 from regard.training.display import Display
 from regard.training.run import Run
-from regard.training.schedule import rate
+from regard.training.schedule import learning_rate
 
 WORDS = ("one", "two", "three", "four", "five"), ("eins", "zwei", "drei", "vier", "fünf")
 TIMES = ("seconds", "tokens_per_second", "memory")
@@ -397,10 +398,10 @@ def test_accumulated_batches_are_one_large_batch(tmp_path, monkeypatch):
         model = self.task.model
         after = {name: part.detach().clone() for name, part in model.named_parameters()}
         model.load_state_dict(before, strict=False)
-        parts = [self.task.loss(batch, self.config.smoothing) for batch in batches]
+        parts = [self.task.loss(batch, self.config.label_smoothing) for batch in batches]
         assert len({int(part.tokens) for part in parts}) > 1
         mean = sum(part.total for part in parts) / sum(part.tokens for part in parts)
-        mean = mean + 0.7 * sum(part.second for part in parts) / 3
+        mean = mean + 0.7 * sum(part.auxiliary_loss for part in parts) / 3
         for part, wanted in zip(model.parameters(), torch.autograd.grad(mean, list(model.parameters())), strict=True):
             assert_close(grads[id(part)], wanted)
         model.load_state_dict(after, strict=False)
@@ -427,8 +428,8 @@ def test_settings_reach_the_optimizer(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.optim.AdamW, "step", noted)
     finish(settings)
     assert len(seen) == 12
-    for number, (learning_rate, betas, epsilon, decay, norm) in enumerate(seen, 1):
-        assert_close(learning_rate, rate(settings.training, number, 16))
+    for number, (rate, betas, epsilon, decay, norm) in enumerate(seen, 1):
+        assert_close(rate, learning_rate(settings.training, number, 16))
         assert (betas, epsilon, decay) == ((0.8, 0.9), 1e-7, 0.03)
         assert_close(norm, 0.05, rtol=1e-3, atol=0)
     log = [record for record in Run(settings.out).records() if record["event"] == "step"]
@@ -568,11 +569,41 @@ def test_the_best_checkpoint_and_patience(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("metric", "values", "steps"), [("bleu", [1.0, 7.0, 9.0], 4), ("loss", [3.0, 1.5, 0.5], 4)])
-def test_the_goal(tmp_path, monkeypatch, metric, values, steps):
+def test_stop_at(tmp_path, monkeypatch, metric, values, steps):
     found = iter(values)
     monkeypatch.setattr("regard.tasks.translate.Task.evaluate", lambda self, check: ({metric: next(found)}, []))
-    goal = {"bleu": 6.0, "loss": 2.0}[metric]
-    assert finish(config(tmp_path, steps=6, evaluate_every=2, metric=metric, goal=goal)).step == steps
+    stop_at = {"bleu": 6.0, "loss": 2.0}[metric]
+    assert finish(config(tmp_path, steps=6, evaluate_every=2, metric=metric, stop_at=stop_at)).step == steps
+
+
+def test_old_names_of_settings_are_read(tmp_path, monkeypatch):
+    """In flags, config files, their sections and runs; what is written has the new ones."""
+
+    def parsed(*argv):
+        return parse(TranslateConfig, [*argv], "regard", "").training
+
+    (tmp_path / "whole.yaml").write_text("training: {smoothing: 0.3, goal: 12, beam: 2}\ndata: {vocabulary: 77}\n")
+    (tmp_path / "section.yaml").write_text("smoothing: 0.4\nsteps: 3\n")
+    found = parsed("--config", str(tmp_path / "whole.yaml"), "--training.smoothing=0.2")
+    assert (found.label_smoothing, found.stop_at, found.beam) == (0.2, 12.0, 2)
+    assert parsed(f"--config={tmp_path / 'whole.yaml'}").label_smoothing == 0.3
+    found = parsed("--training", str(tmp_path / "section.yaml"), "--training.goal", "5")
+    assert (found.label_smoothing, found.steps, found.stop_at) == (0.4, 3, 5.0)
+    with pytest.raises(ValueError, match="smoothing is the old name of label_smoothing: give one"):
+        from_json(TrainingConfig, {"smoothing": 0.1, "label_smoothing": 0.1})
+
+    settings = config(tmp_path, steps=4, label_smoothing=0.0, stop_at=1000.0)
+    finish(settings)
+    run = Run.open(settings.out)
+    written = run.read_text("config.yaml")
+    run.write_text("config.yaml", written.replace("label_smoothing:", "smoothing:").replace("stop_at:", "goal:"))
+    assert read_config(run).training.label_smoothing == 0.0
+    assert read_config(run).training.stop_at == 1000.0
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["resume", settings.out, "--steps", "6", "--training.goal", "0"]) == 0
+    assert read_config(run).training.stop_at == 0
+    assert "  stop_at: 0.0" in run.read_text("config.yaml")
+    assert checkpoint.names(run.checkpoints)[-1] == "step-00000004"
 
 
 def test_the_average_is_of_scheduled_checkpoints(tmp_path):
@@ -592,18 +623,20 @@ def test_the_average_is_of_scheduled_checkpoints(tmp_path):
 
 def test_schedules():
     paper = TrainingConfig(schedule="paper", warmup=4000)
-    assert_close(rate(paper, 4000, 512), 512**-0.5 * 4000**-0.5)
-    assert_close(rate(paper, 1, 512), 512**-0.5 * 4000**-1.5)
-    assert_close(rate(paper, 16000, 512), 512**-0.5 * 16000**-0.5)
+    assert_close(learning_rate(paper, 4000, 512), 512**-0.5 * 4000**-0.5)
+    assert_close(learning_rate(paper, 1, 512), 512**-0.5 * 4000**-1.5)
+    assert_close(learning_rate(paper, 16000, 512), 512**-0.5 * 16000**-0.5)
     double = dataclasses.replace(paper, learning_rate=2.0)
-    assert_close(rate(double, 9, 512), 2 * rate(paper, 9, 512))
+    assert_close(learning_rate(double, 9, 512), 2 * learning_rate(paper, 9, 512))
     for name in ("inverse_root", "cosine", "constant"):
         config = TrainingConfig(schedule=name, learning_rate=0.01, warmup=100, steps=1100)
-        assert_close(rate(config, 50, 512), 0.005)
-        assert_close(rate(config, 100, 512), 0.01)
-        assert_close(rate(config, 1100, 512), {"inverse_root": 0.01 / 11**0.5, "cosine": 0.0, "constant": 0.01}[name])
-    assert_close(rate(TrainingConfig(schedule="cosine", warmup=100, steps=1100), 600, 64), 0.0005)
-    assert rate(TrainingConfig(schedule="constant", warmup=0), 1, 64) == 0.001
+        assert_close(learning_rate(config, 50, 512), 0.005)
+        assert_close(learning_rate(config, 100, 512), 0.01)
+        assert_close(
+            learning_rate(config, 1100, 512), {"inverse_root": 0.01 / 11**0.5, "cosine": 0.0, "constant": 0.01}[name]
+        )
+    assert_close(learning_rate(TrainingConfig(schedule="cosine", warmup=100, steps=1100), 600, 64), 0.0005)
+    assert learning_rate(TrainingConfig(schedule="constant", warmup=0), 1, 64) == 0.001
 
 
 def test_a_run_can_be_made_longer(tmp_path):

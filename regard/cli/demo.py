@@ -128,7 +128,7 @@ def small_translator(folder: Path) -> TranslateConfig:
             evaluate_every=200,
             log_every=25,
             metric="exact",
-            goal=98.5,
+            stop_at=98.5,
             keep=1,
             tensorboard=False,
             device="cpu",

@@ -9,7 +9,7 @@ from typing import Any
 
 from regard import tasks
 from regard.tasks.command import AddVerb, EvaluationFlags, add_model, counted, notice
-from regard.training.changes import NAMES
+from regard.training.changes import NAMES, OLD_NAMES
 
 
 def add_verbs(verb: AddVerb) -> None:
@@ -49,6 +49,8 @@ def _add_training(verb: AddVerb) -> None:
     group = added.add_argument_group("settings that may change", about)
     for name, help in NAMES.items():
         group.add_argument(f"--{name}", dest=name, metavar="VALUE", help=help)
+    for name, now in OLD_NAMES.items():
+        group.add_argument(f"--{name}", dest=now, help=argparse.SUPPRESS)
 
 
 def _add_keeping(verb: AddVerb) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 
 from regard import models
 from regard.data.tokenizer import Tokenizer
-from regard.training import loop
+from regard.training.task import TrainingTask
 
 
 class Data(Protocol):
@@ -17,11 +17,11 @@ class Data(Protocol):
     facts: dict[str, Any]
 
 
-class Task(loop.Trained, ABC):
+class Task(TrainingTask, ABC):
     """One kind of run: what its command line, its run folder and the training loop ask of it.
 
     The class says how data, tokenizers and model come to be. An instance has them all, and what the loop asks for:
-    `model`, `batches`, `loss`, `tokens` and `evaluate` (training/loop.py).
+    `model`, `batches`, `loss`, `tokens` and `evaluate` (training/task.py).
     """
 
     name: ClassVar[str]

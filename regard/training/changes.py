@@ -1,5 +1,5 @@
-"""What may change in a run that was begun: how long it trains, its learning rate, what is evaluated and kept, and where
-its data lie now. All else would make it another run."""
+"""What may change in a run that has begun: how long it trains, its learning rate, what is evaluated and kept, and where
+its data are now. Any other change would make it another run."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,39 +10,43 @@ if TYPE_CHECKING:
     from regard.training.run import Run
 
 NAMES = {
-    "training.steps": "updates in all, more than were planned",
+    "training.steps": "number of updates in all, more than were planned",
     "training.minutes": "minutes in all, more than were planned",
-    "training.learning_rate": "its peak; of schedule paper a factor",
+    "training.learning_rate": "peak learning rate; a factor for schedule paper",
     "training.evaluate_every": "updates between evaluations",
-    "training.beam": "translate: beam of the validation",
-    "training.patience": "stop after so many evaluations without a better one; null: never",
-    "training.goal": "stop as soon as the metric is this good; null: never",
+    "training.beam": "translate: beam size of the validation",
+    "training.patience": "stop after this number of evaluations without a better one; null: never",
+    "training.stop_at": "stop as soon as the metric is this good; null: never",
     "training.save_every": "updates between checkpoints; null: as evaluate_every",
-    "training.keep": "newest checkpoints kept, besides the best",
-    "training.average": "at the end, average so many of the newest checkpoints",
+    "training.keep": "number of newest checkpoints to keep, besides the best",
+    "training.average": "number of newest checkpoints to average at the end",
     "training.log_every": "updates between lines of the log",
-    "training.threads": "threads of the CPU",
+    "training.threads": "CPU threads",
     "training.device": "cpu, cuda, cuda:1 ...",
     "training.tensorboard": "write events for TensorBoard",
-    "data.source": "translate: where the same sentences lie now",
-    "data.target": "translate: where their translations lie now",
-    "data.valid_source": "translate: where the sentences to validate on lie now",
-    "data.valid_target": "translate: where their translations lie now",
+    "data.source": "translate: where the same sentences are now",
+    "data.target": "translate: where their translations are now",
+    "data.valid_source": "translate: where the sentences to validate on are now",
+    "data.valid_target": "translate: where their translations are now",
     "data.text": "language, masked, classify: where the same text lies now",
     "data.valid": "language, masked: where the text to validate on lies now",
-    "data.labels": "classify: where the labels lie now",
-    "data.valid_text": "classify: where the texts to validate on lie now",
-    "data.valid_labels": "classify: where their labels lie now",
+    "data.labels": "classify: where the labels are now",
+    "data.valid_text": "classify: where the texts to validate on are now",
+    "data.valid_labels": "classify: where their labels are now",
 }
+
+
+OLD_NAMES = {"training.goal": "training.stop_at"}
 
 
 def changed(run: "Run", config: Any, plan: "Plan | None", wishes: Mapping[str, Any]) -> "tuple[Any, Plan | None, dict]":
     """Config and plan of a run with other settings, and what changed: {name: [before, now]}."""
     from regard.config import change
 
+    wishes = {OLD_NAMES.get(name, name): value for name, value in wishes.items()}
     unknown = [name for name in wishes if name not in NAMES]
     if unknown:
-        raise ValueError(f"{unknown[0]} cannot change in a run that was begun; what can: {', '.join(NAMES)}")
+        raise ValueError(f"{unknown[0]} cannot change in a run that has begun; what can: {', '.join(NAMES)}")
     if {"training.steps", "training.minutes"} <= wishes.keys():
         raise ValueError("training.steps and training.minutes both say how long to train: give one of them")
     made = {}

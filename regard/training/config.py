@@ -4,47 +4,48 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from regard.config import renamed
 from regard.core.limits import check_bounds
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How a model is trained. Every draw is a function of the seed and the step, so a run can go on exactly."""
+    """How a model is trained. Every draw is a function of the seed and the step, so a run can be resumed exactly."""
 
     steps: int | None = None
-    """updates in all (default: as many as the data are good for, within 15 minutes on this machine)"""
+    """number of updates (default: as many as the data are good for, within 15 minutes on this machine)"""
     epochs: float | None = None
     """passes over the training data, instead of steps"""
     minutes: float | None = None
-    """time to train for, with evaluations and checkpoints: steps and warm-up are fitted to the speed of this machine"""
+    """training time, evaluations and checkpoints included: steps and warm-up are fitted to the speed of this machine"""
     tokens: int | None = None
-    """padded tokens of a batch, at most; of translate on the longer of the two sides (default: 4096, on a CPU fewer)"""
+    """most padded tokens per batch; translate counts the longer side (default: 4096, fewer on a CPU)"""
     accumulate: int = 1
-    """batches an update; the loss is the mean over all their tokens"""
+    """batches per update (gradient accumulation); the loss is the mean over all their tokens"""
     learning_rate: float | None = None
-    """its peak (default: 0.001); of schedule paper a factor (default: 1, as in the paper)"""
+    """peak learning rate (default: 0.001); a factor for schedule paper (default: 1, as in the paper)"""
     schedule: Literal["paper", "inverse_root", "cosine", "constant"] = "cosine"
-    """paper: width^-0.5 min(step^-0.5, step warmup^-1.5); the others rise to learning_rate, then fall or stay"""
+    """shape of the learning rate; paper: width^-0.5 min(step^-0.5, step warmup^-1.5); others follow a linear warm-up"""
     warmup: int | None = None
-    """updates in which the learning rate rises (default: a tenth of them, at most 1000; schedule paper: 400 to 4000)"""
+    """updates of learning-rate warm-up (default: a tenth of the updates, at most 1000; schedule paper: 400 to 4000)"""
     betas: tuple[float, float] = (0.9, 0.98)
-    """of Adam"""
+    """Adam's betas"""
     epsilon: float = 1e-9
-    """of Adam"""
+    """Adam's epsilon"""
     weight_decay: float | None = 0.0
-    """decoupled from the gradient, as in AdamW"""
+    """weight decay, decoupled from the gradient as in AdamW"""
     layer_decay: float | None = 1.0
-    """learning rate of a layer, as a share of that of the layer above it; that of the embedding is the lowest"""
+    """learning rate of a layer as a fraction of the rate of the layer above it; the embedding has the lowest"""
     clip: float | None = 1.0
-    """largest norm of the gradient"""
-    smoothing: float = 0.1
-    """of the labels"""
+    """largest norm of the gradient; a larger one is scaled down (null: no clipping)"""
+    label_smoothing: float = renamed("smoothing", 0.1)
+    """label smoothing: the share of probability that is spread evenly over all classes"""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """of matrix products on a GPU; weights and sums stay float32"""
+    """dtype of matrix products on a GPU; weights and sums stay float32"""
     graphs: bool = True
-    """on a GPU: record the step of each shape of batch once and replay it, many times faster for small models"""
+    """on a GPU: capture a CUDA graph of the step for each batch shape and replay it, much faster for small models"""
     compile: bool = False
-    """compile the model first, instead of recording: minutes before the first step, faster steps"""
+    """compile the model instead of capturing CUDA graphs: minutes before the first step, faster steps"""
     evaluate_every: int | None = None
     """updates between evaluations, each followed by a checkpoint (default: ten evaluations, fewer if they are slow)"""
     save_every: int | None = None
@@ -52,27 +53,27 @@ class TrainingConfig:
     log_every: int = 50
     """updates between lines of the log"""
     metric: str = "bleu"
-    """of the validation, such as loss or bleu: what makes a checkpoint the best, and what patience and goal look at"""
+    """validation metric, such as loss or bleu, that picks the best checkpoint and that patience and stop_at read"""
     beam: int = 1
-    """translate: beam of the validation"""
+    """translate: beam size of the validation"""
     patience: int | None = None
-    """stop after so many evaluations without a better one"""
-    goal: float | None = None
+    """stop after this number of evaluations without a better one"""
+    stop_at: float | None = renamed("goal", None)
     """stop as soon as the metric is this good"""
     keep: int = 5
-    """newest checkpoints kept, besides the best"""
+    """number of newest checkpoints to keep, besides the best"""
     average: int = 0
-    """at the end, average so many of the newest checkpoints (at most `keep`)"""
+    """number of newest checkpoints to average at the end (at most `keep`)"""
     seed: int = 1
-    """of weights, order and dropout"""
+    """random seed of weights, data order and dropout"""
     device: str = "auto"
     """cpu, cuda, cuda:1 ...; auto: a GPU where there is one"""
     threads: int | None = None
-    """of the CPU (default: PyTorch's own choice)"""
+    """CPU threads (default: PyTorch's own choice)"""
     deterministic: bool = False
-    """on a GPU: only operations that give the same bits each time, so that a resumed run equals an uninterrupted one"""
+    """on a GPU: deterministic operations only, so that a resumed run equals an uninterrupted one bit for bit"""
     auxiliary: float = 1.0
-    """weight of the second losses that some mechanisms train"""
+    """weight of the auxiliary losses that some mechanisms have"""
     tensorboard: bool = True
     """write events for TensorBoard where it is installed"""
 
@@ -104,8 +105,8 @@ class TrainingConfig:
             raise ValueError(
                 f"training.epsilon must be above 0 and weight_decay at least 0, got {self.epsilon}, {self.weight_decay}"
             )
-        if not 0 <= self.smoothing < 1:
-            raise ValueError(f"training.smoothing must be at least 0 and below 1, got {self.smoothing}")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"training.label_smoothing must be at least 0 and below 1, got {self.label_smoothing}")
         if self.learning_rate is not None and not self.learning_rate > 0:
             raise ValueError(f"training.learning_rate must be above 0, got {self.learning_rate}")
         if self.clip is not None and not self.clip > 0:

@@ -13,11 +13,10 @@ import os
 import reprlib
 import signal
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +31,9 @@ from regard.training.config import TrainingConfig
 from regard.training.display import Display
 from regard.training.graphs import Recorded
 from regard.training.groups import parameter_groups
-from regard.training.loss import Loss
 from regard.training.run import Run
-from regard.training.schedule import rate
+from regard.training.schedule import learning_rate
+from regard.training.task import TrainingTask
 
 LOWER_IS_BETTER = ("loss",)
 PLAIN = "plain"  # what a batch tells of its loss; layers tell theirs with their names before a dot
@@ -51,43 +50,6 @@ class Stopped(Exception):
     def __init__(self, number: int, step: int):
         super().__init__(f"stopped by {signal.Signals(number).name} after step {step}; saved")
         self.code = 128 + number
-
-
-class Batches(Protocol):
-    """The batches of an epoch, by their index: a function of nothing but the seed, the epoch and the index."""
-
-    def count(self, epoch: int) -> int: ...
-
-    def get(self, epoch: int, index: int) -> Any:
-        """A NamedTuple of tensors or None on the host, with `to(device)`; `index` among them says which examples."""
-
-
-class Trained(Protocol):
-    """What the loop asks of a task."""
-
-    model: nn.Module
-    batches: Batches
-    epochs: float = 20  # that the data are good for, where nothing says how long to train
-
-    @abstractmethod
-    def loss(self, batch: Any, smoothing: float) -> Loss:
-        """Sums over what is counted in a batch, tokens for the most part."""
-
-    @abstractmethod
-    def tokens(self, batch: Any) -> int:
-        """How many the loss of the batch is a sum over, known to the host."""
-
-    def tokens_read(self, batch: Any) -> int:
-        """Real tokens of a batch, for the speed: those of the loss, where it is a sum over all that is read."""
-        return self.tokens(batch)
-
-    def named(self, rows: list[int]) -> tuple[str, list[int]]:
-        """What a message calls the rows that `index` of a batch has, and their numbers."""
-        return "examples", rows
-
-    @abstractmethod
-    def evaluate(self, check: Callable[[], None]) -> tuple[dict[str, float], list[dict[str, str]]]:
-        """Metrics of the validation, `loss` among them, and a few samples; calls `check` often, which may raise."""
 
 
 @dataclass
@@ -113,7 +75,7 @@ class State:
 
 
 def train(
-    task: Trained,
+    task: TrainingTask,
     config: TrainingConfig,
     run: Run,
     display: Display,
@@ -121,7 +83,7 @@ def train(
     before: float = 0.0,
     changes: dict[str, Any] | None = None,
 ) -> State:
-    """Trains until the steps, the patience or the goal is reached, going on from the newest good checkpoint. `before`
+    """Trains until the steps, the patience or stop_at is reached, going on from the newest good checkpoint. `before`
     are the seconds that were spent before, `changes` what the log is to say was changed."""
     loop = Loop(task, config, run, display)
     loop.restore()
@@ -142,7 +104,7 @@ def check_compiles(model: nn.Module) -> None:
 class Loop:
     """One run in progress."""
 
-    def __init__(self, task: Trained, config: TrainingConfig, run: Run, display: Display):
+    def __init__(self, task: TrainingTask, config: TrainingConfig, run: Run, display: Display):
         self.task, self.asked, self.run, self.display = task, config, run, display
         self.an_epoch = task.batches.count(0) / config.accumulate  # steps
         self.plan = plans.read(run) or plans.given(config, self.an_epoch)
@@ -215,9 +177,9 @@ class Loop:
                 shrink = min(1.0, config.clip / (size + 1e-6)) if config.clip is not None else 1.0
                 if shrink / scale != 1:
                     torch._foreach_mul_([part.grad for part in parameters], shrink / scale)
-            learning_rate = self._learning_rate(state.step + 1)
+            rate = self._learning_rate(state.step + 1)
             for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate * group.get("share", 1.0)
+                group["lr"] = rate * group.get("share", 1.0)
             self.optimizer.step()
             self._steady()
             self._tell(found)
@@ -242,7 +204,7 @@ class Loop:
 
     def _learning_rate(self, step: int) -> float:
         measured = 0 if self.plan is None else self.plan.measured
-        return rate(self.config, step, self.width, None if self.config.steps is None else measured)
+        return learning_rate(self.config, step, self.width, None if self.config.steps is None else measured)
 
     def _make_plan(self, enough: int) -> None:
         """Fixes the plan, by the later half of the timed steps, an evaluation and a checkpoint; `enough` are the steps
@@ -265,9 +227,11 @@ class Loop:
         """Adds the gradients of a batch; weights are those of the loss and of the second losses. The plain loss comes
         back, and what the layers have to tell."""
         with self._precision():
-            loss = self.loss(batch if isinstance(weights, Tensor) else batch.to(self.device), self.config.smoothing)
-        goal = loss.total * weights[0]
-        (goal if loss.second is None else goal + loss.second * weights[1]).backward()
+            loss = self.loss(
+                batch if isinstance(weights, Tensor) else batch.to(self.device), self.config.label_smoothing
+            )
+        total = loss.total * weights[0]
+        (total if loss.auxiliary_loss is None else total + loss.auxiliary_loss * weights[1]).backward()
         return {PLAIN: loss.plain, **(loss.statistics or {})}
 
     def _tell(self, found: list[dict[str, Tensor]]) -> None:
@@ -363,8 +327,12 @@ class Loop:
         if config.patience is not None and state.since_best >= config.patience:
             self.display.note(f"stopping: {state.since_best} evaluations without a better {config.metric}")
             return True
-        if config.goal is not None and state.best is not None and not _better(config.metric, config.goal, state.best):
-            self.display.note(f"stopping: {config.metric} {state.best:.4g} reaches the goal of {config.goal:g}")
+        if (
+            config.stop_at is not None
+            and state.best is not None
+            and not _better(config.metric, config.stop_at, state.best)
+        ):
+            self.display.note(f"stopping: {config.metric} {state.best:.4g} reaches stop_at {config.stop_at:g}")
             return True
         return config.steps is not None and state.step >= config.steps
 

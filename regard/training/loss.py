@@ -24,57 +24,57 @@ class Loss(NamedTuple):
     total: Tensor  # smoothed: what is trained
     plain: Tensor  # -log p(token): what perplexity is made of
     tokens: Tensor  # how many
-    second: Tensor | None = None  # the second losses of the layers, already a mean
+    auxiliary_loss: Tensor | None = None  # of the layers, already a mean
     statistics: dict[str, Tensor] | None = None  # of the layers, by name, without gradient
 
 
-def loss(model: nn.Module, batch: Any, smoothing: float = 0.0) -> Loss:
+def loss(model: nn.Module, batch: Any, label_smoothing: float = 0.0) -> Loss:
     """The loss of a sequence-to-sequence model on a batch (source, source_keep, target_in, target_out, target_keep)."""
     keeps = {"keep": batch.source_keep, "target_keep": batch.target_keep}
-    return _loss(model, (batch.source, batch.target_in), keeps, batch.target_out, batch.target_keep, smoothing)
+    return _loss(model, (batch.source, batch.target_in), keeps, batch.target_out, batch.target_keep, label_smoothing)
 
 
-def text_loss(model: nn.Module, batch: Any, smoothing: float = 0.0, *, ignores: bool = False) -> Loss:
+def text_loss(model: nn.Module, batch: Any, label_smoothing: float = 0.0, *, ignores: bool = False) -> Loss:
     """The loss of a model that reads one sequence, on a batch (tokens, target, keep). `ignores`: some targets are
     IGNORED, and the loss is of the others."""
     keep = batch.keep
-    return _loss(model, (batch.tokens,), {"keep": keep}, batch.target, keep, smoothing, ignores)
+    return _loss(model, (batch.tokens,), {"keep": keep}, batch.target, keep, label_smoothing, ignores)
 
 
-def hidden_loss(model: nn.Module, batch: Any, smoothing: float = 0.0) -> Loss:
+def hidden_loss(model: nn.Module, batch: Any, label_smoothing: float = 0.0) -> Loss:
     """The loss of a model that names hidden tokens, on a batch (tokens, keep, places, targets): only these places are
     projected. Rows are padded on the right."""
-    _check(smoothing)
-    x, second, statistics = model.hidden(batch.tokens, keep=batch.keep)
+    _check(label_smoothing)
+    x, auxiliary, statistics = model.hidden(batch.tokens, keep=batch.keep)
     x = x.gather(1, batch.places[..., None].expand(-1, -1, x.shape[2])).flatten(0, 1)
     target, ignores = batch.targets.flatten(), x.is_cuda
     if not ignores:
         asked = target != IGNORED
         x, target = x[asked], target[asked]
-    total, plain = projected(x, model.output.weight, target, smoothing, model.output.bias, ignores=ignores)
-    return Loss(total, plain, _count(batch.targets, None), second, statistics)
+    total, plain = projected(x, model.output.weight, target, label_smoothing, model.output.bias, ignores=ignores)
+    return Loss(total, plain, _count(batch.targets, None), auxiliary, statistics)
 
 
 def _loss(
     model: nn.Module,
     inputs: tuple[Tensor, ...],
     keeps: dict[str, Tensor | None],
-    goal: Tensor,
+    target_ids: Tensor,
     keep: Tensor | None,
-    smoothing: float,
+    label_smoothing: float,
     ignores: bool = False,
 ) -> Loss:
     """A model with `hidden` and a linear `output` takes the fast way; of any other the logits are asked."""
-    _check(smoothing)
+    _check(label_smoothing)
     if not hasattr(model, "hidden"):
-        logits, second, statistics = model(*inputs, **keeps)
-        real = goal.flatten() if keep is None else goal[keep]
-        total, plain = smoothed(logits.flatten(0, 1) if keep is None else logits[keep], real, smoothing)
-        return Loss(total, plain, _count(goal, keep), second, statistics)
-    x, second, statistics = model.hidden(*inputs, **keeps)
-    x, target = x.flatten(0, 1), goal.flatten()
+        logits, auxiliary, statistics = model(*inputs, **keeps)
+        real = target_ids.flatten() if keep is None else target_ids[keep]
+        total, plain = smoothed(logits.flatten(0, 1) if keep is None else logits[keep], real, label_smoothing)
+        return Loss(total, plain, _count(target_ids, keep), auxiliary, statistics)
+    x, auxiliary, statistics = model.hidden(*inputs, **keeps)
+    x, target = x.flatten(0, 1), target_ids.flatten()
     if keep is not None:
-        packed, rows = pack(goal[..., None], keep)
+        packed, rows = pack(target_ids[..., None], keep)
         real, target = rows.real().flatten(), packed.flatten()
         if x.is_cuda:
             # all positions: to pick the real ones, the host would have to wait for their number
@@ -84,20 +84,20 @@ def _loss(
     if ignores and not x.is_cuda:
         asked = target != IGNORED
         x, target, ignores = x[asked], target[asked], False
-    total, plain = projected(x, model.output.weight, target, smoothing, model.output.bias, ignores=ignores)
-    return Loss(total, plain, _count(goal, keep), second, statistics)
+    total, plain = projected(x, model.output.weight, target, label_smoothing, model.output.bias, ignores=ignores)
+    return Loss(total, plain, _count(target_ids, keep), auxiliary, statistics)
 
 
-def smoothed(logits: Tensor, target: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Logits [N, V], target [N] -> the sum of (1 - smoothing) * -log p(target) + smoothing * mean of -log p, and the
-    sum of -log p(target), both in float32 (or better)."""
-    _check(smoothing)
+def smoothed(logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Logits [N, V], target [N] -> two sums over N, both in float32 (or better): of
+    (1 - label_smoothing) * -log p(target) + label_smoothing * mean of -log p, and of -log p(target)."""
+    _check(label_smoothing)
     wide = _wide(logits)
-    total = F.cross_entropy(wide, target, reduction="sum", label_smoothing=smoothing, ignore_index=IGNORED)
+    total = F.cross_entropy(wide, target, reduction="sum", label_smoothing=label_smoothing, ignore_index=IGNORED)
     with torch.no_grad():
         plain = (
             total.detach()
-            if smoothing == 0
+            if label_smoothing == 0
             else F.cross_entropy(wide.detach(), target, reduction="sum", ignore_index=IGNORED)
         )
     return total, plain
@@ -109,25 +109,25 @@ def projected(
     x: Tensor,
     weight: Tensor,
     target: Tensor,
-    smoothing: float = 0.0,
+    label_smoothing: float = 0.0,
     bias: Tensor | None = None,
     *,
     ignores: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`smoothed` of the logits x [N, E] @ weight [V, E]^T + bias. `ignores`: some targets are IGNORED."""
-    _check(smoothing)
+    _check(label_smoothing)
     kind = x.device.type
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    return _Projected.apply(x, weight, bias, target, smoothing, ignores, torch.is_grad_enabled())
+    return _Projected.apply(x, weight, bias, target, label_smoothing, ignores, torch.is_grad_enabled())
 
 
 class _Projected(torch.autograd.Function):
     """A few rows of logits at a time become the loss, and while they are in the cache their gradient, in place."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, target, smoothing, ignores, trains):
+    def forward(ctx, x, weight, bias, target, label_smoothing, ignores, trains):
         logits = F.linear(x, weight, bias)
         V, wide = len(weight), torch.promote_types(logits.dtype, torch.float32)
         total, plain = (torch.zeros((), dtype=wide, device=x.device) for _ in range(2))
@@ -140,10 +140,10 @@ class _Projected(torch.autograd.Function):
             # (pytorch/pytorch issue 180642)
             plain = plain + missed.sum()
             spread = torch.where(real, logp.sum(1, keepdim=True), 0).sum()
-            total = total + ((1 - smoothing) * missed.sum() - smoothing / V * spread)
+            total = total + ((1 - label_smoothing) * missed.sum() - label_smoothing / V * spread)
             if trains:
-                slope = logp.exp_().sub_(smoothing / V)
-                slope.scatter_add_(1, at, torch.full_like(missed, smoothing - 1))
+                slope = logp.exp_().sub_(label_smoothing / V)
+                slope.scatter_add_(1, at, torch.full_like(missed, label_smoothing - 1))
                 rows.copy_(slope.mul_(real) if ignores else slope)
         if trains:
             ctx.save_for_backward(x, weight, logits)
@@ -180,6 +180,6 @@ def _count(target: Tensor, keep: Tensor | None) -> Tensor:
     return (real if keep is None else real & keep).sum()
 
 
-def _check(smoothing: float) -> None:
-    if not 0 <= smoothing < 1:
-        raise ValueError(f"label smoothing must be at least 0 and below 1, got {smoothing}")
+def _check(label_smoothing: float) -> None:
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(f"label smoothing must be at least 0 and below 1, got {label_smoothing}")

@@ -50,7 +50,7 @@ def config(folder: Path, name: str = "run", *, data: dict | None = None, model: 
         file.write_text(BOOK, encoding="utf-8")
     sizes = {"width": 16, "heads": 2, "inner": 32, "layers": 2, "dropout": 0.1} | (model or {})
     small = {"steps": 12, "tokens": 128, "evaluate_every": 5, "save_every": 3, "log_every": 1, "warmup": 4}
-    kept = {"keep": 3, "tensorboard": False, "smoothing": 0.0, "metric": "loss", "schedule": "cosine"}
+    kept = {"keep": 3, "tensorboard": False, "label_smoothing": 0.0, "metric": "loss", "schedule": "cosine"}
     return LanguageConfig(
         out=str(folder / name),
         data=LanguageData(**{"text": str(file), "tokenizer": "characters", "length": 16} | (data or {})),

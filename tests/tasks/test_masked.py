@@ -39,7 +39,7 @@ def config(folder: Path, name: str = "run", *, data: dict | None = None, model: 
     wishes = {"text": str(file), "documents": "line", "apart": True, "tokenizer": "words", "length": 16}
     sizes = {"width": 16, "heads": 2, "inner": 32, "layers": 1, "dropout": 0.1, "norm": "pre"}
     small = {"steps": 12, "tokens": 100, "evaluate_every": 5, "save_every": 3, "log_every": 1, "warmup": 4}
-    kept = {"keep": 3, "tensorboard": False, "smoothing": 0.0, "metric": "loss", "schedule": "cosine"}
+    kept = {"keep": 3, "tensorboard": False, "label_smoothing": 0.0, "metric": "loss", "schedule": "cosine"}
     return MaskedConfig(
         out=str(folder / name),
         data=MaskedData(**wishes | (data or {})),

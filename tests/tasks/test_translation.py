@@ -776,5 +776,5 @@ def test_help_prints_examples(capsys):
         cli.main(["train", "translate", "--help"])
     assert ended.value.code == 0
     said = capsys.readouterr().out
-    for word in ("examples:", "--model.attention", "--training.smoothing", "--data.skip_bad", "--print_config"):
+    for word in ("examples:", "--model.attention", "--training.label_smoothing", "--data.skip_bad", "--print_config"):
         assert word in said

@@ -106,9 +106,9 @@ class Task(base.Task):
             unknown=tokenizers[FILE].unk,
         )
 
-    def loss(self, batch: Examples, smoothing: float) -> Loss:
+    def loss(self, batch: Examples, label_smoothing: float) -> Loss:
         logits, second, statistics = self.model(batch.tokens, keep=batch.keep)
-        total, plain = smoothed(logits, batch.labels, smoothing)
+        total, plain = smoothed(logits, batch.labels, label_smoothing)
         return Loss(total, plain, torch.full((), len(batch.labels), device=logits.device), second, statistics)
 
     def tokens(self, batch: Examples) -> int:

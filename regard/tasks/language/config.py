@@ -30,7 +30,7 @@ class LanguageConfig:
             betas=(0.9, 0.99),
             epsilon=1e-8,
             weight_decay=0.1,
-            smoothing=0.0,
+            label_smoothing=0.0,
             metric="loss",
         )
     )

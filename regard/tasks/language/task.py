@@ -85,8 +85,8 @@ class Task(TextTask):
             ids = stream(data.train, tokenizer)
             self.batches, self.count = Blocks(ids, **sizes), len(ids)
 
-    def loss(self, batch: Text, smoothing: float) -> Loss:
-        return text_loss(self.model, batch, smoothing)
+    def loss(self, batch: Text, label_smoothing: float) -> Loss:
+        return text_loss(self.model, batch, label_smoothing)
 
     def tokens(self, batch: Text) -> int:
         return batch.target.numel() if batch.keep is None else int(batch.keep.sum())

@@ -45,7 +45,7 @@ class MaskedConfig:
     data: MaskedData = field(default_factory=MaskedData)
     model: MaskedOptions = field(default_factory=MaskedOptions)
     training: TrainingConfig = field(
-        default_factory=lambda: TrainingConfig(weight_decay=0.01, smoothing=0.0, metric="loss")
+        default_factory=lambda: TrainingConfig(weight_decay=0.01, label_smoothing=0.0, metric="loss")
     )
 
     def __post_init__(self) -> None:

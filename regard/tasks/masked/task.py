@@ -65,8 +65,8 @@ class Task(TextTask):
         sizes = {"tokens": config.training.tokens, "seed": config.training.seed, "multiple": multiple}
         self.batches = MaskedBatches(self.masked.rows(data.train, **sizes), self.masking)
 
-    def loss(self, batch: Hidden, smoothing: float) -> Loss:
-        return hidden_loss(self.model, batch, smoothing)
+    def loss(self, batch: Hidden, label_smoothing: float) -> Loss:
+        return hidden_loss(self.model, batch, label_smoothing)
 
     def tokens(self, batch: Hidden) -> int:
         return max(1, int((batch.targets != IGNORED).sum()))

@@ -127,8 +127,8 @@ class Task(base.Task):
         )
         self.checks = translator.batches(data.valid, training.tokens)
 
-    def loss(self, batch: Batch, smoothing: float) -> Loss:
-        return loss(self.model, batch, smoothing)
+    def loss(self, batch: Batch, label_smoothing: float) -> Loss:
+        return loss(self.model, batch, label_smoothing)
 
     def tokens(self, batch: Batch) -> int:
         return batch.target_out.numel() if batch.target_keep is None else int(batch.target_keep.sum())
