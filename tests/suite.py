@@ -1,6 +1,7 @@
 """What proves a mechanism: one function a property, over a `Case`. No skip list: where a mechanism is exempt, it has
 declared so in its facts, and then the opposite is checked. `test_planted.py` shows each function fail on a bug."""
 
+import contextlib
 import copy
 import functools
 import io
@@ -580,25 +581,6 @@ def slots_hold(layer: Attention, given: dict[str, Tensor], masks: dict[str, Tens
         assert not late[..., slots:].any()
 
 
-class Tally(TorchDispatchMode):
-    """Elements written by operators that are no views, and the largest single output in bytes."""
-
-    def __init__(self):
-        super().__init__()
-        self.written = 0
-        self.largest = 0
-
-    def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        if not any(result.alias_info is not None for result in function._schema.returns):
-            for tensor in tensors(tuple(out) if isinstance(out, list | tuple) else out):
-                self.written += tensor.numel()
-                self.largest = max(self.largest, tensor.numel() * tensor.element_size())
-        elif any(result.alias_info is not None and result.alias_info.is_write for result in function._schema.returns):
-            self.written += sum(tensor.numel() for tensor in tensors(tuple(args[:1])))
-        return out
-
-
 def _flash_flops(q, k, v, *_, out_shape=None, **__):
     B, H, T, D = q
     return 2 * B * H * T * k[2] * (D + v[3])
@@ -613,6 +595,41 @@ FLASH = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _flash_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _flash_backward_flops,
 }
+FLOPS = FlopCounterMode(display=False, custom_mapping=FLASH).flop_registry
+
+
+@functools.cache
+def _writes(function) -> str:
+    """What an operator writes: "new" tensors, its "first" argument, or nothing, as a view."""
+    returns = [result.alias_info for result in function._schema.returns]
+    if all(alias is None for alias in returns):
+        return "new"
+    return "first" if any(alias is not None and alias.is_write for alias in returns) else ""
+
+
+class Tally(TorchDispatchMode):
+    """Operations as torch's counter counts them, which is much slower; elements written by operators that are no views,
+    and the largest single output in bytes."""
+
+    def __init__(self):
+        super().__init__()
+        self.flops = 0
+        self.written = 0
+        self.largest = 0
+
+    def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        writes = _writes(function)
+        if writes == "new":
+            for tensor in tensors(tuple(out) if isinstance(out, list | tuple) else out):
+                self.written += tensor.numel()
+                self.largest = max(self.largest, tensor.numel() * tensor.element_size())
+        elif writes == "first":
+            self.written += sum(tensor.numel() for tensor in tensors(tuple(args[:1])))
+        formula = FLOPS.get(function.overloadpacket)
+        if formula is not None:
+            self.flops += formula(*args, **(kwargs or {}), out_val=out)
+        return out
 
 
 def cost(case: Case, T: int) -> dict[str, int]:
@@ -628,12 +645,12 @@ def cost(case: Case, T: int) -> dict[str, int]:
         saved[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    with FlopCounterMode(display=False, custom_mapping=FLASH) as flops, Tally() as tally:
+    with Tally() as tally:
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
             y = layer(**given)
         y.sum().backward()
     return {
-        "flops": flops.get_total_flops(),
+        "flops": tally.flops,
         "written": tally.written,
         "largest": tally.largest,
         "saved": sum(tensor.untyped_storage().nbytes() for tensor in saved.values()),
@@ -643,12 +660,21 @@ def cost(case: Case, T: int) -> dict[str, int]:
 def check_cost(case: Case) -> None:
     """The exponents of a step, forward and backward, counted at two lengths."""
     facts = case.build().facts
-    # scores of all pairs show that they are quadratic early, and take long
-    N = 512 if facts.family == "scores" and case.position is None else 1024
-    factor = 2
     if facts.time.exponent == 1.5:
         # roots without rounding, and far from where the projections, which are linear, are most of the work
-        N, factor = 16384, 4
+        _check_growth(case, facts, 16384, 4)
+    elif facts.time.exponent == 2:
+        # what is quadratic may show it early, and then takes long later
+        for N in (256, 512):
+            with contextlib.suppress(AssertionError):
+                _check_growth(case, facts, N, 2)
+                return
+        _check_growth(case, facts, 1024, 2)
+    else:
+        _check_growth(case, facts, 1024, 2)
+
+
+def _check_growth(case: Case, facts: Facts, N: int, factor: int) -> None:
     short, long = cost(case, N), cost(case, factor * N)
     # a mixer may multiply no matrix and save nothing
     grown = {name: math.log(max(long[name], 1) / max(short[name], 1), factor) for name in short}

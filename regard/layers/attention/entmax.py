@@ -173,20 +173,24 @@ def _bisected(z: Tensor, alpha: Tensor | float) -> Tensor:
     if not isinstance(alpha, Tensor) and alpha == 1:
         return torch.exp(z - z.max()) / torch.exp(z - z.max()).sum()
 
-    def above(tau: Tensor) -> tuple[Tensor, Tensor]:
+    def above(tau: Tensor | float) -> tuple[Tensor, Tensor]:
         # a key outside has no share in any gradient: p is 0 around it, and 1 stands in for what it is a power of
         inside = (alpha - 1) * z - tau > 0
         return inside, torch.where(inside, (alpha - 1) * z - tau, 1)
 
-    def powers(tau: Tensor) -> Tensor:
+    def powers(tau: Tensor | float) -> Tensor:
         inside, base = above(tau)
         return torch.where(inside, base ** (1 / (alpha - 1)), 0)
 
     with torch.no_grad():
-        low, high = (alpha - 1) * z.max() - 1, (alpha - 1) * z.max()
-        for _ in range(100):
+        # in plain numbers, of which it takes thousands; 60 halvings of an interval of 1 are beyond double precision
+        beta = float(alpha) - 1
+        logits = [beta * number for number in z.tolist()]
+        low, high = max(logits) - 1, max(logits)
+        for _ in range(60):
             middle = (low + high) / 2
-            low, high = (middle, high) if powers(middle).sum() > 1 else (low, middle)
+            total = sum((number - middle) ** (1 / beta) for number in logits if number > middle)
+            low, high = (middle, high) if total > 1 else (low, middle)
         inside, base = above(low)
         fall = torch.where(inside, base ** ((2 - alpha) / (alpha - 1)), 0).sum() / (alpha - 1)
     return powers(low + (powers(low).sum() - 1) / fall)
