@@ -1,4 +1,6 @@
-"""What the suite does not ask of the Compressive Transformer, and `compressive-transformer-pytorch`."""
+"""What the suite does not ask of the Compressive Transformer; `compressive-transformer-pytorch` and labml's."""
+
+import importlib
 
 import pytest
 import torch
@@ -50,6 +52,68 @@ def test_peer():
     expected.backward()
     assert_close(ours.squeeze.weight.grad, theirs.compress_mem_fn.conv.weight.grad)
     assert_close(ours.squeeze.bias.grad, theirs.compress_mem_fn.conv.bias.grad)
+
+
+def labml_attention(ours: regard.Attention, distances: int) -> torch.nn.Module:
+    """labml's relative attention with our weights: its vectors of distances are ours, W_R R_d, and its number of each
+    distance is v . W_R R_d. Nothing is left at zero, and gradients reach our parameters."""
+    theirs = importlib.import_module("labml_nn.transformers.xl.relative_mha").RelativeMultiHeadAttention(HEADS, WIDTH, 0)
+    place = ours.position
+    frequency = 10000 ** (-torch.arange(0, WIDTH, 2).double() / WIDTH)
+    angle = torch.arange(distances, -distances, -1).double()[:, None] * frequency
+    R = torch.cat([angle.sin(), angle.cos()], 1) @ place.project.weight.T
+    vectors = R.view(2 * distances, HEADS, -1)
+    for name, value in (
+        ("key_pos_embeddings", vectors),
+        ("key_pos_bias", torch.einsum("chd,hd->ch", vectors, place.v)),
+        ("query_pos_bias", place.u),
+    ):
+        delattr(theirs, name)
+        setattr(theirs, name, value)
+    theirs.P = distances
+    for name, part in (("q", theirs.query), ("k", theirs.key), ("v", theirs.value)):
+        part.linear.weight, part.linear.bias = ours.project[name].weight, ours.project[name].bias
+    theirs.output.weight, theirs.output.bias = ours.output.weight, ours.output.bias
+    return theirs
+
+
+@pytest.mark.parametrize("memory", [N, 2 * N])
+def test_relative_distances_are_labmls(memory, monkeypatch):
+    """Slots, memory and segment are one line of places, and all that the paper adds to a score is there. The last
+    segment is not full; between segments nothing goes back."""
+    # a call that is gone from today's labml
+    monkeypatch.setattr(importlib.import_module("labml.tracker"), "debug", lambda *_: None, raising=False)
+    torch.manual_seed(0)
+    spec = f"compressive(segment={N}, memory={memory}, compressed=4, rate=3)"
+    ours = regard.attention(spec, width=WIDTH, heads=HEADS, role="causal", bias=True).double().train()
+    with torch.no_grad():
+        for part in (ours.position.u, ours.position.v, *(linear.bias for linear in ours.project.values())):
+            part.normal_()
+    theirs = labml_attention(ours, 64)
+    compress = importlib.import_module("labml_nn.transformers.compressive").Conv1dCompression(3, WIDTH).double()
+    compress.conv.load_state_dict(ours.squeeze.state_dict())
+    x = draw(2, 6 * N + 2)
+    mem = slots = x[:, :0].transpose(0, 1)
+    state, mine, other = ours.start(2), [], []
+    for h in x.split(N, 1):
+        y, state = ours.extend(h, regard.detach(state))
+        mine.append(y)
+        z = h.transpose(0, 1)
+        seen = torch.cat([slots, mem, z])
+        visible = torch.ones(len(z), len(seen), dtype=torch.bool).tril(len(seen) - len(z))[..., None]
+        other.append(theirs(query=z, key=seen, value=seen, mask=visible).transpose(0, 1))
+        mem = torch.cat([mem, z])
+        if len(mem) > memory:
+            old, mem = mem[:N], mem[N:]
+            slots = torch.cat([slots, compress(old).detach()])[-4:]
+    mine, other = torch.cat(mine, 1), torch.cat(other, 1)
+    assert_close(mine, other)
+    assert_close(ours.run(x).y, other)
+    toward = torch.randn_like(mine)
+    leaves = [ours.position.project.weight, ours.position.u, ours.position.v]
+    leaves += [ours.project[name].weight for name in "qkv"]
+    expected = torch.autograd.grad((other * toward).sum(), leaves)
+    assert_close(torch.autograd.grad((mine * toward).sum(), leaves), expected)
 
 
 @pytest.mark.parametrize("function", ["conv", "dilated"])
