@@ -57,7 +57,9 @@ def test_peer():
 def labml_attention(ours: regard.Attention, distances: int) -> torch.nn.Module:
     """labml's relative attention with our weights: its vectors of distances are ours, W_R R_d, and its number of each
     distance is v . W_R R_d. Nothing is left at zero, and gradients reach our parameters."""
-    theirs = importlib.import_module("labml_nn.transformers.xl.relative_mha").RelativeMultiHeadAttention(HEADS, WIDTH, 0)
+    theirs = importlib.import_module("labml_nn.transformers.xl.relative_mha").RelativeMultiHeadAttention(
+        HEADS, WIDTH, 0
+    )
     place = ours.position
     frequency = 10000 ** (-torch.arange(0, WIDTH, 2).double() / WIDTH)
     angle = torch.arange(distances, -distances, -1).double()[:, None] * frequency
