@@ -131,7 +131,7 @@ def projected_step(layer: regard.Attention, N: int) -> Callable[[], None]:
     tokens = torch.zeros(1, N, 1)
     rows, memory = Rows.full(tokens), Memory(tokens, None) if role == "cross" else None
     leaves, grad = (*inputs.values(), *own), torch.randn(1, N, H, D).transpose(1, 2)
-    return lambda: train(layer.mix(rows, query, source, None, memory)[0], leaves, grad)
+    return lambda: train(layer.attend_projected(rows, query, source, None, memory)[0], leaves, grad)
 
 
 def leaf(*size: int) -> Tensor:

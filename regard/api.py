@@ -116,14 +116,15 @@ def attend(
     layer = _bare(str(parse(spec)), H, k.shape[1], D, role, q.dtype, q.device)
     allowed = layer.allowed(mask, len(q), T, S)
     if causal and T < S:
-        if getattr(type(layer), "own", None) in (Cached.own, Tailed.own) and not getattr(layer, "front", 0):
+        by_keys = getattr(type(layer), "attend_self", None) in (Cached.attend_self, Tailed.attend_self)
+        if by_keys and not getattr(layer, "front", 0):
             return _last(layer, q, k, v, keep, allowed)
         # what is not made of single keys reads the queries of all tokens, of which only the last are wanted
         return attend(spec, F.pad(q, (0, 0, S - T, 0)), k, v, keep, causal=True)[:, :, S - T :]
     if keep is None:
         rows = Rows.full(q.transpose(1, 2))._replace(allowed=allowed)
         memory = Memory(k.transpose(1, 2), None, allowed=allowed)
-        return layer.mix(rows, {"q": q}, {"k": k, "v": v}, None, memory)[0]
+        return layer.attend_projected(rows, {"q": q}, {"k": k, "v": v}, None, memory)[0]
     packed = {}
     for name, part in (("q", q), ("k", k), ("v", v)):
         if name != "q" or role != "cross":
@@ -132,9 +133,9 @@ def attend(
     if role == "cross":
         query_rows = Rows.full(q.transpose(1, 2))
         memory = Memory(packed["k"].transpose(1, 2), rows.count, allowed=pack_pairs(allowed, None, keep))
-        return layer.mix(query_rows, {"q": q}, packed, None, memory)[0]
+        return layer.attend_projected(query_rows, {"q": q}, packed, None, memory)[0]
     rows = rows._replace(allowed=pack_pairs(allowed, keep))
-    o = layer.mix(rows, {"q": packed["q"]}, {"k": packed["k"], "v": packed["v"]}, None, None)[0]
+    o = layer.attend_projected(rows, {"q": packed["q"]}, {"k": packed["k"], "v": packed["v"]}, None, None)[0]
     return unpack(o, keep[:, None], dim=2)
 
 

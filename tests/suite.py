@@ -324,7 +324,7 @@ class Stack(torch.nn.Module):
         super().__init__()
         self.layers = torch.nn.ModuleList(case.build(seed=seed) for seed in (0, 1))
         for layer in self.layers:
-            layer.settle(self.layers[0], False, False)
+            layer.link_layers(self.layers[0], False, False)
 
     def forward(self, x: Tensor, states: list[Any], keep: Tensor | None = None) -> tuple[Tensor, list[Any]]:
         packed, rows = (x, Rows.full(x)) if keep is None else pack(x, keep)
@@ -519,10 +519,10 @@ def check_weights(case: Case) -> None:
     x, rows, memory = given["x"], Rows.full(given["x"]), None
     if case.role == "cross":
         memory = Memory(given["memory"], None)
-    # carry(V) = weights @ V for any V, of each head its own and wider than a head
+    # apply_map(V) = weights @ V for any V, of each head its own and wider than a head
     maps = layer.weights(**given)
     values = torch.randn(6, HEADS, maps.shape[3], layer.shape.head_width + 3, dtype=x.dtype)
-    assert_close(layer.carry(values, x, rows, memory=memory), maps @ values)
+    assert_close(layer.apply_map(values, x, rows, memory=memory), maps @ values)
     if not hasattr(layer, "read") or layer.facts.columns == "slots":
         return
     # attend(V) = weights @ V for any V put in the place of every value
@@ -530,13 +530,16 @@ def check_weights(case: Case) -> None:
     values = {n: torch.randn_like(source[layer.kinds("value")[0]]) for n in layer.kinds("value")[:1]}
     swapped = source | dict.fromkeys(layer.kinds("value"), next(iter(values.values())))
     nothing = source | {n: torch.zeros_like(source[n]) for n in layer.kinds("value")}
-    o = layer.mix(rows, query, swapped, None, memory)[0] - layer.mix(rows, query, nothing, None, memory)[0]
+    o = (
+        layer.attend_projected(rows, query, swapped, None, memory)[0]
+        - layer.attend_projected(rows, query, nothing, None, memory)[0]
+    )
     v = next(iter(values.values())).repeat_interleave(HEADS // layer.shape.kv_heads, 1)
     if not layer.facts.linear:
         assert (maps @ v - o).abs().max() > 1e-9, "declared as more than its map, but it is the map times the values"
         return
     assert_close(maps @ v, o)
-    if case.role == "causal" and hasattr(layer, "probed_own"):
+    if case.role == "causal" and hasattr(layer, "probe_self_state"):
         _, state = layer.extend(x[:, :20], layer.start(6))
         late = layer.weights(x[:, 20:], state=state)
         assert_close(late, maps[:, :, 20:])
@@ -570,7 +573,7 @@ def slots_hold(layer: Attention, given: dict[str, Tensor], masks: dict[str, Tens
         assert not got[..., slots:].any(), "weight on slots of padding"
     x, memory = given["x"], Memory(given["memory"], None) if "memory" in given else None
     if hasattr(layer, "read"):
-        o = layer.mix(Rows.full(x), *layer.read(x, Rows.full(x), memory), None, memory)[0]
+        o = layer.attend_projected(Rows.full(x), *layer.read(x, Rows.full(x), memory), None, memory)[0]
         assert_close(layer.weights(**given) @ layer.slots(x, memory=memory), o)
     if layer.shape.role == "causal":
         _, state = layer.extend(x[:, :20], layer.start(len(x)))

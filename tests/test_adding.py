@@ -46,7 +46,7 @@ class Throwaway(Scored):
         return (q / self.temperature) @ k.mT
 
     def plain(self, row):
-        return torch.stack([row.mix(i, row.past(i), 1 / FACTOR) for i in range(row.T)])
+        return torch.stack([row.attend(i, row.past(i), 1 / FACTOR) for i in range(row.T)])
 '''
 
 # what `make test` would run of them, and what the command line says

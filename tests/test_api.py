@@ -199,5 +199,5 @@ def test_a_window_far_beyond_the_text():
 def test_mixed_heads_share_what_a_stack_shares():
     spec = "heads(linformer(rank=2, longest=8, sharing='layerwise'), softmax)"
     first, second = (regard.attention(spec, width=16, heads=4) for _ in range(2))
-    second.settle(first, False, False)
+    second.link_layers(first, False, False)
     assert second.parts[0].mix_k is first.parts[0].mix_k

@@ -65,13 +65,13 @@ def test_the_backward_pass_drops_the_same_weights(name, options):
 
     def read(v: torch.Tensor) -> torch.Tensor:
         torch.manual_seed(3)
-        return layer.mix(rows, query, source | {"v": v}, None, memory)[0]
+        return layer.attend_projected(rows, query, source | {"v": v}, None, memory)[0]
 
     o = read(source["v"])
     g = torch.randn_like(o)
     (dv,) = torch.autograd.grad((o * g).sum(), source["v"])
     assert_close((dv * source["v"]).sum(), (g * (o - read(torch.zeros_like(source["v"])))).sum())
-    assert (o - layer.eval().mix(rows, query, source, None, memory)[0]).abs().max() > 1e-3
+    assert (o - layer.eval().attend_projected(rows, query, source, None, memory)[0]).abs().max() > 1e-3
 
 
 def test_a_step_of_decoding_and_a_memory():

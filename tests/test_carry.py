@@ -119,7 +119,7 @@ def test_axial_reads_rows_and_then_columns(role):
 def test_poolingformer_reads_the_window_and_what_it_has_read(pooling, role):
     layer, x, _ = built(f"poolingformer(window=2, wide=6, kernel=3, stride=2, pooling='{pooling}')", role)
     near, read = layer.near.weights(x), layer.near(x)
-    far = layer.far.carry(torch.eye(T, dtype=x.dtype).expand(2, 1, -1, -1), read, Rows.full(read))
+    far = layer.far.apply_map(torch.eye(T, dtype=x.dtype).expand(2, 1, -1, -1), read, Rows.full(read))
     assert_close(layer.weights(x), near + far @ near)
     if pooling != "max":
         v = layer.far.split("v", read)

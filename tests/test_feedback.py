@@ -93,7 +93,7 @@ def looked(block, x: Tensor, memories: list[Tensor], config: FeedbackConfig, rea
         queries = torch.stack([torch.full_like(query, torch.nan)] * t + [query])
         row = Row(head, True, t + 1, t, {"q": queries, "k": torch.stack(keys), "v": values}, scheme)
         if not config.adaptive_span:
-            heads.append(row.mix(t, range(first, t), layer.scale))
+            heads.append(row.attend(t, range(first, t), layer.scale))
             continue
         powers = [torch.exp(layer.scale * row.product(t, j) + row.bias(t, j)) for j in range(first, t)]
         shares = [

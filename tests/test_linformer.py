@@ -21,7 +21,7 @@ def stack(sharing: str, role: str = "self") -> torch.nn.ModuleList:
     torch.manual_seed(0)
     layers = torch.nn.ModuleList(build(sharing, role) for _ in range(2))
     for layer in layers:
-        layer.settle(layers[0], False, False)
+        layer.link_layers(layers[0], False, False)
     return layers
 
 
@@ -74,14 +74,14 @@ def test_settle_leaves_others_alone():
     own = layer.mix_k
     softmax = regard.attention("softmax", width=WIDTH, heads=HEADS)
     for first in (None, layer, softmax, build("key-value")):
-        layer.settle(first, False, False)
+        layer.link_layers(first, False, False)
         assert layer.mix_k is own
 
 
 def test_settle_refuses_other_sizes():
     for first in (build("layerwise", rank=2), build("layerwise", longest=21)):
         with pytest.raises(ValueError, match="give them the same"):
-            build("layerwise").settle(first, False, False)
+            build("layerwise").link_layers(first, False, False)
 
 
 def test_too_long():

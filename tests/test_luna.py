@@ -41,8 +41,8 @@ def by_hand(layer, P: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("role", ["self", "cross"])
 def test_the_packed_sequence_goes_on(role):
     first, second = layer_of(role), layer_of(role)
-    first.settle(None, False, True)
-    second.settle(first, True, False)
+    first.link_layers(None, False, True)
+    second.link_layers(first, True, False)
     first.double()
     torch.nn.init.normal_(first.packed_norm.weight)
     assert second.packed is first.packed

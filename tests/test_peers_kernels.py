@@ -22,7 +22,7 @@ def ours(spec, q, k, v, role="self", **buffers):
     for name, value in buffers.items():
         getattr(layer, name).copy_(value)
     rows = Rows.full(q.transpose(1, 2))
-    return layer.mix(rows, {"q": q}, {"k": k, "v": v})[0]
+    return layer.attend_projected(rows, {"q": q}, {"k": k, "v": v})[0]
 
 
 def test_performer_equals_its_peer():

@@ -132,9 +132,9 @@ class AlignsNewQueriesWithTheOldestKeys(Softmax):
 class WritesBehindTheLongestRow(Softmax):
     """Every row's new token goes to the same slot."""
 
-    def own(self, rows, query, source, state):
+    def attend_self(self, rows, query, source, state):
         if state is None:
-            return super().own(rows, query, source, state)
+            return super().attend_self(rows, query, source, state)
         filled, after = state.progress.longest, state.progress.advance(rows)
         pairs = zip(state.parts, source.values(), strict=True)
         parts = tuple(torch.cat([old[:, :, :filled], new], 2) for old, new in pairs)
@@ -145,8 +145,8 @@ class WritesBehindTheLongestRow(Softmax):
 
 @caught_by("ragged_decode", "causal")
 class CountsPaddedTokensAsSeen(Softmax):
-    def own(self, rows, query, source, state):
-        o, after = super().own(rows, query, source, state)
+    def attend_self(self, rows, query, source, state):
+        o, after = super().attend_self(rows, query, source, state)
         if after is None:
             return o, None
         length, longest, _ = after.progress
@@ -164,12 +164,12 @@ class Unbranched(CacheState):
 
 @caught_by("select", "causal")
 class BranchesShareOneBuffer(Softmax):
-    def own(self, rows, query, source, state):
-        o, after = super().own(rows, query, source, state)
+    def attend_self(self, rows, query, source, state):
+        o, after = super().attend_self(rows, query, source, state)
         return o, after and Unbranched(*after)
 
-    def empty(self, batch, capacity, dtype, device):
-        return Unbranched(*super().empty(batch, capacity, dtype, device))
+    def empty_state(self, batch, capacity, dtype, device):
+        return Unbranched(*super().empty_state(batch, capacity, dtype, device))
 
 
 class Stuck(CacheState):
@@ -179,12 +179,12 @@ class Stuck(CacheState):
 
 @caught_by("select", "causal")
 class BranchesKeepTheFirstRow(Softmax):
-    def own(self, rows, query, source, state):
-        o, after = super().own(rows, query, source, state)
+    def attend_self(self, rows, query, source, state):
+        o, after = super().attend_self(rows, query, source, state)
         return o, after and Stuck(*after)
 
-    def empty(self, batch, capacity, dtype, device):
-        return Stuck(*super().empty(batch, capacity, dtype, device))
+    def empty_state(self, batch, capacity, dtype, device):
+        return Stuck(*super().empty_state(batch, capacity, dtype, device))
 
 
 @caught_by("select", "causal")
@@ -305,8 +305,8 @@ class ANewGraphEveryStep(Softmax):
 
 @caught_by("autocast", "causal")
 class StateIsAlwaysFloat32(Softmax):
-    def empty(self, batch, capacity, dtype, device):
-        return super().empty(batch, capacity, torch.float32, device)
+    def empty_state(self, batch, capacity, dtype, device):
+        return super().empty_state(batch, capacity, torch.float32, device)
 
 
 @caught_by("round_trip", "self", "causal", "cross")

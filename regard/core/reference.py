@@ -64,7 +64,7 @@ class Row:
         """v_j as query i reads it."""
         return self.v[j] if self.position is None else self.v[j] + self.position.plain_value(self.head, i, j)
 
-    def mix(self, i: int, seen: Iterable[int], scale: float) -> Tensor:
+    def attend(self, i: int, seen: Iterable[int], scale: float) -> Tensor:
         """Softmax attention of query i over the keys `seen`: zeros if there are none."""
         seen = list(seen)
         if not seen:

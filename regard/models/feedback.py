@@ -106,7 +106,7 @@ class FeedbackBlock(nn.Module):
                 f"a feedback model cannot take attention {facts.name!r}: it must compare a query with keys one by one, "
                 f"wherever they stand, such as softmax or additive"
             )
-        self.attention.settle(None, False, False)
+        self.attention.link_layers(None, False, False)
         self.feedforward = FEEDFORWARD.build(feedforward, Sizes(config.width, config.inner, "causal"))
         feeds = self.feedforward.facts
         if feeds.loss or feeds.training != "token":

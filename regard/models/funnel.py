@@ -14,7 +14,7 @@ from regard.core.rows import Memory, Rows, blank
 from regard.core.state import Out
 from regard.layers.position.base import Position
 from regard.models.pooling import Answer, EncoderConfig, at_least
-from regard.models.transformer import Block, Prediction, Stack, _pack, second, settle, through
+from regard.models.transformer import Block, Prediction, Stack, _pack, link_layers, second, through
 from regard.spec import Spec, over_layers
 
 
@@ -91,7 +91,7 @@ class Funnel(nn.Module):
         self.decoder = nn.ModuleList()
         if config.classes is None and config.decoder_layers:
             self.decoder.extend(Block(layer, spec, None) for spec in over_layers(specs[:1], config.decoder_layers))
-            settle(self.decoder)
+            link_layers(self.decoder)
         for part in (self.first, self.decoder):
             self._place(part, 0)
         self.norm = nn.LayerNorm(config.width) if config.norm == "pre" else nn.Identity()
@@ -123,7 +123,7 @@ class Funnel(nn.Module):
         block = nn.ModuleList(
             Block(layer, *pair, feedforward=feed, pace=pace) for pair, feed in zip(pairs, feeds, strict=True)
         )
-        settle(block)
+        link_layers(block)
         return block
 
     def _place(self, block: nn.Module, index: int) -> None:

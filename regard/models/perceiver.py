@@ -17,7 +17,7 @@ from regard.core.shape import Shape
 from regard.core.state import Out, Progress, check_rows, take_rows
 from regard.kernels.dropout import Dropout
 from regard.layers.attention.base import Attention
-from regard.layers.attention.cached import Cached, CacheState, grow
+from regard.layers.attention.cached import Cached, CacheState, append_to_cache
 from regard.models.pooling import Answer, EncoderConfig, at_least
 from regard.models.transformer import (
     Block,
@@ -30,9 +30,9 @@ from regard.models.transformer import (
     _pack,
     check_words,
     gathered,
+    link_layers,
     look_up,
     second,
-    settle,
     through,
 )
 from regard.spec import POSITIONS, over_layers, parse
@@ -77,7 +77,7 @@ class Reader(nn.Module):
         self.residual = residual
         self.norm = nn.LayerNorm(memory_width) if config.norm == "pre" else nn.Identity()
         self.block = Block(config, None, spec, memory_width=memory_width)
-        settle([self.block])
+        link_layers([self.block])
 
     def forward(self, x: Tensor, rows: Rows, memory: Memory) -> Out:
         memory = memory._replace(x=self.norm(memory.x))
@@ -133,7 +133,7 @@ class Perceiver(nn.Module):
         self.blocks = nn.ModuleList(
             Block(layer, spec, None, feedforward=feed) for spec, feed in zip(*specs, strict=True)
         )
-        settle(self.blocks)
+        link_layers(self.blocks)
         if config.classes is None:
             self.query = nn.Parameter(torch.empty(config.width).normal_(std=0.02))
             self.places = POSITIONS.build(config.position, shape)
@@ -356,6 +356,7 @@ def _absorb(layer: Attention, x: Tensor, rows: Rows, state: Any) -> Any:
         return layer.run(x, rows, state=state).state
     _, source = layer.read(x, rows, None)
     parts = tuple(
-        grow(old, new, rows, state.progress.longest) for old, new in zip(state.parts, source.values(), strict=True)
+        append_to_cache(old, new, rows, state.progress.longest)
+        for old, new in zip(state.parts, source.values(), strict=True)
     )
     return CacheState(parts, state.progress.advance(rows))

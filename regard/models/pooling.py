@@ -20,8 +20,8 @@ from regard.models.transformer import (
     Transformer,
     _pack,
     check_words,
+    link_layers,
     second,
-    settle,
     through,
 )
 
@@ -128,7 +128,7 @@ class Pooling(nn.Module):
             unplaced = replace(config, position="none")
             self.blocks.append(Block(unplaced, None, attention))
             self.blocks.extend(Block(unplaced, "softmax", None) for _ in range(layers))
-            settle(self.blocks)
+            link_layers(self.blocks)
 
     def forward(self, x: Tensor, *, keep: Tensor | None = None) -> Tensor:
         if x.dim() != 3 or not x.is_floating_point():

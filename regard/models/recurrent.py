@@ -122,7 +122,7 @@ class Recurrent(nn.Module):
         if config.attention is not None:
             shape = Shape.of(width=hidden, heads=config.heads, role="cross")
             self.cross = ATTENTION.build(config.attention, shape)
-            self.cross.settle(None, False, False)
+            self.cross.link_layers(None, False, False)
         self.mix = nn.Linear(hidden if self.cross is None else 2 * hidden, width)
         self.output = nn.Linear(width, self.target_embedding.num_embeddings, bias=False)
         if config.tied:

@@ -15,7 +15,7 @@ from regard.core.rows import Memory, Rows, unpack
 from regard.core.state import Out
 from regard.kernels.dropout import Dropout
 from regard.models.pooling import Answer, EncoderConfig, at_least
-from regard.models.transformer import Block, Prediction, Stack, _pack, second, settle, through
+from regard.models.transformer import Block, Prediction, Stack, _pack, link_layers, second, through
 from regard.spec import over_layers
 
 
@@ -173,7 +173,7 @@ class TokenLearner(nn.Module):
             Block(unplaced, spec, None, feedforward=feed)
             for spec, feed in zip(specs[before:], feeds[before:], strict=True)
         )
-        settle(self.blocks)
+        link_layers(self.blocks)
         learner = Learner if config.version == "1.1" else GridLearner
         self.learner = self.fuser = None
         if config.fuses == "layers":

@@ -299,7 +299,7 @@ class Stack(nn.Module):
         self.register_buffer("stems", stems)
         self.dropout = Dropout(config.dropout)
         self.reversible = config.reversible
-        settle(self.blocks)
+        link_layers(self.blocks)
 
     def embed(self, ids: Tensor, rows: Rows, segments: Tensor | None = None) -> Tensor:
         """[B, T] -> [B, T, E]; without `segments` all tokens are of the first."""
@@ -340,7 +340,7 @@ class Stack(nn.Module):
         return [layer for block in self.blocks for layer in (block.attention, block.cross) if layer is not None]
 
 
-def settle(*stacks: Sequence[Block]) -> None:
+def link_layers(*stacks: Sequence[Block]) -> None:
     """Tells each layer which it may share with, the first of its kind in its place, and whether a stream comes and is
     read. A stream runs through all layers in the order in which they work, from stack to stack; what carries one has a
     single first of its kind. Of what is said twice, the last counts."""
@@ -355,11 +355,11 @@ def settle(*stacks: Sequence[Block]) -> None:
     streams, first = [layer.facts.stream for _, _, layer in places], {}
     for number, (index, name, layer) in enumerate(places):
         like = first.setdefault((type(layer), *(() if streams[number] else (index, name))), layer)
-        layer.settle(None if like is layer else like, any(streams[:number]), any(streams[number + 1 :]), pre)
+        layer.link_layers(None if like is layer else like, any(streams[:number]), any(streams[number + 1 :]), pre)
     feeds = [block.feedforward for blocks in stacks for block in blocks]
     for feed in feeds:
         like = next(other for other in feeds if type(other) is type(feed))
-        feed.settle(None if like is feed else like)
+        feed.link_layers(None if like is feed else like)
 
 
 def through(
@@ -471,7 +471,7 @@ class Transformer(nn.Module):
             if self.encoder is not None and config.target_vocabulary is None:
                 self.decoder.embedding = self.encoder.embedding
             if self.encoder is not None:
-                settle(self.encoder.blocks, self.decoder.blocks)
+                link_layers(self.encoder.blocks, self.decoder.blocks)
                 self.encoder.give_stream_norm(self.decoder)
         embedding = (self.decoder or self.encoder).embedding
         self.transform = Transform(config) if config.head == "transform" else nn.Identity()

@@ -1,7 +1,7 @@
 """Any part of the map of any attention, at 4,096 tokens too, without a map of N x N numbers ever being held.
 
 `record` runs a model and keeps what each attention layer was given. From that, rows and columns of its map are computed
-when somebody looks at them. What a layer carries of values, o = map values (`Attention.carry`), is linear in them:
+when somebody looks at them. What a layer carries of values, o = map values (`Attention.apply_map`), is linear in them:
 
 - columns are what it carries of unit vectors;
 - rows are the transpose of that, D a pass: the gradient of sum_d o[i_d, d] by the values holds row i_d in channel d;
@@ -158,7 +158,7 @@ def columns(given: Given, first: int, last: int) -> Tensor:
 
 def _carried(given: Given, values: Tensor) -> Tensor:
     """[1, 1 or H, S, n] -> [H, T, n]"""
-    return given.layer.carry(values, given.x, given.rows, memory=given.memory, stream=given.stream)[0]
+    return given.layer.apply_map(values, given.x, given.rows, memory=given.memory, stream=given.stream)[0]
 
 
 def _some(given: Given, first: int, last: int) -> tuple[Mask, dict[str, Tensor], dict[str, Tensor]]:
@@ -199,12 +199,12 @@ def _transposed_alone(given: Given, first: int, last: int) -> Tensor:
     return _transposed(given, range(last - first), lambda values: layer.in_widths(values, attended)[0])
 
 
-def _transposed(given: Given, queries: Sequence[int], carry: Callable[[Tensor], Tensor]) -> Tensor:
-    """Rows [H, n, S] of a map, of which `carry` is the product with values."""
+def _transposed(given: Given, queries: Sequence[int], apply: Callable[[Tensor], Tensor]) -> Tensor:
+    """Rows [H, n, S] of a map, of which `apply_map` is the product with values."""
     D, found = given.layer.shape.head_width, []
     with torch.enable_grad():
         values = given.x.new_zeros(1, given.heads, given.slots, min(D, len(queries)), requires_grad=True)
-        o = carry(values)
+        o = apply(values)
         for start in range(0, len(queries), D):
             some = torch.tensor(queries[start : start + D], device=o.device)
             asked = o[:, some, torch.arange(len(some), device=o.device)].sum()
@@ -236,7 +236,7 @@ def part(given: Given, head: int) -> tuple[Given, int]:
 def by_rows(given: Given) -> bool:
     """Whether a part of the map is cheaper by its rows than by its columns."""
     parts = given.layer.parts if isinstance(given.layer, MixedHeads) else [given.layer]
-    return isinstance(given, Linked) or all(getattr(part, "alone", False) for part in parts)
+    return isinstance(given, Linked) or all(getattr(part, "independent_queries", False) for part in parts)
 
 
 def slots(layer: Attention, T: int, S: int) -> int:

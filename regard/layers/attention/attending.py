@@ -21,7 +21,9 @@ class Attending(Projected):
         """[B, H, T, D]; the arguments after the mask are the mechanism's `inputs` by name."""
         raise NotImplementedError
 
-    alone = False  # True: what a query reads depends on no other query, so `attend` may be given some of them
+    independent_queries = (
+        False  # True: what a query reads depends on no other query, so `attend` may be given some of them
+    )
     piece = 64  # queries at a time where logits are made
     few = 8  # queries for which two products beat the CPU's fused kernel, as in decoding
 
@@ -33,7 +35,9 @@ class Attending(Projected):
             k, v = (part.repeat_interleave(times, 1) if gqa else part for part in (k, v))
 
             def read(q: Tensor, part: Mask) -> Tensor:
-                return self.weigh(part, self.position.scores(q, k[:, :, : part.S], part, scale), v[:, :, : part.S])
+                return self.softmax_average(
+                    part, self.position.scores(q, k[:, :, : part.S], part, scale), v[:, :, : part.S]
+                )
 
             return self.in_pieces(mask, q, read)
         if kind == "bias":
@@ -44,7 +48,7 @@ class Attending(Projected):
                 seen = k[:, :, : part.S], v[:, :, : part.S]
                 if self.drops:
                     wide = (each.repeat_interleave(q.shape[1] // each.shape[1], 1) for each in seen)
-                    return self.weigh(part, q * scale @ next(wide).mT, next(wide))
+                    return self.softmax_average(part, q * scale @ next(wide).mT, next(wide))
                 o = F.scaled_dot_product_attention(q, *seen, attn_mask=bias, scale=scale, enable_gqa=gqa)
                 return o if some is None else torch.where(some, o, 0)
 
@@ -53,7 +57,7 @@ class Attending(Projected):
             # drawn a piece at a time and cheaply: PyTorch's own takes 18 times as long on a CPU
             k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], 1) for part in (k, v))
             return self.in_pieces(
-                mask, q, lambda q, part: self.weigh(part, q * scale @ k[:, :, : part.S].mT, v[:, :, : part.S])
+                mask, q, lambda q, part: self.softmax_average(part, q * scale @ k[:, :, : part.S].mT, v[:, :, : part.S])
             )
         p = self.shape.dropout if self.drops else 0.0
         if mask.allowed is not None:
@@ -61,7 +65,7 @@ class Attending(Projected):
             o = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, dropout_p=p, scale=scale, enable_gqa=gqa)
             return torch.where(some, o, 0)
         if self.few >= mask.T and not gqa and _plain_cpu(q):
-            return self.weigh(mask, q * scale @ k.transpose(2, 3), v)
+            return self.softmax_average(mask, q * scale @ k.transpose(2, 3), v)
         attn_mask, is_causal = mask.sdpa()
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=attn_mask, dropout_p=p, is_causal=is_causal, scale=scale, enable_gqa=gqa
@@ -93,28 +97,28 @@ class Attending(Projected):
                 outs.append(read(piece, part))
         return torch.cat(outs, 2)
 
-    def fix(self, source, memory):
+    def project_memory(self, source, memory):
         B, S = memory.x.shape[:2]
         count = torch.full((B,), S, device=memory.x.device) if memory.count is None else memory.count
         return CrossState(tuple(source.values()), count, memory.count is None, S, memory.allowed)
 
-    def look(self, query, state):
+    def attend_memory(self, query, state):
         zero = torch.zeros_like(state.count)
         T = next(iter(query.values())).shape[2]
         mask = Mask(zero, zero, state.count, T, state.S, False, state.full, 0, state.allowed)
         source = dict(zip(self.kinds("key", "value", "gate"), state.parts, strict=True))
         return self.attend(mask, **query, **self.repeated(source))
 
-    def probed(self, state, first):
+    def probe_state(self, state, first):
         crosses, names = self.shape.role == "cross", self.kinds("key", "value", "gate")
         state = take_rows(state, torch.arange(len(state.count if crosses else state.progress.length)))
         if crosses:
             at = torch.arange(state.S, device=state.count.device)[None]
             return state._replace(parts=self._swap(names, state.parts, at, first))
-        return self.probed_own(state, names, first)
+        return self.probe_self_state(state, names, first)
 
-    def probed_own(self, state: Any, names: list[str], first: int) -> Any:
-        """`probed` for role "causal"."""
+    def probe_self_state(self, state: Any, names: list[str], first: int) -> Any:
+        """`probe_state` for role "causal"."""
         raise NotImplementedError
 
     def _swap(self, names: list[str], parts: tuple[Tensor, ...], at: Tensor, first: int) -> tuple[Tensor, ...]:
@@ -123,7 +127,7 @@ class Attending(Projected):
             self.unit(at, first, len(part)) if name in values else part for name, part in zip(names, parts, strict=True)
         )
 
-    def aligned(self, rows: Rows) -> Mask:
+    def whole_mask(self, rows: Rows) -> Mask:
         """The mask of a whole sequence over itself."""
         causal = self.shape.role == "causal"
         end, full = rows.start + rows.count, rows.at is not None

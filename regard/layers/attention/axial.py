@@ -110,7 +110,7 @@ class Axial(Attention):
         x, above, inner = zeros(self.shape.width), zeros(self.shape.width), (zeros(G, D), zeros(G, D))
         return Out(None, AxialState(x, above, inner, columns, Progress.initial(batch, device)))
 
-    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
+    def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
         x = x if self.position is None else self.position.add(x, rows)
         grid, counts = self._grid(x, rows)
@@ -186,7 +186,9 @@ class Axial(Attention):
         q = _take(query["q"].transpose(1, 2), (cell - inside[:, None]).clamp(0, T - 1))
         k, v = (lay(old, new.transpose(1, 2)) for old, new in zip(state.inner, source.values(), strict=True))
         q, k, v = (part.unflatten(1, (m, w)).flatten(0, 1).transpose(1, 2) for part in (q, k, v))
-        o = self.inner.mix(Rows.full(q[:, 0]), {"q": q}, {"k": k, "v": v})[0].transpose(1, 2)  # [B m, w, H, D]
+        o = self.inner.attend_projected(Rows.full(q[:, 0]), {"q": q}, {"k": k, "v": v})[0].transpose(
+            1, 2
+        )  # [B m, w, H, D]
         y = self.inner.output(_take(o.unflatten(0, (B, m)).flatten(1, 2), own).flatten(2))
         kept = tuple(last(part.transpose(1, 2).unflatten(0, (B, m)).flatten(1, 2)) for part in (k, v))
         above = _take(above, (after // w)[:, None].clamp(max=above.shape[1] - 1))[:, 0]

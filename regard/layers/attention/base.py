@@ -250,9 +250,9 @@ class Attention(nn.Module):
             )
         S = x.shape[1] if memory is None else memory.x.shape[1]
         unit = torch.eye(S, dtype=x.dtype, device=x.device).expand(len(x), 1, -1, -1)
-        return self.carry(unit, x, rows, memory=memory, stream=stream)
+        return self.apply_map(unit, x, rows, memory=memory, stream=stream)
 
-    def carry(
+    def apply_map(
         self,
         values: Tensor,
         x: Tensor,
@@ -269,7 +269,7 @@ class Attention(nn.Module):
         """[B, H, slots, D]: the values that the columns of a map stand for, where facts.columns is "slots"."""
         raise NotImplementedError
 
-    def settle(self, first: "Attention | None", fed: bool, read: bool, pre: bool = False) -> None:
+    def link_layers(self, first: "Attention | None", fed: bool, read: bool, pre: bool = False) -> None:
         """A stack of layers says once: the layer to share with, whether a stream comes in, whether it is read, whether
         the norms of the model stand before its layers."""
 

@@ -171,7 +171,7 @@ class BigBird(Cached):
                     taken.append(top if rank in taken else rank)
             blocks |= {legal[rank] for rank in taken}
             for i in range(u * b, min(u * b + b, row.T)):
-                outs.append(row.mix(i, [j for j in range(row.T) if j // b in blocks], self.scale))
+                outs.append(row.attend(i, [j for j in range(row.T) if j // b in blocks], self.scale))
         return torch.stack(outs)
 
 

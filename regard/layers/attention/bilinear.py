@@ -33,7 +33,7 @@ class Bilinear(Cached):
     )
     examples = ("bilinear", "bilinear(rank=2)", "bilinear(rank=7, scaled=False)")
     grouped = True
-    alone = True
+    independent_queries = True
 
     def __init__(
         self,
@@ -59,4 +59,4 @@ class Bilinear(Cached):
     def plain(self, row: Row) -> Tensor:
         A, B = self.left[row.head], self.right[row.head]
         turned = replace(row, values=row.values | {"q": torch.stack([B.T @ (A @ q) for q in row.q])})
-        return torch.stack([turned.mix(i, row.past(i), self.factor) for i in range(row.T)])
+        return torch.stack([turned.attend(i, row.past(i), self.factor) for i in range(row.T)])

@@ -46,20 +46,22 @@ class Cached(Attending):
         state = fix_bound(state, capacity)
         return RingState(*state) if self.rings and self.reads_by_products else state
 
-    def own(self, rows, query, source, state):
+    def attend_self(self, rows, query, source, state):
         if state is None:
-            return self.attend(self.aligned(rows), **query, **self.repeated(source)), None
+            return self.attend(self.whole_mask(rows), **query, **self.repeated(source)), None
         if isinstance(state, RingState):
             return self.attend_next(query, source, state)
         before, after = state.progress.longest, state.progress.advance(rows)
-        parts = tuple(grow(old, new, rows, before) for old, new in zip(state.parts, source.values(), strict=True))
+        parts = tuple(
+            append_to_cache(old, new, rows, before) for old, new in zip(state.parts, source.values(), strict=True)
+        )
         # before the first token every row starts at 0, ragged or not
         shift, S, end = 0 if before == 0 else rows.at, after.longest, after.length
         mask = Mask(rows.start, torch.zeros_like(end), end, rows.T, S, True, after.uniform, shift)
         filled = dict(zip(source, (part[:, :, :S] for part in parts), strict=True))
         return self.attend(mask, **query, **self.repeated(filled)), CacheState(parts, after)
 
-    def empty(self, batch, capacity, dtype, device):
+    def empty_state(self, batch, capacity, dtype, device):
         G, D, C = self.shape.kv_heads, self.shape.head_width, capacity or 0
         sizes = {"gate": (batch, self.shape.heads, C)}
         parts = (
@@ -68,7 +70,7 @@ class Cached(Attending):
         )
         return CacheState(tuple(parts), Progress.initial(batch, device))
 
-    def probed_own(self, state, names, first):
+    def probe_self_state(self, state, names, first):
         at = torch.arange(state.parts[0].shape[2], device=state.progress.length.device)[None]
         return state._replace(parts=self._swap(names, state.parts, at, first))
 
@@ -77,7 +79,7 @@ class Scored(Cached):
     """A mechanism that writes the logits of a few queries at a time, with nothing random in them; softmax, masks and
     positions are done here."""
 
-    alone = True
+    independent_queries = True
 
     def score(self, mask: Mask, q: Tensor, k: Tensor) -> Tensor:
         """Logits [B, H, T, S]; the arguments after the mask are the inputs by name, without the values."""
@@ -86,12 +88,12 @@ class Scored(Cached):
     def attend(self, mask, q, v, **keys):
         def read(q: Tensor, part: Mask) -> Tensor:
             seen = {name: key[:, :, : part.S] for name, key in keys.items()}
-            return self.weigh(part, self.score(part, q=q, **seen), v[:, :, : part.S])
+            return self.softmax_average(part, self.score(part, q=q, **seen), v[:, :, : part.S])
 
         return self.in_pieces(mask, q, read)
 
 
-def grow(buffer: Tensor, new: Tensor, rows: Rows, top: int) -> Tensor:
+def append_to_cache(buffer: Tensor, new: Tensor, rows: Rows, top: int) -> Tensor:
     """New tokens written behind the old ones of each row: in place, or as a new tensor where gradients flow."""
     need = top + rows.T
     # with gradients on, what was read before must stay as it was, also where only the queries are trained
@@ -99,7 +101,7 @@ def grow(buffer: Tensor, new: Tensor, rows: Rows, top: int) -> Tensor:
         if rows.at is not None:
             return torch.cat([buffer[:, :, :top], new], 2)
         buffer = F.pad(buffer[:, :, :top], (0, 0) * (buffer.dim() - 3) + (0, rows.T))
-        return _write(buffer, new, rows)
+        return _written(buffer, new, rows)
     if buffer.shape[2] < need:
         room = buffer.new_empty((*buffer.shape[:2], max(need, 2 * buffer.shape[2], 64), *buffer.shape[3:]))
         room[:, :, :top] = buffer[:, :, :top]
@@ -115,6 +117,6 @@ def grow(buffer: Tensor, new: Tensor, rows: Rows, top: int) -> Tensor:
     return buffer
 
 
-def _write(buffer: Tensor, new: Tensor, rows: Rows) -> Tensor:
+def _written(buffer: Tensor, new: Tensor, rows: Rows) -> Tensor:
     batch = torch.arange(len(new), device=new.device)[:, None]
     return buffer.transpose(1, 2).index_put((batch, rows.positions()), new.transpose(1, 2)).transpose(1, 2)

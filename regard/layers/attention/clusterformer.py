@@ -88,7 +88,7 @@ class Clusterformer(Attention):
             self._remember(x.detach(), rows)
         return Out(_take(y, _places(order)[:, : rows.T]))
 
-    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
+    def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
         x = x if self.position is None else self.position.add(x, rows)
         order, chunks, counts = self._chunks(x, rows)

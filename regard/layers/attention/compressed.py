@@ -81,7 +81,7 @@ class Compressed(Projected):
             self.register_parameter(f"offset_{name}", nn.Parameter(torch.zeros(G, D)) if shape.input_bias else None)
             self.register_parameter(f"first_{name}", nn.Parameter(torch.zeros(G, D)) if first == "learnt" else None)
 
-    def own(self, rows, query, source, state):
+    def attend_self(self, rows, query, source, state):
         q = query["q"]
         if self.shape.role == "self":
             k, v = self._compress(rows.real(), source)
@@ -97,13 +97,13 @@ class Compressed(Projected):
         pieces = zip(q.split(self.piece, 2), visible.split(self.piece, 2), strict=True)
         return torch.cat([self._attend(part, k, v, seen) for part, seen in pieces], 2), state
 
-    def fix(self, source, memory):
+    def project_memory(self, source, memory):
         B, S = memory.x.shape[:2]
         count = torch.full((B,), S, device=memory.x.device) if memory.count is None else memory.count
         real = None if memory.count is None else torch.arange(S, device=count.device) < count[:, None]
         return CrossState(self._compress(real, source), count, memory.count is None, S)
 
-    def look(self, query, state):
+    def attend_memory(self, query, state):
         k, v = state.parts
         return self._attend(query["q"], k, v, None if state.full else self._some(state.count, k))
 
@@ -112,7 +112,7 @@ class Compressed(Projected):
         rows = rows or Rows.full(x)
         query, source = self.read(x, rows, memory)
         if self.shape.role == "cross":
-            state = self.fix(source, memory) if state is None else state
+            state = self.project_memory(source, memory) if state is None else state
             k, visible = state.parts[0], self._some(state.count, state.parts[0])
         elif state is not None:
             copy = take_rows(state, torch.arange(len(x), device=x.device))
@@ -124,12 +124,12 @@ class Compressed(Projected):
         k = k.repeat_interleave(self.shape.heads // self.shape.kv_heads, 1)
         return masked_softmax(query["q"] * self.scale @ k.mT, visible)
 
-    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
+    def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         """Values [B, 1 or H, slots, n]."""
         rows = rows or Rows.full(x)
         query, source = self.read(x, rows, memory)
         if self.shape.role == "cross":
-            state = self.fix(source, memory)
+            state = self.project_memory(source, memory)
             k, visible = state.parts[0], self._some(state.count, state.parts[0])
         else:
             k = self._compress(rows.real(), source)[0]
@@ -139,10 +139,10 @@ class Compressed(Projected):
     def slots(self, x, rows=None, *, memory=None) -> Tensor:
         rows = rows or Rows.full(x)
         source = self.read(x, rows, memory)[1]
-        v = self._compress(rows.real(), source)[1] if memory is None else self.fix(source, memory).parts[1]
+        v = self._compress(rows.real(), source)[1] if memory is None else self.project_memory(source, memory).parts[1]
         return v.repeat_interleave(self.shape.heads // self.shape.kv_heads, 1)
 
-    def empty(self, batch, capacity, dtype, device):
+    def empty_state(self, batch, capacity, dtype, device):
         G, D, f = self.shape.kv_heads, self.shape.head_width, self.factor
         slots = []
         for name in ("k", "v"):

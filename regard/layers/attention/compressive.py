@@ -152,7 +152,7 @@ class Compressive(Segmented):
         o, state = self._mixed(rows, grid, source, state)
         return Out(self.output(o.transpose(1, 2).flatten(2)), state, loss=loss)
 
-    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
+    def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
         query, source = self.read(x, rows, memory)
 
@@ -162,7 +162,7 @@ class Compressive(Segmented):
 
         return self.in_widths(values, read)
 
-    def probed(self, state, first):
+    def probe_state(self, state, first):
         raise ValueError(
             "attention 'compressive' keeps slots, not tokens, so a state has no map: call weights(x) on the whole"
         )
@@ -170,7 +170,7 @@ class Compressive(Segmented):
     def sources(self, x: Tensor) -> dict[str, Tensor]:
         return {"x": x[:, None]} | super().sources(x)
 
-    def own(self, rows, query, source, state):
+    def attend_self(self, rows, query, source, state):
         if "x" not in source:
             raise ValueError(
                 "attention 'compressive' makes the keys of its slots by parameters of its own, so it is no plain "
@@ -178,7 +178,7 @@ class Compressive(Segmented):
             )
         return self._mixed(rows, self._grid(rows, query, source, state), source, state)
 
-    def empty(self, batch, capacity, dtype, device):
+    def empty_state(self, batch, capacity, dtype, device):
         def zeros(slots: int) -> Parts:
             return (torch.zeros(batch, 1, slots, self.shape.width, dtype=dtype, device=device),)
 
@@ -372,7 +372,7 @@ class Compressive(Segmented):
                 row = Row(h, True, T, T, {"q": tokens[h]["q"], "k": keys, "v": values}, self.position)
                 for i in range(begin, min(begin + n, T)):
                     seen = range(lowest, i + 1)
-                    outs[h].append(row.mix(i, seen, self.scale))
+                    outs[h].append(row.attend(i, seen, self.scale))
                     if self.function != "used" or begin < M:
                         continue
                     logits = torch.stack([self.scale * row.product(i, j) + row.bias(i, j) for j in seen]).detach()

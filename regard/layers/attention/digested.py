@@ -17,14 +17,14 @@ class Digested(Projected):
         """[B, H, T, D]; a digest of no real token gives zeros."""
         raise NotImplementedError
 
-    def own(self, rows, query, source, state):
+    def attend_self(self, rows, query, source, state):
         return self.consult(self.digest(rows.real(), **self.repeated(source)), **query), None
 
-    def fix(self, source, memory):
+    def project_memory(self, source, memory):
         B, S = memory.x.shape[:2]
         count = torch.full((B,), S, device=memory.x.device) if memory.count is None else memory.count
         real = None if memory.count is None else torch.arange(S, device=count.device) < count[:, None]
         return CrossState(self.digest(real, **self.repeated(source)), count, memory.count is None, S)
 
-    def look(self, query, state):
+    def attend_memory(self, query, state):
         return self.consult(state.parts, **query)

@@ -27,10 +27,10 @@ class Dot(Cached):
     )
     examples = ("dot",)
     grouped = True
-    alone = True
+    independent_queries = True
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self.product(mask, q, k, v, 1.0)
 
     def plain(self, row: Row) -> Tensor:
-        return torch.stack([row.mix(i, row.past(i), 1.0) for i in range(row.T)])
+        return torch.stack([row.attend(i, row.past(i), 1.0) for i in range(row.T)])

@@ -41,7 +41,7 @@ class Entmax(Cached):
         positions=("rotation", "bias", "content"),
     )
     examples = ("entmax", "entmax(alpha=1.5)", "entmax(alpha=2.0)", "entmax(alpha=1.2)", "entmax(alpha=1)")
-    alone = True
+    independent_queries = True
     reduces_to = (("entmax(alpha=1)", "softmax"),)
 
     def __init__(

@@ -58,7 +58,7 @@ class Fourier(Mixing):
             y = _transform(torch.fft.fft(wide)[..., self.own], rows.count).real
         return Out(F.pad(y, (self.own.start, self.shape.width - self.own.stop)).to(x.dtype))
 
-    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
+    def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
         wide = values.transpose(1, 2).flatten(2).to(torch.promote_types(values.dtype, torch.float32))
         if rows.at is not None:

@@ -94,4 +94,4 @@ class Globals(Tailed):
 
     def plain(self, row: Row) -> Tensor:
         seen = ([j for j in row.past(i) if min(i, j) < self.tokens or i == j] for i in range(row.T))
-        return torch.stack([row.mix(i, keys, self.scale) for i, keys in enumerate(seen)])
+        return torch.stack([row.attend(i, keys, self.scale) for i, keys in enumerate(seen)])

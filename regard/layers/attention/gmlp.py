@@ -11,7 +11,7 @@ from regard.core.rows import Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Out, Progress
 from regard.layers.attention.base import Facts
-from regard.layers.attention.cached import CacheState, grow
+from regard.layers.attention.cached import CacheState, append_to_cache
 from regard.layers.attention.mixing import Mixing
 from regard.spec import ATTENTION
 
@@ -82,7 +82,7 @@ class Gated(Mixing):
         bypass, gate = F.gelu(self.bypass(x)), self.norm(F.gelu(self.gate(x)))
         after = None
         if state is not None:
-            kept = grow(state.parts[0], gate[:, None].to(state.parts[0].dtype), rows, state.progress.longest)
+            kept = append_to_cache(state.parts[0], gate[:, None].to(state.parts[0].dtype), rows, state.progress.longest)
             gate = kept[:, 0, : table.shape[-1]]
             after = CacheState((kept,), state.progress.advance(rows))
         elif self.shape.role == "self" and rows.at is None:
@@ -97,7 +97,7 @@ class Gated(Mixing):
     def begin(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
         parts = (torch.zeros(batch, 1, capacity or 0, self.size, dtype=dtype, device=device),)
         if self.attention is not None:
-            parts += self.attention.empty(batch, capacity, dtype, device).parts
+            parts += self.attention.empty_state(batch, capacity, dtype, device).parts
         return Out(None, CacheState(parts, Progress.initial(batch, device)))
 
     def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
@@ -108,13 +108,13 @@ class Gated(Mixing):
             maps = maps + self.attention.map(self.placed(x, rows), rows, state=self._tiny(state))
         return maps.expand(-1, self.shape.heads, -1, -1)
 
-    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
+    def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
         o = self._table(rows, None)[0] @ values
         if self.attention is not None:
             # of one head: those of the values are channels to it
             folded = values.transpose(1, 2).flatten(2)[:, None]
-            own = self.attention.carry(folded, self.placed(x, rows), rows)[:, 0]
+            own = self.attention.apply_map(folded, self.placed(x, rows), rows)[:, 0]
             o = o + own.unflatten(2, (values.shape[1], -1)).transpose(1, 2)
         return o.expand(-1, self.shape.heads, -1, -1)
 

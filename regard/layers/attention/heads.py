@@ -132,25 +132,25 @@ class MixedHeads(Attention):
                 f"ask each part for its own, layer.parts[0].weights(x)"
             )
 
-    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
+    def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         shares = values.chunk(len(self.parts), 1) if len(values[0]) > 1 else [values] * len(self.parts)
-        outs = [part.carry(share, x, rows, memory=memory) for part, share in zip(self.parts, shares, strict=True)]
+        outs = [part.apply_map(share, x, rows, memory=memory) for part, share in zip(self.parts, shares, strict=True)]
         return torch.cat(outs, 1)
 
-    def settle(self, first: Attention | None, fed: bool, read: bool, pre: bool = False) -> None:
+    def link_layers(self, first: Attention | None, fed: bool, read: bool, pre: bool = False) -> None:
         alike = isinstance(first, MixedHeads) and len(first.parts) == len(self.parts)
         for part, other in zip(self.parts, first.parts if alike else [None] * len(self.parts), strict=True):
             # the sum of the parts gives no stream and takes none
-            part.settle(other, False, False, pre)
+            part.link_layers(other, False, False, pre)
 
-    def mix(self, rows, query, source, state=None, memory=None) -> tuple[Tensor, None]:
+    def attend_projected(self, rows, query, source, state=None, memory=None) -> tuple[Tensor, None]:
         """From projected inputs to [B, H, T, D], for `regard.attend`."""
         shared = [dict[str, Tensor]() for _ in self.parts]
         for name, whole in (query | source).items():
             for inputs, share in zip(shared, whole.chunk(len(self.parts), 1), strict=True):
                 inputs[name] = share
         outs = [
-            part.mix(rows, {"q": inputs["q"]}, {"k": inputs["k"], "v": inputs["v"]}, None, memory)[0]
+            part.attend_projected(rows, {"q": inputs["q"]}, {"k": inputs["k"], "v": inputs["v"]}, None, memory)[0]
             for part, inputs in zip(self.parts, shared, strict=True)
         ]
         return torch.cat(outs, 1), None

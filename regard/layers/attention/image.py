@@ -183,5 +183,5 @@ class Image(Tailed):
             top, left = cells[i][2:]
             rows, columns = range(top - f_h, top + h + f_h), range(left - f_w, left + w + f_w)
             seen = [j for j in row.past(i) if cells[j][0] in rows and cells[j][1] in columns]
-            outs.append(row.mix(i, seen, self.scale))
+            outs.append(row.attend(i, seen, self.scale))
         return torch.stack(outs)

@@ -66,7 +66,7 @@ class Linformer(Digested):
         if sharing in ("none", "headwise"):
             self.mix_v = nn.Parameter(torch.empty(size).uniform_(-(rank**-0.5), rank**-0.5))
 
-    def settle(self, first: Attention | None, fed: bool, read: bool, pre: bool = False) -> None:
+    def link_layers(self, first: Attention | None, fed: bool, read: bool, pre: bool = False) -> None:
         if self.sharing != "layerwise" or not isinstance(first, Linformer) or first.sharing != "layerwise":
             return
         if first.mix_k.shape != self.mix_k.shape:

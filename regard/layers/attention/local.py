@@ -73,4 +73,4 @@ class Local(Tailed):
 
     def plain(self, row: Row) -> Tensor:
         seen = ([j for j in row.past(i) if abs(i - j) <= self.window] for i in range(row.T))
-        return torch.stack([row.mix(i, keys, self.scale) for i, keys in enumerate(seen)])
+        return torch.stack([row.attend(i, keys, self.scale) for i, keys in enumerate(seen)])

@@ -30,7 +30,7 @@ class Location(Cached):
         positions=("bias",),
     )
     examples = ("location(longest=2048)",)
-    alone = True
+    independent_queries = True
     inputs = {"q": "query", "v": "value"}
 
     def __init__(self, shape: Shape, *, longest: Annotated[int, "positions that can be attended to"] = 1024):

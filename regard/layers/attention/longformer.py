@@ -191,10 +191,10 @@ class Longformer(Tailed):
         for i in range(row.T):
             if i < g:
                 wide = replace(row, values={name: row.values[f"global_{name}"] for name in ("q", "k", "v")})
-                outs.append(wide.mix(i, row.past(i), self.scale))
+                outs.append(wide.attend(i, row.past(i), self.scale))
                 continue
             near = [j for j in row.past(i) if abs(i - j) <= self.reach and (i - j) % self.dilation == 0]
-            outs.append(row.mix(i, sorted({*near, *range(g)}), self.scale))
+            outs.append(row.attend(i, sorted({*near, *range(g)}), self.scale))
         return torch.stack(outs)
 
 

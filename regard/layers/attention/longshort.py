@@ -169,7 +169,7 @@ class LongShort(Attention):
         tail, long = (zeros(W, D), zeros(W, D), zeros(W, self.rank)), (zeros(slots, D), zeros(slots, D))
         return Out(None, LongShortState(tail, long, Progress.initial(batch, device)))
 
-    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
+    def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
         q, k, _, p = self._read(x, rows)
         values = values.expand(-1, self.shape.heads, -1, -1)

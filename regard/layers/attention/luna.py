@@ -132,7 +132,7 @@ class Luna(Attention):
                 f"kv_heads = {serves}, got {given}"
             )
 
-    def settle(self, first: Attention | None, fed: bool, read: bool, pre: bool = False) -> None:
+    def link_layers(self, first: Attention | None, fed: bool, read: bool, pre: bool = False) -> None:
         if isinstance(first, Luna):
             if first.packed.shape != self.packed.shape:
                 raise ValueError(
@@ -176,7 +176,7 @@ class Luna(Attention):
         progress = Progress.initial(batch, device)
         return Out(None, LunaState(zeros(D, l), zeros(l, D), packed, stream is not None, progress), stream)
 
-    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
+    def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
         x = x if self.position is None else self.position.add(x, rows)
         if self.shape.role == "causal":

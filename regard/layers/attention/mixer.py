@@ -66,7 +66,7 @@ class TokenMixer(Mixing):
         y = self.spread[: rows.T] @ hidden + self.spread_offset[: rows.T, None]
         return Out(F.pad(y, (self.own.start, self.shape.width - self.own.stop)))
 
-    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
+    def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
         hidden = self._hidden(x, rows)
         normal = torch.distributions.Normal(0.0, 1.0)

@@ -33,7 +33,7 @@ class Multiplicative(Cached):
     )
     examples = ("multiplicative", "multiplicative(scaled=False)")
     grouped = True
-    alone = True
+    independent_queries = True
 
     def __init__(
         self,
@@ -52,4 +52,4 @@ class Multiplicative(Cached):
 
     def plain(self, row: Row) -> Tensor:
         turned = replace(row, values=row.values | {"q": torch.stack([self.between[row.head].T @ q for q in row.q])})
-        return torch.stack([turned.mix(i, row.past(i), self.factor) for i in range(row.T)])
+        return torch.stack([turned.attend(i, row.past(i), self.factor) for i in range(row.T)])

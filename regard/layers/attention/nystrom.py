@@ -70,7 +70,7 @@ class Nystrom(Projected):
         if kernel:
             self.filter = nn.Parameter(torch.empty(shape.heads, kernel).uniform_(-(kernel**-0.5), kernel**-0.5))
 
-    def own(self, rows, query, source, state):
+    def attend_self(self, rows, query, source, state):
         q, source, real = query["q"], self.repeated(source), rows.real()
         k, v = source["k"], source["v"]
         if real is not None:

@@ -122,10 +122,10 @@ class Poolingformer(Attention):
         levels = tuple(level.begin(batch, dtype=dtype, device=device).state for level in (self.near, self.far))
         return Out(None, PoolingformerState(levels, Progress.initial(batch, device)))
 
-    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
+    def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
-        near = self.near.carry(values, x, rows)
-        return near + self.far.carry(near, self.near.run(x, rows).y, rows)
+        near = self.near.apply_map(values, x, rows)
+        return near + self.far.apply_map(near, self.near.run(x, rows).y, rows)
 
     def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         x = x if self.near.position is None else self.near.position.plain_add(x)
@@ -230,10 +230,10 @@ class Pooled(Tailed):
         logits = torch.where(real, logits.to(wide), torch.finfo(wide).min)
         return windows, torch.where(real, torch.softmax(logits, -1), 0).to(part.dtype)
 
-    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
+    def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         """Values [B, H, T, n]: a slot takes of each token the mean share of its channels."""
         query, source = self.read(x, rows, None)
-        return self.attend(self.aligned(rows), **query, **source, carried=values)
+        return self.attend(self.whole_mask(rows), **query, **source, carried=values)
 
     def plain(self, row: Row) -> Tensor:
         slots = []

@@ -70,15 +70,17 @@ class Projected(Attention):
 
     # what the kinds of mechanism write
 
-    def own(self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], state: Any) -> tuple[Tensor, Any]:
+    def attend_self(
+        self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], state: Any
+    ) -> tuple[Tensor, Any]:
         """Roles "self" and "causal": [B, H, T, D] and the new state (None without one)."""
         raise NotImplementedError
 
-    def fix(self, source: dict[str, Tensor], memory: Memory) -> CrossState:
+    def project_memory(self, source: dict[str, Tensor], memory: Memory) -> CrossState:
         """Role "cross": what is kept of the memory."""
         raise NotImplementedError
 
-    def look(self, query: dict[str, Tensor], state: CrossState) -> Tensor:
+    def attend_memory(self, query: dict[str, Tensor], state: CrossState) -> Tensor:
         """Role "cross": [B, H, T, D] of the queries over it."""
         raise NotImplementedError
 
@@ -87,7 +89,7 @@ class Projected(Attention):
     ) -> Tensor | None:
         """In training, after the output of a call: what is learnt without gradients, and the second loss."""
 
-    def probed(self, state: Any, first: int) -> Any:
+    def probe_state(self, state: Any, first: int) -> Any:
         """A copy of the state whose values are the unit vectors of the positions from `first` on."""
         raise ValueError(
             f"attention {self.facts.name!r} keeps sums, not tokens, so a state has no map: call weights(x) on the whole"
@@ -98,7 +100,7 @@ class Projected(Attention):
     def run(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
         rows = rows or Rows.full(x)
         query, source = self.read(x, rows, memory)
-        o, state = self.mix(rows, query, source, state, memory)
+        o, state = self.attend_projected(rows, query, source, state, memory)
         y = self.output(o.transpose(1, 2).flatten(2))
         if self.shape.role == "cross" and self.output.bias is not None:
             y = torch.where(state.count[:, None, None] > 0, y, 0)
@@ -110,19 +112,19 @@ class Projected(Attention):
         if self.shape.role == "cross":
             # tokens of a head side by side: read at every step, laid out once
             source = {name: part.contiguous() for name, part in self.sources(memory.x).items()}
-            return Out(None, self.fix(source, memory))
-        return Out(None, self.empty(batch, capacity, dtype, device))
+            return Out(None, self.project_memory(source, memory))
+        return Out(None, self.empty_state(batch, capacity, dtype, device))
 
-    def empty(self, batch: int, capacity: int | None, dtype: torch.dtype, device: torch.device) -> Any:
+    def empty_state(self, batch: int, capacity: int | None, dtype: torch.dtype, device: torch.device) -> Any:
         """The state of role "causal" before the first token."""
         raise NotImplementedError
 
-    def mix(self, rows, query, source, state=None, memory=None) -> tuple[Tensor, Any]:
+    def attend_projected(self, rows, query, source, state=None, memory=None) -> tuple[Tensor, Any]:
         """From projected inputs to [B, H, T, D]: all that `regard.attend` needs of a mechanism."""
         if self.shape.role != "cross":
-            return self.own(rows, query, source, state)
-        state = self.fix(source, memory) if state is None else state
-        return self.look(query, state), state
+            return self.attend_self(rows, query, source, state)
+        state = self.project_memory(source, memory) if state is None else state
+        return self.attend_memory(query, state), state
 
     def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
         if state is None:
@@ -134,7 +136,7 @@ class Projected(Attention):
         def probe(first: int) -> Tensor:
             if source:
                 source.update({name: self.unit(rows.positions(), first, len(x)) for name in self.kinds("value")})
-            return self.mix(rows, query, source, self.probed(state, first))[0]
+            return self.attend_projected(rows, query, source, self.probe_state(state, first))[0]
 
         maps = torch.cat([probe(first) for first in range(0, S, self.shape.head_width)], -1)[..., :S]
         if self._adds_to_values:
@@ -142,12 +144,12 @@ class Projected(Attention):
             maps = maps - nothing.repeat(1, 1, 1, -(-S // nothing.shape[-1]))[..., :S]
         return maps
 
-    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
+    def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
         query, source = self.read(x, rows, memory)
         names = self.kinds("value")
         return self.in_widths(
-            values, lambda v: self.mix(rows, query, source | dict.fromkeys(names, v), None, memory)[0]
+            values, lambda v: self.attend_projected(rows, query, source | dict.fromkeys(names, v), None, memory)[0]
         )
 
     def in_widths(self, values: Tensor, read: Callable[[Tensor], Tensor]) -> Tensor:
@@ -218,7 +220,7 @@ class Projected(Attention):
             return source
         return {n: part.repeat_interleave(times, 1) if part.dim() == 4 else part for n, part in source.items()}
 
-    def weigh(self, mask: Mask, logits: Tensor, v: Tensor) -> Tensor:
+    def softmax_average(self, mask: Mask, logits: Tensor, v: Tensor) -> Tensor:
         """Softmax of logits [B, H, T, S] over what is visible, times v, with the position scheme put in."""
         kind = None if self.position is None else self.position.facts.kind
         if kind == "bias":

@@ -140,9 +140,9 @@ class Scaling(Attention):
         made, _ = self._made(x, rows, state)
         return self.inner.map(made, rows, state=None if state is None else state.cache)
 
-    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
+    def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
-        return self.inner.carry(values, self._made(x, rows, None)[0], rows)
+        return self.inner.apply_map(values, self._made(x, rows, None)[0], rows)
 
     def _made(self, x: Tensor, rows: Rows, state: ScalingState | None) -> tuple[Tensor, Tensor]:
         """Queries, keys and values side by side [B, T, (H + 2 G) D], and the tail behind the real tokens."""
@@ -195,7 +195,7 @@ class Scaling(Attention):
                     vectors = [scheme.plain_rotate(vector, t) for t, vector in enumerate(vectors)]
                 values[name] = torch.stack(vectors)
             row = Row(head, self.shape.role == "causal", len(x), len(x), values, scheme)
-            outs.append(torch.stack([row.mix(i, row.past(i), D**-0.5) for i in range(len(x))]))
+            outs.append(torch.stack([row.attend(i, row.past(i), D**-0.5) for i in range(len(x))]))
         o = torch.cat(outs, -1)
         if self.put == "dense":
             y = o @ self.inner.output.weight.T

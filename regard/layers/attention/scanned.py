@@ -30,14 +30,14 @@ class Scanned(Digested):
         sequence begins here, and nobody asks for those at its end."""
         raise NotImplementedError
 
-    def own(self, rows, query, source, state):
+    def attend_self(self, rows, query, source, state):
         if self.shape.role == "self":
-            return super().own(rows, query, source, state)
+            return super().attend_self(rows, query, source, state)
         sums = None if state is None else state.sums
         o, sums = self.scan(rows.real(), sums, **query, **self.repeated(source))
         if state is None:
             return o, None
         return o, ScanState(sums, state.progress.advance(rows))
 
-    def empty(self, batch, capacity, dtype, device):
+    def empty_state(self, batch, capacity, dtype, device):
         return ScanState(self.zero(batch, dtype, device), Progress.initial(batch, device))

@@ -90,10 +90,10 @@ class Induced(Attention):
     def begin(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
         return Out(None, self._state(memory))
 
-    def carry(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
+    def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         x, memory = self._source(x, rows, memory)
-        gathered = self.gather.carry(values, self._points(len(memory.x)), memory=memory)  # [B, H, m, n]
-        return self.spread.carry(gathered, x, memory=Memory(self._read(memory), None))
+        gathered = self.gather.apply_map(values, self._points(len(memory.x)), memory=memory)  # [B, H, m, n]
+        return self.spread.apply_map(gathered, x, memory=Memory(self._read(memory), None))
 
     def _source(self, x: Tensor, rows: Rows | None, memory: Memory | None) -> tuple[Tensor, Memory]:
         """The queries, and what the points read."""

@@ -27,11 +27,11 @@ class Softmax(Cached):
     )
     examples = ("softmax",)
     grouped = True
-    alone = True
+    independent_queries = True
     rings = True
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self.product(mask, q, k, v, self.scale)
 
     def plain(self, row: Row) -> Tensor:
-        return torch.stack([row.mix(i, row.past(i), self.scale) for i in range(row.T)])
+        return torch.stack([row.attend(i, row.past(i), self.scale) for i in range(row.T)])

@@ -202,4 +202,4 @@ class Sparse(Cached):
             return i // self.stride == j // self.stride or j % self.stride >= self.stride - self.summary
 
         seen = ([j for j in row.past(i) if sees(i, j)] for i in range(row.T))
-        return torch.stack([row.mix(i, keys, self.scale) for i, keys in enumerate(seen)])
+        return torch.stack([row.attend(i, keys, self.scale) for i, keys in enumerate(seen)])

@@ -88,7 +88,7 @@ class Strided(Cached):
 
     def plain(self, row: Row) -> Tensor:
         seen = ([j for j in row.past(i) if (i - j) % self.stride == 0] for i in range(row.T))
-        return torch.stack([row.mix(i, keys, self.scale) for i, keys in enumerate(seen)])
+        return torch.stack([row.attend(i, keys, self.scale) for i, keys in enumerate(seen)])
 
 
 def _fold(x: Tensor, folds: int) -> Tensor:

@@ -53,7 +53,7 @@ class Synthesizer(Cached):
         "synthesizer(kinds=('dense', 'random', 'factorised-dense', 'factorised-random', 'dot'), longest=256, rank=2)",
     )
     reduces_to = (("synthesizer(kinds=('dot',))", "softmax"),)
-    alone = True
+    independent_queries = True
     piece = 64
 
     def __init__(
@@ -150,7 +150,7 @@ class Synthesizer(Cached):
         if len(scores) > 1:
             alphas = torch.softmax(_wide(self.mixing), 0)
             logits = sum(alpha * score for alpha, score in zip(alphas, scores, strict=True))
-        return self.weigh(part, logits, v[:, :, : part.S])
+        return self.softmax_average(part, logits, v[:, :, : part.S])
 
     def _score(self, kind: Kind, S: int, own: dict[str, Tensor], k: Tensor | None) -> Tensor:
         """The logits of one kind, [B, H, t, S] or [H, t, S]."""

@@ -37,12 +37,12 @@ class Tailed(Attending):
         at = (length[:, None] + torch.arange(-self.reach, 0, device=length.device)) % R
         return RingState(tuple(_in_slots(part, at, R) for part in tail), state.progress.bounded(capacity))
 
-    def own(self, rows, query, source, state):
+    def attend_self(self, rows, query, source, state):
         if isinstance(state, RingState):
             return self.attend_next(query, source, state)
         if state is None:
             front = {f"front_{name}": part[:, :, : self.front] for name, part in source.items()} if self.front else {}
-            mask = self.aligned(rows)
+            mask = self.whole_mask(rows)
             return self.attend(mask, **query, **self.repeated(source), **self.repeated(front)), None
         after = state.progress.advance(rows)
         joined = {name: torch.cat([old, source[name]], 2) for name, old in zip(source, state.tail, strict=True)}
@@ -72,7 +72,7 @@ class Tailed(Attending):
         batch = torch.arange(len(new), device=new.device)[:, None]
         return front.transpose(1, 2).index_put((batch, at), new.transpose(1, 2)).transpose(1, 2)
 
-    def empty(self, batch, capacity, dtype, device):
+    def empty_state(self, batch, capacity, dtype, device):
         def zeros(slots: int) -> tuple[Tensor, ...]:
             size = (batch, self.shape.kv_heads, slots, self.shape.head_width)
             return tuple(torch.zeros(size, dtype=dtype, device=device) for _ in self.kinds("key", "value"))
@@ -80,7 +80,7 @@ class Tailed(Attending):
         front = zeros(self.front + 1) if self.front else ()
         return TailState(zeros(0), front, Progress.initial(batch, device))
 
-    def probed_own(self, state, names, first):
+    def probe_self_state(self, state, names, first):
         length = state.progress.length
         at = length[:, None] + torch.arange(-state.tail[0].shape[2], 0, device=length.device)
         front = torch.arange(self.front + 1, device=length.device)[None]

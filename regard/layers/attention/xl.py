@@ -77,7 +77,7 @@ class XL(Segmented):
     def sources(self, x: Tensor) -> dict[str, Tensor]:
         return super().sources(x) | {"x": x[:, None]}
 
-    def own(self, rows, query, source, state):
+    def attend_self(self, rows, query, source, state):
         q, k, v = query["q"], source["k"], source["v"]
         M, n, T, W = self.memory, self.segment, rows.T, self.reach
         if state is None:
@@ -121,11 +121,11 @@ class XL(Segmented):
             k = self.position.rotate(k, at.clamp(min=0))
         return k, v
 
-    def empty(self, batch, capacity, dtype, device):
+    def empty_state(self, batch, capacity, dtype, device):
         x = torch.zeros(batch, 1, self.reach, self.shape.width, dtype=dtype, device=device)
         return XLState((x,), Progress.initial(batch, device))
 
-    def probed_own(self, state, names, first):
+    def probe_self_state(self, state, names, first):
         at = state.progress.length[:, None] + torch.arange(-self.reach, 0, device=state.progress.length.device)
         return state._replace(tail=self._swap(names, self._tail(state), at, first))
 
@@ -133,5 +133,5 @@ class XL(Segmented):
         outs = []
         for i in range(row.T):
             begin = i // self.segment * self.segment
-            outs.append(row.mix(i, range(max(0, begin - self.memory), i + 1), self.scale))
+            outs.append(row.attend(i, range(max(0, begin - self.memory), i + 1), self.scale))
         return torch.stack(outs)

@@ -94,7 +94,7 @@ class FeedForward(nn.Module):
         """[B, T, E] -> Out(y, loss=..., statistics=...): what a model calls. The loss is already weighted."""
         raise NotImplementedError
 
-    def settle(self, first: "FeedForward | None") -> None:
+    def link_layers(self, first: "FeedForward | None") -> None:
         """A model says once: the first layer of this kind, where this one is another; what layers share is taken
         from it."""
 

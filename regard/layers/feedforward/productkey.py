@@ -108,7 +108,7 @@ class ProductKey(FeedForward):
         self.values = nn.Parameter(torch.empty(keys**2, sizes.width).normal_(std=sizes.width**-0.5))
         self.facts = replace(self.facts, training="batch" if norm == "batch" else "token")
 
-    def settle(self, first: "ProductKey | None") -> None:
+    def link_layers(self, first: "ProductKey | None") -> None:
         if first is None or not self.shared_values:
             return
         if not first.shared_values or first.values.shape != self.values.shape:
