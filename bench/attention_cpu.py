@@ -118,7 +118,7 @@ def whole_step(layer: regard.Attention, N: int) -> Callable[[], None]:
     x = torch.randn(1, N, layer.shape.width, requires_grad=True)
     memory = Memory(x, None) if layer.shape.role == "cross" else None
     grad, own = torch.randn(1, N, layer.shape.out_width), list(layer.parameters())
-    return lambda: train(layer.run(x, memory=memory).y, (x, *own), grad)
+    return lambda: train(layer.forward_packed(x, memory=memory).y, (x, *own), grad)
 
 
 def projected_step(layer: regard.Attention, N: int) -> Callable[[], None]:

@@ -39,7 +39,7 @@ def step(layer: FeedForward, x: Tensor, toward: Tensor, dtype: torch.dtype) -> C
         x.grad = None
         layer.zero_grad(set_to_none=True)
         with torch.autocast(x.device.type, dtype, enabled=dtype != torch.float32):
-            out = layer.run(x, rows)
+            out = layer.forward_packed(x, rows)
         goal = (out.y.float() * toward).sum()
         (goal if out.loss is None else goal + out.loss).backward()
 
@@ -113,7 +113,7 @@ def main() -> None:
             if device.type == "cuda":
                 steps = [recorded(work, name) for work in steps]
             ours, plain = best(steps, arguments.seconds, device)
-            dropped = float((layer.run(x, Rows.full(x)).statistics or {}).get("dropped", 0))
+            dropped = float((layer.forward_packed(x, Rows.full(x)).statistics or {}).get("dropped", 0))
             print(
                 f"| {name} | {experts} | {ours:.2f} | {plain:.2f} | {ours / plain:.2f} | {100 * dropped:.0f}% |",
                 flush=True,

@@ -82,7 +82,7 @@ def layer_seconds(name: str) -> dict[str, Any]:
     given = maps.Given(layer, x, Rows.full(x), Memory(x, None) if role == "cross" else None, None)
     level = maps.farthest(given.T, given.slots)
     work = {
-        "run": lambda: layer.run(x, given.rows, memory=given.memory),
+        "run": lambda: layer.forward_packed(x, given.rows, memory=given.memory),
         "first_picture": lambda: maps.tile(given, level, 0, 0),
         "row": lambda: maps.rows(given, [TOKENS // 2]),
     }

@@ -331,7 +331,7 @@ class Stack(torch.nn.Module):
         rows = states[0].progress.place(rows)
         after = []
         for layer, state in zip(self.layers, states, strict=True):
-            out = layer.run(packed, rows, state=state)
+            out = layer.forward_packed(packed, rows, state=state)
             packed = packed + out.y
             after.append(out.state)
         return packed if keep is None else unpack(packed, keep), after
@@ -436,7 +436,7 @@ def check_gradient(case: Case) -> None:
         return {**{n: t.grad for n, t in leaves.items()}, **{n: p.grad for n, p in layer.named_parameters()}}
 
     def fast(layer: Attention, leaves: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        out = layer.run(leaves["x"], memory=Memory(leaves["memory"], None) if "memory" in leaves else None)
+        out = layer.forward_packed(leaves["x"], memory=Memory(leaves["memory"], None) if "memory" in leaves else None)
         assert (out.loss is not None) == (learns and layer.training), f"declared loss={learns}, got {out.loss}"
         return out.y, out.loss
 
@@ -477,12 +477,12 @@ def check_loss(case: Case) -> None:
         for name, real in keep.items():
             packed[name] = pack(torch.where(real[rows][..., None], tokens[name][rows], fill), real[rows])
         memory = {} if case.role != "cross" else {"memory": Memory(packed["memory"][0], packed["memory"][1].count)}
-        return copy.deepcopy(built).train().run(*packed["x"], **memory).loss
+        return copy.deepcopy(built).train().forward_packed(*packed["x"], **memory).loss
 
     for row in range(5):
         own = {name: tokens[name][row : row + 1, real[row]] for name, real in keep.items()}
         memory = {} if case.role != "cross" else {"memory": Memory(own["memory"], None)}
-        alone = copy.deepcopy(built).train().run(own["x"], **memory).loss
+        alone = copy.deepcopy(built).train().forward_packed(own["x"], **memory).loss
         assert alone.shape == ()
         assert alone.isfinite()
         assert_close(loss([row]), alone)
@@ -740,12 +740,12 @@ def check_compile(case: Case) -> None:
 
     torch._dynamo.reset()
     layer = case.build()
-    run = torch.compile(layer.run, backend=counter, fullgraph=True)
+    run = torch.compile(layer.forward_packed, backend=counter, fullgraph=True)
     given = inputs(case)
     memory = Memory(given["memory"], torch.tensor([21, 5, 9])) if case.role == "cross" else None
     rows = Rows(torch.zeros(3, dtype=torch.long), torch.tensor([LONG, 9, 17]), LONG, None)
     x = given["x"].requires_grad_()
-    got, y = run(x, rows, memory=memory).y, layer.run(x, rows, memory=memory).y
+    got, y = run(x, rows, memory=memory).y, layer.forward_packed(x, rows, memory=memory).y
     assert_close(got, y)
     assert_close(torch.autograd.grad(got.square().sum(), x), torch.autograd.grad(y.square().sum(), x))
     assert len(graphs) == 1

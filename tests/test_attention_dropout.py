@@ -76,7 +76,7 @@ def test_the_backward_pass_drops_the_same_weights(name, options):
 
 def test_a_step_of_decoding_and_a_memory():
     layer, x, _ = build("softmax", "cross")
-    y = layer.train().run(x, memory=Memory(torch.randn(1, 7, 16, dtype=torch.float64), None)).y
+    y = layer.train().forward_packed(x, memory=Memory(torch.randn(1, 7, 16, dtype=torch.float64), None)).y
     assert y.isfinite().all()
     layer, x, _ = build("softmax", "causal")
     y, _ = layer.eval().extend(x, layer.start(1))

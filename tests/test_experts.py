@@ -357,8 +357,8 @@ def test_choice_among_the_real(experts, capacity):
     torch.manual_seed(0)
     layer = regard.feedforward(f"choice(experts={experts}, capacity={capacity})", width=8, inner=8).train()
     x = torch.randn(1, 24, 8)
-    padded = layer.run(x, Rows(torch.zeros(1, dtype=torch.long), torch.tensor([20]), 24, None))
-    alone = layer.run(x[:, :20], Rows.full(x[:, :20]))
+    padded = layer.forward_packed(x, Rows(torch.zeros(1, dtype=torch.long), torch.tensor([20]), 24, None))
+    alone = layer.forward_packed(x[:, :20], Rows.full(x[:, :20]))
     assert_close(padded.y[:, :20], alone.y)
     lost = int((alone.y[0].abs().sum(1) == 0).sum())
     assert lost >= (4 if capacity < 1 else 0)
@@ -400,7 +400,7 @@ def test_options_that_cannot_be(spec, words):
 def test_products_are_as_autocast_says(spec):
     layer, x = regard.feedforward(spec, width=16, inner=16), torch.randn(1, 9, 16)
     with torch.autocast("cpu", torch.bfloat16):
-        assert layer.run(x, Rows.full(x)).y.dtype == torch.bfloat16
+        assert layer.forward_packed(x, Rows.full(x)).y.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("size", [(33, 40), (300, 301)])
@@ -430,7 +430,7 @@ def test_layers_with_fused_moves(monkeypatch, spec):
         layer = regard.feedforward(spec, width=16, inner=24)
         x = torch.randn(2, 13, 16, requires_grad=True)
         torch.manual_seed(1)
-        out = layer.run(x, Rows(torch.zeros(2, dtype=torch.long), torch.tensor([13, 7]), 13, None))
+        out = layer.forward_packed(x, Rows(torch.zeros(2, dtype=torch.long), torch.tensor([13, 7]), 13, None))
         (out.y.square().sum() + (0 if out.loss is None else out.loss)).backward()
         results.append([out.y, x.grad, *(torch.zeros(()) if p.grad is None else p.grad for p in layer.parameters())])
     assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
@@ -459,7 +459,7 @@ def test_a_gpu_gives_the_same(spec, precision, kernels):
         given = x.to(device, torch.float64 if device == "cpu" else torch.float32).requires_grad_()
         on = Rows(rows.start.to(device), rows.count.to(device), 32, None)
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda" and precision == "bfloat16"):
-            out = part.run(given, on)
+            out = part.forward_packed(given, on)
         y = torch.where(on.real()[..., None], out.y.to(given.dtype), 0)
         (y.sum() + (0 if out.loss is None else out.loss)).backward()
         grads = [torch.zeros(()) if p.grad is None else p.grad for p in part.parameters()]
@@ -580,8 +580,8 @@ def test_every_kind_of_model_takes_experts_and_hands_on_their_losses(settings):
     calls = []
     for part in model.modules():
         if getattr(getattr(part, "facts", None), "name", None) == "switch":
-            run = part.run
-            part.run = lambda x, rows, run=run: calls.append(run(x, rows)) or calls[-1]
+            run = part.forward_packed
+            part.forward_packed = lambda x, rows, run=run: calls.append(run(x, rows)) or calls[-1]
     out = model(ids(), keep=holes())
     assert len(calls) > 1
     assert_close(out.loss, sum(call.loss for call in calls))

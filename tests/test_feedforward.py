@@ -73,10 +73,10 @@ def told(layer: FeedForward, x: Tensor, keep: Tensor | None = None, seed: int = 
     """The real tokens' answers one after the other, and all that `run` gives; the same draws every time."""
     torch.manual_seed(seed)
     if keep is None:
-        out = layer.run(x, Rows.full(x))
+        out = layer.forward_packed(x, Rows.full(x))
         return out.y.flatten(0, 1), out
     packed, rows = pack(x, keep)
-    out = layer.run(packed, rows)
+    out = layer.forward_packed(packed, rows)
     return out.y[rows.real()], out
 
 
@@ -167,7 +167,7 @@ def check_padding(case: Case) -> None:
             filled = torch.where(keep[..., None], x, fill).float().requires_grad_()
             torch.manual_seed(5)
             packed, rows = pack(filled, keep)
-            out = layer.run(packed, rows)
+            out = layer.forward_packed(packed, rows)
             (out.y[rows.real()].square().sum() + (0 if out.loss is None else out.loss)).backward()
             grads = [torch.zeros(()) if part.grad is None else part.grad for part in layer.parameters()]
             found = [out.y[rows.real()].detach(), filled.grad, *grads, *layer.buffers()]
@@ -275,7 +275,7 @@ def cost(layer: FeedForward, T: int) -> dict[str, int]:
     counted = {torch.ops.aten._grouped_mm: grouped_flops}
     with FlopCounterMode(display=False, custom_mapping=counted) as flops, Tally() as tally:
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-            out = layer.run(x, Rows.full(x))
+            out = layer.forward_packed(x, Rows.full(x))
         (out.y.sum() + (0 if out.loss is None else out.loss)).backward()
     weights = {part.untyped_storage().data_ptr() for part in layer.parameters()}
     kept = sum(part.untyped_storage().nbytes() for at, part in saved.items() if at not in weights)
@@ -399,8 +399,8 @@ class PaddingTakesRoom(Switch):
 
 
 class PaddingIsSent(Switch):
-    def run(self, x, rows):
-        return super().run(x, Rows.full(x))
+    def forward_packed(self, x, rows):
+        return super().forward_packed(x, Rows.full(x))
 
 
 class PaddingCountsForBalance(Switch):
@@ -417,8 +417,8 @@ class DroppedInEvaluation(Switch):
 
 
 class LastServedFirst(Switch):
-    def run(self, x, rows):
-        out = super().run(x.flip(1), rows)
+    def forward_packed(self, x, rows):
+        out = super().forward_packed(x.flip(1), rows)
         return out._replace(y=out.y.flip(1))
 
 
@@ -464,11 +464,11 @@ class SameNoise(MoE):
 
 
 class AllRowsCompete(Choice):
-    def run(self, x, rows):
+    def forward_packed(self, x, rows):
         if rows.at is None:
-            return super().run(x, rows)
+            return super().forward_packed(x, rows)
         whole = x.flatten(0, 1)[None]
-        out = super().run(whole, Rows.full(whole))
+        out = super().forward_packed(whole, Rows.full(whole))
         return out._replace(y=out.y.view(x.shape))
 
 
@@ -515,9 +515,9 @@ class EveryExpert(Routed):
 
 
 class NonlinearCost(Dense):
-    def run(self, x, rows):
+    def forward_packed(self, x, rows):
         mixed = torch.softmax(x @ x.mT, -1) @ x
-        return Out(super().run(x, rows).y + 0 * mixed)
+        return Out(super().forward_packed(x, rows).y + 0 * mixed)
 
 
 def bound(cls: type, **options) -> Callable[[Sizes], FeedForward]:
@@ -592,7 +592,7 @@ def test_decoding_is_never_bound_by_capacity():
         layer.router.zero_()
         layer.router[3] = 1.0
     x = torch.rand(2, 16, WIDTH)
-    answered = layer.train().run(x, Rows.full(x))
+    answered = layer.train().forward_packed(x, Rows.full(x))
     assert (answered.y.abs().sum(-1) > 0).sum() == 4
     assert_close(answered.statistics["dropped"], torch.tensor(28 / 32))
     assert (layer.eval()(x).abs().sum(-1) > 0).all()
@@ -605,7 +605,7 @@ def test_second_choices_queue_behind_first_ones():
         layer.router.copy_(torch.eye(3))
     # first and second choices: (0, 1), (0, 1), (1, 0), (1, 0): all room of 0 and 1 goes to first choices
     x = torch.tensor([[[3.0, 2, 0], [3, 2, 0], [2, 3, 0], [2, 3, 0]]])
-    out = layer.run(x, Rows.full(x))
+    out = layer.forward_packed(x, Rows.full(x))
     share = torch.softmax(torch.tensor([3.0, 2.0]), 0)[0]
     for t, expert in enumerate((0, 0, 1, 1)):
         assert_close(out.y[0, t], share * layer.networks.plain(expert, x[0, t]))
@@ -620,17 +620,17 @@ def test_local_groups_are_calls_of_their_own(name):
     layer = regard.feedforward(f"{name}{options}, group=5)", width=WIDTH, inner=INNER).double().train()
     nn.init.normal_(layer.router)
     x = tokens(1, 13)
-    whole = layer.run(x, Rows.full(x))
-    cuts = [layer.run(part, Rows.full(part)) for part in x.split(5, 1)]
+    whole = layer.forward_packed(x, Rows.full(x))
+    cuts = [layer.forward_packed(part, Rows.full(part)) for part in x.split(5, 1)]
     assert_close(whole.y, torch.cat([cut.y for cut in cuts], 1))
     assert_close(whole.loss, sum(n / 13 * cut.loss for n, cut in zip((5, 5, 3), cuts, strict=True)))
     assert 0.1 < whole.statistics["dropped"] < 0.9
     layer.group = None
-    assert (layer.run(x, Rows.full(x)).y - whole.y).abs().max() > 1e-3
+    assert (layer.forward_packed(x, Rows.full(x)).y - whole.y).abs().max() > 1e-3
     # a token alone has room for itself: ceil(0.75 / 4) = 1
     layer.group = 1
-    assert layer.run(x, Rows.full(x)).statistics["dropped"] == 0
-    assert_close(layer.run(x, Rows.full(x)).y, layer.eval().run(x, Rows.full(x)).y)
+    assert layer.forward_packed(x, Rows.full(x)).statistics["dropped"] == 0
+    assert_close(layer.forward_packed(x, Rows.full(x)).y, layer.eval().forward_packed(x, Rows.full(x)).y)
 
 
 def test_the_second_expert_is_asked_as_often_as_its_gate_says():

@@ -50,13 +50,13 @@ def test_the_packed_sequence_goes_on(role):
     x, memory, count = draw(2, 7, WIDTH), draw(2, 9, WIDTH), torch.tensor([7, 5])
     rows = Rows(torch.zeros(2, dtype=torch.long), count, 7, None)
     given = {"memory": Memory(memory, count)} if role == "cross" else {}
-    out = first.run(x, rows, **given)
+    out = first.forward_packed(x, rows, **given)
     for row in range(2):
         context = (memory if role == "cross" else x)[row, : count[row]]
         packed = first.packed + by_hand(first, first.packed, context)
         assert_close(out.stream[row], F.layer_norm(packed, (WIDTH,), first.packed_norm.weight))
     # a layer that is given a stream reads it in the place of its own P
-    y = second.run(x, rows, stream=out.stream, **given)
+    y = second.forward_packed(x, rows, stream=out.stream, **given)
     assert y.stream is None
     for row in range(2):
         alone = layer_of(role)
@@ -67,18 +67,18 @@ def test_the_packed_sequence_goes_on(role):
         expected = alone(own, memory=memory[row : row + 1, : count[row]]) if role == "cross" else alone(own)
         assert_close(y.y[row, : own.shape[1]], expected[0])
     if role == "cross":
-        begun = first.begin(2, memory=given["memory"], dtype=x.dtype, device=x.device)
+        begun = first.initial_state(2, memory=given["memory"], dtype=x.dtype, device=x.device)
         assert_close(begun.stream, out.stream)
-        begun = second.begin(2, memory=given["memory"], stream=begun.stream, dtype=x.dtype, device=x.device)
-        assert_close(second.run(x, state=begun.state).y, y.y)
+        begun = second.initial_state(2, memory=given["memory"], stream=begun.stream, dtype=x.dtype, device=x.device)
+        assert_close(second.forward_packed(x, state=begun.state).y, y.y)
 
 
 def test_causal_layers_read_a_stream_and_hand_it_on():
     layer, x, stream = layer_of("causal"), draw(2, 9, WIDTH), draw(2, 3, WIDTH)
-    whole = layer.run(x, stream=stream)
+    whole = layer.forward_packed(x, stream=stream)
     assert whole.stream is stream
     assert (whole.y - layer(x)).abs().max() > 1e-3
-    begun = layer.begin(2, stream=stream, dtype=x.dtype, device=x.device)
+    begun = layer.initial_state(2, stream=stream, dtype=x.dtype, device=x.device)
     assert begun.stream is stream
     steps, state = [], begun.state
     for t in range(9):
@@ -154,7 +154,7 @@ def test_the_stream_goes_from_the_encoder_through_every_layer_of_the_decoder():
     seen = []
     for block in model.decoder.blocks:
         for layer in (block.attention, block.cross):
-            layer.run = functools.partial(_noted, layer, seen)
+            layer.forward_packed = functools.partial(_noted, layer, seen)
     memory = model.encode(source)
     model.decoder(target, Rows.full(target), memory=memory)
     assert_close(seen[0], memory.stream)
@@ -182,7 +182,7 @@ def test_in_a_model_with_norms_before_P_is_normed_to_read_and_its_residual_is_ra
 
     seen, inputs = [], []
     for block in model.encoder.blocks:
-        block.attention.run = functools.partial(_noted_with_input, block.attention, seen, inputs)
+        block.attention.forward_packed = functools.partial(_noted_with_input, block.attention, seen, inputs)
     memory = model.encode(source)
     P = model.encoder.blocks[0].attention.packed.expand(2, -1, -1)
     for block, x in zip(model.encoder.blocks, inputs, strict=True):
@@ -192,7 +192,7 @@ def test_in_a_model_with_norms_before_P_is_normed_to_read_and_its_residual_is_ra
     seen = []
     for block in model.decoder.blocks:
         for layer in (block.attention, block.cross):
-            layer.run = functools.partial(_noted, layer, seen)
+            layer.forward_packed = functools.partial(_noted, layer, seen)
     model.decoder(target, Rows.full(target), memory=memory)
     P = memory.stream
     for number, block in enumerate(model.decoder.blocks):
@@ -213,7 +213,7 @@ def _noted_with_input(layer, seen, inputs, x, rows=None, *, stream=None, **rest)
 
 def _noted(layer, seen, x, rows=None, *, stream=None, **rest):
     seen.append(stream)
-    return type(layer).run(layer, x, rows, stream=stream, **rest)
+    return type(layer).forward_packed(layer, x, rows, stream=stream, **rest)
 
 
 def test_packed_sequences_of_different_length_are_refused():

@@ -43,7 +43,7 @@ def test_peer():
         y, memories, loss = theirs(part, memories=cut)
         ys.append(y)
         losses.append(loss)
-    out = ours.run(x)
+    out = ours.forward_packed(x)
     assert_close(out.y, torch.cat(ys, 1))
     # before the first compression nothing is lost, which is no part of our mean
     expected = sum(losses[1:]) / (len(losses) - 1)
@@ -124,7 +124,7 @@ def test_the_loss_trains_the_compression_and_nothing_else(function, loss):
     layer = layer_of(f", function='{function}', loss='{loss}'")
     assert layer.facts.loss
     x = draw(2, 4 * N + 2).requires_grad_()
-    out = layer.run(x)
+    out = layer.forward_packed(x)
     compression = {name for name, _ in layer.named_parameters() if name.startswith(("squeeze.", "restore."))}
     out.loss.backward(retain_graph=True)
     assert {name for name, part in layer.named_parameters() if part.grad is not None} == compression
@@ -135,8 +135,8 @@ def test_the_loss_trains_the_compression_and_nothing_else(function, loss):
     trained = {name for name, part in layer.named_parameters() if part.grad is not None}
     assert trained == {name for name, _ in layer.named_parameters()} - compression
     # the output is the same, and no loss is made, outside of training
-    assert_close(layer.eval().run(x).y, out.y)
-    assert layer.run(x).loss is None
+    assert_close(layer.eval().forward_packed(x).y, out.y)
+    assert layer.forward_packed(x).loss is None
 
 
 @pytest.mark.parametrize("loss", ["attention", "autoencoding"])
@@ -157,7 +157,7 @@ def test_autoencoding_and_attention_by_hand(loss):
                 heads = [slice(4 * head, 4 * head + 4) for head in range(HEADS)]
                 reads.append(torch.cat([torch.softmax(k[:, own] @ q[own] / 2, 0) @ v[:, own] for own in heads]))
             errors.append((reads[0] - reads[1]).square().mean())
-    assert_close(layer.run(x).loss, torch.stack(errors).mean())
+    assert_close(layer.forward_packed(x).loss, torch.stack(errors).mean())
 
 
 @pytest.mark.parametrize("loss", ["attention", "autoencoding"])
@@ -166,12 +166,14 @@ def test_the_loss_does_not_depend_on_the_cut(loss):
     layer, T = layer_of(f", loss='{loss}'"), 4 * N
     x, keep = draw(2, T), torch.arange(T) < torch.tensor([T, 3 * N - 1])[:, None]
     rows = Rows(torch.zeros(2, dtype=torch.long), keep.sum(1), T, None)
-    whole = layer.run(torch.where(keep[..., None], x, 0), rows).loss
+    whole = layer.forward_packed(torch.where(keep[..., None], x, 0), rows).loss
     for cuts in ([1] * T, [5, 1, 9, 1, T - 16]):
         state, total, weight, first = layer.start(2), 0.0, 0, 0
         for n in cuts:
             count = keep[:, first : first + n].sum(1)
-            out = layer.run(x[:, first : first + n], Rows(state.progress.length, count, n, None), state=state)
+            out = layer.forward_packed(
+                x[:, first : first + n], Rows(state.progress.length, count, n, None), state=state
+            )
             asked = (torch.arange(first, first + n) >= N)[None] & keep[:, first : first + n]
             total, weight = total + out.loss * asked.sum(), weight + asked.sum()
             state, first = out.state, first + n

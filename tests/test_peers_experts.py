@@ -32,7 +32,7 @@ def tokens(B: int = 1) -> Tensor:
 
 
 def run(layer: FeedForward, x: Tensor) -> Out:
-    return layer.run(x, Rows.full(x))
+    return layer.forward_packed(x, Rows.full(x))
 
 
 def gradients(y: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:

@@ -58,8 +58,8 @@ class Averaged(MixedHeads):
     def __init__(self, shape: Shape):
         super().__init__(shape, parse("heads(softmax, softmax)").parts)
 
-    def run(self, x, rows=None, *, state=None, memory=None, stream=None):
-        out = super().run(x, rows, state=state, memory=memory)
+    def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None):
+        out = super().forward_packed(x, rows, state=state, memory=memory)
         return out._replace(y=out.y / 2)
 
 
@@ -114,7 +114,7 @@ class LeavesRowsWhereTheyAre(Softmax):
 
     def forward(self, x, *, keep=None, memory=None, memory_keep=None):
         if keep is None:
-            return self.run(x).y
+            return self.forward_packed(x).y
         query, source = self.read(x, Rows.full(x), None)
         visible = keep[:, None, None] & (torch.ones(x.shape[1], x.shape[1]).tril().bool() | (self.shape.role == "self"))
         o = dense(self, None, **query, **source, visible=visible)

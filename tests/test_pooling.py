@@ -166,7 +166,7 @@ def test_second_losses_are_handed_on(spec):
     x = through(model.stack.blocks[:1], model.stack.embed(tokens, Rows.full(tokens)), Rows.full(tokens)).y
     last = copy.deepcopy(model.stack.blocks[1]).train()  # which may learn from what it reads
     found = model.train()(tokens).loss
-    assert_close(found, last.attention.run(last.norms[0](x), Rows.full(x)).loss)
+    assert_close(found, last.attention.forward_packed(last.norms[0](x), Rows.full(x)).loss)
     assert classifier()(tokens).loss is None
 
 
@@ -193,7 +193,7 @@ def test_pma_is_that_of_the_paper(padded):
 @pytest.mark.parametrize(("how", "options"), HOW)
 def test_no_token_at_all_is_a_row_of_padding(how, options):
     layer, memory = pool(how, **options), Memory(vectors(T=3), torch.zeros(4, dtype=torch.long))
-    assert_close(layer(vectors(T=0)), layer.run(memory).y)
+    assert_close(layer(vectors(T=0)), layer.forward_packed(memory).y)
 
 
 def test_refusals():

@@ -351,7 +351,7 @@ def test_moves_add_up(engine, translator):
     # the step is the output of the layer itself
     one = engine.reading("shipped", "encoder", "the bank of the river", "", 2).layers[1]
     with torch.no_grad():
-        step = one.layer.run(one.x, one.rows).y[0, 1]
+        step = one.layer.forward_packed(one.x, one.rows).y[0, 1]
     assert reply.meta["sides"][0]["moved"] == pytest.approx(float(step.norm()), rel=1e-4)
     assert reply.meta["after"] < reply.meta["before"] < 1
     with pytest.raises(ValueError, match="not one token"):

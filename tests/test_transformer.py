@@ -107,7 +107,7 @@ def test_no_parameter_is_idle(spec):
 
 def _weigh_and_run(layer, read, x, rows=None, *, memory=None, **rest):
     read.append(layer.weights(x, memory=None if memory is None else memory.x))
-    return type(layer).run(layer, x, rows, memory=memory, **rest)
+    return type(layer).forward_packed(layer, x, rows, memory=memory, **rest)
 
 
 @pytest.mark.parametrize("place", ["encoder", "decoder", "cross"])
@@ -123,10 +123,10 @@ def test_maps_are_those_of_the_layers(place, norm):
     for row in range(3):
         read = []
         for layer in layers:
-            layer.run = partial(_weigh_and_run, layer, read)
+            layer.forward_packed = partial(_weigh_and_run, layer, read)
         model(source[row : row + 1, KEEP[row]], target[row : row + 1, TARGET_KEEP[row]])
         for layer in layers:
-            del layer.run
+            del layer.forward_packed
         for index, part in enumerate(maps):
             assert part.shape == (3, 4, queries.shape[1], keys.shape[1])
             assert_close(part[row][:, queries[row]][..., keys[row]], read[index][0])

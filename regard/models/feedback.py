@@ -141,7 +141,7 @@ class FeedbackBlock(nn.Module):
             return y if mask.full else torch.where(mask.end[:, None, None] > 0, y, 0)
 
         def feed(x: Tensor) -> Tensor:
-            return self.feedforward.run(x, Rows.full(x)).y
+            return self.feedforward.forward_packed(x, Rows.full(x)).y
 
         for sublayer, norm in zip((attend, feed), self.norms, strict=True):
             x = x + self.dropout(sublayer(norm(x))) if self.pre else norm(x + self.dropout(sublayer(x)))

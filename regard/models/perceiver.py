@@ -279,7 +279,7 @@ class PerceiverAR(nn.Module):
                 raise ValueError(f"prefix must not be negative, got {least}")
         blocks = []
         for block in self.stack.blocks:
-            made = block.attention.begin(batch, capacity=capacity, dtype=weight.dtype, device=weight.device)
+            made = block.attention.initial_state(batch, capacity=capacity, dtype=weight.dtype, device=weight.device)
             blocks.append(BlockState(made.state, None))
         return PerceiverARState(tuple(blocks), prefix, fixed, True, Progress.initial(batch, weight.device))
 
@@ -353,7 +353,7 @@ def _gather(x: Tensor, at: Tensor) -> Tensor:
 def _absorb(layer: Attention, x: Tensor, rows: Rows, state: Any) -> Any:
     """The state after tokens whose answers nobody needs: where keys and values are kept, no query is answered."""
     if not isinstance(layer, Cached):
-        return layer.run(x, rows, state=state).state
+        return layer.forward_packed(x, rows, state=state).state
     _, source = layer.read(x, rows, None)
     parts = tuple(
         append_to_cache(old, new, rows, state.progress.longest)

@@ -136,9 +136,9 @@ class Pooling(nn.Module):
         if keep is not None and (keep.dtype != torch.bool or keep.shape != x.shape[:2]):
             expected = list(x.shape[:2])
             raise ValueError(f"keep must be boolean {expected}, True = real token, got {keep.dtype} {list(keep.shape)}")
-        return self.run(pack_memory(x, keep)).y
+        return self.forward_packed(pack_memory(x, keep)).y
 
-    def run(self, memory: Memory) -> Out:
+    def forward_packed(self, memory: Memory) -> Out:
         """The same of rows that are real from the left."""
         x, count = memory.x, memory.count
         if self.how == "pma":
@@ -194,7 +194,7 @@ class Answer(nn.Module):
         """Rows that are real from the left -> [B, classes], or [B, T, V] at the places that `keep` names; and what the
         pooling has to say besides."""
         if self.pooling is not None:
-            pooled = self.pooling.run(memory)
+            pooled = self.pooling.forward_packed(memory)
             return self.output(self.norm(pooled.y).flatten(1)), pooled
         logits = self.output(memory.x)
         return logits if keep is None else unpack(logits, keep), Out(None)

@@ -182,7 +182,7 @@ class Recurrent(nn.Module):
         cross = None
         if self.cross is not None:
             options = {"dtype": memory.x.dtype, "device": memory.x.device}
-            cross = self.cross.begin(rows, memory=memory.memory, **options).state
+            cross = self.cross.initial_state(rows, memory=memory.memory, **options).state
         return RecurrentState(own, fed, cross)
 
     def extend(
@@ -272,7 +272,7 @@ class Recurrent(nn.Module):
             return torch.tanh(self.mix(states))
         # beams of one sentence fold into the queries of its memory
         folded = states.reshape(len(cross.count), -1, states.shape[2])
-        context = self.cross.run(folded, rows, state=cross).y.reshape(states.shape)
+        context = self.cross.forward_packed(folded, rows, state=cross).y.reshape(states.shape)
         return torch.tanh(self.mix(torch.cat([context, states], -1)))
 
 

@@ -225,19 +225,19 @@ class Block(nn.Module):
         def attend(x: Tensor, stream: Tensor | None) -> Out:
             if maps is not None and "own" in maps:
                 maps["own"].append(self.attention.map(x, rows, state=own, stream=stream))
-            return self.attention.run(x, rows, state=own, stream=stream)
+            return self.attention.forward_packed(x, rows, state=own, stream=stream)
 
         def look(x: Tensor, stream: Tensor | None) -> Out:
             if maps is not None and "cross" in maps:
                 maps["cross"].append(self.cross.map(x, rows, memory=memory, stream=stream))
             if cross is None:
-                return self.cross.run(x, rows, memory=memory, stream=stream)._replace(state=None)
+                return self.cross.forward_packed(x, rows, memory=memory, stream=stream)._replace(state=None)
             # beams of one sentence fold into the queries of its memory
             folded = x.reshape(len(cross.count), -1, x.shape[2])
-            return Out(self.cross.run(folded, Rows.full(folded), state=cross).y.reshape(x.shape))
+            return Out(self.cross.forward_packed(folded, Rows.full(folded), state=cross).y.reshape(x.shape))
 
         def feed(x: Tensor, stream: Tensor | None) -> Out:
-            return self.feedforward.run(x, rows)
+            return self.feedforward.forward_packed(x, rows)
 
         def adding(sublayer: Sublayer, norm: nn.Module) -> Sublayer:
             def add(x: Tensor, stream: Tensor | None) -> Out:
@@ -621,9 +621,9 @@ class Transformer(nn.Module):
         blocks, stream = [], memory and memory.stream
         for block in self.decoder.blocks:
             own = None if stream is None else stream.repeat_interleave(batch // len(stream), 0)
-            own, cross = block.attention.begin(batch, stream=own, capacity=capacity, **options), None
+            own, cross = block.attention.initial_state(batch, stream=own, capacity=capacity, **options), None
             if block.cross is not None:
-                out = block.cross.begin(len(memory.x), memory=memory, stream=stream, **options)
+                out = block.cross.initial_state(len(memory.x), memory=memory, stream=stream, **options)
                 # only the memory refines a stream: it is the same for all tokens
                 cross, stream = out.state, stream if out.stream is None else out.stream
             blocks.append(BlockState(own.state, cross))

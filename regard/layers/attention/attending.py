@@ -21,9 +21,8 @@ class Attending(Projected):
         """[B, H, T, D]; the arguments after the mask are the mechanism's `inputs` by name."""
         raise NotImplementedError
 
-    independent_queries = (
-        False  # True: what a query reads depends on no other query, so `attend` may be given some of them
-    )
+    # True: what a query reads depends on no other query, so `attend` may be given some of them
+    independent_queries = False
     piece = 64  # queries at a time where logits are made
     few = 8  # queries for which two products beat the CPU's fused kernel, as in decoding
 

@@ -88,7 +88,7 @@ class Axial(Attention):
         if causal:
             self.facts = replace(self.facts, signed=True)
 
-    def run(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
+    def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
         rows = rows or Rows.full(x)
         x = x if self.position is None else self.position.add(x, rows)
         if state is not None:
@@ -99,7 +99,7 @@ class Axial(Attention):
             y = self._rows(grid + _down(y), None, self.inner)
         return Out(y.flatten(1, 2)[:, : rows.T])
 
-    def begin(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
+    def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
         w, G, D = self.width, self.shape.kv_heads, self.shape.head_width
 
         def zeros(*size: int) -> Tensor:
@@ -147,11 +147,13 @@ class Axial(Attention):
 
     def _rows(self, grid: Tensor, count: Tensor | None, layer: Attention | None = None) -> Tensor:
         folded = grid.flatten(0, 1)
-        return (layer or self.rows).run(folded, _rows(folded, count)).y.unflatten(0, grid.shape[:2])
+        return (layer or self.rows).forward_packed(folded, _rows(folded, count)).y.unflatten(0, grid.shape[:2])
 
     def _columns(self, grid: Tensor, count: Tensor | None) -> Tensor:
         folded = grid.transpose(1, 2).flatten(0, 1)
-        return self.columns.run(folded, _rows(folded, count)).y.unflatten(0, (-1, self.width)).transpose(1, 2)
+        return (
+            self.columns.forward_packed(folded, _rows(folded, count)).y.unflatten(0, (-1, self.width)).transpose(1, 2)
+        )
 
     def _later(self, x: Tensor, rows: Rows, state: AxialState) -> Out:
         """New tokens, laid out from the beginning of the row that the first one is in."""

@@ -109,13 +109,13 @@ class Attention(nn.Module):
             if keep is not None and self.facts.loss:
                 # what learns from its queries must know which are real
                 queries, rows = pack(x, keep)
-                return unpack(self.run(queries, rows, memory=packed).y, keep)
-            y = self.run(blank(x, keep), Rows.full(x), memory=packed).y
+                return unpack(self.forward_packed(queries, rows, memory=packed).y, keep)
+            y = self.forward_packed(blank(x, keep), Rows.full(x), memory=packed).y
             return blank(y, keep)
         if keep is None:
-            return self.run(x, Rows.full(x)._replace(allowed=allowed)).y
+            return self.forward_packed(x, Rows.full(x)._replace(allowed=allowed)).y
         packed, rows = pack(x, keep)
-        return unpack(self.run(packed, rows._replace(allowed=pack_pairs(allowed, keep))).y, keep)
+        return unpack(self.forward_packed(packed, rows._replace(allowed=pack_pairs(allowed, keep))).y, keep)
 
     def start(
         self,
@@ -139,7 +139,7 @@ class Attention(nn.Module):
         autocast = torch.is_autocast_enabled(device.type)
         dtype = torch.get_autocast_dtype(device.type) if autocast else weight.dtype
         packed = None if memory is None else pack_memory(memory, memory_keep)
-        return self.begin(batch, memory=packed, capacity=capacity, dtype=dtype, device=device).state
+        return self.initial_state(batch, memory=packed, capacity=capacity, dtype=dtype, device=device).state
 
     def extend(self, x: Tensor, state: Any, *, keep: Tensor | None = None) -> tuple[Tensor, Any]:
         """Reads n >= 1 new tokens a row and consumes the state: go on with the one returned (`select` to branch)."""
@@ -151,13 +151,13 @@ class Attention(nn.Module):
             rows = len(state.count)
             # beams of one sentence share its memory: they fold into the queries
             x = blank(x, keep).reshape(rows, B // rows * T, -1)
-            y = self.run(x, Rows.full(x), state=state).y
+            y = self.forward_packed(x, Rows.full(x), state=state).y
             return blank(y.reshape(B, T, -1), keep), state
         if keep is None:
-            out = self.run(x, state.progress.place(Rows.full(x)), state=state)
+            out = self.forward_packed(x, state.progress.place(Rows.full(x)), state=state)
             return out.y, out.state
         packed, rows = pack(x, keep)
-        out = self.run(packed, state.progress.place(rows), state=state)
+        out = self.forward_packed(packed, state.progress.place(rows), state=state)
         return unpack(out.y, keep), trim(out.state)
 
     def weights(
@@ -202,7 +202,7 @@ class Attention(nn.Module):
 
     # the mechanism's side: rows that are real from the left; what a model calls
 
-    def run(
+    def forward_packed(
         self,
         x: Tensor,
         rows: Rows | None = None,
@@ -214,7 +214,7 @@ class Attention(nn.Module):
         """[B, T, E] -> Out. With a state it reads and extends it; without, the tokens are the whole sequence."""
         raise NotImplementedError
 
-    def begin(
+    def initial_state(
         self,
         batch: int,
         *,

@@ -79,11 +79,11 @@ class Clusterformer(Attention):
         self.register_buffer("kept", torch.zeros((), dtype=torch.long))
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
 
-    def run(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
+    def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
         rows = rows or Rows.full(x)
         x = x if self.position is None else self.position.add(x, rows)
         order, chunks, counts = self._chunks(x, rows)
-        y = self.inner.run(chunks, counts).y.unflatten(0, (len(x), -1)).flatten(1, 2)
+        y = self.inner.forward_packed(chunks, counts).y.unflatten(0, (len(x), -1)).flatten(1, 2)
         if self.training:
             self._remember(x.detach(), rows)
         return Out(_take(y, _places(order)[:, : rows.T]))

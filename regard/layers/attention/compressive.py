@@ -140,7 +140,7 @@ class Compressive(Segmented):
         self.squeeze = nn.Conv1d(E, E, rate, rate, dilation=1 + (function == "dilated")) if learns else None
         self.restore = nn.ConvTranspose1d(E, E, rate, rate) if self.loss == "autoencoding" else None
 
-    def run(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
+    def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
         rows = rows or Rows.full(x)
         query, source = self.read(x, rows, memory)
         grid = self._grid(rows, query, source, state)

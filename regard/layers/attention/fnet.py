@@ -47,7 +47,7 @@ class Fourier(Mixing):
         super().__init__(shape)
         self.own = self.channels()
 
-    def run(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
+    def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
         rows = rows or Rows.full(x)
         # no half precision: a transform sums over all tokens and channels, and kernels know none
         wide = self.placed(x, rows).to(torch.promote_types(x.dtype, torch.float32))

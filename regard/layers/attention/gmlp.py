@@ -75,7 +75,7 @@ class Gated(Mixing):
             tiny = replace(shape, heads=1, kv_heads=1, head_width=attention, out_width=self.size, position=None)
             self.attention = ATTENTION.build("softmax", replace(tiny, first_head=0, all_heads=1))
 
-    def run(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
+    def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
         rows = rows or Rows.full(x)
         table, offset = self._table(rows, state)
         x = self.placed(x, rows)
@@ -89,12 +89,12 @@ class Gated(Mixing):
             gate = torch.where(rows.real()[..., None], gate, 0)
         mixed = table @ gate + offset[..., None]
         if self.attention is not None:
-            out = self.attention.run(x, rows, state=self._tiny(state))
+            out = self.attention.forward_packed(x, rows, state=self._tiny(state))
             mixed = mixed + out.y
             after = after and after._replace(parts=after.parts + out.state.parts)
         return Out(self.output(bypass * mixed), after)
 
-    def begin(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
+    def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
         parts = (torch.zeros(batch, 1, capacity or 0, self.size, dtype=dtype, device=device),)
         if self.attention is not None:
             parts += self.attention.empty_state(batch, capacity, dtype, device).parts

@@ -87,18 +87,21 @@ class MixedHeads(Attention):
             columns="slots" if any(fact.columns == "slots" for fact in facts) else "tokens",
         )
 
-    def run(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
+    def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
         rows = rows or Rows.full(x)
         states = [None] * len(self.parts) if state is None else state.parts
-        outs = [part.run(x, rows, state=old, memory=memory) for part, old in zip(self.parts, states, strict=True)]
+        outs = [
+            part.forward_packed(x, rows, state=old, memory=memory) for part, old in zip(self.parts, states, strict=True)
+        ]
         losses = [out.loss for out in outs if out.loss is not None]
         if state is not None and self.shape.role == "causal":
             state = PartStates(tuple(out.state for out in outs), state.progress.advance(rows))
         return Out(sum(out.y for out in outs), state, loss=sum(losses) if losses else None)
 
-    def begin(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
+    def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
         parts = tuple(
-            part.begin(batch, memory=memory, capacity=capacity, dtype=dtype, device=device).state for part in self.parts
+            part.initial_state(batch, memory=memory, capacity=capacity, dtype=dtype, device=device).state
+            for part in self.parts
         )
         if self.shape.role == "cross":
             return Out(None, CrossPartStates(parts, parts[0].count, parts[0].S))

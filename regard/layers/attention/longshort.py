@@ -148,7 +148,7 @@ class LongShort(Attention):
             self.u, self.w = (nn.Parameter(0.02 * torch.randn(H, D)) for _ in range(2))
             self.register_buffer("rates", rates(shape.width, 10000.0), persistent=False)
 
-    def run(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
+    def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
         rows = rows or Rows.full(x)
         q, k, v, p = self._read(x, rows)
         after = None if state is None else self._grown(rows, state, k, v, p)
@@ -161,7 +161,7 @@ class LongShort(Attention):
             o = self._later(rows, state.tail, after.long, q, k, v)
         return Out(self.output(o.transpose(1, 2).flatten(2)), after)
 
-    def begin(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
+    def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
         def zeros(slots: int, width: int) -> Tensor:
             return torch.zeros(batch, self.shape.heads, slots, width, dtype=dtype, device=device)
 

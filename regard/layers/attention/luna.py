@@ -149,7 +149,7 @@ class Luna(Attention):
         if self.shape.role != "causal" and (pre or self.hands_on):
             self.packed_norm = nn.LayerNorm(self.shape.width)
 
-    def run(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
+    def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
         rows = rows or Rows.full(x)
         x = x if self.position is None else self.position.add(x, rows)
         if self.shape.role == "causal":
@@ -163,7 +163,7 @@ class Luna(Attention):
             return Out(y, stream=stream)
         return Out(torch.where(state.count[:, None, None] > 0, y, 0), state, stream)
 
-    def begin(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
+    def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
         if self.shape.role == "cross":
             return Out(None, *self._pack(memory, stream))
         H, D, l = self.shape.heads, self.shape.head_width, self.length

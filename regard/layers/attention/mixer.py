@@ -60,7 +60,7 @@ class TokenMixer(Mixing):
         self.spread = nn.Parameter(torch.empty(longest, inner).normal_(std=inner**-0.5))
         self.spread_offset = nn.Parameter(torch.zeros(longest))
 
-    def run(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
+    def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
         rows = rows or Rows.full(x)
         hidden = F.gelu(self._hidden(x, rows))
         y = self.spread[: rows.T] @ hidden + self.spread_offset[: rows.T, None]

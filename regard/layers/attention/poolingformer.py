@@ -109,23 +109,23 @@ class Poolingformer(Attention):
         if shape.output_bias:
             nn.init.zeros_(self.output.bias)
 
-    def run(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
+    def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
         rows = rows or Rows.full(x)
         before = (None, None) if state is None else state.levels
-        near = self.near.run(x, rows, state=before[0])
-        far = self.far.run(near.y, rows, state=before[1])
+        near = self.near.forward_packed(x, rows, state=before[0])
+        far = self.far.forward_packed(near.y, rows, state=before[1])
         if state is not None:
             state = PoolingformerState((near.state, far.state), state.progress.advance(rows))
         return Out(self.output(near.y + far.y), state)
 
-    def begin(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
-        levels = tuple(level.begin(batch, dtype=dtype, device=device).state for level in (self.near, self.far))
+    def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
+        levels = tuple(level.initial_state(batch, dtype=dtype, device=device).state for level in (self.near, self.far))
         return Out(None, PoolingformerState(levels, Progress.initial(batch, device)))
 
     def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
         near = self.near.apply_map(values, x, rows)
-        return near + self.far.apply_map(near, self.near.run(x, rows).y, rows)
+        return near + self.far.apply_map(near, self.near.forward_packed(x, rows).y, rows)
 
     def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         x = x if self.near.position is None else self.near.position.plain_add(x)

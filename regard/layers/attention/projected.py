@@ -97,7 +97,7 @@ class Projected(Attention):
 
     # final
 
-    def run(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
+    def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
         rows = rows or Rows.full(x)
         query, source = self.read(x, rows, memory)
         o, state = self.attend_projected(rows, query, source, state, memory)
@@ -106,7 +106,7 @@ class Projected(Attention):
             y = torch.where(state.count[:, None, None] > 0, y, 0)
         return Out(y, state, loss=self.learn(rows, query, source, memory) if self.training else None)
 
-    def begin(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
+    def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
         if self.shape.role == "cross" and self.position is not None and self.position.facts.kind != "input":
             raise ValueError("queries that stand among their keys are read as a whole: call the layer, not start")
         if self.shape.role == "cross":

@@ -119,17 +119,17 @@ class Scaling(Attention):
             given = wide // H if "mult" in self.put else D
             self.out_convolve = _linear(REACH * REACH * given, wide // H, shape.output_bias)
 
-    def run(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
+    def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
         rows = rows or Rows.full(x)
         made, tail = self._made(x, rows, state)
-        out = self.inner.run(made, rows, state=None if state is None else state.cache)
+        out = self.inner.forward_packed(made, rows, state=None if state is None else state.cache)
         y, read = self._written(out.y, rows, state)
         if state is None:
             return Out(y)
         return Out(y, ScalingState(out.state, tail, read, state.progress.advance(rows)))
 
-    def begin(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
-        cache = self.inner.begin(batch, capacity=capacity, dtype=dtype, device=device).state
+    def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
+        cache = self.inner.initial_state(batch, capacity=capacity, dtype=dtype, device=device).state
         H, D = self.shape.heads, self.shape.head_width
         reads = 0 if "conv" not in self.put else self.shape.out_width if "mult" in self.put else H * D
         tail, read = (torch.zeros(batch, REACH - 1, wide, dtype=dtype, device=device) for wide in (H * D, reads))

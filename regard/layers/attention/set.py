@@ -78,16 +78,16 @@ class Induced(Attention):
             nn.init.xavier_uniform_(self.feed.weight)
             nn.init.zeros_(self.feed.bias)
 
-    def run(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
+    def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
         x, memory = self._source(x, rows, memory)
         if state is None:
             state = self._state(memory)
-        y = self.spread.run(x, state=state.points).y
+        y = self.spread.forward_packed(x, state=state.points).y
         if self.shape.role != "cross":
             return Out(y)
         return Out(torch.where(state.count[:, None, None] > 0, y, 0), state)
 
-    def begin(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
+    def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
         return Out(None, self._state(memory))
 
     def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
@@ -107,7 +107,7 @@ class Induced(Attention):
         B, S = memory.x.shape[:2]
         points = Memory(self._read(memory), None)
         count = torch.full((B,), S, device=memory.x.device) if memory.count is None else memory.count
-        made = self.spread.begin(B, memory=points, dtype=points.x.dtype, device=points.x.device)
+        made = self.spread.initial_state(B, memory=points, dtype=points.x.dtype, device=points.x.device)
         return SetState(made.state, count, S)
 
     def _points(self, batch: int) -> Tensor:
@@ -116,7 +116,7 @@ class Induced(Attention):
     def _read(self, memory: Memory) -> Tensor:
         """H [B, m, E]"""
         points = self._points(len(memory.x))
-        read = self.gather.run(points, memory=memory).y
+        read = self.gather.forward_packed(points, memory=memory).y
         if not self.block:
             return read
         inner, outer = self.norms

@@ -1,7 +1,7 @@
 """The contract of a feed-forward layer: what every token goes through on its own, between two attentions.
 
 Letters as in attention: B batch, T tokens, E model width; F is the width inside, N all real tokens of a call. A layer
-sees rows that are real from the left, `run(x, rows)`, and what it answers at padding is nobody's business.
+sees rows that are real from the left, `forward_packed(x, rows)`, and what it answers at padding is nobody's business.
 
 Most layers work on each token alone. Some let tokens compete: for a place at an expert while they train ("earlier": a
 token may be turned away because of tokens before it in its row and of the rows before; "batch": because of any token,
@@ -83,14 +83,14 @@ class FeedForward(nn.Module):
         if x.dim() != 3 or x.shape[2] != self.sizes.width or not x.is_floating_point():
             raise ValueError(f"x must be [batch, tokens, {self.sizes.width}], got {x.dtype} {list(x.shape)}")
         if keep is None:
-            return self.run(x, Rows.full(x)).y
+            return self.forward_packed(x, Rows.full(x)).y
         if keep.dtype != torch.bool or keep.shape != x.shape[:2]:
             got = f"{keep.dtype} {list(keep.shape)}"
             raise ValueError(f"keep must be boolean {list(x.shape[:2])}, True = real token, got {got}")
         packed, rows = pack(x, keep)
-        return unpack(self.run(packed, rows).y, keep)
+        return unpack(self.forward_packed(packed, rows).y, keep)
 
-    def run(self, x: Tensor, rows: Rows) -> Out:
+    def forward_packed(self, x: Tensor, rows: Rows) -> Out:
         """[B, T, E] -> Out(y, loss=..., statistics=...): what a model calls. The loss is already weighted."""
         raise NotImplementedError
 

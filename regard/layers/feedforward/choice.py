@@ -75,7 +75,7 @@ class Choice(FeedForward):
         self.router = nn.Parameter(torch.empty(experts, sizes.width).normal_(std=0.02))
         self.networks = Networks(sizes, experts, activation, gated)
 
-    def run(self, x: Tensor, rows: Rows) -> Out:
+    def forward_packed(self, x: Tensor, rows: Rows) -> Out:
         (B, T, _), real = x.shape, rows.real()
         if B * T == 0:
             return Out(x)

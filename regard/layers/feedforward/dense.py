@@ -54,7 +54,7 @@ class Dense(FeedForward):
             if bias:
                 nn.init.zeros_(linear.bias)
 
-    def run(self, x: Tensor, rows: Rows) -> Out:
+    def forward_packed(self, x: Tensor, rows: Rows) -> Out:
         h = self.inner(x)
         h = activate(self.activation, h) if self.gate is None else activate(self.activation, self.gate(x)) * h
         return Out(self.outer(h))

@@ -131,7 +131,7 @@ class Routed(FeedForward):
         """For each real token its experts with their gates, and the weighted loss: the formula in loops."""
         raise NotImplementedError
 
-    def run(self, x: Tensor, rows: Rows) -> Out:
+    def forward_packed(self, x: Tensor, rows: Rows) -> Out:
         tokens, real = x.flatten(0, 1), rows.real()
         if len(tokens) == 0:
             return Out(x)

@@ -118,7 +118,7 @@ class ProductKey(FeedForward):
             )
         self.values = first.values
 
-    def run(self, x: Tensor, rows: Rows) -> Out:
+    def forward_packed(self, x: Tensor, rows: Rows) -> Out:
         tokens, real = x.flatten(0, 1), rows.real()
         real = None if real is None else real.flatten()
         index, weight = self.find(tokens, real)

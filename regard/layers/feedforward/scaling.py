@@ -73,7 +73,7 @@ class Scaling(FeedForward):
         nn.init.zeros_(self.up.bias)
         self.facts = replace(self.facts, random=0 < hard < 1 or (hard > 0 and temperature > 0))
 
-    def run(self, x: Tensor, rows: Rows) -> Out:
+    def forward_packed(self, x: Tensor, rows: Rows) -> Out:
         tokens = x.flatten(0, 1)
         logits = wide_linear(wide_linear(tokens, self.down.weight), self.up.weight)
         logits = (logits + self.up.bias.to(logits.dtype)).unflatten(1, (-1, self.block))  # [N, F / block, block]
