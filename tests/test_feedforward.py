@@ -465,7 +465,7 @@ class SameNoise(MoE):
 
 class AllRowsCompete(Choice):
     def forward_packed(self, x, rows):
-        if rows.at is None:
+        if rows.uniform_start is None:
             return super().forward_packed(x, rows)
         whole = x.flatten(0, 1)[None]
         out = super().forward_packed(whole, Rows.full(whole))

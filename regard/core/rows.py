@@ -19,7 +19,7 @@ class Rows(NamedTuple):
     start: Tensor  # [B]
     count: Tensor  # [B]
     T: int
-    at: int | None  # the host knows: no padding, and every row starts here
+    uniform_start: int | None  # the host knows: no padding, and every row starts here
     allowed: Tensor | None = None  # [1 or B, T, T] which pairs may meet, beside what the role says
     unpadded: bool = False  # the host knows: every token is real, wherever the rows start
 
@@ -30,14 +30,14 @@ class Rows(NamedTuple):
 
     def real(self) -> Tensor | None:
         """[B, T], or None where the host knows that all are real."""
-        if self.at is not None or self.unpadded:
+        if self.uniform_start is not None or self.unpadded:
             return None
         return torch.arange(self.T, device=self.count.device) < self.count[:, None]
 
     def positions(self) -> Tensor:
         """[1 or B, T]"""
         steps = torch.arange(self.T, device=self.start.device)[None]
-        return steps + (self.start[:, None] if self.at is None else self.at)
+        return steps + (self.start[:, None] if self.uniform_start is None else self.uniform_start)
 
 
 class Memory(NamedTuple):
@@ -52,7 +52,7 @@ class Memory(NamedTuple):
     def rows(self) -> Rows:
         """Where its tokens stand."""
         full = Rows.full(self.x)
-        return full if self.count is None else full._replace(count=self.count, at=None)
+        return full if self.count is None else full._replace(count=self.count, uniform_start=None)
 
 
 class Mask(NamedTuple):

@@ -25,13 +25,15 @@ class Progress(NamedTuple):
 
     def place(self, rows: Rows) -> Rows:
         """New rows, where they stand behind what was read."""
-        unpadded = rows.unpadded or rows.at is not None
-        at = self.longest if self.uniform and rows.at is not None else None
-        return rows._replace(start=self.length, at=at, unpadded=unpadded)
+        unpadded = rows.unpadded or rows.uniform_start is not None
+        at = self.longest if self.uniform and rows.uniform_start is not None else None
+        return rows._replace(start=self.length, uniform_start=at, unpadded=unpadded)
 
     def advance(self, rows: Rows) -> "Progress":
         """After the tokens of these rows; padding leaves a row where it was."""
-        return Progress(self.length + rows.count, self.longest + rows.T, self.uniform and rows.at is not None)
+        return Progress(
+            self.length + rows.count, self.longest + rows.T, self.uniform and rows.uniform_start is not None
+        )
 
     def bounded(self, capacity: int) -> "Progress":
         """The same where the host knows of the rows that each has room for one more token of `capacity`, and no more

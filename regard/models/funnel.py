@@ -141,7 +141,7 @@ class Funnel(nn.Module):
         memory = None
         if self.config.queries_only:
             keys = block[0].norms[0](x) if block[0].pre else x
-            memory = Memory(keys, None if rows.at is not None else rows.count)
+            memory = Memory(keys, None if rows.uniform_start is not None else rows.count)
         return through(block, pooled, short, memory=memory), short
 
 

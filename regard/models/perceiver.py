@@ -300,10 +300,10 @@ class PerceiverAR(nn.Module):
         """Ids that are real from the left -> what predicts, [B, T, E] in their places, with the second losses, and the
         next state. Of a whole sequence only the prefix goes by way of the state, and the next one is of no use."""
         if state.prefix is None:
-            fixed = None if rows.at is None else max(0, rows.T - self.config.latents)
+            fixed = None if rows.uniform_start is None else max(0, rows.T - self.config.latents)
             state = state._replace(prefix=(rows.count - self.config.latents).clamp(min=0), fixed=fixed)
-        rows = state.progress.place(rows if state.fixed is not None else rows._replace(at=None))
-        even = rows.at is not None
+        rows = state.progress.place(rows if state.fixed is not None else rows._replace(uniform_start=None))
+        even = rows.uniform_start is not None
         after = state._replace(progress=state.progress.advance(rows))
         prefix, latents = _part(rows, state)
         if not even and state.waiting:
@@ -320,8 +320,8 @@ class PerceiverAR(nn.Module):
         steps = torch.arange(rows.T, device=x.device)
         y = x[:, prefix.T :] if even else _gather(x, prefix.count[:, None] + steps[: latents.T])
         read = first(y, latents, state=None if whole and not prefix.T else own)
-        at = None if latents.at is None else latents.at - state.fixed
-        among = latents._replace(start=(latents.start - state.prefix).clamp(min=0), at=at)
+        at = None if latents.uniform_start is None else latents.uniform_start - state.fixed
+        among = latents._replace(start=(latents.start - state.prefix).clamp(min=0), uniform_start=at)
         out = through(others, read.y, among, states=None if whole else rest)
         y = self.stack.norm(out.y)
         if even:
@@ -334,10 +334,12 @@ class PerceiverAR(nn.Module):
 
 def _part(rows: Rows, state: PerceiverARState) -> tuple[Rows, Rows]:
     """The tokens of a call that belong to the prefix, and those behind it."""
-    if rows.at is not None:
-        P = min(max(state.fixed - rows.at, 0), rows.T)
+    if rows.uniform_start is not None:
+        P = min(max(state.fixed - rows.uniform_start, 0), rows.T)
         skip, T = torch.full_like(rows.count, P), rows.T - P
-        return Rows(rows.start, skip, P, rows.at), Rows(rows.start + P, rows.count - P, T, rows.at + P)
+        return Rows(rows.start, skip, P, rows.uniform_start), Rows(
+            rows.start + P, rows.count - P, T, rows.uniform_start + P
+        )
     if not state.waiting:
         return rows._replace(count=torch.zeros_like(rows.count), T=0), rows
     skip = torch.minimum((state.prefix - rows.start).clamp(min=0), rows.count)

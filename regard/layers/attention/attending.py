@@ -129,7 +129,7 @@ class Attending(Projected):
     def whole_mask(self, rows: Rows) -> Mask:
         """The mask of a whole sequence over itself."""
         causal = self.shape.role == "causal"
-        end, full = rows.start + rows.count, rows.at is not None
+        end, full = rows.start + rows.count, rows.uniform_start is not None
         return Mask(rows.start, rows.start, end, rows.T, rows.T, causal, full, 0, rows.allowed)
 
 

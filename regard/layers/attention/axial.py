@@ -137,7 +137,7 @@ class Axial(Attention):
         m = -(-rows.T // w)
         grid = F.pad(x, (0, 0, 0, m * w - rows.T)).unflatten(1, (m, w))
         # a causal token reads rows above its own, and those are complete
-        if self.inner is not None or (rows.at is not None and m * w == rows.T):
+        if self.inner is not None or (rows.uniform_start is not None and m * w == rows.T):
             return grid, (None, None)
         lines, columns = (torch.arange(n, device=x.device) for n in (m, w))
         return grid, (
@@ -176,7 +176,7 @@ class Axial(Attention):
         grid = lay(state.x, x)
         above, columns = state.above[:, None], state.columns
         # the host may know that no row becomes complete
-        if torch.compiler.is_compiling() or rows.at is None or rows.at % w + T >= w:
+        if torch.compiler.is_compiling() or rows.uniform_start is None or rows.uniform_start % w + T >= w:
             first = self._rows(grid.unflatten(1, (m, w)), None).transpose(1, 2).flatten(0, 1)  # [B w, m, E]
             out, columns = self._extended(
                 first, (rows.start // w).repeat_interleave(w), columns, state.progress.longest // w

@@ -56,7 +56,7 @@ class Cached(Attending):
             append_to_cache(old, new, rows, before) for old, new in zip(state.parts, source.values(), strict=True)
         )
         # before the first token every row starts at 0, ragged or not
-        shift, S, end = 0 if before == 0 else rows.at, after.longest, after.length
+        shift, S, end = 0 if before == 0 else rows.uniform_start, after.longest, after.length
         mask = Mask(rows.start, torch.zeros_like(end), end, rows.T, S, True, after.uniform, shift)
         filled = dict(zip(source, (part[:, :, :S] for part in parts), strict=True))
         return self.attend(mask, **query, **self.repeated(filled)), CacheState(parts, after)
@@ -98,7 +98,7 @@ def append_to_cache(buffer: Tensor, new: Tensor, rows: Rows, top: int) -> Tensor
     need = top + rows.T
     # with gradients on, what was read before must stay as it was, also where only the queries are trained
     if torch.is_grad_enabled():
-        if rows.at is not None:
+        if rows.uniform_start is not None:
             return torch.cat([buffer[:, :, :top], new], 2)
         buffer = F.pad(buffer[:, :, :top], (0, 0) * (buffer.dim() - 3) + (0, rows.T))
         return _written(buffer, new, rows)
@@ -106,8 +106,8 @@ def append_to_cache(buffer: Tensor, new: Tensor, rows: Rows, top: int) -> Tensor
         room = buffer.new_empty((*buffer.shape[:2], max(need, 2 * buffer.shape[2], 64), *buffer.shape[3:]))
         room[:, :, :top] = buffer[:, :, :top]
         buffer = room
-    if rows.at is not None:
-        buffer[:, :, rows.at : need] = new
+    if rows.uniform_start is not None:
+        buffer[:, :, rows.uniform_start : need] = new
         return buffer
     # shorter rows leave new slots unwritten, which are masked later and must hold numbers until then
     buffer[:, :, top:need] = 0

@@ -85,7 +85,7 @@ class Compressed(Projected):
         q = query["q"]
         if self.shape.role == "self":
             k, v = self._compress(rows.real(), source)
-            return self._attend(q, k, v, None if rows.at is not None else self._some(rows.count, k)), None
+            return self._attend(q, k, v, None if rows.uniform_start is not None else self._some(rows.count, k)), None
         if state is None:
             return self._causal(q, *self._compress(None, source)), None
         fresh = state.progress.longest == 0

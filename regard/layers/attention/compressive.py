@@ -197,7 +197,7 @@ class Compressive(Segmented):
         joined = self._joined(state.tail, source.values())
         if self._plain_step(rows):
             # of the segment as much as there is
-            tokens = tuple(part[:, :, n - 1 - rows.at % n :] for part in joined)
+            tokens = tuple(part[:, :, n - 1 - rows.uniform_start % n :] for part in joined)
         else:
             tokens = tuple(stretch(part, n - 1 - inside, M + m * n) for part in joined)
         return Grid(q if T == 1 else stretch(q, -inside, m * n), tokens, inside, m, T == 1, joined)
@@ -231,7 +231,7 @@ class Compressive(Segmented):
             o, slots, usages = self._one_by_one(rows, grid, slots, usage, probe)
         else:
             # most steps of decoding end no segment
-            idle = grid.step and rows.at is not None and (rows.at + 1) % n != 0
+            idle = grid.step and rows.uniform_start is not None and (rows.uniform_start + 1) % n != 0
             if torch.compiler.is_compiling() or not idle:
                 slots = self._joined(slots, self._compressed(grid, probe))
             o = self._look(rows, grid, slots)
@@ -241,8 +241,8 @@ class Compressive(Segmented):
         if self.function == "used":
             usage = usages.gather(1, over[:, None, None].expand(-1, 1, n))[:, 0]
         new = rows.count
-        if rows.at is not None:
-            over, new = (rows.at % n + T) // n, T
+        if rows.uniform_start is not None:
+            over, new = (rows.uniform_start % n + T) // n, T
         slots = tuple(stretch(part, over * self.slots_per_segment, C) for part in slots)
         tail = tuple(stretch(part, new, self.reach) for part in grid.joined)
         if torch.is_grad_enabled() and len(state.tail) == 1:
@@ -254,8 +254,8 @@ class Compressive(Segmented):
         """Each segment of the queries over its slots and tokens."""
         (M, n, C), m = (self.memory, self.segment, self.compressed), grid.m
         if self._plain_step(rows):
-            begin = max(0, rows.at // n * n - M)
-            old, new = min(begin // self.rate, C), rows.at - begin + 1
+            begin = max(0, rows.uniform_start // n * n - M)
+            old, new = min(begin // self.rate, C), rows.uniform_start - begin + 1
             k, v = (
                 torch.cat([older[:, :, C - old : C], newer[:, :, -new:]], 2) if old else newer[:, :, -new:]
                 for older, newer in zip(slots[1:], grid.tokens[1:], strict=True)

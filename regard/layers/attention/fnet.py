@@ -51,7 +51,7 @@ class Fourier(Mixing):
         rows = rows or Rows.full(x)
         # no half precision: a transform sums over all tokens and channels, and kernels know none
         wide = self.placed(x, rows).to(torch.promote_types(x.dtype, torch.float32))
-        if rows.at is not None:
+        if rows.uniform_start is not None:
             y = torch.fft.fft2(wide)[..., self.own].real
         else:
             wide = torch.where(rows.real()[..., None], wide, 0)
@@ -61,7 +61,7 @@ class Fourier(Mixing):
     def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
         wide = values.transpose(1, 2).flatten(2).to(torch.promote_types(values.dtype, torch.float32))
-        if rows.at is not None:
+        if rows.uniform_start is not None:
             o = torch.fft.fft(wide, dim=1).real
         else:
             wide = torch.where(rows.real()[..., None], wide, 0)

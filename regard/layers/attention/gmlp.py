@@ -85,7 +85,7 @@ class Gated(Mixing):
             kept = append_to_cache(state.parts[0], gate[:, None].to(state.parts[0].dtype), rows, state.progress.longest)
             gate = kept[:, 0, : table.shape[-1]]
             after = CacheState((kept,), state.progress.advance(rows))
-        elif self.shape.role == "self" and rows.at is None:
+        elif self.shape.role == "self" and rows.uniform_start is None:
             gate = torch.where(rows.real()[..., None], gate, 0)
         mixed = table @ gate + offset[..., None]
         if self.attention is not None:
@@ -124,7 +124,7 @@ class Gated(Mixing):
         self.fit(S, self.longest)
         steps = torch.arange(S, device=self.mix.device)
         # before the first token every row starts at 0, ragged or not
-        at = 0 if state is None or state.progress.longest == 0 else rows.at
+        at = 0 if state is None or state.progress.longest == 0 else rows.uniform_start
         if at is None:
             places = rows.positions()
             table, offset = self.mix[:, :S][places], self.offset[places]

@@ -219,7 +219,7 @@ class LongShort(Attention):
         if not probe and T > 1 and runs.takes(q, k, v):
             low = Bound(every=w, times=w, plus=-side)
             near = Pass(low, low._replace(plus=w + side), Far(r) if r else None)
-            where = Where(end=None if rows.at is not None else rows.count)
+            where = Where(end=None if rows.uniform_start is not None else rows.count)
             return self._in_runs(near, where, q, *self._tokens(k, v), keys, values)
         k, v = (F.pad(part, (0, 0, side, n * w - T + side)) for part in self._tokens(k, v, probe))
         at = torch.arange(-r - side, n * w + side, device=q.device)

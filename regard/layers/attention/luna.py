@@ -226,7 +226,9 @@ class Luna(Attention):
 
     def _context(self, x: Tensor, rows: Rows, memory: Memory | None) -> Memory:
         """C, what P reads."""
-        return memory if self.shape.role == "cross" else Memory(x, None if rows.at is not None else rows.count)
+        return (
+            memory if self.shape.role == "cross" else Memory(x, None if rows.uniform_start is not None else rows.count)
+        )
 
     def _visible(self, memory: Memory) -> Tensor | None:
         """[B, 1, 1, S]"""

@@ -79,7 +79,7 @@ class TokenMixer(Mixing):
         """[B, D_S, E] before the GELU."""
         self.fit(rows.T, self.longest)
         x = self.placed(x, rows)[..., self.own]
-        if rows.at is None:
+        if rows.uniform_start is None:
             x = torch.where(rows.real()[..., None], x, 0)
         return self.gather[:, : rows.T] @ x + self.gather_offset[:, None]
 

@@ -100,7 +100,7 @@ class Nystrom(Projected):
         q_mean, k_mean = self._means(q, rows), self._means(k, rows)
         A = torch.softmax(q_mean @ k_mean.mT, -1)
         visible = None
-        if rows.at is None:
+        if rows.uniform_start is None:
             visible = rows.real()[:, None, None]
             short = (rows.count <= self.landmarks)[:, None, None, None]
             A = torch.where(short, torch.eye(self.landmarks, dtype=wide, device=A.device), A)
@@ -110,9 +110,9 @@ class Nystrom(Projected):
     def _means(self, x: Tensor, rows: Rows) -> Tensor:
         """[B, H, T, D] -> [B, H, m, D], of each segment of the real tokens."""
         m = self.landmarks
-        if rows.at is not None and rows.T % m == 0:
+        if rows.uniform_start is not None and rows.T % m == 0:
             return x.unflatten(2, (m, -1)).mean(3)
-        count = rows.count[:, None].clamp(min=1) if rows.at is None else rows.T
+        count = rows.count[:, None].clamp(min=1) if rows.uniform_start is None else rows.T
         at = torch.arange(rows.T, device=x.device)[None]
         # padding falls behind the last segment
         inside = at * m // count == torch.arange(m, device=x.device)[:, None, None]  # [m, B or 1, T]

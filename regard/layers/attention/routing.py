@@ -228,7 +228,7 @@ class Routing(Cached):
         centroids = self.centroids.to(x.dtype)
         hot = F.one_hot(self._nearest(x), self.clusters).to(x.dtype)
         sides = [rows] * len(query) + [rows if memory is None else memory.rows()]
-        if any(side.at is None for side in sides):
+        if any(side.uniform_start is None for side in sides):
             real = torch.cat([torch.arange(side.T, device=x.device) < side.count[:, None] for side in sides], 1)
             real = real[:, None, :, None]
             x, hot = torch.where(real, x, 0), torch.where(real, hot, 0)

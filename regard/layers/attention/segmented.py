@@ -36,7 +36,7 @@ class Segmented(Attending):
 
     def steps(self, rows: Rows) -> bool:
         """One token in each row, all at the same place, as the host knows."""
-        return rows.T == 1 and rows.at is not None and not torch.compiler.is_compiling()
+        return rows.T == 1 and rows.uniform_start is not None and not torch.compiler.is_compiling()
 
     def last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """One query a row over all the keys there are, of which the last is its own."""

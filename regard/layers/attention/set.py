@@ -101,7 +101,7 @@ class Induced(Attention):
             return x, memory
         rows = rows or Rows.full(x)
         x = x if self.position is None else self.position.add(x, rows)
-        return x, Memory(x, None if rows.at is not None else rows.count)
+        return x, Memory(x, None if rows.uniform_start is not None else rows.count)
 
     def _state(self, memory: Memory) -> SetState:
         B, S = memory.x.shape[:2]

@@ -65,7 +65,7 @@ class Tailed(Attending):
         return o, TailState(tail, tuple(front.values()), after)
 
     def _fill(self, front: Tensor, new: Tensor, rows: Rows) -> Tensor:
-        if rows.at is not None and rows.at >= self.front:
+        if rows.uniform_start is not None and rows.uniform_start >= self.front:
             return front
         # padded tokens land behind the real ones of their row, where the next token overwrites them
         at = rows.positions().clamp(max=self.front).expand(len(new), -1)

@@ -90,7 +90,7 @@ class XL(Segmented):
             # every row starts at 0, ragged or not
             o = self.whole(rows, q, source["k"], source["v"])
         elif self.steps(rows):
-            seen = min(rows.at, rows.at % n + M) + 1
+            seen = min(rows.uniform_start, rows.uniform_start % n + M) + 1
             o = self.last(q, k[:, :, -seen:], v[:, :, -seen:])
         elif T == 1:
             # positions from the first that the query sees, so that what lies before it is not real
@@ -106,7 +106,7 @@ class XL(Segmented):
         kept = (k, v)
         if torch.is_grad_enabled() and len(state.tail) == 1:
             kept = (torch.cat([state.tail[0], source["x"]], 2),)
-        new = rows.count if rows.at is None else T
+        new = rows.count if rows.uniform_start is None else T
         tail = tuple(stretch(part, new, W) for part in kept)
         return o, XLState(tail, state.progress.advance(rows))
 

@@ -31,8 +31,8 @@ class Learned(Position):
         self.table = nn.Parameter(torch.empty(longest, shape.width).normal_(std=0.02))
 
     def add(self, x: Tensor, rows: Rows) -> Tensor:
-        end = rows.T + (rows.at or 0)
-        if rows.at is None and x.device.type == "cpu" and not torch.compiler.is_compiling():
+        end = rows.T + (rows.uniform_start or 0)
+        if rows.uniform_start is None and x.device.type == "cpu" and not torch.compiler.is_compiling():
             # On other devices looking would stop the host at every step: there the lookup itself fails.
             end = max(end, int((rows.start + rows.count).max()))
         if end > self.longest:
