@@ -41,7 +41,7 @@ def step(layer: FeedForward, x: Tensor, toward: Tensor, dtype: torch.dtype) -> C
         with torch.autocast(x.device.type, dtype, enabled=dtype != torch.float32):
             out = layer.forward_packed(x, rows)
         goal = (out.y.float() * toward).sum()
-        (goal if out.loss is None else goal + out.loss).backward()
+        (goal if out.auxiliary_loss is None else goal + out.auxiliary_loss).backward()
 
     return work
 

@@ -172,7 +172,7 @@ def check_twice(case: Case) -> None:
         layer.parts = torch.nn.ModuleList(case.build(heads=4, head_width=2) for _ in range(2))
     shares(whole, layer)
     given = inputs(case)
-    if whole.facts.apart:
+    if whole.facts.independent_heads:
         assert_close(layer(**given), whole(**given))
     else:
         assert (layer(**given) - whole(**given)).abs().max() > 1e-9, "declared as mixing heads, but they are apart"
@@ -204,7 +204,7 @@ def check_causality(case: Case) -> None:
         for seed, large in itertools.product((8, 9), (1.0, torch.finfo(torch.float32).max ** 0.25)):
             other = inputs(case, dtype=torch.float32, seed=seed)["x"]
             changed = torch.cat([x[:, :cut], other[:, cut:].clamp(-1, 1) * large], 1)
-            if layer.facts.prefix:
+            if layer.facts.prefix_invariant:
                 same(layer(changed)[:, :cut], layer(x)[:, :cut])
             if layer.facts.columns == "slots":
                 # what a query gives to slots that have read a later token would move with that token
@@ -222,7 +222,7 @@ def check_prefix(case: Case) -> None:
     x = inputs(case)["x"]
     whole = layer(x)
     moved = [(layer(x[:, :t]) - whole[:, :t]).abs().max().item() for t in (1, 2, 7, 16, 32)]
-    if layer.facts.prefix:
+    if layer.facts.prefix_invariant:
         assert max(moved) < 1e-9, f"outputs of a prefix move by {moved}"
     else:
         assert max(moved) > 1e-9, "declared as moving with the length, but nothing moved"
@@ -307,10 +307,10 @@ def check_split(case: Case) -> None:
                 assert_close(extended(layer, given["x"], cuts, **memory), layer(given["x"], **memory))
                 continue
             full, ragged = extended(layer, given["x"], cuts), extended(layer, given["x"], cuts, keep)
-        if not layer.facts.prefix:
+        if not layer.facts.prefix_invariant:
             for got, keep_ in ((full, None), (ragged, keep)):
                 assert_close(got, replayed(layer, given["x"], cuts, keep_))
-        if layer.facts.split:
+        if layer.facts.split_invariant:
             for got, keep_ in ((full, None), (ragged, keep)):
                 assert_close(got, layer(given["x"], keep=keep_))
         elif len(cuts) > 1:
@@ -339,7 +339,7 @@ class Stack(torch.nn.Module):
 
 def check_ragged_decode(case: Case) -> None:
     """Prompts of different length in one batch, then new tokens: each row as if alone."""
-    if case.role != "causal" or not case.build().facts.split:
+    if case.role != "causal" or not case.build().facts.split_invariant:
         return
     x = inputs(case, B=4)["x"]
     prompt = torch.arange(20) < torch.tensor([20, 3, 11, 1])[:, None]
@@ -399,7 +399,7 @@ def check_select(case: Case) -> None:
         early, twin = layer.extend(-x[:, 20:23], regard.select(state, torch.arange(3)))
         second = layer.extend(x[:, 20:27], state)[0]
         late = layer.extend(-x[:, 23:27], twin)[0]
-        if layer.facts.split:
+        if layer.facts.split_invariant:
             assert_close(torch.cat([early, late], 1), expected)
         assert_close(moved, second[order])
         assert_close(first, second[rows])
@@ -421,10 +421,10 @@ def check_batch(case: Case) -> None:
 
 
 def check_gradient(case: Case) -> None:
-    """Of the output, and of the second loss where one is trained, against those of the references."""
+    """Of the output, and of the auxiliary loss where one is trained, against those of the references."""
     built = case.build(bias=True)
     given = inputs(case, 9, B=2, S=11)
-    learns = built.facts.loss
+    learns = built.facts.auxiliary_loss
 
     def gradients(function: Callable[[Attention, dict[str, Tensor]], tuple[Tensor, Tensor | None]], training: bool):
         # a copy: what is learnt without gradients must not reach the next call
@@ -437,8 +437,10 @@ def check_gradient(case: Case) -> None:
 
     def fast(layer: Attention, leaves: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         out = layer.forward_packed(leaves["x"], memory=Memory(leaves["memory"], None) if "memory" in leaves else None)
-        assert (out.loss is not None) == (learns and layer.training), f"declared loss={learns}, got {out.loss}"
-        return out.y, out.loss
+        assert (out.auxiliary_loss is not None) == (learns and layer.training), (
+            f"declared loss={learns}, got {out.auxiliary_loss}"
+        )
+        return out.y, out.auxiliary_loss
 
     def slow(layer: Attention, leaves: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         # rows of one length weigh the same
@@ -459,14 +461,14 @@ def check_gradient(case: Case) -> None:
     for name, grad in exact.items():
         assert grad is not None, f"the reference does not read {name}"
     equal(gradients(fast, learns), exact, "")
-    if case.role != "self" and built.facts.split:
+    if case.role != "self" and built.facts.split_invariant:
         equal(gradients(steps, False), gradients(fast, False), " through extend")
 
 
 def check_loss(case: Case) -> None:
-    """The second loss is one number, of the real tokens only: a row of padding and a token of it change nothing."""
+    """The auxiliary loss is one number, of the real tokens only: a row of padding and a token of it change nothing."""
     built = case.build()
-    if not built.facts.loss:
+    if not built.facts.auxiliary_loss:
         return
     tokens, keep = inputs(case, B=6), {"x": holes(LONG)}
     if case.role == "cross":
@@ -477,12 +479,12 @@ def check_loss(case: Case) -> None:
         for name, real in keep.items():
             packed[name] = pack(torch.where(real[rows][..., None], tokens[name][rows], fill), real[rows])
         memory = {} if case.role != "cross" else {"memory": Memory(packed["memory"][0], packed["memory"][1].count)}
-        return copy.deepcopy(built).train().forward_packed(*packed["x"], **memory).loss
+        return copy.deepcopy(built).train().forward_packed(*packed["x"], **memory).auxiliary_loss
 
     for row in range(5):
         own = {name: tokens[name][row : row + 1, real[row]] for name, real in keep.items()}
         memory = {} if case.role != "cross" else {"memory": Memory(own["memory"], None)}
-        alone = copy.deepcopy(built).train().forward_packed(own["x"], **memory).loss
+        alone = copy.deepcopy(built).train().forward_packed(own["x"], **memory).auxiliary_loss
         assert alone.shape == ()
         assert alone.isfinite()
         assert_close(loss([row]), alone)
@@ -774,7 +776,7 @@ def check_autocast(case: Case) -> None:
         if case.role != "self" and layer.facts.padding == "any":
             steps = extended(layer, given["x"], [13, 7, 1, 12], keep, **memory)
             assert steps.isfinite().all()
-            if layer.facts.split:
+            if layer.facts.split_invariant:
                 exact = layer.float()(**given, keep=keep)
                 assert_close(steps.float(), exact.float(), rtol=0.1, atol=0.1 * exact.abs().max().item())
 

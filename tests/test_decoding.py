@@ -181,7 +181,7 @@ def test_one_beam_is_greedy(seed):
 
 
 # what a mechanism gives for a token must not depend on how the tokens came, which some declare it does
-@pytest.mark.parametrize("spec", [spec for spec in taking("causal") if regard.facts(spec).prefix])
+@pytest.mark.parametrize("spec", [spec for spec in taking("causal") if regard.facts(spec).prefix_invariant])
 def test_every_attention_of_the_decoder(spec):
     model = build(seed=5, decoder_attention=[spec, "softmax"], layers=2)
     config = DecodingConfig(beam=3, nbest=2, maximum=7)

@@ -431,7 +431,7 @@ def test_layers_with_fused_moves(monkeypatch, spec):
         x = torch.randn(2, 13, 16, requires_grad=True)
         torch.manual_seed(1)
         out = layer.forward_packed(x, Rows(torch.zeros(2, dtype=torch.long), torch.tensor([13, 7]), 13, None))
-        (out.y.square().sum() + (0 if out.loss is None else out.loss)).backward()
+        (out.y.square().sum() + (0 if out.auxiliary_loss is None else out.auxiliary_loss)).backward()
         results.append([out.y, x.grad, *(torch.zeros(()) if p.grad is None else p.grad for p in layer.parameters())])
     assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
 
@@ -461,7 +461,7 @@ def test_a_gpu_gives_the_same(spec, precision, kernels):
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda" and precision == "bfloat16"):
             out = part.forward_packed(given, on)
         y = torch.where(on.real()[..., None], out.y.to(given.dtype), 0)
-        (y.sum() + (0 if out.loss is None else out.loss)).backward()
+        (y.sum() + (0 if out.auxiliary_loss is None else out.auxiliary_loss)).backward()
         grads = [torch.zeros(()) if p.grad is None else p.grad for p in part.parameters()]
         results.append([y.detach(), given.grad, *grads])
     for ours, slow in zip(results[1], results[0], strict=True):
@@ -492,7 +492,7 @@ def test_steps_with_experts_are_recorded(spec, kernels):
     def work(batch, weights):
         out = model(batch.source, batch.target, keep=batch.keep)
         goal = out.logits.square().mean() * weights[0]
-        (goal if out.loss is None else goal + out.loss * weights[1]).backward()
+        (goal if out.auxiliary_loss is None else goal + out.auxiliary_loss * weights[1]).backward()
         return {"plain": goal.detach(), **(out.statistics or {})}
 
     said = []
@@ -546,10 +546,10 @@ def test_a_translator_takes_it(spec):
     model.train()
     out = model(source.repeat(8, 1), target.repeat(8, 1), keep=keep.repeat(8, 1))
     layer = model.encoder.blocks[1].feedforward
-    assert (out.loss is None) != layer.facts.loss
+    assert (out.auxiliary_loss is None) != layer.facts.auxiliary_loss
     names = set(out.statistics or {})
     assert {name.rsplit(".", 1)[0] for name in names} <= {"encoder.1", "decoder.1"}
-    ((out.loss or 0) + out.logits.square().sum()).backward()
+    ((out.auxiliary_loss or 0) + out.logits.square().sum()).backward()
     idle = [name for name, part in model.named_parameters() if part.grad is None]
     assert not idle
     model.eval()
@@ -584,7 +584,7 @@ def test_every_kind_of_model_takes_experts_and_hands_on_their_losses(settings):
             part.forward_packed = lambda x, rows, run=run: calls.append(run(x, rows)) or calls[-1]
     out = model(ids(), keep=holes())
     assert len(calls) > 1
-    assert_close(out.loss, sum(call.loss for call in calls))
+    assert_close(out.auxiliary_loss, sum(call.auxiliary_loss for call in calls))
     assert len([name for name in out.statistics if name.endswith(".balance")]) == len(calls)
 
 

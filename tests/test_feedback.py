@@ -258,13 +258,13 @@ def test_an_adaptive_span_is_trained_and_shortens_the_state():
     with torch.no_grad():
         for value, block in zip((0.5, 1.5, -0.5), model.blocks, strict=True):
             block.spans.fill_(value)
-    loss = model(ids()).loss
+    loss = model(ids()).auxiliary_loss
     assert_close(loss, torch.tensor(0.01 * 8 * (0.5 + 1.0 + 0.0), dtype=torch.float64))
     assert [block.spans[0].item() for block in model.blocks] == [0.5, 1.0, 0.0]
     for block in model.blocks:
-        loss_gradient, *_ = torch.autograd.grad(model(ids()).loss, block.spans)
+        loss_gradient, *_ = torch.autograd.grad(model(ids()).auxiliary_loss, block.spans)
         assert_close(loss_gradient, torch.full((4,), 0.01 * 8 / 4, dtype=torch.float64))
-    assert model.eval()(ids()).loss is None
+    assert model.eval()(ids()).auxiliary_loss is None
     with torch.no_grad():
         for block in model.blocks:
             block.spans.fill_(0.25)

@@ -100,14 +100,14 @@ def check_reference(case: Case) -> None:
             y, out = told(copy.deepcopy(layer), x)
             expected = reference(layer, x)
             assert_close(y, expected.y)
-            if training and layer.facts.loss:
-                assert_close(out.loss, expected.loss)
+            if training and layer.facts.auxiliary_loss:
+                assert_close(out.auxiliary_loss, expected.auxiliary_loss)
         keep = holes(9)
         y, out = told(copy.deepcopy(layer), tokens(6, 9), keep)
         expected = reference(layer, tokens(6, 9), keep)
         assert_close(y, expected.y)
-        if training and layer.facts.loss:
-            assert_close(out.loss, expected.loss)
+        if training and layer.facts.auxiliary_loss:
+            assert_close(out.auxiliary_loss, expected.auxiliary_loss)
 
 
 def check_gradient(case: Case) -> None:
@@ -123,7 +123,7 @@ def check_gradient(case: Case) -> None:
             leaves = [x, *layer.parameters()]
             y, out = (lambda out: (out.y, out))(layer.reference(x[0])) if slow else told(copy.copy(layer), x)
             toward = torch.randn(y.shape, generator=torch.Generator().manual_seed(3), dtype=y.dtype)
-            goal = (y * toward).sum() + (0 if out.loss is None else 3 * out.loss)
+            goal = (y * toward).sum() + (0 if out.auxiliary_loss is None else 3 * out.auxiliary_loss)
             results.append(torch.autograd.grad(goal, leaves, materialize_grads=True))
         names = ["x", *(name for name, _ in layer.named_parameters())]
         for name, fast, slow in zip(names, *results, strict=True):
@@ -134,7 +134,7 @@ def check_learns(case: Case) -> None:
     """In training, with whatever is drawn, a gradient reaches every parameter."""
     layer = case.build().train()
     y, out = told(layer, tokens(4, 30))
-    (y.square().sum() + (0 if out.loss is None else out.loss)).backward()
+    (y.square().sum() + (0 if out.auxiliary_loss is None else out.auxiliary_loss)).backward()
     lost = [name for name, part in layer.named_parameters() if part.grad is None or not part.grad.any()]
     assert not lost, f"no gradient reaches {lost}"
 
@@ -154,8 +154,8 @@ def check_padding(case: Case) -> None:
         y, out = told(padded, x, keep)
         alone, plain = told(whole, x[keep][None])
         assert_close(y, alone)
-        assert (out.loss is None) == (plain.loss is None)
-        assert out.loss is None or assert_close(out.loss, plain.loss) is None
+        assert (out.auxiliary_loss is None) == (plain.auxiliary_loss is None)
+        assert out.auxiliary_loss is None or assert_close(out.auxiliary_loss, plain.auxiliary_loss) is None
         for name, value in (out.statistics or {}).items():
             assert_close(value, plain.statistics[name])
         assert_close(list(padded.buffers()), list(whole.buffers()))
@@ -168,7 +168,7 @@ def check_padding(case: Case) -> None:
             torch.manual_seed(5)
             packed, rows = pack(filled, keep)
             out = layer.forward_packed(packed, rows)
-            (out.y[rows.real()].square().sum() + (0 if out.loss is None else out.loss)).backward()
+            (out.y[rows.real()].square().sum() + (0 if out.auxiliary_loss is None else out.auxiliary_loss)).backward()
             grads = [torch.zeros(()) if part.grad is None else part.grad for part in layer.parameters()]
             found = [out.y[rows.real()].detach(), filled.grad, *grads, *layer.buffers()]
             results.append(found + list((out.statistics or {}).values()))
@@ -234,9 +234,9 @@ def check_random(case: Case) -> None:
 
 def check_loss(case: Case) -> None:
     layer, x = case.build(), tokens(4, 30)
-    assert told(layer, x)[1].loss is None
+    assert told(layer, x)[1].auxiliary_loss is None
     loss, found = told(layer.train(), x)[1][3:5]
-    assert (loss is not None) == layer.facts.loss
+    assert (loss is not None) == layer.facts.auxiliary_loss
     if loss is not None:
         assert loss.dim() == 0
         assert loss.isfinite()
@@ -276,7 +276,7 @@ def cost(layer: FeedForward, T: int) -> dict[str, int]:
     with FlopCounterMode(display=False, custom_mapping=counted) as flops, Tally() as tally:
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
             out = layer.forward_packed(x, Rows.full(x))
-        (out.y.sum() + (0 if out.loss is None else out.loss)).backward()
+        (out.y.sum() + (0 if out.auxiliary_loss is None else out.auxiliary_loss)).backward()
     weights = {part.untyped_storage().data_ptr() for part in layer.parameters()}
     kept = sum(part.untyped_storage().nbytes() for at, part in saved.items() if at not in weights)
     return {"flops": flops.get_total_flops(), "written": tally.written, "saved": kept}
@@ -623,7 +623,7 @@ def test_local_groups_are_calls_of_their_own(name):
     whole = layer.forward_packed(x, Rows.full(x))
     cuts = [layer.forward_packed(part, Rows.full(part)) for part in x.split(5, 1)]
     assert_close(whole.y, torch.cat([cut.y for cut in cuts], 1))
-    assert_close(whole.loss, sum(n / 13 * cut.loss for n, cut in zip((5, 5, 3), cuts, strict=True)))
+    assert_close(whole.auxiliary_loss, sum(n / 13 * cut.auxiliary_loss for n, cut in zip((5, 5, 3), cuts, strict=True)))
     assert 0.1 < whole.statistics["dropped"] < 0.9
     layer.group = None
     assert (layer.forward_packed(x, Rows.full(x)).y - whole.y).abs().max() > 1e-3

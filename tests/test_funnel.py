@@ -265,14 +265,14 @@ def test_it_is_that_of_hugging_face(kind, apart, queries_only, T):
 
 
 @pytest.mark.parametrize(
-    "spec", [spec for spec in SPECS if regard.facts(spec).loss and "self" in regard.facts(spec).roles]
+    "spec", [spec for spec in SPECS if regard.facts(spec).auxiliary_loss and "self" in regard.facts(spec).roles]
 )
 def test_second_losses_are_handed_on(spec):
     """Of every layer: one before the length changes, one behind."""
     small = {"layers": (1, 1), "queries_only": False, "decoder_layers": 0}
-    both, one = (build(attention=specs, **small).train()(ids()).loss for specs in (spec, [spec, "softmax"]))
+    both, one = (build(attention=specs, **small).train()(ids()).auxiliary_loss for specs in (spec, [spec, "softmax"]))
     assert both > one > 0
-    assert build()(ids()).loss is None
+    assert build()(ids()).auxiliary_loss is None
 
 
 def test_refusals():

@@ -220,7 +220,7 @@ def test_padding_changes_nothing():
 
 
 class Logits(nn.Module):
-    """A model that has no `hidden`, only logits and a second loss."""
+    """A model that has no `hidden`, only logits and an auxiliary loss."""
 
     def __init__(self):
         super().__init__()

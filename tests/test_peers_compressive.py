@@ -47,8 +47,8 @@ def test_peer():
     assert_close(out.y, torch.cat(ys, 1))
     # before the first compression nothing is lost, which is no part of our mean
     expected = sum(losses[1:]) / (len(losses) - 1)
-    assert_close(out.loss, expected)
-    out.loss.backward()
+    assert_close(out.auxiliary_loss, expected)
+    out.auxiliary_loss.backward()
     expected.backward()
     assert_close(ours.squeeze.weight.grad, theirs.compress_mem_fn.conv.weight.grad)
     assert_close(ours.squeeze.bias.grad, theirs.compress_mem_fn.conv.bias.grad)
@@ -122,11 +122,11 @@ def test_relative_distances_are_labmls(memory, monkeypatch):
 @pytest.mark.parametrize("loss", ["attention", "autoencoding"])
 def test_the_loss_trains_the_compression_and_nothing_else(function, loss):
     layer = layer_of(f", function='{function}', loss='{loss}'")
-    assert layer.facts.loss
+    assert layer.facts.auxiliary_loss
     x = draw(2, 4 * N + 2).requires_grad_()
     out = layer.forward_packed(x)
     compression = {name for name, _ in layer.named_parameters() if name.startswith(("squeeze.", "restore."))}
-    out.loss.backward(retain_graph=True)
+    out.auxiliary_loss.backward(retain_graph=True)
     assert {name for name, part in layer.named_parameters() if part.grad is not None} == compression
     assert all(part.grad.any() for name, part in layer.named_parameters() if name in compression)
     assert x.grad is None
@@ -136,7 +136,7 @@ def test_the_loss_trains_the_compression_and_nothing_else(function, loss):
     assert trained == {name for name, _ in layer.named_parameters()} - compression
     # the output is the same, and no loss is made, outside of training
     assert_close(layer.eval().forward_packed(x).y, out.y)
-    assert layer.forward_packed(x).loss is None
+    assert layer.forward_packed(x).auxiliary_loss is None
 
 
 @pytest.mark.parametrize("loss", ["attention", "autoencoding"])
@@ -157,7 +157,7 @@ def test_autoencoding_and_attention_by_hand(loss):
                 heads = [slice(4 * head, 4 * head + 4) for head in range(HEADS)]
                 reads.append(torch.cat([torch.softmax(k[:, own] @ q[own] / 2, 0) @ v[:, own] for own in heads]))
             errors.append((reads[0] - reads[1]).square().mean())
-    assert_close(layer.forward_packed(x).loss, torch.stack(errors).mean())
+    assert_close(layer.forward_packed(x).auxiliary_loss, torch.stack(errors).mean())
 
 
 @pytest.mark.parametrize("loss", ["attention", "autoencoding"])
@@ -166,7 +166,7 @@ def test_the_loss_does_not_depend_on_the_cut(loss):
     layer, T = layer_of(f", loss='{loss}'"), 4 * N
     x, keep = draw(2, T), torch.arange(T) < torch.tensor([T, 3 * N - 1])[:, None]
     rows = Rows(torch.zeros(2, dtype=torch.long), keep.sum(1), T, None)
-    whole = layer.forward_packed(torch.where(keep[..., None], x, 0), rows).loss
+    whole = layer.forward_packed(torch.where(keep[..., None], x, 0), rows).auxiliary_loss
     for cuts in ([1] * T, [5, 1, 9, 1, T - 16]):
         state, total, weight, first = layer.start(2), 0.0, 0, 0
         for n in cuts:
@@ -175,7 +175,7 @@ def test_the_loss_does_not_depend_on_the_cut(loss):
                 x[:, first : first + n], Rows(state.progress.length, count, n, None), state=state
             )
             asked = (torch.arange(first, first + n) >= N)[None] & keep[:, first : first + n]
-            total, weight = total + out.loss * asked.sum(), weight + asked.sum()
+            total, weight = total + out.auxiliary_loss * asked.sum(), weight + asked.sum()
             state, first = out.state, first + n
         assert_close(total / weight, whole)
 
@@ -212,9 +212,9 @@ def test_a_model_hands_the_losses_on():
     model = Transformer(ModelConfig(kind="decoder", attention=spec, position="none", **sizes))
     tokens = torch.randint(20, (2, 4 * N))
     prediction = model(tokens)
-    (prediction.logits.square().mean() + prediction.loss).backward()
+    (prediction.logits.square().mean() + prediction.auxiliary_loss).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
-    assert model.eval()(tokens).loss is None
+    assert model.eval()(tokens).auxiliary_loss is None
 
 
 def test_what_it_refuses():

@@ -70,13 +70,15 @@ def test_switch(training, B):
     if training:
         logits = x @ ours.router.T
         shares = torch.softmax(logits, -1)
-        assert_close(out.loss, 0.01 * switch.load_balancing_loss_func(shares, shares.argmax(-1, keepdim=True)).double())
+        assert_close(
+            out.auxiliary_loss, 0.01 * switch.load_balancing_loss_func(shares, shares.argmax(-1, keepdim=True)).double()
+        )
 
 
 def test_router_z_loss():
     ours = build(f"stmoe(experts={EXPERTS}, balance=0.0, z=0.7)").train()
     x = tokens()
-    assert_close(run(ours, x).loss, 0.7 * switch.router_z_loss_func(x @ ours.router.T))
+    assert_close(run(ours, x).auxiliary_loss, 0.7 * switch.router_z_loss_func(x @ ours.router.T))
 
 
 def test_glam_without_capacity_is_mixtral_with_its_activation():
@@ -122,7 +124,7 @@ def test_gshard(B, threshold):
     other, loss = theirs(x)
     assert 0.02 < out.statistics["dropped"] < 0.9
     assert_close(out.y, other, rtol=1e-6, atol=1e-6)
-    assert_close(out.loss, loss, rtol=1e-6, atol=1e-6)
+    assert_close(out.auxiliary_loss, loss, rtol=1e-6, atol=1e-6)
     mine = gradients(out.y, [ours.router, ours.networks.inner])
     their = gradients(other, [theirs.gate.w_gating, theirs.experts.w1])
     assert_close(mine[0], their[0].T, rtol=1e-5, atol=1e-5)

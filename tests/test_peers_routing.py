@@ -72,7 +72,7 @@ def test_centroids_follow_the_tokens(shared):
     assert_close(layer.sums, sums, rtol=0, atol=0)
     layer.train()
     packed, rows = pack(x, keep)
-    loss = layer.forward_packed(packed, rows).loss
+    loss = layer.forward_packed(packed, rows).auxiliary_loss
     squares = []
     for h in range(HEADS):
         tokens = [

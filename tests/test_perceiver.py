@@ -256,7 +256,9 @@ def test_ar_decodes(grad):
         check_ar(ar())
 
 
-@pytest.mark.parametrize("spec", [s for s in taking("causal") if regard.facts(s).prefix and regard.facts(s).split])
+@pytest.mark.parametrize(
+    "spec", [s for s in taking("causal") if regard.facts(s).prefix_invariant and regard.facts(s).split_invariant]
+)
 def test_ar_any_attention(spec):
     """Of the tokens, and of the latents: what is the same however many tokens follow and wherever they are cut."""
     with torch.no_grad():
@@ -353,13 +355,13 @@ def test_ar_reads_a_prefix_without_answering_it():
 
 
 @pytest.mark.parametrize(
-    "spec", [spec for spec in SPECS if regard.facts(spec).loss and "self" in regard.facts(spec).roles]
+    "spec", [spec for spec in SPECS if regard.facts(spec).auxiliary_loss and "self" in regard.facts(spec).roles]
 )
 def test_second_losses_are_handed_on(spec):
     """Of every layer: one before the length changes, one behind."""
-    both, one = (build(attention=specs).train()(ids()).loss for specs in (spec, [spec, "softmax"]))
+    both, one = (build(attention=specs).train()(ids()).auxiliary_loss for specs in (spec, [spec, "softmax"]))
     assert both > one > 0
-    assert build()(ids()).loss is None
+    assert build()(ids()).auxiliary_loss is None
 
 
 def test_refusals():

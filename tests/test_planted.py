@@ -205,9 +205,9 @@ class CutsTheGradientOfKeys(Softmax):
 
 
 class Learning(Softmax):
-    """Trains a second loss, rightly: the mean square of its values."""
+    """Trains an auxiliary loss, rightly: the mean square of its values."""
 
-    facts = replace(Softmax.facts, loss=True)
+    facts = replace(Softmax.facts, auxiliary_loss=True)
 
     def learn(self, rows, query, source, memory):
         real = rows.real()

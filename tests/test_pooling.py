@@ -160,14 +160,14 @@ def test_a_set_transformer_reads_a_set():
     assert_close(model(ids()).logits, model(ids().flip(1)).logits)
 
 
-@pytest.mark.parametrize("spec", [spec for spec in SELF if regard.facts(spec).loss])
+@pytest.mark.parametrize("spec", [spec for spec in SELF if regard.facts(spec).auxiliary_loss])
 def test_second_losses_are_handed_on(spec):
     model, tokens = classifier(attention=["softmax", spec]), ids()
     x = through(model.stack.blocks[:1], model.stack.embed(tokens, Rows.full(tokens)), Rows.full(tokens)).y
     last = copy.deepcopy(model.stack.blocks[1]).train()  # which may learn from what it reads
-    found = model.train()(tokens).loss
-    assert_close(found, last.attention.forward_packed(last.norms[0](x), Rows.full(x)).loss)
-    assert classifier()(tokens).loss is None
+    found = model.train()(tokens).auxiliary_loss
+    assert_close(found, last.attention.forward_packed(last.norms[0](x), Rows.full(x)).auxiliary_loss)
+    assert classifier()(tokens).auxiliary_loss is None
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -63,7 +63,7 @@ def undone_by_nobody(layers, sublayers, passed, x, stream, memory, *parameters):
         for part in parts:
             out = part(b, stream)
             a, b, stream = b, a + out.y, out.stream
-            losses += [] if out.loss is None else [out.loss]
+            losses += [] if out.auxiliary_loss is None else [out.auxiliary_loss]
         passed(a, b, out)
     return a, b, stream, sum(losses) if losses else None
 
@@ -94,7 +94,7 @@ def test_gradients_are_those_of_autograd(name, monkeypatch):
 def test_feedforward_layers(name, monkeypatch):
     model = build(kind="encoder", feedforward=FEEDFORWARD.find(name).examples[0], dropout=0.3)
     got = same(model, monkeypatch)
-    assert ("second" in got) == FEEDFORWARD.find(name).facts.loss
+    assert ("second" in got) == FEEDFORWARD.find(name).facts.auxiliary_loss
 
 
 @pytest.mark.parametrize("layers", [1, 3])

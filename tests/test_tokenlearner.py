@@ -185,13 +185,13 @@ def test_the_fuser_adds_nothing_at_first():
 
 
 @pytest.mark.parametrize(
-    "spec", [spec for spec in SPECS if regard.facts(spec).loss and "self" in regard.facts(spec).roles]
+    "spec", [spec for spec in SPECS if regard.facts(spec).auxiliary_loss and "self" in regard.facts(spec).roles]
 )
 def test_second_losses_are_handed_on(spec):
     """Of every layer: one before the length changes, one behind."""
-    both, one = (build(attention=specs, layers=2).train()(ids()).loss for specs in (spec, [spec, "softmax"]))
+    both, one = (build(attention=specs, layers=2).train()(ids()).auxiliary_loss for specs in (spec, [spec, "softmax"]))
     assert both > one > 0
-    assert build()(ids()).loss is None
+    assert build()(ids()).auxiliary_loss is None
 
 
 def test_refusals():

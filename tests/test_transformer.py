@@ -55,7 +55,7 @@ def test_encoder(spec):
 
 @pytest.mark.parametrize("spec", taking("causal"))
 def test_decoder(spec):
-    check(build(decoder_attention=[spec, "softmax"], norm="pre"), regard.facts(spec).split)
+    check(build(decoder_attention=[spec, "softmax"], norm="pre"), regard.facts(spec).split_invariant)
 
 
 @pytest.mark.parametrize("spec", taking("cross"))
@@ -79,7 +79,7 @@ def test_language_model(spec):
         logits, state = model.extend(tokens[:, t : t + 1], state)
         steps.append(logits)
     steps = torch.cat(steps, 1)
-    if regard.facts(spec).split:
+    if regard.facts(spec).split_invariant:
         assert_close(steps, whole)
     else:
         assert steps.isfinite().all()
@@ -288,8 +288,8 @@ def test_the_aligner_learns_and_leaves_the_translator_alone():
     assert not unexpected
     assert all(name.startswith("aligner.") for name in missing)
     assert_close(model(source, target, **keeps).logits, plain(source, target, **keeps).logits, rtol=0, atol=0)
-    assert model(source, target, **keeps).loss is None
-    loss = model.train()(source, target, **keeps).loss
+    assert model(source, target, **keeps).auxiliary_loss is None
+    loss = model.train()(source, target, **keeps).auxiliary_loss
     loss.backward()
     for name, part in model.named_parameters():
         assert (part.grad is not None and bool(part.grad.any())) == name.startswith("aligner."), name
@@ -326,7 +326,7 @@ def test_the_aligner_of_a_source_without_words():
     """The end of the source alone: nothing can be linked, and nothing is ruined."""
     model = build(aligner=True).train()
     source, target = torch.tensor([[3], [3]]), ids(2, 5)
-    loss = model(source, target).loss
+    loss = model(source, target).auxiliary_loss
     loss.backward()
     assert loss.isfinite()
     assert all(part.grad.isfinite().all() for part in model.aligner.parameters())
@@ -351,6 +351,6 @@ def test_the_aligner_on_a_gpu():
     """There the dictionary is read token by token, without looking for equal ones."""
     model = build(aligner=True).train()
     source, target = ids(), ids(T=7, seed=2)
-    here = model(source, target, keep=KEEP, target_keep=TARGET_KEEP).loss
-    there = model.cuda()(source.cuda(), target.cuda(), keep=KEEP.cuda(), target_keep=TARGET_KEEP.cuda()).loss
+    here = model(source, target, keep=KEEP, target_keep=TARGET_KEEP).auxiliary_loss
+    there = model.cuda()(source.cuda(), target.cuda(), keep=KEEP.cuda(), target_keep=TARGET_KEEP.cuda()).auxiliary_loss
     assert_close(there.cpu(), here)

@@ -139,14 +139,20 @@ def _sentences(facts: Any, reduces_to: tuple[tuple[str, str], ...]) -> list[tupl
         lines.append(("place", f"{place}: {places.get(place, place)}"))
     # (fact, if so, if not); None: nothing to say
     says = {
-        "prefix": ("an output does not move when later tokens come", "an output may move when later tokens come"),
-        "split": ("decoding gives the same however the tokens are cut", "decoding depends on how the tokens are cut"),
+        "prefix_invariant": (
+            "an output does not move when later tokens come",
+            "an output may move when later tokens come",
+        ),
+        "split_invariant": (
+            "decoding gives the same however the tokens are cut",
+            "decoding depends on how the tokens are cut",
+        ),
         "exact": ("computes its formula exactly", "a random or learnt approximation of its target"),
         "signed": (
             "weights may be negative or not sum to one",
             "weights are at least zero and sum to one in each row that sees a key",
         ),
-        "apart": ("heads work apart from each other", "heads depend on each other"),
+        "independent_heads": ("heads work apart from each other", "heads depend on each other"),
         "linear": (
             "an output is a row of the map times the values",
             "an output is more than a row of the map times the values",
@@ -154,17 +160,16 @@ def _sentences(facts: Any, reduces_to: tuple[tuple[str, str], ...]) -> list[tupl
         "pairs": ("weighs pairs of tokens one by one: takes an explicit mask, and attention dropout", None),
         "overflows": ("float16 overflows at large logits, for it has no denominator: use bfloat16 or float32", None),
         "random": ("draws numbers while it trains", None),
-        "loss": ("trains a second loss", None),
+        "auxiliary_loss": ("trains an auxiliary loss", None),
         "stream": ("carries a second sequence from layer to layer", None),
     }
     for key, (yes, no) in says.items():
         if key in known:
             holds = known.pop(key)
             sentence = yes if holds else no
-            causal_only = key in ("prefix", "split") and "causal" not in roles
+            causal_only = key in ("prefix_invariant", "split_invariant") and "causal" not in roles
             if sentence is not None and not causal_only:
-                title = "prefix-invariant" if key == "prefix" else key
-                lines.append((title, f"{'yes' if holds else 'no'}: {sentence}"))
+                lines.append((key.replace("_", "-"), f"{'yes' if holds else 'no'}: {sentence}"))
     competes = {
         "token": "an answer depends on its token alone",
         "row": "tokens of a row compete",

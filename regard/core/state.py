@@ -47,7 +47,7 @@ class Out(NamedTuple):
     y: Tensor | None
     state: Any = None
     stream: Tensor | None = None
-    loss: Tensor | None = None
+    auxiliary_loss: Tensor | None = None  # a scalar, a mean over the real tokens
     statistics: dict[str, Tensor] | None = None  # what to log of it, by name
 
 

@@ -109,10 +109,10 @@ class FeedbackBlock(nn.Module):
         self.attention.link_layers(None, False, False)
         self.feedforward = FEEDFORWARD.build(feedforward, Sizes(config.width, config.inner, "causal"))
         feeds = self.feedforward.facts
-        if feeds.loss or feeds.training != "token":
+        if feeds.auxiliary_loss or feeds.training != "token":
             raise ValueError(
                 f"a feedback model reads tokens one by one: it cannot take feedforward {feeds.name!r}, which lets "
-                f"tokens compete or trains a second loss; use one that works on each token alone, such as dense"
+                f"tokens compete or trains an auxiliary loss; use one that works on each token alone, such as dense"
             )
         self.norms = nn.ModuleList(nn.LayerNorm(config.width) for _ in range(2))
         self.dropout = Dropout(config.dropout)
@@ -239,7 +239,7 @@ class Feedback(nn.Module):
         """ids [B, T] -> logits at each position."""
         hidden = self.hidden(tokens, keep=keep)
         logits = self.output(hidden.x)
-        return Prediction(logits if keep is None else unpack(logits, keep), hidden.loss, hidden.statistics)
+        return Prediction(logits if keep is None else unpack(logits, keep), hidden.auxiliary_loss, hidden.statistics)
 
     def hidden(self, tokens: Tensor, *, keep: Tensor | None = None) -> Hidden:
         """`forward` before the output layer, which a loss puts on the real tokens only."""

@@ -14,7 +14,7 @@ from regard.core.rows import Memory, Rows, blank
 from regard.core.state import Out
 from regard.layers.position.base import Position
 from regard.models.pooling import Answer, EncoderConfig, at_least
-from regard.models.transformer import Block, Prediction, Stack, _pack, link_layers, second, through
+from regard.models.transformer import Block, Prediction, Stack, _pack, gather_auxiliary, link_layers, through
 from regard.spec import Spec, over_layers
 
 
@@ -111,7 +111,7 @@ class Funnel(nn.Module):
         memory = Memory(self.norm(outs[-1].y), None if keep is None else short.count)
         logits, pooled = self.answer(memory, keep)
         return Prediction(
-            logits, *second({f"block{index}": out for index, out in enumerate(outs)} | {"pooling": pooled})
+            logits, *gather_auxiliary({f"block{index}": out for index, out in enumerate(outs)} | {"pooling": pooled})
         )
 
     def _block(self, specs: list[Spec], feeds: list[Spec]) -> nn.ModuleList:

@@ -29,10 +29,10 @@ from regard.models.transformer import (
     Stack,
     _pack,
     check_words,
+    gather_auxiliary,
     gathered,
     link_layers,
     look_up,
-    second,
     through,
 )
 from regard.spec import POSITIONS, over_layers, parse
@@ -151,12 +151,12 @@ class Perceiver(nn.Module):
             query = self.dropout(self.places.add(self.query.expand(*tokens.shape, -1), rows))
             asked = self.asker(query, rows, Memory(thought.y, None))
             logits, _ = self.answer(Memory(asked.y, memory.count), keep)
-            return Prediction(logits, *second({"latents": thought, "asker": asked}))
+            return Prediction(logits, *gather_auxiliary({"latents": thought, "asker": asked}))
         logits, pooled = self.answer(Memory(thought.y, None), None)
-        return Prediction(logits, *second({"latents": thought, "pooling": pooled}))
+        return Prediction(logits, *gather_auxiliary({"latents": thought, "pooling": pooled}))
 
     def think(self, memory: Memory) -> Out:
-        """The latents [B, M, E] after all blocks, and the second losses."""
+        """The latents [B, M, E] after all blocks, and the auxiliary losses."""
         z = self.latents.expand(len(memory.x), -1, -1)
         rows, outs = Rows.full(z), {}
         for index in range(self.config.blocks):
@@ -165,7 +165,7 @@ class Perceiver(nn.Module):
                 z = out.y
             outs[f"block{index}"] = out = through(self.blocks, z, rows)
             z = out.y
-        loss, statistics = second(outs)
+        loss, statistics = gather_auxiliary(outs)
         return Out(z, None, None, loss, statistics)
 
 
@@ -261,7 +261,7 @@ class PerceiverAR(nn.Module):
         """`forward` before the output layer, which a loss puts on the real tokens behind the prefix only."""
         packed, rows = _pack(tokens, keep)
         out, _ = self._read(packed, rows, self.start(len(tokens), prefix=prefix), whole=True)
-        return Hidden(out.y, out.loss, out.statistics)
+        return Hidden(out.y, out.auxiliary_loss, out.statistics)
 
     def start(self, batch: int, *, prefix: int | Tensor | None = None, capacity: int | None = None) -> PerceiverARState:
         """The state before the first token. `prefix` as in `forward`; None: the tokens of the first call but its last
@@ -297,8 +297,8 @@ class PerceiverAR(nn.Module):
         return self.output(out.y if keep is None else unpack(out.y, keep)), state
 
     def _read(self, ids: Tensor, rows: Rows, state: PerceiverARState, whole: bool) -> tuple[Out, PerceiverARState]:
-        """Ids that are real from the left -> what predicts, [B, T, E] in their places, with the second losses, and the
-        next state. Of a whole sequence only the prefix goes by way of the state, and the next one is of no use."""
+        """Ids that are real from the left -> what predicts, [B, T, E] in their places, with the auxiliary losses, and
+        the next state. Of a whole sequence only the prefix goes by way of the state, and the next one is of no use."""
         if state.prefix is None:
             fixed = None if rows.uniform_start is None else max(0, rows.T - self.config.latents)
             state = state._replace(prefix=(rows.count - self.config.latents).clamp(min=0), fixed=fixed)
@@ -328,7 +328,7 @@ class PerceiverAR(nn.Module):
             y = F.pad(y, (0, 0, prefix.T, 0))
         else:
             y = torch.where((steps >= prefix.count[:, None])[..., None], _gather(y, steps - prefix.count[:, None]), 0)
-        loss, statistics = second({"first": read, "others": out})
+        loss, statistics = gather_auxiliary({"first": read, "others": out})
         return Out(y, None, None, loss, statistics), after._replace(blocks=(read.state, *out.state))
 
 

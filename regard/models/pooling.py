@@ -20,8 +20,8 @@ from regard.models.transformer import (
     Transformer,
     _pack,
     check_words,
+    gather_auxiliary,
     link_layers,
-    second,
     through,
 )
 
@@ -146,7 +146,7 @@ class Pooling(nn.Module):
             rows = Rows.full(seeds)
             first = self.blocks[0](seeds, rows, memory=Memory(torch.relu(self.feed(x)), count))
             others = through(self.blocks[1:], first.y, rows)
-            loss, statistics = second({"seeds": first, "others": others})
+            loss, statistics = gather_auxiliary({"seeds": first, "others": others})
             return Out(others.y, None, None, loss, statistics)
         if not x.shape[1]:
             return Out(x.new_zeros(len(x), self.seeds, x.shape[2]))
@@ -246,4 +246,4 @@ class Classifier(nn.Module):
         packed, rows = _pack(tokens, keep)
         out = self.stack(packed, rows)
         logits, pooled = self.answer(Memory(out.y, None if keep is None else rows.count), keep)
-        return Prediction(logits, *second({"encoder": out, "pooling": pooled}))
+        return Prediction(logits, *gather_auxiliary({"encoder": out, "pooling": pooled}))

@@ -78,7 +78,7 @@ class Coupled(Function):
                 out = part(b, stream)
                 ctx.reruns.append(rerun.trim())
                 a, b, stream = b, a + out.y, out.stream
-                losses += [] if out.loss is None else [out.loss]
+                losses += [] if out.auxiliary_loss is None else [out.auxiliary_loss]
             passed(a, b, out)
         ctx.layers, ctx.sublayers, ctx.parameters = layers, sublayers, parameters
         ctx.autocast = torch.is_autocast_enabled(x.device.type), torch.get_autocast_dtype(x.device.type)
@@ -100,7 +100,7 @@ class Coupled(Function):
                 with ctx.reruns.pop().again():
                     with torch.enable_grad(), torch.autocast(a.device.type, dtype, enabled):
                         out = part(read, stream)
-                    given = [(out.y, grad_b), (out.stream, grad_stream), (out.loss, grad_loss)]
+                    given = [(out.y, grad_b), (out.stream, grad_stream), (out.auxiliary_loss, grad_loss)]
                     given = [pair for pair in given if pair[0] is not None and pair[0].requires_grad]
                     leaves = [leaf for leaf in (stream, memory) if leaf is not None]
                     found = torch.autograd.grad(

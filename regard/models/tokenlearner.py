@@ -15,7 +15,7 @@ from regard.core.rows import Memory, Rows, unpack
 from regard.core.state import Out
 from regard.kernels.dropout import Dropout
 from regard.models.pooling import Answer, EncoderConfig, at_least
-from regard.models.transformer import Block, Prediction, Stack, _pack, link_layers, second, through
+from regard.models.transformer import Block, Prediction, Stack, _pack, gather_auxiliary, link_layers, through
 from regard.spec import over_layers
 
 
@@ -192,7 +192,7 @@ class TokenLearner(nn.Module):
         first = self.first(packed, rows)
         y, out, count = self._learned(first.y, rows)
         logits, pooled = self.answer(Memory(self.norm(y), None if keep is None else count), keep)
-        return Prediction(logits, *second({"first": first, "learnt": out, "pooling": pooled}))
+        return Prediction(logits, *gather_auxiliary({"first": first, "learnt": out, "pooling": pooled}))
 
     def _learned(self, x: Tensor, rows: Rows) -> tuple[Tensor, Out, Tensor | None]:
         """What the layers from the learner on make of x, what they have to say besides, and how many tokens of a row
@@ -206,7 +206,7 @@ class TokenLearner(nn.Module):
         outs = {}
         for index in range(len(self.blocks)):
             x, outs[str(index)] = self._fused(index, x, rows)
-        return x, Out(x, None, None, *second(outs)), rows.count
+        return x, Out(x, None, None, *gather_auxiliary(outs)), rows.count
 
     def _fused(self, index: int, x: Tensor, rows: Rows) -> tuple[Tensor, Out]:
         """One layer that learns tokens, thinks about them and gives them back."""

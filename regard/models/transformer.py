@@ -145,18 +145,18 @@ class ModelState(NamedTuple):
 
 
 class Hidden(NamedTuple):
-    """What the output layer reads, [B, T, E] with the real tokens of each row on the left, and the second losses."""
+    """What the output layer reads, [B, T, E] with the real tokens of each row on the left, and the auxiliary losses."""
 
     x: Tensor
-    loss: Tensor | None
+    auxiliary_loss: Tensor | None
     statistics: dict[str, Tensor] | None = None  # of the layers, by name
 
 
 class Prediction(NamedTuple):
-    """Logits [B, T, V] at the real positions (zeros elsewhere), and the second losses of the layers, added up."""
+    """Logits [B, T, V] at the real positions (zeros elsewhere), and the auxiliary losses of the layers, added up."""
 
     logits: Tensor
-    loss: Tensor | None
+    auxiliary_loss: Tensor | None
     statistics: dict[str, Tensor] | None = None  # of the layers, by name
 
 
@@ -254,7 +254,7 @@ class Block(nn.Module):
 
 def gathered(x: Tensor, stream: Tensor | None, outs: list[Out], state: BlockState | None) -> Out:
     """What a layer gives, of what its sublayers gave."""
-    losses = [out.loss for out in outs if out.loss is not None]
+    losses = [out.auxiliary_loss for out in outs if out.auxiliary_loss is not None]
     own = state and state._replace(own=outs[0].state)
     return Out(x, own, stream, sum(losses) if losses else None, outs[-1].statistics)
 
@@ -372,7 +372,7 @@ def through(
     maps: dict[str, list[Tensor]] | None = None,
     outputs: list[Tensor] | None = None,
 ) -> Out:
-    """One block after the other, with the second losses added up."""
+    """One block after the other, with the auxiliary losses added up."""
     outs, stream = [], memory and memory.stream
     for block, state in zip(blocks, states or [None] * len(blocks), strict=True):
         out = block(x, rows, state=state, memory=memory, stream=stream, maps=maps)
@@ -380,13 +380,13 @@ def through(
         if outputs is not None:
             outputs.append(x)
         outs.append(out)
-    loss, statistics = second({str(index): out for index, out in enumerate(outs)})
+    loss, statistics = gather_auxiliary({str(index): out for index, out in enumerate(outs)})
     return Out(x, tuple(out.state for out in outs), stream, loss, statistics)
 
 
-def second(parts: dict[str, Out]) -> tuple[Tensor | None, dict[str, Tensor] | None]:
-    """The second losses of the parts added up, and their statistics as PART.NAME."""
-    losses = [part.loss for part in parts.values() if part.loss is not None]
+def gather_auxiliary(parts: dict[str, Out]) -> tuple[Tensor | None, dict[str, Tensor] | None]:
+    """The auxiliary losses of the parts added up, and their statistics as PART.NAME."""
+    losses = [part.auxiliary_loss for part in parts.values() if part.auxiliary_loss is not None]
     found = {f"{part}.{name}": value for part, out in parts.items() for name, value in (out.statistics or {}).items()}
     return sum(losses) if losses else None, found or None
 
@@ -424,7 +424,7 @@ def through_pair(
         given = blocks, sublayers, passed, x, stream, memory and memory.x
         a, b, stream, loss = Coupled.apply(*given, *parameters)
         # what the layers made in there has no gradients, and what they counted needs none
-        statistics = second({str(index): out for index, out in enumerate(outs)})[1]
+        statistics = gather_auxiliary({str(index): out for index, out in enumerate(outs)})[1]
         return Out((a + b) / 2, (None,) * len(blocks), stream, loss, statistics)
     a = b = x
     for parts, state in zip(sublayers(memory and memory.x), states or [None] * len(blocks), strict=True):
@@ -433,7 +433,7 @@ def through_pair(
             made.append(part(b, stream))
             a, b, stream = b, a + made[-1].y, made[-1].stream
         passed(a, b, gathered(None, stream, made, state))
-    loss, statistics = second({str(index): out for index, out in enumerate(outs)})
+    loss, statistics = gather_auxiliary({str(index): out for index, out in enumerate(outs)})
     return Out((a + b) / 2, tuple(out.state for out in outs), stream, loss, statistics)
 
 
@@ -526,8 +526,10 @@ class Transformer(nn.Module):
         stack, parts = self.decoder or self.encoder, self._segments(segments, tokens, keep)
         outs[last] = out = stack(packed, rows, segments=parts, memory=memory, outputs=outputs)
         if learns:
-            outs["aligner"] = Out(None, loss=self.aligner(*self._aligned(outputs, rows, memory, source, packed)))
-        return Hidden(self.transform(out.y), *second(outs))
+            outs["aligner"] = Out(
+                None, auxiliary_loss=self.aligner(*self._aligned(outputs, rows, memory, source, packed))
+            )
+        return Hidden(self.transform(out.y), *gather_auxiliary(outs))
 
     def maps(
         self,

@@ -224,8 +224,8 @@ class Loop:
         self.sums["since"] += time.monotonic() - began
 
     def _backward(self, batch: Any, weights: list[float] | Tensor) -> dict[str, Tensor]:
-        """Adds the gradients of a batch; weights are those of the loss and of the second losses. The plain loss comes
-        back, and what the layers have to tell."""
+        """Adds the gradients of a batch; weights are those of the loss and of the auxiliary losses. The plain loss
+        comes back, and what the layers have to tell."""
         with self._precision():
             loss = self.loss(
                 batch if isinstance(weights, Tensor) else batch.to(self.device), self.config.label_smoothing

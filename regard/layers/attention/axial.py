@@ -65,7 +65,7 @@ class Axial(Attention):
         roles=("self", "causal"),
         refusals=(("cross", "queries and keys are cells of one grid, and a memory is another sequence"),),
         exact=False,
-        apart=False,
+        independent_heads=False,
     )
     examples = ("axial(width=6)",)
 

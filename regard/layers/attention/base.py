@@ -48,17 +48,17 @@ class Facts:
     roles: tuple[Role, ...] = ("self", "causal", "cross")
     refusals: tuple[tuple[str, str], ...] = ()  # (role, why not)
     positions: tuple[str, ...] = ()  # kinds of position scheme it takes besides "input"
-    prefix: bool = True  # causal: the output at i does not move when later tokens come
-    split: bool = True  # extend gives the same however the tokens are cut
+    prefix_invariant: bool = True  # causal: the output at i does not move when later tokens come
+    split_invariant: bool = True  # extend gives the same however the tokens are cut
     exact: bool = True  # False: a random or learnt approximation of its target
-    apart: bool = True  # heads work apart from each other: heads(a, a) = a
+    independent_heads: bool = True  # heads work apart from each other: heads(a, a) = a
     linear: bool = True  # the output is the map times the values; False: the mechanism writes its own map
     signed: bool = False  # weights may be negative or not sum to one
     pairs: bool = False  # weighs pairs of tokens one by one: takes an explicit mask, and attention dropout
     overflows: bool = False  # without a denominator, float16 cannot hold its output at logits of 1e4
     columns: Literal["tokens", "slots"] = "tokens"  # what the columns of the map are
     padding: Literal["any", "none"] = "any"
-    loss: bool = False  # trains a second loss
+    auxiliary_loss: bool = False  # trains one beside the loss of the model
     stream: bool = False  # carries a second sequence from layer to layer
 
 
@@ -106,7 +106,7 @@ class Attention(nn.Module):
         allowed = self.allowed(mask, *x.shape[:2], x.shape[1] if memory is None else memory.shape[1])
         if self.shape.role == "cross":
             packed = pack_memory(memory, memory_keep, allowed)
-            if keep is not None and self.facts.loss:
+            if keep is not None and self.facts.auxiliary_loss:
                 # what learns from its queries must know which are real
                 queries, rows = pack(x, keep)
                 return unpack(self.forward_packed(queries, rows, memory=packed).y, keep)
@@ -278,7 +278,7 @@ class Attention(nn.Module):
         raise NotImplementedError
 
     def reference_loss(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
-        """The second loss of one unpadded sequence, in loops; of a mechanism whose facts say that it trains one."""
+        """The auxiliary loss of one unpadded sequence, in loops; of a mechanism whose facts say that it trains one."""
         raise NotImplementedError
 
     # bad input

@@ -59,7 +59,7 @@ class Compressive(Segmented):
     f_c: "mean" and "max" over c tokens; "conv", a convolution of width and stride c; "dilated", the same with every
     second of 2 c tokens (the paper gives no width; zeros beyond the n tokens); "used", the n / c tokens that the
     segment's own queries gave most weight, summed over queries and heads, in order. Only the convolutions have anything
-    to learn, and they learn from a second loss alone, a mean over the real tokens and the width that trains nothing
+    to learn, and they learn from an auxiliary loss alone, a mean over the real tokens and the width that trains nothing
     else:
 
         "attention":     |attn(h, old) - attn(h, f_c(old))|^2 without positions, h the inputs of the segment,
@@ -135,7 +135,7 @@ class Compressive(Segmented):
         self.compressed, self.rate, self.function, self.slots_per_segment = compressed, rate, function, segment // rate
         learns = function in ("conv", "dilated")
         self.loss: Loss = loss if learns else "none"
-        self.facts = replace(self.facts, loss=self.loss != "none", apart=function != "used")
+        self.facts = replace(self.facts, auxiliary_loss=self.loss != "none", independent_heads=function != "used")
         E = shape.width
         self.squeeze = nn.Conv1d(E, E, rate, rate, dilation=1 + (function == "dilated")) if learns else None
         self.restore = nn.ConvTranspose1d(E, E, rate, rate) if self.loss == "autoencoding" else None
@@ -150,7 +150,7 @@ class Compressive(Segmented):
             leaves = state is not None or self.memory < rows.T
             loss = self._loss(rows, grid) if leaves else x.new_zeros(())
         o, state = self._mixed(rows, grid, source, state)
-        return Out(self.output(o.transpose(1, 2).flatten(2)), state, loss=loss)
+        return Out(self.output(o.transpose(1, 2).flatten(2)), state, auxiliary_loss=loss)
 
     def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)

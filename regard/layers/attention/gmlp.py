@@ -40,7 +40,7 @@ class Gated(Mixing):
         roles=("self", "causal"),
         refusals=(("cross", "W has a row for each place of a query, and a query of another sequence has none"),),
         signed=True,
-        apart=False,
+        independent_heads=False,
     )
     examples = ("gmlp(longest=256, expansion=4)", "gmlp(longest=256, expansion=2, attention=3)")
 

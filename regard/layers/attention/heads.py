@@ -80,9 +80,9 @@ class MixedHeads(Attention):
             positions=tuple(kind for kind in self.facts.positions if all(kind in fact.positions for fact in facts)),
             **{
                 name: all(getattr(fact, name) for fact in facts)
-                for name in ("prefix", "split", "exact", "apart", "linear")
+                for name in ("prefix_invariant", "split_invariant", "exact", "independent_heads", "linear")
             },
-            **{name: any(getattr(fact, name) for fact in facts) for name in ("signed", "loss")},
+            **{name: any(getattr(fact, name) for fact in facts) for name in ("signed", "auxiliary_loss")},
             padding="none" if any(fact.padding == "none" for fact in facts) else "any",
             columns="slots" if any(fact.columns == "slots" for fact in facts) else "tokens",
         )
@@ -93,10 +93,10 @@ class MixedHeads(Attention):
         outs = [
             part.forward_packed(x, rows, state=old, memory=memory) for part, old in zip(self.parts, states, strict=True)
         ]
-        losses = [out.loss for out in outs if out.loss is not None]
+        losses = [out.auxiliary_loss for out in outs if out.auxiliary_loss is not None]
         if state is not None and self.shape.role == "causal":
             state = PartStates(tuple(out.state for out in outs), state.progress.advance(rows))
-        return Out(sum(out.y for out in outs), state, loss=sum(losses) if losses else None)
+        return Out(sum(out.y for out in outs), state, auxiliary_loss=sum(losses) if losses else None)
 
     def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
         parts = tuple(

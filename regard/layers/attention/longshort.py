@@ -66,7 +66,7 @@ class LongShort(Attention):
         roles=("self", "causal"),
         refusals=(("cross", "the window is around a query's own place, and a memory is another sequence"),),
         exact=False,
-        apart=False,
+        independent_heads=False,
         linear=False,
     )
     examples = (
@@ -110,7 +110,7 @@ class LongShort(Attention):
         if lra and not norm:
             raise ValueError("lra=True makes summaries of normed tokens: it needs norm=True")
         self.window, self.rank, self.chunk, self.lra, self.relative = window, rank, chunk, lra, relative
-        self.facts = replace(self.facts, apart=not norm, linear=not norm)
+        self.facts = replace(self.facts, independent_heads=not norm, linear=not norm)
         if causal and rank:
             self.facts = replace(self.facts, time=Order("N (w + r N / c)", 2))
         if causal and not rank:

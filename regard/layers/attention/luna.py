@@ -67,7 +67,7 @@ class Luna(Attention):
         memory=Order("N", 1),
         state=Order("l", 0),
         exact=False,
-        apart=False,
+        independent_heads=False,
         linear=False,
         stream=True,
     )
@@ -96,7 +96,7 @@ class Luna(Attention):
         self.length, self.tied, self.activation = length, tied, activation
         causal = shape.role == "causal"
         if causal:
-            self.facts = replace(self.facts, signed=True, apart=True, linear=True)
+            self.facts = replace(self.facts, signed=True, independent_heads=True, linear=True)
         self.pack_heads = shape.heads if pack_heads is None else pack_heads
         self._check_pack_heads(pack_heads)
         self.position = None if shape.position is None else POSITIONS.build(shape.position, shape)

@@ -58,7 +58,7 @@ class Poolingformer(Attention):
         refusals=(("cross", "both windows are around a query's own place, and a memory is another sequence"),),
         positions=("rotation", "bias"),
         exact=False,
-        apart=False,
+        independent_heads=False,
         signed=True,
     )
     examples = (

@@ -87,7 +87,7 @@ class Projected(Attention):
     def learn(
         self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], memory: Memory | None
     ) -> Tensor | None:
-        """In training, after the output of a call: what is learnt without gradients, and the second loss."""
+        """In training, after the output of a call: what is learnt without gradients, and the auxiliary loss."""
 
     def probe_state(self, state: Any, first: int) -> Any:
         """A copy of the state whose values are the unit vectors of the positions from `first` on."""
@@ -104,7 +104,7 @@ class Projected(Attention):
         y = self.output(o.transpose(1, 2).flatten(2))
         if self.shape.role == "cross" and self.output.bias is not None:
             y = torch.where(state.count[:, None, None] > 0, y, 0)
-        return Out(y, state, loss=self.learn(rows, query, source, memory) if self.training else None)
+        return Out(y, state, auxiliary_loss=self.learn(rows, query, source, memory) if self.training else None)
 
     def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
         if self.shape.role == "cross" and self.position is not None and self.position.facts.kind != "input":

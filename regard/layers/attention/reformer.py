@@ -44,8 +44,8 @@ class Reformer(Cached):
         state=Order("N", 1),
         roles=("self", "causal"),
         refusals=(("cross", "a query and its key are one vector, and a memory has keys only"),),
-        prefix=False,
-        split=False,
+        prefix_invariant=False,
+        split_invariant=False,
         exact=False,
     )
     examples = (

@@ -42,7 +42,7 @@ class Routing(Cached):
     Its strided heads have queries of their own and are for one sequence only.
 
     In training, each centroid follows the tokens nearest to it by moving sums, sum <- decay sum + (1 - decay) sum of
-    them, and likewise their count; one that is nearest to none stays. The second loss, `commitment` times the mean
+    them, and likewise their count; one that is nearest to none stays. The auxiliary loss, `commitment` times the mean
     square of x - mu, draws tokens to their centroid; a large one draws them into one point, with equal weights.
 
     A centroid picks among all tokens of a row, so a later token may drive an earlier one out: outputs change as a row
@@ -62,11 +62,11 @@ class Routing(Cached):
         memory=Order("N clusters", 1),
         state=Order("N", 1),
         roles=("self", "causal", "cross"),
-        prefix=False,
-        split=False,
+        prefix_invariant=False,
+        split_invariant=False,
         exact=False,
         signed=True,
-        loss=True,
+        auxiliary_loss=True,
     )
     examples = (
         "routing(clusters=3)",
@@ -96,7 +96,7 @@ class Routing(Cached):
         strided: Annotated[bool, "a centroid picks every s-th of all tokens from near to far, not the nearest"] = False,
         scaled: Annotated[bool, "logits are divided by sqrt(D); False: not, as in the authors' code"] = True,
         decay: Annotated[float, "how much of the old centroid a training step keeps"] = 0.999,
-        commitment: Annotated[float, "weight of the second loss (beta)"] = 1e-4,
+        commitment: Annotated[float, "weight of the auxiliary loss (beta)"] = 1e-4,
     ):
         if window is not None:
             self.facts = dataclasses.replace(self.facts, time=Order("N clusters + clusters window^2", 1))

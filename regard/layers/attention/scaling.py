@@ -64,7 +64,7 @@ class Scaling(Attention):
         roles=("self", "causal"),
         refusals=(("cross", "its queries are convolved over tokens that a state of cross-attention does not keep"),),
         positions=("rotation", "bias", "content"),
-        apart=False,
+        independent_heads=False,
     )
     examples = ("scaling", "scaling(share_qk=True, output='multconv')")
 

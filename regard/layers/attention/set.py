@@ -46,7 +46,7 @@ class Induced(Attention):
         roles=("self", "cross"),
         refusals=(("causal", "each point reads the whole set, so it would tell a query of its future"),),
         exact=False,
-        apart=False,
+        independent_heads=False,
         linear=False,
     )
     examples = ("set(points=5)", "set(points=3, block=False)")

@@ -41,7 +41,7 @@ class FeedForwardFacts:
     training: Literal["token", "row", "earlier", "batch"] = "token"  # what an answer depends on while training
     evaluation: Literal["token", "row"] = "token"  # and otherwise, in decoding too
     random: bool = False  # draws numbers while training
-    loss: bool = False  # trains a second loss
+    auxiliary_loss: bool = False  # trains one beside the loss of the model
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class FeedForward(nn.Module):
         return unpack(self.forward_packed(packed, rows).y, keep)
 
     def forward_packed(self, x: Tensor, rows: Rows) -> Out:
-        """[B, T, E] -> Out(y, loss=..., statistics=...): what a model calls. The loss is already weighted."""
+        """[B, T, E] -> Out(y, auxiliary_loss=..., statistics=...): what a model calls. The loss is already weighted."""
         raise NotImplementedError
 
     def link_layers(self, first: "FeedForward | None") -> None:

@@ -154,7 +154,7 @@ class Routed(FeedForward):
             return Out(y)
         loss = sum(weight * value for _, weight, value in route.losses) if route.losses else None
         statistics = {name: value.detach() for name, _, value in route.losses}
-        return Out(y, loss=loss, statistics=statistics | load(wished.flatten(), self.experts, dealt.taken))
+        return Out(y, auxiliary_loss=loss, statistics=statistics | load(wished.flatten(), self.experts, dealt.taken))
 
     def _limits(self, tokens: Tensor, real: Tensor | None) -> tuple[Tensor | None, int | None]:
         """How many tokens an expert takes, and how many that can be, as far as the host knows."""
@@ -212,7 +212,7 @@ class Routed(FeedForward):
                         if taken[expert] < limit:
                             taken[expert] += 1
                             y[n] = y[n] + gate * self.networks.plain(expert, x[n])
-        return Out(torch.stack(y), loss=loss if self.training else None)
+        return Out(torch.stack(y), auxiliary_loss=loss if self.training else None)
 
 
 def room(tokens: float) -> int:

@@ -23,7 +23,7 @@ class GLaM(Pairs):
         memory=Order("N", 1),
         training="batch",
         random=True,
-        loss=True,
+        auxiliary_loss=True,
     )
     examples = ("glam(experts=4, capacity=1.0, threshold=0.0)", "glam(experts=4)")
 

@@ -29,7 +29,7 @@ class GShard(Pairs):
         memory=Order("N", 1),
         training="batch",
         random=True,
-        loss=True,
+        auxiliary_loss=True,
     )
     examples = (
         "gshard(experts=4, capacity=1.5, threshold=0.0)",

@@ -31,7 +31,7 @@ class MoE(Routed):
         time=Order("N", 1),
         memory=Order("N", 1),
         random=True,
-        loss=True,
+        auxiliary_loss=True,
     )
     examples = ("moe(experts=5, choices=2, noise=False)", "moe(experts=4, choices=3)", "moe(experts=3, choices=3)")
 
@@ -50,7 +50,7 @@ class MoE(Routed):
         self.importance, self.load = importance, load if noise and choices < experts else 0.0
         nn.init.zeros_(self.router)
         self.spread = nn.Parameter(torch.zeros_like(self.router)) if noise else None
-        self.facts = replace(self.facts, random=noise, loss=self.importance > 0 or self.load > 0)
+        self.facts = replace(self.facts, random=noise, auxiliary_loss=self.importance > 0 or self.load > 0)
 
     def routers(self) -> Tensor:
         return torch.cat([self.router, self.spread]) if self._noisy() else self.router

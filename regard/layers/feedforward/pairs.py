@@ -46,7 +46,7 @@ class Pairs(Routed):
         )
         self.balance, self.threshold, self.z = balance, threshold, z
         training = "token" if capacity is None else "batch"
-        self.facts = replace(self.facts, training=training, random=threshold > 0, loss=balance > 0 or z > 0)
+        self.facts = replace(self.facts, training=training, random=threshold > 0, auxiliary_loss=balance > 0 or z > 0)
 
     def route(self, logits: Tensor, real: Tensor | None) -> Route:
         shares = torch.softmax(logits, 1)

@@ -10,7 +10,7 @@ from regard.layers.feedforward.pairs import Pairs, Threshold
 
 class STMoE(Pairs):
     """Zoph et al. 2022: the routing of GShard over experts W2 (GELU(Wg x) * W1 x * b), b a learnt factor for each unit,
-    and a second loss z * mean((log sum_e exp(W x)_e)^2) that keeps the router's logits from growing.
+    and an auxiliary loss z * mean((log sum_e exp(W x)_e)^2) that keeps the router's logits from growing.
 
     Capacity, second choices and the balance loss are as in gshard. In the paper every fourth layer is of this kind.
     Time 2 N E F (three products), memory 2 N F."""
@@ -25,7 +25,7 @@ class STMoE(Pairs):
         memory=Order("N", 1),
         training="batch",
         random=True,
-        loss=True,
+        auxiliary_loss=True,
     )
     examples = ("stmoe(experts=4, capacity=1.25, threshold=0.0, z=0.1)", "stmoe(experts=4)")
 

@@ -44,7 +44,7 @@ class Switch(Routed):
         memory=Order("N", 1),
         training="earlier",
         random=True,
-        loss=True,
+        auxiliary_loss=True,
     )
     examples = (
         "switch(experts=4, capacity=1.0, jitter=0.0)",
@@ -81,7 +81,7 @@ class Switch(Routed):
             raise ValueError(f"jitter of {self.facts.name!r} must be at least 0 and below 1, got {jitter}")
         self.balance, self.jitter = balance, jitter
         training = "token" if capacity is None else "earlier"
-        self.facts = replace(self.facts, training=training, random=jitter > 0, loss=balance > 0)
+        self.facts = replace(self.facts, training=training, random=jitter > 0, auxiliary_loss=balance > 0)
 
     def route(self, logits: Tensor, real: Tensor | None) -> Route:
         shares = torch.softmax(logits, 1)
