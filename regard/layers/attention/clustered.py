@@ -86,18 +86,24 @@ class Clustered(Cached):
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         real = None if mask.full else mask.real()[:, None, :, None]
         group = self.group(q, real)  # [B, H, T]
-        wide = q.to(torch.promote_types(q.dtype, torch.float32))
-        wide = wide if real is None else torch.where(real, wide, 0)
-        C = min(self.clusters, mask.T)
-        sums = wide.new_zeros(*q.shape[:2], C, q.shape[3]).scatter_add(2, group[..., None].expand_as(wide), wide)
-        members = torch.ones_like(wide[..., 0]) if real is None else real[..., 0].to(wide.dtype).expand_as(group)
-        count = wide.new_zeros(*q.shape[:2], C).scatter_add(2, group, members)
-        means = (sums / count.clamp(min=1)[..., None]).to(q.dtype)
+        means = self._means(q, group, real)
         logits = (means * self.scale) @ k.transpose(2, 3)  # [B, H, C, S]
         weights = masked_softmax(logits, None if real is None else real.transpose(2, 3))
         if not self.topk:
             return take(weights.to(v.dtype) @ v, group)
         return self._improve(mask, q, k, v, group, weights)
+
+    def _means(self, q: Tensor, group: Tensor, real: Tensor | None) -> Tensor:
+        """The mean query of each cluster, [B, H, C, D]."""
+        C, wide = min(self.clusters, q.shape[2]), torch.promote_types(q.dtype, torch.float32)
+        members = q.new_zeros(*group.shape, C).scatter_(3, group[..., None], 1)
+        members = members if real is None else torch.where(real, members, 0)
+        count = members.sum(2, dtype=wide)[..., None].clamp(min=1)
+        own = q if real is None else torch.where(real, q, 0)
+        if not (q.device.type == "cuda" and q.dtype == torch.bfloat16):
+            # elsewhere products may add up in less than float32, and sums of float16 overflow
+            members, own = members.to(wide), own.to(wide)
+        return (members.mT @ own / count).to(q.dtype)
 
     def _improve(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, group: Tensor, weights: Tensor) -> Tensor:
         """The weight of the topk keys of each cluster shared out anew by each member."""
@@ -119,22 +125,25 @@ class Clustered(Cached):
         """The cluster of each query, [B, H, T]."""
         planes = self.planes.float()
         sides = torch.einsum("bhtd,hnd->bhtn", q.float(), planes[..., :-1]) + planes[:, None, :, -1]
-        codes = torch.where(sides > 0, 1.0, -1.0)  # the products of codes are whole numbers, so there are true ties
+        # products of codes are whole numbers, so there are true ties; bfloat16 holds those up to 256
+        short = q.device.type == "cuda" and len(planes[0]) <= 256
+        codes = torch.where(sides > 0, 1.0, -1.0).to(torch.bfloat16 if short else torch.float32)
         if real is not None:
             # padding has no say in a centroid, and is none
             codes = torch.where(real, codes, 0)
         centroids = codes[:, :, : self.clusters]
-        used = None if real is None else real[:, :, : self.clusters].transpose(2, 3)
+        used = None if real is None else real[:, :, : self.clusters]
         for step in range(self.iterations):
-            near = codes @ centroids.transpose(2, 3)  # [B, H, T, C]
+            # tokens last: a GPU looks for the largest of neighbours many times slower
+            near = centroids @ codes.mT  # [B, H, C, T]
             near = near if used is None else torch.where(used, near, -torch.inf)
-            group = near.argmax(3)
+            group = near.argmax(2)
             if step < self.iterations - 1:
-                hot = torch.zeros_like(near).scatter_(3, group[..., None], 1)
-                hot = hot if real is None else torch.where(real, hot, 0)
-                votes = hot.transpose(2, 3) @ codes  # [B, H, C, bits]
-                filled = hot.sum(2)[..., None] > 0
-                centroids = torch.where(filled, torch.where(votes > 0, 1.0, -1.0), centroids)
+                hot = torch.zeros_like(near).scatter_(2, group[:, :, None], 1)
+                hot = hot if real is None else torch.where(real.mT, hot, 0)
+                votes = hot @ codes  # [B, H, C, bits]
+                filled = hot.amax(3, keepdim=True) > 0
+                centroids = torch.where(filled, torch.where(votes > 0, 1, -1).to(codes.dtype), centroids)
         return group
 
     def plain(self, row: Row) -> Tensor:

@@ -276,11 +276,14 @@ class Luna(Attention):
         else:
             packed = state.packed
         wide = torch.promote_types(packed.dtype, torch.float32)
-        scores = self._repeated(self._split("packed_k", x)).to(wide) @ (packed.to(wide) * self.scale).mT
+        scores = (self._repeated(self._split("packed_k", x)) @ (packed * self.scale).mT).to(wide)
         pack = F.softplus(scores, beta=math.log(2)) if self.activation == "softplus" else F.elu(scores) + 1
+        # sums of products of the inputs' own dtype: the kernel adds up in float32, and float32 products take it longer
+        pack = pack.to(packed.dtype)
         q, k, sums = self._split("q", x) * self.scale, self._repeated(self._split("k", x)), state and state.keys
         logits, _, sums = scan(q, k, pack, state=sums, real=rows.real())
-        return pack, torch.softmax(logits / (rows.positions() + 1)[:, None, :, None], -1), sums
+        read = torch.softmax(logits / (rows.positions() + 1)[:, None, :, None], -1)
+        return pack, read.to(pack.dtype), sums
 
     def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         x = x if self.position is None else self.position.plain_add(x)

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.numeric import masked_softmax
 from regard.core.reference import Row, blend
 from regard.core.rows import Rows
 from regard.core.shape import Order, Shape
@@ -80,12 +81,13 @@ class Nystrom(Projected):
         if m >= rows.T:
             o = self._exact(q, k, v, real)
         else:
-            o = self._approximate(q, k, v, rows)
+            with torch.autocast(q.device.type, enabled=False):
+                o = self._approximate(q, k, v, rows)
             if real is not None:
                 few = self._exact(q[:, :, :m], k[:, :, :m], v[:, :, :m], real[:, :m])
                 o = torch.where((rows.count <= m)[:, None, None, None], F.pad(few, (0, 0, 0, rows.T - m)), o)
         if self.kernel:
-            o = o + F.conv2d(v, self.filter[:, None, :, None], padding=(self.kernel // 2, 0), groups=len(self.filter))
+            o = o + convolve(v, self.filter)
         return o, None
 
     def _exact(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
@@ -104,8 +106,8 @@ class Nystrom(Projected):
             visible = rows.real()[:, None, None]
             short = (rows.count <= self.landmarks)[:, None, None, None]
             A = torch.where(short, torch.eye(self.landmarks, dtype=wide, device=A.device), A)
-        read = F.scaled_dot_product_attention(q_mean, k, v, attn_mask=visible, scale=1.0)  # [B, H, m, D]
-        return F.scaled_dot_product_attention(q, k_mean, self._inverse(A) @ read, scale=1.0).to(dtype)
+        read = _attend(q_mean, k, v, visible)  # [B, H, m, D]
+        return _attend(q, k_mean, self._inverse(A) @ read).to(dtype)
 
     def _means(self, x: Tensor, rows: Rows) -> Tensor:
         """[B, H, T, D] -> [B, H, m, D], of each segment of the real tokens."""
@@ -153,3 +155,36 @@ class Nystrom(Projected):
 
     def _plain_logits(self, query: Tensor, keys: list[Tensor]) -> Tensor:
         return torch.stack([query @ key * self.shape.head_width**-0.5 for key in keys])
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Tensor:
+    """softmax(q k^T) v in float32, of which one side is short. On a GPU by products: the fused kernels of float32 go
+    over few queries, or few keys, many times slower."""
+    if q.device.type != "cuda":
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=1.0)
+    return masked_softmax(q @ k.mT, visible) @ v
+
+
+def convolve(v: Tensor, taps: Tensor) -> Tensor:
+    """v [B, H, T, D] convolved over tokens with the taps [H, n] of each head, zeros around: [B, H, T, D].
+
+    On a GPU a block of tokens is a band matrix times the tokens around it, which matrix units do many times faster than
+    a depthwise convolution."""
+    n = taps.shape[1]
+    if v.device.type != "cuda":
+        return F.conv2d(v, taps[:, None, :, None].to(v.dtype), padding=(n // 2, 0), groups=len(taps))
+    return _convolve_blocks(v, taps)
+
+
+def _convolve_blocks(v: Tensor, taps: Tensor, block: int = 128) -> Tensor:
+    (B, H, T, D), n = v.shape, taps.shape[1]
+    reach = n // 2
+    block = max(block, reach)
+    padded = F.pad(v.transpose(0, 1), (0, 0, block, block + -T % block)).unflatten(2, (-1, block))  # [H, B, m, b, D]
+    before, here, after = padded[:, :, :-2, block - reach :], padded[:, :, 1:-1], padded[:, :, 2:, :reach]
+    around = torch.cat([before, here, after], 3).permute(0, 3, 1, 2, 4)  # [H, b + 2 reach, B, m, D]
+    steps = torch.arange(block + 2 * reach, device=v.device) - torch.arange(block, device=v.device)[:, None]
+    inside = (steps >= 0) & (steps < n)
+    band = torch.where(inside, taps[:, steps.clamp(0, n - 1)], 0).to(v.dtype)  # [H, b, b + 2 reach]
+    o = band @ around.flatten(2)
+    return o.unflatten(2, around.shape[2:]).permute(2, 0, 3, 1, 4).flatten(2, 3)[:, :, :T]
