@@ -177,7 +177,7 @@ def convolve(v: Tensor, taps: Tensor) -> Tensor:
 
 
 def _convolve_blocks(v: Tensor, taps: Tensor, block: int = 128) -> Tensor:
-    (B, H, T, D), n = v.shape, taps.shape[1]
+    T, n = v.shape[2], taps.shape[1]
     reach = n // 2
     block = max(block, reach)
     padded = F.pad(v.transpose(0, 1), (0, 0, block, block + -T % block)).unflatten(2, (-1, block))  # [H, B, m, b, D]

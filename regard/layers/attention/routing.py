@@ -14,6 +14,7 @@ from regard.core.numeric import masked_softmax
 from regard.core.reference import Row, blend
 from regard.core.rows import Mask, Memory, Rows
 from regard.core.shape import Order, Shape
+from regard.kernels import norm as row_norm
 from regard.kernels.tiles import tiles
 from regard.layers.attention.base import Facts
 from regard.layers.attention.cached import Cached
@@ -141,13 +142,17 @@ class Routing(Cached):
             queries = take(q, rows)
         picked = [x.flatten(1, 2) for x in (queries, keys, values)]  # [B, H C, w, D]
         # sorted by position, with what stands for no token at the end: no causal query sees it
-        seen = None if mask.causal else (at < mask.S).flatten(1, 2)[:, :, None]
+        seen = None if mask.causal or mask.full else (at < mask.S).flatten(1, 2)[:, :, None]
         o = F.scaled_dot_product_attention(*picked, attn_mask=seen, is_causal=mask.causal, scale=self.temper)
         rows, o = rows.flatten(2), o.unflatten(1, (-1, self.clusters)).flatten(2, 3)
         # behind the last token a place for what stands for none
-        total = o.new_zeros(*o.shape[:2], mask.S + 1, o.shape[3]).scatter_add(2, rows[..., None].expand_as(o), o)
-        times = o.new_zeros(total.shape[:3]).scatter_add(2, rows, torch.ones_like(o[..., 0]))
-        o = (total / times.clamp(min=1)[..., None])[:, :, : mask.S]
+        B, H, S = len(o), o.shape[1], mask.S + 1
+        flat = (rows + S * torch.arange(B * H, device=o.device).view(B, H, 1)).flatten()
+        total = o.new_zeros(B * H * S, o.shape[3]).index_add(0, flat, o.reshape(len(flat), -1))
+        times = torch.zeros(B * H * S, device=o.device).index_add_(0, flat, torch.ones(len(flat), device=o.device))
+        # a query that one centroid picked is as it is
+        total = total / times.clamp(min=1).to(o.dtype)[:, None]
+        o = total.view(B, H, S, -1)[:, :, : mask.S]
         if mask.T == mask.S:
             return o
         here = (mask.q0[:, None] + torch.arange(mask.T, device=k.device))[:, None].expand(-1, o.shape[1], -1)
@@ -159,7 +164,8 @@ class Routing(Cached):
         S, end = mask.S, mask.end[:, None, None, None]
         x = x.detach().to(torch.promote_types(x.dtype, torch.float32))
         near = centroids.to(x.dtype) @ x.mT
-        near = torch.where(torch.arange(S, device=x.device) < end, near, -torch.inf)
+        if not mask.full:
+            near = torch.where(torch.arange(S, device=x.device) < end, near, -torch.inf)
         if self.window is None:
             # by the real tokens of the row: padding makes no difference
             w, size = -(-S // self.clusters), -(-end // self.clusters)
@@ -171,7 +177,7 @@ class Routing(Cached):
             at = near.argsort(-1, descending=True).gather(-1, place.clamp(max=S - 1).expand(*near.shape[:3], -1))
         else:
             at = near.topk(w, -1).indices
-        return torch.where(rank < size, at, S).sort(-1).values
+        return (at if mask.full else torch.where(rank < size, at, S)).sort(-1).values
 
     def _across(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Role "cross": each query reads the keys that the centroid nearest to it picked."""
@@ -226,18 +232,19 @@ class Routing(Cached):
         keys = self.repeated({"k": source["k"]})
         x = norm(torch.cat([*query.values(), *keys.values()], 2))  # [B, H, n, D]
         centroids = self.centroids.to(x.dtype)
-        hot = F.one_hot(self._nearest(x), self.clusters).to(x.dtype)
+        hot = x.new_zeros(*x.shape[:3], self.clusters).scatter_(3, self._nearest(x)[..., None], 1)
         sides = [rows] * len(query) + [rows if memory is None else memory.rows()]
         if any(side.uniform_start is None for side in sides):
             real = torch.cat([torch.arange(side.T, device=x.device) < side.count[:, None] for side in sides], 1)
             real = real[:, None, :, None]
             x, hot = torch.where(real, x, 0), torch.where(real, hot, 0)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        count = hot.sum((0, 2), dtype=wide)  # [H, C]
         # padded tokens are zeros on both sides
-        square = (x - torch.einsum("bhsc,hcd->bhsd", hot, centroids)).square()
-        loss = self.commitment * square.sum() / (hot.sum() * x.shape[3]).clamp(min=1)
+        square = (x - hot @ centroids).to(wide).square()
+        loss = self.commitment * square.sum() / (count.sum() * x.shape[3]).clamp(min=1)
         with torch.no_grad():
-            count = hot.sum((0, 2))  # [H, C]
-            total = torch.einsum("bhsc,bhsd->hcd", hot, x)
+            total = (hot.mT @ x).sum(0, dtype=wide)
             share = torch.where(count > 0, 1 - self.decay, 0.0).to(self.sums.dtype)
             self.sums.lerp_(total.to(self.sums.dtype), share[..., None])
             self.counts.lerp_(count.to(self.counts.dtype), share)
@@ -290,7 +297,7 @@ def _again(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
 
 def norm(x: Tensor) -> Tensor:
     """Mean 0 and variance 1 over the last axis."""
-    return F.layer_norm(x, x.shape[-1:], eps=1e-6)
+    return row_norm.norm(x, 1e-6)
 
 
 def plain_norm(vectors: Tensor) -> list[Tensor]:

@@ -1,0 +1,38 @@
+"""Vectors brought to mean 0 and variance 1: a layer norm without parameters, for vectors as short as a head is wide.
+
+PyTorch's kernel gives each vector a block of threads, which short ones leave idle. O(D) for each vector.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.kernels.choose import use_triton
+from regard.kernels.parts import once
+
+WIDEST = 256
+
+
+def norm(x: Tensor, epsilon: float) -> Tensor:
+    """[B, H, T, D] -> [B, H, T, D], over the last axis."""
+    refusal = f"vectors are wider than {WIDEST}" if x.shape[-1] > WIDEST else None
+    if not torch.compiler.is_compiling() and x.dim() == 4 and use_triton("norm", x, refusal=refusal):
+        return _Norm.apply(x, epsilon)
+    return F.layer_norm(x, x.shape[-1:], eps=epsilon)
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, epsilon: float) -> Tensor:
+        from regard.kernels import norm_triton
+
+        y, scale = norm_triton.forward(x, epsilon)
+        ctx.save_for_backward(y, scale)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        from regard.kernels import norm_triton
+
+        once()
+        return norm_triton.backward(grad, *ctx.saved_tensors), None
