@@ -198,10 +198,10 @@ def test_ring_in_triton(B, H, G, R, D, dtype):
 @pytest.mark.parametrize("which", ["one", pytest.param("all", marks=pytest.mark.exhaustive)])
 def test_kernels_compile(which, tmp_path):
     """For a Hopper GPU that need not be there, in a process where they are not interpreted."""
-    script = Path(__file__).with_name("ring_compile.py")
+    script = Path(__file__).with_name("gathers_compile.py")
     clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, script, which],
+        [sys.executable, script, "ring", which],
         env={**clean, "TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,
         text=True,

@@ -173,10 +173,10 @@ def convolve(v: Tensor, taps: Tensor) -> Tensor:
     n = taps.shape[1]
     if v.device.type != "cuda":
         return F.conv2d(v, taps[:, None, :, None].to(v.dtype), padding=(n // 2, 0), groups=len(taps))
-    return _convolve_blocks(v, taps)
+    return convolve_blocks(v, taps)
 
 
-def _convolve_blocks(v: Tensor, taps: Tensor, block: int = 128) -> Tensor:
+def convolve_blocks(v: Tensor, taps: Tensor, block: int = 128) -> Tensor:
     T, n = v.shape[2], taps.shape[1]
     reach = n // 2
     block = max(block, reach)

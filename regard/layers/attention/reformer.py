@@ -9,6 +9,7 @@ from torch import Tensor
 from regard.core.reference import Row, blend
 from regard.core.rows import Mask
 from regard.core.shape import Order, Shape
+from regard.kernels import chunks as sorted_chunks
 from regard.layers.attention.base import Facts
 from regard.layers.attention.cached import Cached
 from regard.layers.attention.draws import check_redraw
@@ -96,6 +97,11 @@ class Reformer(Cached):
 
     def attend(self, mask: Mask, k: Tensor, v: Tensor) -> Tensor:
         T, S, m, device = mask.T, mask.S, self.chunk, k.device
+        refusal = "a key that several rounds meet counts once" if self.once else None
+        refusal = "a few new tokens are read by themselves" if T < S else refusal
+        if sorted_chunks.takes(k, v, m, refusal):
+            order = self._sorted(mask, k, in_triton=True)
+            return sorted_chunks.attend(k, v, order, m, causal=mask.causal, end=None if mask.full else mask.end)
         k, v = (F.pad(x, (0, 0, 0, -S % m)) for x in (k, v))
         order = self._sorted(mask, k)  # [B, H, R, N]
         place = torch.empty_like(order).scatter_(3, order, torch.arange(order.shape[3], device=device).expand_as(order))
@@ -120,8 +126,20 @@ class Reformer(Cached):
         met = total.amax(2) > torch.finfo(total.dtype).min / 2
         return torch.where(met[..., None], o, v)[:, :, :T]
 
-    def _sorted(self, mask: Mask, k: Tensor) -> Tensor:
+    def _sorted(self, mask: Mask, k: Tensor, *, in_triton: bool = False) -> Tensor:
         """The tokens of each round in the order of their buckets, padding behind them: [B, H, R, N]"""
+        if in_triton and len(self.buckets) == 1:
+            bucket, N = sorted_chunks.buckets(k.detach(), self.directions), mask.S + -mask.S % self.chunk
+            at = torch.arange(N, device=k.device, dtype=torch.int32)
+            bucket = F.pad(bucket, (0, N - mask.S), value=self.buckets[0])
+            if not mask.full:
+                bucket = torch.where(at < mask.end[:, None, None, None], bucket, self.buckets[0])
+            if (self.buckets[0] + 1) * N < 2**31:
+                # one number for bucket and place: what is sorted by it needs no stable sort
+                return (bucket * N + at).sort(-1).values % N
+            return bucket.argsort(dim=-1, stable=True)
+        if in_triton:
+            k = F.pad(k, (0, 0, 0, -mask.S % self.chunk))
         k = k.detach().to(torch.promote_types(k.dtype, torch.float32))
         turned = torch.einsum("bhsd,hrdn->bhrsn", k, self.directions.to(k.dtype))
         bucket, factor = 0, 1

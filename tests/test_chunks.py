@@ -1,0 +1,92 @@
+"""What runs on a GPU only, run here: sorted chunks and norms in Triton, interpreted; a convolution by blocks."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.testing import assert_close
+
+import regard
+from regard.core.rows import Mask
+from regard.kernels import choose, norm
+from regard.layers.attention.nystrom import convolve, convolve_blocks
+
+ON_GPU = os.environ.get("REGARD_GPU") == "1"
+DEVICE = "cuda" if ON_GPU else "cpu"
+ROWS = (
+    ("reformer(chunk=16, buckets=4, rounds=2)", 64, None),
+    ("reformer(chunk=8, buckets=6, rounds=3)", 45, None),
+    ("reformer(chunk=16, buckets=4, rounds=1)", 40, (40, 7, 0, 17)),
+    ("reformer(chunk=5, buckets=[2, 4], rounds=3)", 33, (33, 1, 12, 16)),
+)
+
+
+def attended(layer, mask: Mask, given: list[Tensor], grad: Tensor, choice: str) -> list[Tensor]:
+    """Output and gradients."""
+    given = [x.detach().requires_grad_() for x in given]
+    with choose.use(choice), choose.record() as answers:
+        o = layer.attend(mask, *given)
+    assert (("chunks", "triton") in answers) == (choice == "triton")
+    return [o, *torch.autograd.grad(o, given, grad)]
+
+
+@pytest.mark.parametrize("role", ["causal", "self"])
+@pytest.mark.parametrize(("spec", "T", "lengths"), ROWS)
+def test_sorted_chunks_in_triton(spec, T, lengths, role):
+    torch.manual_seed(0)
+    layer = regard.attention(spec, width=32, heads=2, role=role).to(DEVICE)
+    end = torch.tensor(lengths or (T, T), device=DEVICE)
+    zero = torch.zeros_like(end)
+    mask = Mask(zero, zero, end, T, T, role == "causal", lengths is None, 0)
+    k, v, grad = (torch.randn(len(end), T, 2, 16, device=DEVICE).transpose(1, 2) for _ in range(3))
+    real = (torch.arange(T, device=DEVICE) < end[:, None])[:, None, :, None]
+    grad = torch.where(real, grad, 0)
+    got = attended(layer, mask, [k, v], grad, "triton")
+    # the same hashes: those of float64 may fall on the other side
+    rounded = attended(layer, mask, [k, v], grad, "torch")
+    exact = attended(layer.double(), mask, [k.double(), v.double()], grad.double(), "torch")
+    for ours, plain, slow in zip(got, rounded, exact, strict=True):
+        ours, plain, slow = (torch.where(real, x.double(), 0) for x in (ours, plain, slow))
+        allowed = 2 * (plain - slow).norm() + 4 * torch.finfo(torch.float32).eps * slow.norm()
+        assert (ours - slow).norm() <= allowed
+
+
+@pytest.mark.parametrize(("B", "H", "T", "D"), [(2, 3, 70, 16), (1, 2, 5, 24), (1, 1, 1, 64)])
+def test_norm_in_triton(B, H, T, D):
+    torch.manual_seed(0)
+    x = torch.randn(B, T, H, D, device=DEVICE).transpose(1, 2).requires_grad_()
+    grad = torch.randn(B, H, T, D, device=DEVICE)
+    with choose.use("triton"), choose.record() as answers:
+        got = norm.norm(x, 1e-6)
+    assert answers == [("norm", "triton")]
+    expected = F.layer_norm(x, (D,), eps=1e-6)
+    assert_close(got, expected)
+    assert_close(torch.autograd.grad(got, x, grad), torch.autograd.grad(expected, x, grad))
+
+
+@pytest.mark.parametrize(("T", "taps", "block"), [(33, 5, 8), (1, 5, 4), (200, 33, 16), (64, 1, 16), (50, 31, 8)])
+def test_a_convolution_by_blocks(T, taps, block):
+    torch.manual_seed(0)
+    v = torch.randn(2, 3, T, 4, dtype=torch.float64, requires_grad=True)
+    filters = torch.randn(3, taps, dtype=torch.float64, requires_grad=True)
+    plain, blocks = convolve(v, filters), convolve_blocks(v, filters, block)
+    assert_close(blocks, plain)
+    grad = torch.randn_like(plain)
+    for ours, expected in zip(*(torch.autograd.grad(o, (v, filters), grad) for o in (blocks, plain)), strict=True):
+        assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("which", ["one", pytest.param("all", marks=pytest.mark.exhaustive)])
+def test_kernels_compile(which, tmp_path):
+    """For a Hopper GPU that need not be there, in a process where they are not interpreted."""
+    script = Path(__file__).with_name("gathers_compile.py")
+    clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment = {**clean, "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, script, "chunks", which]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
