@@ -224,7 +224,8 @@ def _forward(
         tl.store(
             each + i[:, None] * D + d[None, :], out.to(each.dtype.element_ty), mask=real[:, None] & (d < D)[None, :]
         )
-        tl.store(lse + i, tl.where(total > 0, safe + tl.log2(total), -float("inf")), mask=real)
+        filled = tl.where(total > 0, total, 1.0)
+        tl.store(lse + i, tl.where(total > 0, safe + tl.log2(filled), -float("inf")), mask=real)
 
 
 @triton.jit
