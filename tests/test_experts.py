@@ -39,7 +39,7 @@ from regard.tasks.train import resume
 from regard.training import checkpoint, loop
 from regard.training.compact import compact, expand
 from regard.training.display import Display, experts
-from regard.training.graphs import Recorded
+from regard.training.graphs import CudaGraphs
 from regard.training.run import Run
 
 SIZES = {"vocabulary": 40, "width": 16, "heads": 2, "inner": 32, "dropout": 0.0}
@@ -496,7 +496,7 @@ def test_steps_with_experts_are_recorded(spec, kernels):
         return {"plain": goal.detach(), **(out.statistics or {})}
 
     said = []
-    recorded = Recorded(work, torch.device("cuda"), said.append)
+    recorded = CudaGraphs(work, torch.device("cuda"), said.append)
     batch, found = Pair(ids(), ids(T=9, seed=2), holes()), []
     with torch.cuda.stream(recorded.stream):
         for _ in range(4):

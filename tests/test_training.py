@@ -22,7 +22,7 @@ from regard.data.text import hold_out
 from regard.tasks.load import read_config
 from regard.tasks.train import resume, train
 from regard.tasks.translate import DataConfig, ModelOptions, Task, TranslateConfig, Translator, read_corpus, read_valid
-from regard.training import checkpoint, loop
+from regard.training import checkpoint, loop, loss_scale
 from regard.training.config import TrainingConfig
 from regard.training.display import Display
 from regard.training.run import Run
@@ -179,7 +179,7 @@ def test_R1_every_pair_once_an_epoch(tmp_path, monkeypatch):
     settings = dataclasses.replace(settings, data=dataclasses.replace(settings.data, protect=False))
     with monkeypatch.context() as patch:
         patch.setattr(
-            loop.Loop, "_log", lambda self, first: (_ for _ in ()).throw(MemoryError) if self.state.step == 6 else None
+            loop.Loop, "_log", lambda self, place: (_ for _ in ()).throw(MemoryError) if self.state.step == 6 else None
         )
         with pytest.raises(MemoryError):
             finish(settings)
@@ -456,7 +456,7 @@ def test_the_logged_loss_is_over_all_its_tokens(tmp_path, monkeypatch):
 
 
 def test_each_step_and_seed_draws_its_own(tmp_path):
-    draws = {loop._draw(seed, step) for seed in (0, 1, 2, 1 + 2**24, 2**62) for step in range(50)}
+    draws = {loop.step_seed(seed, step) for seed in (0, 1, 2, 1 + 2**24, 2**62) for step in range(50)}
     assert len(draws) == 250
     assert all(0 <= draw < 2**64 for draw in draws)
     settings = config(tmp_path, "one")
@@ -518,7 +518,7 @@ def test_the_average_is_scored_and_grows_old(tmp_path, capsys):
 def test_float16_lowers_its_scale_and_goes_on(tmp_path, monkeypatch):
     """On a GPU an overflow asks for a smaller scale: the step is skipped, the scale halves, then grows again."""
     settings = config(tmp_path, steps=4, evaluate_every=4)
-    monkeypatch.setattr(loop, "STEPS_TO_DOUBLE", 2)
+    monkeypatch.setattr(loss_scale, "STEPS_TO_DOUBLE", 2)
     scales = []
     update = loop.Loop._update
 
@@ -537,7 +537,7 @@ def test_float16_lowers_its_scale_and_goes_on(tmp_path, monkeypatch):
             self.loss = overflowing
         before = {name: part.detach().clone() for name, part in self.task.model.named_parameters()}
         update(self)
-        scales.append(self.state.scale)
+        scales.append(self.state.loss_scale.value)
         moved = any(not torch.equal(part, before[name]) for name, part in self.task.model.named_parameters())
         assert moved == (self.state.step != 2)
 

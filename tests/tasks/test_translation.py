@@ -710,7 +710,7 @@ def test_train_resume_average_by_command(tmp_path, capsys, monkeypatch):
     for word in ("step      1", "tokens/s", "MiB", "left", "validation", "regard translate r"):
         assert word in said
     assert cli.main(["resume", "r", "--steps", "5"]) == 0
-    assert "going on from step 3" in capsys.readouterr().err
+    assert "resuming from step 3" in capsys.readouterr().err
     assert cli.main(["average", "r", "--last", "2"]) == 0
     assert "averaged 2 checkpoints" in capsys.readouterr().out
     assert cli.main(["train", "translate", "--config", "r/config.yaml", "--out", "again"]) == 0
