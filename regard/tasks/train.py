@@ -25,8 +25,8 @@ from regard.training import checkpoint, loop
 from regard.training import plan as plans
 from regard.training.changes import changed
 from regard.training.display import Display
-from regard.training.loop import State
 from regard.training.run import MANIFEST, Run
+from regard.training.state import State
 
 
 def train(task: type[Task], config: Any, display: Display) -> State:
