@@ -56,6 +56,28 @@ def test_sorted_chunks_in_triton(spec, T, lengths, role):
         assert (ours - slow).norm() <= allowed
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("role", ["causal", "self"])
+@pytest.mark.parametrize("T", [1, 63, 65, 1000, 4097])
+def test_sorted_chunks_on_a_gpu(T, role, dtype, monkeypatch):
+    torch.manual_seed(T)
+    layer = regard.attention("reformer(rounds=2)", width=128, heads=2, role=role).cuda()
+    # one order for all precisions
+    order = torch.rand(2, 2, 2, T + -T % 64, device="cuda")
+    order[..., T:] = 2
+    order = order.argsort(-1)
+    monkeypatch.setattr(layer, "_sorted", lambda *_, **__: order)
+    end = torch.full((2,), T, device="cuda")
+    mask = Mask(0 * end, 0 * end, end, T, T, role == "causal", True, 0)
+    k, v, grad = (torch.randn(2, T, 2, 64, device="cuda", dtype=dtype).transpose(1, 2) for _ in range(3))
+    got, rounded = (attended(layer, mask, [k, v], grad, choice) for choice in ("triton", "torch"))
+    exact = attended(layer, mask, [k.double(), v.double()], grad.double(), "torch")
+    for ours, plain, slow in zip(got, rounded, exact, strict=True):
+        ours, plain = ours.double(), plain.double()
+        assert (ours - slow).norm() <= 2 * (plain - slow).norm() + 4 * torch.finfo(dtype).eps * slow.norm()
+
+
 @pytest.mark.parametrize(("B", "H", "T", "D"), [(2, 3, 70, 16), (1, 2, 5, 24), (1, 1, 1, 64)])
 def test_norm_in_triton(B, H, T, D):
     torch.manual_seed(0)
