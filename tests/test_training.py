@@ -19,7 +19,7 @@ from torch.testing import assert_close
 from regard import cli, models
 from regard.config import from_json, parse
 from regard.data.text import hold_out
-from regard.tasks.load import read_config
+from regard.tasks.load import read_config, read_parts
 from regard.tasks.train import resume, train
 from regard.tasks.translate import DataConfig, ModelOptions, Task, TranslateConfig, Translator, read_corpus, read_valid
 from regard.training import checkpoint, loop, loss_scale
@@ -415,7 +415,14 @@ def test_accumulated_batches_are_one_large_batch(tmp_path, monkeypatch):
 
 def test_settings_reach_the_optimizer(tmp_path, monkeypatch):
     settings = config(
-        tmp_path, clip=0.05, weight_decay=0.03, betas=(0.8, 0.9), epsilon=1e-7, schedule="cosine", learning_rate=0.01
+        tmp_path,
+        clip=0.05,
+        weight_decay=0.03,
+        weight_decay_on="all",
+        betas=(0.8, 0.9),
+        epsilon=1e-7,
+        schedule="cosine",
+        learning_rate=0.01,
     )
     seen, step = [], torch.optim.AdamW.step
 
@@ -435,6 +442,42 @@ def test_settings_reach_the_optimizer(tmp_path, monkeypatch):
     log = [record for record in Run(settings.out).records() if record["event"] == "step"]
     assert_close([record["learning_rate"] for record in log], [part[0] for part in seen])
     assert all(record["norm"] > 0.05 for record in log)
+
+
+def test_matrices_decay_and_nothing_else(tmp_path, monkeypatch):
+    """With a learning rate too small to learn anything, what is left of a weight after a step is its decay."""
+    monkeypatch.setattr(loop, "learning_rate", lambda *_: 0.5)
+    monkeypatch.setattr(loop.Loop, "_clip_gradients", lambda self, norm: torch._foreach_zero_(self._gradients()))
+    for rule in ("matrices", "all"):
+        settings = config(tmp_path, rule, steps=1, weight_decay=0.2, weight_decay_on=rule)
+        finish(settings)
+        run = Run.open(settings.out)
+        torch.manual_seed(settings.training.seed)
+        before = models.build(read_parts(run).size).named_parameters()
+        after = run.find("last").tensors["model"]
+        decayed = set()
+        for name, part in before:
+            decays = rule == "all" or part.ndim >= 2
+            assert_close(after[name], part.detach() * (0.9 if decays else 1.0))
+            decayed.add(decays)
+        assert decayed == ({True} if rule == "all" else {True, False})
+
+
+def test_a_run_of_before_there_was_a_choice_keeps_its_rule(tmp_path):
+    """Every parameter decays, bit for bit as if the run had not been interrupted."""
+    whole, other = (config(tmp_path, name, weight_decay=0.2, weight_decay_on="all") for name in ("whole", "other"))
+    finish(whole)
+    assert in_child(lambda: (dying(loop.Loop, "_update", 9), finish(other))) == -signal.SIGKILL
+    run = Run.open(other.out)
+    written = run.read_text("config.yaml")
+    run.write_text("config.yaml", written.replace("  weight_decay_on: all\n", ""))
+    assert run.read_text("config.yaml") != written
+    last = checkpoint.newest(run.checkpoints).checkpoint
+    scale = last.state.pop("loss_scale")
+    older = last.state | {"scale": scale["value"], "steady": scale["steps_since_rescale"]}
+    checkpoint.write(run.checkpoints, last.path.name, last.tensors, older)
+    resume(other.out, Display(quiet=True))
+    assert_same(whole.out, other.out)
 
 
 def test_the_logged_loss_is_over_all_its_tokens(tmp_path, monkeypatch):

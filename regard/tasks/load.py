@@ -172,6 +172,9 @@ def read_config(run: Run) -> Any:
                 f"{path} is of one of the first runs, with model.activation: it can be used, but not gone on with; "
                 f'a new run has --model.feedforward "{spec}"'
             )
+    if isinstance(values, dict) and isinstance(values.get("training"), dict):
+        # before there was a choice, every parameter decayed: a run keeps the rule that it began with
+        values["training"].setdefault("weight_decay_on", "all")
     return from_json(of(run).config, values)
 
 

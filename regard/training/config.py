@@ -34,6 +34,8 @@ class TrainingConfig:
     """Adam's epsilon"""
     weight_decay: float | None = 0.0
     """weight decay, decoupled from the gradient as in AdamW"""
+    weight_decay_on: Literal["matrices", "all"] = "matrices"
+    """matrices: parameters of two or more dimensions, not biases and norms; all: every parameter"""
     layer_decay: float | None = 1.0
     """learning rate of a layer as a fraction of the rate of the layer above it; the embedding has the lowest"""
     clip: float | None = 1.0

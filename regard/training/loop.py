@@ -82,11 +82,15 @@ class Loop:
         self.width = task.model.config.width
         self.state = State()
         self.optimizer = torch.optim.AdamW(
-            parameter_groups(task.model, config.layer_decay or 1.0),
+            parameter_groups(
+                task.model,
+                layer_decay=config.layer_decay or 1.0,
+                weight_decay=config.weight_decay or 0.0,
+                weight_decay_on=config.weight_decay_on,
+            ),
             lr=0.0,
             betas=config.betas,
             eps=config.epsilon,
-            weight_decay=config.weight_decay or 0.0,
             fused=self.device.type in ("cpu", "cuda"),
         )
         self.sums = LogSums.zero(self.device, time.monotonic())

@@ -190,13 +190,20 @@ def test_lower_layers_learn_more_slowly():
     model["stack"].embedding = nn.Embedding(3, 2)
     model["stack"].blocks = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
     model["stack"].norm = nn.LayerNorm(2)
-    groups = parameter_groups(model, 0.5)
+    groups = parameter_groups(model, layer_decay=0.5)
     shares = {id(part): group["share"] for group in groups for part in group["params"]}
     assert len(shares) == len(list(model.parameters()))
     expected = {"embedding": 0.125, "blocks.0": 0.25, "blocks.1": 0.5, "norm": 1.0, "answer": 1.0}
     for name, part in model.named_parameters():
         assert shares[id(part)] == next(share for key, share in expected.items() if key in name)
-    assert [set(group) for group in parameter_groups(model, 1.0)] == [{"params"}]
+    (group,) = parameter_groups(model)
+    assert "share" not in group
+    # with weight decay too, a layer's biases and gains learn at its rate
+    groups = parameter_groups(model, layer_decay=0.5, weight_decay=0.1)
+    assert {id(part): group["share"] for group in groups for part in group["params"]} == shares
+    for group in groups:
+        for part in group["params"]:
+            assert group["weight_decay"] == (0.1 if part.ndim >= 2 else 0.0)
 
 
 def test_layer_decay_reaches_the_weights(tmp_path):

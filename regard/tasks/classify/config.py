@@ -127,7 +127,10 @@ class ClassifyConfig:
     data: LabelledData = field(default_factory=LabelledData)
     model: ClassifierOptions = field(default_factory=ClassifierOptions)
     training: TrainingConfig = field(
-        default_factory=lambda: TrainingConfig(weight_decay=None, layer_decay=None, metric="loss", patience=4, keep=1)
+        # what docs/classify.md publishes was measured with a decay of every parameter
+        default_factory=lambda: TrainingConfig(
+            weight_decay=None, weight_decay_on="all", layer_decay=None, metric="loss", patience=4, keep=1
+        )
     )
 
     def __post_init__(self) -> None:
