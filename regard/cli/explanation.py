@@ -47,7 +47,7 @@ def print_explanation(console: Console, kind: str, registry: Registry, spec: Spe
     table = Table(box=None, padding=(0, 2), show_header=False)
     table.add_column(no_wrap=True, style="cyan")
     table.add_column()
-    for title, sentence in _sentences(facts, getattr(cls, "reduces_to", ())):
+    for title, sentence in fact_sentences(facts, getattr(cls, "reduces_to", ())):
         table.add_row(Text(title), Text(sentence))
     console.print(table)
     lines = example_lines(kind, registry, spec)
@@ -107,7 +107,7 @@ def example_lines(kind: str, registry: Registry, spec: Spec) -> list[str]:
     return []
 
 
-def _sentences(facts: Any, reduces_to: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
+def fact_sentences(facts: Any, reduces_to: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
     """The facts in words. A fact this function has no words for is printed as it is."""
     known = dict(fact_items(facts))
     for shown in ("name", "paper", "link", "family", "formula"):

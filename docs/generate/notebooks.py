@@ -1,0 +1,63 @@
+"""Notebooks: run as they stand, and as pages of the site. No Jupyter is needed for either."""
+
+import ast
+import contextlib
+import io
+import json
+from typing import Any, NamedTuple
+
+from paths import DOCS
+
+
+class Cell(NamedTuple):
+    """A cell with what it gave: text printed, values shown as HTML, figures as PNG."""
+
+    kind: str
+    source: str
+    text: str = ""
+    html: str = ""
+    figures: tuple[bytes, ...] = ()
+
+
+def read(name: str) -> list[Cell]:
+    content = json.loads((DOCS / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))
+    return [Cell(cell["cell_type"], "".join(cell["source"])) for cell in content["cells"]]
+
+
+def run(name: str) -> list[Cell]:
+    """The cells in order, in a namespace of their own, as a kernel would run them."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    return [_run(cell, f"{name}.ipynb, cell {index}", namespace) for index, cell in enumerate(read(name))]
+
+
+def as_page(name: str, executed: bool = True) -> tuple[str, dict[str, bytes]]:
+    """The notebook as Markdown, and the pictures beside it; unless `executed`, without what the cells give."""
+    cells = run(name) if executed else read(name)
+    lines, files = [], {}
+    for index, cell in enumerate(cells):
+        lines += [cell.source if cell.kind == "markdown" else f"```python\n{cell.source}\n```", ""]
+        lines += [f"```text\n{cell.text.rstrip()}\n```", ""] if cell.text else []
+        lines += [cell.html, ""] if cell.html else []
+        for number, figure in enumerate(cell.figures):
+            files[f"{name}-{index}-{number}.png"] = figure
+            lines += [f"![What the cell above draws]({name}-{index}-{number}.png){{ width=600 }}", ""]
+    return "\n".join(lines), files
+
+
+def _run(cell: Cell, place: str, namespace: dict[str, Any]) -> Cell:
+    if cell.kind != "code":
+        return cell
+    tree = ast.parse(cell.source, place)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(tree, place, "exec"), namespace)
+        value = eval(compile(ast.Expression(last.value), place, "eval"), namespace) if last is not None else None
+    # a value is shown as a kernel shows it: as a figure, as HTML, or in words
+    if hasattr(value, "savefig"):
+        stream = io.BytesIO()
+        value.savefig(stream, format="png", dpi=110)
+        return cell._replace(text=printed.getvalue(), figures=(stream.getvalue(),))
+    if hasattr(value, "_repr_html_"):
+        return cell._replace(text=printed.getvalue(), html=value._repr_html_())
+    return cell._replace(text=printed.getvalue() + ("" if value is None else repr(value)))
