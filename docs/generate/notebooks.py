@@ -48,7 +48,9 @@ def _run(cell: Cell, place: str, namespace: dict[str, Any]) -> Cell:
     if cell.kind != "code":
         return cell
     tree = ast.parse(cell.source, place)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    # a semicolon at the end hides the value, as in Jupyter
+    shows = tree.body and isinstance(tree.body[-1], ast.Expr) and not cell.source.rstrip().endswith(";")
+    last = tree.body.pop() if shows else None
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(tree, place, "exec"), namespace)

@@ -66,7 +66,7 @@ def _top(modules: dict[str, list[str]]) -> str:
     lines += [f"- [`regard.{package}`]({package}.md): {PACKAGES.get(package, '')}" for package in PACKAGES if package in modules]
     lines += ["- [Other modules](modules.md): specs, config files, pictures.", ""]
     for path in sorted(public_objects(), key=lambda path: path.rpartition(".")[2].lower()):
-        lines += [f"::: {path}", "    options:", "      heading_level: 2", ""]
+        lines += [f"::: {path}", "    options:", "      heading_level: 2", "      skip_local_inventory: true", ""]
     return "\n".join(lines)
 
 
