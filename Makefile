@@ -4,9 +4,10 @@ VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 RUN_STAMP := $(VENV)/.installed-run
 TEST_STAMP := $(VENV)/.installed-test
+DOCS_STAMP := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := test
-.PHONY: demo test test-all test-gpu format clean
+.PHONY: demo test test-all test-gpu docs format clean
 .NOTPARALLEL:
 
 # What running Regard needs.
@@ -21,6 +22,12 @@ $(TEST_STAMP): pyproject.toml constraints.txt
 	$(PIP) install -q -c constraints.txt -e '.[test]'
 	# by itself: it asks for torchtext, which ended with PyTorch 2.3
 	$(PIP) install -q --no-deps -c constraints.txt labml labml-nn
+	touch $(RUN_STAMP) $@
+
+# What building the documentation needs.
+$(DOCS_STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -q -c constraints.txt -e '.[docs]'
 	touch $(RUN_STAMP) $@
 
 demo: $(RUN_STAMP)
@@ -40,10 +47,15 @@ test-all: $(TEST_STAMP)
 test-gpu: $(TEST_STAMP)
 	REGARD_GPU=1 OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m gpu
 
+# Into site/. A warning is a failure, and so is anything that a page would load from elsewhere.
+docs: $(DOCS_STAMP)
+	NO_MKDOCS_2_WARNING=1 OMP_NUM_THREADS=1 $(VENV)/bin/python -m mkdocs -q build --strict
+	@echo "The documentation is in site/: open site/index.html"
+
 format: $(TEST_STAMP)
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,5 @@
 """What mkdocs calls: it gives it the generated pages, and links that hold on the site."""
 
-import io
 import sys
 from pathlib import Path
 from typing import Any

@@ -17,8 +17,8 @@ from regard.survey import SYSTEMS, differs, here
 TITLES = {"attention": "Attention", "feedforward": "Feed-forward layers", "position": "Position schemes"}
 ABOUT = {
     "attention": "Every mechanism takes the same calls: `regard.attention(NAME, ...)` builds a layer, "
-    '`--model.attention NAME` trains with it. Roles: "self" reads the whole sequence, "causal" what is before and decodes '
-    "token by token, \"cross\" a memory. Cost is given in the length N.",
+    '`--model.attention NAME` trains with it. Roles: "self" reads the whole sequence, "causal" what is before and '
+    'decodes token by token, "cross" reads a memory. Cost is given in the length N.',
     "feedforward": "What stands between two attentions: `regard.feedforward(NAME, ...)` builds a layer, "
     "`--model.feedforward NAME` trains with it.",
     "position": "Where a scheme acts is its kind: added to the token vectors (input), turning queries and keys "
@@ -130,11 +130,16 @@ def _kept(cls: type) -> list[str]:
     heads = -(-4 // spec.heads) * spec.heads
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         layer = regard.attention(spec, width=16 * heads, heads=heads, role="causal").eval()
-        states = [_shapes(layer.extend(torch.randn(1, length, 16 * heads), layer.start(1))[1]) for length in (8, 64)]
+        states = []
+        for length in (8, 64):
+            x, state = torch.randn(1, length, 16 * heads), layer.start(1, capacity=length)
+            states.append(_shapes(layer.extend(x, state)[1]))
     lines = ["", "## What decoding keeps", ""]
     lines += [f"The state of `{spec}`: a batch of one, {heads} heads of width 16.", ""]
     lines += ["| | after 8 tokens | after 64 |", "|---|---|---|"]
-    return lines + [_row(f"`{name}`", f"`{shape}`", f"`{states[1].get(name, '-')}`") for name, shape in states[0].items()]
+    return lines + [
+        _row(f"`{name}`", f"`{shape}`", f"`{states[1].get(name, '-')}`") for name, shape in states[0].items()
+    ]
 
 
 def _shapes(state: Any, name: str = "") -> dict[str, str]:
@@ -218,7 +223,13 @@ def _survey() -> str:
                 note,
             )
         )
-    lines += ["", "A feed-forward layer stands beside softmax attention, whose exponents these are.", "", "## Notes", ""]
+    lines += [
+        "",
+        "A feed-forward layer stands beside softmax attention, whose exponents these are.",
+        "",
+        "## Notes",
+        "",
+    ]
     return "\n".join([*lines, *(f"{number}. {note}." for number, note in enumerate(notes, 1)), ""])
 
 

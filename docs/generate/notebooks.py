@@ -4,9 +4,10 @@ import ast
 import contextlib
 import io
 import json
+import re
 from typing import Any, NamedTuple
 
-from paths import DOCS
+from paths import DOCS, relocate
 
 
 class Cell(NamedTuple):
@@ -31,16 +32,25 @@ def run(name: str) -> list[Cell]:
 
 
 def as_page(name: str, executed: bool = True) -> tuple[str, dict[str, bytes]]:
-    """The notebook as Markdown, and the pictures beside it; unless `executed`, without what the cells give."""
+    """The notebook as Markdown, and the files beside it; unless `executed`, without what the cells give."""
     cells = run(name) if executed else read(name)
     lines, files = [], {}
     for index, cell in enumerate(cells):
-        lines += [cell.source if cell.kind == "markdown" else f"```python\n{cell.source}\n```", ""]
+        own = f"{name}-{index}"
+        if cell.kind == "markdown":
+            lines += [relocate(cell.source, f"docs/notebooks/{name}.ipynb", f"notebooks/{name}.md"), ""]
+            continue
+        lines += [f"```python\n{cell.source}\n```", ""]
         lines += [f"```text\n{cell.text.rstrip()}\n```", ""] if cell.text else []
-        lines += [cell.html, ""] if cell.html else []
+        if cell.html:
+            # in a file of its own: neither Markdown nor the styles of the site touch it
+            files[f"{own}.html"] = f"<!doctype html><meta charset=utf-8><body style=margin:0>{cell.html}".encode()
+            height = re.search(r"height: (\d+)px", cell.html)
+            frame = f'style="width: 100%; height: {height[1] if height else 400}px; border: 0"'
+            lines += [f'<iframe src="{own}.html" title="What the cell above shows" {frame}></iframe>', ""]
         for number, figure in enumerate(cell.figures):
-            files[f"{name}-{index}-{number}.png"] = figure
-            lines += [f"![What the cell above draws]({name}-{index}-{number}.png){{ width=600 }}", ""]
+            files[f"{own}-{number}.png"] = figure
+            lines += [f"![What the cell above draws]({own}-{number}.png){{ width=600 }}", ""]
     return "\n".join(lines), files
 
 

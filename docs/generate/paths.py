@@ -39,10 +39,10 @@ def relocate(text: str, origin: str, page: str) -> str:
             return match[0]
         path, _, anchor = target.partition("#")
         file = posixpath.normpath(posixpath.join(posixpath.dirname(origin), path))
+        if not (REPOSITORY / file).exists():
+            raise ValueError(f"{origin} links to {target}, and there is no {file}: mend the link")
         place = place_of(file)
         if place is None:
-            if not (REPOSITORY / file).exists():
-                raise ValueError(f"{origin} links to {target}, and there is no {file}: mend the link")
             return words if file in words else f"{words} (`{file}`)"
         target = posixpath.relpath(place, posixpath.dirname(page) or ".")
         return f"{picture}[{words}]({target}{'#' * bool(anchor)}{anchor})"

@@ -9,8 +9,8 @@ from regard.spec import REGISTRIES
 
 # packages with a page of their own, with what is said above them; modules of `regard` itself share one
 PACKAGES = {
-    "tasks": "What a model can be trained for, and what a trained run does: `Translator`, `LanguageModel`, `MaskedModel`, "
-    "`Embedder`, `Classifier`.",
+    "tasks": "What a model can be trained for, and what a trained run does: `Translator`, `LanguageModel`, "
+    "`MaskedModel`, `Embedder`, `Classifier`.",
     "models": "Models made of the layers, each from its config.",
     "layers": "The contracts of attention, feed-forward layers and position schemes, and the bases to build on. "
     "[Mechanisms](../attention/index.md) have pages of their own.",
@@ -63,7 +63,11 @@ def reference_pages() -> dict[str, str]:
 
 def _top(modules: dict[str, list[str]]) -> str:
     lines = ["# regard", "", inspect.getdoc(regard) or "", ""]
-    lines += [f"- [`regard.{package}`]({package}.md): {PACKAGES.get(package, '')}" for package in PACKAGES if package in modules]
+    lines += [
+        f"- [`regard.{package}`]({package}.md): {PACKAGES.get(package, '')}"
+        for package in PACKAGES
+        if package in modules
+    ]
     lines += ["- [Other modules](modules.md): specs, config files, pictures.", ""]
     for path in sorted(public_objects(), key=lambda path: path.rpartition(".")[2].lower()):
         lines += [f"::: {path}", "    options:", "      heading_level: 2", "      skip_local_inventory: true", ""]

@@ -34,4 +34,7 @@ def foreign_loads(site: Path) -> list[str]:
 def check(site: Path) -> None:
     found = foreign_loads(site)
     if found:
-        sys.exit("the site loads from elsewhere, so it does not work offline and tells others who reads it:\n" + "\n".join(found))
+        sys.exit(
+            "the site loads from elsewhere, so it does not work offline and tells others who reads it:\n"
+            + "\n".join(found)
+        )

@@ -8,6 +8,7 @@ import layers
 import notebooks
 import reference
 from paths import NOTEBOOKS, PAGES, REPOSITORY, relocate
+
 from regard.spec import REGISTRIES
 
 
