@@ -152,6 +152,12 @@ LAYERS = {
         "performer",
         "rfa",
         "efficient",
+        "reformer",
+        "routing(clusters=128)",
+        "sinkhorn(block=128, longest={length})",
+        "luna",
+        "compressed",
+        "scaling",
     ),
     "self": (
         "local(window=256)",
@@ -170,6 +176,18 @@ LAYERS = {
         "performer",
         "rfa",
         "efficient",
+        "reformer",
+        "routing(clusters=128)",
+        "routing(clusters=128, shared=False)",
+        "clusterformer",
+        "clustered",
+        "sinkhorn(block=128, longest={length})",
+        "nystrom",
+        "luna",
+        "set",
+        "linformer(rank=256, longest={length})",
+        "compressed",
+        "scaling",
     ),
 }
 
@@ -179,7 +197,7 @@ def layers(lengths: list[int]) -> None:
     print(f"\n{'layer':56}{'role':>8}{'N':>7}  {'ours':>15}  {'ratio':>11}")
     for N, (role, specs) in itertools.product(lengths, LAYERS.items()):
         base = layer_times("softmax", role, N)
-        for spec in ("softmax", *specs):
+        for spec in ("softmax", *(spec.format(length=N) for spec in specs)):
             times = base if spec == "softmax" else layer_times(spec, role, N)
             ratio = [a / b for a, b in zip(base, times, strict=True)]
             print(f"{spec:56}{role:>8}{N:>7}  {shown(times):>15}  {ratio[0]:>5.2f}/{ratio[1]:.2f}", flush=True)

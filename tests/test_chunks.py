@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -89,6 +90,17 @@ def test_norm_in_triton(B, H, T, D):
     expected = F.layer_norm(x, (D,), eps=1e-6)
     assert_close(got, expected)
     assert_close(torch.autograd.grad(got, x, grad), torch.autograd.grad(expected, x, grad))
+
+
+def test_pieces_are_larger_on_a_gpu():
+    layer = regard.attention("synthesizer(longest=64)", width=32, heads=2)
+
+    def queries(rows: int, device: str) -> SimpleNamespace:
+        return SimpleNamespace(shape=(rows, 16, 4096, 64), device=torch.device(device))
+
+    assert layer.piece_size(queries(1, "cpu"), 4096) == 64
+    assert layer.piece_size(queries(1, "cuda"), 4096) == 64 * 32
+    assert layer.piece_size(queries(1000, "cuda"), 4096) == 64
 
 
 @pytest.mark.parametrize(("T", "taps", "block"), [(33, 5, 8), (1, 5, 4), (200, 33, 16), (64, 1, 16), (50, 31, 8)])

@@ -13,6 +13,8 @@ from regard.core.state import RingState, take_rows
 from regard.kernels import ring
 from regard.layers.attention.projected import CrossState, Projected
 
+ROOM = 2**27  # logits of a piece on a GPU
+
 
 class Attending(Projected):
     """Mechanisms that attend to keys and values one by one: cross-attention keeps them as they are."""
@@ -83,10 +85,16 @@ class Attending(Projected):
         progress = state.progress._replace(length=state.progress.length + 1)
         return o, state._replace(progress=progress)
 
+    def piece_size(self, x: Tensor, S: int) -> int:
+        """Queries at a time for x [B, H, T, D] and S keys. On a GPU more, where there is room for their logits: a small
+        piece costs the host as much as a large one."""
+        cells = x.shape[0] * x.shape[1] * S * 64 * max(1, 64 // self.piece)
+        return self.piece * max(1, ROOM // cells) if x.device.type == "cuda" else self.piece
+
     def in_pieces(self, mask: Mask, q: Tensor, read: Callable[[Tensor, Mask], Tensor]) -> Tensor:
         """`read` for a few queries at a time, and again in the backward pass: nothing of size T x S is kept."""
-        outs = []
-        for piece, (_, part) in zip(q.split(self.piece, 2), mask.pieces(self.piece), strict=True):
+        outs, size = [], self.piece_size(q, mask.S)
+        for piece, (_, part) in zip(q.split(size, 2), mask.pieces(size), strict=True):
             if part.causal and part.shift is not None:
                 # the host knows that no query of the piece sees the keys behind its last one
                 part = part._replace(S=min(part.S, part.shift + part.T))

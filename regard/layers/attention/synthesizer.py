@@ -121,9 +121,12 @@ class Synthesizer(Cached):
                 f"'synthesizer' got {mask.S} tokens to attend to (padding included), expected at most "
                 f"longest={self.longest}: build it with longest={mask.S} or more, or shorten the input"
             )
-        tables = {name: self._rows(getattr(self, name), mask) for name in ("random", "left") if hasattr(self, name)}
+        size = self.piece_size(v, mask.S)
+        tables = {
+            name: self._rows(getattr(self, name), mask, size) for name in ("random", "left") if hasattr(self, name)
+        }
         outs = []
-        for piece, (at, part) in enumerate(mask.pieces(self.piece)):
+        for piece, (at, part) in enumerate(mask.pieces(size)):
             if part.causal and part.shift is not None:
                 # the host knows that no query of the piece sees the keys behind its last one
                 part = part._replace(S=min(part.S, part.shift + part.T))
@@ -136,13 +139,13 @@ class Synthesizer(Cached):
             outs.append(out)
         return torch.cat(outs, 2)
 
-    def _rows(self, table: Tensor, mask: Mask) -> list[Tensor]:
+    def _rows(self, table: Tensor, mask: Mask, size: int) -> list[Tensor]:
         """The rows of a table for the queries, a piece at a time: [H, t, n], or [B, H, t, n] where they differ."""
         if mask.shift is not None:
             # cut once and then split: the gradient of each cut is as large as what was cut from
-            return table[:, mask.shift : mask.shift + mask.T].split(self.piece, 1)
+            return table[:, mask.shift : mask.shift + mask.T].split(size, 1)
         at = mask.q0[:, None] + torch.arange(mask.T, device=table.device)
-        return [table[:, part].transpose(0, 1) for part in at.split(self.piece, 1)]
+        return [table[:, part].transpose(0, 1) for part in at.split(size, 1)]
 
     def _read(self, part: Mask, own: dict[str, Tensor], k: Tensor | None, v: Tensor) -> Tensor:
         scores = [self._score(kind, part.S, own, k) for kind in self.mixture]
