@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from regard.training import checkpoint
+from regard.training import checkpoint, optimizer_state
 from regard.training.checkpoint import CheckpointError
 
 KILLED = 77
@@ -934,7 +934,7 @@ MANNERS = [{"foreach": False}, {"foreach": True}, {"fused": True}, {"amsgrad": T
 def check_resumed(folder, kind, options, device):
     straight, optimizer = build(kind, options, device)
     train(straight, optimizer, 3, seed=1, device=device)
-    tensors, facts = checkpoint.pack_optimizer(optimizer, straight)
+    tensors, facts = optimizer_state.pack_optimizer(optimizer, straight)
     path = checkpoint.write(
         folder, OLD, {"model": straight.state_dict(), "optimizer": tensors}, {"step": 3, "optimizer": facts}
     )
@@ -945,15 +945,15 @@ def check_resumed(folder, kind, options, device):
     resumed, other = build(kind, options, device)
     train(resumed, other, 1, seed=5, device=device)
     resumed.load_state_dict(found.tensors["model"])
-    checkpoint.unpack_optimizer(other, resumed, found.tensors["optimizer"], found.state["optimizer"])
-    again, facts_again = checkpoint.pack_optimizer(other, resumed)
+    optimizer_state.unpack_optimizer(other, resumed, found.tensors["optimizer"], found.state["optimizer"])
+    again, facts_again = optimizer_state.pack_optimizer(other, resumed)
     assert facts_again == facts
     assert again.keys() == tensors.keys()
     train(resumed, other, 3, seed=2, device=device)
     for name, parameter in straight.named_parameters():
         torch.testing.assert_close(resumed.get_parameter(name), parameter, rtol=0, atol=0)
-    end, _ = checkpoint.pack_optimizer(optimizer, straight)
-    for name, tensor in checkpoint.pack_optimizer(other, resumed)[0].items():
+    end, _ = optimizer_state.pack_optimizer(optimizer, straight)
+    for name, tensor in optimizer_state.pack_optimizer(other, resumed)[0].items():
         torch.testing.assert_close(tensor, end[name], rtol=0, atol=0)
         # training on does not write into what was read
         torch.testing.assert_close(found.tensors["optimizer"][name], before[name], rtol=0, atol=0)
@@ -987,9 +987,9 @@ def test_a_resumed_optimizer_goes_on_bit_for_bit_on_a_gpu(tmp_path, options):
 def test_state_goes_from_one_manner_to_another():
     model, optimizer = build(torch.optim.AdamW, {"fused": True})
     train(model, optimizer, 2, seed=1)
-    tensors, facts = checkpoint.pack_optimizer(optimizer, model)
+    tensors, facts = optimizer_state.pack_optimizer(optimizer, model)
     other_model, other = build(torch.optim.AdamW, {"foreach": False})
-    checkpoint.unpack_optimizer(other, other_model, tensors, json.loads(json.dumps(facts)))
+    optimizer_state.unpack_optimizer(other, other_model, tensors, json.loads(json.dumps(facts)))
     assert other.param_groups[0]["foreach"] is False
     assert not other.param_groups[0]["fused"]
     assert other.param_groups[0]["betas"] == (0.9, 0.98)
@@ -999,11 +999,11 @@ def test_state_goes_from_one_manner_to_another():
 
 def test_an_optimizer_that_has_not_stepped_comes_back_so():
     model, optimizer = build(torch.optim.Adam, {})
-    tensors, facts = checkpoint.pack_optimizer(optimizer, model)
+    tensors, facts = optimizer_state.pack_optimizer(optimizer, model)
     assert tensors == {}
     other_model, other = build(torch.optim.Adam, {})
     train(other_model, other, 1, seed=1)
-    checkpoint.unpack_optimizer(other, other_model, tensors, facts)
+    optimizer_state.unpack_optimizer(other, other_model, tensors, facts)
     assert len(other.state) == 0
     assert other.param_groups[0]["lr"] == 0.01
 
@@ -1013,10 +1013,10 @@ def test_optimizer_state_lies_in_memory_like_its_parameter():
     optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1), foreach=False)
     model(torch.ones(1, 3, 5, 5)).sum().backward()
     optimizer.step()
-    tensors, facts = checkpoint.pack_optimizer(optimizer, model)
+    tensors, facts = optimizer_state.pack_optimizer(optimizer, model)
     stored = {name: tensor.contiguous() for name, tensor in tensors.items()}
     other = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.5), foreach=False)
-    checkpoint.unpack_optimizer(other, model, stored, json.loads(json.dumps(facts)))
+    optimizer_state.unpack_optimizer(other, model, stored, json.loads(json.dumps(facts)))
     moment = other.state[model.weight]["exp_avg"]
     assert moment.stride() == model.weight.stride() != stored["weight/exp_avg"].stride()
     torch.testing.assert_close(moment, tensors["weight/exp_avg"], rtol=0, atol=0)
@@ -1027,10 +1027,10 @@ def test_optimizer_state_lies_in_memory_like_its_parameter():
 def test_optimizer_state_of_another_model_is_refused_and_changes_nothing():
     model, optimizer = build(torch.optim.AdamW, {})
     train(model, optimizer, 2, seed=1)
-    tensors, facts = checkpoint.pack_optimizer(optimizer, model)
+    tensors, facts = optimizer_state.pack_optimizer(optimizer, model)
     other_model, other = build(torch.optim.AdamW, {})
     train(other_model, other, 1, seed=2)
-    before = checkpoint.pack_optimizer(other, other_model)
+    before = optimizer_state.pack_optimizer(other, other_model)
     kept = {name: tensor.clone() for name, tensor in before[0].items()}
 
     def without(key):
@@ -1052,13 +1052,13 @@ def test_optimizer_state_of_another_model_is_refused_and_changes_nothing():
         ),
     ):
         with pytest.raises(CheckpointError, match=words):
-            checkpoint.unpack_optimizer(other, other_model, given, said)
-        after = checkpoint.pack_optimizer(other, other_model)
+            optimizer_state.unpack_optimizer(other, other_model, given, said)
+        after = optimizer_state.pack_optimizer(other, other_model)
         assert after[1] == before[1]
         for name, tensor in kept.items():
             torch.testing.assert_close(after[0][name], tensor, rtol=0, atol=0)
     with pytest.raises(CheckpointError, match=r"parameter of shape .* not the model's"):
-        checkpoint.pack_optimizer(optimizer, nn.Linear(1, 1))
+        optimizer_state.pack_optimizer(optimizer, nn.Linear(1, 1))
 
 
 @pytest.mark.gpu

@@ -67,9 +67,6 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 
-# How a step is computed, not what it computes: these stay as the optimizer that is loaded into has them.
-MANNERS = {"foreach", "fused", "capturable", "differentiable"}
-
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be written, read or used; the message names the file and what is wrong."""
@@ -131,7 +128,7 @@ def write(folder: Path, name: str, tensors: Mapping[str, Mapping[str, Tensor]], 
     final, writing, replaced = folder / name, folder / f".writing-{name}", folder / f".replaced-{name}"
     with _in_words(final, f"could not be written ({needed:,} bytes needed)"):
         _make(folder)
-        _settle(folder, name)
+        _finish_interrupted(folder, name)
         usage = shutil.disk_usage(folder)
         # some network file systems report no sizes at all
         if usage.total and usage.free < needed:
@@ -150,7 +147,7 @@ def write(folder: Path, name: str, tensors: Mapping[str, Mapping[str, Tensor]], 
             os.rename(writing, final)
         except BaseException:
             with suppress(OSError):
-                _settle(folder, name)
+                _finish_interrupted(folder, name)
             raise
         sync(folder)
     # the new one is safe: what cannot be removed now is no failure, and goes with the next write
@@ -210,10 +207,10 @@ def newest(folder: Path, *, device: torch.device | str = "cpu", only: Collection
 
 
 def clean(folder: Path) -> None:
-    """Settle what interrupted writes and removals left. Only while no other process writes into `folder`."""
+    """Finish what interrupted writes and removals left. Only while no other process writes into `folder`."""
     with _in_words(Path(folder), "could not be cleaned"):
         for name in sorted({match[1] for entry in _entries(folder) if (match := HIDDEN.fullmatch(entry))}):
-            _settle(Path(folder), name)
+            _finish_interrupted(Path(folder), name)
 
 
 def prune(folder: Path, keep: Collection[str]) -> list[str]:
@@ -229,7 +226,7 @@ def prune(folder: Path, keep: Collection[str]) -> list[str]:
         raise CheckpointError(f"{folder}: not pruned, for none of the checkpoints to keep is there: {sorted(keep)}")
     with _in_words(folder, "could not be pruned"):
         for name in removed:
-            _settle(folder, name)
+            _finish_interrupted(folder, name)
             os.rename(folder / name, folder / f".removing-{name}")
         if removed:
             sync(folder)
@@ -274,111 +271,6 @@ def average(paths: Sequence[Path], *, stem: str = "model") -> dict[str, Tensor]:
     return {name: means[first_ties.get(name, name)] for name in first_form}
 
 
-def pack_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The state of an optimizer as tensors named "parameter/entry" and facts for state.json.
-
-    A tied parameter has one state, under its first name. Made for Adam and AdamW; any optimizer whose state is
-    tensors will do.
-    """
-    known = {id(parameter): name for name, parameter in model.named_parameters()}
-    tensors, groups = {}, []
-    for index, group in enumerate(optimizer.param_groups):
-        members, states = [], []
-        for parameter in group["params"]:
-            if id(parameter) not in known:
-                raise CheckpointError(
-                    f"the optimizer's group {index} has a parameter of shape {tuple(parameter.shape)} that is not "
-                    "the model's; pass the model the optimizer was made for"
-                )
-            name = known[id(parameter)]
-            members.append(name)
-            states += [name] if optimizer.state.get(parameter) else []
-            for entry, value in optimizer.state.get(parameter, {}).items():
-                if not isinstance(value, Tensor):
-                    raise CheckpointError(f"optimizer state {entry!r} of {name!r} must be a tensor, got {value!r}")
-                tensors[f"{name}/{entry}"] = value
-        # a learning rate may be a tensor, for compiled steps
-        options = {
-            option: value.item() if isinstance(value, Tensor) else value
-            for option, value in group.items()
-            if option != "params" and option not in MANNERS
-        }
-        groups.append({"parameters": members, "states": states, "options": options})
-    return tensors, {"kind": type(optimizer).__name__, "groups": groups}
-
-
-def unpack_optimizer(
-    optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
-) -> None:
-    """Give `optimizer`, made anew for `model`, the state that `pack_optimizer` took, bit for bit.
-
-    Everything is checked before anything changes. Whether steps are fused or foreach stays as `optimizer` has it.
-    """
-    fresh = pack_optimizer(optimizer, model)[1]
-    if facts.get("kind") != fresh["kind"]:
-        raise CheckpointError(f"the checkpoint's optimizer is {facts.get('kind')!r}, this one is {fresh['kind']!r}")
-    stored = facts.get("groups")
-    if not isinstance(stored, list) or not all(
-        isinstance(group, dict) and isinstance(group.get("options"), dict) for group in stored
-    ):
-        raise CheckpointError("the checkpoint's optimizer facts must be a list of groups with options")
-    here = [group["parameters"] for group in fresh["groups"]]
-    there = [group.get("parameters") for group in stored]
-    if here != there:
-        raise CheckpointError(
-            f"the optimizer's groups do not match: the checkpoint has {_group_words(there)}, the model "
-            f"{_group_words(here)}; resume with the configuration of the run"
-        )
-
-    entries: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
-        name, _, entry = key.rpartition("/")
-        entries.setdefault(name, {})[entry] = tensor
-    kinds = {frozenset(state) for state in entries.values()}
-    if len(kinds) > 1:
-        name = min(entries, key=lambda name: len(entries[name]))
-        raise CheckpointError(f"the optimizer state of {name!r} is not complete: it has only {sorted(entries[name])}")
-
-    states, held = [], set(entries)
-    for group, members in zip(optimizer.param_groups, here, strict=True):
-        for parameter, name in zip(group["params"], members, strict=True):
-            state = {}
-            for entry, tensor in entries.pop(name, {}).items():
-                if tensor.dtype != parameter.dtype and entry != "step":
-                    raise CheckpointError(
-                        f"optimizer state {entry!r} of {name!r} is {tensor.dtype}, the parameter {parameter.dtype}"
-                    )
-                if entry == "step" and tensor.ndim == 0 and tensor.is_floating_point():
-                    on_device = group.get("fused") or group.get("capturable")
-                    state[entry] = tensor.to(parameter.device if on_device else "cpu", copy=True)
-                elif tensor.shape == parameter.shape:
-                    # laid out in memory like the parameter, which fused steps count on
-                    state[entry] = torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
-                else:
-                    raise CheckpointError(
-                        f"optimizer state {entry!r} of {name!r} has shape {tuple(tensor.shape)}, the parameter "
-                        f"{tuple(parameter.shape)}; resume with the configuration of the run"
-                    )
-            states.append((parameter, state))
-    if entries:
-        raise CheckpointError(f"the checkpoint has optimizer state of {min(entries)!r}, which the optimizer lacks")
-    # older checkpoints do not say which parameters have a state
-    lost = {name for group in stored for name in group.get("states", ())} - held
-    if lost:
-        raise CheckpointError(f"the optimizer state of {min(lost)!r} is missing, and of {len(lost) - 1} more")
-
-    optimizer.state.clear()
-    for parameter, state in states:
-        if state:
-            optimizer.state[parameter] = state
-    for group, other in zip(optimizer.param_groups, stored, strict=True):
-        for option, value in other["options"].items():
-            if isinstance(group.get(option), Tensor):
-                group[option].fill_(value)
-            elif option != "params" and option not in MANNERS:
-                group[option] = tuple(value) if isinstance(group.get(option), tuple) else value
-
-
 def check_dtypes(tensors: Mapping[str, Tensor], model: nn.Module, path: Path) -> None:
     """Refuse tensors of another dtype than the model's, which loading would convert in silence."""
     for name, own in model.state_dict().items():
@@ -401,7 +293,7 @@ def _entries(folder: Path) -> list[str]:
         raise CheckpointError(f"{folder}: could not be read: {error.strerror}") from error
 
 
-def _settle(folder: Path, name: str) -> None:
+def _finish_interrupted(folder: Path, name: str) -> None:
     """Bring what an interruption left of `name` to an end: one checkpoint of that name, or none, nothing hidden."""
     final, replaced = folder / name, folder / f".replaced-{name}"
     if os.path.lexists(replaced):
@@ -500,7 +392,7 @@ def _check_plain(value: Any, where: str, depth: int, path: Path) -> None:
 
 
 def _tensor_content(tensors: Mapping[str, Tensor], path: Path) -> Content:
-    """A safetensors file, laid out here so that it is hashed while it is written, one tensor in memory at a time."""
+    """A safetensors file, written here so that it is hashed while it is written, one tensor in memory at a time."""
     for name, tensor in tensors.items():
         if not isinstance(name, str) or name == "__metadata__":
             raise CheckpointError(f"{path}: a tensor cannot be called {name!r}")
@@ -654,7 +546,3 @@ def _form_words(name: str, form: Mapping[str, Any], ties: Mapping[str, str]) -> 
         return "missing"
     shape, dtype = form[name]
     return f"{dtype} of shape {shape}" + (f" tied to {ties[name]!r}" if name in ties else "")
-
-
-def _group_words(groups: Sequence[Any]) -> str:
-    return " + ".join(str(len(group)) if isinstance(group, list) else "?" for group in groups) + " parameters"

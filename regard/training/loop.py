@@ -27,6 +27,7 @@ from regard.training.config import TrainingConfig
 from regard.training.display import Display
 from regard.training.graphs import CudaGraphs
 from regard.training.groups import parameter_groups
+from regard.training.optimizer_state import pack_optimizer, unpack_optimizer
 from regard.training.run import Run
 from regard.training.schedule import learning_rate
 from regard.training.signals import Signals, Stopped
@@ -426,7 +427,7 @@ class Loop:
         state.loss_sum, state.loss_tokens = float(self.sums.loss), self.sums.tokens
         state.statistics = {name: value.tolist() for name, value in self.sums.statistics.items()}
         state.batches = self.sums.batches
-        moments, facts = checkpoint.pack_optimizer(self.optimizer, model)
+        moments, facts = pack_optimizer(self.optimizer, model)
         tensors = {"model": dict(model.state_dict()), "optimizer": moments}
         checkpoint.write(
             self.run.checkpoints,
@@ -471,7 +472,7 @@ class Loop:
         says_states = any("states" in group for group in facts["groups"])
         if self.state.step and not found.tensors["optimizer"] and not says_states:
             raise checkpoint.CheckpointError(f"{found.path}: has no optimizer state: training cannot be resumed")
-        checkpoint.unpack_optimizer(self.optimizer, self.task.model, found.tensors["optimizer"], facts)
+        unpack_optimizer(self.optimizer, self.task.model, found.tensors["optimizer"], facts)
         self._restore_sums()
         self._rewind_log()
         self.saved = self.state.step
