@@ -8,17 +8,19 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from triton.runtime import JITFunction
 
-from regard.kernels import scan_triton as scan
+from regard.kernels import scan_triton_backward, scan_triton_forward, scan_triton_sums, scan_triton_tiles
+from regard.kernels import scan_triton_cut as cuts
 
 HOPPER, SHARED = GPUTarget("cuda", 90, 32), 227 * 1024
 NAMES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 STATES = ("S", "z", "S_before", "z_before", "S_after", "z_after", "S_start", "z_start", "dS", "dz")
-WIDE = (*STATES, "decay", "den", "e", "shrink", "of_q", "of_k", "part", "begin", "end")
+WIDE = (*STATES, "tops", "parts", "parts_den", "decay", "den", "e", "shrink", "of_q", "of_k", "part", "begin", "end")
 
 
-def compiled(kernel: JITFunction, dtype: torch.dtype, fixed: dict, tuning: scan.Tuning) -> None:
+def compiled(kernel: JITFunction, dtype: torch.dtype, fixed: dict, tuning: cuts.Tuning) -> None:
     given = dict.fromkeys("qkvgoxy", NAMES[dtype]) | dict.fromkeys(("dq", "dk", "dv"), NAMES[dtype])
-    given |= dict.fromkeys(WIDE, "*fp32") | {"first": "*i32", "lengths": "*i32", "floor": "fp32"}
+    given |= dict.fromkeys(WIDE, "*fp32") | {"first": "*i32", "lengths": "*i32", "safe": "*i32", "floor": "fp32"}
+    given |= {"logits": NAMES[dtype], "rest": NAMES[dtype], "last": "i32", "count": "i32"}
     given |= {f"{tensor}_{axis}": "i32" for tensor in "qkvgxyd" for axis in "bht"}
     given |= dict.fromkeys(("T", "batch", "segments", "span"), "i32")
     options, fixed = tuning.launch(), {name: value for name, value in fixed.items() if name in kernel.arg_names}
@@ -33,7 +35,7 @@ def compiled(kernel: JITFunction, dtype: torch.dtype, fixed: dict, tuning: scan.
 def family(
     dtype: torch.dtype, K: int, V: int, *, decay: int = 0, norm: int = 1, packed: bool = False, learns: bool = False
 ) -> None:
-    block_k, block_v = scan._blocks(K, V, dtype)
+    block_k, block_v = cuts.blocks(K, V, dtype)
     fixed = {"H": 4, "GROUP": 2, "K": K, "V": V, "BK": block_k, "BV": block_v, "MAP": 1, "NORM": norm, "DECAY": decay}
     fixed |= {
         "RESET": packed,
@@ -41,36 +43,46 @@ def family(
         "EVEN": not packed,
         "STATE": True,
         "FINAL": True,
-        **scan._precision(dtype),
+        **cuts.precision(dtype),
     }
     fixed |= {"ENDS": True, "LINKED": True, "GIVEN": False, "LEARNS": learns, "REVERSE": False}
     fixed |= {} if packed else {"first": None, "lengths": None}
-    fixed |= {} if decay else {"decay": None}
+    fixed |= {} if decay in (1, 2) else {"decay": None}
+    fixed |= {} if decay > 2 else {"tops": None, "safe": None, "logits": None}
     exact = learns and dtype != torch.float32
     back = fixed | ({"NARROW": False, "PRECISION": "tf32x3"} if exact else {})
     narrow = torch.float16 if exact else dtype
 
-    def tuned(kernel: str, dtype: torch.dtype) -> scan.Tuning:
-        return scan.tuned(kernel, K, V, dtype, decay == 2)
+    def tuned(kernel: str, dtype: torch.dtype) -> cuts.Tuning:
+        return cuts.tuned(kernel, K, V, dtype, decay)
 
-    compiled(scan._scan_forward, dtype, fixed, tuned("forward", dtype))
-    compiled(scan._scan_sums, dtype, fixed | {"den": None, "e": None}, tuned("sums", dtype))
-    compiled(scan._scan_sums, dtype, back | {"REVERSE": True, "shrink": None}, tuned("sums", narrow))
-    compiled(scan._scan_queries, dtype, back, tuned("queries", narrow))
-    compiled(scan._scan_keys, dtype, back, tuned("keys", narrow))
+    compiled(scan_triton_forward.scan_forward, dtype, fixed, tuned("forward", dtype))
+    compiled(scan_triton_forward.scan_sums, dtype, fixed | {"den": None, "e": None}, tuned("sums", dtype))
+    compiled(scan_triton_forward.scan_sums, dtype, back | {"REVERSE": True, "shrink": None}, tuned("sums", narrow))
+    compiled(scan_triton_backward.scan_queries, dtype, back, tuned("queries", narrow))
+    compiled(scan_triton_backward.scan_keys, dtype, back, tuned("keys", narrow))
     if not decay:
-        for kernel in (scan._absorb_keys, scan._read_rows, scan._read_queries):
+        for kernel in (scan_triton_sums.absorb_keys, scan_triton_sums.read_rows, scan_triton_sums.read_queries):
             compiled(kernel, dtype, fixed, tuned("read", dtype))
 
 
 if sys.argv[1:] == ["all"]:
     link = {"SIZE": 4096, "INNER": 64, "WIDE": 64, "BLOCK": 1024, "REVERSE": True, "STATE": True, "FINAL": True}
-    compiled(scan._link_segments, torch.float32, link, scan.Tuning(16, 4, 1))
+    compiled(scan_triton_forward.link_segments, torch.float32, link, cuts.Tuning(16, 4, 1))
     for dtype in NAMES:
         for K, V in ((16, 16), (64, 64), (128, 128), (256, 64), (256, 256)):
             family(dtype, K, V)
             family(dtype, K, V, decay=1, packed=True, learns=True)
         family(dtype, 64, 64, decay=2, learns=True)
         family(dtype, 128, 128, decay=2, norm=3, packed=True)
+        family(dtype, 64, 64, decay=3, norm=3)
+        family(dtype, 128, 128, decay=4, norm=3)
+    sums = {"H": 4, "V": 64, "BV": 64, "NORM": 1, "PARTS": 2, "ROWS": 32}
+    compiled(scan_triton_sums.add_parts, torch.bfloat16, sums, cuts.Tuning(16, 4, 1))
+    tops = {"H": 4, "K": 64, "BK": 64, "RAGGED": True, "GROUPS": 8}
+    compiled(scan_triton_tiles.group_maxima, torch.bfloat16, tops, cuts.Tuning(16, 4, 1))
+elif sys.argv[1:] == ["softmax"]:
+    family(torch.bfloat16, 64, 64, decay=4, norm=3)
+    family(torch.bfloat16, 64, 64, decay=3, norm=3)
 else:
     family(torch.bfloat16, 16, 16, decay=1, packed=True)

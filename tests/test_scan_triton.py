@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.testing import assert_close
 from triton.runtime import interpreter
 
-from regard.kernels import choose, scan, scan_triton
-from regard.kernels.scan_triton import Tuning
+from regard.kernels import choose, scan, scan_triton, scan_triton_cut, sums_triton
+from regard.kernels.scan_triton_cut import Tuning
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def interpreter_as_a_gpu(monkeypatch) -> None:
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch) -> None:
     """What is allocated and not written is NaN."""
-    monkeypatch.setattr(scan_triton, "POISON", True)
+    monkeypatch.setattr(scan_triton_cut, "POISON", True)
 
 
 def in_triton(q, k, v, S=None, z=None, **rest) -> tuple[Tensor, ...]:
@@ -137,7 +137,7 @@ def test_what_is_done_to_features_and_sums(options):
 
 
 def test_segments(monkeypatch):
-    monkeypatch.setattr(scan_triton, "SEGMENTS", 3)
+    monkeypatch.setattr(scan_triton_cut, "SEGMENTS", 3)
     compare(options={"map": "elu"}, T=70, B=1)
     compare(options={"map": "elu"}, T=70, H=1, G=1, decay="scalar", state=True, reset=True, ragged=True)
 
@@ -149,7 +149,7 @@ def test_documents_ragged_rows_groups():
 
 @pytest.mark.parametrize("segments", [1, 2])
 def test_decay_of_each_feature(monkeypatch, segments):
-    monkeypatch.setattr(scan_triton, "SEGMENTS", segments)
+    monkeypatch.setattr(scan_triton_cut, "SEGMENTS", segments)
     sizes = {
         "T": 37,
         "H": segments,
@@ -166,10 +166,53 @@ def test_decay_of_each_feature(monkeypatch, segments):
 
 
 def test_wide_states_are_cut(monkeypatch):
-    monkeypatch.setattr(scan_triton, "HELD", 512)
+    monkeypatch.setattr(scan_triton_cut, "HELD", 512)
     compare(options={"map": "elu"}, T=40, B=1, K=16, V=40, decay="scalar", state=True)
     compare(options={"each": True}, plain=False, T=20, B=1, V=40, positive=True, decay="vector", state=True)
     both_ways(torch.float32, T=20, S=30, K=16, V=40)
+
+
+@pytest.mark.parametrize("options", [{}, {"normalise": False}, {"floor": 0.5}], ids=str)
+def test_wide_features_are_cut(monkeypatch, options):
+    """Numerators and denominators of parts of K are added up."""
+    monkeypatch.setattr(scan_triton_cut, "FEATURES", 16)
+    monkeypatch.setattr(scan_triton_cut, "HELD", 1024)
+    sizes = {"T": 40, "B": 1, "G": 1, "K": 40, "V": 40, "decay": "scalar", "state": True}
+    compare(options={"map": "elu"} | options, **sizes)
+    if not options:
+        compare(options={"each": True}, plain=False, positive=True, **sizes | {"decay": "vector"})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("spread", "features", "segments"), [(1.0, 16, 1), (1.0, 128, 2), (1e3, 128, 2), (0.0, 16, 2)])
+def test_softmax_of_each_feature(monkeypatch, dtype, spread, features, segments):
+    """Running maxima in units of a chunk where no head grows too much (1.0), token by token (1e3), and some of both."""
+    monkeypatch.setattr(scan_triton_cut, "SEGMENTS", segments)
+    monkeypatch.setattr(scan_triton_cut, "FEATURES", features)
+    draw = torch.Generator().manual_seed(0)
+    q, k, v, g = (torch.randn(2, 2, 70, width, generator=draw).double() for width in (20, 20, 12, 12))
+    k = k * (spread or torch.tensor([1.0, 1e3])[None, :, None, None])
+    q, (k, v, g) = q.softmax(-1).float(), (x.to(dtype) for x in (k, v, g))
+    state = [torch.randn(2, 2, 20, *width, generator=draw).abs() for width in ((12,), (), ())]
+    real = torch.arange(70) < torch.tensor([70, 33])[:, None]
+    safe = scan_triton._maxima(k, state[2], real.sum(1).int())[1]
+    assert_close(safe, torch.tensor({1.0: [1, 1], 1e3: [0, 0], 0.0: [1, 0]}[spread]).expand(2, 2).int())
+
+    def run(precision: torch.dtype, choice: choose.Choice) -> list[Tensor]:
+        wide = torch.promote_types(precision, torch.float32)
+        leaves = [q.to(wide), k.to(precision), v.to(precision), *(x.to(wide) for x in state[:2])]
+        leaves = [x.requires_grad_() for x in leaves]
+        with choose.use(choice), choose.record() as answers:
+            o, (S, z, top) = scan.feature_scan(*leaves[:3], state=(*leaves[3:], state[2].to(wide)), real=real)
+        assert answers == [("scan", choice)]
+        o = torch.where(real[:, None, :, None], o, 0)
+        loss = (o * g.to(o.dtype)).sum() + (S * leaves[3].detach()).sum() + (z * leaves[4].detach()).sum()
+        return [o, S, z, top, *torch.autograd.grad(loss, leaves)]
+
+    exact, plain, ours = run(torch.float64, "torch"), run(dtype, "torch"), run(dtype, "triton")
+    for wanted, rounded, got in zip(exact, plain, ours, strict=True):
+        least = 2**-7 if dtype == torch.bfloat16 else 1e-5
+        assert (got - wanted).norm() <= 2 * (rounded - wanted).norm() + least * wanted.norm()
 
 
 def both_ways(dtype: torch.dtype, *, T: int, S: int, K: int, V: int, G: int = 2, floor: float = 0.0) -> None:
@@ -186,8 +229,8 @@ def both_ways(dtype: torch.dtype, *, T: int, S: int, K: int, V: int, G: int = 2,
         return scan.ratio(q @ sums[0], (q * sums[1][:, :, None]).sum(-1), floor).to(v.dtype)
 
     def ours(q, k, v):
-        sums = scan_triton.absorb(k, v, lengths=lengths, map="elu")
-        return scan_triton.read(q, *sums, dtype=dtype, map="elu", floor=floor)[0]
+        sums = sums_triton.absorb(k, v, lengths=lengths, map="elu")
+        return sums_triton.read(q, *sums, dtype=dtype, map="elu", floor=floor)[0]
 
     found = []
     for function, precision in ((plain, torch.float64), (plain, dtype), (ours, dtype)):
@@ -202,15 +245,15 @@ def both_ways(dtype: torch.dtype, *, T: int, S: int, K: int, V: int, G: int = 2,
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_both_ways(monkeypatch, dtype):
     both_ways(dtype, T=33, S=70, K=20, V=12)
-    monkeypatch.setattr(scan_triton, "SEGMENTS", 2)
+    monkeypatch.setattr(scan_triton_cut, "SEGMENTS", 2)
     both_ways(dtype, T=1, S=65, K=16, V=16, G=1, floor=30.0)
 
 
 def test_tiles_of_other_sizes(monkeypatch):
     """Kernels of one call may walk in chunks of different size."""
     sizes = {"forward": 64, "queries": 32, "keys": 32, "sums": 64, "read": 32}
-    monkeypatch.setattr(scan_triton, "tuned", lambda kernel, *_: Tuning(sizes[kernel], 4, 1))
-    monkeypatch.setattr(scan_triton, "SEGMENTS", 2)
+    monkeypatch.setattr(scan_triton_cut, "tuned", lambda kernel, *_: Tuning(sizes[kernel], 4, 1))
+    monkeypatch.setattr(scan_triton_cut, "SEGMENTS", 2)
     compare(options={"map": "elu"}, T=100, B=1, state=True)
 
 
@@ -218,16 +261,16 @@ def test_what_compilers_are_told():
     given = scans.inputs(T=5, G=1, decay="scalar", state=True, reset=True, ragged=True)
     q, k, v, decay, S, z = (given[name].float() for name in ("q", "k", "v", "decay", "S", "z"))
     checks, flags = ("test_schema", "test_faketensor"), (1, 1, 0.0)
-    forward = (q, k, v, decay, S, z, given["first"], given["lengths"], *flags, True)
+    forward = (q, k, v, decay, None, None, S, z, given["first"], given["lengths"], *flags, True)
     torch.library.opcheck(scan_triton._forward_operator, forward, test_utils=checks)
-    o, den, S_end, z_end, *starts = scan_triton._forward(*forward)
-    backward = (*forward[:8], o, den, *starts, torch.randn_like(o), None, S_end, z_end, *flags, True, True)
+    o, rest, den, S_end, z_end, *starts = scan_triton._forward(*forward)
+    backward = (*forward[:10], o, rest, den, *starts, torch.randn_like(o), None, S_end, z_end, *flags, True, True)
     torch.library.opcheck(scan_triton._backward_operator, backward, test_utils=checks)
-    torch.library.opcheck(scan_triton._absorb_operator, (k, v, given["lengths"], 1), test_utils=checks)
-    torch.library.opcheck(scan_triton._absorb_backward_operator, (k, v, None, S[:, :1], z[:, :1], 1), test_utils=checks)
-    torch.library.opcheck(scan_triton._read_operator, (q, S, z, torch.float32, *flags), test_utils=checks)
+    torch.library.opcheck(sums_triton._absorb_operator, (k, v, given["lengths"], 1), test_utils=checks)
+    torch.library.opcheck(sums_triton._absorb_backward_operator, (k, v, None, S[:, :1], z[:, :1], 1), test_utils=checks)
+    torch.library.opcheck(sums_triton._read_operator, (q, S, z, torch.float32, *flags), test_utils=checks)
     given = (q, S, z, den, torch.randn_like(o), None, torch.float32, *flags)
-    torch.library.opcheck(scan_triton._read_backward_operator, given, test_utils=checks)
+    torch.library.opcheck(sums_triton._read_backward_operator, given, test_utils=checks)
 
 
 def test_no_second_derivative_and_same_numbers_again():

@@ -122,7 +122,7 @@ def attend_sums(
 ) -> Tensor:
     """q = map(q) reads what `absorb` has summed: q S / (q . z) [B, H, T, D] in `dtype`, divided as in `attend_past`."""
     if use_triton("scan", q, S, z, refusal=_refusal(q)):
-        return _triton().read(q, S, z, dtype=dtype, map=map, floor=floor)[0]
+        return _sums().read(q, S, z, dtype=dtype, map=map, floor=floor)[0]
     return ratio(*_read(features(q, map), S, z), floor).to(dtype)
 
 
@@ -158,7 +158,7 @@ def stabilise(
 def absorb(k: Tensor, v: Tensor, *, map: FeatureMap = "none", real: Tensor | None = None) -> State:
     """S = sum_j k_j v_j^T and z = sum_j k_j over the real keys, k = map(k). O(S R D)."""
     if use_triton("scan", k, v, refusal=_refusal(k)):
-        return _triton().absorb(k, v, map=map, lengths=_lengths(real))
+        return _sums().absorb(k, v, map=map, lengths=_lengths(real))
     dtype = _wide(k, v)
     k = _select(features(k, map), real, 0).to(dtype)
     with _exact(k):
@@ -168,7 +168,7 @@ def absorb(k: Tensor, v: Tensor, *, map: FeatureMap = "none", real: Tensor | Non
 def read(q: Tensor, S: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     """numerator [B, H, T, D] = q S, denominator [B, H, T] = q . z. O(T R D)."""
     if use_triton("scan", q, S, z, refusal=_refusal(q)):
-        return _triton().read(q, S, z, dtype=S.dtype, normalise=False)
+        return _sums().read(q, S, z, dtype=S.dtype, normalise=False)
     return _read(q, S, z)
 
 
@@ -209,9 +209,8 @@ def feature_scan(
     """
     B, H, T, R = q.shape
     D, dtype = v.shape[-1], _wide(q, k, v)
-    refusal = f"with a decay of each it takes at most 128 features of a head, got {R}" if R > 128 else None
-    if use_triton("scan", q, k, v, refusal=refusal):
-        return _feature_scan(q, k, v, state, real)
+    if use_triton("scan", q, k, v, refusal=_refusal(q)):
+        return _triton().softmax_scan(q, k, v, state=state, lengths=_lengths(real))
     k = _select(k.to(dtype), real, -torch.inf)
     if state is None:
         state = k.new_zeros(B, H, R, D), k.new_zeros(B, H, R), k.new_full((B, H, R), -torch.inf)
@@ -231,29 +230,17 @@ def feature_scan(
     return o[:, :, :T], (S[..., :D].clone(), S[..., D].clone(), top.clone())
 
 
-def _feature_scan(
-    q: Tensor, k: Tensor, v: Tensor, state: FeatureState | None, real: Tensor | None
-) -> tuple[Tensor, FeatureState]:
-    """In Triton: running maxima are decays of each feature, exp(M_{t-1} - M_t), and constants in the gradient."""
-    S, z, top = (None, None, None) if state is None else state
-    with torch.no_grad():
-        # tokens last: a GPU scans along others one by one
-        seen = _select(k.float(), real, -torch.inf).transpose(2, 3).contiguous()
-        first = torch.full_like(seen[..., :1], -torch.inf) if top is None else top[..., None]
-        M = torch.cat([_finite(first), seen], -1).cummax(-1).values.transpose(2, 3)
-        decay = (M[:, :, :-1] - M[:, :, 1:]).clamp(min=RESET).contiguous()
-    features = (k.float() - M[:, :, 1:]).clamp(max=0).exp()
-    o, _, (S, z) = _triton().scan(
-        q, features, v, state=None if S is None else (S, z), decay=decay, lengths=_lengths(real), each=True
-    )
-    return o, (S, z, M[:, :, -1].clone())
-
-
 def _triton() -> ModuleType:
     # imported late: not every PyTorch for a CPU comes with Triton
     from regard.kernels import scan_triton
 
     return scan_triton
+
+
+def _sums() -> ModuleType:
+    from regard.kernels import sums_triton
+
+    return sums_triton
 
 
 def _refusal(x: Tensor) -> str | None:

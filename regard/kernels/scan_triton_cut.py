@@ -1,0 +1,128 @@
+"""How the scans of scan_triton.py are cut into programs, and how those are launched."""
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from regard.kernels.scan_triton_tiles import TOKENS
+
+HELD = 16384  # numbers of a state that a program holds; half of it where factors are float32
+FEATURES = 128  # of a state that a program holds
+ENOUGH = 1.5  # programs for each multiprocessor with which a sequence is one segment
+WANTED = 2  # programs for each multiprocessor where it is cut
+POISON = False  # tests fill what is about to be written with NaN
+SEGMENTS: int | None = None  # tests and tuning fix their number
+
+
+class Tuning(NamedTuple):
+    chunk: int  # tokens
+    warps: int
+    stages: int
+    registers: int | None = None  # at most, of a thread
+
+    def launch(self) -> dict[str, int | None]:
+        return {"C": self.chunk, "num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.registers}
+
+
+# for bfloat16 and states of 64 x 64, measured on an H200
+TUNED = {
+    "forward": Tuning(64, 4, 3),
+    "queries": Tuning(64, 4, 3),
+    "keys": Tuning(32, 4, 3),
+    "sums": Tuning(64, 4, 3),
+    "read": Tuning(64, 4, 1),
+}
+# for wider states
+WIDE = {
+    "forward": Tuning(32, 8, 2),
+    "queries": Tuning(32, 8, 3),
+    "keys": Tuning(32, 8, 3),
+    "sums": Tuning(64, 8, 2),
+    "read": Tuning(64, 8, 1),
+}
+
+
+class Cut(NamedTuple):
+    """How a call is cut into programs."""
+
+    block_k: int  # features of a program
+    block_v: int  # columns of V of a program
+    parts_k: int  # programs along K
+    parts_v: int  # programs along V
+    segments: int
+    span: int  # tokens of a segment
+
+    @property
+    def parts(self) -> int:
+        return self.parts_k * self.parts_v
+
+
+def tuned(kernel: str, K: int, V: int, dtype: torch.dtype, decay: int = 0) -> Tuning:
+    block_k, block_v = blocks(K, V, dtype)
+    wide = block_k * block_v > 4096
+    if decay in (2, 3):
+        # a decay of each feature weights every product by itself
+        return Tuning(TOKENS.value, 8 if block_k > 64 else 4, 1)
+    if decay == 4:
+        # all kernels of a call take the same units, those of a chunk of 64
+        return Tuning(64, 8 if wide or dtype != torch.bfloat16 else 4, 1 if dtype != torch.bfloat16 else 2)
+    if dtype != torch.bfloat16:
+        return Tuning(16 if wide else 32, 8 if wide else 4, 1)
+    return (WIDE if wide else TUNED)[kernel]
+
+
+def cut(x: Tensor, V: int, dtype: torch.dtype, decay: int = 0) -> Cut:
+    B, H, T, K = x.shape
+    block_k, block_v = blocks(K, V, dtype)
+    parts_k, parts_v = triton.cdiv(K, block_k), triton.cdiv(V, block_v)
+    programs, cores = B * H * parts_k * parts_v, multiprocessors(x)
+    segments = SEGMENTS or (1 if programs >= ENOUGH * cores else triton.cdiv(WANTED * cores, programs))
+    step = max(tuned(kernel, K, V, dtype, decay).chunk for kernel in TUNED)
+    # a segment of few chunks is not worth its first state
+    span = triton.cdiv(triton.cdiv(T, segments), step) * step
+    span = span if SEGMENTS else max(span, 4 * step)
+    return Cut(block_k, block_v, parts_k, parts_v, triton.cdiv(T, span), span)
+
+
+def blocks(K: int, V: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Features and values of a program, powers of two."""
+    held, block_k = HELD if dtype == torch.bfloat16 else HELD // 2, min(power_of_two(K), FEATURES)
+    return block_k, min(power_of_two(V), held // block_k)
+
+
+def power_of_two(width: int) -> int:
+    return max(16, triton.next_power_of_2(width))
+
+
+def even(x: Tensor, y: Tensor, lengths: Tensor | None, p: Cut, tuning: Tuning) -> bool:
+    """Whether every tile is full, so that nothing is masked."""
+    T, K = x.shape[2:]
+    return lengths is None and T % tuning.chunk == 0 and K % p.block_k == 0 and y.shape[3] % p.block_v == 0
+
+
+def multiprocessors(x: Tensor) -> int:
+    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
+
+
+def precision(dtype: torch.dtype) -> dict[str, bool | str]:
+    return {"NARROW": dtype == torch.bfloat16, "PRECISION": "ieee" if dtype == torch.float32 else "tf32"}
+
+
+def strides(x: Tensor | None) -> tuple[int, ...]:
+    return (0, 0, 0) if x is None else x.stride()[:3]
+
+
+def rows(x: Tensor | None) -> Tensor | None:
+    """Kernels step over heads and tokens as they lie, and over the numbers of one from each to the next."""
+    return x if x is None or x.dim() == 3 or x.stride(3) == 1 else x.contiguous()
+
+
+def dense(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
+def empty(x: Tensor, size, dtype: torch.dtype = torch.float32) -> Tensor:
+    y = x.new_empty(size, dtype=dtype)
+    return y.fill_(torch.nan) if POISON else y

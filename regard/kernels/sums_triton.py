@@ -1,0 +1,185 @@
+"""Linear attention in Triton without an order: sums over all keys, and their reading by queries."""
+
+import torch
+import triton
+from torch import Tensor
+from torch.autograd import Function
+
+from regard.kernels import scan_triton_cut as cuts
+from regard.kernels.parts import once
+from regard.kernels.scan_triton import MAPS, options_of, segment_sums
+from regard.kernels.scan_triton_cut import Tuning, dense, empty, precision, rows, strides
+from regard.kernels.scan_triton_sums import absorb_keys, read_queries, read_rows
+
+NO_DECAY = (None, None, None)
+
+
+def absorb(k: Tensor, v: Tensor, *, lengths: Tensor | None = None, map: str = "none") -> tuple[Tensor, Tensor]:
+    """S = sum_j k_j v_j^T [B, G, K, V] and z = sum_j k_j [B, G, K] over the keys, in float32."""
+    return _Absorb.apply(k, v, lengths, MAPS[map])
+
+
+def read(
+    q: Tensor,
+    S: Tensor,
+    z: Tensor,
+    *,
+    dtype: torch.dtype,
+    map: str = "none",
+    normalise: bool = True,
+    floor: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """o = q S / (q . z) [B, H, T, V] in `dtype` and the denominators [B, H, T], as `scan` has them. S and z may have
+    fewer heads than q."""
+    norm = 0 if not normalise else 2 if floor > 0 else 1
+    return _Read.apply(q, S, z, dtype, MAPS[map], norm, floor)
+
+
+class _Absorb(Function):
+    @staticmethod
+    def forward(ctx, k, v, lengths, map):
+        k, v, lengths = rows(k), rows(v), dense(lengths)
+        ctx.save_for_backward(k, v, lengths)
+        ctx.map = map
+        return (_absorb_operator if torch.compiler.is_compiling() else _absorb)(k, v, lengths, map)
+
+    @staticmethod
+    def backward(ctx, dS, dz):
+        once()
+        run = _absorb_backward_operator if torch.compiler.is_compiling() else _absorb_backward
+        return *run(*ctx.saved_tensors, dS.contiguous(), dz.contiguous(), ctx.map), None, None
+
+
+class _Read(Function):
+    @staticmethod
+    def forward(ctx, q, S, z, dtype, map, norm, floor):
+        q, S, z = rows(q), dense(S), dense(z)
+        run = _read_operator if torch.compiler.is_compiling() else _read
+        o, den = run(q, S, z, dtype, map, norm, floor)
+        ctx.save_for_backward(q, S, z, den)
+        ctx.options = dtype, map, norm, floor
+        if norm:
+            ctx.mark_non_differentiable(den)
+        return o, den
+
+    @staticmethod
+    def backward(ctx, g, g_den):
+        once()
+        dtype, map, norm, floor = ctx.options
+        run = _read_backward_operator if torch.compiler.is_compiling() else _read_backward
+        g_den = None if norm else g_den.contiguous()
+        return *run(*ctx.saved_tensors, rows(g), g_den, dtype, map, norm, floor), None, None, None, None
+
+
+def _absorb(k: Tensor, v: Tensor, lengths: Tensor | None, map: int) -> tuple[Tensor, Tensor]:
+    p = cuts.cut(k, v.shape[3], v.dtype)
+    (B, G, _, K), V = k.shape, v.shape[3]
+    sums = empty(k, (B, G, p.segments, K, V)), empty(k, (B, G, p.segments, K)), None
+    options = options_of(k, k, v, None, lengths, p, map, 0)
+    segment_sums(k, v, None, None, None, NO_DECAY, None, lengths, 0.0, sums, p, options, 0, v.dtype, True)
+    return sums[0].sum(2), sums[1].sum(2)
+
+
+def _absorb_backward(
+    k: Tensor, v: Tensor, lengths: Tensor | None, dS: Tensor, dz: Tensor, map: int
+) -> tuple[Tensor, Tensor]:
+    (B, G, T, K), V = k.shape, v.shape[3]
+    block_k, block_v, tuning = _tiles(K, V, v.dtype)
+    dk, dv = (empty(k, (B, T, G, x.shape[3]), x.dtype).transpose(1, 2) for x in (k, v))
+    with torch.cuda.device_of(k):
+        absorb_keys[(G * triton.cdiv(T, tuning.chunk), B)](
+            k, v, lengths, dS, dz, dk, dv, *strides(k), *strides(v), T,
+            H=G, K=K, V=V, BK=block_k, BV=block_v, MAP=map, RAGGED=lengths is not None,
+            **precision(v.dtype), **tuning.launch(),
+        )  # fmt: skip
+    return dk, dv
+
+
+def _read(
+    q: Tensor, S: Tensor, z: Tensor, dtype: torch.dtype, map: int, norm: int, floor: float
+) -> tuple[Tensor, Tensor]:
+    (B, H, T, K), (G, _, V) = q.shape, S.shape[1:]
+    block_k, block_v, tuning = _tiles(K, V, dtype)
+    o, den = _read_results(q, S, dtype, norm)
+    with torch.cuda.device_of(q):
+        read_rows[(H * triton.cdiv(T, tuning.chunk), B)](
+            q, S, z, o, den, *strides(q), T, floor,
+            H=H, GROUP=H // G, K=K, V=V, BK=block_k, BV=block_v, MAP=map, NORM=norm,
+            **precision(dtype), **tuning.launch(),
+        )  # fmt: skip
+    return o, den
+
+
+def _read_results(q: Tensor, S: Tensor, dtype: torch.dtype, norm: int) -> tuple[Tensor, Tensor]:
+    B, H, T, _ = q.shape
+    o = empty(q, (B, T, H, S.shape[3]), dtype).transpose(1, 2)
+    return o, empty(q, (B, H, T))
+
+
+def _read_backward(
+    q: Tensor,
+    S: Tensor,
+    z: Tensor,
+    den: Tensor,
+    g: Tensor,
+    g_den: Tensor | None,
+    dtype: torch.dtype,
+    map: int,
+    norm: int,
+    floor: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    (B, H, T, K), (G, _, V) = q.shape, S.shape[1:]
+    block_k, block_v, tuning = _tiles(K, V, dtype)
+    dq, e = empty(q, (B, T, H, K), q.dtype).transpose(1, 2), empty(q, (B, H, T)) if norm else g_den
+    with torch.cuda.device_of(q):
+        read_queries[(H * triton.cdiv(T, tuning.chunk), B)](
+            q, S, z, den, g, e, dq, *strides(q), *strides(g), T, floor,
+            H=H, GROUP=H // G, K=K, V=V, BK=block_k, BV=block_v, MAP=map, NORM=norm,
+            **precision(dtype), **tuning.launch(),
+        )  # fmt: skip
+    p = cuts.cut(q, V, dtype)
+    sums = empty(q, (B, H, p.segments, K, V)), empty(q, (B, H, p.segments, K)), None
+    options = options_of(q, q, g, None, None, p, map, norm) | precision(dtype)
+    segment_sums(q, g, den, e, None, NO_DECAY, None, None, floor, sums, p, options, 0, dtype, True, True)
+    return dq, *(x.sum(2).unflatten(1, (G, -1)).sum(2) for x in sums[:2])
+
+
+_absorb_operator = torch.library.custom_op("regard::linear_absorb", _absorb, mutates_args=())
+_absorb_backward_operator = torch.library.custom_op("regard::linear_absorb_backward", _absorb_backward, mutates_args=())
+_read_operator = torch.library.custom_op("regard::linear_read", _read, mutates_args=())
+_read_backward_operator = torch.library.custom_op("regard::linear_read_backward", _read_backward, mutates_args=())
+
+
+@_absorb_operator.register_fake
+def _(k, v, lengths, map):
+    B, G, _, K = k.shape
+    return empty(k, (B, G, K, v.shape[3])), empty(k, (B, G, K))
+
+
+@_absorb_backward_operator.register_fake
+def _(k, v, lengths, dS, dz, map):
+    B, G, T, _ = k.shape
+    return tuple(empty(k, (B, T, G, x.shape[3]), x.dtype).transpose(1, 2) for x in (k, v))
+
+
+@_read_operator.register_fake
+def _(q, S, z, dtype, map, norm, floor):
+    return _read_results(q, S, dtype, norm)
+
+
+@_read_backward_operator.register_fake
+def _(q, S, z, den, g, g_den, dtype, map, norm, floor):
+    B, H, T, K = q.shape
+    return empty(q, (B, T, H, K), q.dtype).transpose(1, 2), torch.empty_like(S), torch.empty_like(z)
+
+
+def _tiles(K: int, V: int, dtype: torch.dtype) -> tuple[int, int, Tuning]:
+    """Features and values of a tile, and how a kernel of rows is launched; it has all features of a row."""
+    held = cuts.HELD if dtype == torch.bfloat16 else cuts.HELD // 2
+    block_k, (chunk, *rest) = cuts.power_of_two(K), cuts.tuned("read", K, V, dtype)
+    # tiles of 64 x 256 do not stay in registers
+    return (
+        block_k,
+        min(cuts.power_of_two(V), held // block_k),
+        Tuning(min(chunk, 32) if block_k > 128 else chunk, *rest),
+    )
