@@ -8,7 +8,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from triton.runtime import JITFunction
 
-from regard.kernels import scan_triton_backward, scan_triton_forward, scan_triton_sums, scan_triton_tiles
+from regard.kernels import (
+    features_triton,
+    scan_triton_backward,
+    scan_triton_forward,
+    scan_triton_sums,
+    scan_triton_tiles,
+)
 from regard.kernels import scan_triton_cut as cuts
 
 HOPPER, SHARED = GPUTarget("cuda", 90, 32), 227 * 1024
@@ -20,7 +26,15 @@ WIDE = (*STATES, "tops", "parts", "parts_den", "decay", "den", "e", "shrink", "o
 def compiled(kernel: JITFunction, dtype: torch.dtype, fixed: dict, tuning: cuts.Tuning) -> None:
     given = dict.fromkeys("qkvgoxy", NAMES[dtype]) | dict.fromkeys(("dq", "dk", "dv"), NAMES[dtype])
     given |= dict.fromkeys(WIDE, "*fp32") | {"first": "*i32", "lengths": "*i32", "safe": "*i32", "floor": "fp32"}
-    given |= {"logits": NAMES[dtype], "rest": NAMES[dtype], "last": "i32", "count": "i32"}
+    given |= {"W": "*fp32", "top": "*fp32", "out": NAMES[dtype], "feature": NAMES[dtype], "grad": NAMES[dtype]}
+    given |= {
+        "dx": NAMES[dtype],
+        "scale": "fp32",
+        "logits": NAMES[dtype],
+        "rest": NAMES[dtype],
+        "last": "i32",
+        "count": "i32",
+    }
     given |= {f"{tensor}_{axis}": "i32" for tensor in "qkvgxyd" for axis in "bht"}
     given |= dict.fromkeys(("T", "batch", "segments", "span"), "i32")
     options, fixed = tuning.launch(), {name: value for name, value in fixed.items() if name in kernel.arg_names}
@@ -81,6 +95,10 @@ if sys.argv[1:] == ["all"]:
     compiled(scan_triton_sums.add_parts, torch.bfloat16, sums, cuts.Tuning(16, 4, 1))
     tops = {"H": 4, "K": 64, "BK": 64, "RAGGED": True, "GROUPS": 8}
     compiled(scan_triton_tiles.group_maxima, torch.bfloat16, tops, cuts.Tuning(16, 4, 1))
+    rows = {"H": 4, "D": 64, "BD": 64, "R": 256, "NARROW": True}
+    for more in ({"OWN": False}, {"OWN": True, "out": None}):
+        compiled(features_triton._exp_features, torch.bfloat16, rows | {"BR": 256} | more, cuts.Tuning(32, 4, 1))
+    compiled(features_triton._of_rows, torch.bfloat16, rows | {"BR": 64}, cuts.Tuning(64, 4, 2))
 elif sys.argv[1:] == ["softmax"]:
     family(torch.bfloat16, 64, 64, decay=4, norm=3)
     family(torch.bfloat16, 64, 64, decay=3, norm=3)

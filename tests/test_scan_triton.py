@@ -285,6 +285,31 @@ def test_no_second_derivative_and_same_numbers_again():
         torch.autograd.grad(run().sum(), q, create_graph=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_random_features(dtype):
+    """Of queries, relative to each row, and of keys, relative to a running maximum; padding may lie above it."""
+    draw = torch.Generator().manual_seed(0)
+    x, W, g = (torch.randn(*size, generator=draw) for size in ((2, 2, 37, 10), (24, 10), (2, 2, 37, 24)))
+    x = x.to(dtype)
+    real = torch.arange(37) < torch.tensor([37, 20])[:, None]
+    x = torch.where(real[:, None, :, None], x, 5)
+    top = torch.tensor([[0.0, 3.0], [-1.0, -torch.inf]])
+
+    def run(precision: torch.dtype, choice: choose.Choice) -> list[Tensor]:
+        leaf, weights = x.to(precision).requires_grad_(), W.to(torch.promote_types(precision, torch.float32))
+        with choose.use(choice), choose.record() as answers:
+            q = scan.exp_features(leaf, weights, scale=0.5)
+            k, decay, last = scan.stabilised_features(leaf, weights, scale=0.5, top=top.to(weights), real=real)
+        assert answers == [("features", choice)] * 2
+        k = torch.where(real[:, None, :, None], k, 0)
+        return [q, k, decay, last, *(torch.autograd.grad((y * g.to(y)).sum(), leaf)[0] for y in (q, k))]
+
+    exact, plain, ours = run(torch.float64, "torch"), run(dtype, "torch"), run(dtype, "triton")
+    least = 2**-7 if dtype == torch.bfloat16 else 1e-6
+    for wanted, rounded, got in zip(exact, plain, ours, strict=True):
+        assert (got.double() - wanted).norm() <= 2 * (rounded.double() - wanted).norm() + least * wanted.norm()
+
+
 def test_too_many_features():
     x = torch.zeros(1, 1, 2, 300)
     with choose.use("triton"), pytest.raises(ValueError, match="at most 256 features of a head, got 300"):

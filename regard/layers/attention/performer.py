@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.core.reference import Row
 from regard.core.shape import Order, Shape
-from regard.kernels.scan import absorb, attend_past, attend_sums, stabilise
+from regard.kernels.scan import absorb, attend_past, attend_sums, exp_features, exp_logits, stabilised_features
 from regard.layers.attention.base import Facts
 from regard.layers.attention.draws import check_redraw, normal_rows
 from regard.layers.attention.scanned import Scanned
@@ -103,14 +103,16 @@ class Performer(Scanned):
         if self.kernel == "relu":
             k, decay = self._relu(k), None
         else:
-            k, decay, top = stabilise(self._logits(k), top=top, real=real)
+            k, decay, top = stabilised_features(k, self.draws, scale=self._scale, top=top, real=real)
         o, after = attend_past(self._query(q), k, v, state=before, decay=decay, real=real, final=sums is not None)
         return o, None if sums is None else (*after, top)
 
     def _query(self, q: Tensor) -> Tensor:
         if self.kernel == "relu":
             return self._relu(q)
-        return self._softmax(q, (3,), None)
+        if self.epsilon:
+            return self._softmax(q, (3,), None)
+        return exp_features(q, self.draws, scale=self._scale)
 
     def _softmax(self, x: Tensor, over: tuple[int, ...], real: Tensor | None) -> Tensor:
         """Softmax features [B, H, n, R] relative to their largest over some axes."""
@@ -125,8 +127,11 @@ class Performer(Scanned):
 
     def _logits(self, x: Tensor) -> Tensor:
         """The logarithm of the softmax features, [B, H, n, R], in float32 or better."""
-        x = self._scaled(x)
-        return x @ self.draws.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2
+        return exp_logits(x, self.draws, scale=self._scale)
+
+    @property
+    def _scale(self) -> float:
+        return self.shape.head_width**-0.25
 
     def _relu(self, x: Tensor) -> Tensor:
         x = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -135,7 +140,7 @@ class Performer(Scanned):
         return torch.relu(x) + RELU_FLOOR
 
     def _scaled(self, x: Tensor) -> Tensor:
-        return x.to(torch.promote_types(x.dtype, torch.float32)) * self.shape.head_width**-0.25
+        return x.to(torch.promote_types(x.dtype, torch.float32)) * self._scale
 
     def plain(self, row: Row) -> Tensor:
         W, D = self.draws.to(row.q.dtype) if self.projection else None, self.shape.head_width
