@@ -4,6 +4,7 @@ sequences with the score of every pair written out."""
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.testing import assert_close
 from transformers import LongformerConfig
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
@@ -83,17 +84,36 @@ def dense_etc(layer, x: Tensor) -> Tensor:
     relation = torch.where(away >= 0, away, m - away)
     across = (i < g) != (j < g)
     linked = torch.zeros(T, T, dtype=torch.bool)
-    if layer.segment is not None:
+    if isinstance(layer.segment, tuple):
+        owner = torch.arange(len(layer.segment)).repeat_interleave(torch.tensor(layer.segment))[: max(T - g, 0)]
+        for place, token in enumerate(owner.tolist(), g):
+            linked[token, place] = linked[place, token] = True
+    elif layer.segment is not None:
         linked = (torch.maximum(i, j) - g) // layer.segment == torch.minimum(i, j)
     relation = torch.where(across, 2 * m + 1 + linked.long(), relation)
     seen = (i < g) | (j < g) | ((j - i).abs() <= layer.radius)
-    q, k, v = (layer.project[name](x).view(T, H, -1).transpose(0, 1) for name in ("q", "k", "v"))
+
+    def projected(linear: Module, x: Tensor) -> Tensor:
+        """Tokens by the projection of their sequence, where there are two."""
+        both = (linear.first, linear.others) if hasattr(linear, "first") else (linear, linear)
+        return torch.cat([side(part) for side, part in zip(both, (x[:g], x[g:]), strict=True)])
+
+    def heads(name: str) -> Tensor:
+        return projected(layer.project[name], x).view(T, H, -1).transpose(0, 1)
+
+    q, k, v = (heads(name) for name in ("q", "k", "v"))
+    # what the global queries read, which may be projected for them
+    wide_k, wide_v = (
+        heads(f"wide_{name}") if "wide_k" in layer.project else part for name, part in (("k", k), ("v", v))
+    )
     query = (i < g).long().expand(T, T)
     e = torch.stack([layer.long_e, layer.global_e])[query, relation]  # [T, T, H, D]
     b = torch.stack([layer.long_b, layer.global_b])[query, relation]  # [T, T, H]
-    scores = q @ k.mT + torch.einsum("hid,ijhd->hij", q, e) + b.permute(2, 0, 1)
+    products = torch.where(i < g, q @ wide_k.mT, q @ k.mT)
+    scores = products + torch.einsum("hid,ijhd->hij", q, e) + b.permute(2, 0, 1)
     weights = (scores / q.shape[-1] ** 0.5).masked_fill(~seen, -torch.inf).softmax(-1)
-    return layer.output((weights @ v).transpose(0, 1).flatten(1))
+    o = torch.where(i < g, weights @ wide_v, weights @ v)
+    return projected(layer.output, o.transpose(0, 1).flatten(1))
 
 
 @pytest.mark.parametrize("chunk", [1, etc.CHUNK])
@@ -105,6 +125,9 @@ def dense_etc(layer, x: Tensor) -> Tensor:
         "globals=1, radius=2, distance=30, segment=3",
         "globals=70, radius=7, distance=4",
         "globals=4, radius=90, distance=8, segment=40",
+        "globals=5, radius=3, distance=4, segment=(7, 1, 30), projections='query'",
+        "globals=5, radius=6, distance=9, segment=(7, 1, 30), projections='pair', output='separate'",
+        "globals=3, radius=2, distance=2, projections='pair'",
     ],
 )
 def test_etc(options, chunk, monkeypatch):
@@ -129,32 +152,6 @@ def test_etc(options, chunk, monkeypatch):
         results.append({"y": y.detach(), "x": given.grad, **{n: p.grad for n, p in layer.named_parameters()}})
     for name, expected in results[1].items():
         assert_close(results[0][name], expected, msg=lambda text, name=name: f"{name}: {text}")
-
-
-def test_etc_projections_of_each_pair():
-    """Each of the four pairs of sequences by its own projections, as two attentions: that of the long queries and that
-    of the global ones; segments of given lengths."""
-    torch.manual_seed(0)
-    options = "globals=3, radius=40, distance=2, segment=(4, 1), projections='pair', output='separate'"
-    layer = regard.attention(f"etc({options})", width=WIDTH, heads=1, bias=True).double()
-    for parameter in layer.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    x = torch.randn(1, 12, WIDTH, dtype=torch.float64)
-    short, long = x[:, :3], x[:, 3:]
-    expected = []
-    for own, prefix, e, b in ((short, "wide_", layer.global_e, layer.global_b), (long, "", layer.long_e, layer.long_b)):
-        side = "first" if own is short else "others"
-        q = getattr(layer.project["q"], side)(own)
-        keys, values = (layer.project[prefix + name] for name in "kv")
-        k, v = (torch.cat([pair.first(short), pair.others(long)], 1) for pair in (keys, values))
-        i, j = torch.arange(12)[:3] if own is short else torch.arange(3, 12), torch.arange(12)
-        i, away = i[:, None], (j - i[:, None]).clamp(-2, 2)
-        linked = torch.zeros(12, 12, dtype=torch.bool)
-        linked[0, 3:7] = linked[3:7, 0] = linked[1, 7] = linked[7, 1] = True
-        p = torch.where((i < 3) != (j < 3), 5 + linked[i[:, 0]].long(), torch.where(away >= 0, away, 2 - away))
-        scores = q @ k.mT + torch.einsum("bid,ijd->bij", q, e[p, 0]) + b[p, 0]
-        expected.append(getattr(layer.output, side)((scores / WIDTH**0.5).softmax(-1) @ v))
-    assert_close(layer(x), torch.cat(expected, 1))
 
 
 def test_etc_refuses_more_segments_than_global_tokens():
