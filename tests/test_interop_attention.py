@@ -108,8 +108,10 @@ def test_encoder(spec, tmp_path):
 @pytest.mark.parametrize("spec", ["softmax", "linear", "performer(features=8)"])
 @torch.no_grad()
 def test_encoder_decoder(spec):
-    """Cross-attention reads the padding of the source, also where both sequences are equally long."""
+    """Cross-attention reads the padding of the source, also where both sequences are equally long; softmax as theirs
+    does."""
     model = published("marian")
+    own = model.config._attn_implementation
     model.set_attn_implementation(*register(spec))
     tokens, target, keep = ids(model), ids(model, 9, 2), KEEP[:3]
     inputs = {"decoder_input_ids": target, "input_ids": tokens}
@@ -120,6 +122,9 @@ def test_encoder_decoder(spec):
         ]
     )
     assert_close(model(**inputs, attention_mask=keep.long()).logits[:2], wanted, **CLOSE)
+    if spec == "softmax":
+        model.set_attn_implementation(own)
+        assert_close(wanted, model(**inputs, attention_mask=keep.long()).logits[:2], **CLOSE)
 
 
 @torch.no_grad()
@@ -140,9 +145,17 @@ def test_gradients():
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    model.set_attn_implementation(*register("performer(features=8)"))
-    model(ids(model)).logits.sum().backward()
-    assert all(part.grad is not None for part in model.parameters())
+    found = []
+    for name in (model.config._attn_implementation, *register(["softmax", "performer(features=8)"])):
+        model.set_attn_implementation(name)
+        model.zero_grad()
+        torch.where(
+            KEEP[:3, :, None], model(ids(model), attention_mask=KEEP[:3].long()).logits, 0
+        ).square().sum().backward()
+        found.append([part.grad.clone() for part in model.parameters()])
+    theirs, softmax, performer = found
+    assert_close(softmax, theirs, rtol=1e-4, atol=1e-4)
+    assert any((one - other).abs().max() > 1e-3 for one, other in zip(performer, theirs, strict=True))
 
 
 def test_refused_in_words():

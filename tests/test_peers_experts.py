@@ -76,9 +76,13 @@ def test_switch(training, B):
 
 
 def test_router_z_loss():
-    ours = build(f"stmoe(experts={EXPERTS}, balance=0.0, z=0.7)").train()
+    """Beside the loss of balance, neither at zero: of the first choices, as in Switch."""
+    ours = build(f"stmoe(experts={EXPERTS}, balance=0.3, z=0.7)").train()
     x = tokens()
-    assert_close(run(ours, x).auxiliary_loss, 0.7 * switch.router_z_loss_func(x @ ours.router.T))
+    logits = x @ ours.router.T
+    shares = torch.softmax(logits, -1)
+    balance = switch.load_balancing_loss_func(shares, shares.argmax(-1, keepdim=True)).double()
+    assert_close(run(ours, x).auxiliary_loss, 0.3 * balance + 0.7 * switch.router_z_loss_func(logits))
 
 
 def test_glam_without_capacity_is_mixtral_with_its_activation():

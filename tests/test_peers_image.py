@@ -12,17 +12,23 @@ import regard
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("block", [4, 8])
-def test_lines_with_a_memory_as_long_as_a_block_are_local_attention(causal, padded, block):
+@pytest.mark.parametrize(("block", "T"), [(4, 40), (8, 40), (8, 37)])
+def test_lines_with_a_memory_as_long_as_a_block_are_local_attention(causal, padded, block, T):
+    """Also where the last block is not full: theirs fills it up and is told so by its mask."""
     local_attention = importlib.import_module("local_attention")
     torch.manual_seed(0)
     theirs = local_attention.LocalAttention(
-        window_size=block, causal=causal, look_backward=1, look_forward=0 if causal else 1, use_rotary_pos_emb=False
+        window_size=block,
+        causal=causal,
+        look_backward=1,
+        look_forward=0 if causal else 1,
+        use_rotary_pos_emb=False,
+        autopad=True,
     )
-    q, k, v = (torch.randn(3, 2, 40, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    keep = torch.arange(40) < torch.tensor([40, 9, 27])[:, None] if padded else torch.ones(3, 40, dtype=torch.bool)
+    q, k, v = (torch.randn(3, 2, T, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    keep = torch.arange(T) < torch.tensor([T, 9, 27] if padded else [T, T, T])[:, None]
     mine = regard.attend(f"image(block={block}, memory={block})", q, k, v, keep=keep if padded else None, causal=causal)
-    other = theirs(q, k, v, mask=keep if padded else None)
+    other = theirs(q, k, v, mask=keep)
     real = keep[:, None, :, None].expand_as(mine)
     assert_close(mine[real], other[real])
     toward = torch.randn_like(mine)
