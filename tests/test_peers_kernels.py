@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from performer_pytorch import FastAttention
-from performer_pytorch.performer_pytorch import linear_attention, softmax_kernel
+from performer_pytorch.performer_pytorch import generalized_kernel, linear_attention, softmax_kernel
 from torch.testing import assert_close
 
 import regard
@@ -45,6 +45,67 @@ def test_causal_performer_equals_its_peer_without_the_leak():
     for t in range(1, 12):
         expected = linear_attention(features["q"][:, :, t - 1 : t], features["k"][:, :, :t], v[:, :, :t])
         assert_close(o[:, :, t - 1 : t], expected)
+
+
+def prefixes(features: list, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    """The peer's attention of features, over what each token may see."""
+    q, k = features
+    if not causal:
+        return linear_attention(q, k, v)
+    rows = [linear_attention(q[:, :, t : t + 1], k[:, :, : t + 1], v[:, :, : t + 1]) for t in range(q.shape[2])]
+    return torch.cat(rows, 2)
+
+
+def compare(mine: torch.Tensor, other: torch.Tensor, leaves: list) -> None:
+    """Outputs and gradients."""
+    assert_close(mine, other)
+    toward = torch.randn_like(mine)
+    assert_close(
+        torch.autograd.grad((mine * toward).sum(), leaves), torch.autograd.grad((other * toward).sum(), leaves)
+    )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("projection", [False, True])
+def test_relu_features_equal_the_peers(projection, causal):
+    """relu(W x / sqrt(R)) + 1e-3 of the vectors as they come, as in the authors' code; without W, of x itself."""
+    q, k, v = leaves = [part.requires_grad_() for part in heads()]
+    W = 3 * torch.randn(24, 8, dtype=torch.float64)
+    options = {"kernel_fn": torch.nn.ReLU(), "kernel_epsilon": 1e-3, "normalize_data": False}
+    options["projection_matrix"] = W / 24**0.5 if projection else None
+    features = [generalized_kernel(part, **options) for part in (q, k)]
+    spec = "performer(features=24, kernel='relu')" if projection else "performer(kernel='relu', projection=False)"
+    role = "causal" if causal else "self"
+    mine = ours(spec, q, k, v, role, **({"draws": W} if projection else {}))
+    compare(mine, prefixes(features, v, causal), leaves)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_orthogonal_random_features_by_hand(causal):
+    """Every product of features as the cosine of a difference of angles; the floor binds for some queries."""
+    q, k, v = heads()
+    role = "causal" if causal else "self"
+    torch.manual_seed(3)
+    spec = "rfa(features=12, orthogonal=True, temperature=0.5, floor=0.3)"
+    layer = regard.attention(spec, width=32, heads=4, role=role).double()
+    for block in (layer.draws[:, :8], layer.draws[:, 8:]):
+        products = block @ block.mT
+        assert_close(products, torch.diag_embed(products.diagonal(dim1=1, dim2=2)), rtol=0, atol=1e-5)
+    with torch.no_grad():
+        layer.sigma.mul_(1 + 0.3 * torch.randn_like(layer.sigma))
+    leaves = [*(part.requires_grad_() for part in (q, k, v)), layer.sigma]
+    angles = [
+        torch.einsum("bhtd,hrd,hd->bhtr", part / part.norm(dim=-1, keepdim=True), layer.draws, layer.sigma)
+        for part in (q, k)
+    ]
+    weights = torch.cos(angles[0][:, :, :, None] - angles[1][:, :, None]).mean(-1)
+    weights = weights.tril() if causal else weights
+    total = weights.sum(-1, keepdim=True)
+    other = weights @ v / total.clamp(min=0.3)
+    assert (total < 0.3).any()
+    assert (total > 0.3).any()
+    mine = layer.mix(Rows.full(q.transpose(1, 2)), {"q": q}, {"k": k, "v": v})[0]
+    compare(mine, other, leaves)
 
 
 def test_linear_equals_its_peer():

@@ -27,6 +27,9 @@ SEES = {
     "sparse(stride=7)": lambda i, j: abs(i - j) <= 7 or (i - j) % 7 == 0,
     "sparse(stride=32)": lambda i, j: abs(i - j) <= 32 or (i - j) % 32 == 0,
     "sparse(stride=99)": lambda i, j: abs(i - j) <= 99 or (i - j) % 99 == 0,
+    # l is the root of the length, rounded
+    "sparse(longest=301)": lambda i, j: abs(i - j) <= 17 or (i - j) % 17 == 0,
+    "sparse(pattern='fixed', longest=110)": lambda i, j: i // 10 == j // 10 or j % 10 >= 2,
     "sparse(pattern='fixed', stride=7, summary=1)": lambda i, j: i // 7 == j // 7 or j % 7 >= 6,
     "sparse(pattern='fixed', stride=7, summary=7)": lambda i, j: True,
     "sparse(pattern='fixed', stride=16, summary=3)": lambda i, j: i // 16 == j // 16 or j % 16 >= 13,
