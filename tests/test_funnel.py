@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from lengths import (
     VOCABULARY,
     check_gradients,
@@ -161,6 +162,68 @@ def test_positions_count_tokens_in_every_block(position, form):
     small = {"layers": (1, 1, 2), "decoder_layers": 1, "heads": 2}
     model, tokens = build(position=position, **small, **form), ids(B=1, T=8)
     assert_close(model(tokens).logits[0], plain(model, tokens[0]))
+
+
+def in_matrices(model: Funnel, row: torch.Tensor) -> torch.Tensor:
+    """The logits of one row, blocks of matrices at a time: a line of places, pooled as the vectors are, and the logits
+    of Transformer-XL at the differences of two places."""
+    apart, H = model.config.apart, model.config.heads
+
+    def layer(part, x, memory, at, stand):
+        attention = part.attention or part.cross
+        q, k, v = (attention.project[n](y).view(len(y), H, -1) for n, y in (("q", x), ("k", memory), ("v", memory)))
+        scheme, distance = attention.position, (at[:, None] - stand).double()
+        angle = distance[..., None] * 10000 ** (-torch.arange(0, WIDTH, 2).double() / WIDTH)
+        R = scheme.project(torch.cat([angle.sin(), angle.cos()], -1)).unflatten(-1, (H, -1))
+        place = torch.einsum("ihd,ijhd->hij", q + scheme.v, R)
+        if apart:
+            both = torch.arange(len(x))[:, None].bool() & torch.arange(len(memory)).bool()
+            place = place * both
+        logits = torch.einsum("ihd,jhd->hij", q + scheme.u, k) + place
+        o = torch.einsum("hij,jhd->ihd", (logits / q.shape[-1] ** 0.5).softmax(-1), v)
+        x = part.norms[0](x + attention.output(o.flatten(1)))
+        return part.norms[1](x + part.feedforward.outer(F.gelu(part.feedforward.inner(x))))
+
+    x, at = model.first.embedding(row) * WIDTH**0.5, torch.arange(len(row))
+    for part in model.first.blocks:
+        x = layer(part, x, x, at, at)
+    begun = x
+    for index, (entry, *others) in enumerate(model.blocks, 1):
+        rest, places = (x[1:], at[1:]) if apart else (x, at)
+        odd = len(rest) % 2
+        pooled = torch.cat([rest, rest[-1:]]) if odd else rest  # the last alone
+        pooled, places = pooled.view(-1, 2, WIDTH).mean(1), places[::2]
+        if apart:
+            pooled, places = torch.cat([x[:1], pooled]), torch.cat([torch.tensor([1 - 2**index]), places])
+        x = layer(
+            entry,
+            pooled,
+            x if model.config.queries_only else pooled,
+            places,
+            at if model.config.queries_only else places,
+        )
+        at = places
+        for part in others:
+            x = layer(part, x, x, at, at)
+    times = 2 ** len(model.blocks)
+    stretched = torch.cat([x[:1], x[1:].repeat_interleave(times, 0)]) if apart else x.repeat_interleave(times, 0)
+    x, at = begun + stretched[: len(row)], torch.arange(len(row))
+    for part in model.decoder:
+        x = layer(part, x, x, at, at)
+    return x @ model.first.embedding.weight.T
+
+
+@pytest.mark.parametrize("form", [{}, {"apart": False}, {"queries_only": False}], ids=str)
+@pytest.mark.parametrize("T", [13, 16])
+def test_gradients_of_three_blocks(form, T):
+    model, tokens = build(position="xl", **form), ids(B=1, T=T)
+    mine, other = model(tokens).logits[0], in_matrices(model, tokens[0])
+    assert_close(mine, other)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    toward = torch.randn_like(mine)
+    got, expected = (torch.autograd.grad((y * toward).sum(), parameters) for y in (mine, other))
+    for name, one, two in zip(names, got, expected, strict=True):
+        assert_close(one, two, msg=lambda text, name=name: f"{name}: {text}")
 
 
 @pytest.mark.parametrize("position", ["xl", "alibi"])
