@@ -206,6 +206,45 @@ def test_in_a_model_with_norms_before_P_is_normed_to_read_and_its_residual_is_ra
     assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
 
 
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_gradients_of_an_encoder(norm):
+    """All of it by torch's attention, X and P side by side; padded rows are read as far as they go."""
+    sizes = BOTH | {"layers": 3, "kind": "encoder", "bias": True, "position": "none", "attention": "luna(length=3)"}
+    model, tokens = translator(norm=norm, **sizes), torch.randint(20, (2, 6))
+    keep = torch.arange(6) < torch.tensor([[6], [4]])
+    pre = norm == "pre"
+
+    def read(layer, queries, context, names):
+        q, k = (
+            layer.linears[name](part).unflatten(-1, (HEADS, -1)).transpose(-3, -2)
+            for name, part in zip(names, (queries, context), strict=True)
+        )
+        return F.scaled_dot_product_attention(q, k, k).transpose(-3, -2).flatten(-2)
+
+    def by_hand(row):
+        x, P = model.encoder.embedding(row) * WIDTH**0.5, model.encoder.blocks[0].attention.packed
+        for block in model.encoder.blocks:
+            layer, (first, last), feed = block.attention, block.norms, block.feedforward
+            X, asks = (first(x), layer.packed_norm(P)) if pre else (x, P)
+            packed = read(layer, asks, X, ("packed_q", "packed_k"))
+            y = layer.output(read(layer, X, packed, ("q", "k")))
+            if layer.packed_norm is not None:
+                P = P + packed if pre else layer.packed_norm(P + packed)
+            x = x + y if pre else first(x + y)
+            fed = feed.outer(F.relu(feed.inner(last(x) if pre else x)))
+            x = x + fed if pre else last(x + fed)
+        return (model.encoder.norm(x) if pre else x) @ model.output.weight.T
+
+    mine = model(tokens, keep=keep).logits[keep]
+    other = torch.cat([by_hand(row[: real.sum()]) for row, real in zip(tokens, keep, strict=True)])
+    assert_close(mine, other)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    toward = torch.randn_like(mine)
+    got, expected = (torch.autograd.grad((y * toward).sum(), parameters) for y in (mine, other))
+    for name, one, two in zip(names, got, expected, strict=True):
+        assert_close(one, two, msg=lambda text, name=name: f"{name}: {text}")
+
+
 def _noted_with_input(layer, seen, inputs, x, rows=None, *, stream=None, **rest):
     inputs.append(x)
     return _noted(layer, seen, x, rows, stream=stream, **rest)

@@ -123,7 +123,7 @@ def test_positions(position):
 @pytest.mark.parametrize("padded", [False, True])
 def test_it_is_that_of_hugging_face(padded, residual):
     """Encoder and decoder, with and without the residual of the output queries, weights copied: blocks with shared
-    weights, another width of the latents, one head to read. A row without padding there is a row of ours; their mask is
+    weights, another width of the latents, other heads to read. A row without padding there is a row of ours; their mask is
     added to the logits of the reading."""
     peers = importlib.import_module("transformers.models.perceiver.modeling_perceiver")
     config = peers.PerceiverConfig(
@@ -133,7 +133,7 @@ def test_it_is_that_of_hugging_face(padded, residual):
         num_blocks=3,
         num_self_attends_per_block=2,
         num_self_attention_heads=4,
-        num_cross_attention_heads=1,
+        num_cross_attention_heads=2,
         qk_channels=LATENT,
         v_channels=LATENT,
         self_attention_widening_factor=2,
@@ -148,15 +148,15 @@ def test_it_is_that_of_hugging_face(padded, residual):
             is_cross_attention=True,
             qk_channels=WIDTH,
             v_channels=WIDTH,
-            num_heads=1,
+            num_heads=2,
             q_dim=WIDTH,
             kv_dim=LATENT,
             widening_factor=3,
             use_query_residual=residual,
         )
     )
-    model = build(blocks=3, inner=2 * LATENT, cross_heads=1)
-    asking = build(blocks=3, inner=3 * WIDTH, cross_heads=1, query_residual=residual).asker
+    model = build(blocks=3, inner=2 * LATENT, cross_heads=2)
+    asking = build(blocks=3, inner=3 * WIDTH, cross_heads=2, query_residual=residual).asker
 
     def copy(layer, theirs, attention):
         inside = theirs.attention.self
