@@ -110,7 +110,7 @@ def test_relative_distances_are_labmls(memory, monkeypatch):
             slots = torch.cat([slots, compress(old).detach()])[-4:]
     mine, other = torch.cat(mine, 1), torch.cat(other, 1)
     assert_close(mine, other)
-    assert_close(ours.run(x).y, other)
+    assert_close(ours.forward_packed(x).y, other)
     toward = torch.randn_like(mine)
     leaves = [ours.position.project.weight, ours.position.u, ours.position.v]
     leaves += [ours.project[name].weight for name in "qkv"]

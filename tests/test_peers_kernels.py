@@ -104,7 +104,7 @@ def test_orthogonal_random_features_by_hand(causal):
     other = weights @ v / total.clamp(min=0.3)
     assert (total < 0.3).any()
     assert (total > 0.3).any()
-    mine = layer.mix(Rows.full(q.transpose(1, 2)), {"q": q}, {"k": k, "v": v})[0]
+    mine = layer.attend_projected(Rows.full(q.transpose(1, 2)), {"q": q}, {"k": k, "v": v})[0]
     compare(mine, other, leaves)
 
 
