@@ -123,8 +123,8 @@ def test_positions(position):
 @pytest.mark.parametrize("padded", [False, True])
 def test_it_is_that_of_hugging_face(padded, residual):
     """Encoder and decoder, with and without the residual of the output queries, weights copied: blocks with shared
-    weights, another width of the latents, other heads to read. A row without padding there is a row of ours; their mask is
-    added to the logits of the reading."""
+    weights, another width of the latents, other heads to read. A row without padding there is a row of ours; their mask
+    is added to the logits of the reading."""
     peers = importlib.import_module("transformers.models.perceiver.modeling_perceiver")
     config = peers.PerceiverConfig(
         d_model=WIDTH,
