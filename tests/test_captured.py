@@ -160,8 +160,19 @@ def test_without_graphs_or_for_few_tokens_nothing_is_captured(fixed_walks):
 
 def test_reasons_in_words():
     assert "the model is on cpu" in captured.refusal(model().cpu(), torch.zeros(1, 2))
-    with pytest.raises(ValueError, match=r"changed the size of a state from \[2, 3\] to \[2, 4\]"):
-        captured.put((torch.zeros(2, 3),), (torch.zeros(2, 4),))
+    changed = captured.sizes_changed((torch.zeros(2, 3),), (torch.zeros(2, 4),))
+    assert changed == "a step changed the size of a state from [2, 3] to [2, 4]"
+
+
+def test_a_state_that_grows_is_not_captured(fixed_walks):
+    made = model("local(window=20)")
+    for block in made.decoder.blocks:
+        block.attention.fixed_state = lambda state, capacity: state
+    config = CONFIGS["greedy"]
+    with pytest.warns(UserWarning, match="not captured as a CUDA graph: a step changed the size"):
+        found = generate(made, PROMPT, None, config)
+    plain = generate(made, PROMPT, None, DecodingConfig(**{**vars(config), "graphs": False}))
+    assert [[one.ids for one in row] for row in found] == [[one.ids for one in row] for row in plain]
 
 
 def test_logits_that_are_no_numbers_end_the_search(fixed_walks):

@@ -164,7 +164,7 @@ def log_probabilities(logits: Tensor, ids: Tensor) -> Tensor:
 def candidates(logits: Tensor, count: int, blocked: Tensor) -> tuple[Tensor, Tensor]:
     """The best `count` tokens of each row that are not blocked, among others at -inf: log probabilities and ids."""
     ids = highest(logits, count + len(blocked))
-    return log_probabilities(logits, ids).masked_fill(torch.isin(ids, blocked), -torch.inf), ids
+    return log_probabilities(logits, ids).masked_fill((ids[..., None] == blocked).any(-1), -torch.inf), ids
 
 
 def crowded(still: int, present: int) -> bool:

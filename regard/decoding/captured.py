@@ -19,6 +19,7 @@ from regard.decoding.greedy import Walked, Watch, ranked, watched
 
 EVERY = 16  # steps between two looks
 WARM = 2  # steps before one is captured: what is compiled or set up at first use must be there
+NOT_CAPTURED = "steps of decoding are not captured as a CUDA graph: {reason}"
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 
@@ -65,11 +66,18 @@ def walk(
         step.add_(1)
 
     def advance(barred: Tensor) -> None:
+        nonlocal state, fixed
         logits, after = model.extend(token.view(-1, 1), state)
-        put(state, after)
+        if fixed and sizes_changed(state, after):
+            fixed = False
+            warnings.warn(NOT_CAPTURED.format(reason=sizes_changed(state, after)), stacklevel=2)
+        if fixed:
+            put(state, after)
+        else:
+            state = after
         choose(logits[:, -1], barred)
 
-    every = EVERY if watch is None else 1
+    every, fixed = EVERY if watch is None else 1, True
     repeats: dict[int, Callable[[], None]] = {}
     with _on_a_stream(device):
         graph = capture or CudaGraph(device)
@@ -85,7 +93,7 @@ def walk(
             if t == L:
                 break
             barred = _barred(blocked, t, config)
-            if t <= WARM:
+            if t <= WARM or not fixed:
                 advance(barred)
                 continue
             if len(barred) not in repeats:
@@ -115,23 +123,26 @@ class CudaGraph:
         except RuntimeError as error:
             self.works = False
             torch.cuda.synchronize(self.device)
-            reason = str(error).splitlines()[0]
-            warnings.warn(f"steps of decoding are not captured as a CUDA graph: {reason}", stacklevel=2)
+            warnings.warn(NOT_CAPTURED.format(reason=str(error).splitlines()[0]), stacklevel=2)
             return work
         return graph.replay
 
 
 def put(buffers: Any, new: Any) -> None:
-    """Writes the tensors of a nested tuple into those of another of the same form. What has other sizes is refused."""
+    """Writes the tensors of a nested tuple into those of another of the same form and sizes."""
     pairs = [pair for pair in _pairs(buffers, new) if pair[0] is not pair[1] and not _same_memory(*pair)]
-    wrong = [(old, made) for old, made in pairs if old.shape != made.shape]
-    if wrong:
-        old, made = wrong[0]
-        raise ValueError(f"a step changed the size of a state from {list(old.shape)} to {list(made.shape)}")
     # what is a view of a buffer would be overwritten while it is read
     ready = [(old, made.clone() if _same_storage(old, made) else made) for old, made in pairs]
     for dtype in {old.dtype for old, _ in ready}:
         torch._foreach_copy_(*map(list, zip(*(pair for pair in ready if pair[0].dtype == dtype), strict=True)))
+
+
+def sizes_changed(before: Any, after: Any) -> str | None:
+    """What a step did to the sizes of a state, in words, if it did."""
+    for old, made in _pairs(before, after):
+        if old.shape != made.shape:
+            return f"a step changed the size of a state from {list(old.shape)} to {list(made.shape)}"
+    return None
 
 
 def apart(state: Any, taken: set[int]) -> Any:
