@@ -11,6 +11,7 @@ from regard.core.rows import Mask, Memory, Rows, pack, pack_pairs, unpack
 from regard.core.shape import Role, Shape
 from regard.layers.attention.base import Attention, Facts
 from regard.layers.attention.cached import Cached
+from regard.layers.attention.checks import allowed_pairs
 from regard.layers.attention.heads import MixedHeads
 from regard.layers.attention.projected import Projected
 from regard.layers.attention.tailed import Tailed
@@ -114,7 +115,7 @@ def attend(
     cross = T != S and not causal if cross is None else cross
     role = "cross" if cross else "causal" if causal else "self"
     layer = _bare(str(parse(spec)), H, k.shape[1], D, role, q.dtype, q.device)
-    allowed = layer.allowed(mask, len(q), T, S)
+    allowed = allowed_pairs(layer, mask, len(q), T, S)
     if causal and T < S:
         by_keys = getattr(type(layer), "attend_self", None) in (Cached.attend_self, Tailed.attend_self)
         if by_keys and not getattr(layer, "front", 0):

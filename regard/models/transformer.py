@@ -20,6 +20,7 @@ from regard.core.state import Out, Progress, check_rows, take_rows
 from regard.kernels.compiling import run_eagerly
 from regard.kernels.dropout import Dropout
 from regard.layers.attention.base import Attention
+from regard.layers.attention.checks import check_form
 from regard.layers.feedforward.base import Sizes
 from regard.models.aligner import Aligner
 from regard.models.reversible import Coupled, Sublayer
@@ -656,7 +657,7 @@ class Transformer(nn.Module):
         if rows != batch:
             raise ValueError(f"tokens have {batch} rows and the state {rows}: select rows to match")
         for block, kept in zip(self.decoder.blocks, state.blocks, strict=True):
-            block.attention.check_form(kept.own)
+            check_form(block.attention, kept.own)
 
 
 def look_up(table: nn.Embedding, ids: Tensor) -> Tensor:

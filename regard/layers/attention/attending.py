@@ -1,7 +1,8 @@
 """Mechanisms that attend to keys and values one by one."""
 
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ ROOM = 2**27  # logits of a piece on a GPU
 class Attending(Projected):
     """Mechanisms that attend to keys and values one by one: cross-attention keeps them as they are."""
 
+    @abstractmethod
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """[B, H, T, D]; the arguments after the mask are the mechanism's `inputs` by name."""
         raise NotImplementedError
@@ -28,6 +30,7 @@ class Attending(Projected):
     piece = 64  # queries at a time where logits are made
     few = 8  # queries for which two products beat the CPU's fused kernel, as in decoding
 
+    @final
     def product(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """softmax(scale q K^T) V with the position scheme put in; keys and values may have G heads."""
         kind, gqa = None if self.position is None else self.position.facts.kind, q.shape[1] != k.shape[1]
@@ -77,6 +80,7 @@ class Attending(Projected):
         """No position scheme adds to logits or values."""
         return self.position is None or self.position.facts.kind in ("input", "rotation")
 
+    @final
     def attend_next(
         self, query: dict[str, Tensor], source: dict[str, Tensor], state: RingState
     ) -> tuple[Tensor, RingState]:
@@ -85,12 +89,14 @@ class Attending(Projected):
         progress = state.progress._replace(length=state.progress.length + 1)
         return o, state._replace(progress=progress)
 
+    @final
     def piece_size(self, x: Tensor, S: int) -> int:
         """Queries at a time for x [B, H, T, D] and S keys. On a GPU more, where there is room for their logits: a small
         piece costs the host as much as a large one."""
         cells = x.shape[0] * x.shape[1] * S * 64 * max(1, 64 // self.piece)
         return self.piece * max(1, ROOM // cells) if x.device.type == "cuda" else self.piece
 
+    @final
     def in_pieces(self, mask: Mask, q: Tensor, read: Callable[[Tensor, Mask], Tensor]) -> Tensor:
         """`read` for a few queries at a time, and again in the backward pass: nothing of size T x S is kept."""
         outs, size = [], self.piece_size(q, mask.S)
@@ -104,11 +110,13 @@ class Attending(Projected):
                 outs.append(read(piece, part))
         return torch.cat(outs, 2)
 
+    @final
     def project_memory(self, source, memory):
         B, S = memory.x.shape[:2]
         count = torch.full((B,), S, device=memory.x.device) if memory.count is None else memory.count
         return CrossState(tuple(source.values()), count, memory.count is None, S, memory.allowed)
 
+    @final
     def attend_memory(self, query, state):
         zero = torch.zeros_like(state.count)
         T = next(iter(query.values())).shape[2]
@@ -128,12 +136,15 @@ class Attending(Projected):
         """`probe_state` for role "causal"."""
         raise NotImplementedError
 
+    @final
     def _swap(self, names: list[str], parts: tuple[Tensor, ...], at: Tensor, first: int) -> tuple[Tensor, ...]:
         values = self.kinds("value")
         return tuple(
-            self.unit(at, first, len(part)) if name in values else part for name, part in zip(names, parts, strict=True)
+            self.unit(at, first, len(part), part.dtype) if name in values else part
+            for name, part in zip(names, parts, strict=True)
         )
 
+    @final
     def whole_mask(self, rows: Rows) -> Mask:
         """The mask of a whole sequence over itself."""
         causal = self.shape.role == "causal"

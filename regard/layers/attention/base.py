@@ -22,15 +22,17 @@ A mechanism is one file with one class on one of these, each in the file of its 
 What they speak (`Rows`, `Mask`, `Memory`, `Shape`, `Out`, states) is in `regard.core`.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
 
-from regard.core.rows import Memory, Rows, blank, check_pairs, pack, pack_memory, pack_pairs, unpack
+from regard.core.rows import Memory, Rows, blank, pack, pack_memory, pack_pairs, unpack
 from regard.core.shape import Order, Role, Shape
-from regard.core.state import Out, fix_bound, same_form, state_form, trim
+from regard.core.state import Out, fix_bound, trim
+from regard.layers.attention import checks
 
 
 @dataclass(frozen=True)
@@ -62,16 +64,16 @@ class Facts:
     stream: bool = False  # carries a second sequence from layer to layer
 
 
-class Attention(nn.Module):
+class Attention(nn.Module, ABC):
     """The contract. `facts`, `examples` (small specs the suite builds) and `reduces_to` (spec -> the spec it equals)
-    belong to each mechanism; options may change `facts` on the instance."""
+    belong to each mechanism; options may change `facts` on the instance. A method is abstract (a mechanism, or what it
+    is built on, writes it), final (none does), or a default that some write anew: the docstring says which."""
 
     facts: Facts
     examples: tuple[str, ...]
     reduces_to: tuple[tuple[str, str], ...] = ()
     nests = False
     redraw_every = 0  # training steps from one random draw to the next; 0: one draw for good
-    _form: tuple | None = None  # of a state, once it was asked for
 
     def __init__(self, shape: Shape):
         super().__init__()
@@ -88,8 +90,9 @@ class Attention(nn.Module):
                 "leave dropout out and drop its output instead"
             )
 
-    # the user's side: any padding, final
+    # the user's side: any padding
 
+    @final
     def forward(
         self,
         x: Tensor,
@@ -102,8 +105,8 @@ class Attention(nn.Module):
         """[B, T, E] -> [B, T, E]; padded positions give zeros. `mask` [T, S] or [B, T, S] is True where a query may
         read a key, beside what the role and the padding say; a query that may read none gives zeros (and the bias of
         the output). Mechanisms that form no single pairs refuse it."""
-        self._check(x, keep, memory, memory_keep)
-        allowed = self.allowed(mask, *x.shape[:2], x.shape[1] if memory is None else memory.shape[1])
+        checks.check_inputs(self, x, keep, memory, memory_keep)
+        allowed = checks.allowed_pairs(self, mask, *x.shape[:2], x.shape[1] if memory is None else memory.shape[1])
         if self.shape.role == "cross":
             packed = pack_memory(memory, memory_keep, allowed)
             if keep is not None and self.facts.auxiliary_loss:
@@ -117,6 +120,7 @@ class Attention(nn.Module):
         packed, rows = pack(x, keep)
         return unpack(self.forward_packed(packed, rows._replace(allowed=pack_pairs(allowed, keep))).y, keep)
 
+    @final
     def start(
         self,
         batch: int,
@@ -126,14 +130,14 @@ class Attention(nn.Module):
         capacity: int | None = None,
     ) -> Any:
         """The state before the first token. `capacity` reserves room for that many tokens at once."""
-        self._check_decodes()
+        checks.check_decodes(self)
         for name, size in (("batch", batch), ("capacity", capacity)):
             if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
                 raise ValueError(f"{name} must be a whole number of at least 1, got {size!r}")
         if self.shape.role == "cross":
-            self._check_memory(memory, memory_keep, batch)
+            checks.check_memory(self, memory, memory_keep, batch)
         elif memory is not None or memory_keep is not None:
-            self._refuse_memory()
+            checks.refuse_memory(self)
         weight = next(self.parameters())
         device = weight.device
         autocast = torch.is_autocast_enabled(device.type)
@@ -141,12 +145,13 @@ class Attention(nn.Module):
         packed = None if memory is None else pack_memory(memory, memory_keep)
         return self.initial_state(batch, memory=packed, capacity=capacity, dtype=dtype, device=device).state
 
+    @final
     def extend(self, x: Tensor, state: Any, *, keep: Tensor | None = None) -> tuple[Tensor, Any]:
         """Reads n >= 1 new tokens a row and consumes the state: go on with the one returned (`select` to branch)."""
-        self._check_decodes()
-        self._check_tokens(x, keep, "x", "keep", self.shape.width)
+        checks.check_decodes(self)
+        checks.check_tokens(self, x, keep, "x", "keep", self.shape.width)
         B, T = x.shape[:2]
-        self._check_state(state, B)
+        checks.check_state(self, state, B)
         if self.shape.role == "cross":
             rows = len(state.count)
             # beams of one sentence share its memory: they fold into the queries
@@ -160,6 +165,7 @@ class Attention(nn.Module):
         out = self.forward_packed(packed, state.progress.place(rows), state=state)
         return unpack(out.y, keep), trim(out.state)
 
+    @final
     def weights(
         self,
         x: Tensor,
@@ -175,8 +181,8 @@ class Attention(nn.Module):
         if state is not None:
             if mask is not None:
                 raise ValueError("mask is for whole sequences: leave it out where a state is given")
-            self._check_tokens(x, keep, "x", "keep", self.shape.width)
-            self._check_state(state, len(x))
+            checks.check_tokens(self, x, keep, "x", "keep", self.shape.width)
+            checks.check_state(self, state, len(x))
             if memory is not None or memory_keep is not None:
                 raise ValueError("a state holds the memory already: leave memory and memory_keep out")
             if self.shape.role == "cross":
@@ -187,8 +193,8 @@ class Attention(nn.Module):
             packed, rows = (x, Rows.full(x)) if keep is None else pack(x, keep)
             maps = self.map(packed, state.progress.place(rows), state=state)
             return maps if keep is None else unpack(maps, keep[:, None], dim=2)
-        self._check(x, keep, memory, memory_keep)
-        allowed = self.allowed(mask, *x.shape[:2], x.shape[1] if memory is None else memory.shape[1])
+        checks.check_inputs(self, x, keep, memory, memory_keep)
+        allowed = checks.allowed_pairs(self, mask, *x.shape[:2], x.shape[1] if memory is None else memory.shape[1])
         if self.shape.role == "cross":
             maps = self.map(blank(x, keep), memory=pack_memory(memory, memory_keep, allowed))
             maps = blank(maps, None if keep is None else keep[:, None])
@@ -202,6 +208,7 @@ class Attention(nn.Module):
 
     # the mechanism's side: rows that are real from the left; what a model calls
 
+    @abstractmethod
     def forward_packed(
         self,
         x: Tensor,
@@ -224,7 +231,7 @@ class Attention(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
     ) -> Out:
-        """The state (and stream) before the first token."""
+        """The state (and stream) before the first token, of roles "causal" and "cross". Default: there is none."""
         raise NotImplementedError
 
     def fixed_state(self, state: Any, capacity: int) -> Any:
@@ -242,7 +249,7 @@ class Attention(nn.Module):
         memory: Memory | None = None,
         stream: Tensor | None = None,
     ) -> Tensor:
-        """[B, H, T, S]; never consumes the state."""
+        """[B, H, T, S]; never consumes the state. Default: `apply_map` of unit vectors."""
         if state is not None:
             raise ValueError(
                 f"attention {self.facts.name!r} does not keep its tokens one by one, so a state has no map: call "
@@ -252,6 +259,7 @@ class Attention(nn.Module):
         unit = torch.eye(S, dtype=x.dtype, device=x.device).expand(len(x), 1, -1, -1)
         return self.apply_map(unit, x, rows, memory=memory, stream=stream)
 
+    @abstractmethod
     def apply_map(
         self,
         values: Tensor,
@@ -266,13 +274,15 @@ class Attention(nn.Module):
         raise NotImplementedError
 
     def slots(self, x: Tensor, rows: Rows | None = None, *, memory: Memory | None = None) -> Tensor:
-        """[B, H, slots, D]: the values that the columns of a map stand for, where facts.columns is "slots"."""
+        """[B, H, slots, D]: the values that the columns of a map stand for, where facts.columns is "slots". Default:
+        there are none."""
         raise NotImplementedError
 
     def link_layers(self, first: "Attention | None", fed: bool, read: bool, pre: bool = False) -> None:
         """A stack of layers says once: the layer to share with, whether a stream comes in, whether it is read, whether
-        the norms of the model stand before its layers."""
+        the norms of the model stand before its layers. Default: nothing is shared."""
 
+    @abstractmethod
     def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         """One unpadded sequence [T, E] -> [T, E]: the formula in loops."""
         raise NotImplementedError
@@ -280,93 +290,3 @@ class Attention(nn.Module):
     def reference_loss(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         """The auxiliary loss of one unpadded sequence, in loops; of a mechanism whose facts say that it trains one."""
         raise NotImplementedError
-
-    # bad input
-
-    def _check(self, x: Tensor, keep: Tensor | None, memory: Tensor | None, memory_keep: Tensor | None) -> None:
-        self._check_tokens(x, keep, "x", "keep", self.shape.width)
-        if self.shape.role == "cross":
-            self._check_memory(memory, memory_keep, len(x))
-        elif memory is not None or memory_keep is not None:
-            self._refuse_memory()
-
-    def allowed(self, mask: Tensor | None, B: int, T: int, S: int) -> Tensor | None:
-        """An explicit mask as [1 or B, T, S], or words for why there can be none."""
-        if mask is None:
-            return None
-        if not self.facts.pairs:
-            raise ValueError(
-                f"attention {self.facts.name!r} takes no mask: it does not weigh pairs of tokens one by one; say what "
-                "is padding with keep, or use one that does, such as softmax"
-            )
-        return check_pairs(mask, B, T, S)
-
-    def _check_memory(self, memory: Tensor | None, keep: Tensor | None, batch: int) -> None:
-        if memory is None:
-            raise ValueError("role 'cross' needs memory=[B, S, E], the sequence to attend to")
-        self._check_tokens(memory, keep, "memory", "memory_keep", self.shape.memory_width)
-        if len(memory) != batch:
-            raise ValueError(f"memory has {len(memory)} rows, expected {batch}, as many as the queries")
-
-    def _refuse_memory(self) -> None:
-        advice = " Build it with role='cross'." if "cross" in self.facts.roles else " It has no cross-attention."
-        raise ValueError(
-            f"memory was given to attention {self.facts.name!r} of role {self.shape.role!r}: it reads x only.{advice}"
-        )
-
-    def _check_tokens(self, x: Tensor, keep: Tensor | None, name: str, keep_name: str, width: int) -> None:
-        if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != width or 0 in x.shape:
-            got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"{name} must be [batch >= 1, tokens >= 1, {width}], got {got}")
-        if not x.is_floating_point():
-            raise ValueError(f"{name} must hold floating-point vectors, got {x.dtype}: embed token ids first")
-        # a mixer may have no parameters, and then takes every type
-        dtype = next((parameter.dtype for parameter in self.parameters()), x.dtype)
-        if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
-            raise ValueError(f"{name} is {x.dtype} and the layer {dtype}: convert one with .to(...)")
-        if keep is None:
-            return
-        if self.facts.padding == "none":
-            raise ValueError(f"attention {self.facts.name!r} cannot skip padding: leave {keep_name} out")
-        if not isinstance(keep, Tensor) or keep.dtype != torch.bool:
-            got = keep.dtype if isinstance(keep, Tensor) else type(keep).__name__
-            raise ValueError(
-                f"{keep_name} must be boolean, True = real token, got {got}: write {keep_name}={keep_name} != 0"
-            )
-        if keep.shape != x.shape[:2]:
-            raise ValueError(
-                f"{keep_name} must be {list(x.shape[:2])}, one flag a token of {name}, got {list(keep.shape)}"
-            )
-
-    def _check_state(self, state: Any, batch: int) -> None:
-        progress = getattr(state, "progress", None)
-        own = getattr(state, "count", None) if self.shape.role == "cross" else getattr(progress, "length", None)
-        if not isinstance(own, Tensor):
-            raise ValueError(
-                f"expected a state from start() of a layer of role {self.shape.role!r}, got {type(state).__name__}"
-            )
-        if self.shape.role == "cross" and batch % len(own):
-            raise ValueError(
-                f"x has {batch} rows and the state {len(own)}: a cross state of B rows serves k * B queries"
-            )
-        if self.shape.role != "cross" and batch != len(own):
-            raise ValueError(f"x has {batch} rows and the state {len(own)}: use select(state, rows) to match them")
-        self.check_form(state)
-
-    def check_form(self, state: Any) -> None:
-        """Refuses the state of a mechanism that keeps other things; compiled code has none of that."""
-        if torch.compiler.is_compiling():
-            return
-        if self._form is None:
-            size = (1, 1, self.shape.memory_width)
-            memory = next(self.parameters()).new_zeros(size) if self.shape.role == "cross" else None
-            self._form = state_form(self.start(1, memory=memory))
-        if not same_form(state_form(state), self._form):
-            raise ValueError(
-                f"the state is not one of attention {self.facts.name!r}, which keeps a {self._form[0].__name__}, but a "
-                f"{type(state).__name__}: take the state from start() of this layer"
-            )
-
-    def _check_decodes(self) -> None:
-        if self.shape.role == "self":
-            raise ValueError("role 'self' sees the whole sequence and has no state: build with role='causal' to decode")

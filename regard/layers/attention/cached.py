@@ -1,6 +1,7 @@
 """Mechanisms that keep every key and value while decoding: the KV cache."""
 
-from typing import NamedTuple
+from abc import abstractmethod
+from typing import NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +47,7 @@ class Cached(Attending):
         state = fix_bound(state, capacity)
         return RingState(*state) if self.rings and self.reads_by_products else state
 
+    @final
     def attend_self(self, rows, query, source, state):
         if state is None:
             return self.attend(self.whole_mask(rows), **query, **self.repeated(source)), None
@@ -61,6 +63,7 @@ class Cached(Attending):
         filled = dict(zip(source, (part[:, :, :S] for part in parts), strict=True))
         return self.attend(mask, **query, **self.repeated(filled)), CacheState(parts, after)
 
+    @final
     def empty_state(self, batch, capacity, dtype, device):
         G, D, C = self.shape.kv_heads, self.shape.head_width, capacity or 0
         sizes = {"gate": (batch, self.shape.heads, C)}
@@ -70,6 +73,7 @@ class Cached(Attending):
         )
         return CacheState(tuple(parts), Progress.initial(batch, device))
 
+    @final
     def probe_self_state(self, state, names, first):
         at = torch.arange(state.parts[0].shape[2], device=state.progress.length.device)[None]
         return state._replace(parts=self._swap(names, state.parts, at, first))
@@ -81,6 +85,7 @@ class Scored(Cached):
 
     independent_queries = True
 
+    @abstractmethod
     def score(self, mask: Mask, q: Tensor, k: Tensor) -> Tensor:
         """Logits [B, H, T, S]; the arguments after the mask are the inputs by name, without the values."""
         raise NotImplementedError

@@ -124,17 +124,16 @@ class Compressed(Projected):
         k = k.repeat_interleave(self.shape.heads // self.shape.kv_heads, 1)
         return masked_softmax(query["q"] * self.scale @ k.mT, visible)
 
-    def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
-        """Values [B, 1 or H, slots, n]."""
-        rows = rows or Rows.full(x)
-        query, source = self.read(x, rows, memory)
+    def attend_values(self, rows, query, source, memory) -> Tensor:
+        """Values [B, G, slots, D]."""
+        keys = {"k": source["k"]}
         if self.shape.role == "cross":
-            state = self.project_memory(source, memory)
-            k, visible = state.parts[0], self._some(state.count, state.parts[0])
+            real, count = memory.rows().real(), memory.rows().count
         else:
-            k = self._compress(rows.real(), source)[0]
-            visible = self._some(rows.count, k) if self.shape.role == "self" else self._finished(rows, k)
-        return self.in_widths(values, lambda v: self._attend(query["q"], k, v, visible))
+            real, count = rows.real(), rows.count
+        (k,) = self._compress(real, keys)
+        visible = self._finished(rows, k) if self.shape.role == "causal" else self._some(count, k)
+        return self._attend(query["q"], k, source["v"], visible)
 
     def slots(self, x, rows=None, *, memory=None) -> Tensor:
         rows = rows or Rows.full(x)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.core.reference import Row, blend
 from regard.core.rows import Mask, Rows
 from regard.core.shape import Order, Shape
-from regard.core.state import Out, Progress
+from regard.core.state import Progress
 from regard.layers.attention.base import Facts
 from regard.layers.attention.segmented import Segmented, stretch
 
@@ -140,27 +140,15 @@ class Compressive(Segmented):
         self.squeeze = nn.Conv1d(E, E, rate, rate, dilation=1 + (function == "dilated")) if learns else None
         self.restore = nn.ConvTranspose1d(E, E, rate, rate) if self.loss == "autoencoding" else None
 
-    def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
-        rows = rows or Rows.full(x)
-        query, source = self.read(x, rows, memory)
-        grid = self._grid(rows, query, source, state)
-        loss = None
-        if self.training and self.loss != "none":
-            # of a row no longer than the memory nothing leaves it
-            leaves = state is not None or self.memory < rows.T
-            loss = self._loss(rows, grid) if leaves else x.new_zeros(())
-        o, state = self._mixed(rows, grid, source, state)
-        return Out(self.output(o.transpose(1, 2).flatten(2)), state, auxiliary_loss=loss)
+    def learn(self, rows, query, source, memory, state) -> Tensor | None:
+        if self.loss == "none":
+            return None
+        # of a row no longer than the memory nothing leaves it
+        leaves = state is not None or self.memory < rows.T
+        return self._loss(rows, self._grid(rows, query, source, state)) if leaves else query["q"].new_zeros(())
 
-    def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
-        rows = rows or Rows.full(x)
-        query, source = self.read(x, rows, memory)
-
-        def read(v: Tensor) -> Tensor:
-            changed = source | {"v": v}
-            return self._mixed(rows, self._grid(rows, query, changed, None), changed, None, probe=True)[0]
-
-        return self.in_widths(values, read)
+    def attend_values(self, rows, query, source, memory) -> Tensor:
+        return self._mixed(rows, self._grid(rows, query, source, None), source, None, probe=True)[0]
 
     def probe_state(self, state, first):
         raise ValueError(

@@ -1,7 +1,8 @@
 """Mechanisms with projections and heads: queries, keys, values and gates, made of the tokens or of a memory."""
 
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -70,6 +71,7 @@ class Projected(Attention):
 
     # what the kinds of mechanism write
 
+    @abstractmethod
     def attend_self(
         self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], state: Any
     ) -> tuple[Tensor, Any]:
@@ -85,9 +87,16 @@ class Projected(Attention):
         raise NotImplementedError
 
     def learn(
-        self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], memory: Memory | None
+        self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], memory: Memory | None, state: Any
     ) -> Tensor | None:
-        """In training, after the output of a call: what is learnt without gradients, and the auxiliary loss."""
+        """In training, after the output of a call that began with this state: what is learned without gradients, and
+        the auxiliary loss. Default: nothing."""
+
+    def attend_values(
+        self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], memory: Memory | None
+    ) -> Tensor:
+        """[B, H, T, D] of values that stand for no tokens but for columns of the map. Default: as any others."""
+        return self.attend_projected(rows, query, source, None, memory)[0]
 
     def probe_state(self, state: Any, first: int) -> Any:
         """A copy of the state whose values are the unit vectors of the positions from `first` on."""
@@ -95,17 +104,17 @@ class Projected(Attention):
             f"attention {self.facts.name!r} keeps sums, not tokens, so a state has no map: call weights(x) on the whole"
         )
 
-    # final
-
+    @final
     def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
         rows = rows or Rows.full(x)
         query, source = self.read(x, rows, memory)
-        o, state = self.attend_projected(rows, query, source, state, memory)
+        o, after = self.attend_projected(rows, query, source, state, memory)
         y = self.output(o.transpose(1, 2).flatten(2))
         if self.shape.role == "cross" and self.output.bias is not None:
-            y = torch.where(state.count[:, None, None] > 0, y, 0)
-        return Out(y, state, auxiliary_loss=self.learn(rows, query, source, memory) if self.training else None)
+            y = torch.where(after.count[:, None, None] > 0, y, 0)
+        return Out(y, after, auxiliary_loss=self.learn(rows, query, source, memory, state) if self.training else None)
 
+    @final
     def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
         if self.shape.role == "cross" and self.position is not None and self.position.facts.kind != "input":
             raise ValueError("queries that stand among their keys are read as a whole: call the layer, not start")
@@ -119,6 +128,7 @@ class Projected(Attention):
         """The state of role "causal" before the first token."""
         raise NotImplementedError
 
+    @final
     def attend_projected(self, rows, query, source, state=None, memory=None) -> tuple[Tensor, Any]:
         """From projected inputs to [B, H, T, D]: all that `regard.attend` needs of a mechanism."""
         if self.shape.role != "cross":
@@ -135,7 +145,12 @@ class Projected(Attention):
 
         def probe(first: int) -> Tensor:
             if source:
-                source.update({name: self.unit(rows.positions(), first, len(x)) for name in self.kinds("value")})
+                source.update(
+                    {
+                        name: self.unit(rows.positions(), first, len(x), source[name].dtype)
+                        for name in self.kinds("value")
+                    }
+                )
             return self.attend_projected(rows, query, source, self.probe_state(state, first))[0]
 
         maps = torch.cat([probe(first) for first in range(0, S, self.shape.head_width)], -1)[..., :S]
@@ -144,14 +159,16 @@ class Projected(Attention):
             maps = maps - nothing.repeat(1, 1, 1, -(-S // nothing.shape[-1]))[..., :S]
         return maps
 
+    @final
     def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
         query, source = self.read(x, rows, memory)
         names = self.kinds("value")
         return self.in_widths(
-            values, lambda v: self.attend_projected(rows, query, source | dict.fromkeys(names, v), None, memory)[0]
+            values, lambda v: self.attend_values(rows, query, source | dict.fromkeys(names, v), memory)
         )
 
+    @final
     def in_widths(self, values: Tensor, read: Callable[[Tensor], Tensor]) -> Tensor:
         """`read` of values [B, 1 or H, S, n], where it takes [B, G, S, D] and gives [B, H, T, D]."""
         G, D = self.shape.kv_heads, self.shape.head_width
@@ -173,16 +190,19 @@ class Projected(Attention):
         """A scheme that adds to the values makes the output affine in them: what is there without any is taken away."""
         return self.position is not None and self.position.facts.kind == "content"
 
-    def unit(self, at: Tensor, first: int, batch: int) -> Tensor:
+    @final
+    def unit(self, at: Tensor, first: int, batch: int, dtype: torch.dtype) -> Tensor:
         """[B, G, n, D]: 1 where the position [1 or B, n] is first + d."""
         columns = torch.arange(first, first + self.shape.head_width, device=at.device)
-        hits = (at[..., None] == columns).to(next(self.parameters()).dtype)
+        hits = (at[..., None] == columns).to(dtype)
         return hits[:, None].expand(batch, self.shape.kv_heads, -1, -1).contiguous()
 
+    @final
     def kinds(self, *kinds: str) -> list[str]:
         """The names of the inputs of these kinds, in order."""
         return [name for name, kind in self.inputs.items() if kind in kinds]
 
+    @final
     def read(self, x: Tensor, rows: Rows, memory: Memory | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The projected queries, and the projected sources (none where a cross state holds them already)."""
         turn = self.position is not None and self.position.facts.kind == "rotation"
@@ -206,6 +226,7 @@ class Projected(Attention):
     def sources(self, x: Tensor) -> dict[str, Tensor]:
         return {name: self.split(name, x) for name in self.kinds("key", "value", "gate")}
 
+    @final
     def split(self, name: str, x: Tensor) -> Tensor:
         """[B, n, E] -> [B, H or G, n, D], a gate [B, H, n]"""
         projected = self.project[name](x)
@@ -213,6 +234,7 @@ class Projected(Attention):
             return projected.transpose(1, 2)
         return projected.unflatten(2, (-1, self.shape.head_width)).transpose(1, 2)
 
+    @final
     def repeated(self, source: dict[str, Tensor]) -> dict[str, Tensor]:
         """Keys and values of G heads as H, for mechanisms that do not group."""
         times = self.shape.heads // self.shape.kv_heads
@@ -220,6 +242,7 @@ class Projected(Attention):
             return source
         return {n: part.repeat_interleave(times, 1) if part.dim() == 4 else part for n, part in source.items()}
 
+    @final
     def softmax_average(self, mask: Mask, logits: Tensor, v: Tensor) -> Tensor:
         """Softmax of logits [B, H, T, S] over what is visible, times v, with the position scheme put in."""
         kind = None if self.position is None else self.position.facts.kind
@@ -236,6 +259,7 @@ class Projected(Attention):
     def drops(self) -> bool:
         return self.training and self.shape.dropout > 0
 
+    @final
     def drop(self, weights: Tensor) -> Tensor:
         """Attention dropout, in training."""
         return dropped(weights, self.shape.dropout) if self.drops else weights
@@ -245,6 +269,7 @@ class Projected(Attention):
         y = torch.cat(outs, -1) @ self.output.weight.T
         return y if self.output.bias is None else y + self.output.bias
 
+    @final
     def plain_row(self, head: int, x: Tensor, memory: Tensor | None = None) -> Row:
         """What a head reads of one unpadded sequence."""
         placed = x if self.position is None else self.position.plain_add(x)

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -224,7 +224,7 @@ class Routing(Cached):
         return total / member.sum(2, keepdim=True).clamp(min=1)
 
     def learn(
-        self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], memory: Memory | None
+        self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], memory: Memory | None, state: Any
     ) -> Tensor | None:
         if not source:
             # steps over a memory that is projected already

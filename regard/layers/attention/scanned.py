@@ -1,6 +1,7 @@
 """Mechanisms whose digest grows token by token: running sums are all that decoding keeps."""
 
-from typing import NamedTuple
+from abc import abstractmethod
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -19,10 +20,12 @@ class ScanState(NamedTuple):
 class Scanned(Digested):
     """A digest that grows token by token: causal attention is a scan, decoding keeps the sums."""
 
+    @abstractmethod
     def zero(self, batch: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
         """The sums before the first token, batch first."""
         raise NotImplementedError
 
+    @abstractmethod
     def scan(
         self, real: Tensor | None, sums: tuple[Tensor, ...] | None, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
@@ -30,6 +33,7 @@ class Scanned(Digested):
         sequence begins here, and nobody asks for those at its end."""
         raise NotImplementedError
 
+    @final
     def attend_self(self, rows, query, source, state):
         if self.shape.role == "self":
             return super().attend_self(rows, query, source, state)
@@ -39,5 +43,6 @@ class Scanned(Digested):
             return o, None
         return o, ScanState(sums, state.progress.advance(rows))
 
+    @final
     def empty_state(self, batch, capacity, dtype, device):
         return ScanState(self.zero(batch, dtype, device), Progress.initial(batch, device))

@@ -1,6 +1,7 @@
 """What Transformer-XL and what came of it have in common: rows in segments that read a memory before them."""
 
 from dataclasses import replace
+from typing import final
 
 import torch
 import torch.nn.functional as F
@@ -31,19 +32,23 @@ class Segmented(Attending):
         super().__init__(shape)
         self.segment, self.memory, self.reach = segment, memory, segment + memory - 1
 
+    @final
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self.product(mask, q, k, v, self.scale)
 
+    @final
     def steps(self, rows: Rows) -> bool:
         """One token in each row, all at the same place, as the host knows."""
         return rows.T == 1 and rows.uniform_start is not None and not torch.compiler.is_compiling()
 
+    @final
     def last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """One query a row over all the keys there are, of which the last is its own."""
         S, zero = k.shape[2], torch.zeros(len(q), dtype=torch.long, device=q.device)
         mask = Mask(zero + (S - 1), zero, zero + S, 1, S, causal=True, full=True, shift=S - 1)
         return self.attend(mask, q, k, v)
 
+    @final
     def whole(self, rows: Rows, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Rows from their first token on. Of segment and memory only as much is laid out as a row of T tokens has."""
         n = min(self.segment, rows.T)
@@ -69,6 +74,7 @@ class Segmented(Attending):
         near = Pass(Bound(every=n, times=n, plus=-self.memory), Bound(plus=1))
         return runs.attend(q, k, v, [near], scale=self.scale, bias=bias, relations=relations)
 
+    @final
     def segments(self, start: Tensor, end: Tensor, q: Tensor, k: Tensor, v: Tensor, n: int, M: int) -> Tensor:
         """Whole segments of n queries [B, H, N, D] from `start` [B] on, over keys and values from M before that on."""
         count = q.shape[2] // n

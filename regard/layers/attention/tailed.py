@@ -1,6 +1,6 @@
 """Mechanisms that keep the last tokens, and perhaps the first, while decoding: sliding windows."""
 
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +37,7 @@ class Tailed(Attending):
         at = (length[:, None] + torch.arange(-self.reach, 0, device=length.device)) % R
         return RingState(tuple(_in_slots(part, at, R) for part in tail), state.progress.bounded(capacity))
 
+    @final
     def attend_self(self, rows, query, source, state):
         if isinstance(state, RingState):
             return self.attend_next(query, source, state)
@@ -72,6 +73,7 @@ class Tailed(Attending):
         batch = torch.arange(len(new), device=new.device)[:, None]
         return front.transpose(1, 2).index_put((batch, at), new.transpose(1, 2)).transpose(1, 2)
 
+    @final
     def empty_state(self, batch, capacity, dtype, device):
         def zeros(slots: int) -> tuple[Tensor, ...]:
             size = (batch, self.shape.kv_heads, slots, self.shape.head_width)
@@ -80,6 +82,7 @@ class Tailed(Attending):
         front = zeros(self.front + 1) if self.front else ()
         return TailState(zeros(0), front, Progress.initial(batch, device))
 
+    @final
     def probe_self_state(self, state, names, first):
         length = state.progress.length
         at = length[:, None] + torch.arange(-state.tail[0].shape[2], 0, device=length.device)

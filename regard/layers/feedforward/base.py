@@ -11,8 +11,9 @@ not depend on what else is translated, and decoding never turns a token away.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, final
 
 import torch
 import torch.nn.functional as F
@@ -61,7 +62,7 @@ class Sizes:
             raise ValueError(f"role must be 'self' or 'causal', got {self.role!r}")
 
 
-class FeedForward(nn.Module):
+class FeedForward(nn.Module, ABC):
     """The contract. `facts` and `examples` (small specs the suite builds) belong to each layer."""
 
     facts: FeedForwardFacts
@@ -78,6 +79,7 @@ class FeedForward(nn.Module):
                 f"it takes {' and '.join(repr(role) for role in self.facts.roles)}"
             )
 
+    @final
     def forward(self, x: Tensor, *, keep: Tensor | None = None) -> Tensor:
         """[B, T, E] -> [B, T, E]; padded positions give zeros."""
         if x.dim() != 3 or x.shape[2] != self.sizes.width or not x.is_floating_point():
@@ -90,6 +92,7 @@ class FeedForward(nn.Module):
         packed, rows = pack(x, keep)
         return unpack(self.forward_packed(packed, rows).y, keep)
 
+    @abstractmethod
     def forward_packed(self, x: Tensor, rows: Rows) -> Out:
         """[B, T, E] -> Out(y, auxiliary_loss=..., statistics=...): what a model calls. The loss is already weighted."""
         raise NotImplementedError
@@ -98,6 +101,7 @@ class FeedForward(nn.Module):
         """A model says once: the first layer of this kind, where this one is another; what layers share is taken
         from it."""
 
+    @abstractmethod
     def reference(self, x: Tensor) -> Out:
         """The real tokens of one row [N, E] -> y [N, E] and the loss: the formula in loops. What is drawn in training
         it does not draw: the suite compares where nothing is."""

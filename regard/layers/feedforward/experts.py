@@ -16,8 +16,9 @@ each expert was chosen for ("load") and of those dropped ("dropped").
 """
 
 import math
+from abc import abstractmethod
 from dataclasses import replace
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -122,15 +123,18 @@ class Routed(FeedForward):
         self.router = nn.Parameter(torch.empty(experts, sizes.width).normal_(std=0.02))
         self.networks = Networks(self.sizes, experts, activation, gated, scaled)
 
+    @abstractmethod
     def route(self, logits: Tensor, real: Tensor | None) -> Route:
         """Tokens, by the router's logits [N, experts] for them, of which `real` are (None: all), to their experts;
         losses while training."""
         raise NotImplementedError
 
+    @abstractmethod
     def plain_route(self, x: Tensor) -> tuple[list[list[tuple[int, Tensor]]], Tensor | float]:
         """For each real token its experts with their gates, and the weighted loss: the formula in loops."""
         raise NotImplementedError
 
+    @final
     def forward_packed(self, x: Tensor, rows: Rows) -> Out:
         tokens, real = x.flatten(0, 1), rows.real()
         if len(tokens) == 0:
@@ -186,6 +190,7 @@ class Routed(FeedForward):
         most = min(N, groups * room(min(self.group, N) * share))
         return torch.where(has_room, expert, self.experts), None, most
 
+    @final
     def logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The router's, in float32 (or better) whatever the tokens are in; and the tokens, to be read behind it."""
         return router.logits(x, self.routers(), self.jitter if self.training else 0.0)
@@ -197,6 +202,7 @@ class Routed(FeedForward):
     def active(self) -> int:
         return super().active() - (self.experts - self.choices) * self.networks.each()
 
+    @final
     def reference(self, x: Tensor) -> Out:
         choices, loss = self.plain_route(x)
         limited = self.training and self.capacity is not None

@@ -18,7 +18,7 @@ first of them, where it is `apart`, at no place.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, final
 
 import torch
 import torch.nn.functional as F
@@ -94,6 +94,7 @@ class Position(nn.Module):
         """Kind "content": what joins weights @ v, [B, H, T, D], or None where the scheme leaves values alone."""
         return None
 
+    @final
     def biases(self, mask: Mask) -> Tensor:
         """`bias` for the queries and keys of a mask, [H, T, S] or [B, H, T, S]. Final."""
         numbers = self.bias(self.span(mask).unsqueeze(-2))  # [H, 1, C] or [B, H, 1, C]
@@ -101,15 +102,18 @@ class Position(nn.Module):
 
     # where tokens stand: final
 
+    @final
     def places(self, slots: Tensor, pace: int = 1) -> Tensor:
         """The places of tokens `pace` keys apart, by their numbers: a pooled token stands where the first of its window
         does, one that is pooled with no other a window before."""
         return self.step * (pace * slots - (pace - 1) * self.apart)
 
+    @final
     def span(self, mask: Mask) -> Tensor:
         """The gaps that occur under a mask, in places."""
         return self.step * span(mask, self.pace, self.apart)
 
+    @final
     def gap(self, mask: Mask) -> Tensor:
         """The gap of each query and key, in places: [T, S], or [B, T, S] where rows differ."""
         if self.pace == 1:
@@ -117,10 +121,12 @@ class Position(nn.Module):
         queries, keys = (torch.arange(n, device=mask.k0.device) for n in (mask.T, mask.S))
         return self.places(keys) - self.places(queries + mask.shift, self.pace)[:, None]
 
+    @final
     def lay_out(self, x: Tensor, mask: Mask) -> Tensor:
         """From a column for each gap to one for each key."""
         return self.without_first(skew(x, mask.S, self.pace), mask)
 
+    @final
     def without_first(self, x: Tensor, mask: Mask) -> Tensor:
         """[..., T, S] with zeros for the first query and the first key, where these have no place."""
         if not self.apart:
@@ -132,6 +138,7 @@ class Position(nn.Module):
         """Kind "bias": [H] where the bias is -slope |gap|; None where it is another function of the gap."""
         return None
 
+    @final
     def run_bias(self, before: int, after: int) -> Bias | None:
         """`bias` for kernels that make it from the gaps -before to after; None for other kinds. Final."""
         if self.facts.kind != "bias":
