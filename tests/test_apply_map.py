@@ -130,7 +130,7 @@ def test_poolingformer_reads_the_window_and_what_it_has_read(pooling, role):
     query, source = layer.far.read(read, rows, None)
 
     def read_values(v):
-        return layer.far.attend(layer.far.aligned(rows), **query, **source | {"v": v}).sum(0)
+        return layer.far.attend(layer.far.whole_mask(rows), **query, **source | {"v": v}).sum(0)
 
     slopes = torch.autograd.functional.jacobian(read_values, source["v"])  # [H, T, D, B, H, T, D]
     assert_close(far, torch.einsum("htdbhsd->bhts", slopes) / slopes.shape[2])

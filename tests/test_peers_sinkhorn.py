@@ -23,7 +23,7 @@ def build(role: str = "self", **options) -> Attention:
 
 def sort(layer: Attention, x: torch.Tensor) -> torch.Tensor:
     """S [B, H, U, U] of a layer."""
-    mask: Mask = layer.aligned(Rows.full(x))
+    mask: Mask = layer.whole_mask(Rows.full(x))
     return layer._sort(mask, layer.split("s", x).unflatten(2, (-1, BLOCK)))
 
 
