@@ -50,7 +50,7 @@ test-gpu: $(TEST_STAMP)
 # Into site/. A warning is a failure, and so is anything that a page would load from elsewhere.
 docs: $(DOCS_STAMP)
 	NO_MKDOCS_2_WARNING=1 OMP_NUM_THREADS=1 $(VENV)/bin/python -m mkdocs -q build --strict
-	@echo "The documentation is in site/: open site/index.html"
+	@echo "The documentation is in site/: open site/index.html, or for its search: $(VENV)/bin/python -m http.server -d site"
 
 format: $(TEST_STAMP)
 	$(VENV)/bin/ruff format .

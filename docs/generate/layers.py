@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import re
+import textwrap
 from typing import Any
 
 import torch
@@ -95,7 +96,7 @@ def _layer(kind: str, registry: Registry, name: str) -> str:
     cls = registry.find(name)
     facts, options = cls.facts, registry.options(name)
     also = f" Also written {_words(registry.aliases(name))}." if registry.aliases(name) else ""
-    lines = [f"# {name}", "", f"{_sentence(facts.paper)} {_link(facts.link)}{also}", "", _code(facts.formula), ""]
+    lines = [f"# {name}", "", f"{_sentence(facts.paper)} {_link(facts.link)}{also}", "", _formula(facts.formula), ""]
     lines += [prose(inspect.getdoc(cls) or ""), ""]
     for file, arguments in drawn_specs(kind, name).items():
         title = arguments["spec"] + (f", {arguments['position']}" if "position" in arguments else "")
@@ -294,6 +295,10 @@ def _link(link: str) -> str:
 
 def _words(names: Any) -> str:
     return ", ".join(f"`{name}`" for name in names)
+
+
+def _formula(text: str) -> str:
+    return _code("\n".join(textwrap.wrap(text, 84, subsequent_indent="    ", break_long_words=False)))
 
 
 def _code(text: str) -> str:

@@ -9,7 +9,7 @@ import notebooks
 import reference
 from paths import NOTEBOOKS, PAGES, REPOSITORY, relocate
 
-from regard.spec import REGISTRIES
+from regard.spec import REGISTRIES, parse
 
 
 def generated(pictures: bool = False) -> dict[str, str | bytes]:
@@ -58,8 +58,14 @@ def drawn() -> dict[str, bytes]:
     for kind, registry in REGISTRIES.items():
         for name in registry.names():
             for file, arguments in layers.drawn_specs(kind, name).items():
-                drawn = draw.measure(**arguments, heads=None if kind == "attention" else 4)
-                picture = draw.weights_picture(drawn) if kind == "position" else draw.pattern_picture(drawn)
+                drawn = draw.measure(**arguments)
+                # where every pair is seen, how much tells more than whether
+                if drawn.dense or kind == "position":
+                    least = parse(arguments["spec"]).heads
+                    drawn = draw.measure(**arguments, heads=-(-4 // least) * least)
+                    picture = draw.weights_picture(drawn)
+                else:
+                    picture = draw.pattern_picture(drawn)
                 stream = io.BytesIO()
                 picture.savefig(stream, format="png", dpi=110)
                 found[f"{kind}/pictures/{file}.png"] = stream.getvalue()
