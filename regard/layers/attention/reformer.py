@@ -134,9 +134,12 @@ class Reformer(Cached):
             bucket = F.pad(bucket, (0, N - mask.S), value=self.buckets[0])
             if not mask.full:
                 bucket = torch.where(at < mask.end[:, None, None, None], bucket, self.buckets[0])
-            if (self.buckets[0] + 1) * N < 2**31:
-                # one number for bucket and place: what is sorted by it needs no stable sort
-                return (bucket * N + at).sort(-1).values % N
+            rows = bucket.shape[:3].numel()
+            if rows * (self.buckets[0] + 1) * N < 2**31:
+                # one number for row, bucket and place: a single sort of them all, which need not be stable
+                row = torch.arange(rows, device=k.device, dtype=torch.int32).view(*bucket.shape[:3], 1)
+                key = (row * (self.buckets[0] + 1) + bucket) * N + at
+                return (key.flatten().sort().values % N).view_as(key)
             return bucket.argsort(dim=-1, stable=True)
         if in_triton:
             k = F.pad(k, (0, 0, 0, -mask.S % self.chunk))
