@@ -11,3 +11,25 @@ def masked_softmax(logits: Tensor, visible: Tensor | None) -> Tensor:
         return torch.softmax(wide, -1)
     wide = torch.where(visible, wide, torch.finfo(wide.dtype).min)
     return torch.where(visible, torch.softmax(wide, -1), 0)
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float32 for what is narrower: the type of sums, norms and angles."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def to_wide(x: Tensor) -> Tensor:
+    """In float32, or as it is where that is wider."""
+    return x.to(wide_dtype(x.dtype))
+
+
+def take_per_head(x: Tensor, at: Tensor) -> Tensor:
+    """x [B, H, N, D] at the tokens [B, H, ...]: [B, H, ..., D]"""
+    B, H, N, D = x.shape
+    first = torch.arange(B * H, device=x.device).view(B, H, *[1] * (at.dim() - 2)) * N
+    return x.reshape(-1, D).index_select(0, (first + at).flatten()).view(*at.shape, D)
+
+
+def take_tokens(x: Tensor, at: Tensor) -> Tensor:
+    """x [B, N, ...] at the tokens [B, n]: [B, n, ...]"""
+    return x[torch.arange(len(x), device=x.device)[:, None], at]

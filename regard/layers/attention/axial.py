@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.core.numeric import take_tokens
 from regard.core.rows import Mask, Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Out, Progress, take_rows
@@ -167,11 +168,11 @@ class Axial(Attention):
         at = torch.where(cell < inside[:, None], cell, (w + cell - inside[:, None]).clamp(max=w + T - 1))
 
         def lay(old: Tensor, new: Tensor) -> Tensor:
-            return _take(torch.cat([old, new], 1), at)  # [B, m w, ...]
+            return take_tokens(torch.cat([old, new], 1), at)  # [B, m w, ...]
 
         def last(grid: Tensor) -> Tensor:
             """The row that the next token is in; where nothing of it is known yet, any number."""
-            return _take(grid, ((after // w * w)[:, None] + cell[:w]).clamp(max=m * w - 1))
+            return take_tokens(grid, ((after // w * w)[:, None] + cell[:w]).clamp(max=m * w - 1))
 
         grid = lay(state.x, x)
         above, columns = state.above[:, None], state.columns
@@ -183,17 +184,17 @@ class Axial(Attention):
             )
             above = torch.cat([above, out.unflatten(0, (B, w)).transpose(1, 2)], 1)  # [B, m + 1, w, E]
         own = inside[:, None] + torch.arange(T, device=x.device)
-        h = x + _take(above.flatten(1, 2), own.clamp(max=above.shape[1] * w - 1))
+        h = x + take_tokens(above.flatten(1, 2), own.clamp(max=above.shape[1] * w - 1))
         query, source = self.inner.read(h, rows, None)
-        q = _take(query["q"].transpose(1, 2), (cell - inside[:, None]).clamp(0, T - 1))
+        q = take_tokens(query["q"].transpose(1, 2), (cell - inside[:, None]).clamp(0, T - 1))
         k, v = (lay(old, new.transpose(1, 2)) for old, new in zip(state.inner, source.values(), strict=True))
         q, k, v = (part.unflatten(1, (m, w)).flatten(0, 1).transpose(1, 2) for part in (q, k, v))
         o = self.inner.attend_projected(Rows.full(q[:, 0]), {"q": q}, {"k": k, "v": v})[0].transpose(
             1, 2
         )  # [B m, w, H, D]
-        y = self.inner.output(_take(o.unflatten(0, (B, m)).flatten(1, 2), own).flatten(2))
+        y = self.inner.output(take_tokens(o.unflatten(0, (B, m)).flatten(1, 2), own).flatten(2))
         kept = tuple(last(part.transpose(1, 2).unflatten(0, (B, m)).flatten(1, 2)) for part in (k, v))
-        above = _take(above, (after // w)[:, None].clamp(max=above.shape[1] - 1))[:, 0]
+        above = take_tokens(above, (after // w)[:, None].clamp(max=above.shape[1] - 1))[:, 0]
         return Out(y, AxialState(last(grid), above, kept, columns, state.progress.advance(rows)))
 
     def _extended(
@@ -245,8 +246,3 @@ def _written(old: Tensor, new: Tensor, at: Tensor, need: int) -> Tensor:
         return old.transpose(1, 2).index_put((batch, at), new.transpose(1, 2)).transpose(1, 2)
     old.transpose(1, 2)[batch, at] = new.transpose(1, 2)
     return old
-
-
-def _take(x: Tensor, at: Tensor) -> Tensor:
-    """x [B, n, ...] at [B, k]: [B, k, ...]"""
-    return x[torch.arange(len(x), device=x.device)[:, None], at]

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.core.numeric import masked_softmax
+from regard.core.numeric import masked_softmax, take_per_head, wide_dtype
 from regard.core.reference import Row, blend
 from regard.core.rows import Mask
 from regard.core.shape import Order, Shape
@@ -90,12 +90,12 @@ class Clustered(Cached):
         logits = (means * self.scale) @ k.transpose(2, 3)  # [B, H, C, S]
         weights = masked_softmax(logits, None if real is None else real.transpose(2, 3))
         if not self.topk:
-            return take(weights.to(v.dtype) @ v, group)
+            return take_per_head(weights.to(v.dtype) @ v, group)
         return self._improve(mask, q, k, v, group, weights)
 
     def _means(self, q: Tensor, group: Tensor, real: Tensor | None) -> Tensor:
         """The mean query of each cluster, [B, H, C, D]."""
-        C, wide = min(self.clusters, q.shape[2]), torch.promote_types(q.dtype, torch.float32)
+        C, wide = min(self.clusters, q.shape[2]), wide_dtype(q.dtype)
         members = q.new_zeros(*group.shape, C).scatter_(3, group[..., None], 1)
         members = members if real is None else torch.where(real, members, 0)
         count = members.sum(2, dtype=wide)[..., None].clamp(min=1)
@@ -113,12 +113,15 @@ class Clustered(Cached):
         slot, cluster = tiles(group, weights.shape[2], self.tile)
         slots = slot[..., None].expand_as(q)
         sorted_q = q.new_zeros(*q.shape[:2], cluster.shape[2] * self.tile, q.shape[3]).scatter(2, slots, q)
-        keys = take(top, cluster)  # [B, H, n, K]
-        parts = [x.flatten(1, 2) for x in (sorted_q.unflatten(2, (-1, self.tile)), take(k, keys), take(v, keys))]
+        keys = take_per_head(top, cluster)  # [B, H, n, K]
+        parts = [
+            x.flatten(1, 2)
+            for x in (sorted_q.unflatten(2, (-1, self.tile)), take_per_head(k, keys), take_per_head(v, keys))
+        ]
         seen = None if mask.full else (keys < mask.end[:, None, None, None]).flatten(1, 2)[:, :, None]
         o = F.scaled_dot_product_attention(*parts, attn_mask=seen, scale=self.scale)
         o = o.unflatten(1, cluster.shape[1:]).flatten(2, 3).gather(2, slots)
-        return take(rest, group) + take(mass, group) * o
+        return take_per_head(rest, group) + take_per_head(mass, group) * o
 
     @torch.no_grad()
     def group(self, q: Tensor, real: Tensor | None) -> Tensor:
@@ -178,10 +181,3 @@ class Clustered(Cached):
                     if members:
                         centroids[c] = [2 * sum(bits) > len(members) for bits in zip(*members, strict=True)]
         return group
-
-
-def take(x: Tensor, at: Tensor) -> Tensor:
-    """x [B, H, N, D] at the tokens [B, H, ...]: [B, H, ..., D]"""
-    B, H, N, D = x.shape
-    first = torch.arange(B * H, device=x.device).view(B, H, *[1] * (at.dim() - 2)) * N
-    return x.reshape(-1, D).index_select(0, (first + at).flatten()).view(*at.shape, D)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.core.numeric import take_tokens, wide_dtype
 from regard.core.rows import Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Out
@@ -86,7 +87,7 @@ class Clusterformer(Attention):
         y = self.inner.forward_packed(chunks, counts).y.unflatten(0, (len(x), -1)).flatten(1, 2)
         if self.training:
             self._remember(x.detach(), rows)
-        return Out(_take(y, _places(order)[:, : rows.T]))
+        return Out(take_tokens(y, _places(order)[:, : rows.T]))
 
     def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
@@ -94,9 +95,11 @@ class Clusterformer(Attention):
         order, chunks, counts = self._chunks(x, rows)
         maps = self.inner.map(chunks, counts).unflatten(0, (len(x), -1))  # [B, n, H, m, m]
         values = F.pad(values, (0, 0, 0, order.shape[1] - rows.T)).transpose(1, 2)
-        values = _take(values, order).unflatten(1, maps.shape[1::2][:2]).transpose(2, 3)  # [B, n, 1 or H, m, width]
+        values = (
+            take_tokens(values, order).unflatten(1, maps.shape[1::2][:2]).transpose(2, 3)
+        )  # [B, n, 1 or H, m, width]
         o = (maps @ values).transpose(2, 3).flatten(1, 2)
-        return _take(o, _places(order)[:, : rows.T]).transpose(1, 2)
+        return take_tokens(o, _places(order)[:, : rows.T]).transpose(1, 2)
 
     def refresh(self) -> None:
         """New centroids: k-means over the bank."""
@@ -117,13 +120,13 @@ class Clusterformer(Attention):
         """The order of the tokens, padding last [B, n m], the chunks [B n, m, E], and what is real in them."""
         m = min(self.chunk, rows.T)
         n = -(-rows.T // m)
-        wide = torch.promote_types(x.dtype, torch.float32)
+        wide = wide_dtype(x.dtype)
         near = torch.einsum("bte,ke->btk", x.detach().to(wide), self.centroids.to(wide))
         real = rows.real()
         cluster = near.argmax(-1) if real is None else torch.where(real, near.argmax(-1), self.clusters)
         cluster = F.pad(cluster, (0, n * m - rows.T), value=self.clusters)
         order = cluster.argsort(dim=1, stable=True)
-        chunks = _take(F.pad(x, (0, 0, 0, n * m - rows.T)), order).unflatten(1, (n, m)).flatten(0, 1)
+        chunks = take_tokens(F.pad(x, (0, 0, 0, n * m - rows.T)), order).unflatten(1, (n, m)).flatten(0, 1)
         if real is None and n * m == rows.T:
             return order, chunks, Rows.full(chunks)
         count = (rows.count[:, None] - m * torch.arange(n, device=x.device)).clamp(0, m).flatten()
@@ -160,8 +163,3 @@ def _places(order: Tensor) -> Tensor:
     """The place of each token in the order."""
     steps = torch.arange(order.shape[1], device=order.device).expand_as(order)
     return torch.empty_like(order).scatter_(1, order, steps)
-
-
-def _take(x: Tensor, at: Tensor) -> Tensor:
-    """x [B, N, ...] at the tokens [B, n]: [B, n, ...]"""
-    return x[torch.arange(len(x), device=x.device)[:, None], at]

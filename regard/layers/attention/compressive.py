@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.numeric import wide_dtype
 from regard.core.reference import Row, blend
 from regard.core.rows import Mask, Rows
 from regard.core.shape import Order, Shape
@@ -170,7 +171,7 @@ class Compressive(Segmented):
         def zeros(slots: int) -> Parts:
             return (torch.zeros(batch, 1, slots, self.shape.width, dtype=dtype, device=device),)
 
-        usage = torch.zeros(batch, self.segment, dtype=torch.promote_types(dtype, torch.float32), device=device)
+        usage = torch.zeros(batch, self.segment, dtype=wide_dtype(dtype), device=device)
         return CompressiveState(zeros(self.reach), zeros(self.compressed), usage, Progress.initial(batch, device))
 
     def _grid(
@@ -212,7 +213,7 @@ class Compressive(Segmented):
             return self.whole(rows, grid.q[:, :, :T], source["k"], source["v"]), None
         if state is None:
             slots = tuple(part.new_zeros(*part.shape[:2], C, part.shape[3]) for part in grid.tokens)
-            usage = grid.q.new_zeros(len(grid.q), n, dtype=torch.promote_types(grid.q.dtype, torch.float32))
+            usage = grid.q.new_zeros(len(grid.q), n, dtype=wide_dtype(grid.q.dtype))
         else:
             slots, usage = self._full(state.slots), state.usage
         if self.function == "used":

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from regard.core.numeric import to_wide, wide_dtype
 from regard.core.reference import Row
 from regard.core.shape import Order
 from regard.kernels.scan import absorb, attend_sums, feature_scan
@@ -29,7 +30,7 @@ class Efficient(Scanned):
     examples = ("efficient",)
 
     def digest(self, real: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        k = _wide(k)
+        k = to_wide(k)
         seen = k if real is None else torch.where(real[:, None, :, None], k, -torch.inf)
         top = seen.detach().amax(2, keepdim=True).clamp(min=torch.finfo(k.dtype).min)
         # padded keys may lie above the largest real one, and are left out
@@ -37,19 +38,19 @@ class Efficient(Scanned):
         return (S / z.masked_fill(z == 0, 1)[..., None],)  # [B, H, D, D]
 
     def consult(self, digest: tuple[Tensor, ...], q: Tensor) -> Tensor:
-        shifted = _wide(q) - _wide(q).detach().amax(-1, keepdim=True)
+        shifted = to_wide(q) - to_wide(q).detach().amax(-1, keepdim=True)
         # the sum of the exponentials of a query is its denominator
         return attend_sums(shifted, digest[0], torch.ones_like(digest[0][..., 0]), dtype=q.dtype, map="exp")
 
     def zero(self, batch: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-        size, wide = (batch, self.shape.heads, self.shape.head_width), torch.promote_types(dtype, torch.float32)
+        size, wide = (batch, self.shape.heads, self.shape.head_width), wide_dtype(dtype)
         sums = torch.zeros((*size, size[2]), dtype=wide, device=device)
         return sums, sums[..., 0], torch.full(size, -torch.inf, dtype=wide, device=device)
 
     def scan(
         self, real: Tensor | None, sums: tuple[Tensor, ...] | None, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        o, sums = feature_scan(torch.softmax(_wide(q), -1), _wide(k), v, state=sums, real=real)
+        o, sums = feature_scan(torch.softmax(to_wide(q), -1), to_wide(k), v, state=sums, real=real)
         return o.to(v.dtype), sums
 
     def plain(self, row: Row) -> Tensor:
@@ -61,7 +62,3 @@ class Efficient(Scanned):
             weights = (columns / columns.sum(0)) @ (powers / powers.sum())
             outs.append(sum(w * row.v[j] for w, j in zip(weights, row.past(i), strict=True)))
         return torch.stack(outs)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
+from regard.core.numeric import to_wide
 from regard.core.reference import Row
 from regard.core.rows import Mask
 from regard.core.shape import Order, Shape
@@ -73,7 +74,7 @@ class Entmax(Cached):
         if self.alpha != "learnt":
             return self.alpha - 1.0
         # an alpha this close to 1 is softmax, and its gradient vanishes: no division by zero then
-        return torch.sigmoid(_wide(self.a)).clamp(min=1e-4)[:, None, None]
+        return torch.sigmoid(to_wide(self.a)).clamp(min=1e-4)[:, None, None]
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         beta = self._beta()
@@ -86,7 +87,7 @@ class Entmax(Cached):
             if kind == "content":
                 logits = self.position.scores(q, keys, part, self.scale)
             else:
-                logits = _wide(q) * self.scale @ _wide(keys).mT
+                logits = to_wide(q) * self.scale @ to_wide(keys).mT
             if kind == "bias":
                 logits = logits + self.position.biases(part)
             weights = self.drop(entmax(logits, beta, part.dense()))
@@ -109,7 +110,7 @@ class Entmax(Cached):
 def entmax(logits: Tensor, beta: Tensor | float, visible: Tensor | None = None) -> Tensor:
     """alpha-entmax over the last axis, in float32 or better, of the visible logits; alpha = 1 + beta, 0 < beta <= 1, a
     number or broadcastable to the logits. A row that sees none is all zeros."""
-    logits = _wide(logits)
+    logits = to_wide(logits)
     if visible is None:
         return _Entmax.apply(logits, beta)
     logits = torch.where(visible, logits, torch.finfo(logits.dtype).min)
@@ -162,10 +163,6 @@ def _powers(u: Tensor, beta: Tensor | float) -> tuple[Tensor, Tensor]:
     steep = (beta * u).clamp(min=-1)
     p = torch.exp(torch.log1p(steep) / beta)
     return p, torch.where(p > 0, p / (1 + steep), 0)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _bisected(z: Tensor, alpha: Tensor | float) -> Tensor:

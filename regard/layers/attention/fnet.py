@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.core.numeric import wide_dtype
 from regard.core.rows import Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Out
@@ -50,7 +51,7 @@ class Fourier(Mixing):
     def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
         rows = rows or Rows.full(x)
         # no half precision: a transform sums over all tokens and channels, and kernels know none
-        wide = self.placed(x, rows).to(torch.promote_types(x.dtype, torch.float32))
+        wide = self.placed(x, rows).to(wide_dtype(x.dtype))
         if rows.uniform_start is not None:
             y = torch.fft.fft2(wide)[..., self.own].real
         else:
@@ -60,7 +61,7 @@ class Fourier(Mixing):
 
     def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
-        wide = values.transpose(1, 2).flatten(2).to(torch.promote_types(values.dtype, torch.float32))
+        wide = values.transpose(1, 2).flatten(2).to(wide_dtype(values.dtype))
         if rows.uniform_start is not None:
             o = torch.fft.fft(wide, dim=1).real
         else:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from regard.core.numeric import wide_dtype
 from regard.core.reference import Row
 from regard.core.shape import Order
 from regard.kernels.scan import absorb, attend_past, attend_sums
@@ -35,7 +36,7 @@ class Linear(Scanned):
 
     def zero(self, batch: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
         H, D = self.shape.heads, self.shape.head_width
-        wide = torch.promote_types(dtype, torch.float32)
+        wide = wide_dtype(dtype)
         return tuple(torch.zeros(size, dtype=wide, device=device) for size in ((batch, H, D, D), (batch, H, D)))
 
     def scan(

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.core.numeric import masked_softmax
+from regard.core.numeric import masked_softmax, wide_dtype
 from regard.core.reference import blend
 from regard.core.rows import Memory, Rows
 from regard.core.shape import Order, Shape
@@ -167,7 +167,7 @@ class Luna(Attention):
         if self.shape.role == "cross":
             return Out(None, *self._pack(memory, stream))
         H, D, l = self.shape.heads, self.shape.head_width, self.length
-        wide = torch.promote_types(dtype, torch.float32)
+        wide = wide_dtype(dtype)
 
         def zeros(R: int, width: int) -> tuple[Tensor, Tensor]:
             return tuple(torch.zeros(batch, H, *size, dtype=wide, device=device) for size in ((R, width), (R,)))
@@ -275,7 +275,7 @@ class Luna(Attention):
             packed = self._split("packed_q", self._packed(len(x), stream))
         else:
             packed = state.packed
-        wide = torch.promote_types(packed.dtype, torch.float32)
+        wide = wide_dtype(packed.dtype)
         scores = (self._repeated(self._split("packed_k", x)) @ (packed * self.scale).mT).to(wide)
         pack = F.softplus(scores, beta=math.log(2)) if self.activation == "softplus" else F.elu(scores) + 1
         # sums of products of the inputs' own dtype: the kernel adds up in float32, and float32 products take it longer

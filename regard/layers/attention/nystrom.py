@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.core.numeric import masked_softmax
+from regard.core.numeric import masked_softmax, wide_dtype
 from regard.core.reference import Row, blend
 from regard.core.rows import Rows
 from regard.core.shape import Order, Shape
@@ -97,7 +97,7 @@ class Nystrom(Projected):
     def _approximate(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
         """For rows of more tokens than landmarks; any numbers for the others."""
         # an inverse magnifies what was rounded before
-        dtype, wide = v.dtype, torch.promote_types(v.dtype, torch.float32)
+        dtype, wide = v.dtype, wide_dtype(v.dtype)
         q, k, v = q.to(wide) * self.scale, k.to(wide), v.to(wide)
         q_mean, k_mean = self._means(q, rows), self._means(k, rows)
         A = torch.softmax(q_mean @ k_mean.mT, -1)

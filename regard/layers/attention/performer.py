@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from regard.core.numeric import to_wide, wide_dtype
 from regard.core.reference import Row
 from regard.core.shape import Order, Shape
 from regard.kernels.scan import absorb, attend_past, attend_sums, exp_features, exp_logits, stabilised_features
@@ -92,7 +93,7 @@ class Performer(Scanned):
         return attend_sums(self._query(q), *digest, dtype=q.dtype)
 
     def zero(self, batch: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-        size, wide = (batch, self.shape.heads, self.features), torch.promote_types(dtype, torch.float32)
+        size, wide = (batch, self.shape.heads, self.features), wide_dtype(dtype)
         sums = torch.zeros((*size, self.shape.head_width), dtype=wide, device=device)
         return sums, sums[..., 0], torch.full(size[:2], -torch.inf, dtype=wide, device=device)
 
@@ -134,13 +135,13 @@ class Performer(Scanned):
         return self.shape.head_width**-0.25
 
     def _relu(self, x: Tensor) -> Tensor:
-        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        x = to_wide(x)
         if self.projection:
             x = x @ (self.draws.to(x.dtype) * self.features**-0.5).T
         return torch.relu(x) + RELU_FLOOR
 
     def _scaled(self, x: Tensor) -> Tensor:
-        return x.to(torch.promote_types(x.dtype, torch.float32)) * self._scale
+        return to_wide(x) * self._scale
 
     def plain(self, row: Row) -> Tensor:
         W, D = self.draws.to(row.q.dtype) if self.projection else None, self.shape.head_width

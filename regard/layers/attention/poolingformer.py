@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.numeric import wide_dtype
 from regard.core.reference import Row, blend
 from regard.core.rows import Mask, Rows
 from regard.core.shape import Order, Shape
@@ -226,7 +227,7 @@ class Pooled(Tailed):
             most = torch.where(real, windows, -torch.inf).argmax(-1, keepdim=True)
             return windows, (torch.arange(self.kernel, device=part.device) == most).to(part.dtype)
         logits = self.weigh_tokens(windows[..., self.left])[:, :, :, None]
-        wide = torch.promote_types(logits.dtype, torch.float32)
+        wide = wide_dtype(logits.dtype)
         logits = torch.where(real, logits.to(wide), torch.finfo(wide).min)
         return windows, torch.where(real, torch.softmax(logits, -1), 0).to(part.dtype)
 

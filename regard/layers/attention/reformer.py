@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.core.numeric import take_per_head, to_wide, wide_dtype
 from regard.core.reference import Row, blend
 from regard.core.rows import Mask
 from regard.core.shape import Order, Shape
@@ -119,9 +120,9 @@ class Reformer(Cached):
         times = self._times(place // m, last, queries, keys) if self.once else None
         o, total = self._read(mask, k, v, queries, keys, times)  # [B, H, R, T or N, D], [B, H, R, T or N]
         if T < S:
-            v = take(v, at[:, :, 0])
+            v = take_per_head(v, at[:, :, 0])
         else:
-            o, total = take(o.flatten(1, 2), place.flatten(1, 2)).view_as(o), total.gather(3, place)
+            o, total = take_per_head(o.flatten(1, 2), place.flatten(1, 2)).view_as(o), total.gather(3, place)
         o = (o * torch.softmax(total, 2).to(o.dtype)[..., None]).sum(2)
         met = total.amax(2) > torch.finfo(total.dtype).min / 2
         return torch.where(met[..., None], o, v)[:, :, :T]
@@ -143,7 +144,7 @@ class Reformer(Cached):
             return bucket.argsort(dim=-1, stable=True)
         if in_triton:
             k = F.pad(k, (0, 0, 0, -mask.S % self.chunk))
-        k = k.detach().to(torch.promote_types(k.dtype, torch.float32))
+        k = k.detach().to(wide_dtype(k.dtype))
         turned = torch.einsum("bhsd,hrdn->bhrsn", k, self.directions.to(k.dtype))
         bucket, factor = 0, 1
         for b, part in zip(self.buckets, turned.split([b // 2 for b in self.buckets], -1), strict=True):
@@ -170,9 +171,9 @@ class Reformer(Cached):
         self, mask: Mask, k: Tensor, v: Tensor, queries: Tensor, keys: Tensor, times: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Each round by itself: [B, H, R, C t, D], and the logarithms of its softmax sums."""
-        pointing = unit(take(k, keys)) if mask.T < mask.S else take(unit(k), keys)
-        logits = take(k, queries) @ pointing.transpose(-1, -2)  # [B, H, R, C, t, s]
-        logits = logits.to(torch.promote_types(k.dtype, torch.float32))
+        pointing = unit(take_per_head(k, keys)) if mask.T < mask.S else take_per_head(unit(k), keys)
+        logits = take_per_head(k, queries) @ pointing.transpose(-1, -2)  # [B, H, R, C, t, s]
+        logits = logits.to(wide_dtype(k.dtype))
         if times is not None:
             logits = logits - times.clamp(min=1).log()
         i, j = queries[..., None], keys[..., None, :]
@@ -180,7 +181,7 @@ class Reformer(Cached):
         logits = torch.where(visible, logits, torch.finfo(logits.dtype).min)
         total = logits.logsumexp(-1)
         weights = torch.where(visible, (logits - total[..., None]).exp(), 0)
-        return (weights.to(v.dtype) @ take(v, keys)).flatten(3, 4), total.flatten(3)
+        return (weights.to(v.dtype) @ take_per_head(v, keys)).flatten(3, 4), total.flatten(3)
 
     def plain(self, row: Row) -> Tensor:
         rounds, met = [], [[] for _ in range(row.T)]
@@ -208,14 +209,7 @@ class Reformer(Cached):
         return torch.stack(outs)
 
 
-def take(x: Tensor, at: Tensor) -> Tensor:
-    """x [B, H, N, D] at the tokens [B, H, ...]: [B, H, ..., D]"""
-    B, H, N, D = x.shape
-    first = torch.arange(B * H, device=x.device).view(B, H, *[1] * (at.dim() - 2)) * N
-    return x.reshape(-1, D).index_select(0, (first + at).flatten()).view(*at.shape, D)
-
-
 def unit(k: Tensor) -> Tensor:
     """k / |k|, with the small term of the authors' code for keys near zero."""
-    wide = k.to(torch.promote_types(k.dtype, torch.float32))
+    wide = to_wide(k)
     return (wide * (wide.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * k.shape[-1] ** -0.5).to(k.dtype)

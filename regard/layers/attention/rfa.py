@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.numeric import to_wide, wide_dtype
 from regard.core.reference import Row
 from regard.core.shape import Order, Shape
 from regard.kernels.scan import absorb, attend_past, attend_sums
@@ -82,7 +83,7 @@ class RandomFeatures(Scanned):
 
     def zero(self, batch: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
         size = (batch, self.shape.heads, 2 * self.draws.shape[1], self.shape.head_width)
-        sums = torch.zeros(size, dtype=torch.promote_types(dtype, torch.float32), device=device)
+        sums = torch.zeros(size, dtype=wide_dtype(dtype), device=device)
         return sums, sums[..., 0]
 
     def scan(
@@ -103,7 +104,7 @@ class RandomFeatures(Scanned):
 
     def _features(self, x: Tensor) -> Tensor:
         """[B, H, n, 2 R], in float32 or better."""
-        x = F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
+        x = F.normalize(to_wide(x), dim=-1)
         angles = x @ (self.draws * self.sigma[:, None]).to(x.dtype).mT
         return torch.cat([angles.sin(), angles.cos()], -1) * self.draws.shape[1] ** -0.5
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from regard.core.numeric import masked_softmax
+from regard.core.numeric import masked_softmax, take_per_head, wide_dtype
 from regard.core.reference import Row, blend
 from regard.core.rows import Mask, Memory, Rows
 from regard.core.shape import Order, Shape
@@ -132,14 +132,14 @@ class Routing(Cached):
         if self.shape.role == "cross":
             return self._across(mask, norm(q), k, v)
         at = self._pick(mask, k, self.centroids)  # [B, H, C, w]
-        keys, values = take(k, at), take(v, at)
+        keys, values = _take(k, at), _take(v, at)
         if mask.T == 1 and mask.S > 1:
             return self._step(mask, k, at, keys, values)
         rows, queries = at, keys
         if q is not None:
             q = norm(q)
             rows = self._pick(mask, q, self.centroids)
-            queries = take(q, rows)
+            queries = _take(q, rows)
         picked = [x.flatten(1, 2) for x in (queries, keys, values)]  # [B, H C, w, D]
         # sorted by position, with what stands for no token at the end: no causal query sees it
         seen = None if mask.causal or mask.full else (at < mask.S).flatten(1, 2)[:, :, None]
@@ -156,13 +156,13 @@ class Routing(Cached):
         if mask.T == mask.S:
             return o
         here = (mask.q0[:, None] + torch.arange(mask.T, device=k.device))[:, None].expand(-1, o.shape[1], -1)
-        return take(o, here)
+        return _take(o, here)
 
     def _pick(self, mask: Mask, x: Tensor, centroids: Tensor) -> Tensor:
         """The tokens that centroids [H or B, H, C, D] pick, sorted, and S in the place of those they lack:
         [B, H, C, w]"""
         S, end = mask.S, mask.end[:, None, None, None]
-        x = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+        x = x.detach().to(wide_dtype(x.dtype))
         near = centroids.to(x.dtype) @ x.mT
         if not mask.full:
             near = torch.where(torch.arange(S, device=x.device) < end, near, -torch.inf)
@@ -184,7 +184,7 @@ class Routing(Cached):
         own = self._nearest(q)  # [B, H, T]
         if self.clusters >= mask.T:
             # a few queries, as in decoding: what their own centroids pick is all that is needed
-            centroids = take(self.centroids.expand(len(q), -1, -1, -1), own)
+            centroids = _take(self.centroids.expand(len(q), -1, -1, -1), own)
             return self._gathered(q[:, :, :, None], k, v, self._pick(mask, k, centroids))[:, :, :, 0]
         at = self._pick(mask, k, self.centroids)
         slot, cluster = tiles(own, self.clusters, self.tile)
@@ -193,7 +193,7 @@ class Routing(Cached):
         queries = room.scatter(2, slots, q).unflatten(2, (-1, self.tile))
 
         def read(q: Tensor, k: Tensor, v: Tensor, cluster: Tensor) -> Tensor:
-            return self._gathered(q, k, v, take(at, cluster))
+            return self._gathered(q, k, v, _take(at, cluster))
 
         # as many tiles at a time as read about S keys
         size = max(1, mask.S // at.shape[3])
@@ -203,20 +203,20 @@ class Routing(Cached):
 
     def _gathered(self, q: Tensor, k: Tensor, v: Tensor, at: Tensor) -> Tensor:
         """Queries [B, H, n, t, D] over the keys at [B, H, n, w]."""
-        parts = [x.flatten(1, 2) for x in (q, take(k, at), take(v, at))]
+        parts = [x.flatten(1, 2) for x in (q, _take(k, at), _take(v, at))]
         seen = (at < k.shape[2]).flatten(1, 2)[:, :, None]
         o = F.scaled_dot_product_attention(*parts, attn_mask=seen, scale=self.temper)
         return o.unflatten(1, at.shape[1:3])
 
     def _nearest(self, x: Tensor) -> Tensor:
         """The centroid nearest to each token: [B, H, n, D] -> [B, H, n]"""
-        x = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+        x = x.detach().to(wide_dtype(x.dtype))
         return (x @ self.centroids.to(x.dtype).mT).argmax(-1)
 
     def _step(self, mask: Mask, k: Tensor, at: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """One new token a row: it reads what the centroids that pick it picked."""
         here = mask.q0[:, None, None, None]
-        q = take(k, here[..., 0].expand(-1, k.shape[1], -1))[:, :, :, None]  # [B, H, 1, 1, D]
+        q = _take(k, here[..., 0].expand(-1, k.shape[1], -1))[:, :, :, None]  # [B, H, 1, 1, D]
         logits = (q * self.temper @ keys.transpose(-1, -2))[:, :, :, 0]  # [B, H, C, w]
         member = (at == here).any(-1, keepdim=True)
         weights = masked_softmax(logits, member & (at <= here)).to(values.dtype)
@@ -238,7 +238,7 @@ class Routing(Cached):
             real = torch.cat([torch.arange(side.T, device=x.device) < side.count[:, None] for side in sides], 1)
             real = real[:, None, :, None]
             x, hot = torch.where(real, x, 0), torch.where(real, hot, 0)
-        wide = torch.promote_types(x.dtype, torch.float32)
+        wide = wide_dtype(x.dtype)
         count = hot.sum((0, 2), dtype=wide)  # [H, C]
         # padded tokens are zeros on both sides
         square = (x - hot @ centroids).to(wide).square()
@@ -306,8 +306,6 @@ def plain_norm(vectors: Tensor) -> list[Tensor]:
     return [x / torch.sqrt((x * x).mean() + 1e-6) for x in centred]
 
 
-def take(x: Tensor, at: Tensor) -> Tensor:
-    """x [B, H, N, D] at the tokens [B, H, ...]: [B, H, ..., D]; past the last one, that one."""
-    B, H, N, D = x.shape
-    first = torch.arange(B * H, device=x.device).view(B, H, *[1] * (at.dim() - 2)) * N
-    return x.reshape(-1, D).index_select(0, (first + at.clamp(max=N - 1)).flatten()).view(*at.shape, D)
+def _take(x: Tensor, at: Tensor) -> Tensor:
+    """`take_per_head`, past the last token that one."""
+    return take_per_head(x, at.clamp(max=x.shape[2] - 1))

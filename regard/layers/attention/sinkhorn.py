@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.numeric import to_wide
 from regard.core.reference import Row, blend
 from regard.core.rows import Mask
 from regard.core.shape import Order, Shape
@@ -144,7 +145,7 @@ class Sinkhorn(Cached):
 
     def _sort(self, mask: Mask, s: Tensor) -> Tensor:
         """The soft permutation S [B, H, U, U], zeros where a block may not be read."""
-        s = s.to(torch.promote_types(s.dtype, torch.float32))
+        s = to_wide(s)
         U = s.shape[2]
         blocks = torch.arange(U, device=s.device)
         total = s.sum(3)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from regard.core.numeric import to_wide
 from regard.core.reference import Row, blend
 from regard.core.rows import Mask
 from regard.core.shape import Order, Shape
@@ -151,25 +152,25 @@ class Synthesizer(Cached):
         scores = [self._score(kind, part.S, own, k) for kind in self.mixture]
         logits = scores[0]
         if len(scores) > 1:
-            alphas = torch.softmax(_wide(self.mixing), 0)
+            alphas = torch.softmax(to_wide(self.mixing), 0)
             logits = sum(alpha * score for alpha, score in zip(alphas, scores, strict=True))
         return self.softmax_average(part, logits, v[:, :, : part.S])
 
     def _score(self, kind: Kind, S: int, own: dict[str, Tensor], k: Tensor | None) -> Tensor:
         """The logits of one kind, [B, H, t, S] or [H, t, S]."""
         if kind == "dense":
-            hidden = torch.relu(_wide(own["h"] + self.hidden_offset[:, None]))
-            return hidden @ _wide(self.dense[:, :S]).mT + self.dense_offset[:, None, :S]
+            hidden = torch.relu(to_wide(own["h"] + self.hidden_offset[:, None]))
+            return hidden @ to_wide(self.dense[:, :S]).mT + self.dense_offset[:, None, :S]
         if kind == "random":
-            return _wide(own["random"][..., :S])
+            return to_wide(own["random"][..., :S])
         if kind == "factorised-random":
-            return _wide(own["left"]) @ _wide(self.right[:, :S]).mT
+            return to_wide(own["left"]) @ to_wide(self.right[:, :S]).mT
         if kind == "factorised-dense":
-            f, b = _wide(own["f"]), self.fine.shape[1]
+            f, b = to_wide(own["f"]), self.fine.shape[1]
             # enough blocks for all slots, and never a single one, for which a compiler would make a graph of its own
-            coarse, fine = f @ _wide(self.coarse[:, : S // b + 2]).mT, f @ _wide(self.fine).mT
+            coarse, fine = f @ to_wide(self.coarse[:, : S // b + 2]).mT, f @ to_wide(self.fine).mT
             return (coarse[..., None] * fine[..., None, :]).flatten(-2)[..., :S]
-        return _wide(own["q"]) * self.scale @ _wide(k[:, :, :S]).mT
+        return to_wide(own["q"]) * self.scale @ to_wide(k[:, :, :S]).mT
 
     def plain(self, row: Row) -> Tensor:
         alphas, outs = [1.0], []
@@ -196,7 +197,3 @@ class Synthesizer(Cached):
                 logits.append(mixed + row.bias(i, j))
             outs.append(blend(torch.stack(logits), [row.v[j] for j in row.past(i)]))
         return torch.stack(outs)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.numeric import wide_dtype
 from regard.core.rows import Rows
 from regard.core.shape import Order
 from regard.core.state import Out
@@ -132,7 +133,7 @@ class ProductKey(FeedForward):
 
     def find(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         """Which values the tokens [N, E] read and how much of each, [N, heads * choices]."""
-        wide = torch.promote_types(x.dtype, torch.float32)
+        wide = wide_dtype(x.dtype)
         for linear, norm in zip(self.hidden, self.hidden_norms, strict=True):
             h = wide_linear(x, linear.weight)
             h = h + linear.bias.to(h.dtype)

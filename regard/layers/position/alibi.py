@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
+from regard.core.numeric import wide_dtype
 from regard.core.shape import Shape
-from regard.layers.position.base import Position, PositionFacts, wide
+from regard.layers.position.base import Position, PositionFacts
 
 
 class Alibi(Position):
@@ -33,7 +34,7 @@ class Alibi(Position):
         return -self.slopes()[:, None, None] * gap.abs().unsqueeze(-3)
 
     def slopes(self) -> Tensor:
-        return torch.exp2(-self.powers.to(wide(self.powers.dtype)))
+        return torch.exp2(-self.powers.to(wide_dtype(self.powers.dtype)))
 
     def plain_bias(self, head: int, i: int, j: int) -> float:
         heads, h = self.shape.all_heads, self.shape.first_head + head

@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.numeric import wide_dtype
 from regard.core.rows import Mask, Rows
 from regard.core.shape import Shape
 from regard.kernels.runs import Bias
@@ -216,9 +217,4 @@ def angles(positions: Tensor, rates: Tensor, dtype: torch.dtype) -> Tensor:
     """[...] -> [..., n]: the angle of each sinusoid, between -pi and pi, in float32 or better."""
     half = 2**47
     turned = (positions[..., None] * rates + half) % (2 * half) - half
-    return turned.to(wide(dtype)) * (math.pi / half)
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """float32 for what is narrower."""
-    return torch.promote_types(dtype, torch.float32)
+    return turned.to(wide_dtype(dtype)) * (math.pi / half)

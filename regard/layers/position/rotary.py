@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from regard.core.numeric import wide_dtype
 from regard.core.shape import Shape
-from regard.layers.position.base import Position, PositionFacts, angles, exact, wide
+from regard.layers.position.base import Position, PositionFacts, angles, exact
 
 
 class Rotary(Position):
@@ -81,7 +82,7 @@ class Rotary(Position):
         angle = angles(positions, self.rates, x.dtype)[:, None]  # [1 or B, 1, T, turned / 2]
         cos, sin = angle.cos(), angle.sin()
         axis, pairs = (-1, (-1, 2)) if self.layout == "interleaved" else (-2, (2, -1))
-        turned, rest = x[..., : self.turned].to(wide(x.dtype)), x[..., self.turned :]
+        turned, rest = x[..., : self.turned].to(wide_dtype(x.dtype)), x[..., self.turned :]
         first, second = turned.unflatten(-1, pairs).unbind(axis)
         turned = torch.stack([first * cos - second * sin, second * cos + first * sin], axis).flatten(-2)
         return torch.cat([turned.to(x.dtype), rest], -1)
