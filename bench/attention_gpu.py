@@ -2,6 +2,7 @@
 
     python bench/attention_gpu.py                      # every section
     python bench/attention_gpu.py patterns --lengths 65536
+    python bench/attention_gpu.py layers --only performer efficient --seconds 60 --json layers.json
 
 65,536 tokens in all and width 1,024, so 16 heads of 64. The floor reads q, k, v and writes o once at the measured
 bandwidth; the backward pass moves about twice as much again. "ratio" is the best rival's time over ours, so above 1 we
@@ -10,7 +11,9 @@ are faster.
 
 import argparse
 import itertools
+import json
 import statistics
+import time
 from collections.abc import Callable
 
 import torch
@@ -24,6 +27,7 @@ from regard.kernels.runs import Bound, Far, Pass, Where
 
 TOKENS, HEADS, WIDTH = 65536, 16, 64
 Times = tuple[float, float]  # forward, forward + backward
+RESULTS: dict[str, Times | None] = {}  # all that was timed, by section, row, length and column
 
 
 def milliseconds(function: Callable[[], object], repeats: int = 10) -> float:
@@ -71,6 +75,8 @@ def flex(sees: Callable[[Tensor, Tensor], Tensor], length: int) -> Callable[[Ten
 
     # each mask and each mode of gradients is compiled anew
     torch._dynamo.config.recompile_limit = 1000
+    # each pattern is a graph of its own, and dynamo gives up after a few
+    torch._dynamo.reset()
     mask = create_block_mask(lambda b, h, i, j: sees(i, j), None, None, length, length, device="cuda")
     compiled = torch.compile(flex_attention, dynamic=False)
     return lambda q, k, v: compiled(q, k, v, block_mask=mask)
@@ -93,7 +99,7 @@ def global_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return runs.attend(q, k, v, [near], where=Where(first=16), head=head)
 
 
-def patterns(lengths: list[int]) -> None:
+def patterns(lengths: list[int], asked: "Asked") -> None:
     """Windows, global tokens and the patterns of the Sparse Transformer, beside FlexAttention."""
     rate = bandwidth()
     floor = 4 * TOKENS * HEADS * WIDTH * 2 / rate
@@ -127,7 +133,10 @@ def patterns(lengths: list[int]) -> None:
         }
         whole = [timed(sdpa(backend), N) for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION)]
         for name, (ours, sees) in rows.items():
+            if not asked.wants(name):
+                continue
             mine, theirs = timed(ours, N), timed(flex(sees, N), N)
+            RESULTS.update({f"patterns, {name}, {N}, {who}": t for who, t in (("ours", mine), ("flex", theirs))})
             rivals = [times for times in (theirs, *whole) if times is not None]
             ratio = [min(times[i] for times in rivals) / mine[i] for i in range(2)] if mine and rivals else (0, 0)
             cells = "".join(f"  {shown(times):>15}" for times in (mine, theirs, *whole))
@@ -192,18 +201,45 @@ LAYERS = {
 }
 
 
-def layers(lengths: list[int]) -> None:
+def layers(lengths: list[int], asked: "Asked") -> None:
     """Whole layers, projections and all, beside the softmax layer of the same length; "ratio" is to that one."""
+    ratios: dict[tuple[str, str], list[tuple[int, Times]]] = {}
     print(f"\n{'layer':56}{'role':>8}{'N':>7}  {'ours':>15}  {'ratio':>11}")
     for N, (role, specs) in itertools.product(lengths, LAYERS.items()):
         base = layer_times("softmax", role, N)
-        for spec in ("softmax", *(spec.format(length=N) for spec in specs)):
+        for pattern in ("softmax", *specs):
+            spec = pattern.format(length=N)
+            if not asked.wants(spec):
+                continue
             times = base if spec == "softmax" else layer_times(spec, role, N)
-            ratio = [a / b for a, b in zip(base, times, strict=True)]
+            RESULTS[f"layers, {role} {spec}, {N}, ours"] = times
+            if times is None or base is None:
+                continue
+            ratio = base[0] / times[0], base[1] / times[1]
+            ratios.setdefault((role, pattern), []).append((N, ratio))
             print(f"{spec:56}{role:>8}{N:>7}  {shown(times):>15}  {ratio[0]:>5.2f}/{ratio[1]:.2f}", flush=True)
+    if len(lengths) > 1:
+        crossovers(ratios)
 
 
-def layer_times(spec: str, role: str, length: int) -> Times:
+def crossovers(ratios: dict[tuple[str, str], list[tuple[int, Times]]]) -> None:
+    """The shortest length from which a layer is faster than softmax, forward and with backward, and stays so."""
+    print(f"\n{'layer':56}{'role':>8}  crossover")
+    for (role, spec), found in ratios.items():
+        slower = [N for N, ratio in found if min(ratio) <= 1]
+        faster = [N for N, _ in found if max(slower, default=0) < N]
+        print(f"{spec:56}{role:>8}  {min(faster) if faster else '-'}")
+
+
+def layer_times(spec: str, role: str, length: int) -> Times | None:
+    try:
+        return _layer_times(spec, role, length)
+    except (RuntimeError, ValueError) as error:
+        print(f"  ({spec} left out: {str(error).splitlines()[0][:100]})")
+        return None
+
+
+def _layer_times(spec: str, role: str, length: int) -> Times:
     width = HEADS * WIDTH
     layer = regard.attention(spec, width=width, heads=HEADS, role=role).to("cuda", torch.bfloat16)
     x = torch.randn(TOKENS // length, length, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
@@ -243,7 +279,7 @@ def fla(name: str, *, whole: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]
     return attend
 
 
-def scans(lengths: list[int]) -> None:
+def scans(lengths: list[int], asked: "Asked") -> None:
     """Linear attention with elu + 1 and its denominators, beside fla with and without them, and cuDNN's softmax."""
     rate = bandwidth()
     floor = 4 * TOKENS * HEADS * WIDTH * 2 / rate
@@ -262,13 +298,19 @@ def scans(lengths: list[int]) -> None:
             ),
             (f"both ways, of {width}", linear_both_ways, [einsum_both_ways, torch.compile(einsum_both_ways)], []),
         ):
+            if not asked.wants(name):
+                continue
             mine = timed(ours, N, width)
+            # rivals compile and tune themselves for a while
+            print(f"{name:22}{N:>7}{shown(mine):>17} ...", flush=True)
+            RESULTS[f"scans, {name}, {N}, ours"] = mine
             best, least = (
                 tuple(map(min, zip(*found, strict=True)))
                 if (found := [times for rival in group if (times := timed(rival, N, width))])
                 else None
                 for group in (rivals, bare)
             )
+            RESULTS.update({f"scans, {name}, {N}, {who}": t for who, t in (("rival", best), ("fla bare", least))})
             cells = "".join(f"{shown(times):>17}" for times in (mine, best, least, softmax))
             against = [x for x in (best, least) if x]
             ratio = [min(x[i] for x in against) / mine[i] for i in range(2)] if against and mine else (0, 0)
@@ -280,6 +322,16 @@ def shown(times: Times | None) -> str:
     return "-" if times is None else f"{times[0]:.3f} / {times[1]:.2f}"
 
 
+class Asked:
+    """Which rows are wanted, and until when one may begin."""
+
+    def __init__(self, only: list[str], seconds: float):
+        self.only, self.end = only, time.monotonic() + seconds
+
+    def wants(self, name: str) -> bool:
+        return time.monotonic() < self.end and (not self.only or any(part in name for part in self.only))
+
+
 SECTIONS = {"patterns": patterns, "scans": scans, "layers": layers}
 
 
@@ -287,14 +339,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", help=f"which of {', '.join(SECTIONS)}; all without any")
     parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384, 65536], help="tokens of a row")
+    parser.add_argument("--only", nargs="+", default=[], help="rows whose name has one of these in it")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="no row begins after this time")
+    parser.add_argument("--json", help="file to write all times to")
     given = parser.parse_args()
     unknown = [name for name in given.sections if name not in SECTIONS]
     if unknown:
         parser.error(f"unknown section {unknown[0]!r}: choose from {', '.join(SECTIONS)}")
     if not torch.cuda.is_available():
         parser.exit(1, "no CUDA device: this benchmark compares GPU kernels\n")
+    asked = Asked(given.only, given.seconds)
     for name in given.sections or SECTIONS:
-        SECTIONS[name](given.lengths)
+        SECTIONS[name](given.lengths, asked)
+        if given.json:
+            with open(given.json, "w") as file:
+                json.dump(RESULTS, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -329,6 +329,9 @@ CASES += [
     Case("xl(segment=5, memory=3, clamp=4)", "causal"),
     Case("xl(segment=8, memory=0, relative=False)", "causal"),
     Case("xl(segment=8, memory=5)", "causal", "alibi"),
+    Case("compressive(segment=4, memory=4, compressed=5, rate=2, loss='none')", "causal"),
+    Case("compressive(segment=4, memory=8, compressed=2, rate=4, function='mean', clamp=5)", "causal"),
+    Case("compressive(segment=4, memory=4, compressed=5, rate=2, relative=False)", "causal", "alibi"),
 ]
 
 

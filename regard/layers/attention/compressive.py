@@ -13,6 +13,7 @@ from regard.core.reference import Row, blend
 from regard.core.rows import Mask, Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Progress
+from regard.kernels.runs import Bound, Pass, Where
 from regard.layers.attention.base import Facts
 from regard.layers.attention.segmented import Segmented, stretch
 
@@ -262,9 +263,14 @@ class Compressive(Segmented):
         lowest = begin.clamp(min=0) - (begin.clamp(min=0) // self.rate).clamp(max=C)
         end = (rows.start + rows.count)[:, None]
         q0, k0, end = ((at - lowest).flatten() for at in (first, begin - C, end))
-        shift = None if grid.step else M + C
-        mask = Mask(q0, k0, end, q.shape[2], C + M + n, causal=True, full=False, shift=shift)
-        return self.attend(mask, q, k, v).unflatten(0, (-1, m)).transpose(1, 2).flatten(2, 3)
+        o = None
+        if self.function != "used":
+            o = self.in_runs(q, k, v, Pass(high=Bound(plus=1)), C + M + n, Where(q0, k0, end))
+        if o is None:
+            shift = None if grid.step else M + C
+            mask = Mask(q0, k0, end, q.shape[2], C + M + n, causal=True, full=False, shift=shift)
+            o = self.attend(mask, q, k, v)
+        return o.unflatten(0, (-1, m)).transpose(1, 2).flatten(2, 3)
 
     def _one_by_one(
         self, rows: Rows, grid: Grid, slots: Parts, usage: Tensor, probe: bool

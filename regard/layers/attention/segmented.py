@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.core.rows import Mask, Rows
 from regard.core.shape import Shape
 from regard.kernels import runs
-from regard.kernels.runs import Bound, Distances, Pass
+from regard.kernels.runs import Bound, Distances, Pass, Where
 from regard.layers.attention.attending import Attending
 
 
@@ -52,27 +52,29 @@ class Segmented(Attending):
     def whole(self, rows: Rows, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Rows from their first token on. Of segment and memory only as much is laid out as a row of T tokens has."""
         n = min(self.segment, rows.T)
-        if (o := self._in_runs(rows, q, k, v, n)) is not None:
+        near = Pass(Bound(every=n, times=n, plus=-self.memory), Bound(plus=1))
+        if (o := self.in_runs(q, k, v, near, min(rows.T, n + self.memory))) is not None:
             return o
         M, room = min(self.memory, (rows.T - 1) // n * n), -rows.T % n
         q, k, v = F.pad(q, (0, 0, 0, room)), *(F.pad(part, (0, 0, M, room)) for part in (k, v))
         return self.segments(torch.zeros_like(rows.count), rows.count, q, k, v, n, M)[:, :, : rows.T]
 
-    def _in_runs(self, rows: Rows, q: Tensor, k: Tensor, v: Tensor, n: int) -> Tensor | None:
-        """`whole` by kernels that compare positions, where they take it; padding lies behind every real query."""
+    def in_runs(
+        self, q: Tensor, k: Tensor, v: Tensor, near: Pass, reach: int, where: Where | None = None
+    ) -> Tensor | None:
+        """The queries over runs of keys, none `reach` or more before them, by kernels that compare positions, where
+        they take it; padding lies behind every real query."""
         kind = None if self.position is None else self.position.facts.kind
-        reach = min(rows.T, n + self.memory)
         bias = self.position.run_bias(reach, 0) if kind == "bias" else None
         known = kind != "content" or self.position.has_distances
         refusal = None if known else f"it does not know the positions {self.position.facts.name!r}"
-        if rows.T == 1 or not runs.takes(q, k, v, bias, refusal):
+        if q.shape[2] == 1 or not runs.takes(q, k, v, bias, refusal):
             return None
         relations = None
         if kind == "content":
             q, table = self.position.by_distance(q, reach, self.scale)
             relations = Distances(table)
-        near = Pass(Bound(every=n, times=n, plus=-self.memory), Bound(plus=1))
-        return runs.attend(q, k, v, [near], scale=self.scale, bias=bias, relations=relations)
+        return runs.attend(q, k, v, [near], scale=self.scale, where=where, bias=bias, relations=relations)
 
     @final
     def segments(self, start: Tensor, end: Tensor, q: Tensor, k: Tensor, v: Tensor, n: int, M: int) -> Tensor:
