@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from regard.core.rows import Mask, Memory, Rows, pack, pack_pairs, unpack
 from regard.core.shape import Role, Shape
@@ -18,6 +19,8 @@ from regard.layers.attention.tailed import Tailed
 from regard.layers.feedforward.base import FeedForward, FeedForwardFacts, Sizes
 from regard.layers.position.base import Position, PositionFacts
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, REGISTRIES, Spec, parse
+
+SMALL = 1024  # sizes in a spec up to which `facts` builds a layer that has numbers
 
 
 def attention(
@@ -178,16 +181,37 @@ def facts(spec: str | Spec, kind: str = "attention") -> Facts | FeedForwardFacts
     """What a mechanism declares of itself, with the options of the spec."""
     registry = _registry(kind)
     spec = parse(spec)
+    feeds = registry is FEEDFORWARD
+    # PyTorch imports its compiler for most of what it does on the meta device, which is for sizes that need it
+    device = torch.device("cpu" if _is_small(spec) and not feeds else "meta")
     for role in registry.find(spec.name).facts.roles:
         try:
-            feeds = registry is FEEDFORWARD
             # a width that options which must divide it mostly do
             shape = Sizes(8, 161280, role) if feeds else Shape.of(width=8 * spec.heads, heads=spec.heads, role=role)
-            with torch.device("meta"):
+            with torch.random.fork_rng(devices=[]), device, _Undrawn():
                 return registry.build(spec, shape).facts
         except ValueError as error:
             refused = error
     raise refused
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves tensors as they are where they would be filled with random numbers: on the meta device they have none, and
+    PyTorch would import its compiler to find that out."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if getattr(function, "__name__", "") in ("normal_", "uniform_"):
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **kwargs)
+
+
+def _is_small(spec: Spec) -> bool:
+    """Whether no option asks for a size that would take memory."""
+    values = [value for _, value in spec.options]
+    numbers = [number for value in values for number in (value if isinstance(value, tuple | list) else (value,))]
+    small = all(not isinstance(number, int | float) or number <= SMALL for number in numbers)
+    return small and all(_is_small(part) for part in spec.parts)
 
 
 def _registry(kind: str):

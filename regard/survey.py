@@ -156,7 +156,8 @@ def here(system: System) -> Here:
         return system.counted
     word = system.word or "softmax"
     decodes = "causal" in ATTENTION.find(word).facts.roles
-    with torch.device("meta"):
+    # small enough to be built with its numbers: on the meta device PyTorch would import its compiler
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # the form that decodes, where there is one
         facts = ATTENTION.build(word, Shape.of(width=8, heads=1, role="causal" if decodes else "self")).facts
     return Here(facts.time.exponent, facts.memory.exponent, decodes)

@@ -28,14 +28,20 @@ def says(*words):
         assert ended.code == 0
 """
 HELP = """
-says("--help")
-says("translate", "--help")
+from regard.cli.program import _parser
+verbs = next(action.choices for action in _parser()._actions if action.choices)
+assert {"train", "translate", "show", "evaluate"} <= set(verbs)
+for words in ([], *([verb] for verb in verbs)):
+    says(*words, "--help")
 says("list", "--recipes")
 says("--version")
 print(loaded("torch", "numpy", "matplotlib", "sklearn"), file=sys.stderr)
 """
 LIST = """
 says("list")
+says("list", "--survey")
+for spec in ("performer(features=8)", "synthesizer(longest=9)", "switch(experts=2)", "xl(clamp=3)"):
+    says("explain", spec)
 says("train", "translate", "--help")
 import torch
 layer = regard.attention("local(window=4)", width=8, heads=2, role="causal")

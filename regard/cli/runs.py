@@ -133,19 +133,20 @@ def _add_evaluate(verb: AddVerb) -> None:
 
 def train(argv: list[str]) -> int:
     """regard train TASK --config FILE --section.key value ..."""
+    if not argv or argv[0] in ("-h", "--help"):
+        known = {name: tasks.describe(name) for name in tasks.names()}
+        print("usage: regard train TASK [--config FILE] [--section.key VALUE ...]\n\ntasks:")
+        for name, (about, _) in known.items():
+            print(f"  {name:<12} {about}")
+        print("\nexamples:\n  " + "\n  ".join(examples[0] for _, examples in known.values()))
+        print("\nSettings that come with Regard: --config NAME, for the names of 'regard list --recipes'")
+        print("\nAll keys of a task: " + ", ".join(f"regard train {name} --help" for name in tasks.names()))
+        return 0
     from regard import recipes
     from regard.config import parse
     from regard.tasks.train import train
     from regard.training.display import Display
 
-    if not argv or argv[0] in ("-h", "--help"):
-        print("usage: regard train TASK [--config FILE] [--section.key VALUE ...]\n\ntasks:")
-        for name in tasks.names():
-            print(f"  {name:<12} {tasks.find(name).about}")
-        print("\nexamples:\n  " + "\n  ".join(tasks.find(name).examples[0] for name in tasks.names()))
-        print("\nSettings that come with Regard: --config NAME, for the names of 'regard list --recipes'")
-        print("\nAll keys of a task: " + ", ".join(f"regard train {name} --help" for name in tasks.names()))
-        return 0
     task = tasks.find(argv[0])
     description = f"{task.about}\n\nexamples:\n  " + "\n  ".join(task.examples)
     known = [f"{recipe.name}: {recipe.about}" for recipe in recipes.recipes(task.name)]

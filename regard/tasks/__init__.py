@@ -52,6 +52,14 @@ def find(name: Any) -> "type[Task]":
     return importlib.import_module(packages()[name]).Task
 
 
+def describe(name: str) -> tuple[str, tuple[str, ...]]:
+    """What a task is, in one sentence, and command lines that train for it; of ours without importing PyTorch."""
+    own = verbs(name)
+    if own is not None and hasattr(own, "ABOUT"):
+        return own.ABOUT, own.EXAMPLES
+    return find(name).about, find(name).examples
+
+
 def of(run: "Run") -> "type[Task]":
     """The class of the task that a run folder belongs to."""
     name = run.read_json("run.json").get("task")

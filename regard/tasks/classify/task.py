@@ -17,6 +17,7 @@ from regard.tasks.classify import plan as plans
 from regard.tasks.classify.classifier import Classifier, mean_loss
 from regard.tasks.classify.config import ClassifyConfig
 from regard.tasks.classify.corpus import Corpus, read_corpus
+from regard.tasks.classify.verbs import ABOUT, EXAMPLES
 from regard.tasks.load import BUNDLED, give_stems, load_weights, read_parts, stems
 from regard.training.graphs import few_lengths
 from regard.training.loss import Loss, smoothed
@@ -33,14 +34,7 @@ class Task(base.Task):
     """Texts in, labels out."""
 
     name = "classify"
-    about = "A classifier from texts and labels, from scratch or over a trained run of masked or language."
-    examples = (
-        "regard train classify --data.text reviews.csv --out runs/reviews",
-        "regard train classify --data.text train.tsv --data.columns '[sentence, label]' --data.valid_text dev.tsv",
-        "regard train classify --data.text texts.txt --data.labels labels.txt --model.attention performer",
-        "regard train classify --data.text reviews.jsonl.xz --init runs/masked --out runs/tuned",
-        "regard train classify --data.text reviews.csv --data.tokenizer bytes --model.preset perceiver",
-    )
+    about, examples = ABOUT, EXAMPLES
     use = "classify with: regard classify {run} < texts.txt"
     config = ClassifyConfig
     metrics = ("accuracy", "f1", "average_precision", "loss")

@@ -8,6 +8,15 @@ from typing import Any
 
 from regard.tasks.command import AddVerb, EvaluationFlags, add_model, counted, few_warnings, notice, read_columns
 
+# for `regard train --help`, which imports no PyTorch
+ABOUT = "A classifier from texts and labels, from scratch or over a trained run of masked or language."
+EXAMPLES = (
+    "regard train classify --data.text reviews.csv --out runs/reviews",
+    "regard train classify --data.text train.tsv --data.columns '[sentence, label]' --data.valid_text dev.tsv",
+    "regard train classify --data.text texts.txt --data.labels labels.txt --model.attention performer",
+    "regard train classify --data.text reviews.jsonl.xz --init runs/masked --out runs/tuned",
+    "regard train classify --data.text reviews.csv --data.tokenizer bytes --model.preset perceiver",
+)
 EVALUATION = "accuracy, confusion, precision, recall and F1 of each class, macro and micro, average precision"
 
 

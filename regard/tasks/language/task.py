@@ -11,6 +11,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.decoding import DecodingConfig
 from regard.tasks.language.config import LanguageConfig
 from regard.tasks.language.language_model import LanguageModel
+from regard.tasks.language.verbs import ABOUT, EXAMPLES
 from regard.tasks.load import read_parts
 from regard.tasks.text import FILE, TextTask
 from regard.training.loss import Loss, text_loss
@@ -51,15 +52,7 @@ class Task(TextTask):
     """Text in, the next token out."""
 
     name = "language"
-    about = "A language model from running text: a decoder with any attention, which goes on with a text."
-    examples = (
-        "regard train language --data.text shakespeare.txt --data.tokenizer characters --out runs/shakespeare",
-        "regard train language --data.text books/ --data.vocabulary 16000 --model.preset gpt2 --data.length 1024",
-        "regard train language --data.text train.txt.xz --data.valid valid.txt.xz --model.attention performer",
-        "regard train language --data.text mails.txt.gz --data.documents blank --data.apart true --model.preset modern",
-        "regard train language --config runs/shakespeare/config.yaml --out runs/b --training.seed 2",
-        "regard train language --init runs/gpt2 --data.text mine/ --training.learning_rate 3e-5 --out runs/mine",
-    )
+    about, examples = ABOUT, EXAMPLES
     use = "go on with a text: regard generate {run} 'Once upon a time'"
     config = LanguageConfig
     metrics = ("loss",)

@@ -5,6 +5,16 @@ import json
 
 from regard.tasks.command import AddVerb, EvaluationFlags, add_model, counted, evaluated_documents, notice, write_out
 
+# for `regard train --help`, which imports no PyTorch
+ABOUT = "A language model from running text: a decoder with any attention, which goes on with a text."
+EXAMPLES = (
+    "regard train language --data.text shakespeare.txt --data.tokenizer characters --out runs/shakespeare",
+    "regard train language --data.text books/ --data.vocabulary 16000 --model.preset gpt2 --data.length 1024",
+    "regard train language --data.text train.txt.xz --data.valid valid.txt.xz --model.attention performer",
+    "regard train language --data.text mails.txt.gz --data.documents blank --data.apart true --model.preset modern",
+    "regard train language --config runs/shakespeare/config.yaml --out runs/b --training.seed 2",
+    "regard train language --init runs/gpt2 --data.text mine/ --training.learning_rate 3e-5 --out runs/mine",
+)
 EVALUATION = "loss, perplexity, bits per character and byte, word perplexity"
 
 

@@ -11,6 +11,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.tasks.load import give_stems
 from regard.tasks.masked.config import MaskedConfig
 from regard.tasks.masked.masked_model import MaskedModel
+from regard.tasks.masked.verbs import ABOUT, EXAMPLES
 from regard.tasks.text import FILE, TextTask
 from regard.training.graphs import few_lengths
 from regard.training.loss import IGNORED, Loss, hidden_loss
@@ -39,14 +40,7 @@ class Task(TextTask):
     """Text with gaps in, the hidden tokens out."""
 
     name = "masked"
-    about = "A model that names hidden words (BERT), from running text: an encoder with any attention."
-    examples = (
-        "regard train masked --data.text books/ --model.preset bert-small --out runs/masked",
-        "regard train masked --data.text lines.txt.xz --data.documents line --data.apart true --data.whole_words true",
-        "regard train masked --data.text book.txt --data.tokenizer characters --model.attention 'local(window=64)'",
-        "regard train masked --config runs/masked/config.yaml --out runs/b --training.seed 2",
-        "regard train masked --init runs/bert --data.text mine/ --training.learning_rate 3e-5 --out runs/mine",
-    )
+    about, examples = ABOUT, EXAMPLES
     use = "fill a gap: regard fill {run} 'I took my [mask] for a walk'"
     config = MaskedConfig
     metrics = ("loss", "accuracy")

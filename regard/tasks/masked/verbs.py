@@ -15,6 +15,15 @@ from regard.tasks.command import (
     few_warnings,
 )
 
+# for `regard train --help`, which imports no PyTorch
+ABOUT = "A model that names hidden words (BERT), from running text: an encoder with any attention."
+EXAMPLES = (
+    "regard train masked --data.text books/ --model.preset bert-small --out runs/masked",
+    "regard train masked --data.text lines.txt.xz --data.documents line --data.apart true --data.whole_words true",
+    "regard train masked --data.text book.txt --data.tokenizer characters --model.attention 'local(window=64)'",
+    "regard train masked --config runs/masked/config.yaml --out runs/b --training.seed 2",
+    "regard train masked --init runs/bert --data.text mine/ --training.learning_rate 3e-5 --out runs/mine",
+)
 EVALUATION = "loss, perplexity and accuracy of hidden tokens"
 
 

@@ -20,6 +20,7 @@ from regard.tasks.load import pick_device
 from regard.tasks.translate.config import DataConfig, TranslateConfig
 from regard.tasks.translate.corpus import Corpus, Pair, read_corpus
 from regard.tasks.translate.translator import FILES, Translator
+from regard.tasks.translate.verbs import ABOUT, EXAMPLES
 from regard.training.loss import Loss, loss
 
 SAMPLES = 2  # shown at each evaluation
@@ -32,14 +33,7 @@ class Task(base.Task):
     """Pairs in, translations out."""
 
     name = "translate"
-    about = "A translator from pairs of sentences: Transformer or recurrent, with any attention."
-    examples = (
-        "regard train translate --data.generated 20000 --training.minutes 3",
-        "regard train translate --data.source a.en --data.target a.de --out runs/a --model.attention performer",
-        "regard train translate --data.source pairs.tsv --model.attention '[\"local(window=16)\", softmax]'",
-        "regard train translate --config runs/a/config.yaml --out runs/b --training.seed 2",
-        "regard train translate --model.preset lstm --model.attention additive --data.generated 20000",
-    )
+    about, examples = ABOUT, EXAMPLES
     use = "translate with: regard translate {run}"
     config = TranslateConfig
     metrics = ("bleu", "chrf", "exact", "loss")

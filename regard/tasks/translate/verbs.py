@@ -26,6 +26,15 @@ from regard.tasks.command import (
     write_out,
 )
 
+# for `regard train --help`, which imports no PyTorch
+ABOUT = "A translator from pairs of sentences: Transformer or recurrent, with any attention."
+EXAMPLES = (
+    "regard train translate --data.generated 20000 --training.minutes 3",
+    "regard train translate --data.source a.en --data.target a.de --out runs/a --model.attention performer",
+    "regard train translate --data.source pairs.tsv --model.attention '[\"local(window=16)\", softmax]'",
+    "regard train translate --config runs/a/config.yaml --out runs/b --training.seed 2",
+    "regard train translate --model.preset lstm --model.attention additive --data.generated 20000",
+)
 EVALUATION = "BLEU and chrF with their sacreBLEU signatures, exact match, loss"
 
 
