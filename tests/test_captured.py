@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -44,16 +45,17 @@ def sizes(state: object) -> list[torch.Size]:
     "spec",
     [pytest.param(spec, marks=() if spec in FIRST else pytest.mark.exhaustive) for _, spec in SPECS if causal(spec)],
 )
+@pytest.mark.parametrize("prompt", [2, 9])
 @torch.no_grad()
-def test_a_fixed_state_keeps_its_sizes_and_gives_the_same(spec):
+def test_a_fixed_state_keeps_its_sizes_and_gives_the_same(spec, prompt):
     layer = causal(spec)
     x = torch.randn(3, ROOM, 16, dtype=torch.float64)
-    lengths = torch.tensor([9, 4, 7])
-    keep = torch.arange(9) < lengths[:, None]
-    _, state = layer.extend(x[:, :9], layer.start(3, capacity=ROOM), keep=keep)
+    lengths = torch.tensor([9, 4, 7]).clamp(max=prompt)
+    keep = torch.arange(prompt) < lengths[:, None]
+    _, state = layer.extend(x[:, :prompt], layer.start(3, capacity=ROOM), keep=keep)
     # slots that no token has filled are whatever was there before
     fixed = layer.fixed_state(select(state, torch.arange(3)), ROOM)
-    for t in range(9, 24):
+    for t in range(prompt, prompt + 12):
         expected, state = layer.extend(x[:, t : t + 1], state)
         got, after = layer.extend(x[:, t : t + 1], fixed)
         assert_close(got, expected)
@@ -119,6 +121,13 @@ def check_same_tokens(made: nn.Module, keep: Tensor | None, config: DecodingConf
 @pytest.mark.parametrize("attention", ["softmax", "heads(local(window=3), linear)"])
 def test_the_same_tokens(attention, config, fixed_walks):
     check_same_tokens(model(attention), KEEP if config == "greedy" else None, CONFIGS[config], fixed_walks)
+
+
+@pytest.mark.parametrize("attention", ["longshort(window=3, rank=1, chunk=1)", "poolingformer(window=3, wide=6)"])
+def test_what_has_room_for_the_tokens_asked_for_needs_no_more(attention, fixed_walks):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_same_tokens(model(attention), None, CONFIGS["greedy"], fixed_walks)
 
 
 @pytest.mark.parametrize("position", ["rotary", "alibi"])

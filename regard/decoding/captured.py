@@ -53,7 +53,8 @@ def walk(
     if K > 1:
         logits = logits.repeat_interleave(K, 0)
         state = state.reorder(torch.arange(B, device=device).repeat_interleave(K))
-    state = apart(model.fixed_state(state, state.progress.longest + L), set())
+    # the last token is chosen and not read
+    state = apart(model.fixed_state(state, state.progress.longest + L - 1), set())
     blocked = torch.tensor([*forbidden, eos], device=device)
     limit, step = torch.tensor(limits, device=device), torch.zeros(1, dtype=torch.long, device=device)
     now = Walked.begin(logits, used, B, K, L, config)

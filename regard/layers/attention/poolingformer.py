@@ -123,6 +123,11 @@ class Poolingformer(Attention):
         levels = tuple(level.initial_state(batch, dtype=dtype, device=device).state for level in (self.near, self.far))
         return Out(None, PoolingformerState(levels, Progress.initial(batch, device)))
 
+    def fixed_state(self, state, capacity):
+        pairs = zip((self.near, self.far), state.levels, strict=True)
+        levels = tuple(level.fixed_state(own, capacity) for level, own in pairs)
+        return PoolingformerState(levels, state.progress.bounded(capacity))
+
     def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
         near = self.near.apply_map(values, x, rows)
