@@ -298,7 +298,7 @@ def _words(names: Any) -> str:
 
 
 def _formula(text: str) -> str:
-    return _code("\n".join(textwrap.wrap(text, 84, subsequent_indent="    ", break_long_words=False)))
+    return _code("\n".join(textwrap.wrap(text, 76, subsequent_indent="    ", break_long_words=False)))
 
 
 def _code(text: str) -> str:
