@@ -15,7 +15,7 @@ from regard.page import maps, pictures, subjects, wire
 from regard.page.beams import watch
 from regard.page.engine import Engine
 from regard.page.maps import Given
-from regard.page.subjects import of_model, open_run
+from regard.page.subjects import of_model, of_translator, open_run
 from regard.page.wanted import Unwanted, while_wanted
 from regard.spec import ATTENTION, POSITIONS
 from regard.tasks.translate import Translator
@@ -179,15 +179,41 @@ def test_what_is_not_wanted_ends_anywhere(spec):
         pass
 
 
-def test_recording_leaves_no_trace(translator):
+def test_recording_ends_at_a_layer(translator):
     model, ids = translator.model, torch.tensor([[5, 6, 7]])
-    before = model.maps(ids, place="encoder")
-    with maps.record(model, most=2) as found:
-        model.maps(ids, place="encoder")
-        raise AssertionError("the run goes on behind the last layer")
+    ran = []
+    handles = [block.register_forward_hook(lambda block, *_: ran.append(block)) for block in model.encoder.blocks]
+    try:
+        found = maps.record(lambda recorder: model.maps(ids, place="encoder", recorder=recorder), most=2)
+    finally:
+        for handle in handles:
+            handle.remove()
     assert [one.layer for one in found] == [block.attention for block in model.encoder.blocks][:2]
-    for one, other in zip(model.maps(ids, place="encoder"), before, strict=True):
-        assert torch.equal(one, other)
+    assert ran == [model.encoder.blocks[0]]
+    # what was kept is what the maps are made of
+    for one, whole in zip(found, model.maps(ids, place="encoder"), strict=False):
+        torch.testing.assert_close(maps.whole(one), whole[0])
+
+
+@pytest.mark.parametrize(("place", "passes"), [("encoder", [1, 0]), ("cross", [1, 1]), ("decoder", [1, 1])])
+def test_a_text_is_read_in_one_pass(translator, place, passes):
+    """Also where it is asked about again."""
+    subject = of_translator("fresh", "fresh", translator)
+    engine, model, calls = Engine({"fresh": lambda: subject}), translator.model, [0, 0]
+    subject.layers(place)
+
+    def counted(index):
+        return lambda *_: calls.__setitem__(index, calls[index] + 1)
+
+    handles = [stack.register_forward_hook(counted(n)) for n, stack in enumerate((model.encoder, model.decoder))]
+    question = {"run": "fresh", "place": place, "text": "a new text", "target": "ein neuer Text"}
+    try:
+        assert engine.answer("read", question).meta["small"]
+        engine.answer("tile", question | {"layer": 0, "level": 0, "row": 0, "column": 0})
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert calls == passes
 
 
 def test_what_is_read_is_what_the_library_gives(engine, translator):

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from regard.core.rows import Memory, Rows, unpack
 from regard.core.shape import Shape
 from regard.core.state import check_rows, take_rows
+from regard.models.recording import Recorder, take_map
 from regard.models.transformer import Prediction, _pack, check_rows_match, check_words, look_up
 from regard.spec import ATTENTION
 
@@ -148,16 +149,17 @@ class Recurrent(nn.Module):
         *,
         keep: Tensor | None = None,
         target_keep: Tensor | None = None,
+        recorder: Recorder = take_map,
     ) -> list[Tensor]:
         """What each target token reads of the source when it comes in: one map [B, H, T, S], for there is one layer of
-        attention."""
+        attention. A `recorder` is called in place of it."""
         if self.cross is None:
             raise ValueError(
                 "a recurrent model without attention has no maps: its decoder only gets the encoder's last state; "
                 "build it with attention='additive' or another score"
             )
         memory, states, _ = self._read(source, target, keep, target_keep)
-        found = self.cross.map(states, memory=memory.memory)
+        found = recorder(self.cross, states, memory=memory.memory)
         found = found if target_keep is None else unpack(found, target_keep[:, None], dim=2)
         padded = keep is not None and self.cross.facts.columns == "tokens"
         return [unpack(found, keep[:, None, None], dim=3) if padded else found]

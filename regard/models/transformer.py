@@ -23,6 +23,7 @@ from regard.layers.attention.base import Attention
 from regard.layers.attention.checks import check_form
 from regard.layers.feedforward.base import Sizes
 from regard.models.aligner import Aligner
+from regard.models.recording import Recorder, Recording, take_map
 from regard.models.reversible import Coupled, Sublayer
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Spec, over_layers, parse, spec_list, use_canonical_names
 
@@ -202,9 +203,9 @@ class Block(nn.Module):
         state: BlockState | None = None,
         memory: Memory | None = None,
         stream: Tensor | None = None,
-        maps: dict[str, list[Tensor]] | None = None,
+        maps: Recording | None = None,
     ) -> Out:
-        """`maps` collects [B, H, T, S] of the places it names, "own" or "cross"."""
+        """`maps` collects [B, H, T, S] of the place it names, "own" or "cross"."""
         outs = []
         for add, norm in zip(self.sublayers(rows, state=state, memory=memory, maps=maps), self.norms, strict=True):
             outs.append(add(x, stream))
@@ -218,19 +219,19 @@ class Block(nn.Module):
         *,
         state: BlockState | None = None,
         memory: Memory | None = None,
-        maps: dict[str, list[Tensor]] | None = None,
+        maps: Recording | None = None,
     ) -> list[Sublayer]:
         """In order, functions of x and the stream that give what is added to x, and the stream behind it."""
         own, cross = (None, None) if state is None else state
 
         def attend(x: Tensor, stream: Tensor | None) -> Out:
-            if maps is not None and "own" in maps:
-                maps["own"].append(self.attention.map(x, rows, state=own, stream=stream))
+            if maps is not None:
+                maps.add("own", self.attention, x, rows, state=own, stream=stream)
             return self.attention.forward_packed(x, rows, state=own, stream=stream)
 
         def look(x: Tensor, stream: Tensor | None) -> Out:
-            if maps is not None and "cross" in maps:
-                maps["cross"].append(self.cross.map(x, rows, memory=memory, stream=stream))
+            if maps is not None:
+                maps.add("cross", self.cross, x, rows, memory=memory, stream=stream)
             if cross is None:
                 return self.cross.forward_packed(x, rows, memory=memory, stream=stream)._replace(state=None)
             # beams of one sentence fold into the queries of its memory
@@ -322,7 +323,7 @@ class Stack(nn.Module):
         segments: Tensor | None = None,
         states: Sequence[BlockState] | None = None,
         memory: Memory | None = None,
-        maps: dict[str, list[Tensor]] | None = None,
+        maps: Recording | None = None,
         outputs: list[Tensor] | None = None,
     ) -> Out:
         """`maps` and `outputs` collect those of each layer."""
@@ -370,7 +371,7 @@ def through(
     *,
     states: Sequence[BlockState] | None = None,
     memory: Memory | None = None,
-    maps: dict[str, list[Tensor]] | None = None,
+    maps: Recording | None = None,
     outputs: list[Tensor] | None = None,
 ) -> Out:
     """One block after the other, with the auxiliary losses added up."""
@@ -401,7 +402,7 @@ def through_pair(
     *,
     states: Sequence[BlockState] | None = None,
     memory: Memory | None = None,
-    maps: dict[str, list[Tensor]] | None = None,
+    maps: Recording | None = None,
     outputs: list[Tensor] | None = None,
 ) -> Out:
     """`through` with two streams of residuals that read each other in turn, and their mean behind the last layer. In
@@ -541,10 +542,12 @@ class Transformer(nn.Module):
         target_keep: Tensor | None = None,
         segments: Tensor | None = None,
         place: Literal["encoder", "decoder", "cross", "aligner"] | None = None,
+        recorder: Recorder = take_map,
     ) -> list[Tensor]:
         """What attends to what, [B, H, T, S] a layer: in the encoder, the decoder, or from target to source.
 
-        Without a place it is the attention that reads the source, or the only one there is.
+        Without a place it is the attention that reads the source, or the only one there is. A `recorder` is called in
+        place of each layer's map, and what it keeps is given back; it is for rows without padding.
         """
         both = ("cross", "encoder", "decoder", *(() if self.aligner is None else ("aligner",)))
         places = {"encoder-decoder": both}.get(self.config.kind, (self.config.kind,))
@@ -555,7 +558,7 @@ class Transformer(nn.Module):
             wants = "source and target ids" if target is None else "one sequence of ids"
             raise ValueError(f"maps of the {place!r} attention of kind {self.config.kind!r} need {wants}")
         check_rows_match(tokens, target)
-        found = {{"cross": "cross", "aligner": "none"}.get(place, "own"): []}
+        found = Recording({"cross": "cross", "aligner": "none"}.get(place, "own"), recorder)
         if place == "encoder" or target is None:
             stack, queries, keys = self.encoder or self.decoder, keep, keep
             stack(*_pack(tokens, keep), segments=self._segments(segments, tokens, keep), maps=found)
@@ -566,11 +569,11 @@ class Transformer(nn.Module):
             self.decoder(packed, rows, memory=memory, maps=found, outputs=outputs)
             stack, queries, keys = self.decoder, target_keep, target_keep if place == "decoder" else keep
             if place == "aligner":
-                found = {place: [self.aligner.map(*self._aligned(outputs, rows, memory, (tokens, keep), packed))]}
+                found.add("none", self.aligner, *self._aligned(outputs, rows, memory, (tokens, keep), packed))
         layers = [block.cross if place == "cross" else block.attention for block in stack.blocks]
         columns = ["tokens"] if place == "aligner" else [layer.facts.columns for layer in layers]
         maps = []
-        for names, part in zip(columns, next(iter(found.values())), strict=True):
+        for names, part in zip(columns, found.results, strict=True):
             part = part if queries is None else unpack(part, queries[:, None], dim=2)
             padded = keys is not None and names == "tokens"
             maps.append(unpack(part, keys[:, None, None], dim=3) if padded else part)

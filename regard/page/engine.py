@@ -20,7 +20,7 @@ from regard.layers.attention.softmax import Softmax
 from regard.page import maps, pictures
 from regard.page.beams import Beam, watch
 from regard.page.maps import Cache, Given
-from regard.page.subjects import EXAMINED, Reading, Subject
+from regard.page.subjects import EXAMINED, Reading, Subject, Tokens
 from regard.page.wanted import while_wanted
 from regard.page.wire import Reply
 from regard.spec import ATTENTION, POSITIONS, describe, parse
@@ -37,7 +37,7 @@ PAIRS = (
     ("left", ("She left the house.", "house"), ("Turn left at the station.", "turn")),
     ("bank", ("We sat on the bank of the river.", "river"), ("He works in a bank in Berlin.", "works")),
 )
-REPLIES, TEXTS = 64 << 20, 256 << 20  # bytes kept of replies, and of what layers were given
+REPLIES, TOKENS, TEXTS = 64 << 20, 8 << 20, 256 << 20  # bytes kept of replies, of tokens, of what layers were given
 
 
 class Engine:
@@ -45,7 +45,7 @@ class Engine:
 
     def __init__(self, subjects: dict[str, Callable[[], Subject]]):
         self._open, self._opened = subjects, dict[str, Subject]()
-        self._replies, self._texts = Cache(REPLIES), Cache(TEXTS)
+        self._replies, self._tokens, self._texts = Cache(REPLIES), Cache(TOKENS), Cache(TEXTS)
         # one computation at a time: torch uses all cores for it
         self.lock = threading.Lock()
 
@@ -93,28 +93,35 @@ class Engine:
             if kept[:4] == key and (kept[4] is None or (layers is not None and kept[4] >= layers)):
                 layers = kept[4]
                 break
-        return self._texts.get((*key, layers), lambda: self.subject(run).read(place, text, target, layers), size)
+        tokens = self._tokenize(*key)
+        return self._texts.get((*key, layers), lambda: self.subject(run).read(place, tokens, layers), size)
+
+    def _tokenize(self, run: str, place: str, text: str, target: str) -> Tokens:
+        """A text in tokens, which is also its translation where no target is given."""
+
+        def size(tokens: Tokens) -> int:
+            return 100 * (len(tokens.queries) + len(tokens.keys))
+
+        return self._tokens.get(
+            (run, place, text, target), lambda: self.subject(run).tokenize(place, text, target), size
+        )
 
     def read(self, run: str, place: str, text: str, target: str = "") -> Reply:
         """Tokens and layers; of short texts all weights too."""
-        found = self.reading(run, place, text, target, layers=1)
-        T, S = len(found.queries), len(found.keys)
-        # how many layers there are, and of what, a word tells as well as a text
-        known = self.reading(run, place, "a", "a").layers
-        layers = [_layer_facts(given, T, S) for given in known]
+        tokens, known = self._tokenize(run, place, text, target), self.subject(run).layers(place)
+        T, S = len(tokens.queries), len(tokens.keys)
         small = sum(given.heads * T * S for given in known) <= SMALL
-        arrays = {}
-        if small:
-            found = self.reading(run, place, text, target)
-            arrays = {f"layer{i}": _numbers(maps.whole(given)) for i, given in enumerate(found.layers)}
+        # of a long text only the first layer is looked at yet
+        found = self.reading(run, place, text, target, layers=None if small else 1)
+        arrays = {f"layer{i}": _numbers(maps.whole(given)) for i, given in enumerate(found.layers)} if small else {}
         meta = {
-            "queries": found.queries,
-            "keys": found.keys,
-            "predicted": found.predicted,
-            "target": found.target,
-            "layers": layers,
+            "queries": tokens.queries,
+            "keys": tokens.keys,
+            "predicted": tokens.predicted,
+            "target": tokens.target,
+            "layers": [_layer_facts(given, T, S) for given in known],
             "small": small,
-            "cut": found.cut,
+            "cut": tokens.cut,
             "longest": S,
         }
         return Reply(meta, arrays)

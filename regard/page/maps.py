@@ -1,7 +1,8 @@
 """Any part of the map of any attention, at 4,096 tokens too, without a map of N x N numbers ever being held.
 
-`record` runs a model and keeps what each attention layer was given. From that, rows and columns of its map are computed
-when somebody looks at them. What a layer carries of values, o = map values (`Attention.apply_map`), is linear in them:
+`record` has a model read and keeps what each attention layer was given. From that, rows and columns of its map are
+computed when somebody looks at them. What a layer carries of values, o = map values (`Attention.apply_map`), is linear
+in them:
 
 - columns are what it carries of unit vectors;
 - rows are the transpose of that, D a pass: the gradient of sum_d o[i_d, d] by the values holds row i_d in channel d;
@@ -11,7 +12,7 @@ when somebody looks at them. What a layer carries of values, o = map values (`At
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.core.numeric import masked_softmax
 from regard.core.rows import Mask, Memory, Rows
@@ -90,40 +91,43 @@ class Linked(Given):
 
 
 class Enough(Exception):
-    """Ends a model's run when the layers wanted have been reached."""
+    """Ends a pass when the layers asked for have been reached."""
 
 
-@contextmanager
-def record(model: nn.Module, most: int | None = None) -> Iterator[list[Given]]:
-    """Inside, each map that the model takes of a layer is not computed: what the layer was given is kept instead. The
-    run ends at layer `most`: what comes behind it is not computed."""
-    found: list[Given] = []
-    layers = [part for part in model.modules() if isinstance(part, Attention | Aligner)]
+class LayerInputs:
+    """A recorder of models: keeps what each layer is given in place of its map, and ends the pass at layer `most`."""
 
-    def kept(given: Given) -> Tensor:
-        found.append(given)
-        if len(found) == most:
+    def __init__(self, most: int | None = None):
+        self.most = most
+        self.layers: list[Given] = []
+
+    def __call__(
+        self,
+        layer: Attention | Aligner,
+        x: Tensor,
+        rows: Rows | None = None,
+        *others: Any,
+        state: Any = None,
+        memory: Memory | None = None,
+        stream: Tensor | None = None,
+    ) -> None:
+        if isinstance(layer, Aligner):
+            memory, *others = others
+            given: Given = Linked(layer, x, rows, memory, None, others=tuple(others))
+        else:
+            given = Given(layer, x, rows or Rows.full(x), memory, stream)
+        self.layers.append(given)
+        if len(self.layers) == self.most:
             raise Enough
-        return given.x.new_zeros(1, 1, 1, 1)
 
-    def keep(layer: Attention | Aligner) -> Callable[..., Tensor]:
-        def map(x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
-            return kept(Given(layer, x, rows or Rows.full(x), memory, stream))
 
-        def align(x, rows, memory, *others: Tensor) -> Tensor:
-            return kept(Linked(layer, x, rows, memory, None, others=others))
-
-        return align if isinstance(layer, Aligner) else map
-
-    for layer in layers:
-        layer.map = keep(layer)
-    try:
-        yield found
-    except Enough:
-        pass
-    finally:
-        for layer in layers:
-            del layer.map
+def record(read: Callable[[LayerInputs], Any], most: int | None = None) -> list[Given]:
+    """What each layer is given while `read(recorder)` has a model read, up to layer `most`: what comes behind it is
+    not computed."""
+    recorder = LayerInputs(most)
+    with suppress(Enough):
+        read(recorder)
+    return recorder.layers
 
 
 def whole(given: Given) -> Tensor:

@@ -10,21 +10,39 @@ import torch
 from torch import Tensor, nn
 
 from regard.core.rows import Rows
-from regard.page.maps import Given, record
+from regard.models.feedback import Feedback
+from regard.models.recording import Recording
+from regard.page.maps import Given, LayerInputs, record
 from regard.training.run import Run
 
 LONGEST = 4096  # tokens shown of a text
 
 
-class Reading(NamedTuple):
-    """A text as a model reads it at one place: what attends to what, and what each layer was given."""
+class Tokens(NamedTuple):
+    """A text as a model reads it at one place: ids, and the names of what attends and of what is attended to."""
 
+    ids: list[int]
+    target_ids: list[int] | None  # where the place is in a decoder that reads a source
     queries: list[str]
     keys: list[str]
     predicted: list[str] | None  # what each query is asked for, where the model predicts tokens
     target: str | None
-    layers: list[Given]
     cut: bool  # the text was longer
+
+
+class Reading(NamedTuple):
+    """Tokens, and what each layer was given."""
+
+    tokens: Tokens
+    layers: list[Given]
+
+    @property
+    def queries(self) -> list[str]:
+        return self.tokens.queries
+
+    @property
+    def keys(self) -> list[str]:
+        return self.tokens.keys
 
 
 @dataclass
@@ -46,10 +64,10 @@ class Subject:
     ends: tuple[int, ...] = ()
     longest: int = LONGEST
     facts: dict[str, Any] = field(default_factory=dict)
+    _layers: dict[str, list[Given]] = field(default_factory=dict, repr=False)
 
-    @torch.no_grad()
-    def read(self, place: str, text: str, target: str | None, most: int | None = None) -> Reading:
-        """What each layer at a place is given, up to layer `most`."""
+    def tokenize(self, place: str, text: str, target: str | None) -> Tokens:
+        """A text as the model reads it at a place; without a target, a translator gives its own."""
         if place not in self.places:
             raise ValueError(f"{self.name} attends in {', '.join(self.places)}; got {place!r}")
         # a translator is asked about what it would read, its encoder alone about as much as can be shown
@@ -61,32 +79,41 @@ class Subject:
             raise ValueError("the text is empty: type some words")
         names = self.names(ids) if self.translator is None else self.translator.source_names(ids, text)
         names = regrouped(names)
-        if self.translator is None or place == "encoder":
-            with record(self.model, most) as given:
-                self._maps(ids, None, place)
-            _check_finite(given)
+        if alone:
             predicted = [*names[1:], "?"] if place == "decoder" else None
-            return Reading(names, names, predicted, None, given, cut)
+            return Tokens(ids, None, names, names, predicted, None, cut)
         target = target or self.translator(text)
         out, more = _cut(self.translator.encode_target(target, text), self.longest - 1)
         bos, eos = self.translator.target.bos, self.translator.target.eos
-        with record(self.model, most) as given:
-            self._maps(ids, [bos, *out], place)
-        _check_finite(given)
         named = regrouped(self.translator.target_names([bos, *out, eos], text))
         queries, predicted = named[:-1], named[1:]
-        return Reading(queries, queries if place == "decoder" else names, predicted, target, given, cut or more)
+        keys = queries if place == "decoder" else names
+        return Tokens(ids, [bos, *out], queries, keys, predicted, target, cut or more)
 
-    def _maps(self, ids: list[int], target: list[int] | None, place: str) -> None:
+    @torch.no_grad()
+    def read(self, place: str, tokens: Tokens, most: int | None = None) -> Reading:
+        """What each layer at a place is given, up to layer `most`, in one pass."""
         device = next(self.model.parameters()).device
-        source = torch.tensor([ids], device=device)
+        ids = [torch.tensor([part], device=device) for part in (tokens.ids, tokens.target_ids) if part is not None]
         places = {"place": place} if len(self.places) > 1 else {}
-        if not hasattr(self.model, "maps"):
-            self.model.stack(source, Rows.full(source), maps={"own": []})
-        elif target is None:
-            self.model.maps(source, **places)
-        else:
-            self.model.maps(source, torch.tensor([target], device=device), **places)
+
+        def maps(recorder: LayerInputs) -> None:
+            if isinstance(self.model, Feedback):
+                raise ValueError("a feedback model mixes its layers over time: the page shows models layer by layer")
+            if hasattr(self.model, "maps"):
+                self.model.maps(*ids, **places, recorder=recorder)
+            else:
+                self.model.stack(ids[0], Rows.full(ids[0]), maps=Recording("own", recorder))
+
+        layers = record(maps, most)
+        _check_finite(layers)
+        return Reading(tokens, layers)
+
+    def layers(self, place: str) -> list[Given]:
+        """The layers at a place, each with what it is given of one word: how many there are, and of what kind."""
+        if place not in self._layers:
+            self._layers[place] = self.read(place, self.tokenize(place, "a", "a")).layers
+        return self._layers[place]
 
 
 def of_translator(name: str, title: str, translator: Any, examples: tuple[str, ...] = ()) -> Subject:
