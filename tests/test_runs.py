@@ -434,3 +434,27 @@ def test_runs_are_saved_and_resumed_on_windows(tmp_path, made):
             "step-00000004",
         ]
         assert len(read_valid(run.folder)) == 8
+
+
+def test_damaged_lines_of_a_log_are_counted_once(tmp_path, capsys):
+    """A last line that was cut off is no damage: a killed run leaves one."""
+    run = Run(tmp_path)
+    lines = [
+        b'{"step": 1}',
+        b"",
+        b'{"step": 2',
+        b"[" * 100_000,
+        b'{"step": "3"}',
+        b'{"step": 4, "a": "\xff"}',
+        b'{"step": 5}',
+    ]
+    run.log.write_bytes(b"\n".join([*lines, b'{"step": 6']))
+    assert [record["step"] for record in run.records()] == [1, 5]
+    assert (
+        "log.jsonl: 5 lines are damaged, the first is line 2; what they logged is left out" in capsys.readouterr().err
+    )
+    assert [record["step"] for record in Run(tmp_path).rewind(1)] == [1]
+    assert not capsys.readouterr().err
+    run.log.write_bytes(b'{"step": 1}\n{"step"')
+    assert [record["step"] for record in run.records()] == [1]
+    assert not capsys.readouterr().err

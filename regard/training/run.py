@@ -32,6 +32,16 @@ FORMAT = 1  # of the manifest; run.json says that there is one
 TRIES = 20  # to read what is replaced at the same time
 
 _unchecked: set[Path] = set()  # runs of which it was said
+_damaged_logs: set[tuple[Path, int]] = set()  # logs of which it was said that so many lines are damaged
+
+
+def _parse_record(line: bytes) -> dict[str, Any] | None:
+    """A line of the log; None where it is damaged."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and type(record.get("step")) is int else None
 
 
 def _say(text: str) -> None:
@@ -208,19 +218,19 @@ class Run:
             file.write(json.dumps(record) + "\n")
 
     def records(self) -> list[dict[str, Any]]:
-        """The log: its lines that are records, so without a last one that was cut off."""
+        """The log: its lines that are records. How many others there are is said once; a last one that was cut off, as
+        by a kill, is none of them."""
         if not self.log.exists():
             return []
         check_regular(self.log)
-        found = []
-        for line in self.log.read_text(encoding="utf-8").split("\n"):
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(record, dict) and type(record.get("step")) is int:
-                found.append(record)
-        return found
+        *lines, last = self.log.read_bytes().split(b"\n")
+        parsed = [_parse_record(line) for line in lines]
+        damaged = [number for number, record in enumerate(parsed, 1) if record is None]
+        if damaged and (self.log.resolve(), len(damaged)) not in _damaged_logs:
+            _damaged_logs.add((self.log.resolve(), len(damaged)))
+            count = "1 line is" if len(damaged) == 1 else f"{len(damaged)} lines are"
+            _say(f"regard: {self.log}: {count} damaged, the first is line {damaged[0]}; what they logged is left out")
+        return [record for record in (*parsed, _parse_record(last)) if record is not None]
 
     def rewind(self, step: int) -> list[dict[str, Any]]:
         """Cuts from the log what happened after a step; what is left of it."""
