@@ -68,6 +68,7 @@ def _top(modules: dict[str, list[str]]) -> str:
         for package in PACKAGES
         if package in modules
     ]
+    lines += ["- [The command line](command-line.md): every verb with its flags."]
     lines += ["- [Other modules](modules.md): specs, config files, pictures.", ""]
     for path in sorted(public_objects(), key=lambda path: path.rpartition(".")[2].lower()):
         lines += [f"::: {path}", "    options:", "      heading_level: 2", "      skip_local_inventory: true", ""]

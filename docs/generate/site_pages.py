@@ -7,6 +7,7 @@ from typing import Any
 import layers
 import notebooks
 import reference
+from command_line import command_page
 from paths import NOTEBOOKS, PAGES, REPOSITORY, relocate
 
 from regard.spec import REGISTRIES, parse
@@ -18,7 +19,7 @@ def generated(pictures: bool = False) -> dict[str, str | bytes]:
     for origin, page in PAGES.items():
         if not origin.endswith(".ipynb"):
             found[page] = relocate((REPOSITORY / origin).read_text(encoding="utf-8"), origin, page)
-    found |= _layer_pages()
+    found |= _code_pages()
     found |= reference.reference_pages()
     for name in NOTEBOOKS:
         page, files = notebooks.as_page(name, executed=pictures)
@@ -28,8 +29,8 @@ def generated(pictures: bool = False) -> dict[str, str | bytes]:
 
 
 @functools.cache
-def _layer_pages() -> dict[str, str]:
-    return layers.layer_pages()
+def _code_pages() -> dict[str, str]:
+    return layers.layer_pages() | command_page()
 
 
 def navigation(nav: list[Any]) -> list[Any]:

@@ -16,7 +16,7 @@ import site_pages
 import torch
 import yaml
 
-import regard
+import regard.tasks
 from regard.core.shape import Shape
 from regard.spec import REGISTRIES
 
@@ -110,6 +110,14 @@ def test_the_reference_has_every_public_name(pages):
     ):
         assert name in modules
     assert not [name for name in modules if name.startswith(("regard.cli", "regard.layers.attention.local"))]
+
+
+def test_the_command_line_has_every_verb_and_task(pages):
+    page = pages["reference/command-line.md"]
+    headings = re.findall(r"^#+ regard (.+)$", page, re.MULTILINE)
+    assert {"list", "draw", "train", "resume", *(f"train {task}" for task in regard.tasks.TASKS)} <= set(headings)
+    assert all(f"usage: regard {heading} " in page for heading in headings)
+    assert "--data.maximum_length" in page.split("### regard train classify")[1]
 
 
 def test_links_are_moved_with_their_page():
