@@ -15,10 +15,11 @@ from regard.interop import ctranslate2, families
 from regard.models.reversible import Coupled
 from regard.models.transformer import ModelConfig, Transformer, through_pair
 from regard.spec import ATTENTION, FEEDFORWARD
-from regard.tasks import language, masked
 from regard.tasks.classify import ClassifierOptions
 from regard.tasks.language import LanguageOptions
+from regard.tasks.language import task as language
 from regard.tasks.masked import MaskedOptions
+from regard.tasks.masked import task as masked
 from regard.tasks.translate import ModelOptions
 
 SMALL = {"vocabulary": 40, "width": 16, "heads": 4, "inner": 32, "layers": 3, "dropout": 0.0, "norm": "pre"}
@@ -223,8 +224,8 @@ def test_post_norm_is_refused():
 def test_every_task_takes_it():
     wish = {"reversible": True, "norm": "pre"}
     assert ModelOptions(**wish).resolve(100, None).reversible
-    assert LanguageOptions(**wish).resized(language.task.PRESETS, ModelConfig, vocabulary=40).reversible
-    assert MaskedOptions(**wish).resized(masked.task.PRESETS, ModelConfig, vocabulary=40).reversible
+    assert LanguageOptions(**wish).resized(language.PRESETS, ModelConfig, vocabulary=40).reversible
+    assert MaskedOptions(**wish).resized(masked.PRESETS, ModelConfig, vocabulary=40).reversible
     assert models.build(ClassifierOptions(**wish, width=16, heads=2).resolve(40, 2)).stack.reversible
     with pytest.raises(ValueError, match=r"'funnel' has no model\.reversible"):
         ClassifierOptions(preset="funnel", **wish).resolve(40, 2)
