@@ -222,7 +222,7 @@ def _registry(kind: str):
 
 @functools.lru_cache(maxsize=64)
 def _bare(spec: str, H: int, G: int, D: int, role: Role, dtype: torch.dtype, device: torch.device) -> Attention:
-    """A layer of which only `mix` is used. Its random draws come from a seed of their own."""
+    """A layer of which only `attend_projected` is used. Its random draws come from a seed of their own."""
     # kept for later calls, whatever mode the first one runs in; one number for each head, for its projections are never
     # used, and what ties the width to the heads has parameters of its own
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.device("cpu"):

@@ -70,7 +70,7 @@ def tokens(B: int = 3, T: int = 7, *, seed: int = 1, width: int = WIDTH) -> Tens
 
 
 def told(layer: FeedForward, x: Tensor, keep: Tensor | None = None, seed: int = 5) -> tuple[Tensor, Out]:
-    """The real tokens' answers one after the other, and all that `run` gives; the same draws every time."""
+    """The real tokens' answers one after the other, and all that `forward_packed` gives; the same draws every time."""
     torch.manual_seed(seed)
     if keep is None:
         out = layer.forward_packed(x, Rows.full(x))

@@ -33,6 +33,14 @@ class Scanned(Digested):
         sequence begins here, and nobody asks for those at its end."""
         raise NotImplementedError
 
+    def digest(self, real: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """Roles "self" and "cross", as in `Digested`. Default: the mechanism takes neither."""
+        raise NotImplementedError(f"{self.facts.name!r} takes role {self.shape.role!r} and writes no digest")
+
+    def consult(self, digest: tuple[Tensor, ...], q: Tensor) -> Tensor:
+        """Roles "self" and "cross", as in `Digested`. Default: the mechanism takes neither."""
+        raise NotImplementedError(f"{self.facts.name!r} takes role {self.shape.role!r} and writes no consult")
+
     @final
     def attend_self(self, rows, query, source, state):
         if self.shape.role == "self":
