@@ -130,7 +130,7 @@ class Clustered(Cached):
         sides = torch.einsum("bhtd,hnd->bhtn", q.float(), planes[..., :-1]) + planes[:, None, :, -1]
         # products of codes are whole numbers, so there are true ties; bfloat16 holds those up to 256
         short = q.device.type == "cuda" and len(planes[0]) <= 256
-        codes = torch.where(sides > 0, 1.0, -1.0).to(torch.bfloat16 if short else torch.float32)
+        codes = torch.where(sides > 0, 1.0, -1.0).to(torch.bfloat16 if short else torch.float32).contiguous()
         if real is not None:
             # padding has no say in a centroid, and is none
             codes = torch.where(real, codes, 0)

@@ -211,7 +211,8 @@ class Routing(Cached):
     def _nearest(self, x: Tensor) -> Tensor:
         """The centroid nearest to each token: [B, H, n, D] -> [B, H, n]"""
         x = x.detach().to(wide_dtype(x.dtype))
-        return (x @ self.centroids.to(x.dtype).mT).argmax(-1)
+        # tokens last: a GPU looks for the largest of neighbours many times slower
+        return (self.centroids.to(x.dtype) @ x.mT).argmax(-2)
 
     def _step(self, mask: Mask, k: Tensor, at: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """One new token a row: it reads what the centroids that pick it picked."""
