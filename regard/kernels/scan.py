@@ -254,7 +254,8 @@ def feature_scan(
     """
     B, H, T, R = q.shape
     D, dtype = v.shape[-1], _wide(q, k, v)
-    if use_triton("scan", q, k, v, refusal=_refusal(q)):
+    # a step of decoding is a few small operators, fewer than the kernels for running maxima are
+    if T > 1 and use_triton("scan", q, k, v, refusal=_refusal(q)):
         return _triton().softmax_scan(q, k, v, state=state, lengths=_lengths(real))
     k = _select(k.to(dtype), real, -torch.inf)
     if state is None:
