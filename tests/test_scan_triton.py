@@ -184,19 +184,46 @@ def test_wide_features_are_cut(monkeypatch, options):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("spread", "features", "segments"), [(1.0, 16, 1), (1.0, 128, 2), (1e3, 128, 2), (0.0, 16, 2)])
+@pytest.mark.parametrize(
+    ("spread", "features", "segments"),
+    [
+        (1.0, 128, 2),
+        (0.0, 16, 2),
+        pytest.param(1.0, 16, 1, marks=pytest.mark.exhaustive),
+        pytest.param(1e3, 128, 2, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_softmax_of_each_feature(monkeypatch, dtype, spread, features, segments):
     """Running maxima in units of a chunk where no head grows too much (1.0), token by token (1e3), and some of both."""
     monkeypatch.setattr(scan_triton_cut, "SEGMENTS", segments)
     monkeypatch.setattr(scan_triton_cut, "FEATURES", features)
+    softmax_of_each_feature(dtype, spread, T=70, K=20)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("spread", [1.0, 1e3, 0.0])
+def test_softmax_of_each_feature_on_a_gpu(dtype, spread):
+    for T in (63, 1000):
+        softmax_of_each_feature(dtype, spread, T=T, K=64, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_256_features_on_a_gpu(dtype):
+    compare(dtype, {"floor": 0.5}, T=1000, K=256, V=64, decay="scalar", positive=True, device="cuda")
+
+
+def softmax_of_each_feature(dtype: torch.dtype, spread: float, *, T: int, K: int, device: str = "cpu") -> None:
     draw = torch.Generator().manual_seed(0)
-    q, k, v, g = (torch.randn(2, 2, 70, width, generator=draw).double() for width in (20, 20, 12, 12))
+    q, k, v, g = (torch.randn(2, 2, T, width, generator=draw).double() for width in (K, K, 12, 12))
     k = k * (spread or torch.tensor([1.0, 1e3])[None, :, None, None])
     q, (k, v, g) = q.softmax(-1).float(), (x.to(dtype) for x in (k, v, g))
-    state = [torch.randn(2, 2, 20, *width, generator=draw).abs() for width in ((12,), (), ())]
-    real = torch.arange(70) < torch.tensor([70, 33])[:, None]
+    state = [torch.randn(2, 2, K, *width, generator=draw).abs() for width in ((12,), (), ())]
+    real = torch.arange(T) < torch.tensor([T, T // 2])[:, None]
+    q, k, v, g, real, *state = (x.to(device) for x in (q, k, v, g, real, *state))
     safe = scan_triton._maxima(k, state[2], real.sum(1).int())[1]
-    assert_close(safe, torch.tensor({1.0: [1, 1], 1e3: [0, 0], 0.0: [1, 0]}[spread]).expand(2, 2).int())
+    assert_close(safe.cpu(), torch.tensor({1.0: [1, 1], 1e3: [0, 0], 0.0: [1, 0]}[spread]).expand(2, 2).int())
 
     def run(precision: torch.dtype, choice: choose.Choice) -> list[Tensor]:
         wide = torch.promote_types(precision, torch.float32)
