@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.kernels.compiling import exporting
 from regard.kernels.runs import Where
 
 
@@ -128,7 +129,11 @@ class Mask(NamedTuple):
         return Where(q0=self.q0, k0=self.k0, end=self.end, first=first)
 
     def pieces(self, size: int) -> "Iterator[tuple[slice, Mask]]":
-        """The mask of `size` queries at a time."""
+        """The mask of `size` queries at a time; of all at once where a program is exported, which has no loop over a
+        length."""
+        if exporting():
+            yield slice(None), self
+            return
         for first in range(0, self.T, size):
             T = min(size, self.T - first)
             shift = None if self.shift is None else self.shift + first

@@ -4,6 +4,9 @@
 "triton" that cannot run is an error that says why. The environment variable REGARD_KERNELS sets the choice of a
 process, `use` that of a block of code. On a CPU Triton runs interpreted only, with TRITON_INTERPRET=1: for tests.
 
+A program that `torch.export` records holds no kernels of ours unless "triton" is chosen, so that it can be loaded
+without Regard: `portable_only` tells.
+
 A kernel asks `use_triton(name, *tensors)`; tests read what was answered inside `with record() as answers`.
 """
 
@@ -16,7 +19,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from regard.kernels.compiling import constant_when_compiled
+from regard.kernels.compiling import constant_when_compiled, exporting
 
 Choice = Literal["auto", "torch", "triton"]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -62,6 +65,11 @@ def use_triton(kernel: str, *tensors: Tensor | None, refusal: str | None = None)
     return answer
 
 
+def portable_only() -> bool:
+    """Whether only PyTorch's own operators may be used, and no length looked at: `torch.export` records the program."""
+    return exporting() and _checked(_choice) != "triton"
+
+
 def _checked(choice: str) -> Choice:
     if choice not in get_args(Choice):
         raise ValueError(f"the choice of kernels must be 'auto', 'torch' or 'triton', got {choice!r} (REGARD_KERNELS)")
@@ -70,6 +78,8 @@ def _checked(choice: str) -> Choice:
 
 def _reason(choice: Choice, tensors: list[Tensor]) -> str | None:
     device = tensors[0].device.type
+    if choice == "auto" and exporting():
+        return "a program that is exported holds PyTorch's operators only"
     if choice == "auto" and device != "cuda":
         return "'auto' takes Triton on CUDA devices only"
     for x in tensors:

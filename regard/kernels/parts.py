@@ -20,6 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.kernels.compiling import exporting, is_one
+
 # Numbers in a temporary, except where one run alone is longer. They should stay in the cache, and well below 32 MiB:
 # larger ones malloc hands back to the system each time, and page faults then cost as much as the arithmetic.
 CHUNK = 1 << 21
@@ -93,10 +95,12 @@ def union(
     promises that no query meets a key in two parts, and that the rows of a part are distinct.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    parts = [part for part in parts if part.rows.length * part.rows.count * _length(part.cols) * q.numel()]
+    parts = [part for part in parts if not _empty_part(part)] if q.numel() else []
     plan = [number for part in parts for number in _numbers(part)]
     masks = [part.mask for part in parts]
     indices = [part.cols.index if isinstance(part.cols, Blocks) else None for part in parts]
+    if exporting():
+        return _forward(q, k, v, scale, plan, [real, *masks, *indices])[0]
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     return _Union.apply(q, k, v, scale, plan, real, *masks, *indices)
 
@@ -214,6 +218,11 @@ def _length(cols: Runs | Blocks) -> int:
     return cols.index.shape[1] * cols.size if isinstance(cols, Blocks) else cols.length
 
 
+def _empty_part(part: Part) -> bool:
+    # a dynamic length is not 0
+    return any(isinstance(size, int) and size == 0 for size in (part.rows.length, part.rows.count, _length(part.cols)))
+
+
 def _numbers(part: Part) -> list[int]:
     """A part as numbers, since operators take no tuples; of Blocks the size, in the place of a length."""
     cols = Runs(0, part.cols.size) if isinstance(part.cols, Blocks) else part.cols
@@ -235,6 +244,10 @@ def _chunks(q: Tensor, k: Tensor, rows: Runs, cols: Runs | Blocks) -> Iterator[t
     """Cuts the axes [B, N, H] of a part: B or N, as to fold both would copy (on a GPU it may), and H into as many heads
     as keys have."""
     (B, H, _, D), G, N = q.shape, k.shape[1], rows.count
+    if exporting():
+        for h in range(H // G):
+            yield slice(0, B), slice(0, N), slice(h, H, H // G)
+        return
     one = G * max(rows.length, _length(cols)) * D
     if _on_cpu(q):
         size = max(1, CHUNK // one)
@@ -253,7 +266,7 @@ def _view(x: Tensor, at: Runs | Blocks) -> Tensor:
         return x.unflatten(2, (-1, at.size))[:, :, at.index].flatten(3, 4).transpose(1, 2)
     start, length, count, stride, step = at
     span = (length - 1) * step + 1
-    if count == 1 or stride == 0:
+    if stride == 0 or is_one(count):
         y = x[:, :, start : start + span : step].unsqueeze(2).expand(-1, -1, count, -1, -1)
     elif step == 1 and stride == length:
         y = x.narrow(2, start, count * length).unflatten(2, (count, length))
@@ -308,14 +321,14 @@ def _mask(mask: Tensor | None, real: Tensor | None, cols: Runs | Blocks, at: tup
             mask = seen if mask is None else mask & seen
         else:
             mask = mask.masked_fill(~seen, -torch.inf)
-    if mask is None or mask.shape[:2] == (1, 1):
+    if mask is None or all(is_one(size) for size in mask.shape[:2]):
         return None if mask is None else mask[0]
     return mask.expand(_size(at[0]), _size(at[1]), -1, -1, -1).flatten(0, 1)
 
 
 def _select(mask: Tensor, at: tuple[slice, ...]) -> Tensor:
     mask = mask[(None,) * (5 - mask.dim())]
-    return mask[tuple(a if size > 1 else slice(None) for a, size in zip(at, mask.shape[:3], strict=True))]
+    return mask[tuple(slice(None) if is_one(size) else a for a, size in zip(at, mask.shape[:3], strict=True))]
 
 
 def _size(at: slice) -> int:
@@ -347,7 +360,7 @@ def _on_cpu(x: Tensor) -> bool:
 
 
 def _flash(q: Tensor, v: Tensor) -> bool:
-    return _on_cpu(q) and q.shape[-1] == v.shape[-1]
+    return _on_cpu(q) and q.shape[-1] == v.shape[-1] and not exporting()
 
 
 def _logits(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None, scale: float) -> Tensor:

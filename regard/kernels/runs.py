@@ -9,8 +9,9 @@ one: few keys that all later queries share (global tokens, summaries). A `fold` 
 classes modulo s that never see each other; bounds then count the members of a class. A pattern is a list of such
 passes, each over what the passes before it left open; no query may meet a key twice.
 
-`attend` needs Triton (regard/kernels/parts_triton.py); what stands in parts.py does the same for any device and for
-any mask. O(T (keys seen) D) time, memory linear in the inputs, forward and backward.
+`attend` needs Triton (regard/kernels/parts_triton.py), except in a program that `torch.export` records (portable.py);
+what stands in parts.py does the same for any device and for any mask. O(T (keys seen) D) time, memory linear in the
+inputs, forward and backward.
 
 Letters: B batch, T queries, S keys, H heads, G key/value heads (H is a multiple of G), D head width, E value width.
 """
@@ -22,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.kernels.choose import use_triton
+from regard.kernels.choose import portable_only, use_triton
 from regard.kernels.parts import once
 
 LOG2E = math.log2(math.e)
@@ -133,7 +134,10 @@ class Distances(NamedTuple):
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None = None, refusal: str | None = None) -> bool:
-    """Whether `attend` runs on these, by the choice of kernels; `refusal` is the caller's own reason not to."""
+    """Whether `attend` runs on these, by the choice of kernels; `refusal` is the caller's own reason not to. While a
+    program is exported it does, but for relations, for which a caller gives a refusal."""
+    if portable_only():
+        return refusal is None
     if max(q.shape[-1], v.shape[-1]) > WIDEST:
         refusal = f"heads are wider than {WIDEST}"
     elif bias is not None and any(x is not None and x.requires_grad for x in bias[:2]) and torch.is_grad_enabled():
@@ -163,6 +167,14 @@ def attend(
     """
     where, bias = where or Where(), bias or Bias()
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if portable_only():
+        if relations is not None:
+            raise NotImplementedError("an exported program has no tables of relations: refuse in runs.takes")
+        from regard.kernels import portable
+
+        return portable.attend(
+            q, k, v, passes, scale=scale, where=where, bias=bias, far_k=far_k, far_v=far_v, head=head, lists=lists
+        )
     if torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)
         q, k, v, far_k, far_v, head = (x if x is None else x.to(dtype) for x in (q, k, v, far_k, far_v, head))

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from regard.kernels.choose import use_triton
+from regard.kernels.compiling import count_blocks, exporting, is_dynamic
 from regard.kernels.parts import once
 
 CHUNK = 64  # near the minimum of the time for D = 64 and R = 64 to 256; a power of two
@@ -85,10 +86,14 @@ def _scan(
                 S, z = S * g[..., None], z * g
             S, z = torch.addcmul(S, k.mT, v), z + k[:, :, 0]
             return *read(q, S, z), (S, z)
+        if is_dynamic(T):
+            room = count_blocks(T, CHUNK) * CHUNK - T
+            q, k, v = (F.pad(x, (0, 0, 0, room)) for x in (q, k, v))
+            decay = None if decay is None else F.pad(decay, (0, room))
         # z is the column of S that belongs to a value of one
         numerator, denominator, S = _Scan.apply(q, k, v, decay, torch.cat([S, z[..., None]], -1))
     # copies: a state must not hold on to the tensors of a long call
-    return numerator, denominator, (S[..., :D].clone(), S[..., D].clone())
+    return numerator[:, :, :T], denominator[:, :, :T], (S[..., :D].clone(), S[..., D].clone())
 
 
 def attend_past(
@@ -268,8 +273,8 @@ def feature_scan(
         S, z = torch.addcmul(S * shrink[..., None], k.mT, v.to(dtype)), z * shrink + k[:, :, 0]
         with _exact(q):
             return (q / z.masked_fill(z == 0, 1)[:, :, None]) @ S, (S, z, last)
-    pad = -T % min(CHUNK, 1 << (T - 1).bit_length())
-    if pad:
+    pad = count_blocks(T, CHUNK) * CHUNK - T if is_dynamic(T) else -T % min(CHUNK, 1 << (T - 1).bit_length())
+    if is_dynamic(T) or pad:
         q, k, v = (F.pad(x, (0, 0, 0, pad), value=fill) for x, fill in ((q, 0.0), (k, -torch.inf), (v, 0.0)))
     with _exact(q):
         o, S, top = _FeatureScan.apply(q, k, v, torch.cat([S, z[..., None]], -1), top)
@@ -427,7 +432,7 @@ def _feature_span(q: Tensor, k: Tensor, v: Tensor, state: Tensor, top: Tensor, a
     z.masked_fill_(z == 0, 1)
     u = q / z
 
-    score = q.new_zeros(len(q), c, c)
+    score = q.new_zeros(q.shape[0], c, c)
     _diagonal(score, b).copy_((near * u.unflatten(1, (-1, b, 1))).sum(-1))
     for width, from_key, to_query in far:
         _corner(score, width).copy_((_halves(u, width)[1] * to_query) @ from_key.mT)
@@ -484,9 +489,11 @@ def _spans(x: Tensor) -> list[tuple[slice, int]]:
     """The tokens of x [B, H, T, .] as (slice, whole number of chunks); the rest, less than a chunk, comes last.
 
     A span is worked on at once. On the CPU it should stay in the cache; elsewhere, and where torch.compile unrolls the
-    loop over the spans, a few long ones are better.
+    loop over the spans, a few long ones are better. A dynamic length is one span of whole chunks.
     """
     B, H, T, _ = x.shape
+    if is_dynamic(T):
+        return [(slice(None), T // CHUNK)]
     chunks = T // CHUNK
     cached = x.device.type == "cpu" and not torch.compiler.is_compiling()
     least, most, together = (1, 8, 64) if cached else (8, 64, 4096)
@@ -518,11 +525,32 @@ def _carry(
     In reverse order it carries gradients: of the states before each chunk in, of the states after each chunk out.
     """
     shape, state, added = state.shape, state.flatten(0, 1), added.unflatten(0, (-1, n))
+    if is_dynamic(n):
+        before, state = _carried(state, added, shrink)
+        return before.flatten(0, 1), state.view(shape)
     states: list[Tensor] = [state] * n
     for i in reversed(range(n)) if reverse else range(n):
         states[i] = state
         state = added[:, i] + state if shrink is None else torch.addcmul(added[:, i], shrink[:, i], state)
     return torch.stack(states, 1).flatten(0, 1), state.view(shape)
+
+
+def _carried(state: Tensor, added: Tensor, shrink: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`_carry` without a loop, for a dynamic number of chunks: each state before as a sum over what the
+    chunks before it added, [X, n, R, .]; with `shrink` [X, n, 1 or R, 1], O(n^2) products of the sums."""
+    if shrink is None:
+        after = added.cumsum(1) + state[:, None]
+        return after - added, after[:, -1]
+    # what is left of chunk m before chunk i is the product of what lies between; sums of many logarithms need float64
+    logs = shrink.double().log().clamp(min=RESET)  # [X, n, 1 or R, 1]
+    total = logs.cumsum(1)
+    start = total - logs  # up to the chunk, without it
+    i = torch.arange(logs.shape[1], device=logs.device)
+    earlier = (i < i[:, None])[..., None, None]
+    left = torch.where(earlier, (start[:, :, None] - total[:, None]).exp(), 0).to(added.dtype)  # [X, i, m, 1 or R, 1]
+    before = torch.einsum("ximr,xmrd->xird", left[..., 0].expand(-1, -1, -1, added.shape[2]), added)
+    before = before + start.exp().to(added.dtype) * state[:, None]
+    return before, added[:, -1] + shrink[:, -1] * before[:, -1]
 
 
 def _lower(score: Tensor, weight: Tensor | None) -> Tensor:
@@ -569,4 +597,5 @@ def _wide(*tensors: Tensor) -> torch.dtype:
 
 def _exact(x: Tensor) -> AbstractContextManager:
     """Autocast would turn the products of float32 sums into products of bfloat16."""
-    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+    idle = x.is_meta or (exporting() and not torch.is_autocast_enabled(x.device.type))
+    return nullcontext() if idle else torch.autocast(x.device.type, enabled=False)

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from regard.kernels.compiling import as_symbol, count_blocks
+
 
 def tiles(group: Tensor, groups: int, size: int) -> tuple[Tensor, Tensor]:
     """For the group of each query [B, H, T]: its slot among tiles of `size` slots, [B, H, T], and the group of each
@@ -14,5 +16,5 @@ def tiles(group: Tensor, groups: int, size: int) -> tuple[Tensor, Tensor]:
     steps = torch.arange(T, device=group.device).expand_as(group)
     place = torch.empty_like(group).scatter_(2, group.argsort(dim=2, stable=True), steps)
     slot = (size * (last - used) - before).gather(2, group) + place
-    n = torch.arange(-(-T // size) + groups, device=group.device).expand(B, H, -1)
+    n = torch.arange(as_symbol(count_blocks(T, size) + groups), device=group.device).expand(B, H, -1)
     return slot, torch.searchsorted(last, n.contiguous(), right=True).clamp(max=groups - 1)

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from regard.core.rows import Mask, Rows
 from regard.core.state import RingState, take_rows
 from regard.kernels import ring
+from regard.kernels.compiling import exporting, is_dynamic, surely_at_most
 from regard.layers.attention.projected import CrossState, Projected
 
 ROOM = 2**27  # logits of a piece on a GPU
@@ -68,9 +69,12 @@ class Attending(Projected):
             visible, some = mask.safe()
             o = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, dropout_p=p, scale=scale, enable_gqa=gqa)
             return torch.where(some, o, 0)
-        if self.few >= mask.T and not gqa and _plain_cpu(q):
+        if surely_at_most(mask.T, self.few) and not gqa and _plain_cpu(q):
             return self.softmax_average(mask, q * scale @ k.transpose(2, 3), v)
         attn_mask, is_causal = mask.sdpa()
+        if attn_mask is not None and is_dynamic(mask.T):
+            # the kernel would ask whether the one row of a mask is all there is
+            attn_mask = attn_mask.expand(-1, -1, mask.T, -1)
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=attn_mask, dropout_p=p, is_causal=is_causal, scale=scale, enable_gqa=gqa
         )
@@ -98,7 +102,10 @@ class Attending(Projected):
 
     @final
     def in_pieces(self, mask: Mask, q: Tensor, read: Callable[[Tensor, Mask], Tensor]) -> Tensor:
-        """`read` for a few queries at a time, and again in the backward pass: nothing of size T x S is kept."""
+        """`read` for a few queries at a time, and again in the backward pass: nothing of size T x S is kept. A program
+        that is exported has no loop over a length: there all queries are read at once."""
+        if exporting():
+            return read(q, mask)
         outs, size = [], self.piece_size(q, mask.S)
         for piece, (_, part) in zip(q.split(size, 2), mask.pieces(size), strict=True):
             if part.causal and part.shift is not None:

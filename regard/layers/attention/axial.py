@@ -11,6 +11,7 @@ from regard.core.numeric import take_tokens
 from regard.core.rows import Mask, Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Out, Progress, take_rows
+from regard.kernels.compiling import count_blocks, is_dynamic
 from regard.layers.attention.base import Attention, Facts
 from regard.spec import ATTENTION, POSITIONS
 
@@ -135,10 +136,11 @@ class Axial(Attention):
         """[B, T, E] -> [B, m, w, E], and the cells that are real in each row [B m] and column [B w] of it; None: all,
         or all that matter."""
         w = self.width
-        m = -(-rows.T // w)
+        m = count_blocks(rows.T, w)
         grid = F.pad(x, (0, 0, 0, m * w - rows.T)).unflatten(1, (m, w))
         # a causal token reads rows above its own, and those are complete
-        if self.inner is not None or (rows.uniform_start is not None and m * w == rows.T):
+        whole = rows.uniform_start is not None and not is_dynamic(rows.T) and m * w == rows.T
+        if self.inner is not None or whole:
             return grid, (None, None)
         lines, columns = (torch.arange(n, device=x.device) for n in (m, w))
         return grid, (

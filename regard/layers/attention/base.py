@@ -60,6 +60,7 @@ class Facts:
     overflows: bool = False  # without a denominator, float16 cannot hold its output at logits of 1e4
     columns: Literal["tokens", "slots"] = "tokens"  # what the columns of the map are
     padding: Literal["any", "none"] = "any"
+    dynamic_length: bool = True  # torch.export can leave the length open; False: it takes a fixed one
     auxiliary_loss: bool = False  # trains one beside the loss of the model
     stream: bool = False  # carries a second sequence from layer to layer
 

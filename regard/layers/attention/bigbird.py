@@ -10,6 +10,7 @@ from regard.core.reference import Row
 from regard.core.rows import Mask
 from regard.core.shape import Order, Shape
 from regard.kernels import runs
+from regard.kernels.compiling import count_blocks, exporting
 from regard.kernels.parts import Blocks, Part, Runs, union
 from regard.kernels.runs import Bound, Far, Lists, Pass, Where
 from regard.layers.attention.base import Facts
@@ -77,7 +78,7 @@ class BigBird(Cached):
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         (B, H, T, D), G, b, g = q.shape, k.shape[1], self.block, self.front + self.back
-        fits = b >= 16 and b & (b - 1) == 0
+        fits = exporting() or (b >= 16 and b & (b - 1) == 0)
         if runs.takes(q, k, v, refusal=None if fits else f"it takes blocks of 16, 32, 64 ... tokens, got {b}"):
             return self._in_runs(mask, q, k, v)
         n = max(-(-T // b), g)
@@ -102,8 +103,8 @@ class BigBird(Cached):
     def _in_runs(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """By kernels that compare positions, and read the random blocks from a list."""
         (B, H, T, D), b, g, w = q.shape, self.block, self.front + self.back, 2 * self.side + 1
-        blocks = -(-T // b)
-        n = max(blocks, g)
+        blocks = count_blocks(T, b)
+        n = count_blocks(T, b, g)
         count = -(-mask.end // b)
         wide, index = self.plan(count, n)
         # the near and the random blocks are those between the global ones
@@ -117,8 +118,7 @@ class BigBird(Cached):
         o = runs.attend(q, k, v, [part], scale=self.scale, where=where, lists=lists)
         if not g:
             return o
-        pad = n * b - T
-        o, q = (F.pad(x, (0, 0, 0, pad)) if pad else x for x in (o, q))
+        o, q = (F.pad(x, (0, 0, 0, n * b - T)) for x in (o, q))
         at = (wide[:, :, None] * b + torch.arange(b, device=q.device)).view(B, 1, -1, 1).expand(-1, H, -1, D)
         rows = runs.attend(q.gather(2, at), k, v, [Pass()], scale=self.scale, where=Where(end=end))
         return o.scatter(2, at, rows)[:, :, :T]

@@ -10,6 +10,7 @@ from regard.core.numeric import masked_softmax, take_per_head, wide_dtype
 from regard.core.reference import Row, blend
 from regard.core.rows import Mask
 from regard.core.shape import Order, Shape
+from regard.kernels.compiling import at_most, is_dynamic
 from regard.kernels.tiles import tiles
 from regard.layers.attention.base import Facts
 from regard.layers.attention.cached import Cached
@@ -95,7 +96,7 @@ class Clustered(Cached):
 
     def _means(self, q: Tensor, group: Tensor, real: Tensor | None) -> Tensor:
         """The mean query of each cluster, [B, H, C, D]."""
-        C, wide = min(self.clusters, q.shape[2]), wide_dtype(q.dtype)
+        C, wide = at_most(self.clusters, q.shape[2]), wide_dtype(q.dtype)
         members = q.new_zeros(*group.shape, C).scatter_(3, group[..., None], 1)
         members = members if real is None else torch.where(real, members, 0)
         count = members.sum(2, dtype=wide)[..., None].clamp(min=1)
@@ -107,7 +108,7 @@ class Clustered(Cached):
 
     def _improve(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, group: Tensor, weights: Tensor) -> Tensor:
         """The weight of the topk keys of each cluster shared out anew by each member."""
-        weight, top = weights.topk(min(self.topk, mask.S), 3)  # [B, H, C, K]
+        weight, top = weights.topk(at_most(self.topk, mask.S), 3)  # [B, H, C, K]
         rest = weights.scatter(3, top, 0).to(v.dtype) @ v  # [B, H, C, D]
         mass = weight.sum(3, keepdim=True).to(v.dtype)
         slot, cluster = tiles(group, weights.shape[2], self.tile)
@@ -134,8 +135,15 @@ class Clustered(Cached):
         if real is not None:
             # padding has no say in a centroid, and is none
             codes = torch.where(real, codes, 0)
-        centroids = codes[:, :, : self.clusters]
-        used = None if real is None else real[:, :, : self.clusters]
+        if is_dynamic(q.shape[2]):
+            # a row may have fewer queries than there are clusters
+            C = self.clusters
+            centroids = F.pad(codes, (0, 0, 0, C))[:, :, :C]
+            used = torch.ones_like(codes[:1, :1, :, :1], dtype=torch.bool) if real is None else real
+            used = F.pad(used, (0, 0, 0, C))[:, :, :C]
+        else:
+            centroids = codes[:, :, : self.clusters]
+            used = None if real is None else real[:, :, : self.clusters]
         for step in range(self.iterations):
             # tokens last: a GPU looks for the largest of neighbours many times slower
             near = centroids @ codes.mT  # [B, H, C, T]

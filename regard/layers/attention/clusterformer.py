@@ -11,6 +11,7 @@ from regard.core.numeric import take_tokens, wide_dtype
 from regard.core.rows import Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Out
+from regard.kernels.compiling import at_most, count_blocks, is_dynamic
 from regard.layers.attention.base import Attention, Facts
 from regard.spec import ATTENTION, POSITIONS
 
@@ -118,8 +119,8 @@ class Clusterformer(Attention):
 
     def _chunks(self, x: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Rows]:
         """The order of the tokens, padding last [B, n m], the chunks [B n, m, E], and what is real in them."""
-        m = min(self.chunk, rows.T)
-        n = -(-rows.T // m)
+        m = at_most(self.chunk, rows.T)
+        n = count_blocks(rows.T, m)
         wide = wide_dtype(x.dtype)
         near = torch.einsum("bte,ke->btk", x.detach().to(wide), self.centroids.to(wide))
         real = rows.real()
@@ -127,7 +128,7 @@ class Clusterformer(Attention):
         cluster = F.pad(cluster, (0, n * m - rows.T), value=self.clusters)
         order = cluster.argsort(dim=1, stable=True)
         chunks = take_tokens(F.pad(x, (0, 0, 0, n * m - rows.T)), order).unflatten(1, (n, m)).flatten(0, 1)
-        if real is None and n * m == rows.T:
+        if real is None and not is_dynamic(rows.T) and n * m == rows.T:
             return order, chunks, Rows.full(chunks)
         count = (rows.count[:, None] - m * torch.arange(n, device=x.device)).clamp(0, m).flatten()
         return order, chunks, Rows(torch.zeros_like(count), count, m, None)

@@ -12,6 +12,7 @@ from regard.core.reference import Row, blend
 from regard.core.rows import Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Progress, take_rows
+from regard.kernels.compiling import count_blocks
 from regard.layers.attention.base import Facts
 from regard.layers.attention.projected import CrossState, Projected
 
@@ -157,7 +158,8 @@ class Compressed(Projected):
             if real is not None:
                 # zero vectors in the padding still have keys and values: the biases
                 part = torch.where(real[:, None, :, None], part, 0)
-            blocks = self._blocks(name, F.pad(part, (0, 0, 0, -part.shape[2] % self.factor)))
+            S = part.shape[2]
+            blocks = self._blocks(name, F.pad(part, (0, 0, 0, count_blocks(S, self.factor) * self.factor - S)))
             slots.append(torch.cat([self._first(name, part), blocks], 2))
         return tuple(slots)
 
@@ -195,7 +197,7 @@ class Compressed(Projected):
         before = 1 if self.lead else 1 - f
         if T + before <= 0:
             return torch.zeros_like(q)
-        behind = -(T + before) % f
+        behind = count_blocks(T + before, f) * f - (T + before)
         folded = F.pad(q, (0, 0, before, behind)).unflatten(2, (-1, f)).movedim(3, 1).flatten(0, 1)  # [B f, H, C, D]
         C = folded.shape[2]
         k, v = (part[:, :, :C].repeat_interleave(f, 0) for part in (k, v))

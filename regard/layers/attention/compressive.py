@@ -13,6 +13,7 @@ from regard.core.reference import Row, blend
 from regard.core.rows import Mask, Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Progress
+from regard.kernels.compiling import count_blocks, is_dynamic, surely_at_most
 from regard.kernels.runs import Bound, Pass, Where
 from regard.layers.attention.base import Facts
 from regard.layers.attention.segmented import Segmented, stretch
@@ -137,7 +138,10 @@ class Compressive(Segmented):
         self.compressed, self.rate, self.function, self.slots_per_segment = compressed, rate, function, segment // rate
         learns = function in ("conv", "dilated")
         self.loss: Loss = loss if learns else "none"
-        self.facts = replace(self.facts, auxiliary_loss=self.loss != "none", independent_heads=function != "used")
+        free = function != "used"
+        self.facts = replace(
+            self.facts, auxiliary_loss=self.loss != "none", independent_heads=free, dynamic_length=free
+        )
         E = shape.width
         self.squeeze = nn.Conv1d(E, E, rate, rate, dilation=1 + (function == "dilated")) if learns else None
         self.restore = nn.ConvTranspose1d(E, E, rate, rate) if self.loss == "autoencoding" else None
@@ -180,9 +184,10 @@ class Compressive(Segmented):
     ) -> Grid:
         q, M, n, T = query["q"], self.memory, self.segment, rows.T
         if state is None:
-            room = -T % n
+            m = count_blocks(T, n)
+            room = m * n - T
             tokens = tuple(F.pad(part, (0, 0, M, room)) for part in source.values())
-            return Grid(F.pad(q, (0, 0, 0, room)), tokens, rows.start, (T + room) // n, step=False)
+            return Grid(F.pad(q, (0, 0, 0, room)), tokens, rows.start, m, step=False)
         inside, m = rows.start % n, -(-(n - 1 + T) // n)
         joined = self._joined(state.tail, source.values())
         if self._plain_step(rows):
@@ -209,7 +214,7 @@ class Compressive(Segmented):
     ) -> tuple[Tensor, CompressiveState | None]:
         """`probe`: the values are those of a map, and the value of a slot is the mean of its tokens'."""
         n, C, T = self.segment, self.compressed, rows.T
-        if state is None and n + self.memory >= T:
+        if state is None and surely_at_most(T, n + self.memory):
             # the first segment that reads a slot begins behind these
             return self.whole(rows, grid.q[:, :, :T], source["k"], source["v"]), None
         if state is None:
@@ -278,6 +283,12 @@ class Compressive(Segmented):
         """For "used", where the slots of a segment depend on what the one before it attended to. The last result is the
         usage of each segment so far, [B, m + 1, n]."""
         M, n, C, q = self.memory, self.segment, self.compressed, grid.q
+        if is_dynamic(grid.m):
+            raise ValueError(
+                "attention 'compressive' with function='used' cannot be exported with a dynamic length: it goes over "
+                "the segments one by one, as each keeps what the one before it attended to; export it with a fixed "
+                "length, or choose another function"
+            )
         # of all that a segment reads, the n oldest tokens of the memory, which stand behind the slots
         oldest = torch.eye(M + n, n, dtype=q.dtype, device=q.device).expand(len(q), self.shape.kv_heads, -1, -1)
         nothing = oldest.new_zeros(*oldest.shape[:2], C, n)

@@ -14,6 +14,7 @@ from regard.core.reference import Row, blend
 from regard.core.rows import Mask
 from regard.core.shape import Order, Shape
 from regard.kernels import runs
+from regard.kernels.compiling import at_most, count_blocks, exporting
 from regard.kernels.runs import Bound, Far, Pass, Relations
 from regard.layers.attention.base import Facts
 from regard.layers.attention.cached import Cached
@@ -114,9 +115,11 @@ class ETC(Cached):
         wide_v: Tensor | None = None,
     ) -> Tensor:
         """`wide_k` and `wide_v` are what the global queries read, where it is not what the long ones do."""
-        g, wide = min(self.globals, mask.T), (k, v) if wide_k is None else (wide_k, wide_v)
-        given = "the lengths of segments are given one by one" if isinstance(self.segment, tuple) else None
-        if mask.T > 1 and runs.takes(q, k, v, refusal=given):
+        g, wide = at_most(self.globals, mask.T), (k, v) if wide_k is None else (wide_k, wide_v)
+        refusal = "the lengths of segments are given one by one" if isinstance(self.segment, tuple) else None
+        if exporting():
+            refusal = "an exported program has no tables of relations"
+        if mask.T > 1 and runs.takes(q, k, v, refusal=refusal):
             return self._in_runs(mask, q, k, v, *wide, g)
         q = q * self.scale
         o = _again(lambda q, k, v: self._wide(mask, q, k, v), q[:, :, :g], *wide)
@@ -150,7 +153,7 @@ class ETC(Cached):
     def _near(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The long queries, in blocks of c > radius that see the block before, their own and the one behind."""
         (B, H, T, _), g, c = q.shape, self.globals, self.radius + 1
-        n = -(-T // c)
+        n = count_blocks(T, c)
         places = torch.arange(n * c, device=q.device).view(n, c)
         blocks = F.pad(q, (0, 0, 0, n * c - T)).unflatten(2, (n, c))  # [B, H, n, c, D]
         near_k, near_v = (F.pad(x[:, :, g:], (0, 0, c, n * c + c - T)).unfold(2, 3 * c, c).mT for x in (k, v))
@@ -172,6 +175,8 @@ class ETC(Cached):
             weights = masked_softmax(torch.cat([near, far.unflatten(2, (-1, c))], 4), None).to(v.dtype)
             return (weights[..., : 3 * c] @ near_v).flatten(2, 3) + weights[..., 3 * c :].flatten(2, 3) @ global_v
 
+        if exporting():
+            return read(blocks, near_k, near_v, places)[:, :, :T]
         size = max(1, (CHUNK if q.device.type == "cpu" else DEVICE_CHUNK) // (B * H * c * (3 * c + g)))
         pieces = zip(*(x.split(size, -3) for x in (blocks, near_k, near_v)), places.split(size), strict=True)
         return torch.cat([_again(read, *piece) for piece in pieces], 2)[:, :, :T]

@@ -10,6 +10,7 @@ from regard.core.reference import Row
 from regard.core.rows import Mask
 from regard.core.shape import Order, Shape
 from regard.kernels import runs
+from regard.kernels.compiling import count_blocks, is_one
 from regard.kernels.parts import Blocks, Part, Runs, union
 from regard.kernels.runs import Bound, Pass
 from regard.layers.attention.base import Facts
@@ -117,8 +118,8 @@ class Image(Tailed):
         if not mask.aligned:
             return self._later(mask, q, k, v)
         T, L = mask.T, self.size
-        n = -(-T // L)
-        if n == 1:
+        n = count_blocks(T, L)
+        if is_one(n):
             return self.product(mask, q, k, v, self.scale)
         q, k, v = (F.pad(part, (0, 0, 0, n * L - T)) for part in (q, k, v))
         blocks, (around, inside) = Runs(0, L, n, L), self._around(n, q.device)

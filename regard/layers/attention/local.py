@@ -10,6 +10,7 @@ from regard.core.rows import Mask
 from regard.core.shape import Order, Shape
 from regard.kernels import runs
 from regard.kernels.band import band_parts
+from regard.kernels.compiling import at_most
 from regard.kernels.parts import union
 from regard.kernels.runs import Bound, Pass
 from regard.layers.attention.base import Facts
@@ -56,7 +57,7 @@ class Local(Tailed):
         if mask.T == 1:
             # the tail of one query is its window
             return self.product(mask, q, k, v, self.scale)
-        before = min(self.window, mask.S)
+        before = at_most(self.window, mask.S)
         after = 0 if mask.causal else before
         run_bias = None if self.position is None else self.position.run_bias(before, after)
         if runs.takes(q, k, v, run_bias):

@@ -12,6 +12,7 @@ from regard.core.rows import Mask
 from regard.core.shape import Order, Shape
 from regard.kernels import runs
 from regard.kernels.band import band_parts
+from regard.kernels.compiling import at_most
 from regard.kernels.parts import Part, Runs, union
 from regard.kernels.runs import Bias, Bound, Far, Pass
 from regard.layers.attention.base import Facts
@@ -93,7 +94,7 @@ class Longformer(Tailed):
                 return self._near_in_runs(mask, q, k, v, None, None, None, bias)
             return self._near(mask, q, k, v, k[:, :, :0], v[:, :, :0])
         # a call starts at position 0 or later: only its first queries can be global
-        first = min(self.front, mask.T)
+        first = at_most(self.front, mask.T)
         wide = mask._replace(T=first)
         if mask.causal:
             # what a global query may see is global itself, and real because it lies before the query
@@ -131,7 +132,7 @@ class Longformer(Tailed):
         bias: Bias | None,
     ) -> Tensor:
         """All queries over the global keys and the window, but for the first, whose output is `head`."""
-        far = Far(min(self.front, mask.S) if front_k is None else front_k.shape[2]) if self.front else None
+        far = Far(at_most(self.front, mask.S) if front_k is None else front_k.shape[2]) if self.front else None
         after = 0 if mask.causal else self.window
         near = Pass(Bound(plus=-self.window), Bound(plus=after + 1), far, fold=self.dilation)
         given = {"scale": self.scale, "where": mask.where(first=self.front), "bias": bias}

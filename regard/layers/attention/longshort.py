@@ -16,6 +16,7 @@ from regard.core.shape import Order, Shape
 from regard.core.state import Out, Progress
 from regard.kernels import runs
 from regard.kernels.band import band_parts
+from regard.kernels.compiling import count_blocks, exporting, is_dynamic
 from regard.kernels.parts import Part, Runs, union
 from regard.kernels.runs import Bound, Far, Pass, Where
 from regard.layers.attention.base import Attention, Facts
@@ -214,13 +215,14 @@ class LongShort(Attention):
     def _whole(self, rows: Rows, q: Tensor, k: Tensor, v: Tensor, p: Tensor, probe: bool = False) -> Tensor:
         """Role "self"."""
         T, w, r = rows.T, self.window, self.rank
-        n, side = -(-T // w), max(w // 2, 1)
+        side = max(w // 2, 1)
         keys, values = self._summaries(*(part[:, :, None] for part in (k, v, p)), rows.real(), probe)
         if not probe and T > 1 and runs.takes(q, k, v):
             low = Bound(every=w, times=w, plus=-side)
             near = Pass(low, low._replace(plus=w + side), Far(r) if r else None)
             where = Where(end=None if rows.uniform_start is not None else rows.count)
             return self._in_runs(near, where, q, *self._tokens(k, v), keys, values)
+        n = -(-T // w)
         k, v = (F.pad(part, (0, 0, side, n * w - T + side)) for part in self._tokens(k, v, probe))
         at = torch.arange(-r - side, n * w + side, device=q.device)
         real = (at < -side) | ((at >= 0) & (at < rows.count[:, None]))
@@ -232,14 +234,16 @@ class LongShort(Attention):
     def _past(self, q: Tensor, k: Tensor, v: Tensor, p: Tensor, probe: bool = False) -> Tensor:
         """Role "causal" from the first token on: what is padded lies behind every real query."""
         T, c, r = q.shape[2], self.chunk, self.rank
-        n = T // c if r else 0
+        n = 0 if not r else count_blocks(T, c) if is_dynamic(T) else T // c
         parts, in_runs = [], not probe and T > 1 and runs.takes(q, k, v)
         if n:
-            chunks = (part[:, :, : n * c].unflatten(2, (n, c)) for part in (k, v, p))
+            # the last chunk may be short of a dynamic length: no query sees its summaries
+            chunks = (k, v, p) if not is_dynamic(T) else (F.pad(part, (0, 0, 0, n * c - T)) for part in (k, v, p))
+            chunks = (part[:, :, : n * c].unflatten(2, (n, c)) for part in chunks)
             keys, values = self._summaries(*chunks, probe=probe)
             # the queries at one place of their chunks, the first chunk left out, see a summary more each
             rows = Runs(c, n, c, 1, c)
-            parts = [Part(rows, Runs(i, n, c, 0, r), causal=True) for i in range(r)]
+            parts = [] if in_runs else [Part(rows, Runs(i, n, c, 0, r), causal=True) for i in range(r)]
         k, v = self._tokens(k, v, probe)
         if self.relative:
             k, v = (F.pad(part, (0, 0, self.window - 1, 0)) for part in (k, v))
@@ -295,6 +299,8 @@ class LongShort(Attention):
             weights = masked_softmax(torch.cat(logits, 3), torch.cat(seen, 2)[:, None]).to(v.dtype)
             return weights[..., : n + W] @ v + weights[..., n + W :] @ values
 
+        if exporting():
+            return read(q, k, v, 0)
         T, size = q.shape[2], min(self.piece, q.shape[2])
         n = -(-T // size)
         q, k, v = (F.pad(x, (0, 0, 0, n * size - T)) for x in (q, k, v))

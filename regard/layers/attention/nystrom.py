@@ -10,6 +10,7 @@ from regard.core.numeric import masked_softmax, wide_dtype
 from regard.core.reference import Row, blend
 from regard.core.rows import Rows
 from regard.core.shape import Order, Shape
+from regard.kernels.compiling import is_dynamic, surely_at_most
 from regard.layers.attention.base import Facts
 from regard.layers.attention.projected import Projected
 
@@ -77,8 +78,13 @@ class Nystrom(Projected):
         if real is not None:
             # zero vectors in the padding still have values: the biases
             v = torch.where(real[:, None, :, None], v, 0)
-        m = self.landmarks
-        if m >= rows.T:
+        m, T = self.landmarks, rows.T
+        if is_dynamic(T) and not surely_at_most(m + 1, T):
+            # a row that may have fewer tokens than there are landmarks: padded, it is one of those
+            q, k, v = (F.pad(x, (0, 0, 0, m)) for x in (q, k, v))
+            rows = rows._replace(T=T + m, uniform_start=None)
+            real = rows.real()
+        if surely_at_most(rows.T, m):
             o = self._exact(q, k, v, real)
         else:
             with torch.autocast(q.device.type, enabled=False):
@@ -88,7 +94,7 @@ class Nystrom(Projected):
                 o = torch.where((rows.count <= m)[:, None, None, None], F.pad(few, (0, 0, 0, rows.T - m)), o)
         if self.kernel:
             o = o + convolve(v, self.filter)
-        return o, None
+        return o[:, :, :T], None
 
     def _exact(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
         visible = None if real is None else real[:, None, None]
@@ -112,7 +118,7 @@ class Nystrom(Projected):
     def _means(self, x: Tensor, rows: Rows) -> Tensor:
         """[B, H, T, D] -> [B, H, m, D], of each segment of the real tokens."""
         m = self.landmarks
-        if rows.uniform_start is not None and rows.T % m == 0:
+        if rows.uniform_start is not None and not is_dynamic(rows.T) and rows.T % m == 0:
             return x.unflatten(2, (m, -1)).mean(3)
         count = rows.count[:, None].clamp(min=1) if rows.uniform_start is None else rows.T
         at = torch.arange(rows.T, device=x.device)[None]

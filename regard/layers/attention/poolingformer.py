@@ -13,6 +13,7 @@ from regard.core.rows import Mask, Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Out, Progress
 from regard.kernels import runs
+from regard.kernels.compiling import count_blocks, is_dynamic
 from regard.kernels.parts import Part, Runs, union
 from regard.kernels.runs import Bound, Pass, Where
 from regard.layers.attention.base import Attention, Facts
@@ -206,7 +207,7 @@ class Pooled(Tailed):
     def _in_runs(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The queries of whole rows over slots as they come."""
         x, w = self.stride, self.window
-        slots = -(-mask.T // x)
+        slots = count_blocks(mask.T, x)
         length = (slots - 1) * x + self.kernel
         at = torch.arange(-self.left, length - self.left, device=q.device)
         real = (at >= 0) & (at < mask.end[:, None])
@@ -272,6 +273,10 @@ class Pooled(Tailed):
 def _lay(part: Tensor, first: Tensor | int, length: int) -> Tensor:
     """`length` tokens of [B, G, n, D] from token `first` on, of all rows or [B] of each; past the ends, any number."""
     n = part.shape[2]
+    if isinstance(first, int) and is_dynamic(n):
+        # a pad or a cut, as the lengths will have it
+        at = torch.arange(first, first + length, device=part.device).clamp(0, n - 1)
+        return part[:, :, at]
     if isinstance(first, int):
         return F.pad(part, (0, 0, -first, first + length - n))
     at = (first[:, None] + torch.arange(length, device=part.device)).clamp(0, n - 1)

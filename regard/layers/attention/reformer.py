@@ -11,6 +11,7 @@ from regard.core.reference import Row, blend
 from regard.core.rows import Mask
 from regard.core.shape import Order, Shape
 from regard.kernels import chunks as sorted_chunks
+from regard.kernels.compiling import count_blocks
 from regard.layers.attention.base import Facts
 from regard.layers.attention.cached import Cached
 from regard.layers.attention.draws import check_redraw
@@ -103,7 +104,7 @@ class Reformer(Cached):
         if sorted_chunks.takes(k, v, m, refusal):
             order = self._sorted(mask, k, in_triton=True)
             return sorted_chunks.attend(k, v, order, m, causal=mask.causal, end=None if mask.full else mask.end)
-        k, v = (F.pad(x, (0, 0, 0, -S % m)) for x in (k, v))
+        k, v = (F.pad(x, (0, 0, 0, count_blocks(S, m) * m - S)) for x in (k, v))
         order = self._sorted(mask, k)  # [B, H, R, N]
         place = torch.empty_like(order).scatter_(3, order, torch.arange(order.shape[3], device=device).expand_as(order))
         own = order.unflatten(3, (-1, m))  # [B, H, R, C, m]

@@ -15,6 +15,7 @@ from regard.core.reference import Row, blend
 from regard.core.rows import Mask, Memory, Rows
 from regard.core.shape import Order, Shape
 from regard.kernels import norm as row_norm
+from regard.kernels.compiling import at_most, count_blocks, exporting, is_dynamic, surely_at_most
 from regard.kernels.tiles import tiles
 from regard.layers.attention.base import Facts
 from regard.layers.attention.cached import Cached
@@ -143,6 +144,9 @@ class Routing(Cached):
         picked = [x.flatten(1, 2) for x in (queries, keys, values)]  # [B, H C, w, D]
         # sorted by position, with what stands for no token at the end: no causal query sees it
         seen = None if mask.causal or mask.full else (at < mask.S).flatten(1, 2)[:, :, None]
+        if seen is not None and is_dynamic(at.shape[3]):
+            # the kernel would ask whether the one row of a mask is all there is
+            seen = seen.expand(-1, -1, at.shape[3], -1)
         o = F.scaled_dot_product_attention(*picked, attn_mask=seen, is_causal=mask.causal, scale=self.temper)
         rows, o = rows.flatten(2), o.unflatten(1, (-1, self.clusters)).flatten(2, 3)
         # behind the last token a place for what stands for none
@@ -168,9 +172,9 @@ class Routing(Cached):
             near = torch.where(torch.arange(S, device=x.device) < end, near, -torch.inf)
         if self.window is None:
             # by the real tokens of the row: padding makes no difference
-            w, size = -(-S // self.clusters), -(-end // self.clusters)
+            w, size = count_blocks(S, self.clusters), -(-end // self.clusters)
         else:
-            w, size = min(self.window, S), end.clamp(max=self.window)
+            w, size = at_most(self.window, S), end.clamp(max=self.window)
         rank = torch.arange(w, device=x.device)
         if self.strided:
             place = rank * (end // size.clamp(min=1))  # [B, 1, 1, w]
@@ -182,7 +186,7 @@ class Routing(Cached):
     def _across(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Role "cross": each query reads the keys that the centroid nearest to it picked."""
         own = self._nearest(q)  # [B, H, T]
-        if self.clusters >= mask.T:
+        if surely_at_most(mask.T, self.clusters):
             # a few queries, as in decoding: what their own centroids pick is all that is needed
             centroids = _take(self.centroids.expand(len(q), -1, -1, -1), own)
             return self._gathered(q[:, :, :, None], k, v, self._pick(mask, k, centroids))[:, :, :, 0]
@@ -195,6 +199,8 @@ class Routing(Cached):
         def read(q: Tensor, k: Tensor, v: Tensor, cluster: Tensor) -> Tensor:
             return self._gathered(q, k, v, _take(at, cluster))
 
+        if exporting():
+            return read(queries, k, v, cluster).flatten(2, 3).gather(2, slots)
         # as many tiles at a time as read about S keys
         size = max(1, mask.S // at.shape[3])
         pieces = zip(queries.split(size, 2), cluster.split(size, 2), strict=True)

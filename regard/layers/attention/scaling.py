@@ -11,6 +11,7 @@ from regard.core.reference import Row
 from regard.core.rows import Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Out, Progress
+from regard.kernels.compiling import surely_at_most
 from regard.layers.attention.base import Attention, Facts
 from regard.layers.attention.cached import CacheState
 from regard.spec import ATTENTION, POSITIONS
@@ -222,7 +223,7 @@ def _linear(given: int, made: int, bias: bool) -> nn.Linear:
 
 def multiplied(x: Tensor, gates: Tensor, shared: Tensor, bias: Tensor | None) -> Tensor:
     """sum_i x_i A_si B_im + bias: [B, T, I], A [S, I], B [I, M] -> [B, T, S M]."""
-    if len(x) * x.shape[1] < shared.shape[1]:
+    if surely_at_most(x.shape[0] * x.shape[1] + 1, shared.shape[1]):
         # few tokens: the weights that are there are read, no larger ones made
         z = (x[:, :, None] * gates.to(x.dtype) @ shared.to(x.dtype)).flatten(2)
     else:

@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.core.rows import Mask, Rows
 from regard.core.shape import Shape
 from regard.kernels import runs
+from regard.kernels.compiling import at_most, count_blocks, exporting
 from regard.kernels.runs import Bound, Distances, Pass, Where
 from regard.layers.attention.attending import Attending
 
@@ -51,11 +52,11 @@ class Segmented(Attending):
     @final
     def whole(self, rows: Rows, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Rows from their first token on. Of segment and memory only as much is laid out as a row of T tokens has."""
-        n = min(self.segment, rows.T)
+        n = at_most(self.segment, rows.T)
         near = Pass(Bound(every=n, times=n, plus=-self.memory), Bound(plus=1))
-        if (o := self.in_runs(q, k, v, near, min(rows.T, n + self.memory))) is not None:
+        if (o := self.in_runs(q, k, v, near, at_most(n + self.memory, rows.T))) is not None:
             return o
-        M, room = min(self.memory, (rows.T - 1) // n * n), -rows.T % n
+        M, room = at_most(self.memory, (rows.T - 1) // n * n), count_blocks(rows.T, n) * n - rows.T
         q, k, v = F.pad(q, (0, 0, 0, room)), *(F.pad(part, (0, 0, M, room)) for part in (k, v))
         return self.segments(torch.zeros_like(rows.count), rows.count, q, k, v, n, M)[:, :, : rows.T]
 
@@ -66,7 +67,7 @@ class Segmented(Attending):
         they take it; padding lies behind every real query."""
         kind = None if self.position is None else self.position.facts.kind
         bias = self.position.run_bias(reach, 0) if kind == "bias" else None
-        known = kind != "content" or self.position.has_distances
+        known = kind != "content" or (self.position.has_distances and not exporting())
         refusal = None if known else f"it does not know the positions {self.position.facts.name!r}"
         if q.shape[2] == 1 or not runs.takes(q, k, v, bias, refusal):
             return None

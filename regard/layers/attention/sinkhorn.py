@@ -11,6 +11,7 @@ from regard.core.numeric import to_wide
 from regard.core.reference import Row, blend
 from regard.core.rows import Mask
 from regard.core.shape import Order, Shape
+from regard.kernels.compiling import count_blocks
 from regard.layers.attention.base import Facts
 from regard.layers.attention.cached import Cached
 
@@ -118,7 +119,8 @@ class Sinkhorn(Cached):
             )
         if not mask.full:
             k, v, s = (torch.where(mask.real()[:, None, :, None], x, 0) for x in (k, v, s))
-        k, v, s = (F.pad(x, (0, 0, 0, -S % b)).unflatten(2, (-1, b)) for x in (k, v, s))  # [B, H, U, b, D]
+        room = count_blocks(S, b) * b - S
+        k, v, s = (F.pad(x, (0, 0, 0, room)).unflatten(2, (-1, b)) for x in (k, v, s))  # [B, H, U, b, D]
         order = self._sort(mask, s).to(k.dtype)  # [B, H, U, U]
         if self.cut:
             return self._cut(mask, q, k, v, order[:, :, : self.cut])
@@ -128,7 +130,7 @@ class Sinkhorn(Cached):
         if T < S:
             # each query at its place in the row
             q = q.new_zeros(*q.shape[:2], S, q.shape[3]).scatter(2, at, q)
-        q = F.pad(q, (0, 0, 0, -S % b)).unflatten(2, (-1, b))
+        q = F.pad(q, (0, 0, 0, room)).unflatten(2, (-1, b))
         U, slot = q.shape[2], torch.arange(b, device=q.device)
         if mask.causal:
             # padding stands behind all queries

@@ -12,6 +12,7 @@ from regard.core.rows import Mask
 from regard.core.shape import Order, Shape
 from regard.kernels import runs
 from regard.kernels.band import band_parts
+from regard.kernels.compiling import count_blocks, is_dynamic
 from regard.kernels.parts import Part, Runs, union
 from regard.kernels.runs import ALL, Bound, Far, Pass
 from regard.layers.attention.base import Facts
@@ -86,7 +87,8 @@ class Sparse(Cached):
         self.pattern, self.stride, self.summary = pattern, stride, summary
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if mask.T > 1 and 1 < self.stride < mask.S and runs.takes(q, k, v):
+        inside = self.stride > 1 and (is_dynamic(mask.S) or self.stride < mask.S)
+        if mask.T > 1 and inside and runs.takes(q, k, v):
             return runs.attend(q, k, v, self._passes(mask.S, mask.causal), scale=self.scale, where=mask.where())
         # slot = position, so as many queries as keys are a whole sequence
         if mask.T == mask.S:
@@ -126,7 +128,7 @@ class Sparse(Cached):
         block = Bound(every=l, times=l)
         if causal:
             return [Pass(block, Bound(plus=1), Far(S // l * c, Bound(every=l, times=c), l - c, c, l))]
-        return [Pass(block, block._replace(plus=l - c), Far(-(-S // l) * c, ALL, l - c, c, l))]
+        return [Pass(block, block._replace(plus=l - c), Far(count_blocks(S, l) * c, ALL, l - c, c, l))]
 
     def _strided_parts(self, N: int, causal: bool, device: torch.device) -> list[Part]:
         """Every l-th key, and what else is in the window: 1 to l - 1 away."""

@@ -11,6 +11,7 @@ from regard.core.numeric import to_wide
 from regard.core.reference import Row, blend
 from regard.core.rows import Mask
 from regard.core.shape import Order, Shape
+from regard.kernels.compiling import exporting, is_dynamic
 from regard.layers.attention.base import Facts
 from regard.layers.attention.cached import Cached
 
@@ -133,7 +134,7 @@ class Synthesizer(Cached):
                 part = part._replace(S=min(part.S, part.shift + part.T))
             own = {name: x[:, :, at] for name, x in (("h", h), ("f", f), ("q", q)) if x is not None}
             own |= {name: rows[piece] for name, rows in tables.items()}
-            if torch.is_grad_enabled():
+            if torch.is_grad_enabled() and not exporting():
                 out = checkpoint(self._read, part, own, k, v, use_reentrant=False, preserve_rng_state=self.drops)
             else:
                 out = self._read(part, own, k, v)
@@ -144,7 +145,8 @@ class Synthesizer(Cached):
         """The rows of a table for the queries, a piece at a time: [H, t, n], or [B, H, t, n] where they differ."""
         if mask.shift is not None:
             # cut once and then split: the gradient of each cut is as large as what was cut from
-            return table[:, mask.shift : mask.shift + mask.T].split(size, 1)
+            rows = table[:, mask.shift : mask.shift + mask.T]
+            return [rows] if exporting() else rows.split(size, 1)
         at = mask.q0[:, None] + torch.arange(mask.T, device=table.device)
         return [table[:, part].transpose(0, 1) for part in at.split(size, 1)]
 
@@ -168,7 +170,8 @@ class Synthesizer(Cached):
         if kind == "factorised-dense":
             f, b = to_wide(own["f"]), self.fine.shape[1]
             # enough blocks for all slots, and never a single one, for which a compiler would make a graph of its own
-            coarse, fine = f @ to_wide(self.coarse[:, : S // b + 2]).mT, f @ to_wide(self.fine).mT
+            blocks = self.coarse.shape[1] if is_dynamic(S) else S // b + 2
+            coarse, fine = f @ to_wide(self.coarse[:, :blocks]).mT, f @ to_wide(self.fine).mT
             return (coarse[..., None] * fine[..., None, :]).flatten(-2)[..., :S]
         return to_wide(own["q"]) * self.scale @ to_wide(k[:, :, :S]).mT
 
