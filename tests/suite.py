@@ -764,6 +764,46 @@ def check_compile(case: Case) -> None:
         assert len(graphs) <= 2, f"{len(graphs)} graphs for the steps of one decoding"
 
 
+def check_export(case: Case) -> None:
+    """One exported program for all lengths, with and without padding, of PyTorch's own operators; or, declared, only
+    one of a fixed length."""
+    layer = case.build()
+    dynamic = layer.facts.dynamic_length
+    if not dynamic:
+        with pytest.raises(ValueError, match="dynamic length"):
+            exported(layer, case, False)
+    for padded in (False, True)[: 1 + (dynamic and layer.facts.padding == "any")]:
+        program = exported(layer, case, padded, dynamic)
+        kinds = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+        assert not [kind for kind in kinds if "regard" in kind], "it cannot be loaded without Regard"
+        run = program.module()
+        for T in (37, 64, 129) if dynamic else (EXPORTED,):
+            given = exported_inputs(case, T, padded)
+            with torch.no_grad():
+                assert_close(run(**given), layer(**given))
+
+
+EXPORTED = 48  # tokens of the example that a program is recorded from
+
+
+def exported(layer: Attention, case: Case, padded: bool, dynamic: bool = True) -> torch.export.ExportedProgram:
+    """The program of a layer; the range of its lengths ends below the tables of those that have a longest input."""
+    T, S = (torch.export.Dim(name, min=32, max=200) for name in "TS")
+    given = exported_inputs(case, EXPORTED, padded)
+    shapes = {name: {1: S if name.startswith("memory") else T} for name in given} if dynamic else None
+    with torch.no_grad():
+        return torch.export.export(layer, (), given, dynamic_shapes=shapes)
+
+
+def exported_inputs(case: Case, T: int, padded: bool) -> dict[str, Tensor]:
+    given = inputs(case, T, B=6, S=T + 3, seed=T)
+    if padded:
+        given["keep"] = holes(T)
+        if case.role == "cross":
+            given["memory_keep"] = holes(T + 3, seed=4)
+    return given
+
+
 def check_autocast(case: Case) -> None:
     """Half precision chosen from outside, whole and in steps."""
     layer = case.build(dtype=torch.float32)
@@ -807,14 +847,28 @@ CHECKS = {name.removeprefix("check_"): value for name, value in list(globals().i
 POSITION_CHECKS = ["reference", "grouped", "causality", "padding", "split", "ragged_decode", "gradient", "weights"]
 
 
+# what differs in how it is exported: dense, in tiles, in classes, a scan, a sort, a low rank, slots, and none
+QUICKLY_EXPORTED = {
+    ("softmax", "cross"),
+    ("longformer(window=3, globals=2)", "self"),
+    ("strided(stride=3)", "causal"),
+    ("linear", "causal"),
+    ("reformer(chunk=4, buckets=4, rounds=1)", "self"),
+    ("compressed(factor=3)", "cross"),
+    ("compressive(segment=10, memory=10, compressed=3, rate=5, function='used')", "causal"),
+}
+
+
 def is_quick(case: Case, check: str) -> bool:
     """Whether `make test` runs a check on a case; `make test-all` runs every check on every case.
 
-    The first example of a mechanism goes through every check, in every role; so does every example that declares
-    another cost or other limits than the first. The rest skip what is slow and depends on the code path of the whole
-    mechanism. Every scheme of positions goes through every check on softmax; on the others through those that compare
-    values: whole, in steps and their gradients."""
+    The first example of a mechanism goes through every check but `export`, in every role; so does every example that
+    declares another cost or other limits than the first. The rest skip what is slow and depends on the code path of the
+    whole mechanism. Every scheme of positions goes through every check on softmax; on the others through those that
+    compare values: whole, in steps and their gradients."""
     name = case.spec.split("(")[0]
+    if check == "export":
+        return (case.spec, case.role) in QUICKLY_EXPORTED
     if case.position is not None:
         return name == "softmax" or check in ("reference", "split", "gradient")
     first = ATTENTION.find(name).examples[0]

@@ -303,6 +303,17 @@ class ANewGraphEveryStep(Softmax):
         return sum((self.product(mask, q, k, v, self.scale) for _ in range(mask.S)), 0) / mask.S
 
 
+@caught_by("export", "self")
+class ExportsAnotherFormula(Softmax):
+    def attend(self, mask, q, k, v):
+        return self.product(mask, q, k, v, 1.0 if torch.compiler.is_exporting() else self.scale)
+
+
+@caught_by("export", "self")
+class SaysThatTheLengthIsFixed(Softmax):
+    facts = replace(Softmax.facts, dynamic_length=False)
+
+
 @caught_by("autocast", "causal")
 class StateIsAlwaysFloat32(Softmax):
     def empty_state(self, batch, capacity, dtype, device):
