@@ -152,8 +152,8 @@ class Routing(Cached):
         # behind the last token a place for what stands for none
         B, H, S = len(o), o.shape[1], mask.S + 1
         flat = (rows + S * torch.arange(B * H, device=o.device).view(B, H, 1)).flatten()
-        total = o.new_zeros(B * H * S, o.shape[3]).index_add(0, flat, o.reshape(len(flat), -1))
-        times = torch.zeros(B * H * S, device=o.device).index_add_(0, flat, torch.ones(len(flat), device=o.device))
+        total = o.new_zeros(B * H * S, o.shape[3]).index_add(0, flat, o.reshape(flat.shape[0], -1))
+        times = torch.zeros(B * H * S, device=o.device).index_add_(0, flat, torch.ones(flat.shape[0], device=o.device))
         # a query that one centroid picked is as it is
         total = total / times.clamp(min=1).to(o.dtype)[:, None]
         o = total.view(B, H, S, -1)[:, :, : mask.S]
