@@ -5,6 +5,8 @@ import re
 import socket
 import threading
 import time
+from collections.abc import Callable
+from typing import Annotated
 
 import pytest
 import schemathesis
@@ -16,8 +18,10 @@ from regard.cli import main
 from regard.page import engine, server
 from regard.page.beams import Beam
 from regard.page.export import bundle
+from regard.page.questions import Index, Role, Text, schema_of, whole
 from regard.page.server import SCHEMAS, openapi
 from regard.page.wanted import Unwanted
+from regard.page.wire import Reply
 
 READ = {"run": "shipped", "place": "encoder", "text": "a b", "target": ""}
 
@@ -397,3 +401,34 @@ def test_the_api_holds_what_its_openapi_says(page, name):
         given(case=operation.as_strategy(generation_mode=mode))(once)()
     assert 400 in seen or 415 in seen or 405 in seen
     assert page.request("POST", "/api/example", "{}")[0] == 200
+
+
+def test_the_schema_of_a_question_is_its_signature():
+    def question(text: Text, role: Role, count: Annotated[int, whole(1, 9)] = 3, head: Index | None = None) -> Reply:
+        """What nothing else restates."""
+
+    def streamed(text: Text, emit: Callable[[str], None], wanted: Callable[[], bool] | None = None) -> Reply:
+        """Functions do not come in a request."""
+
+    text = {"type": "string", "minLength": 0, "maxLength": 60_000}
+    assert schema_of(question) == {
+        "type": "object",
+        "properties": {
+            "text": text,
+            "role": {"type": "string", "enum": ["self", "causal", "cross"]},
+            "count": {"type": "integer", "minimum": 1, "maximum": 9},
+            "head": {"type": "integer", "minimum": 0, "maximum": 999},
+        },
+        "required": ["text", "role"],
+        "additionalProperties": False,
+    }
+    assert schema_of(streamed)["properties"] == {"text": text}
+
+
+def test_every_value_of_every_question_is_bounded():
+    assert {"about", "read", "tile", "position", "translate", "export"} <= SCHEMAS.keys()
+    assert not {"answer", "reading", "subject", "questions"} & SCHEMAS.keys()
+    for name, schema in SCHEMAS.items():
+        for field, part in schema["properties"].items():
+            bounds = {"string": {"maxLength"}, "integer": {"minimum", "maximum"}, "array": {"maxItems"}}[part["type"]]
+            assert bounds <= part.keys() or "enum" in part, (name, field)

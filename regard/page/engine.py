@@ -1,4 +1,7 @@
-"""What the page can ask: one function a question, numbers in reply. No HTTP here."""
+"""What the page can ask: one function a question, numbers in reply. No HTTP here.
+
+The annotations of a question are its schema (questions.py): the server checks requests by them before they come here.
+"""
 
 import dataclasses
 import inspect
@@ -6,7 +9,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 import numpy as np
 import torch
@@ -20,7 +23,8 @@ from regard.layers.attention.softmax import Softmax
 from regard.page import maps, pictures
 from regard.page.beams import Beam, watch
 from regard.page.maps import Cache, Given
-from regard.page.subjects import EXAMINED, Reading, Subject, Tokens
+from regard.page.questions import Index, Name, Place, Role, SpecText, Text, whole
+from regard.page.subjects import EXAMINED, LONGEST, Reading, Subject, Tokens
 from regard.page.wanted import while_wanted
 from regard.page.wire import Reply
 from regard.spec import ATTENTION, POSITIONS, describe, parse
@@ -39,6 +43,8 @@ PAIRS = (
 )
 REPLIES, TOKENS, TEXTS = 64 << 20, 8 << 20, 256 << 20  # bytes kept of replies, of tokens, of what layers were given
 
+Token = Annotated[int, whole(0, LONGEST)]  # the number of a token, or of a tile
+
 
 class Engine:
     """The subjects by name, opened when they are first looked at, and what was computed last."""
@@ -55,6 +61,13 @@ class Engine:
         if run not in self._opened:
             self._opened[run] = self._open[run]()
         return self._opened[run]
+
+    @classmethod
+    def questions(cls) -> dict[str, Callable[..., Reply]]:
+        """The functions that answer, by name: those that return a Reply, but `answer` itself."""
+        public = [part for name, part in vars(cls).items() if inspect.isfunction(part) and name[0] != "_"]
+        replies = [part for part in public if get_type_hints(part).get("return") is Reply]
+        return {part.__name__: part for part in replies if part is not cls.answer}
 
     def answer(self, name: str, values: dict[str, Any], wanted: Callable[[], bool] | None = None) -> Reply:
         """The reply to a question by name, as long as it is wanted. Equal questions are answered once."""
@@ -106,7 +119,7 @@ class Engine:
             (run, place, text, target), lambda: self.subject(run).tokenize(place, text, target), size
         )
 
-    def read(self, run: str, place: str, text: str, target: str = "") -> Reply:
+    def read(self, run: Name, place: Place, text: Text, target: Text = "") -> Reply:
         """Tokens and layers; of short texts all weights too."""
         tokens, known = self._tokenize(run, place, text, target), self.subject(run).layers(place)
         T, S = len(tokens.queries), len(tokens.keys)
@@ -127,16 +140,33 @@ class Engine:
         return Reply(meta, arrays)
 
     def tile(
-        self, run: str, place: str, text: str, layer: int, level: int, row: int, column: int, target: str = "",
-        head: int | None = None,
-    ) -> Reply:  # fmt: skip
+        self,
+        run: Name,
+        place: Place,
+        text: Text,
+        layer: Index,
+        level: Annotated[int, whole(0, maps.LEVELS - 1)],
+        row: Token,
+        column: Token,
+        target: Text = "",
+        head: Index | None = None,
+    ) -> Reply:
         """A piece of the map at a zoom level, of one head or of all."""
         given = self._layer(self.reading(run, place, text, target, layer + 1), layer, head)
         made = maps.tile(given, level, row, column, head)
         arrays = {"largest": made.largest} | ({} if level == 0 else {"mean": made.mean})
         return Reply({"scale": made.scale, "signed": made.signed}, arrays)
 
-    def rows(self, run: str, place: str, text: str, layer: int, first: int, count: int = 1, target: str = "") -> Reply:
+    def rows(
+        self,
+        run: Name,
+        place: Place,
+        text: Text,
+        layer: Index,
+        first: Token,
+        count: Annotated[int, whole(1, 64)] = 1,
+        target: Text = "",
+    ) -> Reply:
         """Exact rows of the map, of all heads."""
         given = self._layer(self.reading(run, place, text, target, layer + 1), layer)
         last = min(first + count, given.T)
@@ -149,7 +179,15 @@ class Engine:
         return Reply({"first": first}, {"weights": _numbers(maps.rows(given, range(first, last)))})
 
     def top(
-        self, run: str, place: str, text: str, layer: int, first: int, count: int, most: int = 6, target: str = ""
+        self,
+        run: Name,
+        place: Place,
+        text: Text,
+        layer: Index,
+        first: Token,
+        count: Annotated[int, whole(1, 128)],
+        most: Annotated[int, whole(1, 16)] = 6,
+        target: Text = "",
     ) -> Reply:
         """The keys that get most of each query, of all heads."""
         given = self._layer(self.reading(run, place, text, target, layer + 1), layer)
@@ -171,9 +209,9 @@ class Engine:
 
     def translate(
         self,
-        run: str,
-        text: str,
-        beam: int,
+        run: Name,
+        text: Text,
+        beam: Annotated[int, whole(1, 12)],
         emit: Callable[[dict[str, Any]], None],
         wanted: Callable[[], bool] | None = None,
     ) -> dict[str, Any]:
@@ -238,7 +276,12 @@ class Engine:
 
     # classification
 
-    def results(self, run: str, first: int = 0, count: int = EXAMINED) -> Reply:
+    def results(
+        self,
+        run: Name,
+        first: Annotated[int, whole(0, EXAMINED)] = 0,
+        count: Annotated[int, whole(1, EXAMINED)] = EXAMINED,
+    ) -> Reply:
         """What a classifier answers to some of the texts it validates on."""
         subject = self.subject(run)
         if subject.classifier is None:
@@ -259,7 +302,9 @@ class Engine:
 
     # six steps
 
-    def steps(self, run: str, place: str, text: str, layer: int, head: int, query: int, target: str = "") -> Reply:
+    def steps(
+        self, run: Name, place: Place, text: Text, layer: Index, head: Index, query: Token, target: Text = ""
+    ) -> Reply:
         """One token through one head, with the numbers of the keys it sees; of many, those with most weight."""
         found = self.reading(run, place, text, target)
         given = self._layer(found, layer, head)
@@ -307,7 +352,7 @@ class Engine:
         meta |= {"plain": True, "formula": Softmax.facts.formula, "causal": False, "scale": D**-0.5}
         return Reply(meta, _six(q, k, v, D**-0.5, weights, weights @ v))
 
-    def moves(self, run: str, text: str, other: str, word: str, layer: int) -> Reply:
+    def moves(self, run: Name, text: Text, other: Text, word: Name, layer: Index) -> Reply:
         """How far attention moves a word's vector in two sentences, and which words it owes the way to."""
         subject = self.subject(run)
         if "encoder" not in subject.places:
@@ -341,24 +386,39 @@ class Engine:
 
     # mechanisms and positions
 
-    def pattern(self, spec: str, role: str, length: int, heads: int, seed: int = 0) -> Reply:
+    def pattern(
+        self,
+        spec: SpecText,
+        role: Role,
+        length: Annotated[int, whole(2, 128)],
+        heads: Annotated[int, whole(1, 16)],
+        seed: Annotated[int, whole(0, 9999)] = 0,
+    ) -> Reply:
         """Which pairs are visible and why, from the layer that runs."""
         with pictures.Deadline():
             return pictures.pattern(_bounded(spec), role, length, heads, seed)
 
-    def cost(self, spec: str, role: str) -> Reply:
+    def cost(self, spec: SpecText, role: Role) -> Reply:
         """Counted work over lengths, beside softmax's."""
         with pictures.Deadline():
             return pictures.cost(_bounded(spec), role)
 
-    def compare(self, spec: str, run: str, text: str, layer: int) -> Reply:
+    def compare(self, spec: SpecText, run: Name, text: Text, layer: Index) -> Reply:
         """Effective weights of a mechanism on a text, with the projections that a run has learned."""
         place = "encoder" if "encoder" in self.subject(run).places else self.subject(run).places[0]
         found = self.reading(run, place, text, "")
         with pictures.Deadline():
             return pictures.compare(_bounded(spec), self._layer(found, layer), found.queries)
 
-    def position(self, spec: str, role: str, length: int, width: int, heads: int, run: str | None = None) -> Reply:
+    def position(
+        self,
+        spec: SpecText,
+        role: Role,
+        length: Annotated[int, whole(2, 256)],
+        width: Annotated[int, whole(2, 512)],
+        heads: Annotated[int, whole(1, 16)],
+        run: Name | None = None,
+    ) -> Reply:
         """Tables and distances of a position scheme, as a run has learned it where it has one like it."""
         trained = None if run is None else pictures.trained_position(self.subject(run).model, spec, role)
         with pictures.Deadline():

@@ -11,22 +11,36 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from regard.page import wire
 from regard.page.engine import Engine
+from regard.page.questions import Bounds, chars
 
 PAGE = Path(__file__).parent / "static"
 IMPORT = re.compile(r'^import \{ ([^}]+) \} from "(\.[^"]+)";$', re.M)
 EXPORT = re.compile(r"^export (?:async )?(?:function|class|const|let) (\w+)", re.M)
 
+QUESTIONS = Bounds(
+    maxItems=64,
+    items={
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "enum": [*Engine.questions(), "translate"]},
+            "values": {"type": "object"},
+        },
+        "required": ["name", "values"],
+        "additionalProperties": False,
+    },
+)
+
 
 def page(
     engine: Engine,
-    title: str,
-    hash: str,
-    theme: str,
-    questions: list[dict[str, Any]],
+    title: Annotated[str, chars(0, 200)],
+    hash: Annotated[str, chars(0, 600_000)],
+    theme: Literal["light", "dark", "auto"],
+    questions: Annotated[list[dict[str, Any]], QUESTIONS],
     wanted: Callable[[], bool] | None = None,
 ) -> str:
     """A view and its data as one HTML file."""

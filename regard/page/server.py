@@ -33,8 +33,7 @@ from regard import __version__
 from regard.page import wire
 from regard.page.engine import Engine
 from regard.page.export import page
-from regard.page.maps import LEVELS
-from regard.page.subjects import EXAMINED, LONGEST
+from regard.page.questions import schema_of
 from regard.page.wanted import Unwanted
 
 PAGE = Path(__file__).parent / "static"
@@ -51,57 +50,11 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+SCHEMAS = {name: schema_of(function) for name, function in Engine.questions().items()}
+SCHEMAS |= {"translate": schema_of(Engine.translate), "export": schema_of(page)}
+MEDIA_TYPES = {"translate": "application/x-ndjson", "export": "text/html"}  # of those that give no Reply
 
-# the schemas of the questions: checked here, published as OpenAPI, nowhere else written down
-NAME = {"type": "string", "minLength": 1, "maxLength": 200}
-TEXT = {"type": "string", "maxLength": 60_000}
-SPEC = {"type": "string", "minLength": 1, "maxLength": 300}
-ROLE = {"type": "string", "enum": ["self", "causal", "cross"]}
-
-
-def whole(least: int, most: int) -> dict[str, Any]:
-    return {"type": "integer", "minimum": least, "maximum": most}
-
-
-READING = {"run": NAME, "place": {"type": "string", "enum": ["encoder", "decoder", "cross", "aligner"]}, "text": TEXT}
-LAYER = READING | {"layer": whole(0, 999)}
-QUESTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # name: (needed, optional)
-    "about": ({}, {}),
-    "read": (READING, {"target": TEXT}),
-    "tile": (
-        LAYER | {"level": whole(0, LEVELS - 1), "row": whole(0, LONGEST), "column": whole(0, LONGEST)},
-        {"target": TEXT, "head": whole(0, 999)},
-    ),
-    "rows": (LAYER | {"first": whole(0, LONGEST)}, {"count": whole(1, 64), "target": TEXT}),
-    "top": (LAYER | {"first": whole(0, LONGEST), "count": whole(1, 128)}, {"most": whole(1, 16), "target": TEXT}),
-    "steps": (LAYER | {"head": whole(0, 999), "query": whole(0, LONGEST)}, {"target": TEXT}),
-    "results": ({"run": NAME}, {"first": whole(0, EXAMINED), "count": whole(1, EXAMINED)}),
-    "example": ({}, {}),
-    "moves": ({"run": NAME, "text": TEXT, "other": TEXT, "word": NAME, "layer": whole(0, 999)}, {}),
-    "pattern": ({"spec": SPEC, "role": ROLE, "length": whole(2, 128), "heads": whole(1, 16)}, {"seed": whole(0, 9999)}),
-    "cost": ({"spec": SPEC, "role": ROLE}, {}),
-    "compare": ({"spec": SPEC, "run": NAME, "text": TEXT, "layer": whole(0, 999)}, {}),
-    "position": (
-        {"spec": SPEC, "role": ROLE, "length": whole(2, 256), "width": whole(2, 512), "heads": whole(1, 16)},
-        {"run": NAME},
-    ),
-}
-TRANSLATE = {"run": NAME, "text": TEXT, "beam": whole(1, 12)}
-EXPORT = {
-    "title": {"type": "string", "maxLength": 200},
-    "hash": {"type": "string", "maxLength": 600_000},
-    "theme": {"type": "string", "enum": ["light", "dark", "auto"]},
-    "questions": {
-        "type": "array",
-        "maxItems": 64,
-        "items": {
-            "type": "object",
-            "properties": {"name": {"type": "string", "enum": [*QUESTIONS, "translate"]}, "values": {"type": "object"}},
-            "required": ["name", "values"],
-            "additionalProperties": False,
-        },
-    },
-}
+Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Refused(Exception):
@@ -144,24 +97,10 @@ def check(value: Any, schema: dict[str, Any], name: str = "the request") -> None
             check(part, schema["properties"][field], field)
 
 
-def schema(needed: dict[str, Any], optional: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": needed | optional,
-        "required": list(needed),
-        "additionalProperties": False,
-    }
-
-
-SCHEMAS = {name: schema(*fields) for name, fields in QUESTIONS.items()}
-SCHEMAS |= {"translate": schema(TRANSLATE, {}), "export": schema(EXPORT, {})}
-
-
 def openapi() -> dict[str, Any]:
     """The API as OpenAPI 3.1."""
     words = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
     error = {"description": "why not, in words", "content": {"application/json": {"schema": words}}}
-    kinds = {"translate": "application/x-ndjson", "export": "text/html"}
     paths = {}
     for name, body in SCHEMAS.items():
         about = inspect_line(name)
@@ -171,7 +110,7 @@ def openapi() -> dict[str, Any]:
                 "summary": about,
                 "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
                 "responses": {
-                    "200": {"description": about, "content": {kinds.get(name, "application/octet-stream"): {}}},
+                    "200": {"description": about, "content": {MEDIA_TYPES.get(name, "application/octet-stream"): {}}},
                     **{str(code): error for code in (400, 401, 403, 405, 408, 413, 415, 503)},
                 },
             }
@@ -183,24 +122,82 @@ def inspect_line(name: str) -> str:
     return (getattr(Engine, name, page).__doc__ or "").strip().splitlines()[0]
 
 
+COOKIE = "regard-token"
+
+
 def application(engine: Engine, hosts: set[str] | None, token: str | None = None) -> Starlette:
     """The app; `hosts` are the exact Host headers it answers to. None, which needs a token: any, since the machine may
     have many names, and a page of another site that takes one of them does not have the token."""
     if hosts is None and token is None:
         raise ValueError("a server that answers to any name needs a token")
-    files = {path.relative_to(PAGE).as_posix(): path.read_bytes() for path in PAGE.rglob("*") if path.suffix in KINDS}
-    cookie = "regard-token"
-    queue = asyncio.Semaphore(1)
-    waiting = 0
+    handlers, guarded = Handlers(engine), Guard(hosts, token).guarded
+    return Starlette(
+        routes=[
+            Route("/", guarded(handlers.static), methods=["GET"]),
+            Route("/openapi.json", guarded(handlers.describe), methods=["GET"]),
+            Route("/api/translate", guarded(handlers.translate), methods=["POST"]),
+            Route("/api/export", guarded(handlers.export), methods=["POST"]),
+            Route("/api/{name}", guarded(handlers.ask), methods=["POST"]),
+            Route("/page/{path:path}", guarded(handlers.static), methods=["GET"]),
+        ],
+        exception_handlers={
+            404: _missing(404, "there is no such page"),
+            405: _missing(405, "this address takes another method"),
+        },
+    )
 
-    async def answer(request: Request, work: Callable[[Callable[[], bool]], Any]) -> Any:
-        """Runs work in a thread, one at a time, until whoever asked has gone: work is told how to know."""
-        nonlocal waiting
-        if waiting >= WAITING:
+
+class Handlers:
+    """One method an address."""
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        paths = [path for path in PAGE.rglob("*") if path.suffix in KINDS]
+        self.files = {path.relative_to(PAGE).as_posix(): path.read_bytes() for path in paths}
+        self.queue, self.waiting = asyncio.Semaphore(1), 0
+
+    async def ask(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in SCHEMAS or name in MEDIA_TYPES:
+            raise Refused(404, "there is no such question")
+        values = await _body(request, name)
+        reply = await self._work(request, lambda wanted: wire.encode(self.engine.answer(name, values, wanted)))
+        return Response(reply, media_type="application/octet-stream")
+
+    async def translate(self, request: Request) -> Response:
+        values = await _body(request, "translate")
+        # mistakes in the values are said before the stream begins
+        subject = await self._work(request, lambda wanted: self.engine.subject(values["run"]))
+        if subject.task != "translate":
+            raise ValueError(f"{values['run']} does not translate; choose another run")
+        if not values["text"].strip():
+            raise ValueError("there is nothing to translate yet: type a sentence")
+        return StreamingResponse(self._stream(request, values), media_type="application/x-ndjson")
+
+    async def export(self, request: Request) -> Response:
+        values = await _body(request, "export")
+        for question in values["questions"]:
+            check(question["values"], SCHEMAS[question["name"]], question["name"])
+        made = await self._work(request, lambda wanted: page(self.engine, **values, wanted=wanted))
+        name = {"Content-Disposition": 'attachment; filename="regard.html"'}
+        return Response(made, media_type="text/html; charset=utf-8", headers=name)
+
+    async def static(self, request: Request) -> Response:
+        name = request.path_params.get("path", "index.html")
+        if name not in self.files:
+            raise Refused(404, "there is no such page")
+        return Response(self.files[name], media_type=f"{KINDS[Path(name).suffix]}; charset=utf-8")
+
+    async def describe(self, request: Request) -> Response:
+        return JSONResponse(openapi())
+
+    async def _work(self, request: Request, work: Callable[[Callable[[], bool]], Any]) -> Any:
+        """Does work in a thread, one at a time, until whoever asked has gone: work is told how to know."""
+        if self.waiting >= WAITING:
             raise Refused(503, "the server has too much to do: try again in a moment")
-        waiting += 1
+        self.waiting += 1
         try:
-            async with queue:
+            async with self.queue:
                 if await request.is_disconnected():
                     raise ClientDisconnect
                 gone = threading.Event()
@@ -212,48 +209,10 @@ def application(engine: Engine, hosts: set[str] | None, token: str | None = None
                 finally:
                     leaving.cancel()
         finally:
-            waiting -= 1
+            self.waiting -= 1
 
-    async def body(request: Request, name: str) -> dict[str, Any]:
-        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-        if kind != "application/json":
-            raise Refused(415, "send JSON, with content-type application/json")
-        raw, most = bytearray(), MOST_SAVED if name == "export" else MOST_BYTES
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                async for chunk in request.stream():
-                    raw += chunk
-                    if len(raw) > most:
-                        raise Refused(413, f"the request is larger than {most >> 10} KiB")
-        except TimeoutError:
-            raise Refused(408, f"the request took longer than {BODY_SECONDS} seconds to come") from None
-        try:
-            values = json.loads(raw.decode())
-        except (ValueError, RecursionError):
-            raise Refused(400, "the request is not JSON") from None
-        check(values, SCHEMAS[name])
-        return values
-
-    async def ask(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in QUESTIONS:
-            raise Refused(404, "there is no such question")
-        values = await body(request, name)
-        reply = await answer(request, lambda wanted: wire.encode(engine.answer(name, values, wanted)))
-        return Response(reply, media_type="application/octet-stream")
-
-    async def translate(request: Request) -> Response:
-        values = await body(request, "translate")
-        # mistakes in the values are said before the stream begins
-        subject = await answer(request, lambda wanted: engine.subject(values["run"]))
-        if subject.task != "translate":
-            raise ValueError(f"{values['run']} does not translate; choose another run")
-        if not values["text"].strip():
-            raise ValueError("there is nothing to translate yet: type a sentence")
-        return StreamingResponse(stream(request, values), media_type="application/x-ndjson")
-
-    async def stream(request: Request, values: dict[str, Any]) -> AsyncIterator[bytes]:
-        """The steps of a search, a line each, while it runs."""
+    async def _stream(self, request: Request, values: dict[str, Any]) -> AsyncIterator[bytes]:
+        """The steps of a search, a line each, while it goes on."""
         loop, lines, gone = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any] | None](), False
 
         def emit(record: dict[str, Any]) -> None:
@@ -261,11 +220,12 @@ def application(engine: Engine, hosts: set[str] | None, token: str | None = None
                 raise Unwanted
             loop.call_soon_threadsafe(lines.put_nowait, record)
 
+        def search(wanted: Callable[[], bool]) -> dict[str, Any]:
+            return self.engine.translate(**values, emit=emit, wanted=wanted)
+
         async def work() -> None:
             try:
-                lines.put_nowait(
-                    await answer(request, lambda wanted: engine.translate(**values, emit=emit, wanted=wanted))
-                )
+                lines.put_nowait(await self._work(request, search))
             except ClientDisconnect:
                 pass
             except Exception as error:
@@ -283,52 +243,18 @@ def application(engine: Engine, hosts: set[str] | None, token: str | None = None
             gone = True
             await asyncio.shield(asyncio.wait([task]))
 
-    async def export(request: Request) -> Response:
-        values = await body(request, "export")
-        for question in values["questions"]:
-            check(question["values"], SCHEMAS[question["name"]], question["name"])
-        made = await answer(request, lambda wanted: page(engine, **values, wanted=wanted))
-        name = {"Content-Disposition": 'attachment; filename="regard.html"'}
-        return Response(made, media_type="text/html; charset=utf-8", headers=name)
 
-    async def static(request: Request) -> Response:
-        name = request.path_params.get("path", "index.html")
-        if name not in files:
-            raise Refused(404, "there is no such page")
-        return Response(files[name], media_type=f"{KINDS[Path(name).suffix]}; charset=utf-8")
+class Guard:
+    """Who is answered: requests to a name of ours, from a page of ours or none, with the token where there is one."""
 
-    async def describe(request: Request) -> Response:
-        return JSONResponse(openapi())
+    def __init__(self, hosts: set[str] | None, token: str | None):
+        self.hosts, self.token = hosts, token
 
-    def admit(request: Request) -> Response | None:
-        """Refuses whoever does not have the token; the answer to whoever comes with it in the address."""
-        if token is None:
-            return None
-        given = request.query_params.get("token")
-        if request.method == "GET" and request.url.path == "/" and given is not None and _equal(given, token):
-            # what stands behind # is the browser's, and it keeps that
-            response = RedirectResponse("/", 303)
-            response.set_cookie(cookie, token, httponly=True, samesite="lax")
-            return response
-        kind, _, bearer = request.headers.get("authorization", "").partition(" ")
-        if not _equal(request.cookies.get(cookie, ""), token) and not (kind == "Bearer" and _equal(bearer, token)):
-            raise Refused(401, "this server needs its token: open the address that 'regard show' printed, with ?token=")
-        return None
-
-    def guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    def guarded(self, handler: Handler) -> Handler:
         async def handle(request: Request) -> Response:
             try:
-                host = request.headers.get("host", "").lower()
-                if hosts is not None and host not in hosts:
-                    raise Refused(403, "this server answers to its own name only")
-                origin = request.headers.get("origin")
-                if origin is not None and origin.lower() not in {f"http://{name}" for name in hosts or (host,)}:
-                    raise Refused(403, "this server answers its own page only")
-                # a link on another site may open the page itself, in a window of its own, and nothing else
-                followed = request.url.path == "/" and request.headers.get("sec-fetch-dest") == "document"
-                if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not followed:
-                    raise Refused(403, "this server answers its own page only")
-                response = admit(request) or await handler(request)
+                self._check_origin(request)
+                response = self._admit(request) or await handler(request)
             except ClientDisconnect:
                 response = Response(status_code=499)
             except Exception as error:
@@ -344,27 +270,63 @@ def application(engine: Engine, hosts: set[str] | None, token: str | None = None
 
         return handle
 
-    def missing(status: int, why: str) -> Callable[[Request, Exception], Awaitable[Response]]:
-        async def handle(request: Request, error: Exception) -> Response:
-            allow = {name: value for name, value in (getattr(error, "headers", None) or {}).items() if name == "Allow"}
-            return JSONResponse({"error": why}, status, headers=HEADERS | allow)
+    def _check_origin(self, request: Request) -> None:
+        host = request.headers.get("host", "").lower()
+        if self.hosts is not None and host not in self.hosts:
+            raise Refused(403, "this server answers to its own name only")
+        origin = request.headers.get("origin")
+        if origin is not None and origin.lower() not in {f"http://{name}" for name in self.hosts or (host,)}:
+            raise Refused(403, "this server answers its own page only")
+        # a link on another site may open the page itself, in a window of its own, and nothing else
+        followed = request.url.path == "/" and request.headers.get("sec-fetch-dest") == "document"
+        if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not followed:
+            raise Refused(403, "this server answers its own page only")
 
-        return handle
+    def _admit(self, request: Request) -> Response | None:
+        """Refuses whoever does not have the token; the answer to whoever comes with it in the address."""
+        if self.token is None:
+            return None
+        given = request.query_params.get("token")
+        if request.method == "GET" and request.url.path == "/" and given is not None and _equal(given, self.token):
+            # what stands behind # is the browser's, and it keeps that
+            response = RedirectResponse("/", 303)
+            response.set_cookie(COOKIE, self.token, httponly=True, samesite="lax")
+            return response
+        kind, _, bearer = request.headers.get("authorization", "").partition(" ")
+        has_cookie = _equal(request.cookies.get(COOKIE, ""), self.token)
+        if not has_cookie and not (kind == "Bearer" and _equal(bearer, self.token)):
+            raise Refused(401, "this server needs its token: open the address that 'regard show' printed, with ?token=")
+        return None
 
-    return Starlette(
-        routes=[
-            Route("/", guarded(static), methods=["GET"]),
-            Route("/openapi.json", guarded(describe), methods=["GET"]),
-            Route("/api/translate", guarded(translate), methods=["POST"]),
-            Route("/api/export", guarded(export), methods=["POST"]),
-            Route("/api/{name}", guarded(ask), methods=["POST"]),
-            Route("/page/{path:path}", guarded(static), methods=["GET"]),
-        ],
-        exception_handlers={
-            404: missing(404, "there is no such page"),
-            405: missing(405, "this address takes another method"),
-        },
-    )
+
+async def _body(request: Request, name: str) -> dict[str, Any]:
+    """The values of a question, within its schema."""
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Refused(415, "send JSON, with content-type application/json")
+    raw, most = bytearray(), MOST_SAVED if name == "export" else MOST_BYTES
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                raw += chunk
+                if len(raw) > most:
+                    raise Refused(413, f"the request is larger than {most >> 10} KiB")
+    except TimeoutError:
+        raise Refused(408, f"the request took longer than {BODY_SECONDS} seconds to come") from None
+    try:
+        values = json.loads(raw.decode())
+    except (ValueError, RecursionError):
+        raise Refused(400, "the request is not JSON") from None
+    check(values, SCHEMAS[name])
+    return values
+
+
+def _missing(status: int, why: str) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def handle(request: Request, error: Exception) -> Response:
+        allow = {name: value for name, value in (getattr(error, "headers", None) or {}).items() if name == "Allow"}
+        return JSONResponse({"error": why}, status, headers=HEADERS | allow)
+
+    return handle
 
 
 async def _left(request: Request, gone: threading.Event) -> None:
