@@ -117,7 +117,9 @@ def test_states_of_models_of_another_mechanism():
     def model(spec):
         return regard.Transformer(regard.ModelConfig(kind="decoder", attention=spec, layers=2, **SMALL))
 
-    for one, other in (("softmax", "linear"), ("linear", "local(window=2)"), ("local(window=2)", "softmax")):
+    kept_alike = (("softmax", "strided(stride=2)"), ("linear", "efficient"), ("local(window=2)", "sparse(stride=2)"))
+    pairs = (("softmax", "linear"), ("linear", "local(window=2)"), ("local(window=2)", "softmax"), *kept_alike)
+    for one, other in pairs:
         with pytest.raises(ValueError, match=f"not one of attention '{one.split('(')[0]}'"):
             model(one).extend(ids(2, 1), model(other).start(2))
 
@@ -135,11 +137,11 @@ def test_states_of_another_mechanism(spec, role):
         return
     state = layer.start(2, **memory)
     layer.extend(torch.randn(2, 1, 8), state)
-    for other in ("softmax", "linear", "local(window=2)", "heads(linear, softmax)", "reformer"):
+    for other in ("softmax", "strided(stride=2)", "linear", "local(window=2)", "heads(linear, softmax)", "reformer"):
         if role not in regard.facts(other).roles:
             continue
         foreign = regard.attention(other, **sizes).start(2, **memory)
-        if type(foreign) is type(state) and not spec.startswith("heads"):
+        if type(foreign) is type(state) and not spec.startswith("heads") and (role == "cross" or spec == other):
             continue  # they keep the same things
         if spec.startswith("heads") and role == "cross":
             continue

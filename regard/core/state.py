@@ -17,11 +17,12 @@ class Progress(NamedTuple):
     length: Tensor  # [B]
     longest: int  # the largest length, or a bound of it
     uniform: bool  # the host knows: every row has read `longest` tokens
+    mechanism: str = ""  # whose state it is, where several mechanisms keep the same things
 
     @classmethod
-    def initial(cls, batch: int, device: torch.device) -> "Progress":
+    def initial(cls, batch: int, device: torch.device, mechanism: str = "") -> "Progress":
         """Before the first token."""
-        return cls(torch.zeros(batch, dtype=torch.long, device=device), 0, True)
+        return cls(torch.zeros(batch, dtype=torch.long, device=device), 0, True, mechanism)
 
     def place(self, rows: Rows) -> Rows:
         """New rows, where they stand behind what was read."""
@@ -31,14 +32,13 @@ class Progress(NamedTuple):
 
     def advance(self, rows: Rows) -> "Progress":
         """After the tokens of these rows; padding leaves a row where it was."""
-        return Progress(
-            self.length + rows.count, self.longest + rows.T, self.uniform and rows.uniform_start is not None
-        )
+        uniform = self.uniform and rows.uniform_start is not None
+        return Progress(self.length + rows.count, self.longest + rows.T, uniform, self.mechanism)
 
     def bounded(self, capacity: int) -> "Progress":
         """The same where the host knows of the rows that each has room for one more token of `capacity`, and no more
         than that."""
-        return Progress(self.length, capacity - 1, False)
+        return Progress(self.length, capacity - 1, False, self.mechanism)
 
 
 class Out(NamedTuple):
@@ -132,11 +132,19 @@ def fix_bound(state: Any, capacity: int) -> Any:
 
 def same_form(form: tuple, own: tuple) -> bool:
     """Whether two forms of states are the same, where a ring stands for any."""
-    if form[0] is RingState:
+    (kind, mechanism, *parts), (own_kind, own_mechanism, *own_parts) = form, own
+    if mechanism and own_mechanism and mechanism != own_mechanism:
+        return False
+    if kind is RingState:
         return True
-    return form[0] is own[0] and len(form) == len(own) and all(map(same_form, form[1:], own[1:]))
+    return kind is own_kind and len(parts) == len(own_parts) and all(map(same_form, parts, own_parts))
 
 
 def state_form(state: Any) -> tuple:
-    """Of what kind a state is, and those inside it."""
-    return type(state), *(state_form(part) for part in getattr(state, "parts", ()) if hasattr(part, "_fields"))
+    """Of what kind a state is and of which mechanism, where it says so, and those inside it."""
+    mechanism = getattr(getattr(state, "progress", None), "mechanism", "")
+    return (
+        type(state),
+        mechanism,
+        *(state_form(part) for part in getattr(state, "parts", ()) if hasattr(part, "_fields")),
+    )

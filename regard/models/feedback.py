@@ -85,7 +85,7 @@ class FeedbackState(NamedTuple):
 
     def mask(self) -> Mask:
         """Of one new token over the memories; its own is not yet among them."""
-        S, (length, _, uniform) = self.parts[0][0].shape[2], self.progress
+        S, (length, _, uniform, _) = self.parts[0][0].shape[2], self.progress
         return Mask(length, length - S, length, 1, S, causal=False, full=uniform, shift=S)
 
 
@@ -334,7 +334,7 @@ class Feedback(nn.Module):
         for block, pair in zip(blocks, state.parts, strict=True):
             made = zip(pair, block.sources(memory, state.progress.length), strict=True)
             parts.append(tuple(_append(old, new, real)[:, :, -(reach or 0) :] for old, new in made))
-        length, longest, uniform = state.progress
+        length, longest, uniform, _ = state.progress
         progress = Progress(length + (1 if real is None else real), longest + 1, uniform and real is None)
         return FeedbackState(tuple(parts), progress)
 

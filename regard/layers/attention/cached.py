@@ -71,7 +71,7 @@ class Cached(Attending):
             torch.zeros(sizes.get(self.inputs[name], (batch, G, C, D)), dtype=dtype, device=device)
             for name in self.kinds("key", "value", "gate")
         )
-        return CacheState(tuple(parts), Progress.initial(batch, device))
+        return CacheState(tuple(parts), Progress.initial(batch, device, self.facts.name))
 
     @final
     def probe_self_state(self, state, names, first):

@@ -110,10 +110,12 @@ def check_form(layer: Layer, state: Any) -> None:
         size = (1, 1, layer.shape.memory_width)
         memory = next(layer.parameters()).new_zeros(size) if layer.shape.role == "cross" else None
         form = _FORMS[layer] = state_form(layer.start(1, memory=memory))
-    if not same_form(state_form(state), form):
+    found = state_form(state)
+    if not same_form(found, form):
+        whose = f"a {found[0].__name__}" + (f" of {found[1]!r}" if found[1] else "")
         raise ValueError(
-            f"the state is not one of attention {layer.facts.name!r}, which keeps a {form[0].__name__}, but a "
-            f"{type(state).__name__}: take the state from start() of this layer"
+            f"the state is not one of attention {layer.facts.name!r}, which keeps a {form[0].__name__}, but {whose}: "
+            f"take the state from start() of this layer"
         )
 
 

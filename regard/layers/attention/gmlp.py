@@ -98,7 +98,7 @@ class Gated(Mixing):
         parts = (torch.zeros(batch, 1, capacity or 0, self.size, dtype=dtype, device=device),)
         if self.attention is not None:
             parts += self.attention.empty_state(batch, capacity, dtype, device).parts
-        return Out(None, CacheState(parts, Progress.initial(batch, device)))
+        return Out(None, CacheState(parts, Progress.initial(batch, device, self.facts.name)))
 
     def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)

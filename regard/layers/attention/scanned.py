@@ -53,4 +53,4 @@ class Scanned(Digested):
 
     @final
     def empty_state(self, batch, capacity, dtype, device):
-        return ScanState(self.zero(batch, dtype, device), Progress.initial(batch, device))
+        return ScanState(self.zero(batch, dtype, device), Progress.initial(batch, device, self.facts.name))

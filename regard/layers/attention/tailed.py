@@ -80,7 +80,7 @@ class Tailed(Attending):
             return tuple(torch.zeros(size, dtype=dtype, device=device) for _ in self.kinds("key", "value"))
 
         front = zeros(self.front + 1) if self.front else ()
-        return TailState(zeros(0), front, Progress.initial(batch, device))
+        return TailState(zeros(0), front, Progress.initial(batch, device, self.facts.name))
 
     @final
     def probe_self_state(self, state, names, first):
