@@ -180,7 +180,7 @@ class FeedbackBlock(nn.Module):
         """By values that are unit vectors, less what a position scheme adds to values of zero."""
         at, maps = torch.arange(mask.S, device=x.device)[None], [k.new_zeros(len(x), self.attention.shape.heads, 1, 0)]
         for first in range(0, mask.S, self.attention.shape.head_width):
-            unit = self.attention.unit(at, first, len(x))
+            unit = self.attention.unit(at, first, len(x), k.dtype)
             maps.append(self._read(x, k, unit, mask) - self._read(x, k, torch.zeros_like(unit), mask))
         return torch.cat(maps, -1)[..., : mask.S]
 
