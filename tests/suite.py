@@ -525,10 +525,10 @@ def check_weights(case: Case) -> None:
     maps = layer.weights(**given)
     values = torch.randn(6, HEADS, maps.shape[3], layer.shape.head_width + 3, dtype=x.dtype)
     assert_close(layer.apply_map(values, x, rows, memory=memory), maps @ values)
-    if not hasattr(layer, "read") or layer.facts.columns == "slots":
+    if not hasattr(layer, "project_inputs") or layer.facts.columns == "slots":
         return
     # attend(V) = weights @ V for any V put in the place of every value
-    query, source = layer.read(x, rows, memory)
+    query, source = layer.project_inputs(x, rows, memory)
     values = {n: torch.randn_like(source[layer.kinds("value")[0]]) for n in layer.kinds("value")[:1]}
     swapped = source | dict.fromkeys(layer.kinds("value"), next(iter(values.values())))
     nothing = source | {n: torch.zeros_like(source[n]) for n in layer.kinds("value")}
@@ -574,8 +574,8 @@ def slots_hold(layer: Attention, given: dict[str, Tensor], masks: dict[str, Tens
             assert_close(got[..., :slots], alone)
         assert not got[..., slots:].any(), "weight on slots of padding"
     x, memory = given["x"], Memory(given["memory"], None) if "memory" in given else None
-    if hasattr(layer, "read"):
-        o = layer.attend_projected(Rows.full(x), *layer.read(x, Rows.full(x), memory), None, memory)[0]
+    if hasattr(layer, "project_inputs"):
+        o = layer.attend_projected(Rows.full(x), *layer.project_inputs(x, Rows.full(x), memory), None, memory)[0]
         assert_close(layer.weights(**given) @ layer.slots(x, memory=memory), o)
     if layer.shape.role == "causal":
         _, state = layer.extend(x[:, :20], layer.start(len(x)))

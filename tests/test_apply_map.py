@@ -127,7 +127,7 @@ def test_poolingformer_reads_the_window_and_what_it_has_read(pooling, role):
         return
     # of a maximum, the mean over the features of which token each is of
     rows = Rows.full(read)
-    query, source = layer.far.read(read, rows, None)
+    query, source = layer.far.project_inputs(read, rows, None)
 
     def read_values(v):
         return layer.far.attend(layer.far.whole_mask(rows), **query, **source | {"v": v}).sum(0)

@@ -60,7 +60,7 @@ def test_the_backward_pass_drops_the_same_weights(name, options):
     layer, x, memory = build(name, "causal" if "position" in options else role, **options)
     layer.train()
     rows, memory = Rows.full(x), Memory(memory["memory"], None) if memory and "position" not in options else None
-    query, source = layer.read(x, rows, memory)
+    query, source = layer.project_inputs(x, rows, memory)
     source["v"] = source["v"].detach().requires_grad_()
 
     def read(v: torch.Tensor) -> torch.Tensor:

@@ -115,7 +115,7 @@ class LeavesRowsWhereTheyAre(Softmax):
     def forward(self, x, *, keep=None, memory=None, memory_keep=None):
         if keep is None:
             return self.forward_packed(x).y
-        query, source = self.read(x, Rows.full(x), None)
+        query, source = self.project_inputs(x, Rows.full(x), None)
         visible = keep[:, None, None] & (torch.ones(x.shape[1], x.shape[1]).tril().bool() | (self.shape.role == "self"))
         o = dense(self, None, **query, **source, visible=visible)
         return self.output(o.transpose(1, 2).flatten(2)) * keep[..., None]
@@ -209,7 +209,7 @@ class Learning(Softmax):
 
     facts = replace(Softmax.facts, auxiliary_loss=True)
 
-    def learn(self, rows, query, source, memory):
+    def learn(self, rows, query, source, memory, state):
         real = rows.real()
         v = source["v"] if real is None else torch.where(real[:, None, :, None], source["v"], 0)
         return v.square().sum() / (rows.count.sum() * v[0, :, 0].numel()).clamp(min=1)
@@ -221,13 +221,13 @@ class Learning(Softmax):
 
 @caught_by("gradient", "self", "causal")
 class LosesTheGradientOfItsLoss(Learning):
-    def learn(self, rows, query, source, memory):
-        return super().learn(rows, query, source, memory).detach()
+    def learn(self, rows, query, source, memory, state):
+        return super().learn(rows, query, source, memory, state).detach()
 
 
 @caught_by("loss", "self", "causal")
 class LosesPaddingToo(Learning):
-    def learn(self, rows, query, source, memory):
+    def learn(self, rows, query, source, memory, state):
         return source["v"].square().mean()
 
 

@@ -18,7 +18,7 @@ from regard.core.state import Progress, check_rows, take_rows, trim
 from regard.kernels.dropout import Dropout
 from regard.layers.attention.cached import Cached
 from regard.layers.feedforward.base import Sizes
-from regard.models.transformer import Hidden, Prediction, Specs, _pack, check_words, look_up
+from regard.models.transformer import Hidden, Prediction, Specs, check_words, look_up, pack_ids
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Spec, over_layers, parse
 
 
@@ -243,7 +243,7 @@ class Feedback(nn.Module):
 
     def hidden(self, tokens: Tensor, *, keep: Tensor | None = None) -> Hidden:
         """`forward` before the output layer, which a loss puts on the real tokens only."""
-        packed, _ = _pack(tokens, keep)
+        packed, _ = pack_ids(tokens, keep)
         # nobody reads the state behind the last token, so that padding needs no care here
         x = self._read(packed, Rows.full(packed), self.start(len(packed)))[0]
         if not self.training or not self.config.adaptive_span or not self.config.span_loss:
@@ -253,7 +253,7 @@ class Feedback(nn.Module):
 
     def maps(self, tokens: Tensor, *, keep: Tensor | None = None) -> list[Tensor]:
         """How much of each memory reaches each token, [B, H, T, T] a layer."""
-        packed, rows = _pack(tokens, keep)
+        packed, rows = pack_ids(tokens, keep)
         steps = []
         self._read(packed, Rows.full(packed), self.start(len(packed)), maps=steps)
         found = []
@@ -278,7 +278,7 @@ class Feedback(nn.Module):
         self, tokens: Tensor, state: FeedbackState, *, keep: Tensor | None = None
     ) -> tuple[Tensor, FeedbackState]:
         """New ids [B, n] -> logits [B, n, V] and the next state; a padded token leaves it as it was."""
-        packed, rows = _pack(tokens, keep)
+        packed, rows = pack_ids(tokens, keep)
         if not isinstance(state, FeedbackState):
             raise ValueError(f"expected the state of this model, from start() or extend(), got {type(state).__name__}")
         batch = len(state.progress.length)

@@ -14,7 +14,7 @@ from regard.core.rows import Memory, Rows, blank
 from regard.core.state import Out
 from regard.layers.position.base import Position
 from regard.models.pooling import Answer, EncoderConfig, at_least
-from regard.models.transformer import Block, Prediction, Stack, _pack, gather_auxiliary, link_layers, through
+from regard.models.transformer import Block, Prediction, Stack, gather_auxiliary, link_layers, pack_ids, through
 from regard.spec import Spec, over_layers
 
 
@@ -99,7 +99,7 @@ class Funnel(nn.Module):
 
     def forward(self, tokens: Tensor, *, keep: Tensor | None = None) -> Prediction:
         """ids [B, T] -> logits [B, T, V], or [B, classes]"""
-        packed, rows = _pack(tokens, keep)
+        packed, rows = pack_ids(tokens, keep)
         outs, short = [self.first(packed, rows)], rows
         for block in self.blocks:
             out, short = self._shorten(block, outs[-1].y, short)

@@ -27,12 +27,12 @@ from regard.models.transformer import (
     Prediction,
     Specs,
     Stack,
-    _pack,
     check_words,
     gather_auxiliary,
     gathered,
     link_layers,
     look_up,
+    pack_ids,
     through,
 )
 from regard.spec import POSITIONS, over_layers, parse
@@ -143,7 +143,7 @@ class Perceiver(nn.Module):
 
     def forward(self, tokens: Tensor, *, keep: Tensor | None = None) -> Prediction:
         """ids [B, T] -> logits [B, T, V], or [B, classes]"""
-        packed, rows = _pack(tokens, keep)
+        packed, rows = pack_ids(tokens, keep)
         x = look_up(self.embedding, packed) * math.sqrt(self.config.width)
         memory = Memory(self.dropout(self.position.add(x, rows)), None if keep is None else rows.count)
         thought = self.think(memory)
@@ -259,7 +259,7 @@ class PerceiverAR(nn.Module):
 
     def hidden(self, tokens: Tensor, *, keep: Tensor | None = None, prefix: int | Tensor | None = None) -> Hidden:
         """`forward` before the output layer, which a loss puts on the real tokens behind the prefix only."""
-        packed, rows = _pack(tokens, keep)
+        packed, rows = pack_ids(tokens, keep)
         out, _ = self._read(packed, rows, self.start(len(tokens), prefix=prefix), whole=True)
         return Hidden(out.y, out.auxiliary_loss, out.statistics)
 
@@ -287,7 +287,7 @@ class PerceiverAR(nn.Module):
         self, tokens: Tensor, state: PerceiverARState, *, keep: Tensor | None = None
     ) -> tuple[Tensor, PerceiverARState]:
         """New ids [B, n] -> logits [B, n, V], zeros at the prefix, and the next state; the old one is used up."""
-        packed, rows = _pack(tokens, keep)
+        packed, rows = pack_ids(tokens, keep)
         if not isinstance(state, PerceiverARState):
             raise ValueError(f"expected the state of this model, from start() or extend(), got {type(state).__name__}")
         batch = len(state.progress.length)
@@ -356,7 +356,7 @@ def _absorb(layer: Attention, x: Tensor, rows: Rows, state: Any) -> Any:
     """The state after tokens whose answers nobody needs: where keys and values are kept, no query is answered."""
     if not isinstance(layer, Cached):
         return layer.forward_packed(x, rows, state=state).state
-    _, source = layer.read(x, rows, None)
+    _, source = layer.project_inputs(x, rows, None)
     parts = tuple(
         append_to_cache(old, new, rows, state.progress.longest)
         for old, new in zip(state.parts, source.values(), strict=True)

@@ -18,10 +18,10 @@ from regard.models.transformer import (
     Prediction,
     Specs,
     Transformer,
-    _pack,
     check_words,
     gather_auxiliary,
     link_layers,
+    pack_ids,
     through,
 )
 
@@ -243,7 +243,7 @@ class Classifier(nn.Module):
 
     def forward(self, tokens: Tensor, *, keep: Tensor | None = None) -> Prediction:
         """ids [B, T] -> logits [B, classes]"""
-        packed, rows = _pack(tokens, keep)
+        packed, rows = pack_ids(tokens, keep)
         out = self.stack(packed, rows)
         logits, pooled = self.answer(Memory(out.y, None if keep is None else rows.count), keep)
         return Prediction(logits, *gather_auxiliary({"encoder": out, "pooling": pooled}))

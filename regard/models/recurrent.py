@@ -16,7 +16,7 @@ from regard.core.rows import Memory, Rows, unpack
 from regard.core.shape import Shape
 from regard.core.state import check_rows, take_rows
 from regard.models.recording import Recorder, take_map
-from regard.models.transformer import Prediction, _pack, check_rows_match, check_words, look_up
+from regard.models.transformer import Prediction, check_rows_match, check_words, look_up, pack_ids
 from regard.spec import ATTENTION
 
 
@@ -166,7 +166,7 @@ class Recurrent(nn.Module):
 
     def encode(self, source: Tensor, *, keep: Tensor | None = None) -> Encoding:
         """The encoder's last layer with the real tokens of each row on the left, and its last states."""
-        packed, rows = _pack(source, keep)
+        packed, rows = pack_ids(source, keep)
         count = None if keep is None else rows.count
         y, last = _recur(self.encoder, self._embed(self.source_embedding, packed), count, None)
         return Encoding(self.dropout(y), count, last)
@@ -191,7 +191,7 @@ class Recurrent(nn.Module):
         self, tokens: Tensor, state: RecurrentState, *, keep: Tensor | None = None
     ) -> tuple[Tensor, RecurrentState]:
         """New ids [B, n] -> logits [B, n, V] and the next state; a padded token leaves it as it was."""
-        packed, rows = _pack(tokens, keep)
+        packed, rows = pack_ids(tokens, keep)
         if not isinstance(state, RecurrentState):
             raise ValueError(f"expected the state of this model, from start() or extend(), got {type(state).__name__}")
         if len(tokens) != len(state.own[0]):
@@ -203,7 +203,7 @@ class Recurrent(nn.Module):
         self, source: Tensor, target: Tensor, keep: Tensor | None, target_keep: Tensor | None
     ) -> tuple[Encoding, Tensor, Tensor]:
         """The memory, and the decoder's states and vectors over the whole target, with its real tokens on the left."""
-        packed, _ = _pack(target, target_keep)
+        packed, _ = pack_ids(target, target_keep)
         check_rows_match(source, target)
         memory = self.encode(source, keep=keep)
         # nobody reads the state behind the last token, so that padding needs no care here

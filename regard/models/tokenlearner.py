@@ -15,7 +15,7 @@ from regard.core.rows import Memory, Rows, unpack
 from regard.core.state import Out
 from regard.kernels.dropout import Dropout
 from regard.models.pooling import Answer, EncoderConfig, at_least
-from regard.models.transformer import Block, Prediction, Stack, _pack, gather_auxiliary, link_layers, through
+from regard.models.transformer import Block, Prediction, Stack, gather_auxiliary, link_layers, pack_ids, through
 from regard.spec import over_layers
 
 
@@ -188,7 +188,7 @@ class TokenLearner(nn.Module):
 
     def forward(self, tokens: Tensor, *, keep: Tensor | None = None) -> Prediction:
         """ids [B, T] -> logits [B, T, V], or [B, classes]"""
-        packed, rows = _pack(tokens, keep)
+        packed, rows = pack_ids(tokens, keep)
         first = self.first(packed, rows)
         y, out, count = self._learned(first.y, rows)
         logits, pooled = self.answer(Memory(self.norm(y), None if keep is None else count), keep)
@@ -220,7 +220,7 @@ class TokenLearner(nn.Module):
         if not 0 <= layer < len(learners):
             which = "0, the tokens are learned once" if len(learners) == 1 else f"0 to {len(learners) - 1}"
             raise ValueError(f"layer must be {which}, got {layer}")
-        packed, rows = _pack(tokens, keep)
+        packed, rows = pack_ids(tokens, keep)
         x = self.first(packed, rows).y
         for index in range(layer):
             x, _ = self._fused(index, x, rows)

@@ -521,7 +521,7 @@ class Transformer(nn.Module):
         if target is not None:
             outs["encoder"], memory = self._encode(tokens, keep)
             source, tokens, keep = (tokens, keep), target, target_keep
-        packed, rows = _pack(tokens, keep)
+        packed, rows = pack_ids(tokens, keep)
         learns = self.aligner is not None and self.training
         outputs = [] if learns else None
         last = "encoder" if self.decoder is None else "decoder"
@@ -561,10 +561,10 @@ class Transformer(nn.Module):
         found = Recording({"cross": "cross", "aligner": "none"}.get(place, "own"), recorder)
         if place == "encoder" or target is None:
             stack, queries, keys = self.encoder or self.decoder, keep, keep
-            stack(*_pack(tokens, keep), segments=self._segments(segments, tokens, keep), maps=found)
+            stack(*pack_ids(tokens, keep), segments=self._segments(segments, tokens, keep), maps=found)
         else:
             memory = self.encode(tokens, keep=keep)
-            packed, rows = _pack(target, target_keep)
+            packed, rows = pack_ids(target, target_keep)
             outputs = []
             self.decoder(packed, rows, memory=memory, maps=found, outputs=outputs)
             stack, queries, keys = self.decoder, target_keep, target_keep if place == "decoder" else keep
@@ -583,7 +583,7 @@ class Transformer(nn.Module):
         self, outputs: list[Tensor], rows: Rows, memory: Memory, source: tuple[Tensor, Tensor | None], target: Tensor
     ) -> tuple[Tensor, Rows, Memory, Tensor, Tensor, Tensor, Tensor]:
         """What the aligner reads. The last layer but one of a decoder knows best where the translation goes on."""
-        x, ids = outputs[max(len(outputs) - 2, 0)], _pack(*source)[0]
+        x, ids = outputs[max(len(outputs) - 2, 0)], pack_ids(*source)[0]
         return x, rows, memory, ids, target, self.encoder.embedding.weight, self.output.weight
 
     def encode(self, tokens: Tensor, *, keep: Tensor | None = None, segments: Tensor | None = None) -> Memory:
@@ -599,7 +599,7 @@ class Transformer(nn.Module):
         return torch.tanh(self.pooler(self.encode(tokens, keep=keep, segments=segments).x[:, 0]))
 
     def _encode(self, tokens: Tensor, keep: Tensor | None, segments: Tensor | None = None) -> tuple[Out, Memory]:
-        packed, rows = _pack(tokens, keep)
+        packed, rows = pack_ids(tokens, keep)
         out = self.encoder(packed, rows, segments=self._segments(segments, tokens, keep))
         return out, Memory(out.y, None if keep is None else rows.count, out.stream)
 
@@ -611,7 +611,7 @@ class Transformer(nn.Module):
             raise ValueError("this model knows no segments: leave them out, or build it with segments=2")
         if segments.shape != tokens.shape:
             raise ValueError(f"segments must be {list(tokens.shape)}, one a token, got {list(segments.shape)}")
-        return _pack(segments, keep)[0]
+        return pack_ids(segments, keep)[0]
 
     def start(self, batch: int, *, memory: Memory | None = None, capacity: int | None = None) -> ModelState:
         """The decoder's state before the first token. A memory of B rows also serves k * B rows: beams."""
@@ -637,7 +637,7 @@ class Transformer(nn.Module):
 
     def extend(self, tokens: Tensor, state: ModelState, *, keep: Tensor | None = None) -> tuple[Tensor, ModelState]:
         """New ids [B, n] -> logits [B, n, V] and the next state; the old one is used up."""
-        packed, rows = _pack(tokens, keep)
+        packed, rows = pack_ids(tokens, keep)
         self._check_state(state, len(tokens))
         rows = state.progress.place(rows)
         out = self.decoder(packed, rows, states=state.blocks)
@@ -685,7 +685,7 @@ def check_rows_match(source: Tensor, target: Tensor | None) -> None:
         raise ValueError(f"target has {len(target)} rows and source {len(source)}: give one target a source")
 
 
-def _pack(ids: Tensor, keep: Tensor | None) -> tuple[Tensor, Rows]:
+def pack_ids(ids: Tensor, keep: Tensor | None) -> tuple[Tensor, Rows]:
     """Ids [B, T] with the real ones of each row moved to the left and zeros behind."""
     if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.dtype not in (torch.long, torch.int):
         got = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__

@@ -51,7 +51,7 @@ class Given:
     def read(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The projected queries and sources, by name."""
         with torch.no_grad():
-            return self.layer.read(self.x, self.rows, self.memory)
+            return self.layer.project_inputs(self.x, self.rows, self.memory)
 
     @property
     def name(self) -> str:

@@ -187,7 +187,7 @@ class Axial(Attention):
             above = torch.cat([above, out.unflatten(0, (B, w)).transpose(1, 2)], 1)  # [B, m + 1, w, E]
         own = inside[:, None] + torch.arange(T, device=x.device)
         h = x + take_tokens(above.flatten(1, 2), own.clamp(max=above.shape[1] * w - 1))
-        query, source = self.inner.read(h, rows, None)
+        query, source = self.inner.project_inputs(h, rows, None)
         q = take_tokens(query["q"].transpose(1, 2), (cell - inside[:, None]).clamp(0, T - 1))
         k, v = (lay(old, new.transpose(1, 2)) for old, new in zip(state.inner, source.values(), strict=True))
         q, k, v = (part.unflatten(1, (m, w)).flatten(0, 1).transpose(1, 2) for part in (q, k, v))
@@ -204,7 +204,7 @@ class Axial(Attention):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Columns with m more rows from row `start` on; those that are not complete yet are written again later."""
         m = x.shape[1]
-        query, source = self.columns.read(x, Rows.full(x), None)
+        query, source = self.columns.project_inputs(x, Rows.full(x), None)
         at, need = start[:, None] + torch.arange(m, device=x.device), top + m
         kept = tuple(_written(part, new, at, need) for part, new in zip(old, source.values(), strict=True))
         mask = Mask(start, torch.zeros_like(start), start + m, m, need, causal=True, full=False, shift=None)

@@ -111,7 +111,7 @@ class Compressed(Projected):
     def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
         """[B, H, T, slots]: the values of a slot are matrices away from those of its tokens."""
         rows = rows or Rows.full(x)
-        query, source = self.read(x, rows, memory)
+        query, source = self.project_inputs(x, rows, memory)
         if self.shape.role == "cross":
             state = self.project_memory(source, memory) if state is None else state
             k, visible = state.parts[0], self._some(state.count, state.parts[0])
@@ -138,7 +138,7 @@ class Compressed(Projected):
 
     def slots(self, x, rows=None, *, memory=None) -> Tensor:
         rows = rows or Rows.full(x)
-        source = self.read(x, rows, memory)[1]
+        source = self.project_inputs(x, rows, memory)[1]
         v = self._compress(rows.real(), source)[1] if memory is None else self.project_memory(source, memory).parts[1]
         return v.repeat_interleave(self.shape.heads // self.shape.kv_heads, 1)
 

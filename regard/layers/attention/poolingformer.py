@@ -239,7 +239,7 @@ class Pooled(Tailed):
 
     def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         """Values [B, H, T, n]: a slot takes of each token the mean share of its channels."""
-        query, source = self.read(x, rows, None)
+        query, source = self.project_inputs(x, rows, None)
         return self.attend(self.whole_mask(rows), **query, **source, carried=values)
 
     def plain(self, row: Row) -> Tensor:

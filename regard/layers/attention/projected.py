@@ -107,7 +107,7 @@ class Projected(Attention):
     @final
     def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
         rows = rows or Rows.full(x)
-        query, source = self.read(x, rows, memory)
+        query, source = self.project_inputs(x, rows, memory)
         o, after = self.attend_projected(rows, query, source, state, memory)
         y = self.output(o.transpose(1, 2).flatten(2))
         if self.shape.role == "cross" and self.output.bias is not None:
@@ -140,7 +140,7 @@ class Projected(Attention):
         if state is None:
             return super().map(x, rows, memory=memory, stream=stream)
         rows = rows or Rows.full(x)
-        query, source = self.read(x, rows, None)
+        query, source = self.project_inputs(x, rows, None)
         S = state.S if self.shape.role == "cross" else rows.T + state.progress.longest
 
         def probe(first: int) -> Tensor:
@@ -162,7 +162,7 @@ class Projected(Attention):
     @final
     def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
-        query, source = self.read(x, rows, memory)
+        query, source = self.project_inputs(x, rows, memory)
         names = self.kinds("value")
         return self.in_widths(
             values, lambda v: self.attend_values(rows, query, source | dict.fromkeys(names, v), memory)
@@ -203,7 +203,9 @@ class Projected(Attention):
         return [name for name, kind in self.inputs.items() if kind in kinds]
 
     @final
-    def read(self, x: Tensor, rows: Rows, memory: Memory | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def project_inputs(
+        self, x: Tensor, rows: Rows, memory: Memory | None
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The projected queries, and the projected sources (none where a cross state holds them already)."""
         turn = self.position is not None and self.position.facts.kind == "rotation"
         if self.position is not None and self.position.facts.kind == "input":
