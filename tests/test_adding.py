@@ -94,7 +94,7 @@ def told(tmp_path_factory) -> dict:
 def test_one_file_is_enough(told):
     assert {"warm", "lukewarm"} <= {line.split()[0] for line in told["said"]["list"].splitlines() if line.strip()}
     assert "divides the logits" in told["said"]["explain warm"]
-    assert told["passed"] == 3 * len(CHECKS), "every check, in each of three roles"
+    assert told["passed"] == 3 * (len(CHECKS) - 1), "every check but export, in each of three roles"
 
 
 def test_the_suite_judges_it(told):

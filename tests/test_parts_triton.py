@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.testing import assert_close
 from triton.runtime import interpreter
 
-from regard.kernels import choose, parts_triton, runs
+from regard.kernels import choose, parts_triton, portable, runs
 from regard.kernels.parts_triton import Tile
 from regard.kernels.runs import ALL, Bias, Bound, Far, Pass, Where
 
@@ -195,6 +195,15 @@ def poisoned(monkeypatch) -> None:
 @pytest.mark.parametrize("name", PATTERNS)
 def test_pattern(name, poisoned):
     compare(PATTERNS[name], 45, 12 if name == "pooled" else None)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_pattern_as_it_is_exported(name, monkeypatch):
+    """In PyTorch's operators: at a length of several tiles, with ragged rows and heads of groups."""
+    monkeypatch.setattr(runs, "portable_only", lambda: True)
+    monkeypatch.setattr(portable, "TILE", 16)
+    end = torch.tensor([100, 61], device=DEVICE)
+    compare(PATTERNS[name], 100, where=Where(end=end), rows=lambda i, j: j < end[:, None, None, None], B=2, H=4)
 
 
 @pytest.mark.parametrize("T", [1, 63, 64, 65, 100])

@@ -168,8 +168,8 @@ def attend(
     where, bias = where or Where(), bias or Bias()
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if portable_only():
-        if relations is not None:
-            raise NotImplementedError("an exported program has no tables of relations: refuse in runs.takes")
+        if relations is not None or where.since is not None or where.until is not None:
+            raise NotImplementedError("exported patterns have no relations and no bounds of single queries")
         from regard.kernels import portable
 
         return portable.attend(
