@@ -2,6 +2,7 @@
 
 import json
 import operator
+import pkgutil
 import re
 import tomllib
 from pathlib import Path
@@ -164,6 +165,22 @@ def test_files_that_the_docs_name_are_there():
     for path in [*paths.DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
         for name in re.findall(r"`((?:regard|tests|bench|docs)/[\w./-]*)", path.read_text(encoding="utf-8")):
             wrong += [] if (ROOT / name.rstrip(".")).exists() else [f"{path.name}: {name}"]
+    assert not wrong
+
+
+def test_python_names_of_the_docs_can_be_imported():
+    """Dotted paths in `code`, and what the examples import; `regard.X.*` of before is in the changelog only."""
+    wrong = []
+    for path in [*paths.DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        text = path.read_text(encoding="utf-8")
+        names = re.findall(r"`(regard(?:\.\w+)+)", text)
+        for module, imported in re.findall(r"^\s*from (regard[\w.]*) import ([\w, ]+)", text, re.MULTILINE):
+            names += [f"{module}.{name.strip()}" for name in imported.split(",")]
+        for name in names:
+            try:
+                pkgutil.resolve_name(name)
+            except (ImportError, AttributeError) as error:
+                wrong.append(f"{path.name}: {name} ({error})")
     assert not wrong
 
 
