@@ -28,7 +28,7 @@ import torch.nn.functional as F
 
 import regard
 from regard.data.tasks import IGNORED, TASKS
-from regard.models import KINDS, build
+from regard.models import build, kinds
 from regard.spec import ATTENTION, parse
 
 LENGTH = 128
@@ -134,7 +134,7 @@ def learn(spec: str, name: str, *, steps: int, batch: int, seed: int = 0) -> tup
     word = ("", "decoder" if task.role == "causal" else "encoder", {"attention": spec})
     _, kind, options = MODELS.get(spec, word)
     sizes = {"width": 64, "heads": 4, "inner": 128, "layers": 2, "dropout": 0.0, "norm": "pre"}
-    model = build(KINDS[kind][0](kind=kind, vocabulary=task.vocabulary, **(sizes | options)))
+    model = build(kinds()[kind][0](kind=kind, vocabulary=task.vocabulary, **(sizes | options)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=0.01)
     generator = torch.Generator().manual_seed(seed)
     for step in range(steps):

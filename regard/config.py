@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from regard.core.files import check_yaml, decoded, parse_yaml, read_bytes
+from regard.core.options import options
 from regard.spec import describe
 
 LONGEST_MESSAGE = 1000  # characters that are shown of what a parser says
@@ -33,19 +34,18 @@ def renamed(before: str, default: Any) -> Any:
 
 def parse(cls: type, argv: list[str], program: str, description: str) -> Any:
     """A config from a command line. --help and --print_config print and exit; bad input raises ValueError."""
-    from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, set_parsing_settings
+    from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
 
     class Formatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
         pass
 
     argv = _with_new_names(cls, argv)
     _bound_yaml()
-    set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = ArgumentParser(prog=program, description=description, exit_on_error=False, formatter_class=Formatter)
     parser.add_argument(
         "--config", action="config", help="a recipe, or a YAML file with any of the keys below; flags go over it"
     )
-    parser.add_class_arguments(cls, as_group=False)
+    parser.add_class_arguments(for_flags(cls), as_group=False)
     try:
         values = parser.parse_args(argv).as_dict()
     except RecursionError as error:
@@ -65,6 +65,25 @@ def parse(cls: type, argv: list[str], program: str, description: str) -> Any:
         raise ValueError(f"{message}{hint}; see {program} --help") from error
     values.pop("config", None)
     return from_json(cls, values)
+
+
+@functools.cache
+def for_flags(cls: type) -> type:
+    """A dataclass of the same options with plain types, and their help in a docstring, where the parser looks."""
+    title = " ".join((cls.__doc__ or "").split()).split(". ")[0].removesuffix(".")
+    fields, lines = [], [f"{title}.\n\nArgs:"]
+    for option in options(cls).values():
+        kind, default = option.type, option.default
+        if dataclasses.is_dataclass(kind):
+            kind = for_flags(kind)
+            values = {field.name: getattr(default, field.name) for field in dataclasses.fields(default)}
+            fields.append((option.name, kind, dataclasses.field(default_factory=functools.partial(kind, **values))))
+            continue
+        fields.append((option.name, kind, dataclasses.field(default=default)))
+        lines.append(f"    {option.name}: {option.help}")
+    made = dataclasses.make_dataclass(cls.__name__, fields, frozen=True)
+    made.__doc__ = "\n".join(lines)
+    return made
 
 
 def _with_new_names(cls: type, argv: list[str]) -> list[str]:
@@ -167,7 +186,7 @@ def from_json(cls: type, values: dict[str, Any]) -> Any:
     if unknown:
         raise ValueError(f"{cls.__name__} has no {', '.join(sorted(unknown))}; it has {', '.join(fields)}")
     hints = typing.get_type_hints(cls)
-    return cls(**{name: _fit(hints[name], value, name) for name, value in values.items()})
+    return cls(**{name: fit(hints[name], value, name) for name, value in values.items()})
 
 
 def change(config: Any, name: str, value: Any) -> Any:
@@ -178,10 +197,10 @@ def change(config: Any, name: str, value: Any) -> Any:
         raise ValueError(f"{type(config).__name__} has no {name}")
     if rest:
         return dataclasses.replace(config, **{section: change(getattr(config, section), rest, value)})
-    return dataclasses.replace(config, **{section: _fit(hints[section], value, section)})
+    return dataclasses.replace(config, **{section: fit(hints[section], value, section)})
 
 
-def _fit(hint: Any, value: Any, name: str) -> Any:
+def fit(hint: Any, value: Any, name: str) -> Any:
     """The value as the type says: JSON has lists for tuples and whole numbers for fractions."""
     if dataclasses.is_dataclass(hint):
         return from_json(hint, value)
@@ -189,7 +208,7 @@ def _fit(hint: Any, value: Any, name: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         for part in arguments:
             try:
-                return _fit(part, value, name)
+                return fit(part, value, name)
             except ValueError:
                 continue
     elif origin is Literal:
@@ -198,11 +217,11 @@ def _fit(hint: Any, value: Any, name: str) -> Any:
     elif origin is tuple and isinstance(value, (list, tuple)):
         parts = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
         if len(parts) == len(value):
-            return tuple(_fit(part, item, name) for part, item in zip(parts, value, strict=True))
+            return tuple(fit(part, item, name) for part, item in zip(parts, value, strict=True))
     elif origin is dict and isinstance(value, dict):
         return value
-    elif origin in (list, Sequence) and isinstance(value, list):
-        return [_fit(arguments[0], item, name) for item in value]
+    elif origin in (list, Sequence) and isinstance(value, list | tuple):
+        return [fit(arguments[0], item, name) for item in value]
     elif hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     elif isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):

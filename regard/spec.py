@@ -258,7 +258,7 @@ def describe(kind: Any) -> str:
         return " or ".join(describe(choice) for choice in inside)
     if origin is tuple:
         return f"a list of {describe(inside[0])}"
-    if origin is list:
+    if origin in (list, Sequence):
         return "a list"
     names = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", type(None): "None"}
     return names.get(kind, str(kind))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from regard.core.shape import Shape
+from regard.models import registry
 from regard.spec import ATTENTION
 
 
@@ -22,9 +23,8 @@ class System(NamedTuple):
     decodes: bool
     classes: str
     word: str | None = None  # of the attentions
-    model: str | None = None  # a kind of regard.models
+    model: str | None = None  # a name of the registry of models
     feedforward: str | None = None  # of the feed-forward layers; the attention beside it is softmax
-    counted: "Here | None" = None  # of a model; the others declare it
     note: str = ""  # where ours differs: why
 
 
@@ -99,7 +99,6 @@ SYSTEMS = (
         True,
         "FP+DS",
         model="funnel",
-        counted=Here(2, 1, False),
         note="a pooled vector knows the token behind, so what is generated is a whole sequence, not token by token",
     ),
     System("Linformer", "O(N)", 1, False, "LR", "linformer"),
@@ -126,7 +125,7 @@ SYSTEMS = (
         note="decoding is ours: a query sees the pooled slots that have read their last token",
     ),
     System("Nyströmformer", "O(k N)", 1, False, "M+DS", "nystrom"),
-    System("Perceiver", "O(k N)", 1, True, "M+DS", model="perceiver-ar", counted=Here(1, 1, True)),
+    System("Perceiver", "O(k N)", 1, True, "M+DS", model="perceiver-ar"),
     System("Clusterformer", "O(N log N)", 1, False, "LP", "clusterformer"),
     System("Luna", "O(k N)", 1, True, "M", "luna"),
     System(
@@ -136,7 +135,6 @@ SYSTEMS = (
         False,
         "DS",
         model="tokenlearner",
-        counted=Here(2, 1, False),
         note="k learnt tokens are what the layers behind the learner see; those before it see all N",
     ),
     System("Adaptive Sparse Transformer", "O(N^2)", 2, True, "Sparse", "entmax"),
@@ -152,8 +150,9 @@ CLOSE = 0.1  # as the tests count: exponents that differ by less are the same
 
 def here(system: System) -> Here:
     """What a system is in Regard. A feed-forward layer adds nothing to the exponents of the attention beside it."""
-    if system.counted is not None:
-        return system.counted
+    if system.model is not None:
+        facts = registry.find(system.model).facts
+        return Here(facts.time.exponent, facts.memory.exponent, facts.state is not None)
     word = system.word or "softmax"
     decodes = "causal" in ATTENTION.find(word).facts.roles
     # small enough to be built with its numbers: on the meta device PyTorch would import its compiler

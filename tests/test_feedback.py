@@ -308,7 +308,7 @@ def test_refusals():
         build(span=0)
     with pytest.raises(ValueError, match="adaptive_span needs span, the longest that it may become; give one"):
         build(adaptive_span=True)
-    with pytest.raises(ValueError, match="span_begin must be a share from 0 to 1, got 2"):
+    with pytest.raises(ValueError, match="span_begin must be at least 0 and at most 1, got 2"):
         build(span=4, adaptive_span=True, span_begin=2)
     with pytest.raises(ValueError, match="span_ramp must be at least 1, got 0"):
         build(span=4, adaptive_span=True, span_ramp=0)

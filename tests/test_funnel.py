@@ -339,7 +339,7 @@ def test_second_losses_are_handed_on(spec):
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match=r"layers must be at least 1 in each block, such as \[4, 4, 4\], got \(2, 0\)"):
+    with pytest.raises(ValueError, match="layers must be at least 1, got 0"):
         FunnelConfig(layers=(2, 0))
     with pytest.raises(ValueError, match="kind must be 'funnel', got 'encoder'"):
         FunnelConfig(kind="encoder")

@@ -25,6 +25,7 @@ from regard.decoding import DecodingConfig
 from regard.interop import families, huggingface, llama2c, vocabularies
 from regard.interop.runs import export_run, import_model
 from regard.interop.runs import published as published_tokenizer
+from regard.models.registry import presets
 from regard.models.transformer import ModelConfig
 from regard.tasks.language import LanguageModel
 from regard.tasks.load import load
@@ -430,20 +431,19 @@ def test_our_own_models(name, options, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("module", "preset", "name"),
+    ("predicts", "preset", "name"),
     [
-        ("tasks.language.task", "gpt-nano", "gpt2"),
-        ("tasks.language.task", "gpt2-xl", "gpt2"),
-        ("tasks.language.task", "modern", "llama"),
-        ("tasks.language.task", "smollm2-135m", "llama"),
-        ("tasks.masked.task", "bert-tiny", "distilbert"),
-        ("models.transformer", "base", "marian"),
+        ("next token", "gpt-nano", "gpt2"),
+        ("next token", "gpt2-xl", "gpt2"),
+        ("next token", "modern", "llama"),
+        ("next token", "smollm2-135m", "llama"),
+        ("hidden tokens", "bert-tiny", "distilbert"),
+        ("translation", "base", "marian"),
     ],
 )
-def test_presets_have_a_family(module, preset, name):
+def test_presets_have_a_family(predicts, preset, name):
     """What is trained with them can be exported."""
-    presets = importlib.import_module(f"regard.{module}").PRESETS
-    config = ModelConfig(**presets[preset] | {"vocabulary": 60})
+    config = ModelConfig(**presets(predicts)[preset].values | {"vocabulary": 60})
     special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
     assert families.choose(config, special).name == name
 

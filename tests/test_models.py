@@ -13,9 +13,9 @@ from regard.training import checkpoint
 from regard.training.run import Run
 
 
-@pytest.mark.parametrize("kind", models.KINDS)
+@pytest.mark.parametrize("kind", models.kinds())
 def test_kinds(kind):
-    config_class, model_class = models.KINDS[kind]
+    config_class, model_class = models.kinds()[kind]
     small = {"kind": kind, "vocabulary": 20, "width": 16, "heads": 2, "inner": 16, "hidden": 16}
     names = {field.name for field in dataclasses.fields(config_class)}
     config = config_class(**{name: value for name, value in small.items() if name in names})
@@ -32,7 +32,7 @@ def test_an_unknown_kind():
         models.config_class({"kind": "mamba"})
 
 
-@pytest.mark.parametrize("config", dict(models.KINDS.values()), ids=lambda config: config.__name__)
+@pytest.mark.parametrize("config", dict(models.kinds().values()), ids=lambda config: config.__name__)
 def test_a_word_that_no_field_knows(config):
     """A norm of another name would else be taken for the other one, without a word."""
     word = "cell" if config is models.RecurrentConfig else "norm"
@@ -49,10 +49,10 @@ BEFORE = {
 }
 
 
-@pytest.mark.parametrize("kind", models.KINDS)
+@pytest.mark.parametrize("kind", models.kinds())
 def test_a_run_of_before_keeps_its_meaning(kind, tmp_path):
     """A default that follows a paper more closely is for new runs."""
-    config_class, expected = models.KINDS[kind][0], BEFORE.get(kind, {})
+    config_class, expected = models.kinds()[kind][0], BEFORE.get(kind, {})
     tokenizer = Tokenizer.train([], 260, "bytes")
     tokenizer.save(tmp_path / "tokenizer.json")
     named = {"tokenizer.json": checkpoint.digest(tmp_path / "tokenizer.json")}

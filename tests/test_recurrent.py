@@ -11,7 +11,8 @@ from torch.testing import assert_close
 import regard
 from regard.core.rows import Memory
 from regard.core.state import select
-from regard.models.recurrent import RECURRENT_PRESETS, Recurrent, RecurrentConfig
+from regard.models.recurrent import Recurrent, RecurrentConfig
+from regard.models.registry import presets
 from regard.spec import ATTENTION
 
 SMALL = {"vocabulary": 50, "width": 12, "hidden": 16, "layers": 2, "heads": 4, "dropout": 0.0}
@@ -325,7 +326,9 @@ def test_presets_are_small():
     """At most 3 million parameters with 10,000 shared tokens, counted from the sizes."""
     for cell, gates in {"lstm": 4, "gru": 3}.items():
         for attention, matrices in {"multiplicative": 5, "dot": 4, "additive": 4, None: 0}.items():
-            config = RecurrentConfig(vocabulary=10_000, **RECURRENT_PRESETS[cell] | {"attention": attention})
+            config = RecurrentConfig(
+                vocabulary=10_000, **presets("translation")[cell].values | {"attention": attention}
+            )
             with torch.device("meta"):
                 count = sum(parameter.numel() for parameter in Recurrent(config).parameters())
             E, H = config.width, config.hidden

@@ -17,10 +17,8 @@ from regard.models.transformer import ModelConfig, Transformer, through_pair
 from regard.spec import ATTENTION, FEEDFORWARD
 from regard.tasks.classify import ClassifierOptions
 from regard.tasks.language import LanguageOptions
-from regard.tasks.language import task as language
 from regard.tasks.masked import MaskedOptions
-from regard.tasks.masked import task as masked
-from regard.tasks.translate import ModelOptions
+from regard.tasks.translate import TranslatorOptions
 
 SMALL = {"vocabulary": 40, "width": 16, "heads": 4, "inner": 32, "layers": 3, "dropout": 0.0, "norm": "pre"}
 
@@ -218,17 +216,17 @@ def test_post_norm_is_refused():
     with pytest.raises(ValueError, match="norm='pre'"):
         ModelConfig(norm="post", reversible=True)
     with pytest.raises(ValueError, match="norm='pre'"):
-        ModelOptions(reversible=True).resolve(100, None)
+        TranslatorOptions(reversible=True).resolve(vocabulary=100)
 
 
 def test_every_task_takes_it():
     wish = {"reversible": True, "norm": "pre"}
-    assert ModelOptions(**wish).resolve(100, None).reversible
-    assert LanguageOptions(**wish).resized(language.PRESETS, ModelConfig, vocabulary=40).reversible
-    assert MaskedOptions(**wish).resized(masked.PRESETS, ModelConfig, vocabulary=40).reversible
-    assert models.build(ClassifierOptions(**wish, width=16, heads=2).resolve(40, 2)).stack.reversible
+    assert TranslatorOptions(**wish).resolve(vocabulary=100).reversible
+    assert LanguageOptions(**wish).resolve(vocabulary=40).reversible
+    assert MaskedOptions(**wish).resolve(vocabulary=40).reversible
+    assert models.build(ClassifierOptions(**wish, width=16, heads=2).resolve(vocabulary=40, classes=2)).stack.reversible
     with pytest.raises(ValueError, match=r"'funnel' has no model\.reversible"):
-        ClassifierOptions(preset="funnel", **wish).resolve(40, 2)
+        ClassifierOptions(preset="funnel", **wish).resolve(vocabulary=40, classes=2)
 
 
 def test_no_other_program_takes_it_for_an_ordinary_model():

@@ -21,7 +21,15 @@ from regard.config import from_json, parse
 from regard.data.text import hold_out
 from regard.tasks.load import read_config, read_parts
 from regard.tasks.train import resume, train
-from regard.tasks.translate import DataConfig, ModelOptions, Task, TranslateConfig, Translator, read_corpus, read_valid
+from regard.tasks.translate import (
+    DataConfig,
+    Task,
+    TranslateConfig,
+    Translator,
+    TranslatorOptions,
+    read_corpus,
+    read_valid,
+)
 from regard.training import checkpoint, loop, loss_scale
 from regard.training.config import TrainingConfig
 from regard.training.display import Display
@@ -53,7 +61,7 @@ def config(folder: Path, name: str = "run", **training) -> TranslateConfig:
     if not data.exists():
         write_pairs(data)
     small = {"steps": 12, "tokens": 100, "evaluate_every": 5, "save_every": 3, "log_every": 1, "warmup": 4}
-    model = ModelOptions(width=16, heads=2, inner=32, layers=1, dropout=0.2)
+    model = TranslatorOptions(width=16, heads=2, inner=32, layers=1, dropout=0.2)
     return TranslateConfig(
         out=str(folder / name),
         data=DataConfig(source=str(data), vocabulary=300, held_out=8),
@@ -378,7 +386,7 @@ def test_accumulated_batches_are_one_large_batch(tmp_path, monkeypatch):
     settings = TranslateConfig(
         settings.out,
         settings.data,
-        ModelOptions(width=16, heads=2, inner=32, layers=1, dropout=0.0, aligner=True),
+        TranslatorOptions(width=16, heads=2, inner=32, layers=1, dropout=0.0, aligner=True),
         settings.training,
     )
     grads, batches = {}, []
@@ -753,8 +761,8 @@ def test_config_from_flags_and_files(tmp_path):
 
 
 def test_presets_and_what_is_foreign_to_them():
-    assert ModelOptions().resolve(100, None).width == 128
-    assert ModelOptions(preset="gru", bottleneck=True).resolve(100, None).attention is None
+    assert TranslatorOptions().resolve(vocabulary=100).width == 128
+    assert TranslatorOptions(preset="gru", bottleneck=True).resolve(vocabulary=100).attention is None
     for options, words in (
         ({"preset": "huge"}, "tiny, base, big, lstm, gru"),
         ({"preset": "lstm", "inner": 8}, "has no model.inner"),
@@ -762,4 +770,4 @@ def test_presets_and_what_is_foreign_to_them():
         ({"preset": "lstm", "bottleneck": True, "attention": "dot"}, "no attention"),
     ):
         with pytest.raises(ValueError, match=words):
-            ModelOptions(**options).resolve(100, None)
+            TranslatorOptions(**options).resolve(vocabulary=100)

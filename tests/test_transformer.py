@@ -8,7 +8,8 @@ from torch.testing import assert_close
 
 import regard
 from regard.core.rows import Memory, Rows
-from regard.models.transformer import PRESETS, ModelConfig, Transformer
+from regard.models.registry import PAPER
+from regard.models.transformer import ModelConfig, Transformer
 from regard.spec import ATTENTION
 
 SMALL = {"vocabulary": 50, "width": 16, "heads": 4, "inner": 32, "layers": 2, "dropout": 0.0}
@@ -150,7 +151,7 @@ def test_presets_have_the_sizes_of_the_paper():
     with torch.device("meta"):
         counts = {
             name: sum(p.numel() for p in Transformer(ModelConfig(vocabulary=37000, **sizes)).parameters())
-            for name, sizes in PRESETS.items()
+            for name, sizes in PAPER.items()
         }
     # embedding; per encoder layer 4 E^2 + 2 E I + I + E + 4 E; per decoder layer 8 E^2 + 2 E I + I + E + 6 E
     for name, (E, inner, layers) in {"tiny": (128, 256, 4), "base": (512, 2048, 6), "big": (1024, 4096, 6)}.items():

@@ -15,7 +15,7 @@ from torch import Tensor
 import regard
 from regard import draw as pictures
 from regard.layers.attention.projected import Projected
-from regard.tasks.translate import DataConfig, ModelOptions, TranslateConfig
+from regard.tasks.translate import DataConfig, TranslateConfig, TranslatorOptions
 from regard.training.config import TrainingConfig
 from regard.training.run import Run
 
@@ -118,7 +118,7 @@ def small_translator(folder: Path) -> TranslateConfig:
     return TranslateConfig(
         out=str(folder),
         data=DataConfig(generated=40_000, held_out=500, vocabulary=1000),
-        model=ModelOptions(layers=2, norm="pre", dropout=0.0, aligner=True),
+        model=TranslatorOptions(layers=2, norm="pre", dropout=0.0, aligner=True),
         training=TrainingConfig(
             steps=1000,
             tokens=2048,

@@ -1,6 +1,5 @@
 """What `regard explain` prints: formula, paper, options and facts of a mechanism or model."""
 
-import dataclasses
 import inspect
 import re
 from itertools import pairwise
@@ -12,8 +11,48 @@ from rich.table import Table
 from rich.text import Text
 
 import regard
+from regard import tasks
 from regard.cli.console import fact_items
+from regard.core.shape import Order
+from regard.models.registry import Model, model_options
 from regard.spec import REGISTRIES, Registry, Spec, describe, parse
+
+# facts in words
+PLACES = {
+    "input": "added to the token vectors, so every mechanism takes it",
+    "rotation": "turns queries and keys",
+    "bias": "added to the scaled logits",
+    "content": "a term of the logits that reads queries or keys",
+}
+# (fact, if so, if not); None: nothing to say
+SAYS = {
+    "prefix_invariant": ("an output does not move when later tokens come", "an output may move when later tokens come"),
+    "split_invariant": (
+        "decoding gives the same however the tokens are cut",
+        "decoding depends on how the tokens are cut",
+    ),
+    "exact": ("computes its formula exactly", "a random or learned approximation of its target"),
+    "signed": (
+        "weights may be negative or not sum to one",
+        "weights are at least zero and sum to one in each row that sees a key",
+    ),
+    "independent_heads": ("heads work apart from each other", "heads depend on each other"),
+    "linear": (
+        "an output is a row of the map times the values",
+        "an output is more than a row of the map times the values",
+    ),
+    "pairs": ("weighs pairs of tokens one by one: takes an explicit mask, and attention dropout", None),
+    "overflows": ("float16 overflows at large logits, for it has no denominator: use bfloat16 or float32", None),
+    "random": ("draws numbers while it trains", None),
+    "auxiliary_loss": ("trains an auxiliary loss", None),
+    "stream": ("carries a second sequence from layer to layer", None),
+}
+COMPETES = {
+    "token": "an answer depends on its token alone",
+    "row": "tokens of a row compete",
+    "earlier": "a token may be turned away because of tokens before it, in its row or in the rows before",
+    "batch": "a token may be turned away or moved by any token of the batch, later ones too",
+}
 
 
 def print_explanation(console: Console, kind: str, registry: Registry, spec: Spec) -> None:
@@ -21,7 +60,7 @@ def print_explanation(console: Console, kind: str, registry: Registry, spec: Spe
     facts = regard.facts(spec, kind) if spec.parts or spec.options else cls.facts
     console.print(Text.assemble((str(spec), "bold cyan"), f"  {kind}, family {facts.family}"))
     console.print(facts.paper)
-    console.print(re.sub(r"^arXiv (\S+)$", r"https://arxiv.org/abs/\1", facts.link))
+    console.print(_address(facts.link))
     if aliases := registry.aliases(spec.name):
         console.print(f"also written {', '.join(aliases)}")
     console.print()
@@ -58,21 +97,46 @@ def print_explanation(console: Console, kind: str, registry: Registry, spec: Spe
     console.print()
 
 
-def print_model(console: Console, kind: str, config: type, cls: type) -> None:
-    console.print(Text.assemble((kind, "bold cyan"), "  model"))
+def print_model(console: Console, model: Model) -> None:
+    facts, first = model.facts, next(iter(model.forms.values()))
+    console.print(Text.assemble((facts.name, "bold cyan"), f"  model, family {facts.family}"))
+    console.print(facts.paper)
+    console.print(_address(facts.link))
+    console.print()
     # the lines to copy stand at the end
-    console.print(_flowing(inspect.getdoc(cls).split("\n>>>")[0].strip()))
+    console.print(_flowing(inspect.getdoc(first.module).split("\n>>>")[0].strip()))
     console.print("\nOptions", style="bold")
+    _print_options(console, [(option.name, option) for option in model_options(facts.name).values()])
+    console.print("\nFacts", style="bold")
     table = Table(box=None, padding=(0, 2), show_header=False)
-    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(no_wrap=True, style="cyan")
     table.add_column()
-    for field in dataclasses.fields(config):
-        if field.name != "kind":
-            table.add_row(Text(field.name), Text(repr(field.default)))
+    for predicts, form in model.forms.items():
+        task = next((name for name in tasks.names() if tasks.find(name).predicts == predicts), None)
+        where = f", in regard train {task}" if task else ""
+        table.add_row(Text("predicts"), Text(f"{predicts}{where}: --model.preset {', '.join(form.presets)}"))
+    for title, sentence in _costs({"time": facts.time, "memory": facts.memory, "state": facts.state}):
+        table.add_row(Text(title), Text(sentence))
     console.print(table)
     console.print("\nTo copy", style="bold")
-    console.print(f"  from regard.models import {config.__name__}, build", soft_wrap=True)
-    console.print(f"  model = build({config.__name__}(vocabulary=8000))\n", soft_wrap=True)
+    config = first.config.__name__
+    fixed = "".join(f", {name}={value!r}" for name, value in first.fixed.items())
+    console.print(f"  from regard.models import {config}, build", soft_wrap=True)
+    console.print(f"  model = build({config}(vocabulary=8000{fixed}))\n", soft_wrap=True)
+
+
+def _print_options(console: Console, options: list[tuple[str, Any]]) -> None:
+    table = Table(box=None, padding=(0, 2))
+    for title in ("name", "type", "default", "meaning"):
+        table.add_column(title, style="cyan" if title == "name" else None, no_wrap=title == "name")
+    for name, option in options:
+        if name != "kind":
+            table.add_row(*map(Text, (name, describe(option.type), repr(option.default), option.help)))
+    console.print(table)
+
+
+def _address(link: str) -> str:
+    return re.sub(r"^arXiv (\S+)$", r"https://arxiv.org/abs/\1", link)
 
 
 def example_lines(kind: str, registry: Registry, spec: Spec) -> list[str]:
@@ -115,70 +179,24 @@ def fact_sentences(facts: Any, reduces_to: tuple[tuple[str, str], ...]) -> list[
     roles = known.pop("roles", ())
     lines = [("roles", ", ".join(roles))]
     lines += [(f"not {role}", why) for role, why in known.pop("refusals", ())]
-    for key in ("time", "memory"):
-        if key in known:
-            order = known.pop(key)
-            lines.append((key, f"{order.text}; twice the length takes {2**order.exponent:.3g} times as much"))
-    if "state" in known:
-        state = known.pop("state")
-        growth = "does not grow with the length" if state and state.exponent == 0 else "grows with the length"
-        none = "none: it does not decode token by token"
-        lines.append(("state", f"{state.text}; what decoding keeps {growth}" if state else none))
+    lines += _costs({key: known.pop(key) for key in ("time", "memory", "state") if key in known})
     if "positions" in known:
         kinds = ("input", *known.pop("positions"))
         schemes = [name for name, cls in REGISTRIES["position"].classes.items() if cls.facts.kind in kinds]
         lines.append(("positions", f"{', '.join(kinds)}" + (f": {', '.join(schemes)}" if schemes else "")))
     if "kind" in known:
-        places = {
-            "input": "added to the token vectors, so every mechanism takes it",
-            "rotation": "turns queries and keys",
-            "bias": "added to the scaled logits",
-            "content": "a term of the logits that reads queries or keys",
-        }
         place = known.pop("kind")
-        lines.append(("place", f"{place}: {places.get(place, place)}"))
-    # (fact, if so, if not); None: nothing to say
-    says = {
-        "prefix_invariant": (
-            "an output does not move when later tokens come",
-            "an output may move when later tokens come",
-        ),
-        "split_invariant": (
-            "decoding gives the same however the tokens are cut",
-            "decoding depends on how the tokens are cut",
-        ),
-        "exact": ("computes its formula exactly", "a random or learnt approximation of its target"),
-        "signed": (
-            "weights may be negative or not sum to one",
-            "weights are at least zero and sum to one in each row that sees a key",
-        ),
-        "independent_heads": ("heads work apart from each other", "heads depend on each other"),
-        "linear": (
-            "an output is a row of the map times the values",
-            "an output is more than a row of the map times the values",
-        ),
-        "pairs": ("weighs pairs of tokens one by one: takes an explicit mask, and attention dropout", None),
-        "overflows": ("float16 overflows at large logits, for it has no denominator: use bfloat16 or float32", None),
-        "random": ("draws numbers while it trains", None),
-        "auxiliary_loss": ("trains an auxiliary loss", None),
-        "stream": ("carries a second sequence from layer to layer", None),
-    }
-    for key, (yes, no) in says.items():
+        lines.append(("place", f"{place}: {PLACES.get(place, place)}"))
+    for key, (yes, no) in SAYS.items():
         if key in known:
             holds = known.pop(key)
             sentence = yes if holds else no
             causal_only = key in ("prefix_invariant", "split_invariant") and "causal" not in roles
             if sentence is not None and not causal_only:
                 lines.append((key.replace("_", "-"), f"{'yes' if holds else 'no'}: {sentence}"))
-    competes = {
-        "token": "an answer depends on its token alone",
-        "row": "tokens of a row compete",
-        "earlier": "a token may be turned away because of tokens before it, in its row or in the rows before",
-        "batch": "a token may be turned away or moved by any token of the batch, later ones too",
-    }
     for key in ("training", "evaluation"):
         if key in known:
-            lines.append((key, competes[known.pop(key)]))
+            lines.append((key, COMPETES[known.pop(key)]))
     columns = {"tokens": "a column of the map is a token", "slots": "a column of the map is a slot of its own"}
     if "columns" in known:
         lines.append(("columns", columns[known.pop("columns")]))
@@ -186,6 +204,20 @@ def fact_sentences(facts: Any, reduces_to: tuple[tuple[str, str], ...]) -> list[
         lines.append(("padding", "cannot skip padding"))
     lines += [(f"{key}", str(value)) for key, value in known.items()]
     lines += [("equals", f"{other}, as {spec} on the 33 tokens of the tests") for spec, other in reduces_to]
+    return lines
+
+
+def _costs(orders: dict[str, Order | None]) -> list[tuple[str, str]]:
+    lines = [
+        (key, f"{order.text}; twice the length takes {2**order.exponent:.3g} times as much")
+        for key, order in orders.items()
+        if key != "state"
+    ]
+    if "state" in orders:
+        state = orders["state"]
+        growth = "does not grow with the length" if state and state.exponent == 0 else "grows with the length"
+        none = "none: it does not decode token by token"
+        lines.append(("state", f"{state.text}; what decoding keeps {growth}" if state else none))
     return lines
 
 

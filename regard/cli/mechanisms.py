@@ -11,19 +11,26 @@ from rich.text import Text
 
 from regard.aliases import ALIASES, SETTINGS
 from regard.cli.console import fact_items, list_known, open_console, print_table
-from regard.cli.explanation import print_explanation, print_model
 from regard.spec import REGISTRIES, Registry, describe, did_you_mean, parse
 from regard.tasks.command import AddVerb
+
+MODEL = "model"  # the kind of the registry of models, whose entries are no specs
 
 
 def add_verbs(verb: AddVerb) -> None:
     added = verb(
         "list",
         list_mechanisms,
-        "every mechanism: paper, family, cost, roles, what decoding keeps",
-        ["regard list", "regard list --family scores", "regard list --kind position --json", "regard list --recipes"],
+        "every mechanism and model: paper, family, cost, roles, what decoding keeps",
+        [
+            "regard list",
+            "regard list --family scores",
+            "regard list --kind model",
+            "regard list --kind position --json",
+            "regard list --recipes",
+        ],
     )
-    added.add_argument("--kind", help="only this kind, such as attention, feedforward or position")
+    added.add_argument("--kind", help="only this kind: attention, feedforward, position or model")
     added.add_argument("--family", help="only this family, such as scores or patterns")
     added.add_argument("--json", action="store_true", help="all facts and options, one JSON object a line")
     added.add_argument("--aliases", action="store_true", help="other names that a spec may be written with")
@@ -35,7 +42,7 @@ def add_verbs(verb: AddVerb) -> None:
     added = verb(
         "explain",
         explain,
-        "what a mechanism is: formula, paper, options, facts, a line to copy",
+        "what a mechanism or model is: formula, paper, options, facts, a line to copy",
         ["regard explain softmax", 'regard explain "heads(softmax, softmax)"', "regard explain perceiver"],
     )
     added.add_argument("spec", metavar="NAME", help="a name of 'regard list', or a spec with options")
@@ -77,6 +84,7 @@ def list_mechanisms(arguments: argparse.Namespace) -> None:
         _print_aliases(arguments.json)
         return
     rows = [row for kind, registry in find_registries(arguments.kind) for row in registry_rows(kind, registry)]
+    rows += model_rows() if arguments.kind in (None, MODEL) else []
     families = sorted({row["family"] for row in rows})
     if arguments.family is not None:
         if arguments.family not in families:
@@ -154,12 +162,13 @@ def _print_survey(as_json: bool) -> None:
 
 def explain(arguments: argparse.Namespace) -> None:
     """regard explain"""
-    from regard.models import KINDS, ModelConfig
+    from regard.cli.explanation import print_explanation, print_model
+    from regard.models import registry as models
 
-    registries = find_registries(arguments.kind)
-    models = {kind: pair for kind, pair in KINDS.items() if pair[0] is not ModelConfig}
-    if arguments.spec in models and arguments.kind is None:
-        print_model(open_console(100), arguments.spec, *models[arguments.spec])
+    registries, kind = find_registries(arguments.kind), arguments.kind
+    console, with_models = open_console(100), kind in (None, MODEL)
+    if with_models and arguments.spec in models.entries():
+        print_model(console, models.find(arguments.spec))
         return
     spec = parse(arguments.spec)
     found = [(kind, registry) for kind, registry in registries if registry.canonical(spec).name in registry.names()]
@@ -167,11 +176,9 @@ def explain(arguments: argparse.Namespace) -> None:
         if spec.name in SETTINGS:
             raise ValueError(f"nothing is called {spec.name!r}: {SETTINGS[spec.name]}")
         names = [name for kind, registry in registries for name in (*registry.names(), *ALIASES[kind])]
-        names += models if arguments.kind is None else ()
-        raise ValueError(
-            f"nothing is called {spec.name!r}{did_you_mean(spec.name, names)}; 'regard list' shows what there is"
-        )
-    console = open_console(100)
+        names += models.entries() if with_models else ()
+        near = did_you_mean(spec.name, names)
+        raise ValueError(f"nothing is called {spec.name!r}{near}; 'regard list' shows what there is")
     for kind, registry in found:
         print_explanation(console, kind, registry, registry.canonical(spec))
 
@@ -231,7 +238,36 @@ def registry_rows(kind: str, registry: Registry) -> list[dict[str, Any]]:
     return rows
 
 
+def model_rows() -> list[dict[str, Any]]:
+    """All that the registry of models knows, a plain dictionary for each."""
+    from regard.models import registry
+
+    rows = []
+    for name, model in registry.entries().items():
+        facts = {key: value._asdict() if hasattr(value, "_asdict") else value for key, value in fact_items(model.facts)}
+        row = {"name": name, "kind": MODEL, "decodes": facts["state"] is not None}
+        row["cross"] = "translation" in model.forms
+        row["causal"] = row["cross"] or "next token" in model.forms
+        row |= facts | {"predicts": model.predicts, "aliases": []}
+        row["presets"] = [preset for form in model.forms.values() for preset in form.presets]
+        row["options"] = [
+            {
+                "name": option.name,
+                "type": describe(option.type),
+                "default": option.default,
+                "required": False,
+                "meaning": option.help,
+            }
+            for option in registry.model_options(name).values()
+        ]
+        row["summary"] = inspect.getdoc(next(iter(model.forms.values())).module)
+        rows.append(row)
+    return rows
+
+
 def find_registries(kind: str | None) -> list[tuple[str, Registry]]:
-    if kind is not None and kind not in REGISTRIES:
-        raise ValueError(f"no kind {kind!r}{did_you_mean(kind, list(REGISTRIES))}; {list_known(list(REGISTRIES))}")
+    """The registries of specs of a kind, or all."""
+    if kind not in (None, MODEL, *REGISTRIES):
+        kinds = [*REGISTRIES, MODEL]
+        raise ValueError(f"no kind {kind!r}{did_you_mean(kind, kinds)}; {list_known(kinds)}")
     return [(name, registry) for name, registry in REGISTRIES.items() if kind in (None, name)]

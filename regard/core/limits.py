@@ -61,11 +61,3 @@ def check_memory(parameters: int, what: str) -> None:
             f"{what} has {parameters:,} parameters, {BYTES * parameters / 1e9:,.1f} GB in float32, and this machine "
             f"has {has / 1e9:,.1f} GB of memory: choose smaller sizes"
         )
-
-
-def check_bounds(config: Any, **least: int) -> None:
-    section = next(name for name in ("data", "model", "training") if name in type(config).__name__.lower())
-    for name, bound in least.items():
-        if getattr(config, name) is not None and getattr(config, name) < bound:
-            raise ValueError(f"{section}.{name} must be at least {bound}, got {getattr(config, name)}")
-    check_sizes(config, f"{section}.")

@@ -1,32 +1,59 @@
 """Models, by the kind that their config names."""
 
+import functools
 from typing import Any
 
 import torch
 from torch import nn
 
 from regard.core.limits import check_memory
+from regard.core.options import options
+from regard.models import registry
+from regard.models.config import ModelConfig
 from regard.models.feedback import Feedback, FeedbackConfig
 from regard.models.funnel import Funnel, FunnelConfig
 from regard.models.perceiver import Perceiver, PerceiverAR, PerceiverARConfig, PerceiverConfig
 from regard.models.pooling import Classifier, ClassifierConfig
 from regard.models.recurrent import Recurrent, RecurrentConfig
 from regard.models.tokenlearner import TokenLearner, TokenLearnerConfig
-from regard.models.transformer import ModelConfig, Transformer
+from regard.models.transformer import Transformer
 from regard.spec import FIELDS, Spec, spec_list
 
 LARGE, LARGE_OPTION = 10**8, 10**4  # parameters and options from which on a model is measured before it is built
 
-KINDS: dict[str, tuple[type, type[nn.Module]]] = {
-    **dict.fromkeys(("encoder", "decoder", "encoder-decoder"), (ModelConfig, Transformer)),
-    "recurrent": (RecurrentConfig, Recurrent),
-    "feedback": (FeedbackConfig, Feedback),
-    "classifier": (ClassifierConfig, Classifier),
-    "perceiver": (PerceiverConfig, Perceiver),
-    "perceiver-ar": (PerceiverARConfig, PerceiverAR),
-    "funnel": (FunnelConfig, Funnel),
-    "tokenlearner": (TokenLearnerConfig, TokenLearner),
-}
+__all__ = [
+    "Classifier",
+    "ClassifierConfig",
+    "Feedback",
+    "FeedbackConfig",
+    "Funnel",
+    "FunnelConfig",
+    "ModelConfig",
+    "Perceiver",
+    "PerceiverAR",
+    "PerceiverARConfig",
+    "PerceiverConfig",
+    "Recurrent",
+    "RecurrentConfig",
+    "TokenLearner",
+    "TokenLearnerConfig",
+    "Transformer",
+    "build",
+    "completed",
+    "config_class",
+    "kinds",
+    "positions",
+]
+
+
+@functools.cache
+def kinds() -> dict[str, tuple[type, type[nn.Module]]]:
+    """Configs and models by the kind that a config names."""
+    return {
+        form.fixed.get("kind", options(form.config)["kind"].default): (form.config, form.module)
+        for model in registry.entries().values()
+        for form in model.forms.values()
+    }
 
 
 def build(config: Any) -> nn.Module:
@@ -35,7 +62,7 @@ def build(config: Any) -> nn.Module:
     >>> model = build(PerceiverConfig(vocabulary=256, classes=10))
     """
     _check_fits(config)
-    return KINDS[config.kind][1](config)
+    return kinds()[config.kind][1](config)
 
 
 def _check_fits(config: Any) -> None:
@@ -50,7 +77,7 @@ def _check_fits(config: Any) -> None:
     if rough > LARGE or any(size > LARGE_OPTION for spec in specs for size in _sizes(spec)):
         # tables may depend on options in any way: the layers themselves say how large they would be
         with torch.device("meta"):
-            parts = KINDS[config.kind][1](config).state_dict(keep_vars=True).values()
+            parts = kinds()[config.kind][1](config).state_dict(keep_vars=True).values()
         check_memory(sum(part.numel() for part in {id(part): part for part in parts}.values()), "the model")
 
 
@@ -63,9 +90,9 @@ def _sizes(spec: Spec) -> list[int]:
 def config_class(values: dict[str, Any]) -> type:
     """Which config plain values belong to."""
     kind = values.get("kind")
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise ValueError(f"no model is of kind {kind!r}; known: {', '.join(KINDS)}")
-    return KINDS[kind][0]
+    if not isinstance(kind, str) or kind not in kinds():
+        raise ValueError(f"no model is of kind {kind!r}; known: {', '.join(kinds())}")
+    return kinds()[kind][0]
 
 
 def completed(values: dict[str, Any]) -> dict[str, Any]:

@@ -6,19 +6,21 @@ memory of a token is needed by all layers of the next. Padding is met once: ids 
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.options import Range
 from regard.core.rows import Mask, Rows, unpack
 from regard.core.shape import Shape
 from regard.core.state import Progress, check_rows, take_rows, trim
 from regard.kernels.dropout import Dropout
 from regard.layers.attention.cached import Cached
 from regard.layers.feedforward.base import Sizes
-from regard.models.transformer import Hidden, Prediction, Specs, check_words, look_up, pack_ids
+from regard.models.config import Norm, Specs, check_config
+from regard.models.transformer import Hidden, Prediction, look_up, pack_ids
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Spec, over_layers, parse
 
 
@@ -27,46 +29,40 @@ class FeedbackConfig:
     """What a Feedback Transformer is made of. `attention` takes a spec that compares a query with keys one by one."""
 
     kind: Literal["feedback"] = "feedback"
-    vocabulary: int = 37000
-    width: int = 512
-    heads: int = 8
-    kv_heads: int | None = None
-    inner: int = 2048  # width inside the feed-forward layers
-    layers: int = 6
-    attention: str = "softmax"
-    position: str = "shaw(distance=128, values=False)"  # the paper's: a learnt vector for each distance, with the keys
-    span: int | None = None  # memories that a token reads, the last so many; None: all
-    adaptive_span: bool = False  # each head learns how many of the `span` last memories it reads
-    span_ramp: int = 32  # memories over which an adaptive span fades out
-    span_begin: float = 0.0  # adaptive spans at first, as a share of `span`
-    span_loss: float = 0.0  # weight of the auxiliary loss that keeps adaptive spans short; the paper's enwik8: 5e-7
-    shared: bool = True  # keys and values of a memory are made once, for all layers; False: by each layer
-    shared_position: bool = True  # one scheme inside attention for all layers
-    normed_memory: bool = True  # with norm="pre": keys and values are made of the memory behind the norm of the layer
-    norm: Literal["post", "pre"] = "post"
-    feedforward: Specs = "dense"
-    bias: bool = False  # of the projections of attention
-    dropout: float = 0.1  # of the embeddings and of what each sublayer adds
-    tied: bool = True  # the output layer is the embedding
+    vocabulary: Annotated[int, "tokens of the vocabulary", Range(1)] = 37000
+    width: Annotated[int, "model width (d_model)", Range(1)] = 512
+    heads: Annotated[int, "heads of each attention", Range(1)] = 8
+    kv_heads: Annotated[int | None, "key and value heads, fewer than heads to share them", Range(1)] = None
+    inner: Annotated[int, "feed-forward width: that inside the feed-forward layers", Range(1)] = 2048
+    layers: Annotated[int, "number of layers", Range(1)] = 6
+    attention: Annotated[str, "spec of the attention to the memories"] = "softmax"
+    # the paper's: a learned vector for each distance, with the keys
+    position: Annotated[str, "spec of the positions, such as rotary or shaw"] = "shaw(distance=128, values=False)"
+    span: Annotated[int | None, "memories that a token reads, the newest ones (default: all)", Range(1)] = None
+    adaptive_span: Annotated[bool, "each head learns how many of the span newest memories it reads"] = False
+    span_ramp: Annotated[int, "memories over which an adaptive span fades out", Range(1)] = 32
+    span_begin: Annotated[float, "adaptive spans at first, as a share of span", Range(0, 1)] = 0.0
+    span_loss: Annotated[
+        float, "weight of the auxiliary loss that keeps adaptive spans short; the paper's for enwik8 is 5e-7", Range(0)
+    ] = 0.0
+    shared: Annotated[bool, "keys and values of a memory are made once, for all layers; false: by each layer"] = True
+    shared_position: Annotated[bool, "one position scheme inside attention for all layers"] = True
+    normed_memory: Annotated[
+        bool, "with norm pre: keys and values are made of the memory behind the norm of the layer"
+    ] = True
+    norm: Norm = "post"
+    feedforward: Annotated[Specs, "spec of the feed-forward layers, or a list repeated over them"] = "dense"
+    bias: Annotated[bool, "biases of the projections of attention"] = False
+    dropout: Annotated[float, "dropout of the embeddings and of what each sublayer adds", Range(0, below=1)] = 0.1
+    tied: Annotated[bool, "the output layer is the embedding of the tokens"] = True
     earlier: ClassVar[dict[str, Any]] = {"shared_position": False, "normed_memory": False}
 
     def __post_init__(self) -> None:
         if self.kind != "feedback":
             raise ValueError(f"kind must be 'feedback', got {self.kind!r}: other kinds are built from ModelConfig")
-        check_words(self)
-        for name in ("vocabulary", "width", "heads", "inner", "layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.span is not None and self.span < 1:
-            raise ValueError(f"span must be at least 1, got {self.span}: leave it out to read all memories")
+        check_config(self)
         if self.adaptive_span and self.span is None:
             raise ValueError("adaptive_span needs span, the longest that it may become; give one")
-        if self.span_ramp < 1:
-            raise ValueError(f"span_ramp must be at least 1, got {self.span_ramp}")
-        if not 0 <= self.span_begin <= 1:
-            raise ValueError(f"span_begin must be a share from 0 to 1, got {self.span_begin}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
 
 
 class FeedbackState(NamedTuple):

@@ -4,16 +4,18 @@ Padding is met once, on token ids, as in the Transformer: a pooled vector is the
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.options import Range
 from regard.core.rows import Memory, Rows, blank
 from regard.core.state import Out
 from regard.layers.position.base import Position
-from regard.models.pooling import Answer, EncoderConfig, at_least
+from regard.models.config import Norm
+from regard.models.pooling import POOLING, Answer, EncoderConfig
 from regard.models.transformer import Block, Prediction, Stack, gather_auxiliary, link_layers, pack_ids, through
 from regard.spec import Spec, over_layers
 
@@ -24,22 +26,25 @@ class FunnelConfig(EncoderConfig):
     `cross_attention` a spec of role "cross", for the pooled queries over what is not pooled yet."""
 
     kind: Literal["funnel"] = "funnel"
-    layers: tuple[int, ...] = (4, 4, 4)  # of each block; every block after the first halves the sequence
-    decoder_layers: int = 2  # at full length, without classes
-    cross_attention: str = "softmax"
-    queries_only: bool = True  # only queries are pooled where a block begins; False: keys and values too
-    apart: bool = True  # the first token, a [CLS], is pooled with no other
-    # what positions inside attention count: tokens, 2^b apart in block b; or the vectors of each block
-    places: Literal["tokens", "vectors"] = "tokens"
-    norm: Literal["post", "pre"] = "post"
-    pooling: Literal["pma", "mean", "first"] = "first"
+    layers: Annotated[
+        tuple[int, ...], "layers of each block; every block after the first halves the sequence", Range(1)
+    ] = (4, 4, 4)
+    decoder_layers: Annotated[int, "layers at full length, without classes", Range(0)] = 2
+    cross_attention: Annotated[str, "spec of the attention of pooled queries to what is not pooled yet"] = "softmax"
+    queries_only: Annotated[bool, "only queries are pooled where a block begins; false: keys and values too"] = True
+    apart: Annotated[bool, "the first token, a [CLS], is pooled with no other"] = True
+    places: Annotated[
+        Literal["tokens", "vectors"],
+        "what positions inside attention count: tokens, 2^b apart in block b; or the vectors of each block",
+    ] = "tokens"
+    norm: Norm = "post"
+    pooling: Annotated[Literal["pma", "mean", "first"], POOLING] = "first"
     earlier: ClassVar[dict[str, Any]] = {"places": "vectors"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.layers, int) or not self.layers or min(self.layers) < 1:
-            raise ValueError(f"layers must be at least 1 in each block, such as [4, 4, 4], got {self.layers}")
-        at_least(self, decoder_layers=0)
+        if isinstance(self.layers, int) or not self.layers:
+            raise ValueError(f"layers must be a number for each block, such as [4, 4, 4], got {self.layers}")
 
 
 class Funnel(nn.Module):

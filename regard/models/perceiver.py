@@ -6,28 +6,27 @@ the last tokens of the sequence. Padding is met once, on token ids, as in the Tr
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.options import Range
 from regard.core.rows import Memory, Rows, unpack
 from regard.core.shape import Shape
 from regard.core.state import Out, Progress, check_rows, take_rows
 from regard.kernels.dropout import Dropout
 from regard.layers.attention.base import Attention
 from regard.layers.attention.cached import Cached, CacheState, append_to_cache
-from regard.models.pooling import Answer, EncoderConfig, at_least
+from regard.models.config import ModelConfig, Norm, Specs, check_config
+from regard.models.pooling import Answer, EncoderConfig
 from regard.models.transformer import (
     Block,
     BlockState,
     Hidden,
-    ModelConfig,
     Prediction,
-    Specs,
     Stack,
-    check_words,
     gather_auxiliary,
     gathered,
     link_layers,
@@ -44,22 +43,18 @@ class PerceiverConfig(EncoderConfig):
     (latents to input, outputs to latents) a spec of role "cross". Of `width` are the input and the outputs."""
 
     kind: Literal["perceiver"] = "perceiver"
-    latents: int = 256
-    latent_width: int | None = None  # None: as `width`
-    layers: int = 6  # of self-attention in a block
-    blocks: int = 1  # how often the latents pass through these layers, with the same weights
-    reads: Literal["once", "each"] = "once"  # "each": the latents read the input again before every block
-    cross_attention: str = "softmax"
-    cross_heads: int | None = None  # None: as `heads`
-    query_residual: bool = False  # without classes: what an output query reads is added to the query
+    latents: Annotated[int, "latent vectors that read the text", Range(1)] = 256
+    latent_width: Annotated[int | None, "width of the latents (default: as width)", Range(1)] = None
+    layers: Annotated[int, "layers of self-attention in a block", Range(1)] = 6
+    blocks: Annotated[int, "how often the latents pass through these layers, with the same weights", Range(1)] = 1
+    reads: Annotated[Literal["once", "each"], "each: the latents read the input again before every block"] = "once"
+    cross_attention: Annotated[str, "spec of the attention from latents to input and outputs to latents"] = "softmax"
+    cross_heads: Annotated[int | None, "heads of that attention (default: as heads)", Range(1)] = None
+    query_residual: Annotated[bool, "without classes: what an output query reads is added to the query"] = False
     earlier: ClassVar[dict[str, Any]] = {"query_residual": True}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, latents=1, layers=1, blocks=1)
-        for name in ("latent_width", "cross_heads"):
-            if getattr(self, name) is not None:
-                at_least(self, **{name: 1})
         found = POSITIONS.find(parse(self.position).name).facts
         if found.kind != "input":
             raise ValueError(
@@ -174,27 +169,30 @@ class PerceiverARConfig:
     """What a Perceiver AR is made of. Both attentions take specs of role "causal"."""
 
     kind: Literal["perceiver-ar"] = "perceiver-ar"
-    vocabulary: int = 37000
-    width: int = 512
-    heads: int = 8
-    kv_heads: int | None = None
-    inner: int = 2048  # width inside the feed-forward layers
-    latents: int = 1024  # tokens at the end of a sequence that are thought about
-    layers: int = 6  # of attention among the latents, after the one that reads
-    attention: Specs | None = None  # among the latents; None: "local(window=latents - 1)"
-    cross_attention: str = "softmax"  # from the latents to all tokens
-    position: str = "sinusoidal"
-    norm: Literal["post", "pre"] = "pre"
-    feedforward: Specs = "dense(activation='gelu')"
-    bias: bool = True  # of the projections of attention
-    dropout: float = 0.1  # of the embeddings and of what each sublayer adds
-    tied: bool = True  # the output layer is the embedding
+    vocabulary: Annotated[int, "tokens of the vocabulary", Range(1)] = 37000
+    width: Annotated[int, "model width (d_model)", Range(1)] = 512
+    heads: Annotated[int, "heads of each attention", Range(1)] = 8
+    kv_heads: Annotated[int | None, "key and value heads, fewer than heads to share them", Range(1)] = None
+    inner: Annotated[int, "feed-forward width: that inside the feed-forward layers", Range(1)] = 2048
+    latents: Annotated[int, "tokens at the end of a sequence that have latents and predict", Range(2)] = 1024
+    layers: Annotated[int, "layers of attention among the latents, after the one that reads", Range(1)] = 6
+    attention: Annotated[
+        Specs | None, "spec of the attention among the latents (default: local(window=latents - 1))"
+    ] = None
+    cross_attention: Annotated[str, "spec of the attention from the latents to all tokens"] = "softmax"
+    position: Annotated[str, "spec of the positions, such as sinusoidal, rotary, alibi"] = "sinusoidal"
+    norm: Norm = "pre"
+    feedforward: Annotated[Specs, "spec of the feed-forward layers, or a list repeated over them"] = (
+        "dense(activation='gelu')"
+    )
+    bias: Annotated[bool, "biases of the projections of attention"] = True
+    dropout: Annotated[float, "dropout of the embeddings and of what each sublayer adds", Range(0, below=1)] = 0.1
+    tied: Annotated[bool, "the output layer is the embedding of the tokens"] = True
 
     def __post_init__(self) -> None:
         if self.kind != "perceiver-ar":
             raise ValueError(f"kind must be 'perceiver-ar', got {self.kind!r}: other kinds have configs of their own")
-        check_words(self)
-        at_least(self, vocabulary=1, width=1, heads=1, inner=1, latents=2, layers=1, dropout=0)
+        check_config(self)
 
 
 class PerceiverARState(NamedTuple):

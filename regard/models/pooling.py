@@ -5,20 +5,19 @@ Also what the models that change the length have in common: a config, and the la
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from regard.core.options import Range
 from regard.core.rows import Memory, Rows, blank, pack_memory, unpack
 from regard.core.state import Out
+from regard.models.config import ModelConfig, Norm, Specs, check_config
 from regard.models.transformer import (
     Block,
-    ModelConfig,
     Prediction,
-    Specs,
     Transformer,
-    check_words,
     gather_auxiliary,
     link_layers,
     pack_ids,
@@ -26,6 +25,10 @@ from regard.models.transformer import (
 )
 
 How = Literal["pma", "mean", "root", "max", "mean_max", "first", "last"]
+POOLING = (
+    "what is read: pma (learned seeds attend to all tokens), their mean, max, mean_max (both), root (their sum over "
+    "the root of their number), the first or the last"
+)
 
 
 @dataclass(frozen=True)
@@ -35,33 +38,34 @@ class EncoderConfig:
     token, [B, T, V]."""
 
     kind: str = ""
-    vocabulary: int = 37000
-    classes: int | None = None
-    width: int = 512
-    heads: int = 8
-    kv_heads: int | None = None
-    inner: int = 2048  # width inside the feed-forward layers
-    attention: Specs = "softmax"
-    position: str = "sinusoidal"
-    norm: Literal["post", "pre"] = "pre"
-    norm_epsilon: float = 1e-5
-    feedforward: Specs = "dense(activation='gelu')"
-    bias: bool = True  # of the projections of attention
-    dropout: float = 0.1  # of the embeddings and of what each sublayer adds
-    tied: bool = True  # without classes: the output layer is the embedding
-    pooling: How = "mean"  # with classes
-    seeds: int = 1  # of "pma": vectors that it leaves
-    seed_layers: int = 0  # of "pma": layers of self-attention among these vectors
+    vocabulary: Annotated[int, "tokens of the vocabulary", Range(1)] = 37000
+    classes: Annotated[int | None, "number of classes", Range(2)] = None
+    width: Annotated[int, "model width (d_model)", Range(1)] = 512
+    heads: Annotated[int, "heads of each attention", Range(1)] = 8
+    kv_heads: Annotated[int | None, "key and value heads, fewer than heads to share them", Range(1)] = None
+    inner: Annotated[int, "feed-forward width: that inside the feed-forward layers", Range(1)] = 2048
+    attention: Annotated[Specs, "spec of the attention, or a list repeated over the layers"] = "softmax"
+    position: Annotated[str, "spec of the positions, such as sinusoidal, rotary, alibi"] = "sinusoidal"
+    norm: Norm = "pre"
+    norm_epsilon: Annotated[
+        float, "added to the variance in each norm: what is much smaller than its root stays small", Range(above=0)
+    ] = 1e-5
+    feedforward: Annotated[
+        Specs, "spec of the feed-forward layers, or a list repeated over them, such as \"dense(activation='gelu')\""
+    ] = "dense(activation='gelu')"
+    bias: Annotated[bool, "biases of the projections of attention"] = True
+    dropout: Annotated[float, "dropout of the embeddings and of what each sublayer adds", Range(0, below=1)] = 0.1
+    tied: Annotated[bool, "without classes: the output layer is the embedding of the tokens"] = True
+    pooling: Annotated[How, POOLING] = "mean"
+    seeds: Annotated[int, "of pma: vectors that it leaves", Range(1)] = 1
+    seed_layers: Annotated[int, "of pma: layers of self-attention among these vectors", Range(0)] = 0
     earlier: ClassVar[dict[str, Any]] = {}  # fields that a saved run may not name, and what they were then
 
     def __post_init__(self) -> None:
         expected = type(self).__dataclass_fields__["kind"].default
         if self.kind != expected:
             raise ValueError(f"kind must be {expected!r}, got {self.kind!r}: other kinds have configs of their own")
-        check_words(self)
-        at_least(self, vocabulary=1, width=1, heads=1, inner=1, seeds=1, seed_layers=0, dropout=0)
-        if self.classes is not None:
-            at_least(self, classes=2)
+        check_config(self)
         if self.pooling != "pma" and (self.seeds > 1 or self.seed_layers):
             raise ValueError(f"seeds and seed_layers are for pooling 'pma', got pooling {self.pooling!r}")
 
@@ -70,15 +74,6 @@ class EncoderConfig:
         shared = {field.name for field in fields(ModelConfig)} - {"kind", "layers", "decoder_layers", "cross_attention"}
         own = {field.name: getattr(self, field.name) for field in fields(self) if field.name in shared}
         return ModelConfig(**({"kind": "encoder"} | own | changes))
-
-
-def at_least(config: object, **least: int) -> None:
-    """Refuses a config with a number below its bound."""
-    for name, bound in least.items():
-        if not isinstance(getattr(config, name), int | float):
-            raise ValueError(f"{name} must be a number, got {getattr(config, name)!r}")
-        if getattr(config, name) < bound:
-            raise ValueError(f"{name} must be at least {bound}, got {getattr(config, name)}")
 
 
 class Pooling(nn.Module):
@@ -206,18 +201,20 @@ class ClassifierConfig(EncoderConfig):
     layers, ReLU and position="none" make it a Set Transformer, with attention="set" for its induced attention."""
 
     kind: Literal["classifier"] = "classifier"
-    classes: int | None = 2
-    layers: int = 6
-    causal: bool = False  # a token sees those before it only
-    scaled_embedding: bool = True  # token vectors times sqrt(width)
-    final_norm: bool | None = None  # one more norm after the last layer; None: where norm is "pre"
-    reversible: bool = False  # layers that are undone in the backward pass, with norm="pre"
-    stems: int = 0  # beginnings that a word can have, see ModelConfig
-    body: ModelConfig | None = None  # the layers of a model that is trained already; None: as the other fields say
+    classes: Annotated[int | None, "number of classes", Range(2)] = 2
+    layers: Annotated[int, "number of layers", Range(1)] = 6
+    causal: Annotated[bool, "a token sees those before it only, as in a decoder"] = False
+    scaled_embedding: Annotated[bool, "token vectors times the root of their width, as in the paper"] = True
+    final_norm: Annotated[bool | None, "one more norm after the last layer (default: where norm is pre)"] = None
+    reversible: Annotated[
+        bool, "layers that are undone in the backward pass, so that their number costs no memory; with norm pre"
+    ] = False
+    stems: Annotated[int, "beginnings that a word can have, see ModelConfig", Range(0)] = 0
+    # the layers of a model that is trained already; None: as the other fields say
+    body: ModelConfig | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, layers=1)
         for name in ("vocabulary", "width") if self.body is not None else ():
             if getattr(self.body, name) != getattr(self, name):
                 both = getattr(self, name), getattr(self.body, name)

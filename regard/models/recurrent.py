@@ -6,17 +6,19 @@ here too: ids are moved to the left, and the recurrence of a row ends with its l
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from regard.core.options import Range
 from regard.core.rows import Memory, Rows, unpack
 from regard.core.shape import Shape
 from regard.core.state import check_rows, take_rows
+from regard.models.config import check_config
 from regard.models.recording import Recorder, take_map
-from regard.models.transformer import Prediction, check_rows_match, check_words, look_up, pack_ids
+from regard.models.transformer import Prediction, check_rows_match, look_up, pack_ids
 from regard.spec import ATTENTION
 
 
@@ -26,44 +28,34 @@ class RecurrentConfig:
     decoder gets the encoder's last state and nothing else, and `input_feeding` has nothing to feed."""
 
     kind: Literal["recurrent"] = "recurrent"
-    vocabulary: int = 37000
-    target_vocabulary: int | None = None  # None: source and target share one vocabulary and one embedding
-    cell: Literal["lstm", "gru"] = "lstm"
-    width: int = 512  # of the embeddings, and of the vector that predicts
-    hidden: int = 1024  # of the decoder's state; each direction of the encoder has half of it
-    layers: int = 2  # of the encoder, and as many of the decoder
-    attention: str | None = "multiplicative"
-    heads: int = 1
-    input_feeding: bool = True  # the vector that predicted a token is part of the next input
-    dropout: float = 0.2  # of the embeddings, between layers, of the memory and of the vector that predicts
-    tied: bool = True  # the output layer is the embedding of the target
+    vocabulary: Annotated[int, "tokens of the vocabulary", Range(1)] = 37000
+    target_vocabulary: Annotated[int | None, "tokens of the target's own vocabulary (default: shared)", Range(1)] = None
+    cell: Annotated[Literal["lstm", "gru"], "kind of the recurrent cells"] = "lstm"
+    width: Annotated[int, "width of the embeddings, and of the vector that predicts", Range(1)] = 512
+    hidden: Annotated[int, "width of the decoder's state; each direction of the encoder has half of it", Range(1)] = (
+        1024
+    )
+    layers: Annotated[int, "layers of the encoder, and as many of the decoder", Range(1)] = 2
+    attention: Annotated[str | None, "spec of the attention from target to source"] = "multiplicative"
+    heads: Annotated[int, "heads of the attention", Range(1)] = 1
+    input_feeding: Annotated[bool, "the vector that predicted a token is part of the next input"] = True
+    dropout: Annotated[
+        float,
+        "dropout of the embeddings, between layers, of the memory and of the vector that predicts",
+        Range(0, below=1),
+    ] = 0.2
+    tied: Annotated[bool, "the output layer is the embedding of the target"] = True
 
     def __post_init__(self) -> None:
         if self.kind != "recurrent":
             raise ValueError(f"kind must be 'recurrent', got {self.kind!r}: other kinds are built from ModelConfig")
-        check_words(self)
-        for name in ("vocabulary", "width", "hidden", "layers", "heads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.target_vocabulary is not None and self.target_vocabulary < 1:
-            raise ValueError(
-                f"target_vocabulary must be at least 1, got {self.target_vocabulary}: leave it out to share one"
-            )
+        check_config(self)
         if self.hidden % 2:
             raise ValueError(f"hidden must be even, half for each direction of the encoder, got {self.hidden}")
         if self.hidden % self.heads:
             raise ValueError(
                 f"hidden {self.hidden} is not divisible by heads {self.heads}: choose heads that divide it"
             )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
-
-
-# With 10,000 shared tokens at width 128 (1.28 million), 3 million leave room for one layer of 256 or two of 192.
-# One is taken: a second doubles the steps that wait for each other, and a head of 256 is the widest that kernels take.
-RECURRENT_PRESETS = {
-    cell: {"cell": cell, "width": 128, "hidden": 256, "layers": 1, "dropout": 0.3} for cell in ("lstm", "gru")
-}
 
 
 class Encoding(NamedTuple):

@@ -4,17 +4,18 @@ Padding is met once, on token ids, as in the Transformer: a padded token goes in
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.numeric import masked_softmax
+from regard.core.options import Range
 from regard.core.rows import Memory, Rows, unpack
 from regard.core.state import Out
 from regard.kernels.dropout import Dropout
-from regard.models.pooling import Answer, EncoderConfig, at_least
+from regard.models.pooling import Answer, EncoderConfig
 from regard.models.transformer import Block, Prediction, Stack, gather_auxiliary, link_layers, pack_ids, through
 from regard.spec import over_layers
 
@@ -24,28 +25,29 @@ class TokenLearnerConfig(EncoderConfig):
     """What such a model is made of. `attention` takes specs of role "self", repeated over all layers."""
 
     kind: Literal["tokenlearner"] = "tokenlearner"
-    layers: int = 12  # in all
-    learn_after: int | None = None  # layers before the tokens are learnt; None: half of them
-    tokens: int = 8  # learned tokens
-    learner_inner: int = 64  # width inside what learns and what spreads them
-    # "layers": every layer from the learner on learns tokens and gives them back; "end": they are learned once, and
-    # given back behind the last layer where there are no classes; None: "layers" without classes, "end" with them
-    fuse: Literal["layers", "end"] | None = None
-    version: Literal["1.0", "1.1"] = "1.1"  # of the learner: convolutions, as in the paper, or an MLP
-    grid: int | None = None  # version 1.0: the number of tokens in a line of the image
+    layers: Annotated[int, "number of layers in all", Range(2)] = 12
+    learn_after: Annotated[int | None, "layers before the tokens are learned (default: half of them)"] = None
+    tokens: Annotated[int, "learned tokens", Range(1)] = 8
+    learner_inner: Annotated[int, "width inside what learns the tokens and what spreads them", Range(1)] = 64
+    fuse: Annotated[
+        Literal["layers", "end"] | None,
+        "layers: every layer from the learner on learns tokens and gives them back; end: they are learned once, and "
+        "given back behind the last layer where there are no classes (default: layers without classes, end with them)",
+    ] = None
+    version: Annotated[Literal["1.0", "1.1"], "version of the learner: convolutions, as in the paper, or an MLP"] = (
+        "1.1"
+    )
+    grid: Annotated[int | None, "version 1.0: the number of tokens in a line of the image", Range(1)] = None
     earlier: ClassVar[dict[str, Any]] = {"fuse": "end"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, layers=2, tokens=1, learner_inner=1)
         if self.fuse not in ("layers", "end", None):
             raise ValueError(f"fuse must be 'layers' or 'end' or None, got {self.fuse!r}")
         if (self.grid is None) == (self.version == "1.0"):
             if self.grid is None:
                 raise ValueError("version '1.0' needs grid, the number of tokens in a line of the image")
             raise ValueError(f"grid is for version '1.0', got version {self.version!r}")
-        if self.grid is not None:
-            at_least(self, grid=1)
         if not 1 <= self.before < self.layers:
             raise ValueError(
                 f"learn_after must leave layers on both sides: 1 to {self.layers - 1} of {self.layers}, "

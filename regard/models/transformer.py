@@ -6,14 +6,12 @@ the layers only ever see rows that are real from the left, and what is padded co
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.core.limits import check_sizes
 from regard.core.rows import Memory, Rows, pack, unpack
 from regard.core.shape import Shape
 from regard.core.state import Out, Progress, check_rows, take_rows
@@ -23,96 +21,10 @@ from regard.layers.attention.base import Attention
 from regard.layers.attention.checks import check_form
 from regard.layers.feedforward.base import Sizes
 from regard.models.aligner import Aligner
+from regard.models.config import ModelConfig, Specs
 from regard.models.recording import Recorder, Recording, take_map
 from regard.models.reversible import Coupled, Sublayer
-from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Spec, over_layers, parse, spec_list, use_canonical_names
-
-Specs = str | Sequence[str]
-
-
-def check_words(config: object) -> None:
-    """Refuses a config with a word that is none of those its field may be, or a size beyond all bounds. Aliases in
-    specs become the names they stand for, so that what is saved has one name for one thing."""
-    check_sizes(config)
-    use_canonical_names(config)
-    for name, kind in get_type_hints(type(config)).items():
-        if get_origin(kind) is Literal and getattr(config, name) not in get_args(kind):
-            words = " or ".join(map(repr, get_args(kind)))
-            raise ValueError(f"{name} must be {words}, got {getattr(config, name)!r}")
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """What a model is made of. Attentions and feed-forward layers take a spec, or a list of specs that
-    is repeated over the layers."""
-
-    kind: Literal["encoder", "decoder", "encoder-decoder"] = "encoder-decoder"
-    vocabulary: int = 37000
-    target_vocabulary: int | None = None  # None: source and target share one vocabulary and one embedding
-    width: int = 512
-    heads: int = 8
-    kv_heads: int | None = None
-    head_width: int | None = None  # None: width / heads
-    inner: int = 2048  # width inside the feed-forward layers
-    layers: int = 6
-    decoder_layers: int | None = None  # None: as many as `layers`
-    attention: Specs = "softmax"
-    decoder_attention: Specs | None = None  # None: as `attention`
-    cross_attention: Specs = "softmax"
-    position: str = "sinusoidal"
-    norm: Literal["post", "pre"] = "post"
-    norm_kind: Literal["layer", "rms"] = "layer"
-    norm_epsilon: float = 1e-5
-    final_norm: bool | None = None  # one more norm after the last layer; None: where norm is "pre"
-    feedforward: Specs = "dense"
-    decoder_feedforward: Specs | None = None  # None: as `feedforward`
-    reversible: bool = False  # layers that are undone in the backward pass: their number costs no memory
-    bias: bool | Literal["inputs"] = False  # of the projections of attention; "inputs": not of the one behind it
-    scaled_embedding: bool = True  # token vectors times sqrt(width)
-    normed_embedding: bool = False  # a norm over token vectors and positions, as in BERT
-    segments: int = 0  # learnt vectors that tell the parts of a text apart, added to its token vectors
-    stems: int = 0  # tokens whose vectors are added to that of a token: the beginnings of a word, see Tokenizer
-    dropout: float = 0.1  # of the embeddings and of what each sublayer adds
-    tied: bool = True  # the output layer is the embedding of the target
-    # "transform": a dense layer, GELU and a norm before the output layer; "none": no logits
-    head: Literal["linear", "transform", "none"] = "linear"
-    head_bias: bool = False  # a number for each token, added to its logit
-    pooler: bool = False  # `pooled`: a dense layer and tanh over the first token, as in BERT
-    aligner: bool = False  # one more layer, which learns word alignments beside the translation
-
-    def __post_init__(self) -> None:
-        check_words(self)
-        for name in ("vocabulary", "width", "heads", "inner", "layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.reversible and self.norm != "pre":
-            raise ValueError("reversible layers need norm='pre': what a norm behind the residual did cannot be undone")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
-        if self.head_width is not None and self.head_width < 1:
-            raise ValueError(f"head_width must be at least 1, got {self.head_width}")
-        if not self.norm_epsilon > 0:
-            raise ValueError(f"norm_epsilon must be above 0, got {self.norm_epsilon}")
-        for name in ("segments", "stems"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        for name in ("segments", "stems", "pooler"):
-            if getattr(self, name) and self.kind != "encoder":
-                raise ValueError(f"{name} is for kind 'encoder', got kind {self.kind!r}")
-        if self.head == "none" and (self.kind != "encoder" or self.head_bias):
-            got = f"kind {self.kind!r}" if self.kind != "encoder" else "head_bias"
-            raise ValueError(f"head 'none' is an encoder that gives vectors and no logits, got {got}")
-        if self.aligner and self.kind != "encoder-decoder":
-            raise ValueError(f"aligner is for kind 'encoder-decoder', got kind {self.kind!r}")
-        if self.target_vocabulary is not None and self.kind != "encoder-decoder":
-            raise ValueError(f"target_vocabulary is for kind 'encoder-decoder', got kind {self.kind!r}")
-
-
-PRESETS = {
-    "tiny": {"width": 128, "heads": 4, "inner": 256, "layers": 4},
-    "base": {},
-    "big": {"width": 1024, "heads": 16, "inner": 4096, "dropout": 0.3},
-}
+from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Spec, over_layers, parse, spec_list
 
 
 def normalization(config: ModelConfig) -> nn.Module:

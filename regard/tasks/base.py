@@ -29,6 +29,7 @@ class Task(TrainingTask, ABC):
     examples: ClassVar[tuple[str, ...]]  # command lines
     use: ClassVar[str]  # what to do with a finished run, with {run} for its folder
     config: ClassVar[type]  # a dataclass with out, data, model and training
+    predicts: ClassVar[str] = ""  # what its models predict, see regard.models.registry; empty: it builds its own
     metrics: ClassVar[tuple[str, ...]]  # names in the result of `evaluate` that training.metric may be
     cpu_tokens: ClassVar[int] = 4096  # of a batch on a CPU, where nothing is said
 

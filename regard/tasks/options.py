@@ -1,53 +1,38 @@
-"""The model section of a config: a preset, and what to change in it."""
+"""The model section of a config: a preset, and what to change in it. Its options are those of the models themselves."""
 
 import dataclasses
+import functools
+import operator
+import types
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
-from regard.core.limits import check_sizes
-from regard.spec import use_canonical_names
+from regard.config import fit
+from regard.core.options import Option, options
+from regard.models import registry
+from regard.models.config import check_config
+
+C = TypeVar("C", bound=type[Any])
+# fields of the configs of models that follow from the data or from the task
+GIVEN = ("kind", "vocabulary", "target_vocabulary", "classes", "segments", "stems", "pooler", "cell", "body")
 
 
 @dataclass(frozen=True)
-class StackOptions:
+class ModelOptions:
     """A preset, and what to change in it: whatever is left out is as the preset says."""
 
-    preset: str = "tiny"
-    """the sizes to begin with"""
-    attention: str | list[str] | None = None
-    """spec of the attention, or a list repeated over the layers"""
-    position: str | None = None
-    """spec of the positions, such as sinusoidal, rotary, alibi"""
-    width: int | None = None
-    """of the vectors between layers"""
-    heads: int | None = None
-    """of each attention"""
-    kv_heads: int | None = None
-    """key and value heads, fewer than heads to share them"""
-    inner: int | None = None
-    """width inside the feed-forward layers"""
-    layers: int | None = None
-    """how many"""
-    norm: Literal["post", "pre"] | None = None
-    """where the norm stands: after the residual as in the paper, or before the sublayer"""
-    norm_epsilon: float | None = None
-    """added to the variance in each norm: what is much smaller than its root stays small"""
-    final_norm: bool | None = None
-    """one more norm after the last layer (default: where norm is pre)"""
-    feedforward: str | list[str] | None = None
-    """spec of the feed-forward layers, or a list repeated over them, such as "dense(activation='gelu')" """
-    reversible: bool | None = None
-    """layers that are undone in the backward pass, so that their number costs no memory; with norm pre"""
-    bias: bool | Literal["inputs"] | None = None
-    """of the projections of attention; inputs: of queries, keys and values only"""
-    scaled_embedding: bool | None = None
-    """token vectors times the root of their width, as in the paper"""
-    dropout: float | None = None
-    """of the embeddings and of what each sublayer adds"""
+    predicts: ClassVar[str] = ""  # what the models of the task predict, see regard.models.registry
+    default: ClassVar[str] = ""  # the preset where none is named
+    preset: Annotated[str | None, "the sizes to begin with"] = None
+
+    if TYPE_CHECKING:
+        # the options of the models are added by `derived`
+        def __init__(self, *, preset: str | None = None, **changes: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __post_init__(self) -> None:
-        check_sizes(self, "model.")
-        use_canonical_names(self)
+        check_config(self, "model.")
 
     def changes(self) -> dict[str, Any]:
         """What is given beside the preset."""
@@ -58,43 +43,90 @@ class StackOptions:
         """What is changed in a model that is trained already: nothing but what is free."""
         changes = self.changes()
         fixed = [name for name in changes if name not in free]
-        fixed += ["preset"] if self.preset not in (type(self).preset, StackOptions.preset) else []
+        fixed += ["preset"] if self.preset not in (None, self.default) else []
         if fixed:
             given = ", ".join(f"model.{name}" for name in fixed)
             raise ValueError(f"{given}: with --init only {', '.join(free)} can change, the rest is as it was trained")
         return changes
 
-    def resized(self, presets: dict[str, dict[str, Any]], cls: type, **sizes: Any) -> Any:
-        """The config of a model: the preset, what is changed in it, and sizes that come from elsewhere."""
-        if self.preset not in presets:
-            raise ValueError(f"model.preset must be one of {', '.join(presets)}, got {self.preset!r}")
-        changes = self.changes()
-        fields = {item.name for item in dataclasses.fields(cls)}
-        foreign = [name for name in changes if name not in fields]
+    def find(self) -> registry.Preset:
+        """The preset that is named."""
+        known, name = registry.presets(self.predicts), self.preset or self.default
+        if name in registry.entries():
+            # a model by its name, in the first of its sizes
+            model = registry.find(name)
+            if self.predicts not in model.forms:
+                does = " or ".join(f"a {what}" if what == "class" else what for what in model.predicts)
+                raise ValueError(
+                    f"model.preset {name!r} cannot be used here: {name} predicts {does}, and this task trains models "
+                    f"that predict {self.predicts}; choose one of {', '.join(known)}"
+                )
+            name = next(iter(model.forms[self.predicts].presets))
+        if name not in known:
+            raise ValueError(f"model.preset must be one of {', '.join(known)}, got {name!r}")
+        return known[name]
+
+    def resolve(self, **sizes: Any) -> Any:
+        """The config of a model: the preset, what is changed in it, and sizes that follow from the data."""
+        preset = self.find()
+        known, changes = options(preset.form.config), self.changes()
+        foreign = [name for name in changes if name not in preset.form.options()]
         if foreign:
-            raise ValueError(f"preset {self.preset!r} has no model.{', model.'.join(foreign)}")
-        return cls(**presets[self.preset] | changes | sizes)
+            raise ValueError(f"preset {self.preset or self.default!r} has no model.{', model.'.join(foreign)}")
+        extra = [name for name, size in sizes.items() if name not in known and size]
+        if "stems" in extra:
+            raise ValueError(f"data.tokenizer stems cannot be used with model.preset {self.preset!r}")
+        sizes = {name: size for name, size in sizes.items() if name in known}
+        changes = {name: fit(known[name].type, value, f"model.{name}") for name, value in changes.items()}
+        return preset.form.config(**preset.values | changes | sizes)
 
 
-@dataclass(frozen=True)
-class TokenOptions(StackOptions):
-    """A preset, and what to change in it: whatever is left out is as the preset says. For models that answer with
-    tokens."""
+def derived(cls: C) -> C:
+    """A dataclass with the options of every model that predicts what the class says, beside those that it declares. An
+    option that is left out is None."""
+    found: dict[str, dict[str, Option]] = {}
+    for preset in registry.presets(cls.predicts).values():
+        for name, option in preset.form.options().items():
+            if name not in GIVEN:
+                found.setdefault(name, {})[preset.model] = option
+    everywhere = {preset.model for preset in registry.presets(cls.predicts).values()}
+    for name, by_model in found.items():
+        if name not in cls.__annotations__:
+            kind = _union([option.type for option in by_model.values()])
+            extras = [_help(by_model, everywhere)]
+            ranges = [option.range for option in by_model.values()]
+            if all(ranges):
+                extras.append(functools.reduce(operator.or_, ranges))
+            cls.__annotations__[name] = Annotated[kind, *extras]
+            setattr(cls, name, None)
+    return dataclass(frozen=True)(cls)
 
-    head_width: int | None = None
-    """of each head (default: width / heads)"""
-    norm_kind: Literal["layer", "rms"] | None = None
-    """layer norm, or the root mean square alone (RMSNorm)"""
-    normed_embedding: bool | None = None
-    """a norm over the sum of token vectors and positions, as in BERT"""
-    tied: bool | None = None
-    """the output layer is the embedding of the tokens"""
-    head: Literal["linear", "transform"] | None = None
-    """transform: a dense layer, GELU and a norm before the output layer, as in BERT"""
-    head_bias: bool | None = None
-    """a number for each token, added to its logit"""
+
+def _help(by_model: dict[str, Option], everywhere: set[str]) -> str:
+    """The help of an option, and of which models it is where not all have it, or have it in another sense."""
+    senses: dict[str, list[str]] = {}
+    for model, option in by_model.items():
+        senses.setdefault(option.help, []).append(model)
+    first, *others = senses
+    said = first if set(by_model) == everywhere or "transformer" in by_model else f"{_listed(senses[first])}: {first}"
+    return "; ".join([said, *(f"of {_listed(senses[other])}: {other}" for other in others)])
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _union(kinds: list[Any]) -> Any:
+    """One type for all, or None."""
+    unions = (Union, types.UnionType)
+    parts = [part for kind in kinds for part in (get_args(kind) if get_origin(kind) in unions else (kind,))]
+    words = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
+    plain = [part for part in parts if get_origin(part) is not Literal and part is not type(None)]
+    found = [*dict.fromkeys(plain)] + ([Literal[tuple(dict.fromkeys(words))]] if words else [])
+    return functools.reduce(operator.or_, [*found, None])
 
 
 def check_out(config: Any) -> None:
+    """Refuses a config without a run folder."""
     if not config.out.strip():
         raise ValueError("out must name a folder for the run")

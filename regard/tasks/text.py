@@ -6,13 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from torch import nn
 
 from regard import models
 from regard.core.files import parse_rows
-from regard.core.limits import check_bounds
+from regard.core.options import Range, check_options
 from regard.data.documents import Documents, digest, hold_out, read_documents
 from regard.data.tokenizer import Tokenizer, chunks
 from regard.models.transformer import ModelConfig
@@ -29,30 +29,42 @@ TOKENS_AT_ONCE = 16384  # in a batch that is only measured
 class LanguageData:
     """Where the text comes from, and how it becomes tokens."""
 
-    text: str | list[str] | None = None
-    """file, folder (all files in it) or a list of them; plain, .gz or .xz, or - for standard input"""
-    valid: str | list[str] | None = None
-    """the same, to validate on; none: the last part of the text is held out"""
-    held_out: float = 0.1
-    """share of the characters that is held out where there is no validation file"""
-    documents: Literal["file", "line", "blank"] = "file"
-    """what one document is: a file, a line, or what blank lines separate; each ends in the end token"""
-    apart: bool = False
-    """true: a row of a batch is of one document, so attention never crosses into another; false: rows are cut from all
-    documents one after the other"""
-    skip_bad: bool = False
-    """leave out bad lines and count them, instead of stopping at the first"""
-    tokenizer: Literal["bpe", "characters", "bytes", "words"] = "bpe"
-    """bpe: learn byte pairs from the text; words: what spaces separate, and the ends of lines"""
-    vocabulary: int = 8000
-    """tokens to learn, at most (characters: all there are by default, bytes: always 260)"""
-    length: int = 256
-    """tokens that are read at a time, the longest context"""
+    text: Annotated[
+        str | list[str] | None,
+        "file, folder (all files in it) or a list of them; plain, .gz or .xz, or - for standard input",
+    ] = None
+    valid: Annotated[
+        str | list[str] | None,
+        "the same, to validate on; none: the last part of the text is held out",
+    ] = None
+    held_out: Annotated[
+        float,
+        "share of the characters that is held out where there is no validation file",
+        Range(above=0, below=1),
+    ] = 0.1
+    documents: Annotated[
+        Literal["file", "line", "blank"],
+        "what one document is: a file, a line, or what blank lines separate; each ends in the end token",
+    ] = "file"
+    apart: Annotated[
+        bool,
+        "true: a row of a batch is of one document, so attention never crosses into another; false: rows are cut "
+        "from all documents one after the other",
+    ] = False
+    skip_bad: Annotated[bool, "leave out bad lines and count them, instead of stopping at the first"] = False
+    tokenizer: Annotated[
+        Literal["bpe", "characters", "bytes", "words"],
+        "bpe: learn byte pairs from the text; words: what spaces separate, and the ends of lines",
+    ] = "bpe"
+    vocabulary: Annotated[
+        int,
+        "tokens to learn, at most (characters: all there are by default, bytes: always 260)",
+        Range(5),
+    ] = 8000
+    length: Annotated[int, "tokens that are read at a time, the longest context", Range(1)] = 256
 
     def __post_init__(self) -> None:
-        check_bounds(self, vocabulary=5, length=1)
-        if not 0 < self.held_out < 1:
-            raise ValueError(f"data.held_out must be above 0 and below 1, got {self.held_out}")
+        check_options(self, "data.")
         for name in ("text", "valid"):
             value = getattr(self, name)
             if value is not None and (not value or not all(value)):
@@ -62,7 +74,6 @@ class LanguageData:
 class TextTask(base.Task):
     """A task whose config has the text of LanguageData, and `init`."""
 
-    presets: ClassVar[dict[str, dict[str, Any]]]
     cpu_tokens = 2048
     data: Documents
 
@@ -94,7 +105,9 @@ class TextTask(base.Task):
             changes = config.model.changes_of_trained("dropout")
             return dataclasses.replace(read_parts(Run.open(config.init)).size, **changes)
         tokenizer = tokenizers[FILE]
-        size = config.model.resized(cls.presets, ModelConfig, vocabulary=tokenizer.size, stems=stems(tokenizer))
+        size = config.model.resolve(vocabulary=tokenizer.size, stems=stems(tokenizer))
+        if getattr(size, "head", None) == "none":
+            raise ValueError("model.head none gives no logits, which a loss needs: use linear or transform")
         if parse(size.position) == parse("learned"):
             # as long as what is read: positions that no text reached would stay as they were drawn
             size = dataclasses.replace(size, position=f"learned(longest={config.data.length})")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import regard
 from regard import draw
 from regard.cli import main
 from regard.cli.explanation import example_lines
-from regard.models import KINDS
+from regard.models import registry as models
 from regard.spec import REGISTRIES, parse
 
 NAMES = [(kind, name) for kind, registry in REGISTRIES.items() for name in registry.names()]
@@ -30,7 +31,8 @@ def no_terminal(monkeypatch):
 def test_list_shows_every_name(capsys):
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert {(line.split()[1], line.split()[0]) for line in lines[2:]} == set(NAMES)
+    found = {(line.split()[1], line.split()[0]) for line in lines[2:]}
+    assert found == {*NAMES, *(("model", name) for name in models.entries())}
 
 
 @pytest.mark.parametrize("columns", [80, 100, 200])
@@ -40,13 +42,19 @@ def test_list_fits_the_terminal_and_cuts_no_name(capsys, monkeypatch, columns):
     told = capsys.readouterr().out
     assert max(map(len, told.splitlines())) <= columns
     assert "…" not in told
-    assert {name for _, name in NAMES} <= {line.split()[0] for line in told.splitlines() if line.strip()}
+    assert {*models.entries(), *(name for _, name in NAMES)} <= {
+        line.split()[0] for line in told.splitlines() if line.strip()
+    }
 
 
 def test_list_as_json_has_all_facts(capsys):
     assert main(["list", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(row["kind"], row["name"]) for row in rows] == NAMES
+    assert [(row["kind"], row["name"]) for row in rows] == [*NAMES, *(("model", name) for name in models.entries())]
+    rows, built = rows[: len(NAMES)], rows[len(NAMES) :]
+    for row in built:
+        assert all(row[key] for key in ("paper", "link", "family", "time", "memory", "summary", "predicts", "presets"))
+        assert all(option["meaning"] for option in row["options"] if option["name"] not in ("kind", "body"))
     row = next(row for row in rows if row["name"] == "softmax")
     assert row["time"] == {"text": "N^2", "exponent": 2}
     assert [row[flag] for flag in ("causal", "cross", "decodes")] == [True, True, True]
@@ -63,6 +71,8 @@ def test_list_selects(capsys):
     assert main(["list", "--kind", "attention", "--family", "scores", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {(row["kind"], row["family"]) for row in rows} == {("attention", "scores")}
+    assert main(["list", "--kind", "model"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == list(models.entries())
     assert "did you mean 'attention'" in refused(capsys, "list", "--kind", "atention")
     assert "did you mean 'scores'" in refused(capsys, "list", "--family", "score")
 
@@ -99,20 +109,22 @@ def test_lines_to_copy_work(kind, name, capsys, tmp_path, monkeypatch):
     assert main(words) == 0
 
 
-@pytest.mark.parametrize("kind", [kind for kind, pair in KINDS.items() if pair[0] is not regard.ModelConfig])
-def test_explain_every_model(capsys, kind):
-    """The words of `regard list --survey` that are no layers."""
-    assert main(["explain", kind]) == 0
-    told = capsys.readouterr().out
-    for word in (kind, "layers", "vocabulary", "arXiv" if kind.startswith("perceiver") else "model"):
+@pytest.mark.parametrize("name", models.entries())
+def test_explain_every_model(capsys, name):
+    """The names of `regard list --kind model`, with the presets that train them."""
+    assert main(["explain", name]) == 0
+    told, model = capsys.readouterr().out, models.find(name)
+    for word in (name, "layers", "vocabulary", "https://arxiv.org/abs/", *model.predicts):
         assert word in told
-    if kind in ("funnel", "perceiver", "perceiver-ar", "tokenlearner", "feedback"):
+    for form in model.forms.values():
+        assert set(form.presets) <= set(re.findall(r"[\w-]+", told.split("Facts")[1]))
+    if name in ("funnel", "perceiver", "perceiver-ar", "tokenlearner", "feedback"):
         assert "authors" in told, "what differs from their code is said"
     lines = [line.strip() for line in told.split("To copy")[1].split("\n") if line.strip()]
     space = {}
     with torch.device("meta"):
         exec("\n".join(lines), space)
-    assert space["model"].config.kind == kind
+    assert type(space["model"]) in {form.module for form in model.forms.values()}
 
 
 def test_explain_takes_a_spec(capsys):
@@ -230,7 +242,9 @@ def test_demo_draws_and_says_where(capsys, tmp_path):
     told = capsys.readouterr().out
     assert str(folder / "attention.png") in told
     assert "Nothing is trained" in " ".join(told.split())
-    assert {name for _, name in NAMES} <= {line.split()[0] for line in told.splitlines() if line.strip()}
+    assert {*models.entries(), *(name for _, name in NAMES)} <= {
+        line.split()[0] for line in told.splitlines() if line.strip()
+    }
     assert "softmax: 'rose' reads 'rose'" in told
     assert min(imread(folder / "attention.png").shape[:2]) > 400
 

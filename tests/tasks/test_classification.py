@@ -344,7 +344,7 @@ def test_config_round_trip(tmp_path):
         "y",
     )
     assert settings.data.columns == ("sentence", 1)
-    assert settings.model.resolve(50, 3).layers == (1, 2)
+    assert settings.model.resolve(vocabulary=50, classes=3).layers == (1, 2)
     assert settings.training.metric == "loss"
     plain = json.loads(json.dumps({"columns": ["sentence", 1]}))
     assert from_json(LabelledData, plain).columns == ("sentence", 1)

@@ -25,10 +25,11 @@ from regard.data.text import BadText
 from regard.data.tokenizer import EOS, Streamed, Tokenizer
 from regard.decoding import DecodingConfig, Sliding, generate
 from regard.decoding.greedy import draw, repeated_less
+from regard.models.registry import GPT
 from regard.models.transformer import ModelConfig, Transformer
 from regard.tasks.language import LanguageConfig, LanguageOptions, fewshot
 from regard.tasks.language.language_model import LanguageModel, Listener
-from regard.tasks.language.task import PRESETS, Task
+from regard.tasks.language.task import Task
 from regard.tasks.text import FILE, LanguageData
 from regard.tasks.train import resume, train
 from regard.training import checkpoint, loop
@@ -340,7 +341,7 @@ GPT2 = {"gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_0
 @pytest.mark.parametrize(("preset", "count"), [*GPT2.items(), ("smollm2-135m", 134_515_008)])
 def test_presets_have_exactly_the_published_parameters(preset, count):
     vocabulary = 50257 if preset in GPT2 else 49152
-    size = LanguageOptions(preset=preset).resized(PRESETS, ModelConfig, vocabulary=vocabulary)
+    size = LanguageOptions(preset=preset).resolve(vocabulary=vocabulary)
     with torch.device("meta"):
         model = models.build(size)
     assert sum(part.numel() for part in model.parameters()) == count
@@ -348,8 +349,8 @@ def test_presets_have_exactly_the_published_parameters(preset, count):
 
 def test_presets_are_the_shapes_of_hugging_face():
     transformers = importlib.import_module("transformers")
-    for preset in PRESETS:
-        size = LanguageOptions(preset=preset).resized(PRESETS, ModelConfig, vocabulary=5000)
+    for preset in GPT:
+        size = LanguageOptions(preset=preset).resolve(vocabulary=5000)
         common = {"vocab_size": 5000}
         if "gpt" in preset:
             shape = {"n_embd": size.width, "n_layer": size.layers, "n_head": size.heads}

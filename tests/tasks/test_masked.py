@@ -17,9 +17,10 @@ from regard.data.documents import IGNORED
 from regard.data.masking import MaskedBatches, Masking, Texts, word_edges
 from regard.data.tokenizer import BOS, EOS, PAD, SPECIAL, Tokenizer
 from regard.models import build
+from regard.models.registry import BERT, presets
 from regard.models.transformer import ModelConfig, Transformer
 from regard.tasks.masked import MaskedConfig, MaskedData, MaskedModel, MaskedOptions
-from regard.tasks.masked.task import BERT, PRESETS, Task
+from regard.tasks.masked.task import Task
 from regard.tasks.train import resume, train
 from regard.training import loop
 from regard.training.config import TrainingConfig
@@ -200,7 +201,9 @@ def test_loss_is_cross_entropy_at_the_hidden_places(smoothing):
     torch.manual_seed(0)
     model = Transformer(
         ModelConfig(
-            vocabulary=TOKENIZER.size, **BERT | {"width": 16, "heads": 2, "inner": 24, "layers": 2, "dropout": 0.0}
+            vocabulary=TOKENIZER.size,
+            **presets("hidden tokens")["bert-tiny"].values
+            | {"width": 16, "heads": 2, "inner": 24, "layers": 2, "dropout": 0.0},
         )
     )
     texts = [TOKENIZER.framed(TOKENIZER.encode(line)[:size]) for line, size in zip(LINES, range(2, 14), strict=False)]
@@ -303,12 +306,14 @@ def test_training_goes_on_from_another_run(run, tmp_path):
         Task.size(wrong, tokenizers, data)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", BERT)
 def test_presets_have_the_sizes_of_bert(preset):
     """Parameters of BERT (Turc et al. 2019 for the small ones) with 30,522 tokens and 512 positions, segments and
     pooler apart."""
     counts = {"bert-tiny": 4.4, "bert-mini": 11.2, "bert-small": 28.8, "bert": 109.5, "bert-large": 335.1}
-    size = ModelConfig(vocabulary=30522, **PRESETS[preset] | {"position": "learned(longest=512)"})
+    size = ModelConfig(
+        vocabulary=30522, **presets("hidden tokens")[preset].values | {"position": "learned(longest=512)"}
+    )
     with torch.device("meta"):
         model = build(size)
     ours = sum(part.numel() for part in model.parameters())

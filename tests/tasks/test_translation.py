@@ -24,10 +24,10 @@ from regard.tasks.train import resume, train
 from regard.tasks.translate import (
     ENGLISH_GERMAN,
     DataConfig,
-    ModelOptions,
     Task,
     TranslateConfig,
     Translator,
+    TranslatorOptions,
     alignment,
 )
 from regard.training import checkpoint
@@ -46,7 +46,7 @@ def run(tmp_path_factory) -> str:
         TranslateConfig(
             out=str(folder),
             data=DataConfig(generated=300, held_out=20, vocabulary=400, protect=True),
-            model=ModelOptions(width=32, heads=2, inner=64, layers=2, norm="pre", aligner=True),
+            model=TranslatorOptions(width=32, heads=2, inner=64, layers=2, norm="pre", aligner=True),
             training=TrainingConfig(steps=20, tokens=512, evaluate_every=10, average=2, keep=2, tensorboard=False),
         ),
         Display(quiet=True),
@@ -178,7 +178,7 @@ def plain(tmp_path_factory) -> str:
         TranslateConfig(
             out=str(folder),
             data=DataConfig(generated=100, held_out=10, vocabulary=300),
-            model=ModelOptions(width=16, heads=1, inner=16, layers=1),
+            model=TranslatorOptions(width=16, heads=1, inner=16, layers=1),
             training=TrainingConfig(steps=1, tokens=512, tensorboard=False),
         ),
         Display(quiet=True),

@@ -159,7 +159,7 @@ def _affordable(config: ClassifyConfig, trained: Trained | None) -> float:
     model, device = config.model, config.training.device
     size = model if trained is None else trained.size
     width, inner, layers = size.width or 128, size.inner or 256, size.layers or 4
-    each = operations_per_token(width, inner, sum(layers) if isinstance(layers, list) else layers)
+    each = operations_per_token(width, inner, sum(layers) if isinstance(layers, list | tuple) else layers)
     kind = "cuda" if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()) else "cpu"
     return min(MOST_READ, OPERATIONS[kind] / each)
 

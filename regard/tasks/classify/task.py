@@ -37,6 +37,7 @@ class Task(base.Task):
     about, examples = ABOUT, EXAMPLES
     use = "classify with: regard classify {run} < texts.txt"
     config = ClassifyConfig
+    predicts = "class"
     metrics = ("accuracy", "f1", "average_precision", "loss")
 
     @classmethod
@@ -61,7 +62,9 @@ class Task(base.Task):
     def size(cls, config: ClassifyConfig, tokenizers: dict[str, Tokenizer], data: Corpus) -> Any:
         body = None if config.init is None else _trained(config.init).size
         tokenizer = tokenizers[FILE]
-        return config.model.resolve(tokenizer.size, len(data.labels), body, stems=stems(tokenizer))
+        return config.model.resolve(
+            body=body, vocabulary=tokenizer.size, classes=len(data.labels), stems=stems(tokenizer)
+        )
 
     @classmethod
     def build(cls, config: ClassifyConfig, size: Any) -> nn.Module:

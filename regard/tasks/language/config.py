@@ -1,28 +1,32 @@
 """The config of a language model: its data, its model and its training."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from regard.tasks.options import TokenOptions, check_out
+from regard.tasks.options import ModelOptions, check_out, derived
 from regard.tasks.text import LanguageData
 from regard.training.config import TrainingConfig
 
 
-@dataclass(frozen=True)
-class LanguageOptions(TokenOptions):
+@derived
+class LanguageOptions(ModelOptions):
     """A preset, and what to change in it: whatever is left out is as the preset says."""
 
-    preset: str = "gpt-nano"
-    """gpt-nano; gpt2, gpt2-medium, gpt2-large, gpt2-xl; modern, smollm2-135m: RMSNorm, SwiGLU, rotary, shared keys"""
+    predicts = "next token"
+    default = "gpt-nano"
+    preset: Annotated[
+        str,
+        "gpt-nano, gpt2, gpt2-medium, gpt2-large or gpt2-xl; modern or smollm2-135m (RMSNorm, SwiGLU, rotary, shared "
+        "keys); feedback; perceiver-ar",
+    ] = "gpt-nano"
 
 
 @dataclass(frozen=True)
 class LanguageConfig:
     """A language model: its data, its model and its training."""
 
-    out: str = "runs/language"
-    """the run folder: config, tokenizer, checkpoints and log"""
-    init: str | None = None
-    """a run of language to begin with: its weights, its sizes and its tokenizer"""
+    out: Annotated[str, "the run folder: config, tokenizer, checkpoints and log"] = "runs/language"
+    init: Annotated[str | None, "a run of language to begin with: its weights, its sizes and its tokenizer"] = None
     data: LanguageData = field(default_factory=LanguageData)
     model: LanguageOptions = field(default_factory=LanguageOptions)
     training: TrainingConfig = field(

@@ -19,34 +19,6 @@ from regard.training.run import Run
 
 SAMPLE = 100  # tokens shown at each evaluation
 
-_GPT = {
-    "kind": "decoder",
-    "position": "learned",
-    "norm": "pre",
-    "feedforward": "dense(activation='gelu_tanh')",
-    "bias": True,
-    "scaled_embedding": False,
-}
-_MODERN = {
-    "kind": "decoder",
-    "position": "rotary",
-    "norm": "pre",
-    "norm_kind": "rms",
-    "feedforward": "dense(activation='silu', gated=True, bias=False)",
-    "scaled_embedding": False,
-    "dropout": 0.0,
-}
-PRESETS: dict[str, dict[str, Any]] = {
-    "gpt-nano": _GPT | {"width": 48, "heads": 3, "inner": 192, "layers": 3},
-    "gpt2": _GPT | {"width": 768, "heads": 12, "inner": 3072, "layers": 12},
-    "gpt2-medium": _GPT | {"width": 1024, "heads": 16, "inner": 4096, "layers": 24},
-    "gpt2-large": _GPT | {"width": 1280, "heads": 20, "inner": 5120, "layers": 36},
-    "gpt2-xl": _GPT | {"width": 1600, "heads": 25, "inner": 6400, "layers": 48},
-    "modern": _MODERN | {"width": 256, "heads": 8, "kv_heads": 2, "inner": 688, "layers": 6},
-    "smollm2-135m": _MODERN
-    | {"width": 576, "heads": 9, "kv_heads": 3, "inner": 1536, "layers": 30, "position": "rotary(base=100000.0)"},
-}
-
 
 class Task(TextTask):
     """Text in, the next token out."""
@@ -55,8 +27,8 @@ class Task(TextTask):
     about, examples = ABOUT, EXAMPLES
     use = "go on with a text: regard generate {run} 'Once upon a time'"
     config = LanguageConfig
+    predicts = "next token"
     metrics = ("loss",)
-    presets = PRESETS
 
     def __init__(self, config: LanguageConfig, data: Documents, tokenizers: dict[str, Tokenizer], model: nn.Module):
         self.model, self.data, self.unit = model, data, config.data.documents

@@ -16,25 +16,6 @@ from regard.tasks.text import FILE, TextTask
 from regard.training.graphs import few_lengths
 from regard.training.loss import IGNORED, Loss, hidden_loss
 
-BERT = {
-    "kind": "encoder",
-    "position": "learned",
-    "norm_epsilon": 1e-12,
-    "feedforward": "dense(activation='gelu')",
-    "bias": True,
-    "scaled_embedding": False,
-    "normed_embedding": True,
-    "head": "transform",
-    "head_bias": True,
-}
-PRESETS: dict[str, dict[str, Any]] = {
-    "bert-tiny": BERT | {"width": 128, "heads": 2, "inner": 512, "layers": 2},
-    "bert-mini": BERT | {"width": 256, "heads": 4, "inner": 1024, "layers": 4},
-    "bert-small": BERT | {"width": 512, "heads": 8, "inner": 2048, "layers": 4},
-    "bert": BERT | {"width": 768, "heads": 12, "inner": 3072, "layers": 12},
-    "bert-large": BERT | {"width": 1024, "heads": 16, "inner": 4096, "layers": 24},
-}
-
 
 class Task(TextTask):
     """Text with gaps in, the hidden tokens out."""
@@ -43,8 +24,8 @@ class Task(TextTask):
     about, examples = ABOUT, EXAMPLES
     use = "fill a gap: regard fill {run} 'I took my [mask] for a walk'"
     config = MaskedConfig
+    predicts = "hidden tokens"
     metrics = ("loss", "accuracy")
-    presets = PRESETS
     epochs = 40  # a token is hidden in one of seven only
 
     def __init__(self, config: MaskedConfig, data: Documents, tokenizers: dict[str, Tokenizer], model: nn.Module):

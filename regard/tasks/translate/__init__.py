@@ -6,7 +6,7 @@ from regard.lazy import lazy_names
 
 if TYPE_CHECKING:
     from regard.tasks.translate.alignment import align, align_both, choose_layers, read_maps
-    from regard.tasks.translate.config import DataConfig, ModelOptions, TranslateConfig
+    from regard.tasks.translate.config import DataConfig, TranslateConfig, TranslatorOptions
     from regard.tasks.translate.corpus import Corpus, read_corpus, read_valid
     from regard.tasks.translate.task import Task
     from regard.tasks.translate.translator import ENGLISH_GERMAN, Translation, Translator
@@ -15,11 +15,11 @@ __all__ = [
     "ENGLISH_GERMAN",
     "Corpus",
     "DataConfig",
-    "ModelOptions",
     "Task",
     "TranslateConfig",
     "Translation",
     "Translator",
+    "TranslatorOptions",
     "align",
     "align_both",
     "choose_layers",
@@ -34,7 +34,7 @@ __getattr__, __dir__ = lazy_names(
         "Corpus": "corpus",
         "DataConfig": "config",
         "ENGLISH_GERMAN": "translator",
-        "ModelOptions": "config",
+        "TranslatorOptions": "config",
         "Task": "task",
         "TranslateConfig": "config",
         "Translation": "translator",

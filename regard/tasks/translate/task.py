@@ -36,6 +36,7 @@ class Task(base.Task):
     about, examples = ABOUT, EXAMPLES
     use = "translate with: regard translate {run}"
     config = TranslateConfig
+    predicts = "translation"
     metrics = ("bleu", "chrf", "exact", "loss")
     cpu_tokens = 1024
     epochs = 30
@@ -58,7 +59,7 @@ class Task(base.Task):
             model = dataclasses.replace(model, preset="mini" if on_cpu else "tiny", norm=norm)
             chosen.append(f"model.preset {model.preset}, model.norm {norm}")
         if training.learning_rate is None and training.schedule != "paper":
-            size = model.resolve(data_options.vocabulary, None)
+            size = model.resolve(vocabulary=data_options.vocabulary)
             high = getattr(size, "norm", None) == "pre" and size.width <= 256
             training = dataclasses.replace(training, learning_rate=0.003 if high else 0.001)
             chosen.append(f"training.learning_rate {training.learning_rate}")
@@ -82,7 +83,7 @@ class Task(base.Task):
     @classmethod
     def size(cls, config: TranslateConfig, tokenizers: dict[str, Tokenizer], data: Corpus) -> Any:
         source, target = tokenizers["source.json"], tokenizers.get("target.json")
-        return config.model.resolve(source.size, None if target is None else target.size)
+        return config.model.resolve(vocabulary=source.size, target_vocabulary=None if target is None else target.size)
 
     def __init__(self, config: TranslateConfig, data: Corpus, tokenizers: dict[str, Tokenizer], model: nn.Module):
         source, target = (tokenizers.get(name, tokenizers["source.json"]) for name in FILES)

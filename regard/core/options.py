@@ -1,0 +1,82 @@
+"""Options of configs: a field declares its help and its bounds once, in its annotation, and one function checks them.
+
+    width: Annotated[int, "model width (d_model)", Range(1, 2**20)] = 512
+
+The help is that of the command line. The options of a mechanism are declared in the same way (see regard/spec.py).
+"""
+
+import dataclasses
+import functools
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+from regard.core.limits import check_sizes
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that an option may be; of a list, each of its numbers."""
+
+    least: float = -math.inf
+    most: float = math.inf
+    above: float = -math.inf
+    below: float = math.inf
+
+    def __contains__(self, number: float) -> bool:
+        # comparisons with NaN are false
+        from_left = self.least <= number and (number > self.above or self.above == -math.inf)
+        return from_left and number <= self.most and (number < self.below or self.below == math.inf)
+
+    def __or__(self, other: "Range") -> "Range":
+        """What either takes."""
+        lower, upper = ("least", "above"), ("most", "below")
+        bounds = {name: min(getattr(self, name), getattr(other, name)) for name in lower}
+        return Range(**bounds | {name: max(getattr(self, name), getattr(other, name)) for name in upper})
+
+    def __str__(self) -> str:
+        words = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
+        return " and ".join(f"{word} {bound:,}" for word, bound in words.items() if math.isfinite(bound))
+
+
+class Option(NamedTuple):
+    """What the field of a config declares."""
+
+    name: str
+    type: Any  # without its annotations
+    default: Any
+    help: str
+    range: Range | None
+
+
+@functools.cache
+def options(cls: type) -> dict[str, Option]:
+    """The options of a dataclass by their names."""
+    hints, found = get_type_hints(cls, include_extras=True), {}
+    for field in dataclasses.fields(cls):
+        hint, extras = hints[field.name], ()
+        if get_origin(hint) is Annotated:
+            hint, *extras = get_args(hint)
+        texts = [extra for extra in extras if isinstance(extra, str)]
+        ranges = [extra for extra in extras if isinstance(extra, Range)]
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        option = Option(field.name, hint, default, texts[0] if texts else "", ranges[0] if ranges else None)
+        found[field.name] = option
+    return found
+
+
+def check_options(config: Any, section: str = "") -> None:
+    """Refuses a config with a number out of its range, or a word that is none of its field's; `section` is said before
+    the name of the option."""
+    check_sizes(config, section)
+    for option in options(type(config)).values():
+        value, name = getattr(config, option.name), f"{section}{option.name}"
+        if get_origin(option.type) is Literal and value not in get_args(option.type):
+            raise ValueError(f"{name} must be {' or '.join(map(repr, get_args(option.type)))}, got {value!r}")
+        if option.range is None or value is None:
+            continue
+        for number in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                raise ValueError(f"{name} must be a number, got {number!r}")
+            if number not in option.range:
+                raise ValueError(f"{name} must be {option.range}, got {number}")

@@ -1,0 +1,90 @@
+"""What a Transformer is made of. The config of every other model is beside the model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from regard.core.options import Range, check_options
+from regard.spec import use_canonical_names
+
+Specs = str | Sequence[str]
+Norm = Annotated[
+    Literal["post", "pre"], "where the norm stands: after the residual as in the paper, or before the sublayer"
+]
+
+
+def check_config(config: object, section: str = "") -> None:
+    """Refuses a config with a value that its field does not take. Aliases in specs become the names they stand for, so
+    that what is saved has one name for one thing."""
+    check_options(config, section)
+    use_canonical_names(config)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What a Transformer is made of. Attentions and feed-forward layers take a spec, or a list of specs that is
+    repeated over the layers."""
+
+    kind: Literal["encoder", "decoder", "encoder-decoder"] = "encoder-decoder"
+    vocabulary: Annotated[int, "tokens of the vocabulary", Range(1)] = 37000
+    target_vocabulary: Annotated[int | None, "tokens of the target's own vocabulary (default: shared)", Range(1)] = None
+    width: Annotated[int, "model width (d_model)", Range(1)] = 512
+    heads: Annotated[int, "heads of each attention", Range(1)] = 8
+    kv_heads: Annotated[int | None, "key and value heads, fewer than heads to share them", Range(1)] = None
+    head_width: Annotated[int | None, "width of a head (default: width / heads)", Range(1)] = None
+    inner: Annotated[int, "feed-forward width: that inside the feed-forward layers", Range(1)] = 2048
+    layers: Annotated[int, "number of layers; of an encoder-decoder, in each of the two", Range(1)] = 6
+    decoder_layers: Annotated[int | None, "layers of the decoder (default: as layers)", Range(1)] = None
+    attention: Annotated[Specs, "spec of the attention, or a list repeated over the layers"] = "softmax"
+    decoder_attention: Annotated[Specs | None, "spec of the decoder's self-attention (default: as attention)"] = None
+    cross_attention: Annotated[Specs, "spec of the attention from target to source"] = "softmax"
+    position: Annotated[str, "spec of the positions, such as sinusoidal, rotary, alibi"] = "sinusoidal"
+    norm: Norm = "post"
+    norm_kind: Annotated[Literal["layer", "rms"], "layer norm, or the root mean square alone (RMSNorm)"] = "layer"
+    norm_epsilon: Annotated[
+        float, "added to the variance in each norm: what is much smaller than its root stays small", Range(above=0)
+    ] = 1e-5
+    final_norm: Annotated[bool | None, "one more norm after the last layer (default: where norm is pre)"] = None
+    feedforward: Annotated[
+        Specs, "spec of the feed-forward layers, or a list repeated over them, such as \"dense(activation='gelu')\""
+    ] = "dense"
+    decoder_feedforward: Annotated[
+        Specs | None, "spec of the decoder's feed-forward layers (default: as feedforward)"
+    ] = None
+    reversible: Annotated[
+        bool, "layers that are undone in the backward pass, so that their number costs no memory; with norm pre"
+    ] = False
+    bias: Annotated[
+        bool | Literal["inputs"], "biases of the projections of attention; inputs: of queries, keys and values only"
+    ] = False
+    scaled_embedding: Annotated[bool, "token vectors times the root of their width, as in the paper"] = True
+    normed_embedding: Annotated[bool, "a norm over the sum of token vectors and positions, as in BERT"] = False
+    segments: Annotated[
+        int, "learned vectors that tell the parts of a text apart, added to its token vectors", Range(0)
+    ] = 0
+    stems: Annotated[
+        int, "tokens whose vectors are added to that of a token: the beginnings of a word, see Tokenizer", Range(0)
+    ] = 0
+    dropout: Annotated[float, "dropout of the embeddings and of what each sublayer adds", Range(0, below=1)] = 0.1
+    tied: Annotated[bool, "the output layer is the embedding of the tokens"] = True
+    head: Annotated[
+        Literal["linear", "transform", "none"],
+        "transform: a dense layer, GELU and a norm before the output layer, as in BERT; none: no logits",
+    ] = "linear"
+    head_bias: Annotated[bool, "a number for each token, added to its logit"] = False
+    pooler: Annotated[bool, "`pooled`: a dense layer and tanh over the first token, as in BERT"] = False
+    aligner: Annotated[bool, "one more layer, which learns word alignments beside the translation"] = False
+
+    def __post_init__(self) -> None:
+        check_config(self)
+        if self.reversible and self.norm != "pre":
+            raise ValueError("reversible layers need norm='pre': what a norm behind the residual did cannot be undone")
+        for names, kind in ((("segments", "stems", "pooler"), "encoder"), (("aligner",), "encoder-decoder")):
+            for name in names:
+                if getattr(self, name) and self.kind != kind:
+                    raise ValueError(f"{name} is for kind {kind!r}, got kind {self.kind!r}")
+        if self.target_vocabulary is not None and self.kind != "encoder-decoder":
+            raise ValueError(f"target_vocabulary is for kind 'encoder-decoder', got kind {self.kind!r}")
+        if self.head == "none" and (self.kind != "encoder" or self.head_bias):
+            got = f"kind {self.kind!r}" if self.kind != "encoder" else "head_bias"
+            raise ValueError(f"head 'none' is an encoder that gives vectors and no logits, got {got}")

@@ -1,0 +1,278 @@
+"""Every model by its name: what it can be trained to predict, what it is made of, and its presets.
+
+A model is an entry of MODELS. A model in somebody else's package is an entry point of the group `regard.models` whose
+value is such an entry.
+"""
+
+import difflib
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any, Literal, NamedTuple
+
+from torch import nn
+
+from regard.core.options import Option, options
+from regard.core.shape import Order
+from regard.models.config import ModelConfig
+from regard.models.feedback import Feedback, FeedbackConfig
+from regard.models.funnel import Funnel, FunnelConfig
+from regard.models.perceiver import Perceiver, PerceiverAR, PerceiverARConfig, PerceiverConfig
+from regard.models.pooling import Classifier, ClassifierConfig
+from regard.models.recurrent import Recurrent, RecurrentConfig
+from regard.models.tokenlearner import TokenLearner, TokenLearnerConfig
+from regard.models.transformer import Transformer
+
+GROUP = "regard.models"
+Predicts = Literal["translation", "next token", "hidden tokens", "class"]
+
+
+class Form(NamedTuple):
+    """A model as it is built to predict one thing."""
+
+    config: type  # a dataclass whose fields are its options
+    module: type[nn.Module]
+    presets: Mapping[str, Mapping[str, Any]]  # values over the defaults of the config, by the name of the preset
+    fixed: Mapping[str, Any] = {}  # fields that make it predict this
+    unused: tuple[str, ...] = ()  # fields that mean nothing here
+
+    def options(self) -> dict[str, Option]:
+        """What can be chosen of it."""
+        return {name: option for name, option in options(self.config).items() if name not in self.unused}
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What `regard list` says of a model. N is the length; costs are those of a training step with its default
+    attention, and of what decoding keeps."""
+
+    name: str
+    paper: str
+    link: str
+    family: str
+    time: Order
+    memory: Order
+    state: Order | None  # None: it does not decode
+
+
+@dataclass(frozen=True)
+class Model:
+    """An entry of the registry."""
+
+    facts: ModelFacts
+    forms: Mapping[str, Form] = field(default_factory=dict)  # by what they predict, see Predicts
+
+    @property
+    def predicts(self) -> tuple[str, ...]:
+        return tuple(self.forms)
+
+
+def _sizes(width: int, heads: int, inner: int, layers: Any, **more: Any) -> dict[str, Any]:
+    return {"width": width, "heads": heads, "inner": inner, "layers": layers, **more}
+
+
+TINY = _sizes(128, 4, 256, 4)
+PAPER = {"tiny": TINY, "base": {}, "big": {"width": 1024, "heads": 16, "inner": 4096, "dropout": 0.3}}
+# Translators that learn in minutes on a CPU: twice the steps of `tiny` in the same time, and layers that bear a high
+# learning rate from the start.
+MINI = _sizes(128, 4, 256, 2, norm="pre")
+_GPT = {
+    "position": "learned",
+    "norm": "pre",
+    "feedforward": "dense(activation='gelu_tanh')",
+    "bias": True,
+    "scaled_embedding": False,
+}
+_MODERN = {
+    "position": "rotary",
+    "norm": "pre",
+    "norm_kind": "rms",
+    "feedforward": "dense(activation='silu', gated=True, bias=False)",
+    "scaled_embedding": False,
+    "dropout": 0.0,
+}
+GPT = {
+    "gpt-nano": _GPT | _sizes(48, 3, 192, 3),
+    "gpt2": _GPT | _sizes(768, 12, 3072, 12),
+    "gpt2-medium": _GPT | _sizes(1024, 16, 4096, 24),
+    "gpt2-large": _GPT | _sizes(1280, 20, 5120, 36),
+    "gpt2-xl": _GPT | _sizes(1600, 25, 6400, 48),
+    "modern": _MODERN | _sizes(256, 8, 688, 6, kv_heads=2),
+    "smollm2-135m": _MODERN | _sizes(576, 9, 1536, 30, kv_heads=3, position="rotary(base=100000.0)"),
+}
+_BERT = {
+    "position": "learned",
+    "norm_epsilon": 1e-12,
+    "feedforward": "dense(activation='gelu')",
+    "bias": True,
+    "scaled_embedding": False,
+    "normed_embedding": True,
+    "head": "transform",
+    "head_bias": True,
+}
+BERT = {
+    "bert-tiny": _BERT | _sizes(128, 2, 512, 2),
+    "bert-mini": _BERT | _sizes(256, 4, 1024, 4),
+    "bert-small": _BERT | _sizes(512, 8, 2048, 4),
+    "bert": _BERT | _sizes(768, 12, 3072, 12),
+    "bert-large": _BERT | _sizes(1024, 16, 4096, 24),
+}
+# With 10,000 shared tokens at width 128 (1.28 million), 3 million leave room for one layer of 256 or two of 192.
+# One is taken: a second doubles the steps that wait for each other, and a head of 256 is the widest that kernels take.
+RECURRENT = {"width": 128, "hidden": 256, "layers": 1, "dropout": 0.3}
+
+
+# fields of configs that mean nothing where a model has no target, no classes, or nothing but classes
+TARGET = ("decoder_layers", "decoder_attention", "cross_attention", "decoder_feedforward", "aligner")
+POOLED = ("pooling", "seeds", "seed_layers")
+UNPOOLED = ("tied", "decoder_layers", "query_residual")
+
+
+def _both(config: type, module: type[nn.Module], name: str, **sizes: Any) -> dict[str, Form]:
+    """A model that reads a whole text, and predicts its hidden tokens or its class."""
+    presets = {name: _sizes(128, 4, 256, **sizes)}
+    return {
+        "hidden tokens": Form(config, module, presets, unused=POOLED),
+        "class": Form(config, module, presets, unused=UNPOOLED),
+    }
+
+
+def _recurrent(cell: str, paper: str, link: str) -> Model:
+    facts = ModelFacts(cell, paper, link, "recurrent", Order("N^2", 2), Order("N^2", 2), Order("1", 0))
+    presets = {cell: {"cell": cell, **RECURRENT}}
+    return Model(facts, {"translation": Form(RecurrentConfig, Recurrent, presets, {"cell": cell})})
+
+
+MODELS = (
+    Model(
+        ModelFacts(
+            "transformer",
+            "Vaswani et al. 2017, Attention Is All You Need",
+            "arXiv 1706.03762",
+            "attention",
+            Order("N^2", 2),
+            Order("N", 1),
+            Order("N", 1),
+        ),
+        {
+            "translation": Form(ModelConfig, Transformer, PAPER | {"mini": MINI}, {"kind": "encoder-decoder"}),
+            "next token": Form(ModelConfig, Transformer, GPT, {"kind": "decoder"}, TARGET),
+            "hidden tokens": Form(ModelConfig, Transformer, BERT, {"kind": "encoder"}, TARGET),
+            "class": Form(ClassifierConfig, Classifier, PAPER, unused=UNPOOLED),
+        },
+    ),
+    _recurrent(
+        "lstm",
+        "Luong et al. 2015, Effective Approaches to Attention-based Neural Machine Translation",
+        "arXiv 1508.04025",
+    ),
+    _recurrent(
+        "gru",
+        "Bahdanau et al. 2015, Neural Machine Translation by Jointly Learning to Align and Translate",
+        "arXiv 1409.0473",
+    ),
+    Model(
+        ModelFacts(
+            "feedback",
+            "Fan et al. 2020, Addressing Some Limitations of Transformers with Feedback Memory",
+            "arXiv 2002.09402",
+            "recurrent",
+            Order("N^2", 2),
+            Order("N^2", 2),
+            Order("N", 1),
+        ),
+        {"next token": Form(FeedbackConfig, Feedback, {"feedback": TINY})},
+    ),
+    Model(
+        ModelFacts(
+            "perceiver",
+            "Jaegle et al. 2021, Perceiver: General Perception with Iterative Attention; 2022, Perceiver IO",
+            "arXiv 2107.14795",
+            "latents",
+            Order("N", 1),
+            Order("N", 1),
+            None,
+        ),
+        _both(PerceiverConfig, Perceiver, "perceiver", layers=4, latents=64),
+    ),
+    Model(
+        ModelFacts(
+            "perceiver-ar",
+            "Hawthorne et al. 2022, General-purpose, long-context autoregressive modeling with Perceiver AR",
+            "arXiv 2202.07765",
+            "latents",
+            Order("N", 1),
+            Order("N", 1),
+            Order("N", 1),
+        ),
+        {"next token": Form(PerceiverARConfig, PerceiverAR, {"perceiver-ar": TINY | {"latents": 128}})},
+    ),
+    Model(
+        ModelFacts(
+            "funnel",
+            "Dai et al. 2020, Funnel-Transformer: Filtering out Sequential Redundancy",
+            "arXiv 2006.03236",
+            "pooling",
+            Order("N^2", 2),
+            Order("N", 1),
+            None,
+        ),
+        _both(FunnelConfig, Funnel, "funnel", layers=(2, 2, 2)),
+    ),
+    Model(
+        ModelFacts(
+            "tokenlearner",
+            "Ryoo et al. 2021, TokenLearner: What Can 8 Learned Tokens Do for Images and Videos?",
+            "arXiv 2106.11297",
+            "pooling",
+            Order("N^2", 2),
+            Order("N", 1),
+            None,
+        ),
+        _both(TokenLearnerConfig, TokenLearner, "tokenlearner", layers=4, tokens=8),
+    ),
+)
+
+
+class Preset(NamedTuple):
+    """A model with sizes, as it is built to predict one thing."""
+
+    model: str
+    form: Form
+    values: dict[str, Any]  # fields of the config
+
+
+@functools.cache
+def entries() -> dict[str, Model]:
+    """All models by their names: those of other people, which cannot take the names of ours, stand behind."""
+    own = {model.facts.name: model for model in MODELS}
+    others = {model.facts.name: model for model in (point.load() for point in entry_points(group=GROUP))}
+    return own | {name: model for name, model in others.items() if name not in own}
+
+
+def find(name: str) -> Model:
+    """A model by its name."""
+    if name not in entries():
+        near = difflib.get_close_matches(name, entries(), n=1, cutoff=0.5)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(f"no model is called {name!r}{hint}; known: {', '.join(entries())}")
+    return entries()[name]
+
+
+def presets(predicts: str) -> dict[str, Preset]:
+    """The presets of all models that can be trained to predict something."""
+    return {
+        name: Preset(model.facts.name, form, dict(form.fixed) | dict(values))
+        for model in entries().values()
+        if (form := model.forms.get(predicts)) is not None
+        for name, values in form.presets.items()
+    }
+
+
+def model_options(name: str) -> dict[str, Option]:
+    """The options of a model in all its forms."""
+    found: dict[str, Option] = {}
+    for form in find(name).forms.values():
+        found = form.options() | found
+    return found
