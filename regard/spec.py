@@ -257,7 +257,8 @@ def describe(kind: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(describe(choice) for choice in inside)
     if origin is tuple:
-        return f"a list of {describe(inside[0])}"
+        several = {int: "whole numbers", float: "numbers", str: "strings"}
+        return f"a list of {several.get(inside[0], describe(inside[0]))}"
     if origin in (list, Sequence):
         return "a list"
     names = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", type(None): "None"}

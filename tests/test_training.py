@@ -764,9 +764,13 @@ def test_presets_and_what_is_foreign_to_them():
     assert TranslatorOptions().resolve(vocabulary=100).width == 128
     assert TranslatorOptions(preset="gru", bottleneck=True).resolve(vocabulary=100).attention is None
     for options, words in (
-        ({"preset": "huge"}, "tiny, base, big, lstm, gru"),
+        ({"preset": "huge"}, "tiny, base, big, mini, lstm, gru"),
         ({"preset": "lstm", "inner": 8}, "has no model.inner"),
         ({"bottleneck": True}, "lstm and gru"),
+        (
+            {"preset": "perceiver-ar"},
+            "predicts next token, and this task trains models that predict translation",
+        ),
         ({"preset": "lstm", "bottleneck": True, "attention": "dot"}, "no attention"),
     ):
         with pytest.raises(ValueError, match=words):

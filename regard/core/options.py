@@ -16,7 +16,7 @@ from regard.core.limits import check_sizes
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that an option may be; of a list, each of its numbers."""
+    """The finite numbers that an option may be; of a list, each of its numbers."""
 
     least: float = -math.inf
     most: float = math.inf
@@ -24,9 +24,7 @@ class Range:
     below: float = math.inf
 
     def __contains__(self, number: float) -> bool:
-        # comparisons with NaN are false
-        from_left = self.least <= number and (number > self.above or self.above == -math.inf)
-        return from_left and number <= self.most and (number < self.below or self.below == math.inf)
+        return math.isfinite(number) and self.least <= number <= self.most and self.above < number < self.below
 
     def __or__(self, other: "Range") -> "Range":
         """What either takes."""

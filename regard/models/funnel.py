@@ -16,7 +16,7 @@ from regard.core.state import Out
 from regard.layers.position.base import Position
 from regard.models.config import Norm
 from regard.models.pooling import POOLING, Answer, EncoderConfig
-from regard.models.transformer import Block, Prediction, Stack, gather_auxiliary, link_layers, pack_ids, through
+from regard.models.transformer import Block, Hidden, Prediction, Stack, gather_auxiliary, link_layers, pack_ids, through
 from regard.spec import Spec, over_layers
 
 
@@ -104,20 +104,33 @@ class Funnel(nn.Module):
 
     def forward(self, tokens: Tensor, *, keep: Tensor | None = None) -> Prediction:
         """ids [B, T] -> logits [B, T, V], or [B, classes]"""
+        if self.config.classes is None:
+            return self.answer.at_tokens(self.hidden(tokens, keep=keep), keep)
+        outs, _, short = self._encode(tokens, keep)
+        logits, pooled = self.answer(Memory(self.norm(outs[-1].y), None if keep is None else short.count))
+        return Prediction(logits, *gather_auxiliary(_named(outs) | {"pooling": pooled}))
+
+    @property
+    def output(self) -> nn.Linear:
+        """The output layer."""
+        return self.answer.output
+
+    def hidden(self, tokens: Tensor, *, keep: Tensor | None = None) -> Hidden:
+        """What the output layer reads where there are no classes, with the real tokens of each row on the left."""
+        self.answer.check_tokens()
+        outs, rows, _ = self._encode(tokens, keep)
+        x = outs[0].y + stretch(outs[-1].y, rows.T, 2 ** len(self.blocks), self.config.apart)
+        outs.append(through(self.decoder, x, rows))
+        return Hidden(self.norm(outs[-1].y), *gather_auxiliary(_named(outs)))
+
+    def _encode(self, tokens: Tensor, keep: Tensor | None) -> tuple[list[Out], Rows, Rows]:
+        """What each block makes of the tokens, where they stand, and where the vectors of the last block stand."""
         packed, rows = pack_ids(tokens, keep)
         outs, short = [self.first(packed, rows)], rows
         for block in self.blocks:
             out, short = self._shorten(block, outs[-1].y, short)
             outs.append(out)
-        if self.config.classes is None:
-            x = outs[0].y + stretch(outs[-1].y, rows.T, 2 ** len(self.blocks), self.config.apart)
-            outs.append(through(self.decoder, x, rows))
-            short = rows
-        memory = Memory(self.norm(outs[-1].y), None if keep is None else short.count)
-        logits, pooled = self.answer(memory, keep)
-        return Prediction(
-            logits, *gather_auxiliary({f"block{index}": out for index, out in enumerate(outs)} | {"pooling": pooled})
-        )
+        return outs, rows, short
 
     def _block(self, specs: list[Spec], feeds: list[Spec]) -> nn.ModuleList:
         layer, entry = self.config.layer(), (specs[0], None)
@@ -148,6 +161,10 @@ class Funnel(nn.Module):
             keys = block[0].norms[0](x) if block[0].pre else x
             memory = Memory(keys, None if rows.uniform_start is not None else rows.count)
         return through(block, pooled, short, memory=memory), short
+
+
+def _named(outs: list[Out]) -> dict[str, Out]:
+    return {f"block{index}": out for index, out in enumerate(outs)}
 
 
 def halve(x: Tensor, rows: Rows, apart: bool) -> tuple[Tensor, Rows]:

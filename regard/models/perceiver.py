@@ -138,17 +138,31 @@ class Perceiver(nn.Module):
 
     def forward(self, tokens: Tensor, *, keep: Tensor | None = None) -> Prediction:
         """ids [B, T] -> logits [B, T, V], or [B, classes]"""
+        if self.config.classes is None:
+            return self.answer.at_tokens(self.hidden(tokens, keep=keep), keep)
+        thought = self.think(self._input(tokens, keep)[0])
+        logits, pooled = self.answer(Memory(thought.y, None))
+        return Prediction(logits, *gather_auxiliary({"latents": thought, "pooling": pooled}))
+
+    @property
+    def output(self) -> nn.Linear:
+        """The output layer."""
+        return self.answer.output
+
+    def hidden(self, tokens: Tensor, *, keep: Tensor | None = None) -> Hidden:
+        """What the output layer reads where there are no classes, with the real tokens of each row on the left."""
+        self.answer.check_tokens()
+        memory, rows = self._input(tokens, keep)
+        thought = self.think(memory)
+        query = self.dropout(self.places.add(self.query.expand(*tokens.shape, -1), rows))
+        asked = self.asker(query, rows, Memory(thought.y, None))
+        return Hidden(asked.y, *gather_auxiliary({"latents": thought, "asker": asked}))
+
+    def _input(self, tokens: Tensor, keep: Tensor | None) -> tuple[Memory, Rows]:
+        """What the latents read, and where its tokens stand."""
         packed, rows = pack_ids(tokens, keep)
         x = look_up(self.embedding, packed) * math.sqrt(self.config.width)
-        memory = Memory(self.dropout(self.position.add(x, rows)), None if keep is None else rows.count)
-        thought = self.think(memory)
-        if self.config.classes is None:
-            query = self.dropout(self.places.add(self.query.expand(*tokens.shape, -1), rows))
-            asked = self.asker(query, rows, Memory(thought.y, None))
-            logits, _ = self.answer(Memory(asked.y, memory.count), keep)
-            return Prediction(logits, *gather_auxiliary({"latents": thought, "asker": asked}))
-        logits, pooled = self.answer(Memory(thought.y, None), None)
-        return Prediction(logits, *gather_auxiliary({"latents": thought, "pooling": pooled}))
+        return Memory(self.dropout(self.position.add(x, rows)), None if keep is None else rows.count), rows
 
     def think(self, memory: Memory) -> Out:
         """The latents [B, M, E] after all blocks, and the auxiliary losses."""
@@ -247,6 +261,11 @@ class PerceiverAR(nn.Module):
         self.output = nn.Linear(config.width, config.vocabulary, bias=False)
         if config.tied:
             self.output.weight = self.stack.embedding.weight
+
+    @property
+    def predicts_last(self) -> int:
+        """Tokens at the end of a sequence that predict, where no prefix is given."""
+        return self.config.latents
 
     def forward(self, tokens: Tensor, *, keep: Tensor | None = None, prefix: int | Tensor | None = None) -> Prediction:
         """ids [B, T] -> logits [B, T, V], zeros at the prefix. `prefix`: real tokens of each row that are only read,

@@ -16,6 +16,7 @@ from regard.core.state import Out
 from regard.models.config import ModelConfig, Norm, Specs, check_config
 from regard.models.transformer import (
     Block,
+    Hidden,
     Prediction,
     Transformer,
     gather_auxiliary,
@@ -185,14 +186,20 @@ class Answer(nn.Module):
         # each of its vectors has a meaning of its own
         self.output = nn.Linear(self.pooling.seeds * width, config.classes)
 
-    def forward(self, memory: Memory, keep: Tensor | None) -> tuple[Tensor, Out]:
-        """Rows that are real from the left -> [B, classes], or [B, T, V] at the places that `keep` names; and what the
-        pooling has to say besides."""
+    def forward(self, memory: Memory) -> tuple[Tensor, Out]:
+        """Rows that are real from the left -> [B, classes], and what the pooling has to say besides."""
+        pooled = self.pooling.forward_packed(memory)
+        return self.output(self.norm(pooled.y).flatten(1)), pooled
+
+    def at_tokens(self, hidden: Hidden, keep: Tensor | None) -> Prediction:
+        """Logits [B, T, V] at the places that `keep` names."""
+        logits = self.output(hidden.x)
+        return Prediction(logits if keep is None else unpack(logits, keep), *hidden[1:])
+
+    def check_tokens(self) -> None:
+        """Refuses to predict tokens by a model that has classes."""
         if self.pooling is not None:
-            pooled = self.pooling.forward_packed(memory)
-            return self.output(self.norm(pooled.y).flatten(1)), pooled
-        logits = self.output(memory.x)
-        return logits if keep is None else unpack(logits, keep), Out(None)
+            raise ValueError("this model predicts classes and no tokens: build it with classes=None")
 
 
 @dataclass(frozen=True)
@@ -242,5 +249,5 @@ class Classifier(nn.Module):
         """ids [B, T] -> logits [B, classes]"""
         packed, rows = pack_ids(tokens, keep)
         out = self.stack(packed, rows)
-        logits, pooled = self.answer(Memory(out.y, None if keep is None else rows.count), keep)
+        logits, pooled = self.answer(Memory(out.y, None if keep is None else rows.count))
         return Prediction(logits, *gather_auxiliary({"encoder": out, "pooling": pooled}))

@@ -16,7 +16,7 @@ from regard.core.rows import Memory, Rows, unpack
 from regard.core.state import Out
 from regard.kernels.dropout import Dropout
 from regard.models.pooling import Answer, EncoderConfig
-from regard.models.transformer import Block, Prediction, Stack, gather_auxiliary, link_layers, pack_ids, through
+from regard.models.transformer import Block, Hidden, Prediction, Stack, gather_auxiliary, link_layers, pack_ids, through
 from regard.spec import over_layers
 
 
@@ -190,11 +190,29 @@ class TokenLearner(nn.Module):
 
     def forward(self, tokens: Tensor, *, keep: Tensor | None = None) -> Prediction:
         """ids [B, T] -> logits [B, T, V], or [B, classes]"""
+        if self.config.classes is None:
+            return self.answer.at_tokens(self.hidden(tokens, keep=keep), keep)
+        y, outs, count = self._read(tokens, keep)
+        logits, pooled = self.answer(Memory(y, None if keep is None else count))
+        return Prediction(logits, *gather_auxiliary(outs | {"pooling": pooled}))
+
+    @property
+    def output(self) -> nn.Linear:
+        """The output layer."""
+        return self.answer.output
+
+    def hidden(self, tokens: Tensor, *, keep: Tensor | None = None) -> Hidden:
+        """What the output layer reads where there are no classes, with the real tokens of each row on the left."""
+        self.answer.check_tokens()
+        y, outs, _ = self._read(tokens, keep)
+        return Hidden(y, *gather_auxiliary(outs))
+
+    def _read(self, tokens: Tensor, keep: Tensor | None) -> tuple[Tensor, dict[str, Out], Tensor | None]:
+        """What all layers make of the tokens, what they have to say besides, and how many vectors of a row are real."""
         packed, rows = pack_ids(tokens, keep)
         first = self.first(packed, rows)
         y, out, count = self._learned(first.y, rows)
-        logits, pooled = self.answer(Memory(self.norm(y), None if keep is None else count), keep)
-        return Prediction(logits, *gather_auxiliary({"first": first, "learnt": out, "pooling": pooled}))
+        return self.norm(y), {"first": first, "learned": out}, count
 
     def _learned(self, x: Tensor, rows: Rows) -> tuple[Tensor, Out, Tensor | None]:
         """What the layers from the learner on make of x, what they have to say besides, and how many tokens of a row

@@ -1,6 +1,5 @@
 """How a model is trained: a section of every config."""
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -22,7 +21,7 @@ class TrainingConfig:
         float | None,
         "training time, evaluations and checkpoints included: steps and warm-up are fitted to the speed of this "
         "machine",
-        Range(above=0, below=math.inf),
+        Range(above=0),
     ] = None
     tokens: Annotated[
         int | None,

@@ -34,11 +34,30 @@ def loss(model: nn.Module, batch: Any, label_smoothing: float = 0.0) -> Loss:
     return _loss(model, (batch.source, batch.target_in), keeps, batch.target_out, batch.target_keep, label_smoothing)
 
 
-def text_loss(model: nn.Module, batch: Any, label_smoothing: float = 0.0, *, ignores: bool = False) -> Loss:
+def text_loss(
+    model: nn.Module,
+    batch: Any,
+    label_smoothing: float = 0.0,
+    *,
+    ignores: bool = False,
+    prefix: int | Tensor | None = None,
+) -> Loss:
     """The loss of a model that reads one sequence, on a batch (tokens, target, keep). `ignores`: some targets are
-    IGNORED, and the loss is of the others."""
-    keep = batch.keep
-    return _loss(model, (batch.tokens,), {"keep": keep}, batch.target, keep, label_smoothing, ignores)
+    IGNORED, and the loss is of the others. `prefix` is for models with latents for the last tokens of a row only
+    (Perceiver AR): how many tokens of each row are only read; None: all but as many as there are latents."""
+    keep, target, options = batch.keep, batch.target, {"keep": batch.keep}
+    if getattr(model, "predicts_last", None) is not None:
+        options["prefix"] = prefix
+        if prefix is None:
+            target, ignores = only_last(target, keep, model.predicts_last), True
+    return _loss(model, (batch.tokens,), options, target, keep, label_smoothing, ignores)
+
+
+def only_last(target: Tensor, keep: Tensor | None, count: int) -> Tensor:
+    """Targets [B, T], padded on the right, of which only the last `count` of each row are asked for."""
+    places = torch.arange(target.shape[1], device=target.device)
+    lengths = target.shape[1] if keep is None else keep.sum(1, keepdim=True)
+    return torch.where(places < lengths - count, IGNORED, target)
 
 
 def hidden_loss(model: nn.Module, batch: Any, label_smoothing: float = 0.0) -> Loss:

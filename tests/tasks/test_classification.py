@@ -513,12 +513,12 @@ def test_wishes_that_do_not_fit_together(run, bodies, capsys, tmp_path):
     assert "there is no run folder" in refused(capsys, *train, "--init", str(tmp_path / "nothing"))
     assert "preset 'tiny' has no model.latents" in refused(capsys, *train, "--model.latents", "3")
     for preset, layers, words in (
-        ("funnel", "2", "layers must be at least 1 in each block"),
-        ("tiny", "[1, 1]", "number"),
+        ("funnel", "2", "model.layers must be a list of whole numbers, got 2"),
+        ("tiny", "[1, 1]", "model.layers must be a whole number, got"),
     ):
         assert words in refused(capsys, *train, "--model.preset", preset, "--model.layers", layers)
     stems = ("--data.tokenizer", "stems")
-    assert "stems is for tiny, base and big, not for preset 'funnel'" in refused(
+    assert "data.tokenizer stems cannot be used with model.preset 'funnel'" in refused(
         capsys, *train, *stems, "--model.preset", "funnel"
     )
     assert "stems is for kind 'encoder'" in refused(capsys, *train, *stems, "--model.causal", "true")

@@ -6,20 +6,21 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard import models
 from regard.data.batches import padded, similar
-from regard.data.documents import Blocks, Pieces, stream
+from regard.data.documents import Blocks, Pieces, Text, stream
 from regard.data.tokenizer import Streamed, Tokenizer
 from regard.decoding import DecodingConfig, Sliding, generate
+from regard.layers.attention.base import Attention
 from regard.tasks.load import load
 from regard.tasks.text import FILE, TOKENS_AT_ONCE
-from regard.training.loss import text_loss
+from regard.training.loss import IGNORED, text_loss
 
 
 class Measures(NamedTuple):
-    """How well a text was foretold. Bits are spread over all its characters or bytes, and `word_perplexity` over its
+    """How well a text was predicted. Bits are spread over all its characters or bytes, and `word_perplexity` over its
     words and line ends, however it was cut into tokens: these can be compared between tokenizers."""
 
     loss: float  # nats a token
@@ -72,11 +73,11 @@ class LanguageModel:
 
     @property
     def decodes(self) -> bool:
-        """Whether every layer can go on token by token."""
-        return all(block.attention.facts.state is not None for block in self.model.decoder.blocks)
+        """Whether every layer can continue token by token."""
+        return all(part.facts.state is not None for part in self._attentions())
 
     def __call__(self, prompt: str) -> str:
-        """The most probable way to go on, up to the length the model was trained for."""
+        """The most probable continuation, up to the length the model was trained for."""
         (found,) = self.generate(prompt, DecodingConfig(beam=1, maximum=self.length))
         return found.text
 
@@ -94,10 +95,10 @@ class LanguageModel:
         slide: bool = False,
         say: Callable[[int, str], None] | None = None,
     ) -> list[Continuation]:
-        """Goes on with a prompt, `decoding.nbest` times, by at most `decoding.maximum` tokens. `say(sample, text)` gets
+        """Continues a prompt, `decoding.nbest` times, by at most `decoding.maximum` tokens. `say(sample, text)` gets
         each text piece by piece, as it comes. A text ends before the first of the `stop` strings. Where the positions
-        of the model end, or the length it was trained for if they do not, `slide` lets it go on from the last half of
-        its context."""
+        of the model end, or the length it was trained for if they do not, `slide` lets it continue from the last half
+        of its context."""
         self._check_decodes()
         if not all(stop):
             raise ValueError("a stop string must not be empty")
@@ -145,9 +146,10 @@ class LanguageModel:
         stride: int | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> Measures:
-        """How well it foretells documents, read `length` tokens at a time as in training. With a `stride`, of blocks
+        """How well it predicts documents, read `length` tokens at a time as in training. With a `stride`, of blocks
         that overlap only the last `stride` tokens count, so that each has at least length - stride before it."""
         sizes = {"length": self.length, "tokens": max(TOKENS_AT_ONCE, self.length), "shuffle": False}
+        stride = self._stride(stride)
         if self.apart:
             if stride is not None:
                 raise ValueError(
@@ -165,7 +167,8 @@ class LanguageModel:
         tokens = torch.zeros((), dtype=torch.long, device=self.device)
         with torch.inference_mode():
             for index in range(batches.count(0)):
-                part = text_loss(self.model, batches.get(0, index).to(self.device), ignores=stride is not None)
+                batch = batches.get(0, index).to(self.device)
+                part = text_loss(self.model, batch, ignores=stride is not None, prefix=_unasked(batch))
                 total += part.plain.double()
                 tokens += part.tokens
                 check()
@@ -185,6 +188,15 @@ class LanguageModel:
             unknown=unknown,
         )
 
+    def _stride(self, stride: int | None) -> int | None:
+        """That of a measure: a model with latents for the last tokens only cannot predict more than those."""
+        latents = getattr(self.model, "predicts_last", None)
+        if latents is None or self.apart or self.length <= latents:
+            return stride
+        if stride is not None and stride > latents:
+            raise ValueError(f"the stride must be at most the {latents} latents of the model, got {stride}")
+        return latents if stride is None else stride
+
     def likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, int]]:
         """Of each (context, rest): log p(rest | context), and over how many tokens."""
         rows, known = [], []
@@ -203,7 +215,8 @@ class LanguageModel:
         with torch.inference_mode():
             for group in similar([len(row) for row in rows], TOKENS_AT_ONCE):
                 ids, keep = padded([rows[place] for place in group], self.device)
-                x = self.model.hidden(ids[:, :-1], keep=None if keep is None else keep[:, 1:]).x
+                first = torch.tensor([known[place] - 1 for place in group], device=self.device)
+                x = self._hidden(ids[:, :-1], None if keep is None else keep[:, 1:], first)
                 for line, place in enumerate(group):
                     at, end = known[place] - 1, len(rows[place]) - 1
                     logp = self.model.output(x[line, at:end]).float().log_softmax(1)
@@ -211,10 +224,21 @@ class LanguageModel:
                     found[place] = (float(values.double().sum()), end - at)
         return found
 
+    def _hidden(self, ids: Tensor, keep: Tensor | None, first: Tensor) -> Tensor:
+        """What the output layer reads, [B, T, E], of rows that are asked about from their token `first` [B] on."""
+        latents = getattr(self.model, "predicts_last", None)
+        if latents is None:
+            return self.model.hidden(ids, keep=keep).x
+        lengths = torch.full_like(first, ids.shape[1]) if keep is None else keep.sum(1)
+        return self.model.hidden(ids, keep=keep, prefix=(lengths - latents).clamp(min=0).minimum(first)).x
+
     def _check_decodes(self) -> None:
         if not self.decodes:
-            names = {block.attention.facts.name for block in self.model.decoder.blocks}
+            names = {part.facts.name for part in self._attentions() if part.facts.state is None}
             raise ValueError(f"attention {', '.join(sorted(names))} does not decode token by token")
+
+    def _attentions(self) -> list[Attention]:
+        return [part for part in self.model.modules() if isinstance(part, Attention)]
 
 
 class Listener:
@@ -255,6 +279,12 @@ class Listener:
         text, self.held = self.held[:size], self.held[size:]
         self.given += [text] if text else []
         return text
+
+
+def _unasked(batch: Text) -> Tensor:
+    """Tokens of each row that stand before the first one whose successor is asked for, [B]."""
+    asked = batch.target != IGNORED
+    return torch.where(asked.any(1), asked.int().argmax(1), batch.target.shape[1])
 
 
 def _exp(value: float) -> float:

@@ -39,9 +39,12 @@ class Task(TextTask):
         if config.init is not None:
             start = read_parts(Run.open(config.init)).facts.get("start")
         self.language = LanguageModel(model, tokenizer, length, start, config.data.apart)
+        self.prefix: int | None = None  # as the model has it
         sizes = {"length": length, "tokens": config.training.tokens, "seed": config.training.seed}
         if config.data.apart:
-            # few shapes, so that the steps can be recorded
+            # pieces of documents begin at the same places each time: all of their tokens are to be predicted
+            self.prefix = 0
+            # few shapes, so that the steps can be captured
             multiple = 8 if config.training.graphs and next(model.parameters()).is_cuda else 1
             ids = [tokenizer.encode_text(text) for text in data.train]
             self.batches = Pieces(ids, tokenizer.eos, multiple=multiple, **sizes)
@@ -51,10 +54,14 @@ class Task(TextTask):
             self.batches, self.count = Blocks(ids, **sizes), len(ids)
 
     def loss(self, batch: Text, label_smoothing: float) -> Loss:
-        return text_loss(self.model, batch, label_smoothing)
+        return text_loss(self.model, batch, label_smoothing, prefix=self.prefix)
 
     def tokens(self, batch: Text) -> int:
-        return batch.target.numel() if batch.keep is None else int(batch.keep.sum())
+        latents = getattr(self.model, "predicts_last", None)
+        if latents is None or self.prefix is not None:
+            return batch.target.numel() if batch.keep is None else int(batch.keep.sum())
+        lengths = torch.tensor(batch.target.shape[1]) if batch.keep is None else batch.keep.sum(1)
+        return int(lengths.clamp(max=latents).expand(len(batch.target)).sum())
 
     def evaluate(self, check: Callable[[], None]) -> tuple[dict[str, float], list[dict[str, str]]]:
         found = self.language.measure(self.data.valid, check=check)
