@@ -24,10 +24,11 @@ from regard.page import maps, pictures
 from regard.page.beams import Beam, watch
 from regard.page.maps import Cache, Given
 from regard.page.questions import Index, Name, Place, Role, SpecText, Text, whole
-from regard.page.subjects import EXAMINED, LONGEST, Reading, Subject, Tokens
+from regard.page.subjects import LONGEST, Reading, Subject, Tokens
 from regard.page.wanted import while_wanted
 from regard.page.wire import Reply
 from regard.spec import ATTENTION, POSITIONS, describe, parse
+from regard.tasks.classify.page import EXAMINED
 
 SMALL = 1_000_000  # weights of all layers and heads together that are sent at once
 LINKED = 48  # target tokens whose source is told while they come

@@ -9,13 +9,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard import tasks
 from regard.core.rows import Rows
 from regard.models.feedback import Feedback
 from regard.models.recording import Recording
 from regard.page.maps import Given, LayerInputs, record
+from regard.tasks.opened import Opened
 from regard.training.run import Run
 
 LONGEST = 4096  # tokens shown of a text
+SHOWN = {"maps", "stack"}  # what a model has one of, if its layers can be asked what they attend to
 
 
 class Tokens(NamedTuple):
@@ -117,23 +120,35 @@ class Subject:
 
 
 def of_translator(name: str, title: str, translator: Any, examples: tuple[str, ...] = ()) -> Subject:
-    model = translator.model
-    if not hasattr(model, "encoder") or model.config.kind != "encoder-decoder":
-        places: tuple[str, ...] = ("cross",)
-    else:
-        places = ("cross", "encoder", "decoder", *(() if model.aligner is None else ("aligner",)))
+    from regard.tasks.translate.page import opened
+
+    return of_opened(name, title, opened(translator, examples))
+
+
+def of_opened(name: str, title: str, opened: Opened) -> Subject:
+    """What a task opens, under a name."""
+    model = opened.model
+    if not SHOWN & set(dir(model)) or isinstance(model, Feedback):
+        raise ValueError(
+            f"{name} is a model of kind {model.config.kind!r}, whose attention is not between the tokens of a text "
+            "layer by layer: the page cannot show it"
+        )
     return Subject(
         name=name,
         title=title,
-        task="translate",
+        task=opened.task,
         model=model,
-        encode=translator.encode,
-        names=translator.source.tokens,
-        places=places,
-        translator=translator,
-        examples=examples,
-        ends=(translator.source.eos,),
-        facts=describe(model, translator.longest),
+        encode=opened.encode,
+        names=opened.names,
+        places=opened.places,
+        translator=opened.translator,
+        classifier=opened.classifier,
+        labelled=opened.labelled,
+        examples=opened.examples,
+        begins=opened.begins,
+        ends=opened.ends,
+        longest=min(LONGEST, opened.limit or LONGEST),
+        facts=describe(model, opened.trained_for),
     )
 
 
@@ -160,103 +175,8 @@ def open_run(folder: str | Path | None, name: str, device: str = "cpu") -> Subje
         from regard.tasks.translate import Translator
 
         return of_translator(name, "English to German, bundled with Regard", Translator.load(device=device), EXAMPLES)
-    task = Run.open(folder).read_json("run.json").get("task")
-    if task not in OPENERS:
-        raise ValueError(f"{folder} is a run of {task!r}; the page shows runs of {', '.join(OPENERS)}")
-    return OPENERS[task](folder, name, device)
+    return of_opened(name, name, tasks.of(Run.open(folder)).open(folder, device))
 
-
-def _open_translator(folder: str | Path, name: str, device: str) -> Subject:
-    from regard.tasks.translate import Translator, read_valid
-
-    translator = Translator.load(folder, device=device)
-    try:
-        examples = tuple(source for source, _ in read_valid(folder)[:4])
-    except ValueError:
-        examples = ()
-    return of_translator(name, name, translator, examples)
-
-
-def _open_language(folder: str | Path, name: str, device: str) -> Subject:
-    from regard.tasks.language import LanguageModel
-    from regard.tasks.text import read_valid
-
-    language = LanguageModel.load(folder, device=device)
-    begins = () if language.start is None else (language.start,)
-    subject = _of_text(name, "language", language, ("decoder",), _lines(read_valid, folder), language.length)
-    subject.begins, subject.longest = begins, min(LONGEST, language.limit or LONGEST)
-    return subject
-
-
-def _open_masked(folder: str | Path, name: str, device: str) -> Subject:
-    from regard.tasks.masked.masked_model import MARK, MaskedModel
-    from regard.tasks.text import read_valid
-
-    masked = MaskedModel.load(folder, device=device)
-    subject = _of_text(name, "masked", masked, ("encoder",), _lines(read_valid, folder), masked.length)
-    tokenizer, encode, names = masked.tokenizer, subject.encode, subject.names
-    if tokenizer.mask is not None:
-        # a gap is written as for `regard fill`
-        subject.encode = lambda text: tokenizer.encode_around(text.split(MARK)) if MARK in text else encode(text)
-        subject.names = lambda ids: [
-            MARK if id == tokenizer.mask else token for id, token in zip(ids, names(ids), strict=True)
-        ]
-        subject.examples = tuple(map(_with_a_gap, subject.examples))
-    subject.begins, subject.ends = ((tokenizer.bos,), (tokenizer.eos,)) if masked.apart else ((tokenizer.eos,), ())
-    subject.longest = min(LONGEST, masked.limit or LONGEST)
-    return subject
-
-
-def _open_classifier(folder: str | Path, name: str, device: str) -> Subject:
-    from regard.tasks.classify import Classifier, read_valid
-
-    classifier = Classifier.load(folder, device=device)
-    try:
-        labelled = tuple(read_valid(folder)[:EXAMINED])
-    except ValueError:
-        labelled = ()
-    place = "decoder" if classifier.model.config.causal else "encoder"
-    examples = tuple(text[:300] for text, _ in labelled[:4])
-    subject = _of_text(name, "classify", classifier, (place,), examples, classifier.longest)
-    subject.begins, subject.ends = (classifier.tokenizer.bos,), (classifier.tokenizer.eos,)
-    subject.classifier, subject.labelled = classifier, labelled
-    subject.longest = min(LONGEST, classifier.longest + 2)
-    return subject
-
-
-def _of_text(
-    name: str, task: str, thing: Any, places: tuple[str, ...], examples: tuple[str, ...], longest: int
-) -> Subject:
-    """Any run that reads one text."""
-    tokenizer = thing.tokenizer
-    facts = describe(thing.model, longest)
-    encode, names = tokenizer.encode, tokenizer.tokens
-    return Subject(name, name, task, thing.model, encode, names, places, examples=examples, facts=facts)
-
-
-def _lines(read: Callable[[str | Path], list[str]], folder: str | Path) -> tuple[str, ...]:
-    """The beginnings of some texts of a run."""
-    try:
-        texts = read(folder)[:4]
-    except ValueError:
-        return ()
-    return tuple(" ".join(text[:400].split())[:160] for text in texts if text.strip())
-
-
-def _with_a_gap(text: str) -> str:
-    """A text with its middle word hidden."""
-    words = text.split(" ")
-    words[len(words) // 2] = re.sub(r"\w+", "[mask]", words[len(words) // 2], count=1)
-    return " ".join(words)
-
-
-EXAMINED = 2000  # texts of a classifier that are shown
-OPENERS = {
-    "translate": _open_translator,
-    "language": _open_language,
-    "masked": _open_masked,
-    "classify": _open_classifier,
-}
 
 EXAMPLES = (
     "Where is the station?",

@@ -70,5 +70,7 @@ def of(run: "Run") -> "type[Task]":
 
 def verbs(name: str) -> ModuleType | None:
     """The module of the verbs of a task, where it has one."""
-    module = f"{packages()[name]}.verbs"
-    return importlib.import_module(module) if importlib.util.find_spec(module) is not None else None
+    package = importlib.import_module(packages()[name])
+    if not hasattr(package, "__path__") or importlib.util.find_spec(f"{package.__name__}.verbs") is None:
+        return None
+    return importlib.import_module(f"{package.__name__}.verbs")

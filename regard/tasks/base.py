@@ -2,12 +2,14 @@
 tasks/__init__.py (or an entry point of the group `regard.tasks` in somebody else's package)."""
 
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from torch import nn
 
 from regard import models
 from regard.data.tokenizer import Tokenizer
+from regard.tasks.opened import Opened
 from regard.training.task import TrainingTask
 
 
@@ -61,6 +63,11 @@ class Task(TrainingTask, ABC):
     @abstractmethod
     def __init__(self, config: Any, data: Any, tokenizers: dict[str, Tokenizer], model: nn.Module):
         """Everything ready for the first step, on the model's device."""
+
+    @classmethod
+    def open(cls, folder: str | Path, device: str) -> Opened:
+        """What the page shows of a run."""
+        raise ValueError(f"{folder} is a run of {cls.name!r}, which the page does not show")
 
     # what the run folder keeps beside config, tokenizers and checkpoints
 

@@ -33,6 +33,8 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         check_config(self, "model.")
+        if self.predicts:
+            self.find()
 
     def changes(self) -> dict[str, Any]:
         """What is given beside the preset."""

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,12 +14,14 @@ from regard.data.labelled import class_numbers
 from regard.data.tokenizer import Tokenizer
 from regard.metrics.classification import report
 from regard.tasks import base
+from regard.tasks.classify import page
 from regard.tasks.classify import plan as plans
 from regard.tasks.classify.classifier import Classifier, mean_loss
 from regard.tasks.classify.config import ClassifyConfig
 from regard.tasks.classify.corpus import Corpus, read_corpus
 from regard.tasks.classify.verbs import ABOUT, EXAMPLES
 from regard.tasks.load import BUNDLED, give_stems, load_weights, read_parts, stems
+from regard.tasks.opened import Opened
 from regard.training.graphs import few_lengths
 from regard.training.loss import Loss, smoothed
 from regard.training.run import Run
@@ -132,6 +135,10 @@ class Task(base.Task):
             for index, answer in enumerate(map(self.classifier.answer, probabilities[:SAMPLES]))
         ]
         return metrics, samples
+
+    @classmethod
+    def open(cls, folder: str | Path, device: str) -> Opened:
+        return page.open_run(folder, device)
 
     def facts(self) -> dict[str, Any]:
         return {"labels": self.classifier.labels, "longest": self.classifier.longest, "cut": self.classifier.cut}

@@ -1,6 +1,7 @@
 """The task of language modelling: text in, the next token out."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,10 +10,12 @@ from torch import nn
 from regard.data.documents import Blocks, Documents, Pieces, Text, stream
 from regard.data.tokenizer import Tokenizer
 from regard.decoding import DecodingConfig
+from regard.tasks.language import page
 from regard.tasks.language.config import LanguageConfig
 from regard.tasks.language.language_model import LanguageModel
 from regard.tasks.language.verbs import ABOUT, EXAMPLES
 from regard.tasks.load import read_parts
+from regard.tasks.opened import Opened
 from regard.tasks.text import FILE, TextTask
 from regard.training.loss import Loss, text_loss
 from regard.training.run import Run
@@ -72,6 +75,10 @@ class Task(TextTask):
                 (text,) = self.language.generate("", decoding, slide=True)
             samples = [{"sample": line} for line in text.text.strip("\n").split("\n")]
         return {name: value for name, value in found._asdict().items() if isinstance(value, float)}, samples
+
+    @classmethod
+    def open(cls, folder: str | Path, device: str) -> Opened:
+        return page.open_run(folder, device)
 
     def facts(self) -> dict[str, Any]:
         language = self.language

@@ -32,6 +32,8 @@ class Embedder:
     def load(cls, folder: str | Path, *, which: str | int | None = None, device: str = "auto") -> "Embedder":
         """From a run of task "masked", trained here or imported."""
         model, parts, run = load(folder, "masked", which=which, device=device)
+        if not hasattr(model, "encode"):
+            raise ValueError(f"{run.folder} has a model of kind {parts.size.kind!r}, which gives no vectors of tokens")
         length, tokenizer = parts.facts.get("length"), parts.tokenizers.get("tokenizer.json")
         if not isinstance(length, int) or tokenizer is None:
             raise ValueError(f"{run.folder}/run.json is damaged: it does not say how long a text may be")

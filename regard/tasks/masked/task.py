@@ -1,6 +1,7 @@
 """The task of naming hidden tokens: text with gaps in, the hidden tokens out."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -9,9 +10,11 @@ from regard.data.documents import Documents
 from regard.data.masking import Hidden, MaskedBatches, Masking
 from regard.data.tokenizer import Tokenizer
 from regard.tasks.load import give_stems
+from regard.tasks.masked import page
 from regard.tasks.masked.config import MaskedConfig
 from regard.tasks.masked.masked_model import MaskedModel
 from regard.tasks.masked.verbs import ABOUT, EXAMPLES
+from regard.tasks.opened import Opened
 from regard.tasks.text import FILE, TextTask
 from regard.training.graphs import few_lengths
 from regard.training.loss import IGNORED, Loss, hidden_loss
@@ -53,6 +56,10 @@ class Task(TextTask):
         found = self.masked.measure(self.data.valid, self.masking, check=check)
         metrics = {name: value for name, value in found._asdict().items() if isinstance(value, float)}
         return metrics, self.masked.samples(self.data.valid, self.masking)
+
+    @classmethod
+    def open(cls, folder: str | Path, device: str) -> Opened:
+        return page.open_run(folder, device)
 
     def facts(self) -> dict[str, Any]:
         return {

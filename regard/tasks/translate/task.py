@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from regard.data.tokenizer import Tokenizer
 from regard.decoding import DecodingConfig
 from regard.tasks import base
 from regard.tasks.load import pick_device
+from regard.tasks.opened import Opened
+from regard.tasks.translate import page
 from regard.tasks.translate.config import DataConfig, TranslateConfig
 from regard.tasks.translate.corpus import Corpus, Pair, read_corpus
 from regard.tasks.translate.translator import FILES, Translator
@@ -143,6 +146,10 @@ class Task(base.Task):
         ]
         metrics = {name: score.value for name, score in scores.items()}
         return {"loss": plain, "perplexity": math.exp(min(plain, 50.0)), **metrics}, samples
+
+    @classmethod
+    def open(cls, folder: str | Path, device: str) -> Opened:
+        return page.open_run(folder, device)
 
     def facts(self) -> dict[str, Any]:
         translator = self.translator
