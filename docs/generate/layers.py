@@ -1,6 +1,5 @@
 """A page for each mechanism, feed-forward layer, position scheme and model, from what the code declares."""
 
-import dataclasses
 import inspect
 import re
 import textwrap
@@ -9,8 +8,10 @@ from typing import Any
 import torch
 
 import regard
+from regard import tasks
 from regard.cli.explanation import example_lines, fact_sentences
-from regard.models import KINDS
+from regard.core.options import options
+from regard.models import registry as models
 from regard.recipes import recipes
 from regard.spec import REGISTRIES, Registry, describe, parse
 from regard.survey import SYSTEMS, differs, here
@@ -36,20 +37,11 @@ def layer_pages() -> dict[str, str]:
         for name in registry.names():
             found[f"{kind}/{name}.md"] = _layer(kind, registry, name)
     found["models/index.md"] = _models()
-    for kind, (config, cls) in model_kinds().items():
-        found[f"models/{kind}.md"] = _model(kind, config, cls)
+    for name in models.entries():
+        found[f"models/{name}.md"] = _model(name)
     found["attention/survey.md"] = _survey()
     found["recipes.md"] = _recipes()
     return found
-
-
-def model_kinds() -> dict[str, tuple[type, type]]:
-    """The models by kind; the three kinds of a Transformer are one."""
-    found: dict[type, str] = {}
-    for kind, (_, cls) in KINDS.items():
-        found.setdefault(cls, kind)
-    names = {cls: "transformer" if cls is regard.Transformer else kind for cls, kind in found.items()}
-    return {names[cls]: (KINDS[kind][0], cls) for cls, kind in found.items()}
 
 
 def drawn_specs(kind: str, name: str) -> dict[str, dict[str, Any]]:
@@ -160,37 +152,36 @@ def _models() -> str:
     lines = [
         "# Models",
         "",
-        "Each model is made of the same layers, and is built from a config: `regard.models.build(config)`.",
+        "Each model is made of the same layers. It is built from a config, `regard.models.build(config)`, and trained "
+        "by its name or by one of its presets, `regard train TASK --model.preset NAME`.",
         "",
-        "| kind | class | what it is |",
-        "|---|---|---|",
+        "| name | family | predicts | time | memory | state | paper |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for kind, (_, cls) in model_kinds().items():
-        first = (inspect.getdoc(inspect.getmodule(cls)) or "").split("\n\n")[0].replace("\n", " ")
-        lines.append(_row(f"[`{kind}`]({kind}.md)", f"`{cls.__name__}`", first))
+    for name, model in models.entries().items():
+        facts = model.facts
+        costs = [order.text if order else "-" for order in (facts.time, facts.memory, facts.state)]
+        lines.append(_row(f"[`{name}`]({name}.md)", facts.family, ", ".join(model.predicts), *costs, facts.paper))
     return "\n".join(lines) + "\n"
 
 
-def _model(kind: str, config: type, cls: type) -> str:
-    named = f"from {config.__module__} import {config.__name__}\nfrom regard.models import build\n\n"
-    lines = [f"# {kind}", "", prose(inspect.getdoc(cls) or ""), "", "## Config", ""]
-    lines += [prose(inspect.getdoc(config) or ""), "", "| name | default | meaning |", "|---|---|---|"]
-    meanings = _comments(config)
-    for field in dataclasses.fields(config):
-        given = field.default is not dataclasses.MISSING
-        made = field.default_factory is not dataclasses.MISSING
-        default = repr(field.default) if given else repr(field.default_factory()) if made else ""
-        lines.append(_row(f"`{field.name}`", f"`{default}`" if default else "required", meanings.get(field.name, "")))
-    lines += ["", "## To copy", "", f"```python\n{named}model = build({config.__name__}(vocabulary=8000))\n```", ""]
-    return "\n".join([*lines, f"The code is in `{cls.__module__.replace('.', '/')}.py`.", ""])
-
-
-def _comments(config: type) -> dict[str, str]:
-    """The comments behind the fields of a dataclass and of those it builds on."""
-    found: dict[str, str] = {}
-    for cls in reversed([cls for cls in config.__mro__ if dataclasses.is_dataclass(cls)]):
-        found |= dict(re.findall(r"^ {4}(\w+): [^#\n]*#\s*(.+)$", inspect.getsource(cls), re.MULTILINE))
-    return found
+def _model(name: str) -> str:
+    model = models.find(name)
+    lines = [f"# {name}", "", f"{model.facts.paper} ({model.facts.link})", ""]
+    lines += ["| predicts | trained by | presets |", "|---|---|---|"]
+    for predicts, form in model.forms.items():
+        task = next(task for task in tasks.names() if tasks.find(task).predicts == predicts)
+        lines.append(_row(predicts, f"`regard train {task}`", ", ".join(f"`{preset}`" for preset in form.presets)))
+    for form in {form.config: form for form in model.forms.values()}.values():
+        config, cls = form.config, form.module
+        named = f"from {config.__module__} import {config.__name__}\nfrom regard.models import build\n\n"
+        lines += ["", f"## {cls.__name__}", "", prose(inspect.getdoc(cls) or ""), "", f"### {config.__name__}", ""]
+        lines += [prose(inspect.getdoc(config) or ""), "", "| name | default | meaning |", "|---|---|---|"]
+        lines += [_row(f"`{one.name}`", f"`{one.default!r}`", one.help) for one in options(config).values()]
+        fixed = "".join(f", {field}={value!r}" for field, value in form.fixed.items())
+        lines += ["", f"```python\n{named}model = build({config.__name__}(vocabulary=8000{fixed}))\n```", ""]
+        lines += [f"The code is in `{cls.__module__.replace('.', '/')}.py`.", ""]
+    return "\n".join(lines)
 
 
 def _survey() -> str:
