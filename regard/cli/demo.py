@@ -111,7 +111,7 @@ def draw(words: list[str], maps: dict[str, np.ndarray], folder: Path) -> Path:
 
 
 def small_translator(folder: Path) -> TranslateConfig:
-    """Numbers, dates, times and amounts: learnt in minutes on two cores, nearly without a mistake."""
+    """Numbers, dates, times and amounts: learned in minutes on two cores, nearly without a mistake."""
     if (folder / "run.json").exists():
         with Run(folder).writing("regard demo"):
             shutil.rmtree(folder)  # of an earlier demo

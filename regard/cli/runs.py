@@ -36,7 +36,7 @@ def _add_training(verb: AddVerb) -> None:
     added = verb(
         "resume",
         resume,
-        "go on with a run exactly where it stopped, make it longer, or change what may change",
+        "continue a run exactly where it stopped, make it longer, or change what may change",
         [
             "regard resume runs/translate",
             "regard resume runs/translate --steps 20000",
@@ -185,7 +185,7 @@ def _finish(work: Callable[[], Any], run: str) -> int:
     try:
         state = work()
     except Stopped as stopped:
-        print(f"regard: {stopped}; go on with: regard resume {run}", file=sys.stderr)
+        print(f"regard: {stopped}; continue with: regard resume {run}", file=sys.stderr)
         return stopped.code
     except TrainingError as error:
         print(f"regard: {error}", file=sys.stderr)

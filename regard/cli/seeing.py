@@ -16,7 +16,7 @@ def add_verbs(verb: AddVerb) -> None:
     added = verb(
         "demo",
         demo,
-        "the mechanisms at work on a sentence, a translator trained in minutes, and the one that comes with Regard",
+        "the mechanisms at work on a sentence, a translator trained in minutes, and the one bundled with Regard",
         ["regard demo", 'regard demo --part mechanisms --sentence "a rose is a rose is a rose" --out /tmp'],
     )
     added.add_argument("--out", default="demo", help="folder of pictures and run, made if needed (default: demo)")
@@ -33,7 +33,7 @@ def add_verbs(verb: AddVerb) -> None:
             'regard show runs/translate --text "Where is the station?" --out page.html',
         ],
     )
-    added.add_argument("runs", metavar="RUN", nargs="*", help="run folders, beside the model that comes with Regard")
+    added.add_argument("runs", metavar="RUN", nargs="*", help="run folders, beside the model bundled with Regard")
     added.add_argument("--text", help="what to read first")
     added.add_argument("--out", help="write one HTML file that opens without a server, and serve nothing")
     added.add_argument("--place", choices=("encoder", "decoder", "cross", "aligner"), help="which attention, for --out")

@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parent
 
 
 class Recipe(NamedTuple):
-    """A config file that comes with Regard."""
+    """A config file bundled with Regard."""
 
     name: str
     task: str

@@ -161,7 +161,9 @@ def read_config(run: Run) -> Any:
     """What a run was begun with."""
     path = run.folder / "config.yaml"
     if not run.has("config.yaml"):
-        raise ValueError(f"{run.folder} has no config.yaml: compact and imported runs are to be used, and cannot go on")
+        raise ValueError(
+            f"{run.folder} has no config.yaml: compact and imported runs are to be used, and cannot be resumed"
+        )
     values = parse_yaml(run.read_text("config.yaml"), path)
     if isinstance(values, dict) and isinstance(values.get("model"), dict):
         # what was left to the preset is so still, also where there was an option that is no more

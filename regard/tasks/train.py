@@ -78,7 +78,7 @@ def _batch_size(task: type[Task], config: Any, chosen: list[str]) -> tuple[Any, 
 def resume(
     folder: str | Path, display: Display, steps: int | None = None, changes: Mapping[str, Any] | None = None
 ) -> State:
-    """`regard resume`: goes on with a run, or makes a finished one longer. `changes` are settings that may change, by
+    """`regard resume`: continues a run, or makes a finished one longer. `changes` are settings that may change, by
     their dotted names (`regard.training.changes.NAMES`); `steps` is one of them."""
     run = Run.open(folder)
     wishes = dict(changes or {}) | ({} if steps is None else {"training.steps": steps})
@@ -92,7 +92,9 @@ def _resume(run: Run, display: Display, wishes: Mapping[str, Any]) -> State:
     parts = read_parts(run)
     data = task.read(config)
     if data.facts["sha256"] != parts.facts.get("data", {}).get("sha256"):
-        raise ValueError(f"the training data of {run.folder} has changed since the run began: it cannot go on exactly")
+        raise ValueError(
+            f"the training data of {run.folder} has changed since the run began: it cannot be resumed exactly"
+        )
     begun, build = config, partial(task.build, config, parts.size)
     if checkpoint.names(run.checkpoints):
         # what it was begun from need not be there any more: the run has all of that

@@ -28,7 +28,7 @@ class Task(TextTask):
 
     name = "language"
     about, examples = ABOUT, EXAMPLES
-    use = "go on with a text: regard generate {run} 'Once upon a time'"
+    use = "continue a text: regard generate {run} 'Once upon a time'"
     config = LanguageConfig
     predicts = "next token"
     metrics = ("loss",)

@@ -6,7 +6,7 @@ import json
 from regard.tasks.command import AddVerb, EvaluationFlags, add_model, counted, evaluated_documents, notice, write_out
 
 # for `regard train --help`, which imports no PyTorch
-ABOUT = "A language model from running text: a decoder with any attention, which goes on with a text."
+ABOUT = "A language model from running text: a decoder with any attention, which continues a text."
 EXAMPLES = (
     "regard train language --data.text shakespeare.txt --data.tokenizer characters --out runs/shakespeare",
     "regard train language --data.text books/ --data.vocabulary 16000 --model.preset gpt2 --data.length 1024",
@@ -27,7 +27,7 @@ def _add_generate(verb: AddVerb) -> None:
     added = verb(
         "generate",
         generate,
-        "go on with a text; the prompt is an argument or standard input",
+        "continue a text; the prompt is an argument or standard input",
         [
             'regard generate runs/language "Once upon a time" --maximum 200 --temperature 0.8 --top-k 40',
             'regard generate runs/language "ROMEO:" --n 3 --seed 7 --min-p 0.05 --stop "JULIET:"',
@@ -36,7 +36,7 @@ def _add_generate(verb: AddVerb) -> None:
         ],
     )
     added.add_argument("run", metavar="RUN", help="a run folder")
-    added.add_argument("prompt", metavar="PROMPT", nargs="?", help="the text to go on with (default: standard input)")
+    added.add_argument("prompt", metavar="PROMPT", nargs="?", help="the text to continue (default: standard input)")
     add_model(added)
     added.add_argument("--maximum", type=int, default=256, help="most tokens (default: 256)")
     added.add_argument("--temperature", type=float, default=0.8, help="of the draws; 0: the best token (default: 0.8)")
@@ -49,10 +49,10 @@ def _add_generate(verb: AddVerb) -> None:
     added.add_argument(
         "--stop", action="append", metavar="TEXT", help="end before this text; may be given several times"
     )
-    added.add_argument("--n", type=int, default=1, help="so many texts (default: 1)")
+    added.add_argument("--n", type=int, default=1, help="number of texts (default: 1)")
     added.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
     added.add_argument(
-        "--slide", action="store_true", help="where the positions end, go on from the last half of the text"
+        "--slide", action="store_true", help="where the positions end, continue from the last half of the text"
     )
     added.add_argument("--lines", action="store_true", help="every line of standard input is a prompt")
     added.add_argument("--json", action="store_true", help="one JSON object a text")
@@ -62,7 +62,7 @@ def _add_prompt(verb: AddVerb) -> None:
     added = verb(
         "prompt",
         prompt,
-        "how often a language model answers right, with so many solved examples before each question",
+        "how often a language model answers right, with a number of solved examples before each question",
         [
             "regard prompt runs/language --task task.yaml --shots 0,1,5 --draws 10",
             "regard prompt runs/language --task task.yaml --shots 2 --show",
@@ -138,7 +138,7 @@ def generate(arguments: argparse.Namespace) -> None:
                 print(("" if number == 0 and part is found[0] else "----\n") + prompt + part.text, flush=True)
             room = None if language.limit is None else language.limit - len(language.encode(prompt))
             if part.ended == "length" and room is not None and len(part.ids) == room < arguments.maximum:
-                notice(f"stopped at the last of the model's {language.limit} positions; --slide goes on")
+                notice(f"stopped at the last of the model's {language.limit} positions; --slide continues")
         unknown = language.encode(prompt).count(language.tokenizer.unk)
         if unknown:
             notice(f"{unknown:,} tokens of the prompt are unknown to the model, and read as one kind of token")

@@ -160,7 +160,7 @@ class MaskedModel:
         # as it stands in training: a text alone, or what begins behind the end of another
         ids = self.tokenizer.framed(ids) if self.apart else [self.tokenizer.eos, *ids]
         if len(ids) > self.length:
-            raise ValueError(f"the text has {len(ids)} tokens, the model learnt to read {self.length}: shorten it")
+            raise ValueError(f"the text has {len(ids)} tokens, the model learned to read {self.length}: shorten it")
         row = torch.tensor(ids, device=self.device)
         open_gaps = [place for place, id in enumerate(ids) if id == self.tokenizer.mask]
         chances = self._chances(row, open_gaps)

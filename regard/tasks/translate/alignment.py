@@ -184,7 +184,7 @@ def read_maps(
 
 
 def has_aligner(model: nn.Module) -> bool:
-    """Whether the model learnt to align beside translating."""
+    """Whether the model learned to align beside translating."""
     return getattr(model, "aligner", None) is not None
 
 

@@ -200,5 +200,5 @@ def lengths_of(sources: Sequence[Sequence[int]], config: DataConfig) -> dict[str
 
 
 def vocabulary(pairs: int) -> int:
-    """Tokens to learn from so many pairs: fewer pairs show each of them too seldom. 4,000 for 30,000."""
+    """Tokens to learn from this number of pairs: fewer pairs show each of them too seldom. 4,000 for 30,000."""
     return min(8000, max(1000, 500 * round(8 * (pairs / 30_000) ** 0.5)))

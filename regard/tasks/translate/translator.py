@@ -44,7 +44,7 @@ class Translation(NamedTuple):
 class Translator:
     """A model with its tokenizers.
 
-    >>> translator = Translator.load()  # the one that comes with Regard; or Translator.load("runs/my-model")
+    >>> translator = Translator.load()  # the one bundled with Regard; or Translator.load("runs/my-model")
     >>> translator("Where is the station?")
     'Wo ist der Bahnhof?'
     """
@@ -71,7 +71,7 @@ class Translator:
     def load(
         cls, folder: str | Path | None = None, *, which: str | int | None = None, device: str = "auto"
     ) -> "Translator":
-        """From a run folder; None: the translator that comes with Regard. `which` is a checkpoint: best, last, average
+        """From a run folder; None: the translator bundled with Regard. `which` is a checkpoint: best, last, average
         or a step; None: the average where there is one, else the best. It translates; it is not for training on."""
         model, parts, run = load(ENGLISH_GERMAN if folder is None else folder, "translate", which=which, device=device)
         longest = parts.facts.get("longest")

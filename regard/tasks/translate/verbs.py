@@ -65,7 +65,9 @@ def _add_translate(verb: AddVerb) -> None:
     )
     add_model(added)
     _add_decoding(added)
-    added.add_argument("--nbest", type=int, help="so many translations a line, each behind its line number and a tab")
+    added.add_argument(
+        "--nbest", type=int, help="number of translations per line, each behind its line number and a tab"
+    )
     added.add_argument("--scores", action="store_true", help="add a column: log probability over the length penalty")
     added.add_argument("--alignments", action="store_true", help="add a column: word links, source-target from 0")
     added.add_argument("--sample", action="store_true", help="draw tokens instead of searching for the best")
@@ -309,8 +311,8 @@ def align_pairs(arguments: argparse.Namespace) -> None:
     else:
         backward = Translator.load(arguments.reverse, which=arguments.checkpoint, device=arguments.device)
         flipped = [(target, source) for source, target in pairs]
-        learnt = alignment.has_aligner(forward.model) and alignment.has_aligner(backward.model)
-        options["layer"] = layer if layer is not None else ("aligner" if learnt else "all")
+        learned = alignment.has_aligner(forward.model) and alignment.has_aligner(backward.model)
+        options["layer"] = layer if layer is not None else ("aligner" if learned else "all")
         there = alignment.read_maps(forward.model, forward.source, forward.target, pairs, **options)
         back = alignment.read_maps(backward.model, backward.source, backward.target, flipped, **options)
         agreed = alignment.choose_layers(there, back)
