@@ -134,7 +134,7 @@ class Image(Tailed):
     def _around(self, n: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """The tokens around n blocks that they see, [n, M], and which of them are inside the image."""
         (h, w), across = self.block, self.width // self.block[1]
-        # made on the device, not copied to it: a recorded step may not copy
+        # made on the device, not copied to it: a CUDA graph may not copy from the host
         cells = [[torch.arange(side.start, side.stop, device=device) for side in part] for part in self.beside]
         down, right = torch.cat([torch.cartesian_prod(*part) for part in cells]).unbind(1)
         block = torch.arange(n, device=device)[:, None]

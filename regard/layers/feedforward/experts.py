@@ -167,7 +167,7 @@ class Routed(FeedForward):
         share = self.capacity / self.experts
         most = min(len(tokens), room(len(tokens) * share))
         if real is None:
-            # filled on the device, not copied to it: a recorded step may not copy
+            # filled on the device, not copied to it: a CUDA graph may not copy from the host
             return torch.full((), most, device=tokens.device), most
         return torch.ceil(real.sum().double() * share - 1e-9).long(), most
 

@@ -83,10 +83,10 @@ class Task(base.Task):
         self.origin, self.lines = config.data.text, data.lines
         give_stems(model, tokenizers[FILE])
         training = config.training
-        # few shapes, so that the steps can be recorded
-        records = training.graphs and next(model.parameters()).is_cuda
+        # few shapes, so that few CUDA graphs are captured
+        uses_cuda_graphs = training.graphs and next(model.parameters()).is_cuda
         most = config.data.maximum_length or MAXIMUM_LENGTH
-        multiple = few_lengths(most) if records else 1
+        multiple = few_lengths(most) if uses_cuda_graphs else 1
         longest = min(most, training.tokens // multiple * multiple - 2)
         limit = models.positions(model)
         longest = longest if limit is None else min(longest, limit - 2)

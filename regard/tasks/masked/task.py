@@ -37,9 +37,9 @@ class Task(TextTask):
         self.unit = wishes.documents
         self.masked = MaskedModel(model, tokenizers[FILE], wishes.length, wishes.apart)
         self.masking = Masking(tokenizers[FILE], wishes.masked, whole_words=wishes.whole_words)
-        # few shapes, so that the steps can be recorded
-        records = config.training.graphs and next(model.parameters()).is_cuda
-        multiple = few_lengths(wishes.length) if records else 1
+        # few shapes, so that few CUDA graphs are captured
+        uses_cuda_graphs = config.training.graphs and next(model.parameters()).is_cuda
+        multiple = few_lengths(wishes.length) if uses_cuda_graphs else 1
         sizes = {"tokens": config.training.tokens, "seed": config.training.seed, "multiple": multiple}
         self.batches = MaskedBatches(self.masked.rows(data.train, **sizes), self.masking)
 

@@ -103,7 +103,7 @@ class Task(base.Task):
         self.translator = translator = Translator(
             model, source, target, config.data.maximum_length, style=style, **lengths_of(sides[0], config.data)
         )
-        # few shapes, so that the steps can be recorded
+        # few shapes, so that few CUDA graphs are captured
         multiple = 8 if training.graphs and translator.device.type == "cuda" else 1
         # a row of a batch is its tokens and one special one, padded to a multiple
         self.most = min(config.data.maximum_length, training.tokens // multiple * multiple - 1)
