@@ -22,7 +22,7 @@ HIDDEN, RANDOM = 0.8, 0.1  # of the chosen tokens; the others stay
 
 class Hidden(NamedTuple):
     """Texts with hidden tokens, padded on the right; `keep` is None where nothing is. Places are padded with 0, their
-    targets with IGNORED: how many there are depends on the shape of the batch alone, so that a CUDA graph can be captured."""
+    targets with IGNORED: their number depends on the shape of the batch alone, as a CUDA graph needs it."""
 
     tokens: Tensor  # [B, T]
     keep: Tensor | None
