@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.testing import assert_close
 from triton.runtime import interpreter
 
+import regard
 from regard.kernels import choose, parts_triton, portable, runs
 from regard.kernels.parts_triton import Tile
 from regard.kernels.runs import ALL, Bias, Bound, Far, Pass, Where
@@ -195,6 +196,13 @@ def poisoned(monkeypatch) -> None:
 @pytest.mark.parametrize("name", PATTERNS)
 def test_pattern(name, poisoned):
     compare(PATTERNS[name], 45, 12 if name == "pooled" else None)
+
+
+def test_a_dilated_window_with_a_bias_is_left_to_pytorch():
+    """The kernels count distances within a class: with a dilation of 3 they would be a third of what they are."""
+    layer = regard.attention("longformer(window=2, globals=0, dilation=3)", width=64, heads=4, position="alibi")
+    with choose.use("triton"), pytest.raises(ValueError, match="with a dilation"):
+        layer(torch.randn(1, 40, 64))
 
 
 @pytest.mark.parametrize("name", PATTERNS)

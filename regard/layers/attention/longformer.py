@@ -12,7 +12,7 @@ from regard.core.rows import Mask
 from regard.core.shape import Order, Shape
 from regard.kernels import runs
 from regard.kernels.band import band_parts
-from regard.kernels.compiling import at_most
+from regard.kernels.compiling import at_most, exporting
 from regard.kernels.parts import Part, Runs, union
 from regard.kernels.runs import Bias, Bound, Far, Pass
 from regard.layers.attention.base import Facts
@@ -88,7 +88,10 @@ class Longformer(Tailed):
         front_global_v: Tensor | None = None,
     ) -> Tensor:
         bias = None if self.position is None else self.position.run_bias(mask.S, mask.S)
-        in_runs = mask.T > 1 and runs.takes(q, k, v, bias)
+        refusal = None
+        if bias is not None and self.dilation > 1 and not exporting():
+            refusal = "a bias of positions counts the tokens between, and with a dilation it counts those of one class"
+        in_runs = mask.T > 1 and runs.takes(q, k, v, bias, refusal)
         if not self.front:
             if in_runs:
                 return self._near_in_runs(mask, q, k, v, None, None, None, bias)
