@@ -12,7 +12,7 @@ from regard.core.reference import Row, blend
 from regard.core.rows import Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Progress, take_rows
-from regard.kernels.compiling import count_blocks
+from regard.kernels.compiling import count_blocks, is_dynamic
 from regard.layers.attention.base import Facts
 from regard.layers.attention.projected import CrossState, Projected
 
@@ -88,7 +88,9 @@ class Compressed(Projected):
             k, v = self._compress(rows.real(), source)
             return self._attend(q, k, v, None if rows.uniform_start is not None else self._some(rows.count, k)), None
         if state is None:
-            return self._causal(q, *self._compress(None, source)), None
+            k, v = self._compress(None, source)
+            # folded queries and slots would be two dynamic sizes, of which PyTorch 2.11 does not know that they agree
+            return self._attend(q, k, v, self._finished(rows, k)) if is_dynamic(rows.T) else self._causal(q, k, v), None
         fresh = state.progress.longest == 0
         state, k, v = self._append(rows, source, state)
         if fresh:
