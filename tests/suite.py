@@ -151,16 +151,18 @@ def check_limit(case: Case) -> None:
 
 
 def shares(source: Attention, target: Attention) -> None:
-    """Copies what two layers have in common; for heads(a, a), the part of a's tensors each of them holds."""
+    """Copies what two layers have in common; for heads(a, a), the part of a's tensors each of them holds. A tensor that
+    is no part of a's (of a mechanism whose heads know of each other) stays as it is drawn."""
     state = {**dict(source.named_parameters()), **dict(source.named_buffers())}
     with torch.no_grad():
         for name, tensor in itertools.chain(target.named_parameters(), target.named_buffers()):
             part, _, rest = name.removeprefix("parts.").partition(".")
             if name.startswith("parts.") and name not in state:
                 whole = state[rest]
-                for axis in (d for d in range(whole.dim()) if whole.shape[d] != tensor.shape[d]):
+                for axis in (d for d in range(whole.dim()) if whole.shape[d] > tensor.shape[d]):
                     whole = whole.chunk(len(target.parts), axis)[int(part)]
-                tensor.copy_(whole)
+                if whole.shape == tensor.shape:
+                    tensor.copy_(whole)
             elif name in state and state[name].shape == tensor.shape:
                 tensor.copy_(state[name])
 

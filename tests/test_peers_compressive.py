@@ -231,3 +231,14 @@ def test_what_it_refuses():
     layer = layer_of()
     with pytest.raises(ValueError, match="a state has no map"):
         layer.weights(draw(2, 3), state=layer.start(2))
+
+
+@pytest.mark.parametrize("position", ["shaw(distance=4)", "shaw(distance=2, values=False)", "xl"])
+@pytest.mark.parametrize("segment", [4, 10])
+def test_usage_where_the_position_acts_on_what_is_read(position: str, segment: int):
+    """Segments wider and narrower than a head: usage is read by unit vectors, one for each token of a segment."""
+    torch.manual_seed(0)
+    spec = f"compressive(segment={segment}, memory={segment}, compressed=3, rate=2, function='used', relative=False)"
+    layer = regard.attention(spec, width=WIDTH, heads=2, role="causal", position=position).double()
+    x = draw(1, 33)
+    assert_close(layer(x)[0], layer.reference(x[0]))

@@ -27,6 +27,10 @@ PLACES = {
 # (fact, if so, if not); None: nothing to say
 SAYS = {
     "prefix_invariant": ("an output does not move when later tokens come", "an output may move when later tokens come"),
+    "dynamic_length": (
+        "torch.export can leave the length open",
+        "torch.export takes a fixed length only",
+    ),
     "split_invariant": (
         "decoding gives the same however the tokens are cut",
         "decoding depends on how the tokens are cut",

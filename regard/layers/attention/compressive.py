@@ -303,8 +303,7 @@ class Compressive(Segmented):
             part = grid._replace(q=own, tokens=tokens, inside=start % n, m=1)
             outs.append(self._look(at, part, slots))
             with torch.no_grad():
-                part = part._replace(tokens=(*tokens[:2], oldest))
-                given = self._look(at, part, (*slots[:2], nothing)).to(usage.dtype).mean(1)  # [B, n, n]
+                given = self._read_units(at, part, slots, oldest, nothing).to(usage.dtype).mean(1)  # [B, n, n]
                 given = torch.where(asked[:, i, :, None], given, 0).sum(1)
                 usages.append(usage + given if i == 0 else given)
                 chosen = usages[-1].topk(self.slots_per_segment, 1).indices.sort(1).values[:, None, :, None]
@@ -314,6 +313,22 @@ class Compressive(Segmented):
             slots = tuple(part[:, :, self.slots_per_segment :] for part in self._joined(slots, kept))
         slots = tuple(torch.cat(parts, 2) for parts in zip(*pieces, strict=True))
         return torch.cat(outs, 2), slots, torch.stack([*usages, torch.zeros_like(usage)], 1)
+
+    def _read_units(self, rows: Rows, grid: Grid, slots: Parts, units: Tensor, nothing: Tensor) -> Tensor:
+        """What each query of a segment gives to each token that has a unit vector as its value."""
+
+        def read(values: Tensor) -> Tensor:
+            at = grid._replace(tokens=(*grid.tokens[:2], values))
+            return self._look(rows, at, (*slots[:2], nothing[..., : values.shape[3]]))
+
+        if self.position is None or self.position.facts.kind != "content":
+            return read(units)
+        # such a scheme may add a vector as wide as a head to what is read, whatever the values are
+        D, n = self.shape.head_width, units.shape[3]
+        nothing = nothing.new_zeros(*nothing.shape[:3], D)
+        parts = F.pad(units, (0, -n % D)).split(D, 3)
+        added = read(torch.zeros_like(parts[0]))
+        return torch.cat([read(part) - added for part in parts], 3)[..., :n]
 
     def _compressed(self, grid: Grid, probe: bool) -> Parts:
         """x, k and v of the slots that the segments become which leave the memory."""
