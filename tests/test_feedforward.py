@@ -22,7 +22,6 @@ from regard.kernels.router import wide_linear
 from regard.layers.feedforward.base import FeedForward, Sizes, active_parameters
 from regard.layers.feedforward.choice import Choice
 from regard.layers.feedforward.dense import Dense
-from regard.layers.feedforward.experts import Routed
 from regard.layers.feedforward.gshard import GShard
 from regard.layers.feedforward.moe import MoE
 from regard.layers.feedforward.productkey import Normed, ProductKey
@@ -502,13 +501,8 @@ class OneDraw(Scaling):
         return super()._mask(logits)
 
 
-class EveryExpert(Routed):
+class EveryExpert(Switch):
     """One-hot dispatch: every expert works on every token."""
-
-    facts = Switch.facts
-
-    def __init__(self, sizes):
-        super().__init__(sizes, experts=8, choices=1)
 
     def active(self):
         return sum(part.numel() for part in self.networks.parameters())

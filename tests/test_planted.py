@@ -149,7 +149,7 @@ class CountsPaddedTokensAsSeen(Softmax):
         o, after = super().attend_self(rows, query, source, state)
         if after is None:
             return o, None
-        length, longest, _ = after.progress
+        length, longest = after.progress[:2]
         return o, after._replace(progress=after.progress._replace(length=torch.full_like(length, longest)))
 
 

@@ -69,7 +69,7 @@ class Globals(Tailed):
         F, alone = front_k.shape[2], Pass(Bound(), Bound(plus=1))
         if mask.causal:
             # the global keys before a query, and itself; a call with a state is aligned wherever it begins
-            where = Where() if mask.aligned else Where(q0=mask.q0, k0=mask.k0)
+            where = Where(q0=mask.q0, k0=mask.k0)
             part = alone._replace(far=Far(F, Bound()))
             return runs.attend(q, k, v, [part], scale=self.scale, where=where, bias=bias, far_k=front_k, far_v=front_v)
         given = {"scale": self.scale, "where": mask.where(), "bias": bias}
