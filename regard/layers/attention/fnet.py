@@ -10,6 +10,7 @@ from regard.core.numeric import wide_dtype
 from regard.core.rows import Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Out
+from regard.kernels.compiling import exporting
 from regard.layers.attention.base import Facts
 from regard.layers.attention.mixing import Mixing
 
@@ -52,10 +53,11 @@ class Fourier(Mixing):
         rows = rows or Rows.full(x)
         # no half precision: a transform sums over all tokens and channels, and kernels know none
         wide = self.placed(x, rows).to(wide_dtype(x.dtype))
-        if rows.uniform_start is not None:
+        if rows.uniform_start is not None and not exporting():
             y = torch.fft.fft2(wide)[..., self.own].real
         else:
-            wide = torch.where(rows.real()[..., None], wide, 0)
+            real = rows.real()
+            wide = wide if real is None else torch.where(real[..., None], wide, 0)
             y = _transform(torch.fft.fft(wide)[..., self.own], rows.count).real
         return Out(F.pad(y, (self.own.start, self.shape.width - self.own.stop)).to(x.dtype))
 
@@ -96,6 +98,10 @@ def _transform(x: Tensor, count: Tensor) -> Tensor:
     T = x.shape[1]
     steps, N = torch.arange(T, device=x.device), count.clamp(min=1)[:, None]
     real = x.real.dtype
+    if exporting():
+        # a transform of an open length would fix it: all pairs of places instead
+        angle = (steps[:, None] * steps % N[..., None]).to(real) * (-2 * math.pi / N[..., None].to(real))
+        return torch.polar(torch.ones_like(angle), angle) @ x
     # the square is reduced as a whole number, lest a long row lose the angle to rounding
     angle = (steps * steps % (2 * N)).to(real) * (math.pi / N.to(real))
     chirp = torch.polar(torch.ones_like(angle), angle)[..., None]  # [B, T, 1]

@@ -139,7 +139,7 @@ class Routing(Cached):
         rows, queries = at, keys
         if q is not None:
             q = norm(q)
-            rows = self._pick(mask, q, self.centroids)
+            rows = self._pick(mask, q, self.centroids, at.shape[3])
             queries = _take(q, rows)
         picked = [x.flatten(1, 2) for x in (queries, keys, values)]  # [B, H C, w, D]
         # sorted by position, with what stands for no token at the end: no causal query sees it
@@ -162,9 +162,9 @@ class Routing(Cached):
         here = (mask.q0[:, None] + torch.arange(mask.T, device=k.device))[:, None].expand(-1, o.shape[1], -1)
         return _take(o, here)
 
-    def _pick(self, mask: Mask, x: Tensor, centroids: Tensor) -> Tensor:
+    def _pick(self, mask: Mask, x: Tensor, centroids: Tensor, w: int | None = None) -> Tensor:
         """The tokens that centroids [H or B, H, C, D] pick, sorted, and S in the place of those they lack:
-        [B, H, C, w]"""
+        [B, H, C, w], where `w` is that of another pick from as many tokens."""
         S, end = mask.S, mask.end[:, None, None, None]
         x = x.detach().to(wide_dtype(x.dtype))
         near = centroids.to(x.dtype) @ x.mT
@@ -172,7 +172,8 @@ class Routing(Cached):
             near = torch.where(torch.arange(S, device=x.device) < end, near, -torch.inf)
         if self.window is None:
             # by the real tokens of the row: padding makes no difference
-            w, size = count_blocks(S, self.clusters), -(-end // self.clusters)
+            w = count_blocks(S, self.clusters) if w is None else w
+            size = -(-end // self.clusters)
         else:
             w, size = at_most(self.window, S), end.clamp(max=self.window)
         rank = torch.arange(w, device=x.device)
