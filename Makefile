@@ -7,7 +7,7 @@ TEST_STAMP := $(VENV)/.installed-test
 DOCS_STAMP := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := test
-.PHONY: demo test test-all test-gpu docs format clean
+.PHONY: demo test test-all test-gpu types docs format clean
 .NOTPARALLEL:
 
 # What running Regard needs.
@@ -38,6 +38,10 @@ test: $(TEST_STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
+
+# What pyright says of the annotations.
+types: $(TEST_STAMP)
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
 # Also every check on every example: what to run before a change is called done.
 test-all: $(TEST_STAMP)
