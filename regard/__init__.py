@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from regard.api import attend, attention, facts, feedforward, names, position
+    from regard.core.draws import redraw
     from regard.core.state import detach, select
     from regard.interop.torch import from_torch, to_torch
     from regard.layers.attention.base import Attention, Facts
-    from regard.layers.attention.draws import redraw
     from regard.models.transformer import ModelConfig, Transformer
     from regard.page.notebook import show
     from regard.spec import over_layers
@@ -46,7 +46,7 @@ _MODULES = {
     "detach": "regard.core.state",
     "from_torch": "regard.interop.torch",
     "over_layers": "regard.spec",
-    "redraw": "regard.layers.attention.draws",
+    "redraw": "regard.core.draws",
     "select": "regard.core.state",
     "show": "regard.page.notebook",
     "to_torch": "regard.interop.torch",

@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import regard
-from regard.layers.attention.draws import drawn
+from regard.core.draws import list_redrawn
 from regard.tasks.train import resume
 from regard.training import checkpoint, loop
 from regard.training.display import Display
@@ -31,7 +31,7 @@ def two_layers(spec: str) -> nn.ModuleList:
 @pytest.mark.parametrize("spec", BUFFERS)
 def test_every_step_draws_by_default_and_depends_on_seed_step_and_place_alone(spec):
     layers, other = two_layers(spec), two_layers(spec)
-    assert drawn(layers) == [f"{place}.{BUFFERS[spec]}" for place in range(2)]
+    assert list_redrawn(layers) == [f"{place}.{BUFFERS[spec]}" for place in range(2)]
 
     def draws(layers, seed, step):
         regard.redraw(layers, seed=seed, step=step)

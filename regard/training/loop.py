@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core.allocator import hand_back_memory
-from regard.layers.attention.draws import drawn, redraw
-from regard.layers.feedforward.experts import Routed
+from regard.core.draws import list_redrawn, redraw
 from regard.training import checkpoint
 from regard.training import plan as plans
 from regard.training.config import TrainingConfig
@@ -63,7 +62,8 @@ def train(
 
 def check_compiles(model: nn.Module) -> None:
     """Refuses what a compiler is known to fail at."""
-    if torch.__version__ < "2.13" and any(isinstance(part, Routed) for part in model.modules()):
+    has_data_dependent_shapes = any(getattr(part, "data_dependent_shapes", False) for part in model.modules())
+    if torch.__version__ < "2.13" and has_data_dependent_shapes:
         raise ValueError(
             f"training.compile is for models without experts here: PyTorch {torch.__version__} fails at their sizes, "
             f"2.13 does not. On a GPU steps are replayed as CUDA graphs anyway"
@@ -433,7 +433,7 @@ class Loop:
             self.run.checkpoints,
             checkpoint.step_name(state.step),
             tensors,
-            dataclasses.asdict(state) | {"optimizer": facts, "drawn": drawn(model)},
+            dataclasses.asdict(state) | {"optimizer": facts, "drawn": list_redrawn(model)},
         )
         self.saved = state.step
         steps = [int(name.removeprefix("step-")) for name in checkpoint.names(self.run.checkpoints)]

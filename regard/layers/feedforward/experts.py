@@ -92,6 +92,8 @@ class Networks(nn.Module):
 class Routed(FeedForward):
     """Each token goes to the k = `choices` experts that a router names for it."""
 
+    data_dependent_shapes = True  # how many tokens an expert gets depends on the batch, which some compilers fail at
+
     def __init__(
         self,
         sizes: Sizes,
