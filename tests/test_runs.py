@@ -18,7 +18,7 @@ from test_training import config, finish, in_child
 from torch.testing import assert_close
 from verbs import refused, told
 
-from regard.cli.demo import small_translator
+from regard.cli.demo_content import small_translator
 from regard.interop.runs import export_run
 from regard.tasks.language import LanguageModel
 from regard.tasks.train import resume

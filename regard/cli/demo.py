@@ -1,136 +1,92 @@
-"""`regard demo`: mechanisms at work on one sentence, a translator trained on the spot, the one that is shipped.
+"""`regard demo`: mechanisms at work on one sentence, a translator trained on the spot, and the bundled one."""
 
-For the mechanisms nothing is trained: a word's vector counts its letters and groups of letters, and queries and keys
-are those vectors as they are, so words that are spelt alike attend to one another: a map one can read.
-"""
-
-import shutil
-import zlib
+import argparse
+import sys
 from pathlib import Path
 
-import numpy as np
-import torch
-from torch import Tensor
+from rich.console import Console
 
-import regard
-from regard import draw as pictures
-from regard.layers.attention.projected import Projected
-from regard.tasks.translate import DataConfig, TranslateConfig, TranslatorOptions
-from regard.training.config import TrainingConfig
-from regard.training.run import Run
-
-SENTENCE = "she sells sea shells by the sea shore the shells she sells are sea shells for sure"
-SPECS = (
-    "softmax",
-    "performer(features=2048)",
-    "local(window=3)",
-    "strided(stride=4)",
-    "globals(tokens=2)",
-    "longformer(window=2, globals=1)",
-)
-WIDTH = 64
-SHARPNESS = 3.0  # the logit of a word with itself
-MOST_WORDS = 40
-SENTENCES = (
-    "The meeting is on Monday, March 25, 2013.",
-    "The book costs twenty-one euros.",
-    "When Peter woke up, it was half past three.",
-    "Can you lend me £91?",
-)
-ANYTHING = (
-    "Where is the station?",
-    "I don't know what you mean.",
-    "Could you please open the window?",
-    "My brother lives in Berlin and works as a teacher.",
-    "What would you do if you were in my place?",
-)
-WHAT = (
-    "What it shows: each row is a word that looks, each column a word it looks at. Nothing is trained yet: a word's "
-    "vector counts its letters and letter groups, and the projections leave it as it is, so words spelt alike attend "
-    "to one another, each mechanism within what it can see; performer estimates softmax with random features."
-)
+from regard.cli.console import open_console, print_table
+from regard.cli.mechanisms import registry_rows
+from regard.spec import REGISTRIES
+from regard.tasks.command import AddVerb
 
 
-def words_of(sentence: str | None) -> list[str]:
-    words = (SENTENCE if sentence is None else sentence).split()
-    if not 2 <= len(words) <= MOST_WORDS:
-        raise ValueError(f"the sentence must have 2 to {MOST_WORDS} words, got {len(words)}")
-    return words
-
-
-def run(words: list[str]) -> dict[str, np.ndarray]:
-    """spec -> its map [T, T] of the words."""
-    x = torch.stack([vector(word) for word in words])[None]
-    maps = {}
-    for spec in SPECS:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(0)
-            layer = regard.attention(spec, width=WIDTH, heads=1, role="self")
-            leave(layer)
-            maps[spec] = layer.weights(x)[0, 0].numpy()
-    return maps
-
-
-def vector(word: str) -> Tensor:
-    """Letters and groups of up to three of them, hashed into [WIDTH], of length 1."""
-    framed = f"<{word.lower()}>"
-    counts = torch.zeros(WIDTH)
-    for size in (1, 2, 3):
-        for first in range(len(framed) - size + 1):
-            code = zlib.crc32(framed[first : first + size].encode())
-            counts[code % WIDTH] += 1 if code >> 16 & 1 else -1
-    return counts / counts.norm()
-
-
-def leave(layer: Projected) -> None:
-    """Projections that change nothing but the length, so that a word's logit with itself is SHARPNESS."""
-    length = (SHARPNESS / layer.scale) ** 0.5
-    for name, kind in layer.inputs.items():
-        layer.project[name].weight.copy_(torch.eye(WIDTH) * (1 if kind == "value" else length))
-
-
-def reading(words: list[str], part: np.ndarray) -> str:
-    """In words: what the longest word reads most, equal words taken together."""
-    query = max(range(len(words)), key=lambda at: len(words[at]))
-    shares: dict[str, float] = {}
-    for word, weight in zip(words, part[query], strict=True):
-        shares[word] = shares.get(word, 0) + float(weight)
-    top = sorted(shares, key=lambda word: -shares[word])[:3]
-    return f"{words[query]!r} reads {', '.join(f'{word!r} {shares[word]:.2f}' for word in top)}"
-
-
-def draw(words: list[str], maps: dict[str, np.ndarray], folder: Path) -> Path:
-    """folder/attention.png"""
-    title = "What each word attends to: one sentence, one head, mechanism by mechanism"
-    note = (
-        "Not trained: vectors of letters and letter groups, projections that leave them as they are, "
-        "so words spelt alike attend to one another."
+def add_verbs(verb: AddVerb) -> None:
+    added = verb(
+        "demo",
+        demo,
+        "the mechanisms at work on a sentence, a translator trained in minutes, and the one bundled with Regard",
+        ["regard demo", 'regard demo --part mechanisms --sentence "a rose is a rose is a rose" --out /tmp'],
     )
-    picture = pictures.words_picture(words, np.stack(list(maps.values())), list(maps), title, note)
-    return pictures.save(picture, folder / "attention.png")
+    added.add_argument("--out", default="demo", help="folder of pictures and run, made if needed (default: demo)")
+    added.add_argument("--sentence", help="your own words for the mechanisms")
+    added.add_argument("--part", choices=("mechanisms", "translate"), help="only this part")
 
 
-def small_translator(folder: Path) -> TranslateConfig:
-    """Numbers, dates, times and amounts: learned in minutes on two cores, nearly without a mistake."""
-    if (folder / "run.json").exists():
-        with Run(folder).writing("regard demo"):
-            shutil.rmtree(folder)  # of an earlier demo
-    return TranslateConfig(
-        out=str(folder),
-        data=DataConfig(generated=40_000, held_out=500, vocabulary=1000),
-        model=TranslatorOptions(layers=2, norm="pre", dropout=0.0, aligner=True),
-        training=TrainingConfig(
-            steps=1000,
-            tokens=2048,
-            schedule="cosine",
-            learning_rate=0.003,
-            warmup=100,
-            evaluate_every=200,
-            log_every=25,
-            metric="exact",
-            stop_at=98.5,
-            keep=1,
-            tensorboard=False,
-            device="cpu",
-        ),
+def demo(arguments: argparse.Namespace) -> None:
+    """regard demo"""
+    from regard.cli import demo_content as content
+
+    words = content.words_of(arguments.sentence)
+    folder = Path(arguments.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    console = open_console(100)
+    if arguments.part != "translate":
+        _demo_mechanisms(console, words, folder)
+    if arguments.part != "mechanisms":
+        _demo_translator(console, folder)
+    # as it is called from here: an environment in this folder need not be active
+    program = Path(sys.executable).with_name("regard")
+    called = program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else "regard"
+    run = "" if arguments.part == "mechanisms" else f" {folder / 'translator'}"
+    console.print(f"\nSee what attends to what, on a page: {called} show{run}", soft_wrap=True)
+
+
+def _demo_mechanisms(console: Console, words: list[str], folder: Path) -> None:
+    from regard.cli import demo_content as content
+
+    console.print("The mechanisms of Regard\n", style="bold")
+    print_table([row for kind, registry in REGISTRIES.items() for row in registry_rows(kind, registry)])
+    console.print("\nOne sentence through some of them\n", style="bold")
+    console.print(f"{' '.join(words)}\n", style="italic")
+    maps = content.run(words)
+    for spec, part in maps.items():
+        console.print(f"{spec}: {content.reading(words, part)}")
+    console.print(f"\n{content.WHAT}\n\nThe picture: {content.draw(words, maps, folder)}")
+
+
+def _demo_translator(console: Console, folder: Path) -> None:
+    """The part of `regard demo` that translates."""
+    from regard import draw as pictures
+    from regard.cli import demo_content as content
+    from regard.tasks.train import train
+    from regard.tasks.translate import Task, Translator, align, read_valid
+    from regard.training.display import Display
+
+    console.print(
+        "\nA translator of numbers, dates, times and amounts, trained now on sentences made up here\n", style="bold"
     )
+    config = content.small_translator(folder / "translator")
+    train(Task, config, Display())
+    translator = Translator.load(config.out)
+    pairs = read_valid(config.out)
+    best = [found[0].text for found in translator.translate(source for source, _ in pairs)]
+    scores = translator.scores(best, [target for _, target in pairs])
+    console.print(f"\nOn {len(pairs)} sentences it has not seen: {scores['exact'].text}")
+    console.print(f"{scores['bleu'].text}\n", soft_wrap=True)
+    for source in content.SENTENCES:
+        console.print(f"  {source}\n    {translator(source)}", soft_wrap=True)
+    source = content.SENTENCES[0]
+    both = translator.source, translator.target
+    (found,) = align(translator.model, *both, [(source, translator(source))])
+    note = "What the aligner learned beside the translator. Ringed: the word links."
+    picture = pictures.alignment_picture(
+        found.matrix, found.source, found.target, found.links, "Where each German word comes from", note
+    )
+    console.print(f"\nIts word alignment: {pictures.save(picture, folder / 'alignment.png')}")
+    console.print("\nThe English-German translator bundled with Regard\n", style="bold")
+    bundled = Translator.load()
+    for source in content.ANYTHING:
+        console.print(f"  {source}\n    {bundled(source)}", soft_wrap=True)
+    console.print("\nYour own: echo 'Good morning!' | regard translate; your own data: regard train translate --help")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from regard import __version__
-from regard.cli import mechanisms, runs, seeing
+from regard.cli import demo, mechanisms, runs, show
 from regard.core.allocator import keep_memory
 
 HOME = Path(__file__).resolve().parents[1]
@@ -137,6 +137,6 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(verb=function, parser=added)
         return added
 
-    for module in (mechanisms, seeing, runs):
+    for module in (mechanisms, demo, show, runs):
         module.add_verbs(verb)
     return parser

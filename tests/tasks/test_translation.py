@@ -14,7 +14,7 @@ import torch
 from torch.testing import assert_close
 
 from regard import cli
-from regard.cli import demo
+from regard.cli import demo_content as demo
 from regard.data import placeholders
 from regard.data.generated import pairs
 from regard.data.placeholders import Marked

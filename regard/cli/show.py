@@ -1,0 +1,125 @@
+"""`regard show`: the page of one or several runs, served on this machine or written into one file."""
+
+import argparse
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+from regard.tasks.command import AddVerb
+
+if TYPE_CHECKING:
+    from regard.page.engine import Engine
+    from regard.page.subjects import Subject
+
+BUNDLED = "shipped"  # what the page calls the translator that is bundled with Regard, also in its addresses
+
+
+def add_verbs(verb: AddVerb) -> None:
+    added = verb(
+        "show",
+        show,
+        "a local page: translate and see what attends to what, step by step, head by head, mechanism by mechanism",
+        [
+            "regard show",
+            "regard show runs/translate runs/other --port 8000",
+            'regard show runs/translate --text "Where is the station?" --out page.html',
+        ],
+    )
+    added.add_argument("runs", metavar="RUN", nargs="*", help="run folders, beside the model bundled with Regard")
+    added.add_argument("--text", help="what to read first")
+    added.add_argument("--out", help="write one HTML file that opens without a server, and serve nothing")
+    added.add_argument("--place", choices=("encoder", "decoder", "cross", "aligner"), help="which attention, for --out")
+    added.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    added.add_argument("--port", type=int, default=8642, help="0 takes a free one (default: 8642)")
+    added.add_argument("--device", default="cpu", help="cpu, cuda ... (default: cpu)")
+    added.add_argument("--no-browser", action="store_true", help="print the address and open nothing")
+
+
+def show(arguments: argparse.Namespace) -> None:
+    """regard show"""
+    if not 0 <= arguments.port < 65536:
+        raise ValueError(f"--port must be from 0 to 65535, got {arguments.port}")
+    folders: list[str | None] = [*arguments.runs] or [None]
+    if arguments.out is not None:
+        _write_page(arguments, folders)
+        return
+    if arguments.place is not None:
+        raise ValueError("--place is for --out: on the page, choose the view")
+    engine, first = _open_engine(folders, arguments.device)
+    state = {"run": first} | ({"text": arguments.text} if arguments.text else {})
+    _serve(engine, arguments, state)
+
+
+def _write_page(arguments: argparse.Namespace, folders: list[str | None]) -> None:
+    """Writes one HTML file that needs no server."""
+    from regard.page.notebook import still
+    from regard.page.subjects import open_run
+
+    if arguments.text is None:
+        raise ValueError('--out needs --text, what the model is to read, such as --text "Where is the station?"')
+    if not arguments.text.strip():
+        raise ValueError("--text is blank: give the model some words to read")
+    if len(folders) > 1:
+        raise ValueError(f"--out writes a page of one run, got {len(folders)}: name one")
+    subject = open_run(folders[0], _name(folders[0]), arguments.device)
+    page = still(subject, arguments.text, place=arguments.place)
+    try:
+        Path(arguments.out).write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"cannot write {arguments.out}: {error.strerror}") from error
+    print(f"{arguments.out}: open it in any browser")
+
+
+def _open_engine(folders: list[str | None], device: str) -> "tuple[Engine, str]":
+    """What answers the page, with every run opened, and the name of the first."""
+    from regard.page.engine import Engine
+    from regard.page.subjects import open_run
+    from regard.training.run import Run
+
+    subjects: dict[str, Callable[[], Subject]] = {}
+    for folder in dict.fromkeys([*folders, None]):
+        name = _name(folder)
+        while name in subjects:
+            name += "+"
+        if folder is not None:
+            Run.open(folder)
+        subjects[name] = lambda folder=folder, name=name: open_run(folder, name, device)
+    engine = Engine(subjects)
+    # a run that cannot be read ends the verb here, with the whole message
+    for name in subjects:
+        engine.subject(name)
+    return engine, next(iter(subjects))
+
+
+def _serve(engine: "Engine", arguments: argparse.Namespace, state: dict[str, str]) -> None:
+    """Serves the page until Ctrl-C; `state` is what the page opens with."""
+    from regard.page.server import is_loopback, serve
+
+    def ready(address: str) -> None:
+        address += "#" + urlencode(state)
+        print(f"Regard is at {address}\nCtrl-C ends it.", flush=True)
+        if not arguments.no_browser and sys.stdout.isatty():
+            threading.Timer(0.5, webbrowser.open, [address]).start()
+
+    if not is_loopback(arguments.host):
+        print(
+            f"regard: --host {arguments.host} lets other machines reach this page. Whoever has the address below, with "
+            "its token, can read the runs it shows and use their models; nothing is encrypted on the way.",
+            file=sys.stderr,
+            flush=True,
+        )
+    try:
+        serve(engine, arguments.host, arguments.port, ready)
+    except OSError as error:
+        raise ValueError(
+            f"cannot listen on {arguments.host} port {arguments.port}: {error.strerror}; choose another --port, "
+            "or --port 0 for a free one"
+        ) from error
+
+
+def _name(folder: str | None) -> str:
+    return BUNDLED if folder is None else Path(folder).resolve().name
