@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from regard.models.transformer import ModelConfig, Prediction, Transformer
+from regard.core.model import Prediction
+from regard.models.transformer import ModelConfig, Transformer
 from regard.training import loss as losses
 from regard.training.loss import loss, projected, smoothed
 

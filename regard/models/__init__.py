@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from regard.core.limits import check_memory
+from regard.core.model import Model
 from regard.core.options import options
 from regard.models import registry
 from regard.models.config import ModelConfig
@@ -47,7 +48,7 @@ __all__ = [
 
 
 @functools.cache
-def kinds() -> dict[str, tuple[type, type[nn.Module]]]:
+def kinds() -> dict[str, tuple[type, type[Model]]]:
     """Configs and models by the kind that a config names."""
     return {
         form.fixed.get("kind", options(form.config)["kind"].default): (form.config, form.module)
@@ -56,7 +57,7 @@ def kinds() -> dict[str, tuple[type, type[nn.Module]]]:
     }
 
 
-def build(config: Any) -> nn.Module:
+def build(config: Any) -> Model:
     """The model of a config.
 
     >>> model = build(PerceiverConfig(vocabulary=256, classes=10))

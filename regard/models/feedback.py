@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.model import Hidden, Model, Prediction
 from regard.core.options import Range
 from regard.core.rows import Mask, Rows, unpack
 from regard.core.shape import Shape
@@ -20,7 +21,7 @@ from regard.kernels.dropout import Dropout
 from regard.layers.attention.cached import Cached
 from regard.layers.feedforward.base import Sizes
 from regard.models.config import Norm, Specs, check_config
-from regard.models.transformer import Hidden, Prediction, look_up, pack_ids
+from regard.models.transformer import look_up, pack_ids
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Spec, over_layers, parse
 
 
@@ -181,7 +182,7 @@ class FeedbackBlock(nn.Module):
         return torch.cat(maps, -1)[..., : mask.S]
 
 
-class Feedback(nn.Module):
+class Feedback(Model):
     """Fan et al. 2020: at step t, with x_t^0 the embedded token and x_t^l what comes out of layer l,
 
         m_t = sum_(l = 0..L) softmax(w)_l x_t^l,
@@ -207,7 +208,7 @@ class Feedback(nn.Module):
 
     def __init__(self, config: FeedbackConfig):
         super().__init__()
-        self.config = config
+        self.config: FeedbackConfig = config
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         nn.init.normal_(self.embedding.weight, std=config.width**-0.5)
         kind = POSITIONS.find(parse(config.position).name).facts.kind

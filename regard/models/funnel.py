@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.model import Hidden, Model, Prediction
 from regard.core.options import Range
 from regard.core.rows import Memory, Rows, blank
 from regard.core.state import Out
 from regard.layers.position.base import Position
 from regard.models.config import Norm
 from regard.models.pooling import POOLING, Answer, EncoderConfig
-from regard.models.transformer import Block, Hidden, Prediction, Stack, gather_auxiliary, link_layers, pack_ids, through
+from regard.models.transformer import Block, Stack, gather_auxiliary, link_layers, pack_ids, through
 from regard.spec import Spec, over_layers
 
 
@@ -47,7 +48,7 @@ class FunnelConfig(EncoderConfig):
             raise ValueError(f"layers must be a number for each block, such as [4, 4, 4], got {self.layers}")
 
 
-class Funnel(nn.Module):
+class Funnel(Model):
     """Dai et al. 2020 (arXiv 2006.03236).
 
     Where a block b > 0 begins, windows of two tokens become one, h' = mean(h), and the first layer has the queries h'
@@ -81,7 +82,7 @@ class Funnel(nn.Module):
 
     def __init__(self, config: FunnelConfig):
         super().__init__()
-        self.config = config
+        self.config: FunnelConfig = config
         layer = config.layer()
         specs, feeds = (over_layers(part, sum(config.layers)) for part in (config.attention, config.feedforward))
         first, *others = config.layers

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.model import Hidden, Model, Prediction
 from regard.core.options import Range
 from regard.core.rows import Memory, Rows, unpack
 from regard.core.shape import Shape
@@ -24,8 +25,6 @@ from regard.models.pooling import Answer, EncoderConfig
 from regard.models.transformer import (
     Block,
     BlockState,
-    Hidden,
-    Prediction,
     Stack,
     gather_auxiliary,
     gathered,
@@ -86,7 +85,7 @@ class Reader(nn.Module):
         return gathered(x + fed.y if self.block.pre else second(x + fed.y), None, [looked, fed], None)
 
 
-class Perceiver(nn.Module):
+class Perceiver(Model):
     """Jaegle et al. 2021 (Perceiver, arXiv 2103.03206) and 2022 (Perceiver IO, arXiv 2107.14795).
 
     M latents z, learnt, read the input x once or, with reads="each", before every block; a block is `layers` of
@@ -109,7 +108,7 @@ class Perceiver(nn.Module):
 
     def __init__(self, config: PerceiverConfig):
         super().__init__()
-        self.config = config
+        self.config: PerceiverConfig = config
         wide = config.latent_width or config.width
         heads = config.cross_heads or config.heads
         self.embedding = nn.Embedding(config.vocabulary, config.width)
@@ -228,7 +227,7 @@ class PerceiverARState(NamedTuple):
         return self.select(rows)
 
 
-class PerceiverAR(nn.Module):
+class PerceiverAR(Model):
     """Hawthorne et al. 2022 (arXiv 2202.07765): a language model over a long context, at the depth of a few tokens.
 
     Of a sequence, the first tokens are a prefix that is only read, and those behind it are the latents, by default the
@@ -252,7 +251,7 @@ class PerceiverAR(nn.Module):
 
     def __init__(self, config: PerceiverARConfig):
         super().__init__()
-        self.config = config
+        self.config: PerceiverARConfig = config
         names = ("vocabulary", "width", "heads", "kv_heads", "inner", "position", "norm", "feedforward", "bias")
         layer = ModelConfig(kind="decoder", dropout=config.dropout, **{name: getattr(config, name) for name in names})
         own = f"local(window={config.latents - 1})" if config.attention is None else config.attention

@@ -10,20 +10,12 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from regard.core.model import Hidden, Model, Prediction
 from regard.core.options import Range
 from regard.core.rows import Memory, Rows, blank, pack_memory, unpack
 from regard.core.state import Out
 from regard.models.config import ModelConfig, Norm, Specs, check_config
-from regard.models.transformer import (
-    Block,
-    Hidden,
-    Prediction,
-    Transformer,
-    gather_auxiliary,
-    link_layers,
-    pack_ids,
-    through,
-)
+from regard.models.transformer import Block, Transformer, gather_auxiliary, link_layers, pack_ids, through
 
 How = Literal["pma", "mean", "root", "max", "mean_max", "first", "last"]
 POOLING = (
@@ -230,7 +222,7 @@ class ClassifierConfig(EncoderConfig):
             raise ValueError("a classifier needs classes; for logits at every token build ModelConfig(kind='encoder')")
 
 
-class Classifier(nn.Module):
+class Classifier(Model):
     """Token ids in, logits of classes out.
 
     >>> model = Classifier(ClassifierConfig(vocabulary=20, classes=10, attention="set(points=16)", pooling="pma"))
@@ -239,7 +231,7 @@ class Classifier(nn.Module):
 
     def __init__(self, config: ClassifierConfig):
         super().__init__()
-        self.config = config
+        self.config: ClassifierConfig = config
         kind = "decoder" if config.causal else "encoder"
         body = Transformer(config.body or config.layer(kind=kind, layers=config.layers))
         self.stack = body.encoder or body.decoder

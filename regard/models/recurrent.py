@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from regard.core.model import Model, Prediction
 from regard.core.options import Range
 from regard.core.rows import Memory, Rows, unpack
 from regard.core.shape import Shape
 from regard.core.state import check_rows, take_rows
 from regard.models.config import check_config
 from regard.models.recording import Recorder, take_map
-from regard.models.transformer import Prediction, check_rows_match, look_up, pack_ids
+from regard.models.transformer import check_rows_match, look_up, pack_ids
 from regard.spec import ATTENTION
 
 
@@ -87,7 +88,7 @@ class RecurrentState(NamedTuple):
         return self._replace(own=take_rows(self.own, rows), fed=take_rows(self.fed, rows))
 
 
-class Recurrent(nn.Module):
+class Recurrent(Model):
     """Sutskever et al. 2014 without attention; with it, Bahdanau et al. 2014 in the form of Luong et al. 2015.
 
     The decoder starts from the encoder's last states, both directions side by side, layer by layer. At each token its
@@ -100,7 +101,7 @@ class Recurrent(nn.Module):
 
     def __init__(self, config: RecurrentConfig):
         super().__init__()
-        self.config = config
+        self.config: RecurrentConfig = config
         width, hidden = config.width, config.hidden
         self.source_embedding = self.target_embedding = _embedding(config.vocabulary, width)
         if config.target_vocabulary is not None:

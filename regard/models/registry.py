@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, Literal, NamedTuple
 
-from torch import nn
-
+from regard.core.model import Model as BuiltModel
 from regard.core.options import Option, options
 from regard.core.shape import Order
 from regard.models.config import ModelConfig
@@ -32,7 +31,7 @@ class Form(NamedTuple):
     """A model as it is built to predict one thing."""
 
     config: type  # a dataclass whose fields are its options
-    module: type[nn.Module]
+    module: type[BuiltModel]
     presets: Mapping[str, Mapping[str, Any]]  # values over the defaults of the config, by the name of the preset
     fixed: Mapping[str, Any] = {}  # fields that make it predict this
     unused: tuple[str, ...] = ()  # fields that mean nothing here
@@ -129,7 +128,7 @@ POOLED = ("pooling", "seeds", "seed_layers")
 UNPOOLED = ("tied", "decoder_layers", "query_residual")
 
 
-def _both(config: type, module: type[nn.Module], name: str, **sizes: Any) -> dict[str, Form]:
+def _both(config: type, module: type[BuiltModel], name: str, **sizes: Any) -> dict[str, Form]:
     """A model that reads a whole text, and predicts its hidden tokens or its class."""
     presets = {name: _sizes(128, 4, 256, **sizes)}
     return {

@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.model import Hidden, Model, Prediction
 from regard.core.numeric import masked_softmax
 from regard.core.options import Range
 from regard.core.rows import Memory, Rows, unpack
 from regard.core.state import Out
 from regard.kernels.dropout import Dropout
 from regard.models.pooling import Answer, EncoderConfig
-from regard.models.transformer import Block, Hidden, Prediction, Stack, gather_auxiliary, link_layers, pack_ids, through
+from regard.models.transformer import Block, Stack, gather_auxiliary, link_layers, pack_ids, through
 from regard.spec import over_layers
 
 
@@ -141,7 +142,7 @@ class Fuser(nn.Module):
         return torch.sigmoid(self.scores(x)) @ u
 
 
-class TokenLearner(nn.Module):
+class TokenLearner(Model):
     """Ryoo et al. 2021 (arXiv 2106.11297), by default in the authors' version 1.1, which needs no grid of pixels.
 
     `learn_after` layers see all N tokens x. Each layer after them sees S tokens that are learned from all, each a mean
@@ -164,7 +165,7 @@ class TokenLearner(nn.Module):
 
     def __init__(self, config: TokenLearnerConfig):
         super().__init__()
-        self.config = config
+        self.config: TokenLearnerConfig = config
         specs, feeds = (over_layers(part, config.layers) for part in (config.attention, config.feedforward))
         before = config.before
         self.first = Stack(config.layer(), config.vocabulary, before, specs[:before], None, feeds[:before])

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.model import Hidden, Model, Prediction
 from regard.core.rows import Memory, Rows, pack, unpack
 from regard.core.shape import Shape
 from regard.core.state import Out, Progress, check_rows, take_rows
@@ -56,22 +57,6 @@ class ModelState(NamedTuple):
         check_rows(rows, self)
         blocks = tuple(BlockState(take_rows(own, rows), cross) for own, cross in self.blocks)
         return ModelState(blocks, take_rows(self.progress, rows))
-
-
-class Hidden(NamedTuple):
-    """What the output layer reads, [B, T, E] with the real tokens of each row on the left, and the auxiliary losses."""
-
-    x: Tensor
-    auxiliary_loss: Tensor | None
-    statistics: dict[str, Tensor] | None = None  # of the layers, by name
-
-
-class Prediction(NamedTuple):
-    """Logits [B, T, V] at the real positions (zeros elsewhere), and the auxiliary losses of the layers, added up."""
-
-    logits: Tensor
-    auxiliary_loss: Tensor | None
-    statistics: dict[str, Tensor] | None = None  # of the layers, by name
 
 
 class Block(nn.Module):
@@ -363,7 +348,7 @@ class Transform(nn.Module):
         return self.norm(F.gelu(self.dense(x)))
 
 
-class Transformer(nn.Module):
+class Transformer(Model):
     """Vaswani et al. 2017, with any attention: token ids in, logits out.
 
     >>> model = Transformer(ModelConfig(vocabulary=8000, attention="local(window=64)"))
@@ -372,7 +357,7 @@ class Transformer(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.config = config
+        self.config: ModelConfig = config
         decoder_layers = config.layers if config.decoder_layers is None else config.decoder_layers
         self.encoder = self.decoder = None
         if config.kind != "decoder":
