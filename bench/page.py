@@ -6,8 +6,8 @@
 
 Starts `regard show`, asks it as the page does, and reads the peak memory of the server. It needs no browser; the frames
 a second that a browser draws while panning are measured by
-`pytest -n 0 -s tests/test_show_browser.py -k 4096`. Of mechanisms: seconds that a layer (width 256, 4 heads) runs, that
-the first part of the picture of all its heads takes, and an exact row.
+`pytest -n 0 -s tests/page/test_show_browser.py -k 4096`. Of mechanisms: seconds that a layer (width 256, 4 heads) runs,
+that the first part of the picture of all its heads takes, and an exact row.
 """
 
 import argparse

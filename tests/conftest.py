@@ -17,6 +17,10 @@ from unrun import (  # noqa: F401  (hooks of pytest)
 
 from regard.kernels import choose
 
+# the asserts of helpers say as much as those of tests
+pytest.register_assert_rewrite(
+    "checkpoints", "lengths", "published", "reviews", "scans", "sets", "shown", "suite", "training_runs", "verbs"
+)
 torch.set_num_threads(1)
 
 

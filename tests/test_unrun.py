@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from folders import HELPERS
 
 LOOKS = """
 import pytest
@@ -27,7 +28,7 @@ def run(folder: Path, *flags: str, ci: str = "") -> tuple[int, list[str]]:
     (folder / "test_page.py").write_text(LOOKS)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = exhaustive\n")
     here = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "REGARD_"))}
-    here |= {"CI": ci, "PATH": str(folder), "PYTHONPATH": str(Path(__file__).parent)}
+    here |= {"CI": ci, "PATH": str(folder), "PYTHONPATH": str(HELPERS)}
     # plugins of others take seconds to import
     plugins = ["-p", "unrun", "-p", "no:cacheprovider", "-p", "no:schemathesis", "-p", "no:hypothesispytest"]
     command = [sys.executable, "-m", "pytest", *plugins, *flags, folder]

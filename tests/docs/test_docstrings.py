@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from folders import RUNS
 from torch import nn
 
 import regard
 from regard.cli import main
 
-HERE = Path(__file__).parents[1]
 BUNDLED = Path(regard.__file__).parent / "bundled"
 
 
@@ -40,7 +40,7 @@ def folder(tmp_path_factory) -> Path:
     runs.mkdir()
     for name in ("masked", "minilm"):
         (runs / name).symlink_to(BUNDLED / "english")
-    (runs / "shakespeare").symlink_to(HERE / "runs" / "before-manifest" / "run")
+    (runs / "shakespeare").symlink_to(RUNS / "before-manifest" / "run")
     texts = folder / "reviews.csv"
     texts.write_text("text,label\n" + "".join(f"Film {i} is fine.,good\nFilm {i} is dull.,bad\n" for i in range(20)))
     sizes = ["--model.width", "8", "--model.heads", "2", "--model.inner", "8", "--model.layers", "1"]

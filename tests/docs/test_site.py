@@ -16,12 +16,12 @@ import site_check
 import site_pages
 import torch
 import yaml
+from folders import ROOT
 
 import regard.tasks
 from regard.core.shape import Shape
 from regard.spec import REGISTRIES
 
-ROOT = Path(__file__).parents[2]
 SLUG = re.compile(r"[^\w\- ]")
 
 

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 import yaml
 from matplotlib.image import imread
-from test_training import assert_same, dying, in_child
+from reviews import QUICK, SMALL, config, finish, reviews, write
 from torch.testing import assert_close
+from training_runs import assert_same, dying, in_child
 from verbs import refused, told
 
 from regard import models
@@ -22,7 +23,6 @@ from regard.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from regard.tasks import language, masked
 from regard.tasks.classify import (
     Classifier,
-    ClassifierOptions,
     ClassifyConfig,
     LabelledData,
     Task,
@@ -40,46 +40,6 @@ from regard.training.config import TrainingConfig
 from regard.training.display import Display
 from regard.training.graphs import few_lengths
 from regard.training.run import Run
-
-GOOD, BAD = ("fine", "great", "lovely", "superb"), ("awful", "dull", "poor", "weak")
-SMALL = {"width": 16, "heads": 2, "inner": 32, "dropout": 0.1}
-QUICK = {"steps": 12, "tokens": 100, "evaluate_every": 5, "save_every": 3, "log_every": 1, "warmup": 4, "keep": 3}
-
-
-def reviews(count: int = 120) -> list[tuple[str, str]]:
-    draw = np.random.default_rng(0)
-    texts = []
-    for _ in range(count):
-        good = bool(draw.integers(2))
-        words = draw.choice(["a", "film", "the", "story", "and", "."], draw.integers(1, 7)).tolist()
-        words.insert(int(draw.integers(len(words) + 1)), str(draw.choice(GOOD if good else BAD)))
-        texts.append((" ".join(words), "good" if good else "bad"))
-    return texts
-
-
-def write(path: Path, examples=None) -> Path:
-    rows = reviews() if examples is None else examples
-    path.write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows), encoding="utf-8")
-    return path
-
-
-def config(folder: Path, name: str = "run", *, data: dict | None = None, model: dict | None = None, **others):
-    file = folder / "reviews.tsv"
-    if not file.exists():
-        write(file)
-    init = others.pop("init", None)
-    training = {"tensorboard": False, "metric": "accuracy", "schedule": "cosine", **others}
-    return ClassifyConfig(
-        out=str(folder / name),
-        init=init,
-        data=LabelledData(**{"text": str(file), "tokenizer": "words"} | (data or {})),
-        model=ClassifierOptions(**(SMALL | {"layers": 1} if init is None else {}) | (model or {})),
-        training=TrainingConfig(**QUICK | training),
-    )
-
-
-def finish(settings: ClassifyConfig) -> loop.State:
-    return train(Task, settings, Display(quiet=True))
 
 
 @pytest.fixture(scope="module")

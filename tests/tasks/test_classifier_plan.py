@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from test_classification import config, finish, reviews, write
+from reviews import config, finish, reviews, write
 from torch import nn
 from verbs import told
 

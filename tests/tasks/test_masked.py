@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from test_training import assert_same, dying, in_child
 from torch.testing import assert_close
+from training_runs import assert_same, dying, in_child
 from verbs import refused, told
 
 from regard.data.batches import drawing

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_training import config, finish
+from folders import SCRIPTS
+from training_runs import config, finish
 
 from regard.cli import program
 from regard.core.allocator import hand_back_memory, keep_memory
@@ -23,7 +24,7 @@ LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only th
 def child(**environment: str) -> list[int]:
     """What memory_child.py prints."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
-    script = Path(__file__).with_name("memory_child.py")
+    script = SCRIPTS / "memory_child.py"
     ended = subprocess.run([sys.executable, script], env=plain | environment, capture_output=True, check=True)
     return [int(part) for part in ended.stdout.split()]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoints import reseal
 from torch import nn
 
 from regard.training import checkpoint, optimizer_state
@@ -56,17 +57,6 @@ def assert_holds(found, seed):
 
 def hidden(folder):
     return sorted(entry for entry in os.listdir(folder) if entry.startswith("."))
-
-
-def reseal(path):
-    """Write a manifest that agrees with the files, as someone who changes them on purpose would."""
-    files = {}
-    for file in path.iterdir():
-        if file.name != "manifest.json":
-            data = file.read_bytes()
-            files[file.name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    manifest = {"format": 1, "name": path.name, "files": files}
-    (path / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
 
 
 def safetensors_bytes(header, data=b""):

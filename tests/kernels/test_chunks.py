@@ -3,12 +3,12 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from folders import SCRIPTS
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -118,7 +118,7 @@ def test_a_convolution_by_blocks(T, taps, block):
 @pytest.mark.parametrize("which", ["one", pytest.param("all", marks=pytest.mark.exhaustive)])
 def test_kernels_compile(which, tmp_path):
     """For a Hopper GPU that need not be there, in a process where they are not interpreted."""
-    script = Path(__file__).with_name("gathers_compile.py")
+    script = SCRIPTS / "gathers_compile.py"
     clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment = {**clean, "TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, script, "chunks", which]

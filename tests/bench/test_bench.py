@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from folders import ROOT
 
 from regard import recipes
 
-BENCH = Path(__file__).parent.parent / "bench"
+BENCH = ROOT / "bench"
 PROGRAMS = sorted(path.name for path in BENCH.glob("*.py") if "__main__" in path.read_text(encoding="utf-8"))
 
 

@@ -1,17 +1,18 @@
 """The kernels of runs.py in Triton, interpreted on the CPU: against the formula in float64, at most twice as far from
-it as PyTorch in the same dtype, and under the mechanisms that use them. tests/test_gpu.py has them on a GPU."""
+it as PyTorch in the same dtype, and under the mechanisms that use them. tests/conformance/test_gpu.py has them on a
+GPU."""
 
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 import triton.language as tl
+from folders import SCRIPTS
 from suite import LONG, WIDTH, Case, extended, holes
 from torch import Tensor
 from torch.testing import assert_close
@@ -425,7 +426,7 @@ def test_blocks_from_a_list(spec, interpreted):
 def test_kernels_compile(which, tmp_path):
     """For a Hopper GPU, which need not be here."""
     plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    script = Path(__file__).with_name("parts_compile.py")
+    script = SCRIPTS / "parts_compile.py"
     made = subprocess.run(
         [sys.executable, str(script), which],
         env=plain | {"TRITON_CACHE_DIR": str(tmp_path)},

@@ -4,13 +4,13 @@ PyTorch in the same dtype, and under the mechanisms that use it."""
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import scans
 import torch
 import triton.language as tl
+from folders import SCRIPTS
 from suite import LONG, WIDTH, Case, extended, holes, inputs, reference
 from torch import Tensor
 from torch.testing import assert_close
@@ -347,7 +347,7 @@ def test_too_many_features():
 @pytest.mark.parametrize("which", [(), pytest.param(("all",), marks=pytest.mark.exhaustive)], ids=["few", "all"])
 def test_kernels_compile(tmp_path, which):
     plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    script = Path(__file__).with_name("scans_compile.py")
+    script = SCRIPTS / "scans_compile.py"
     subprocess.run([sys.executable, script, *which], env=plain | {"TRITON_CACHE_DIR": str(tmp_path)}, check=True)
 
 

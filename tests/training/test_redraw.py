@@ -5,9 +5,9 @@ import dataclasses
 
 import pytest
 import torch
-from test_training import assert_same, config, dying, finish, in_child
 from torch import nn
 from torch.testing import assert_close
+from training_runs import assert_same, config, dying, finish, in_child
 
 import regard
 from regard.core.draws import list_redrawn

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from test_interop import LLAMA, ids, published
+from published import LLAMA, ids, published
 from torch.testing import assert_close
 
 import regard

@@ -4,10 +4,10 @@ import os
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
+from folders import SCRIPTS
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -218,7 +218,7 @@ def test_ring_in_triton(B, H, G, R, D, dtype):
 @pytest.mark.parametrize("which", ["one", pytest.param("all", marks=pytest.mark.exhaustive)])
 def test_kernels_compile(which, tmp_path):
     """For a Hopper GPU that need not be there, in a process where they are not interpreted."""
-    script = Path(__file__).with_name("gathers_compile.py")
+    script = SCRIPTS / "gathers_compile.py"
     clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, script, "ring", which],

@@ -9,17 +9,17 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
-from test_training import assert_same, config, finish, in_child
+from folders import SCRIPTS
 from torch import Tensor
 from torch.testing import assert_close
 from torch.torch_version import TorchVersion
+from training_runs import assert_same, config, finish, in_child
 
 import regard
 from regard.core.rows import Rows
@@ -416,7 +416,7 @@ def test_groups_without_rows_are_cleared(device, size):
 @pytest.mark.parametrize("which", [(), pytest.param(("all",), marks=pytest.mark.exhaustive)], ids=["few", "all"])
 def test_kernels_compile(tmp_path, which):
     plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    script = Path(__file__).with_name("kernels_compile.py")
+    script = SCRIPTS / "kernels_compile.py"
     subprocess.run([sys.executable, script, *which], env=plain | {"TRITON_CACHE_DIR": str(tmp_path)}, check=True)
 
 

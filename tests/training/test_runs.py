@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_checkpoint import reseal
-from test_training import config, finish, in_child
+from checkpoints import reseal
+from folders import RUNS
 from torch.testing import assert_close
+from training_runs import config, finish, in_child
 from verbs import refused, told
 
 from regard.cli.demo_content import small_translator
@@ -29,7 +30,7 @@ from regard.training.display import Display
 from regard.training.run import MANIFEST, Run
 
 FILES = ("run.json", "config.yaml", "plan.json", "valid.jsonl", "source.json")
-BEFORE = Path(__file__).parent / "runs" / "before-manifest"  # written by the commit before there was a manifest
+BEFORE = RUNS / "before-manifest"  # written by the commit before there was a manifest
 
 
 @pytest.fixture(scope="module")

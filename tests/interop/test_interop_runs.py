@@ -13,8 +13,8 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from published import PUBLISHED, compare, ids, ours, published
 from safetensors.torch import load_file, save_file
-from test_interop import PUBLISHED, compare, ids, ours, published
 from tokenizers import decoders, pre_tokenizers, trainers
 from torch.testing import assert_close
 from verbs import refused

@@ -5,12 +5,10 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from folders import HELPERS, ROOT
 from suite import CHECKS
-
-ROOT = Path(__file__).parent.parent
 
 THROWAWAY = '''"""A mechanism that exists for one test."""
 
@@ -85,7 +83,7 @@ def told(tmp_path_factory) -> dict:
         text = THROWAWAY.replace("NAME", name).replace("FACTOR", factor)
         (folder / "regard" / "layers" / "attention" / f"{name}.py").write_text(text)
     env = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", CHILD, str(ROOT / "tests")]
+    command = [sys.executable, "-c", CHILD, str(HELPERS)]
     result = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr[-3000:]
     return json.loads(result.stdout.splitlines()[-1])

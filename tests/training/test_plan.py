@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from test_training import assert_same, config, dying, finish, in_child
 from torch.testing import assert_close
+from training_runs import assert_same, config, dying, finish, in_child
 from verbs import refused, told
 
 from regard import tasks
