@@ -1,7 +1,7 @@
 """The public entry points: spec strings in, layers and tensors out."""
 
 import functools
-from typing import Literal
+from typing import Literal, overload
 
 import torch
 import torch.nn.functional as F
@@ -177,6 +177,14 @@ def names(kind: str = "attention") -> list[str]:
     return _registry(kind).names()
 
 
+@overload
+def facts(spec: str | Spec, kind: Literal["attention"] = "attention") -> Facts: ...
+@overload
+def facts(spec: str | Spec, kind: Literal["feedforward"]) -> FeedForwardFacts: ...
+@overload
+def facts(spec: str | Spec, kind: Literal["position"]) -> PositionFacts: ...
+@overload
+def facts(spec: str | Spec, kind: str) -> Facts | FeedForwardFacts | PositionFacts: ...
 def facts(spec: str | Spec, kind: str = "attention") -> Facts | FeedForwardFacts | PositionFacts:
     """What a mechanism declares of itself, with the options of the spec."""
     registry = _registry(kind)

@@ -1,2 +1,4 @@
-"""To and from what others publish: Hugging Face folders, llama2.c files, CTranslate2, and our attention inside their
-models. Read families.py, then huggingface.py."""
+"""Import and export: Hugging Face folders, llama2.c files, CTranslate2, and our attention inside Hugging Face models.
+
+Read families/base.py first, then huggingface.py.
+"""

@@ -1,7 +1,7 @@
 """CTranslate2 folders from translators, for its fast inference on CPUs and GPUs.
 
 It takes the standard encoder-decoder: softmax attention, dense feed-forward layers without a gate, layer norms, and
-positions that are added to the token vectors. The package `ctranslate2` must be installed; it is asked to write.
+positions that are added to the token vectors. The package `ctranslate2` must be installed: it writes the folder.
 """
 
 from collections import Counter
@@ -13,32 +13,36 @@ import torch
 from torch import Tensor
 
 from regard.core.rows import Rows
-from regard.core.shape import Shape
+from regard.core.shape import Role, Shape
 from regard.data.tokenizer import Tokenizer
-from regard.interop.families import Tensors, option, settled
+from regard.interop.families.base import Tensors, option_value
+from regard.interop.matching import full_settings
 from regard.models.transformer import ModelConfig
 from regard.spec import FEEDFORWARD, POSITIONS
 
+# the stacks of a translator, and the role of their own attention
+STACKS: tuple[tuple[str, Role], ...] = (("encoder", "self"), ("decoder", "causal"))
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
 
 
 def write(
     folder: Path, config: ModelConfig, tensors: Tensors, tokenizers: tuple[Tokenizer, Tokenizer], longest: int
 ) -> None:
-    """`longest` are the tokens of a source; translations may be half as long again, and ten more."""
+    """Writes a folder. `longest` is the most tokens of a source; a translation may have 1.5 times as many, and 10."""
     try:
         from ctranslate2.specs import TransformerSpec, common_spec
     except ImportError as error:
         raise ValueError("exporting to CTranslate2 needs its package: pip install ctranslate2") from error
     _check(config)
     decoder_layers = config.layers if config.decoder_layers is None else config.decoder_layers
-    feed, final = settled(config)["feedforward"][0], settled(config)["final_norm"]
-    spec = TransformerSpec.from_config(
+    feed, final = full_settings(config)["feedforward"][0], full_settings(config)["final_norm"]
+    # Any: their classes declare what a converter fills in as None or a string
+    spec: Any = TransformerSpec.from_config(
         (config.layers, decoder_layers),
         config.heads,
         pre_norm=config.norm == "pre",
         no_final_norm=not final,
-        activation=getattr(common_spec.Activation, ACTIVATIONS[option(FEEDFORWARD, feed, "activation")]),
+        activation=getattr(common_spec.Activation, ACTIVATIONS[option_value(FEEDFORWARD, feed, "activation")]),
         layernorm_embedding=config.normed_embedding,
     )
     spec.config.layer_norm_epsilon = config.norm_epsilon
@@ -61,7 +65,7 @@ def write(
     source, target = (_names(tokenizer) for tokenizer in tokenizers)
     spec.register_source_vocabulary(source)
     spec.register_target_vocabulary(target)
-    # CTranslate2 opens and closes a source itself
+    # CTranslate2 adds the end of the source itself
     spec.config.add_source_eos, spec.config.add_source_bos = True, False
     spec.config.unk_token = source[tokenizers[0].unk]
     spec.config.bos_token, spec.config.eos_token = target[tokenizers[1].bos], target[tokenizers[1].eos]
@@ -74,23 +78,23 @@ def write(
 
 def _check(config: ModelConfig) -> None:
     """Refuses what CTranslate2 does not compute."""
-    found = settled(config)
-    specs = [*found["attention"], *found["decoder_attention"], *found["cross_attention"]]
-    feeds = [*found["feedforward"], *found["decoder_feedforward"]]
-    wanted = {
+    settings = full_settings(config)
+    specs = [*settings["attention"], *settings["decoder_attention"], *settings["cross_attention"]]
+    feeds = [*settings["feedforward"], *settings["decoder_feedforward"]]
+    supported = {
         "attention": {str(spec) for spec in specs} == {"softmax"},
         "feedforward": len({str(feed) for feed in feeds}) == 1
         and feeds[0].name == "dense"
-        and not option(FEEDFORWARD, feeds[0], "gated"),
-        "position": POSITIONS.find(found["position"].name).facts.kind == "input",
+        and not option_value(FEEDFORWARD, feeds[0], "gated"),
+        "position": POSITIONS.find(settings["position"].name).facts.kind == "input",
         "reversible": not config.reversible,
         "norm_kind": config.norm_kind == "layer",
-        "final_norm": config.norm == "pre" or not found["final_norm"],
+        "final_norm": config.norm == "pre" or not settings["final_norm"],
         "head": config.head == "linear",
-        "kv_heads": found["kv_heads"] == config.heads,
-        "head_width": found["head_width"] * config.heads == config.width,
+        "kv_heads": settings["kv_heads"] == config.heads,
+        "head_width": settings["head_width"] * config.heads == config.width,
     }
-    for name, fits in wanted.items():
+    for name, fits in supported.items():
         if not fits:
             raise ValueError(
                 f"CTranslate2 takes the standard encoder-decoder (softmax attention, one dense feed-forward layer "
@@ -100,16 +104,16 @@ def _check(config: ModelConfig) -> None:
 
 
 def _positions(config: ModelConfig, tensors: Tensors, count: int) -> dict[str, np.ndarray]:
-    """What the positions add, as a table, [count, E] or as long as the model has one."""
-    found = {}
-    for name, role in (("encoder", "self"), ("decoder", "causal")):
+    """What the position scheme adds, as a table [count, E]; a model with a table of its own gives that."""
+    tables = {}
+    for name, role in STACKS:
         if f"{name}.position.table" in tensors:
-            found[name] = _numbers(tensors[f"{name}.position.table"])
+            tables[name] = _numbers(tensors[f"{name}.position.table"])
             continue
         scheme = POSITIONS.build(config.position, Shape.of(width=config.width, heads=config.heads, role=role))
         zeros = torch.zeros(1, count, config.width)
-        found[name] = _numbers(scheme.add(zeros, Rows.full(zeros))[0])
-    return found
+        tables[name] = _numbers(scheme.add(zeros, Rows.full(zeros))[0])
+    return tables
 
 
 def _layer(layer: Any, name: str, tensors: Tensors) -> None:
@@ -127,7 +131,7 @@ def _layer(layer: Any, name: str, tensors: Tensors) -> None:
 
 
 def _linear(theirs: Any, parts: list[str], tensors: Tensors) -> None:
-    """One layer of theirs from one of ours, or from several side by side; biases that are not there are zero."""
+    """Fills one layer of theirs from one of ours, or from several side by side. A missing bias is zero."""
     weights = [tensors[f"{part}.weight"] for part in parts]
     theirs.weight = _numbers(torch.cat(weights))
     pairs = zip(parts, weights, strict=True)
@@ -143,11 +147,11 @@ def _numbers(tensor: Tensor) -> np.ndarray:
 
 
 def _names(tokenizer: Tokenizer) -> list[str]:
-    """The tokens by id; should two read alike, the later one says its id."""
+    """The tokens by id. Where two have the same text, the later one has its id appended."""
     names = tokenizer.names(range(tokenizer.size))
     counts: Counter[str] = Counter()
-    found = []
+    unique = []
     for id, name in enumerate(names):
         counts[name] += 1
-        found.append(name if counts[name] == 1 else f"{name}#{id}")
-    return found
+        unique.append(name if counts[name] == 1 else f"{name}#{id}")
+    return unique

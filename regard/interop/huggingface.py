@@ -16,7 +16,9 @@ from torch import Tensor
 
 from regard import models
 from regard.core.files import parse_json, read_bytes
-from regard.interop.families import Family, Tensors, Values, choose, find, option, relaid
+from regard.interop.families import find
+from regard.interop.families.base import Family, Tensors, Values, option_value
+from regard.interop.matching import choose_family, with_layout
 from regard.models.transformer import ModelConfig
 from regard.spec import POSITIONS
 
@@ -26,13 +28,13 @@ LIMIT = 64 * 2**20  # bytes of a JSON file
 
 
 class Model(NamedTuple):
-    """A model as a config and its parameters; and of its family what is not in these."""
+    """A published model: our config, our parameters, and what else its folder says."""
 
     config: ModelConfig
     tensors: Tensors
     family: Family
     values: Values  # all of their config.json
-    notes: list[str]
+    notes: list[str]  # for the user: what was omitted
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -46,16 +48,16 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Weights:
-    """The tensors of a folder by name, in one file or several; each is read when it is asked for."""
+    """The tensors of a folder by name, in one file or several. Each is read on demand."""
 
     def __init__(self, folder: Path, files: ExitStack):
         self.path = folder
         names = [SINGLE]
         if (folder / INDEX).is_file():
-            placed = read_json(folder / INDEX).get("weight_map")
-            if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
+            weight_map = read_json(folder / INDEX).get("weight_map")
+            if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
                 raise ValueError(f"{folder / INDEX} does not say in which file each tensor is")
-            names = sorted(set(placed.values()))
+            names = sorted(set(weight_map.values()))
             for name in names:
                 if Path(name).name != name or not name.endswith(".safetensors"):
                     raise ValueError(f"{folder / INDEX} names {name!r}, which is not a safetensors file beside it")
@@ -67,7 +69,7 @@ class Weights:
                     f"not read. Ask for {SINGLE}, or write one with save_pretrained of transformers"
                 )
             raise ValueError(f"{folder} has no {SINGLE} and no {INDEX}")
-        self.files = {}
+        self.files: dict[str, safe_open] = {}
         for name in names:
             try:
                 file = files.enter_context(safe_open(folder / name, "pt"))
@@ -91,17 +93,17 @@ def read(folder: str | Path) -> Model:
     with ExitStack() as files:
         weights = Weights(folder, files)
         try:
-            return assembled(family, values, weights)
+            return assemble(family, values, weights)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{folder / CONFIG} is not that of a {family.name} model: {error!r}") from error
 
 
-def assembled(family: Family, values: Values, weights: Weights) -> Model:
-    """Our parameters from their tensors; all of ours must be there, and all of theirs must be known."""
-    # old files call the numbers of a norm gamma and beta
+def assemble(family: Family, values: Values, weights: Weights) -> Model:
+    """Our parameters from their tensors. All of ours must be there, and all of theirs must be known."""
+    # old files call the parameters of a norm gamma and beta
     old = {".gamma": ".weight", ".beta": ".bias"}
     named = {
-        re.sub(r"\.(gamma|beta)$", lambda found: old[found[0]], name.removeprefix(family.prefix)): name
+        re.sub(r"\.(gamma|beta)$", lambda match: old[match[0]], name.removeprefix(family.prefix)): name
         for name in weights.files
     }
     config = family.config(values, set(named))
@@ -118,22 +120,22 @@ def assembled(family: Family, values: Values, weights: Weights) -> Model:
                 raise ValueError(
                     f"{theirs!r} in {weights.path} gives {list(part.shape)}, its config {list(expected[name])}"
                 )
-            # in memory of its own, not as a part of the whole that was read
+            # a copy: a view would keep all of the tensor that was read
             tensors[name] = part.float().clone(memory_format=torch.contiguous_format)
     tied = {name for name in named if re.fullmatch(r".*(lm_head|decoder|vocab_projector)\.weight", name)}
-    spare = {name for name in named if any(re.fullmatch(pattern, name) for pattern in family.spare)}
-    unknown = sorted(set(named) - spare - (tied if config.tied else set()))
+    unused = {name for name in named if any(re.fullmatch(pattern, name) for pattern in family.unused)}
+    unknown = sorted(set(named) - unused - (tied if config.tied else set()))
     if unknown:
         raise ValueError(
-            f"{weights.path} has tensors that are not known of {family.name}, such as {unknown[0]!r}: "
+            f"{weights.path} has tensors that {family.name} does not have, such as {unknown[0]!r}: "
             f"{', '.join(values.get('architectures') or ['its architecture'])} cannot be imported as it is"
         )
-    notes = [f"left out, of no use here: {', '.join(sorted(spare))}"] if spare else []
-    return Model(config, completed(config, tensors), family, values, notes)
+    notes = [f"omitted, not used here: {', '.join(sorted(unused))}"] if unused else []
+    return Model(config, complete(config, tensors), family, values, notes)
 
 
 def check_numbers(tensor: Tensor, what: str) -> None:
-    """Refuses weights that are no numbers to compute with."""
+    """Refuses weights that are not finite floating point numbers."""
     if not tensor.is_floating_point():
         kind = str(tensor.dtype).removeprefix("torch.")
         raise ValueError(f"{what} holds {kind} numbers, expected floating point: quantised weights are not read")
@@ -143,12 +145,13 @@ def check_numbers(tensor: Tensor, what: str) -> None:
 
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model's parameters, without any memory for them."""
     with torch.device("meta"):
         return {name: tuple(part.shape) for name, part in models.build(config).state_dict().items()}
 
 
-def completed(config: ModelConfig, tensors: Tensors) -> Tensors:
-    """All names of a model, also those that share a tensor with another."""
+def complete(config: ModelConfig, tensors: Tensors) -> Tensors:
+    """The parameters under all their names, tied ones included."""
     with torch.device("meta"):
         state = models.build(config).state_dict(keep_vars=True)
     shared = {id(part): tensors[name] for name, part in state.items() if name in tensors}
@@ -166,24 +169,24 @@ def write(
     special: Values | None = None,
     family: str | None = None,
 ) -> Family:
-    """A folder that `from_pretrained` opens. `special` are settings of theirs that have no counterpart in ours, such as
-    the ids of special tokens."""
+    """Writes a folder that `from_pretrained` opens. `special` holds their settings without a counterpart in ours, such
+    as the ids of special tokens."""
     special = special or {}
-    chosen = choose(config, special, family)
+    chosen = choose_family(config, special, family)
     values = chosen.values(config, special)
     links = list(chosen.links(config, values))
     theirs = chosen.config(values, {link.theirs for link in links})
-    tensors = relaid(config, tensors, option(POSITIONS, theirs.position, "layout"))
-    # a model without a head has no prefix
+    tensors = with_layout(config, tensors, option_value(POSITIONS, theirs.position, "layout"))
+    # tensors of a model without a head have no prefix
     prefix = "" if values["architectures"][0].endswith("Model") and config.head == "none" else chosen.prefix
     heads = {link.theirs for link in links if link.ours[0].startswith(("output.", "transform."))}
     written, seen = {}, set()
     for link in links:
-        parts = tuple(_own(name, tensors) for name in link.ours)
+        parts = tuple(_parameter(name, tensors) for name in link.ours)
         name = link.theirs if link.theirs in heads else prefix + link.theirs
         written[name] = link.form.write(parts).contiguous()
         if link.ours in seen:
-            # under a second name it is a tensor of its own
+            # safetensors refuses one tensor under two names
             written[name] = written[name].clone()
         seen.add(link.ours)
     written |= {prefix + name: part for name, part in chosen.constants(config, values).items()}
@@ -195,7 +198,7 @@ def write(
 
 
 def vacant(folder: str | Path) -> Path:
-    """Where a new folder may be made: nothing is there, or an empty folder."""
+    """The path of a folder to write to. Refuses one that is not empty."""
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file, not a folder to write to")
@@ -204,8 +207,8 @@ def vacant(folder: str | Path) -> Path:
     return folder
 
 
-def _own(name: str, tensors: Tensors) -> Tensor:
-    """A parameter; a bias that the model does without is zero."""
+def _parameter(name: str, tensors: Tensors) -> Tensor:
+    """A parameter by name; a bias that the model does not have is zero."""
     if name in tensors or not name.endswith(".bias"):
         return tensors[name]
     weight = tensors[name.removesuffix("bias") + "weight"]

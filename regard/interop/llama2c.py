@@ -1,7 +1,7 @@
-"""llama2.c files: a Llama-type model as raw float32 numbers behind a header of seven numbers, and its tokenizer.
+"""llama2.c files: a model of the Llama family as float32 numbers after a header of seven integers, and its tokenizer.
 
-The file says nothing of itself but its sizes, so its length must be exactly what these give. Pairs of rotary channels
-lie side by side in it.
+The file holds nothing else that tells what it is, so its length must match the header exactly. Its rotary pairs are
+interleaved.
 """
 
 import json
@@ -12,18 +12,18 @@ import numpy as np
 import torch
 
 from regard.data.published import Published
-from regard.interop.families import Tensors
-from regard.interop.huggingface import check_numbers, completed
-from regard.interop.vocabularies import SPACE, Pieces, from_pieces, opened
+from regard.interop.families.base import Tensors
+from regard.interop.huggingface import check_numbers, complete
+from regard.interop.vocabularies import SPACE, Pieces, from_pieces, prepend
 from regard.models.transformer import ModelConfig
 
 HEADER = struct.Struct("<7i")
-MOST = 2**24  # of any size in the header
+MOST = 2**24  # the largest size that a header may give
 OTHERS = {b"PK\x03\x04": "a PyTorch checkpoint", b"ak42": "a later version of llama2.c", b"GGUF": "a GGUF file"}
 
 
 def read(path: str | Path) -> tuple[ModelConfig, Tensors, int]:
-    """The model of a .bin file, and how many tokens it was trained to read."""
+    """The model of a .bin file, and the number of tokens it was trained to read."""
     path = Path(path)
     try:
         data = path.read_bytes()
@@ -44,7 +44,7 @@ def read(path: str | Path) -> tuple[ModelConfig, Tensors, int]:
         raise ValueError(f"{path} is not a model of llama2.c: its header gives {sizes}")
     D = E // H
     N = "decoder.blocks.{}."
-    # in the order of the file; those of a layer stand together, and some numbers are left over from older versions
+    # in the order of the file; the unnamed part is a table that older versions read
     parts = [
         ("decoder.embedding.weight", 1, (V, E)),
         (N + "norms.0.weight", layers, (E,)),
@@ -89,7 +89,7 @@ def read(path: str | Path) -> tuple[ModelConfig, Tensors, int]:
         dropout=0.0,
         tied=tied,
     )
-    return config, completed(config, tensors), length
+    return config, complete(config, tensors), length
 
 
 def read_tokenizer(path: str | Path, size: int) -> Published:
@@ -111,9 +111,9 @@ def read_tokenizer(path: str | Path, size: int) -> Published:
         raise ValueError(f"{path} is not a tokenizer of llama2.c: {error}") from error
     if len(names) != size:
         raise ValueError(f"{path} has {len(names)} tokens and the model {size}: they do not belong together")
-    # the first are unknown, beginning and end; then one for each byte
+    # unknown, beginning and end come first, then one token per byte
     kinds = [2, 3, 3] + [6 if name.startswith("<0x") and len(name) == 6 else 1 for name in names[3:]]
     spaced = [name.strip("\n") for name in names[:3]] + [name.replace(" ", SPACE) for name in names[3:]]
     pieces = Pieces(spaced, scores, kinds, True, 6 in kinds, b"", prefix=True, squeezes=False)
-    content = json.loads(opened(from_pieces(pieces), "<s>").to_str())
+    content = json.loads(prepend(from_pieces(pieces), "<s>").to_str())
     return Published(content, {"unk": 0, "bos": 1, "eos": 1}, size)

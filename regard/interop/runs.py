@@ -1,4 +1,4 @@
-"""Published models as runs, and runs as what others open: `regard import` and `regard export`."""
+"""Published models as runs, and runs in published formats: `regard import` and `regard export`."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ from regard.core.files import check_inside
 from regard.data.published import Published
 from regard.data.tokenizer import BYTE_PAIRS, SPECIAL, Tokenizer
 from regard.interop import huggingface, llama2c
-from regard.interop.families import Values, longest
+from regard.interop.families.base import Values, table_length
 from regard.interop.vocabularies import read_tokenizers
 from regard.models.transformer import ModelConfig
 from regard.tasks import load
@@ -26,8 +26,8 @@ from regard.training.compact import expand
 from regard.training.run import MANIFEST, Run
 
 Format = Literal["huggingface", "ctranslate2"]
-LONGEST = 512  # tokens of a text, where nothing says how many a model was trained for
-CARRIED = "published"  # the folder of a run for the files that its tokenizer came from
+LONGEST = 512  # tokens of a text, if nothing says how many a model was trained for
+CARRIED = "published"  # the folder of a run with the original files of its tokenizer
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -46,7 +46,7 @@ TOKENIZER_FILES = (
 
 
 class Imported(NamedTuple):
-    """What was found, and what is said of it."""
+    """The new run, and what to tell the user about it."""
 
     run: Run
     task: str
@@ -56,21 +56,21 @@ class Imported(NamedTuple):
 
 
 def import_model(source: str | Path, out: str | Path, tokenizer: str | Path | None = None) -> Imported:
-    """A run folder from a Hugging Face folder, or from a llama2.c file with its tokenizer. Nothing is written before
-    all of it is read."""
+    """Writes a run folder from a Hugging Face folder, or from a llama2.c file with its tokenizer. Nothing is written
+    before all of it has been read."""
     source = Path(source)
     Run.vacant(out)
     if source.is_dir():
-        found = huggingface.read(source)
+        model = huggingface.read(source)
         place = source if tokenizer is None else Path(tokenizer)
         if not place.is_dir():
             raise ValueError(f"--tokenizer must be a folder with the files of a tokenizer, got {place}")
         carried = [place / name for name in TOKENIZER_FILES if (place / name).is_file()]
-        config, tensors, notes = found.config, found.tensors, found.notes
-        tokenizers = read_tokenizers(place, found.values, config.vocabulary, config.target_vocabulary)
-        kind = found.family.task
-        facts = _facts(kind, found.values, config, tokenizers)
-        facts["published"] = {"family": found.family.name}
+        config, tensors, notes = model.config, model.tensors, model.notes
+        tokenizers = read_tokenizers(place, model.values, config.vocabulary, config.target_vocabulary)
+        kind = model.family.task
+        facts = _facts(kind, model.values, config, tokenizers)
+        facts["published"] = {"family": model.family.name}
     elif source.is_file():
         config, tensors, length = llama2c.read(source)
         if tokenizer is None:
@@ -106,23 +106,27 @@ def import_model(source: str | Path, out: str | Path, tokenizer: str | Path | No
 
 
 def _facts(kind: str, values: Values, config: ModelConfig, tokenizers: dict[str, Published]) -> dict[str, Any]:
-    """What a task has to know of its runs beside the model."""
-    said = values.get("max_position_embeddings", values.get("n_positions", LONGEST))
-    length = longest(config) or int(said)
+    """What a task must know about its runs beside the model."""
+    stated = values.get("max_position_embeddings", values.get("n_positions", LONGEST))
+    length = table_length(config) or int(stated)
     if kind == "translate":
         return {"longest": min(length, LONGEST)}
     (tokenizer,) = tokenizers.values()
     if tokenizer.eos is None or (kind == "masked" and tokenizer.bos is None):
-        raise ValueError("the tokenizer does not say which token ends a text (and, of an encoder, which one opens it)")
+        raise ValueError(
+            "the tokenizer does not say which token ends a text (and, for an encoder, which one begins it)"
+        )
     if kind == "masked":
         return {"length": length, "documents": "line", "apart": True, "masked": 0.15, "whole_words": False}
-    # what the tokenizer itself puts before a text
-    opened = tokenizer.library.encode("a").ids
-    start = tokenizer.bos if opened and opened[0] == tokenizer.bos else None
+    # whether the tokenizer itself puts a token before each text
+    ids = tokenizer.library.encode("a").ids
+    start = tokenizer.bos if ids and ids[0] == tokenizer.bos else None
     return {"length": length, "start": start, "apart": False, "documents": "file"}
 
 
 class Exported(NamedTuple):
+    """The new folder, and what to tell the user about it."""
+
     folder: Path
     family: str
     notes: list[str]
@@ -131,23 +135,22 @@ class Exported(NamedTuple):
 def export_run(
     folder: str | Path, out: str | Path, format: Format, *, which: str | int | None = None, family: str | None = None
 ) -> Exported:
-    """What others open, from a run. The folder is there when all of it is written, and not before."""
+    """Writes a run in a published format. The folder appears when all of it is written, and not before."""
     run = Run.open(folder)
     parts = load.read_parts(run)
     config = parts.size
     if not isinstance(config, ModelConfig):
-        raise ValueError(f"{run.folder} is a model of kind {config.kind!r}: only Transformers have a form of others")
+        raise ValueError(f"{run.folder} is a model of kind {config.kind!r}: only Transformers can be exported")
     tensors = expand(run.find(which).tensors["model"])
-    notes = ["the aligner is left out: it takes no part in translating"] if config.aligner else []
+    notes = ["the aligner is omitted: it takes no part in translating"] if config.aligner else []
     target = huggingface.vacant(out)
-    with _at_once(target) as partial:
+    with _whole_folder(target) as partial:
         if format == "ctranslate2":
             from regard.interop import ctranslate2
 
             if parts.facts.get("task") != "translate":
-                raise ValueError(
-                    f"CTranslate2 takes translators here, and {run.folder} is a run of {parts.facts['task']!r}"
-                )
+                task = parts.facts["task"]
+                raise ValueError(f"only translators are exported to CTranslate2, and {run.folder} is a run of {task!r}")
             ctranslate2.write(partial, config, tensors, _sides(parts.tokenizers), int(parts.facts["longest"]))
             chosen = "ctranslate2"
         else:
@@ -167,8 +170,8 @@ def export_run(
 
 
 @contextmanager
-def _at_once(folder: Path) -> Iterator[Path]:
-    """A place beside the folder to write to, which takes its name at the end; after an error nothing is left of it."""
+def _whole_folder(folder: Path) -> Iterator[Path]:
+    """A hidden folder to write to, renamed at the end. After an error nothing of it is left."""
     partial = folder.absolute().with_name(f".{folder.absolute().name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -179,7 +182,7 @@ def _at_once(folder: Path) -> Iterator[Path]:
 
 
 def _family(facts: dict[str, Any]) -> str | None:
-    """The family that a run was imported from, where that is one of Hugging Face."""
+    """The Hugging Face family that a run was imported from; None: another, or none."""
     published = facts.get("published")
     name = published.get("family") if isinstance(published, dict) else None
     return None if name == "llama2.c" else name
@@ -191,7 +194,7 @@ def _sides(tokenizers: dict[str, Tokenizer]) -> tuple[Tokenizer, Tokenizer]:
 
 
 def _special(parts: load.Parts) -> Values:
-    """The settings of theirs that come from tokenizers and lengths."""
+    """Their settings that come from tokenizers and lengths."""
     *_, tokenizer = parts.tokenizers.values()
     ids = {f"{name}_token_id": getattr(tokenizer, name) for name in ("pad", "bos", "eos")}
     if parts.facts["task"] == "translate":
@@ -205,7 +208,7 @@ def _special(parts: load.Parts) -> Values:
 
 
 def _write_generation(folder: Path, parts: load.Parts, special: Values) -> None:
-    """How their `generate` begins and ends a text."""
+    """Writes how their `generate` begins and ends a text."""
     if parts.facts["task"] == "masked":
         return
     settings = {name: special[name] for name in special if name.endswith("_token_id") and special[name] is not None}
@@ -216,8 +219,8 @@ def _write_generation(folder: Path, parts: load.Parts, special: Values) -> None:
 
 
 def _write_tokenizers(folder: Path, parts: load.Parts) -> None:
-    """tokenizer.json for the `tokenizers` library and for Hugging Face; that of the target, where it has one, in a
-    folder of its own."""
+    """Writes tokenizer.json for the `tokenizers` library and for Hugging Face. A tokenizer of the target gets a folder
+    of its own."""
     for name, tokenizer in parts.tokenizers.items():
         place = folder / "target" if name == "target.json" else folder
         place.mkdir(exist_ok=True)
@@ -232,9 +235,9 @@ def _write_tokenizers(folder: Path, parts: load.Parts) -> None:
 
 
 def published(tokenizer: Tokenizer, facts: dict[str, Any]) -> dict[str, Any]:
-    """A tokenizer of ours as a tokenizer.json, which puts the special tokens around a text that the task wants there.
-    Every text has the same ids; of kinds that forget white space, the text of ids is theirs with single spaces."""
-    ids = {name: id for id, name in enumerate([*SPECIAL, *tokenizer.vocabulary])}
+    """A tokenizer of ours as a tokenizer.json, which adds the special tokens of the task to a text. Every text has the
+    same ids. Kinds that forget white space decode with single spaces."""
+    ids = {name: id for id, name in enumerate(tokenizer.names(range(tokenizer.size)))}
     if tokenizer.kind in (*BYTE_PAIRS, "bytes"):
         content = json.loads((tokenizer.bare if tokenizer.kind == "bytes" else tokenizer.bpe).to_str())
         content["model"]["vocab"] = ids

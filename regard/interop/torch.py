@@ -1,4 +1,4 @@
-"""`torch.nn.MultiheadAttention` in and out, with the same numbers."""
+"""`torch.nn.MultiheadAttention` to a layer of ours and back, with the same outputs."""
 
 import torch
 from torch import Tensor, nn
@@ -52,10 +52,10 @@ def from_torch(
     layer = layer.to(module.out_proj.weight).train(module.training)
     weights, biases = _parts(module)
     with torch.no_grad():
-        for name in "qkv":
-            layer.project[name].weight.copy_(weights[name])
+        for name, linear in _projections(layer).items():
+            linear.weight.copy_(weights[name])
             if biases is not None:
-                layer.project[name].bias.copy_(biases[name])
+                linear.bias.copy_(biases[name])
         layer.output.weight.copy_(module.out_proj.weight)
         if layer.output.bias is not None:
             layer.output.bias.copy_(module.out_proj.bias)
@@ -82,16 +82,23 @@ def to_torch(layer: Attention, *, batch_first: bool = True) -> nn.MultiheadAtten
     for name, so in refused.items():
         if so:
             raise ValueError(f"torch.nn.MultiheadAttention has no {name}: build the layer without, or keep it here")
-    memory = {"kdim": shape.memory_width, "vdim": shape.memory_width} if shape.memory_width != shape.width else {}
-    sizes = {"bias": shape.bias, "dropout": shape.dropout, "batch_first": batch_first} | memory
-    module = nn.MultiheadAttention(shape.width, shape.heads, **sizes)
+    memory_width = shape.memory_width if shape.memory_width != shape.width else None
+    module = nn.MultiheadAttention(
+        shape.width,
+        shape.heads,
+        dropout=shape.dropout,
+        bias=shape.bias is True,
+        kdim=memory_width,
+        vdim=memory_width,
+        batch_first=batch_first,
+    )
     module = module.to(layer.output.weight).train(layer.training)
     weights, biases = _parts(module)
     with torch.no_grad():
-        for name in "qkv":
-            weights[name].copy_(layer.project[name].weight)
+        for name, linear in _projections(layer).items():
+            weights[name].copy_(linear.weight)
             if biases is not None:
-                biases[name].copy_(layer.project[name].bias)
+                biases[name].copy_(linear.bias)
         module.out_proj.weight.copy_(layer.output.weight)
         if module.out_proj.bias is not None:
             module.out_proj.bias.copy_(layer.output.bias)
@@ -100,13 +107,18 @@ def to_torch(layer: Attention, *, batch_first: bool = True) -> nn.MultiheadAtten
 
 def _check(module: nn.MultiheadAttention) -> None:
     if module.bias_k is not None:
-        raise ValueError("add_bias_kv=True adds a learned key and value to each sequence, which no layer here has")
+        raise ValueError("add_bias_kv=True adds a learned key and value to each sequence, which no layer of Regard has")
     if module.add_zero_attn:
-        raise ValueError("add_zero_attn=True adds a key of zeros to each sequence, which no layer here has")
+        raise ValueError("add_zero_attn=True adds a key of zeros to each sequence, which no layer of Regard has")
     if module.kdim != module.vdim:
         raise ValueError(
-            f"kdim {module.kdim} and vdim {module.vdim} differ: keys and values are read of one memory here"
+            f"kdim {module.kdim} and vdim {module.vdim} differ: a layer of Regard reads keys and values from one memory"
         )
+
+
+def _projections(layer: Projected) -> dict[str, nn.Linear]:
+    """The projections by name; a ModuleDict does not say what it holds."""
+    return {name: linear for name, linear in layer.project.items() if isinstance(linear, nn.Linear)}
 
 
 def _parts(module: nn.MultiheadAttention) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:

@@ -5,13 +5,13 @@
     register(["local(window=128)", "performer"])  # register() alone: every suitable mechanism, with its defaults
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="regard:local(window=128)")
 
-Hugging Face projects queries, keys and values, puts positions in and keeps the cache; a mechanism only mixes. So those
-suit that are a function of q, k and v, without parameters of their own. Positions count real tokens: padding on the
-left, on the right or between changes nothing. With a cache the queries are the last tokens of the keys.
+Hugging Face projects queries, keys and values, applies positions and keeps the cache. A mechanism only attends, so it
+must be a function of q, k and v without parameters of its own. Positions count real tokens: padding on the left, on the
+right or between them changes nothing. With a cache the queries are the last tokens of the keys.
 
-A mask function goes with each: without one Hugging Face hands over no mask at all, and padding would count. What cannot
-be honoured is refused in words: windows and masks of the model's own, packed sequences, static caches, attention
-dropout.
+A mask function is registered with each mechanism: without one Hugging Face passes no mask at all, and padding would
+count. What a mechanism cannot honour is refused: the model's own windows and masks, packed sequences, static caches,
+attention dropout.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,12 +27,12 @@ PREFIX = "regard:"
 
 
 def register(specs: str | Sequence[str] | None = None) -> list[str]:
-    """Makes mechanisms known to Hugging Face, and returns the names to give as `attn_implementation`."""
+    """Registers mechanisms with Hugging Face. Returns their names for `attn_implementation`."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    given = suitable() if specs is None else [specs] if isinstance(specs, str) else list(specs)
+    chosen = suitable() if specs is None else [specs] if isinstance(specs, str) else list(specs)
     names = []
-    for spec in given:
+    for spec in chosen:
         _check(spec)
         names.append(PREFIX + spec)
         AttentionInterface.register(names[-1], _attention(spec))
@@ -42,18 +42,18 @@ def register(specs: str | Sequence[str] | None = None) -> list[str]:
 
 def suitable() -> list[str]:
     """The mechanisms that are a function of q, k and v and need no option."""
-    found = []
+    names = []
     for name in ATTENTION.names():
         try:
             _check(name)
         except ValueError:
             continue
-        found.append(name)
-    return found
+        names.append(name)
+    return names
 
 
 def _check(spec: str) -> None:
-    """Refuses what is unknown, or has parameters that a model of theirs would not hold."""
+    """Refuses an unknown mechanism, and one with parameters, which a Hugging Face model would not hold."""
     roles = api.facts(spec).roles
     heads = parse(spec).heads
     api._bare(str(parse(spec)), heads, heads, 8, roles[0], torch.float32, torch.device("cpu"))
@@ -67,16 +67,16 @@ def keep_mask(
     kv_offset: int = 0,
     mask_function: Callable | None = None,
     attention_mask: Tensor | None = None,
-    # what Hugging Face also tells, of its own masks
+    # further arguments for the masks of Hugging Face
     **rest: Any,
 ) -> Tensor | None:
-    """What `create_causal_mask` and its like hand on to each layer: which keys are real, [B, S]; None: all."""
+    """The mask that `create_causal_mask` and its like pass to each layer: the real keys [B, S]; None: all."""
     from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
     if mask_function not in (causal_mask_function, bidirectional_mask_function):
         raise ValueError(
-            "a Hugging Face model asks for a mask of its own (a sliding window, chunks, packed sequences) beside a "
-            "mechanism of Regard, which brings its own pattern: take that out of the model's config, such as "
+            "this Hugging Face model has a mask of its own (a sliding window, chunks, packed sequences), and a Regard "
+            "mechanism cannot combine it with its pattern: remove it from the model's config, for example by "
             "sliding_window=None, and give an attention_mask instead of packing"
         )
     seen = int(q_offset) + q_length
@@ -107,17 +107,19 @@ def _attention(spec: str) -> Callable:
         dropout: float = 0.0,
         scaling: float | None = None,
         is_causal: bool | None = None,
-        # what Hugging Face hands through all layers
+        # further arguments that Hugging Face passes through all layers
         **rest: Any,
     ) -> tuple[Tensor, None]:
-        """[B, H, T, D], twice [B, G, S, D] -> [B, T, H, D]"""
+        """query [B, H, T, D], key and value [B, G, S, D] -> [B, T, H, D]"""
         if dropout:
             raise ValueError(
-                f"{PREFIX}{spec} has no dropout of attention weights: set the model's attention dropout to 0 to train"
+                f"{PREFIX}{spec} has no attention dropout: set the dropout of the model's attention to 0 to train"
             )
         for name in ("sliding_window", "softcap", "s_aux", "position_bias"):
             if rest.get(name) is not None:
-                raise ValueError(f"{PREFIX}{spec} does not know {name}: this model needs it, so it cannot run with it")
+                raise ValueError(
+                    f"{PREFIX}{spec} does not support {name}, which this model needs: choose another model"
+                )
         if attention_mask is not None and attention_mask.dim() != 2:
             raise ValueError(
                 f"{PREFIX}{spec} takes an attention_mask [batch, tokens], 1 = real token; "
@@ -136,6 +138,6 @@ def _attention(spec: str) -> Callable:
 
 
 def crosses(module: nn.Module) -> bool:
-    """Whether a layer of theirs that is not causal reads another sequence than its own."""
+    """Whether a Hugging Face layer that is not causal reads another sequence than its own."""
     named = "cross" in type(module).__name__.lower() or getattr(module, "is_cross_attention", False)
     return bool(named or getattr(module, "is_decoder", False))

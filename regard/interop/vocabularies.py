@@ -1,8 +1,8 @@
 """The tokenizer of a published model, from whichever of the usual files lie beside it.
 
-tokenizer.json is taken as it is; vocab.txt (BERT), vocab.json with merges.txt (GPT-2, RoBERTa), tokenizer.model (Llama)
-and source.spm with target.spm and vocab.json (Marian) say the same in older ways. SentencePiece files are read here, as
-the few fields of a protocol buffer that matter.
+tokenizer.json is taken as it is. Older formats are converted: vocab.txt (BERT), vocab.json with merges.txt (GPT-2,
+RoBERTa), tokenizer.model (Llama), and source.spm with target.spm and vocab.json (Marian). SentencePiece files are
+protocol buffers, of which a few fields matter; they are read here.
 """
 
 import json
@@ -15,7 +15,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from regard.data.published import Published
-from regard.interop.families import Values
+from regard.interop.families.base import Values
 from regard.interop.huggingface import read_json
 
 SPACE = "▁"
@@ -23,7 +23,7 @@ LIMIT = 256 * 2**20  # bytes of a file
 
 
 def read_tokenizers(folder: Path, values: Values, size: int, target_size: int | None) -> dict[str, Published]:
-    """By the names of our files: one for all text, or one for the source and one for the target."""
+    """The tokenizers by the names of our files: one for all text, or one each for source and target."""
     if values.get("model_type") == "marian" and not (folder / "tokenizer.json").is_file():
         return _marian(folder, values, size, target_size)
     content = _content(folder)
@@ -31,7 +31,7 @@ def read_tokenizers(folder: Path, values: Values, size: int, target_size: int | 
     try:
         library = tokenizers.Tokenizer.from_str(json.dumps(content))
     except Exception as error:
-        # the library knows no other class
+        # the library raises plain Exception
         raise ValueError(f"{folder / 'tokenizer.json'} is not one of the `tokenizers` library: {error}") from error
     special = special_ids(folder, values, library)
     if values.get("model_type") == "marian":
@@ -65,9 +65,8 @@ def _content(folder: Path) -> dict[str, Any]:
         library = byte_pairs(folder)
     elif (folder / "tokenizer.model").is_file():
         library = from_pieces(read_pieces(folder / "tokenizer.model"))
-        said = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
-        if said.get("add_bos_token", True):
-            opened(library, "<s>")
+        if _settings(folder).get("add_bos_token", True):
+            prepend(library, "<s>")
     else:
         raise ValueError(
             f"{folder} has no tokenizer: expected tokenizer.json, vocab.txt, vocab.json with merges.txt, or "
@@ -76,8 +75,13 @@ def _content(folder: Path) -> dict[str, Any]:
     return json.loads(library.to_str())
 
 
-def opened(library: tokenizers.Tokenizer, name: str) -> tokenizers.Tokenizer:
-    """Puts a special token before each text that is encoded with special tokens."""
+def _settings(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer_config.json"
+    return read_json(path) if path.is_file() else {}
+
+
+def prepend(library: tokenizers.Tokenizer, name: str) -> tokenizers.Tokenizer:
+    """Adds a special token before each text that is encoded with special tokens."""
     id = library.token_to_id(name)
     if id is not None:
         library.add_special_tokens([name])
@@ -86,11 +90,11 @@ def opened(library: tokenizers.Tokenizer, name: str) -> tokenizers.Tokenizer:
 
 
 def special_ids(folder: Path, values: Values, library: tokenizers.Tokenizer) -> dict[str, int | None]:
-    """Ids by our names. What opens and closes a text of BERT stands for the beginning and the end."""
-    said: dict[str, Any] = {}
+    """Ids by our names. The tokens around a text of BERT, [CLS] and [SEP], count as its beginning and end."""
+    stated: dict[str, Any] = {}
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         if (folder / name).is_file():
-            said |= {key: value for key, value in read_json(folder / name).items() if key.endswith("_token")}
+            stated |= {key: value for key, value in read_json(folder / name).items() if key.endswith("_token")}
     encoder = values.get("model_type") in ("bert", "roberta", "distilbert")
     usual = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"} if encoder else {}
 
@@ -100,32 +104,32 @@ def special_ids(folder: Path, values: Values, library: tokenizers.Tokenizer) -> 
             id = id[0] if isinstance(id, list) and id else id
             if isinstance(id, int):
                 return id
-            token = said.get(f"{name}_token", usual.get(name))
+            token = stated.get(f"{name}_token", usual.get(name))
             token = token.get("content") if isinstance(token, dict) else token
             if isinstance(token, str) and library.token_to_id(token) is not None:
                 return library.token_to_id(token)
         return None
 
     if encoder:
-        found = {"bos": find("cls", "bos"), "eos": find("sep", "eos")}
+        ends = {"bos": find("cls", "bos"), "eos": find("sep", "eos")}
     else:
-        found = {"bos": find("bos"), "eos": find("eos")}
-    return found | {name: find(name) for name in ("pad", "unk", "mask")}
+        ends = {"bos": find("bos"), "eos": find("eos")}
+    return ends | {name: find(name) for name in ("pad", "unk", "mask")}
 
 
 def word_pieces(folder: Path) -> tokenizers.Tokenizer:
-    """BERT's vocab.txt, one token a line."""
+    """BERT's vocab.txt, one token per line."""
     names = _text(folder / "vocab.txt").split("\n")
     names = names[:-1] if names and not names[-1] else names
-    said = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
-    lower = bool(said.get("do_lower_case", True))
+    settings = _settings(folder)
+    lower = bool(settings.get("do_lower_case", True))
     library = tokenizers.Tokenizer(
         models.WordPiece({name: id for id, name in enumerate(names)}, unk_token="[UNK]", max_input_chars_per_word=100)
     )
     library.normalizer = normalizers.BertNormalizer(
         lowercase=lower,
-        strip_accents=said.get("strip_accents"),
-        handle_chinese_chars=said.get("tokenize_chinese_chars", True),
+        strip_accents=settings.get("strip_accents"),
+        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
     )
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.WordPiece()
@@ -136,15 +140,15 @@ def word_pieces(folder: Path) -> tokenizers.Tokenizer:
 def byte_pairs(folder: Path) -> tokenizers.Tokenizer:
     """GPT-2's vocab.json and merges.txt."""
     lines = [line for line in _text(folder / "merges.txt").split("\n") if line and not line.startswith("#version")]
-    merges = [tuple(line.split(" ")) for line in lines]
-    if not all(len(pair) == 2 for pair in merges):
-        raise ValueError(f"{folder / 'merges.txt'} must hold two tokens a line")
+    if not all(line.count(" ") == 1 for line in lines):
+        raise ValueError(f"{folder / 'merges.txt'} must hold two tokens per line")
+    merges = [(left, right) for left, right in (line.split(" ") for line in lines)]
     vocabulary = read_json(folder / "vocab.json")
     _check_ids({"model": {"vocab": vocabulary}}, folder)
     try:
         library = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
     except Exception as error:
-        # the library knows no other class
+        # the library raises plain Exception
         raise ValueError(f"{folder}: vocab.json and merges.txt do not belong together: {error}") from error
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
@@ -154,16 +158,16 @@ def byte_pairs(folder: Path) -> tokenizers.Tokenizer:
 
 
 class Pieces(NamedTuple):
-    """A SentencePiece model. Kinds: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 a byte."""
+    """A SentencePiece model. Kinds of piece: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 a byte."""
 
     names: list[str]
     scores: list[float]
     kinds: list[int]
     pairs: bool  # byte pairs; otherwise unigrams
-    bytes_for_unknown: bool
+    byte_fallback: bool  # characters that are not known become bytes
     character_map: bytes
-    prefix: bool
-    squeezes: bool  # runs of spaces become one, none at the ends
+    prefix: bool  # a space is put before each text
+    squeezes: bool  # runs of spaces become one, those at the ends none
 
     @property
     def unknown(self) -> int:
@@ -198,7 +202,7 @@ def read_pieces(path: Path) -> Pieces:
         scores,
         kinds,
         pairs=kind == 2,
-        bytes_for_unknown=bool(trainer.get(35, 0)),
+        byte_fallback=bool(trainer.get(35, 0)),
         character_map=normalizer.get(2, b""),
         prefix=bool(normalizer.get(3, 1)),
         squeezes=bool(normalizer.get(4, 1)),
@@ -206,7 +210,7 @@ def read_pieces(path: Path) -> Pieces:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """The numbered fields of a protocol buffer: whole numbers, or bytes."""
+    """The numbered fields of a protocol buffer: integers or bytes."""
     at = 0
 
     def number() -> int:
@@ -237,8 +241,8 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 def from_pieces(pieces: Pieces) -> tokenizers.Tokenizer:
     """The same tokenizer in the `tokenizers` library."""
-    # Control tokens are no text, and no merge makes them; of unigrams, which any text may name, they get a name with a
-    # space, since spaces in text are written otherwise.
+    # Control tokens are not text. No merge makes one, but a unigram model would find one that a text spells out: there
+    # they get a name with a space, which no text has at that point.
     hidden = () if pieces.pairs else (3, 5)
     names = [
         f"special {name}" if kind in hidden else name for name, kind in zip(pieces.names, pieces.kinds, strict=True)
@@ -258,7 +262,7 @@ def from_pieces(pieces: Pieces) -> tokenizers.Tokenizer:
                 merges_of(plain),
                 unk_token=unknown,
                 fuse_unk=True,
-                byte_fallback=pieces.bytes_for_unknown,
+                byte_fallback=pieces.byte_fallback,
             )
         )
         steps += [normalizers.Prepend(SPACE)] if pieces.prefix else []
@@ -269,7 +273,7 @@ def from_pieces(pieces: Pieces) -> tokenizers.Tokenizer:
         )
         return library
     unigrams = list(zip(names, pieces.scores, strict=True))
-    library = tokenizers.Tokenizer(models.Unigram(unigrams, pieces.unknown, pieces.bytes_for_unknown))
+    library = tokenizers.Tokenizer(models.Unigram(unigrams, pieces.unknown, pieces.byte_fallback))
     library.normalizer = normalizers.Sequence(steps)
     scheme = "always" if pieces.prefix else "never"
     library.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme=scheme)
@@ -278,24 +282,24 @@ def from_pieces(pieces: Pieces) -> tokenizers.Tokenizer:
 
 
 def merges_of(scores: dict[str, float]) -> list[tuple[str, str]]:
-    """Byte pairs with scores as merges in their order: the best piece is made first, from any two others."""
+    """Scored byte pairs as merges in order: the best piece is merged first, from any two others."""
     order = {name: place for place, name in enumerate(scores)}
-    found = []
+    merges = []
     for name, score in scores.items():
         halves = ((name[:cut], name[cut:]) for cut in range(1, len(name)))
         known = [pair for pair in halves if pair[0] in order and pair[1] in order]
-        found += [(-score, order[name], order[left], order[right], left, right) for left, right in known]
-    return [(left, right) for *_, left, right in sorted(found)]
+        merges += [(-score, order[name], order[left], order[right], left, right) for left, right in known]
+    return [(left, right) for *_, left, right in sorted(merges)]
 
 
 def _marian(folder: Path, values: Values, size: int, target_size: int | None) -> dict[str, Published]:
-    """Two SentencePiece models and the ids of their pieces: in one vocabulary, or in one each."""
+    """Two SentencePiece models with the ids of their pieces, in one vocabulary or in one each."""
     shared = target_size is None
     files = {
         "source.json": ("source.spm", "vocab.json", size),
         "target.json": ("target.spm", "vocab.json" if shared else "target_vocab.json", target_size or size),
     }
-    found = {}
+    read = {}
     for name, (spm, vocabulary, count) in files.items():
         for needed in (spm, vocabulary):
             if not (folder / needed).is_file():
@@ -308,8 +312,8 @@ def _marian(folder: Path, values: Values, size: int, target_size: int | None) ->
             raise ValueError(f"{folder / vocabulary} must number <unk>, </s>, <pad> and its other tokens from 0")
         special["bos"] = values.get("decoder_start_token_id", special["pad"])
         content = json.loads(from_pieces(read_pieces(folder / spm)).to_str())
-        found[name] = Published(content, special, count, sorted(ids, key=ids.get))
-    return found
+        read[name] = Published(content, special, count, sorted(ids, key=lambda token: ids[token]))
+    return read
 
 
 def _text(path: Path) -> str:

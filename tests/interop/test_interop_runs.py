@@ -22,7 +22,7 @@ from verbs import refused
 from regard import cli, models
 from regard.data.tokenizer import Tokenizer
 from regard.decoding import DecodingConfig
-from regard.interop import families, huggingface, llama2c, vocabularies
+from regard.interop import huggingface, llama2c, matching, vocabularies
 from regard.interop.runs import export_run, import_model
 from regard.interop.runs import published as published_tokenizer
 from regard.models.registry import presets
@@ -304,7 +304,7 @@ def test_bad_folders(tmp_path, capsys):
         ({"hidden_act": "mish"}, "no activation is called 'mish'|head that is not known"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key' is not known"),
         ({"num_hidden_layers": 3}, "lacks the tensor 'encoder.layer.2"),
-        ({"num_hidden_layers": 1}, "not known of bert, such as 'encoder.layer.1"),
+        ({"num_hidden_layers": 1}, "that bert does not have, such as 'encoder.layer.1"),
         ({"intermediate_size": 41}, "gives .40, 16., its config .41, 16."),
         ({"hidden_size": "wide"}, "not that of a bert model|must be"),
     ]:
@@ -445,20 +445,20 @@ def test_presets_have_a_family(predicts, preset, name):
     """What is trained with them can be exported."""
     config = ModelConfig(**presets(predicts)[preset].values | {"vocabulary": 60})
     special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
-    assert families.choose(config, special).name == name
+    assert matching.choose_family(config, special).name == name
 
 
 def test_relaid_and_back():
     config = ModelConfig(kind="decoder", vocabulary=9, width=12, heads=2, inner=8, layers=1, position="rotary")
     tensors = models.build(config).state_dict()
-    there = families.relaid(config, tensors, "interleaved")
+    there = matching.with_layout(config, tensors, "interleaved")
     turned = ModelConfig(**{**vars(config), "position": "rotary(layout='interleaved')"})
     model, other = models.build(config).double().eval(), models.build(turned).double().eval()
     model.load_state_dict(tensors)
     other.load_state_dict(there)
     tokens = torch.randint(9, (2, 7))
     assert_close(model(tokens).logits, other(tokens).logits)
-    for name, tensor in families.relaid(turned, there, "halves").items():
+    for name, tensor in matching.with_layout(turned, there, "halves").items():
         assert torch.equal(tensor, tensors[name])
 
 
@@ -671,7 +671,7 @@ def test_older_files(tmp_path, byte_level):
         assert found.encode(text) == byte_level.encode(text).ids
         assert found.decode(found.encode(text)) == text
     (tmp_path / "merges.txt").write_text("a b c\n")
-    with pytest.raises(ValueError, match="two tokens a line"):
+    with pytest.raises(ValueError, match="two tokens per line"):
         vocabularies.read_tokenizers(tmp_path, {"model_type": "gpt2"}, 300, None)
 
 

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import regard
 from regard import models
 from regard.core.rows import Memory, Rows
-from regard.interop import ctranslate2, families
+from regard.interop import ctranslate2, matching
 from regard.models.reversible import Coupled
 from regard.models.transformer import ModelConfig, Transformer, through_pair
 from regard.spec import ATTENTION, FEEDFORWARD
@@ -234,4 +234,4 @@ def test_no_other_program_takes_it_for_an_ordinary_model():
     with pytest.raises(ValueError, match="another reversible: True"):
         ctranslate2._check(config)
     with pytest.raises(ValueError, match=r"reversible False \(here True\)"):
-        families.choose(config, {})
+        matching.choose_family(config, {})
