@@ -73,11 +73,12 @@ PATTERNS = {
         [Pass(Bound(plus=-6), Bound(plus=7), hole=True), Pass(fold=7)],
         lambda i, j: ((i - j) % 7 == 0) | (abs(j - i) <= 7),
     ),
+    # far keys for the longest rows tested; of shorter ones fewer exist
     "fixed": Pattern(
-        [Pass(Bound(0, 10, 10, 0), Bound(plus=1), Far(30, Bound(0, 10, 3, 0), 7, 3, 10))],
+        [Pass(Bound(0, 10, 10, 0), Bound(plus=1), Far(300, Bound(0, 10, 3, 0), 7, 3, 10))],
         lambda i, j: blocks(i, j) & (j <= i),
     ),
-    "fixed both ways": Pattern([Pass(Bound(0, 10, 10, 0), Bound(0, 10, 10, 7), Far(30, ALL, 7, 3, 10))], blocks),
+    "fixed both ways": Pattern([Pass(Bound(0, 10, 10, 0), Bound(0, 10, 10, 7), Far(300, ALL, 7, 3, 10))], blocks),
     "pooled": Pattern(
         [Pass(Bound(-9, 4, 1, 0), Bound(-2, 4, 1, 1))], lambda i, j: (4 * j + 2 <= i) & (4 * j >= i - 12)
     ),
@@ -197,6 +198,12 @@ def poisoned(monkeypatch) -> None:
 @pytest.mark.parametrize("name", PATTERNS)
 def test_pattern(name, poisoned):
     compare(PATTERNS[name], 45, 12 if name == "pooled" else None)
+
+
+@pytest.mark.parametrize("name", ["fixed", pytest.param("fixed both ways", marks=EXHAUSTIVE)])
+def test_far_keys_of_more_rows(name, poisoned):
+    """As many as a row of several tiles has: each query beyond the tenth block reads more than 30."""
+    compare(PATTERNS[name], 130)
 
 
 def test_a_dilated_window_with_a_bias_is_left_to_pytorch():
