@@ -4,6 +4,7 @@ A reference is the formula of the paper written as loops over queries and keys, 
 path that users run. The conformance suite compares the two.
 """
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -77,4 +78,9 @@ def blend(logits: Tensor, values: list[Tensor]) -> Tensor:
     """sum_j softmax(logits)_j values_j, written out."""
     powers = torch.exp(logits - logits.max())
     shares = powers / powers.sum()
-    return sum(share * value for share, value in zip(shares, values, strict=True))
+    return add_up(share * value for share, value in zip(shares, values, strict=True))
+
+
+def add_up(terms: Iterable[Tensor]) -> Tensor:
+    """The sum of one tensor or more: `sum` begins with the number 0, which is no tensor."""
+    return functools.reduce(torch.add, terms)

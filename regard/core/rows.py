@@ -2,6 +2,8 @@
 
 Padding is met once: `pack` moves the real tokens of each row to the left, `unpack` puts the answers back. What lies
 between the two only ever sees rows that are real from the left. `keep` is boolean, True = real token.
+
+Tuples of ours have a field `count`. It hides the method `tuple.count`, which has no use here: hence the ignored rule.
 """
 
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ class Rows(NamedTuple):
     """Where the tokens of a call stand: row b holds `count[b]` real tokens on the left, the first at `start[b]`."""
 
     start: Tensor  # [B]
-    count: Tensor  # [B]
+    count: Tensor  # [B]  # pyright: ignore[reportIncompatibleMethodOverride]
     T: int
     uniform_start: int | None  # the host knows: no padding, and every row starts here
     allowed: Tensor | None = None  # [1 or B, T, T] which pairs may meet, beside what the role says
@@ -46,7 +48,7 @@ class Memory(NamedTuple):
     it comes from."""
 
     x: Tensor
-    count: Tensor | None
+    count: Tensor | None  # pyright: ignore[reportIncompatibleMethodOverride]
     stream: Tensor | None = None
     allowed: Tensor | None = None  # [1 or B, T, S] which queries may read which tokens
 
@@ -75,7 +77,7 @@ class Mask(NamedTuple):
         return self.shift == 0 and self.T == self.S
 
     @property
-    def count(self) -> Tensor | None:
+    def count(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """[B] real slots on the left (for k0 = 0), or None where all are."""
         return None if self.full else self.end - self.k0
 
@@ -112,25 +114,26 @@ class Mask(NamedTuple):
         """`dense`, where a query that an explicit mask leaves without keys sees all instead, and which queries see some
         [B, 1, T, 1] (None: no explicit mask): no kernel then divides by zero."""
         visible = self.dense()
-        if self.allowed is None:
+        if self.allowed is None or visible is None:
             return visible, None
         some = visible.any(-1, keepdim=True)
         return visible | ~some, some
 
     def sdpa(self) -> tuple[Tensor | None, bool]:
-        """(attn_mask, is_causal): the cheapest legal form. In an aligned row, padding lies behind every real query."""
+        """(attn_mask, is_causal) in the cheapest form that PyTorch's SDPA takes. In an aligned row, padding lies behind
+        every real query."""
         return (None, True) if self.causal and self.aligned and self.allowed is None else (self.dense(), False)
 
     def where(self, first: int = 0) -> Where:
-        """For kernels that compare positions, of which real keys have at least `first`."""
+        """The mask for kernels that compare positions; real keys stand at `first` or behind."""
         if self.aligned:
             # no causal query sees what stands behind it
             return Where(end=None if self.full or self.causal else self.count, first=first)
         return Where(q0=self.q0, k0=self.k0, end=self.end, first=first)
 
     def pieces(self, size: int) -> "Iterator[tuple[slice, Mask]]":
-        """The mask of `size` queries at a time; of all at once where a program is exported, which has no loop over a
-        length."""
+        """The masks of `size` queries at a time. While torch.export records a program, which cannot loop over a dynamic
+        length, the one mask of all queries."""
         if exporting():
             yield slice(None), self
             return
@@ -152,6 +155,7 @@ def pack(x: Tensor, keep: Tensor) -> tuple[Tensor, Rows]:
 
 
 def pack_memory(memory: Tensor, keep: Tensor | None, allowed: Tensor | None = None) -> Memory:
+    """A memory with its real tokens moved to the left, and an explicit mask with them."""
     if keep is None:
         return Memory(memory, None, allowed=allowed)
     packed, rows = pack(memory, keep)
@@ -166,8 +170,8 @@ def pack_pairs(allowed: Tensor | None, keep: Tensor | None, keys: Tensor | None 
         if real is not None:
             order = torch.argsort(real.logical_not(), dim=1, stable=True)
             allowed = allowed.expand(len(order), -1, -1)
-            at = order[:, :, None] if axis == 1 else order[:, None, :]
-            allowed = allowed.gather(axis, at.expand_as(allowed))
+            index = order[:, :, None] if axis == 1 else order[:, None, :]
+            allowed = allowed.gather(axis, index.expand_as(allowed))
     return allowed
 
 

@@ -36,30 +36,36 @@ class Progress(NamedTuple):
         return Progress(self.length + rows.count, self.longest + rows.T, uniform, self.mechanism)
 
     def bounded(self, capacity: int) -> "Progress":
-        """The same where the host knows of the rows that each has room for one more token of `capacity`, and no more
-        than that."""
+        """The same, where all that the host knows is that each row has room for one more token of `capacity`."""
         return Progress(self.length, capacity - 1, False, self.mechanism)
+
+
+class Initial(NamedTuple):
+    """What a mechanism starts decoding from."""
+
+    state: Any
+    stream: Tensor | None = None
 
 
 class Out(NamedTuple):
     """What a mechanism returns, always."""
 
-    y: Tensor | None
+    y: Tensor
     state: Any = None
     stream: Tensor | None = None
     auxiliary_loss: Tensor | None = None  # a scalar, a mean over the real tokens
-    statistics: dict[str, Tensor] | None = None  # what to log of it, by name
+    statistics: dict[str, Tensor] | None = None  # numbers to log, by name
 
 
 def select(state: Any, rows: Tensor) -> Any:
-    """A copy of the rows of a state, in the order and as often as asked: to branch, to reorder beams. Rows that the
-    state does not have are refused, but on a GPU, where looking would take a synchronisation."""
+    """A copy of rows of a state, in the order and as often as asked: to branch, to reorder beams. Rows that the state
+    does not have are refused; not on a GPU, where looking at them would take a synchronisation."""
     check_rows(rows, state)
     return take_rows(state, rows)
 
 
 def check_rows(rows: Any, state: Any) -> None:
-    """Refuses what are no rows of a state."""
+    """Refuses anything but numbers of rows that the state has."""
     if not isinstance(rows, Tensor) or rows.dim() != 1 or rows.dtype not in (torch.long, torch.int):
         got = f"{rows.dtype} {list(rows.shape)}" if isinstance(rows, Tensor) else repr(rows)
         raise ValueError(f"rows must be a tensor of row numbers [n], int64 or int32, got {got}")
@@ -68,14 +74,14 @@ def check_rows(rows: Any, state: Any) -> None:
         least, most = rows.aminmax()
         if least < 0 or most >= count:
             wrong = int(least) if least < 0 else int(most)
-            raise ValueError(f"the state has the rows 0 to {count - 1}, got {wrong}")
+            raise ValueError(f"row {wrong} is not in the state, which has the rows 0 to {count - 1}")
 
 
 def _rows_of(state: Any) -> int | None:
     """How many rows a state has, where it says so."""
     named = (getattr(getattr(state, "progress", None), "length", None), getattr(state, "count", None))
-    found = [part for part in (state, *named) if isinstance(part, Tensor)]
-    return len(found[0]) if found else None
+    tensors = [tensor for tensor in (state, *named) if isinstance(tensor, Tensor)]
+    return len(tensors[0]) if tensors else None
 
 
 def take_rows(state: Any, rows: Tensor) -> Any:
@@ -119,32 +125,38 @@ class RingState(NamedTuple):
 
 
 def fix_bound(state: Any, capacity: int) -> Any:
-    """The same state where the host knows of its rows that they have room for one more token of `capacity`, and nothing
-    else. A cache (`with_room`) gets its full size."""
+    """The same state, where all that the host knows is that each row has room for one more token of `capacity`. A cache
+    (`with_room`) gets its full size."""
     if isinstance(state, Progress):
         return state.bounded(capacity)
     if not isinstance(state, tuple):
         return state
-    if hasattr(state, "with_room"):
-        state = state.with_room(capacity)
+    with_room = getattr(state, "with_room", None)
+    if with_room is not None:
+        state = with_room(capacity)
     return _rebuilt(state, [fix_bound(part, capacity) for part in state])
 
 
-def same_form(form: tuple, own: tuple) -> bool:
-    """Whether two forms of states are the same, where a ring stands for any."""
-    (kind, mechanism, *parts), (own_kind, own_mechanism, *own_parts) = form, own
-    if mechanism and own_mechanism and mechanism != own_mechanism:
+class StateForm(NamedTuple):
+    """What a state is: its class, the mechanism it says it belongs to, and the forms of the states inside it."""
+
+    kind: type
+    mechanism: str
+    parts: tuple["StateForm", ...]
+
+
+def state_form(state: Any) -> StateForm:
+    # a causal state says in its progress whose it is, a cross state has no progress and says it itself
+    mechanism = getattr(getattr(state, "progress", state), "mechanism", "")
+    parts = (state_form(part) for part in getattr(state, "parts", ()) if hasattr(part, "_fields"))
+    return StateForm(type(state), mechanism, tuple(parts))
+
+
+def same_form(form: StateForm, expected: StateForm) -> bool:
+    """Whether two forms of states are the same. A ring, which `fixed_state` makes, stands for any kind."""
+    if form.mechanism and expected.mechanism and form.mechanism != expected.mechanism:
         return False
-    if kind is RingState:
+    if form.kind is RingState:
         return True
-    return kind is own_kind and len(parts) == len(own_parts) and all(map(same_form, parts, own_parts))
-
-
-def state_form(state: Any) -> tuple:
-    """Of what kind a state is and of which mechanism, where it says so, and those inside it."""
-    mechanism = getattr(getattr(state, "progress", None), "mechanism", "")
-    return (
-        type(state),
-        mechanism,
-        *(state_form(part) for part in getattr(state, "parts", ()) if hasattr(part, "_fields")),
-    )
+    alike = form.kind is expected.kind and len(form.parts) == len(expected.parts)
+    return alike and all(map(same_form, form.parts, expected.parts))

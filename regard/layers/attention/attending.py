@@ -9,11 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from regard.core.rows import Mask, Rows
+from regard.core.rows import Mask, Memory, Rows
 from regard.core.state import RingState, take_rows
 from regard.kernels import ring
 from regard.kernels.compiling import exporting, is_dynamic, surely_at_most
 from regard.layers.attention.projected import CrossState, Projected
+from regard.layers.position.base import Position
 
 ROOM = 2**27  # logits of a piece on a GPU
 
@@ -22,45 +23,26 @@ class Attending(Projected):
     """Mechanisms that attend to keys and values one by one: cross-attention keeps them as they are."""
 
     @abstractmethod
-    def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """[B, H, T, D]; the arguments after the mask are the mechanism's `inputs` by name."""
-        raise NotImplementedError
+    def attend(self, mask: Mask, *args: Any, **inputs: Any) -> Tensor:
+        """[B, H, T, D]. A mechanism names its `inputs` as the arguments after the mask, by default q, k and v; it is
+        called with names, so that only the names count."""
 
     # True: what a query reads depends on no other query, so `attend` may be given some of them
-    independent_queries = False
+    independent_queries: bool = False
     piece = 64  # queries at a time where logits are made
     few = 8  # queries for which two products beat the CPU's fused kernel, as in decoding
 
     @final
     def product(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """softmax(scale q K^T) V with the position scheme put in; keys and values may have G heads."""
-        kind, gqa = None if self.position is None else self.position.facts.kind, q.shape[1] != k.shape[1]
-        if kind == "content":
-            times = q.shape[1] // k.shape[1]
-            k, v = (part.repeat_interleave(times, 1) if gqa else part for part in (k, v))
-
-            def read(q: Tensor, part: Mask) -> Tensor:
-                return self.softmax_average(
-                    part, self.position.scores(q, k[:, :, : part.S], part, scale), v[:, :, : part.S]
-                )
-
-            return self.in_pieces(mask, q, read)
-        if kind == "bias":
-
-            def read(q: Tensor, part: Mask) -> Tensor:
-                bias, (visible, some) = self.position.biases(part).to(q.dtype), part.safe()
-                bias = bias if visible is None else torch.where(visible, bias, -torch.inf)
-                seen = k[:, :, : part.S], v[:, :, : part.S]
-                if self.drops:
-                    wide = (each.repeat_interleave(q.shape[1] // each.shape[1], 1) for each in seen)
-                    return self.softmax_average(part, q * scale @ next(wide).mT, next(wide))
-                o = F.scaled_dot_product_attention(q, *seen, attn_mask=bias, scale=scale, enable_gqa=gqa)
-                return o if some is None else torch.where(some, o, 0)
-
-            return self.in_pieces(mask, q, read)
+        gqa, content, bias = q.shape[1] != k.shape[1], self.scheme("content"), self.scheme("bias")
+        if content is not None:
+            return self._product_with_content(content, mask, q, k, v, scale)
+        if bias is not None:
+            return self._product_with_bias(bias, mask, q, k, v, scale)
         if self.drops and q.device.type == "cpu":
             # drawn a piece at a time and cheaply: PyTorch's own takes 18 times as long on a CPU
-            k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], 1) for part in (k, v))
+            k, v = (_repeat_heads(x, q.shape[1]) for x in (k, v))
             return self.in_pieces(
                 mask, q, lambda q, part: self.softmax_average(part, q * scale @ k[:, :, : part.S].mT, v[:, :, : part.S])
             )
@@ -68,7 +50,7 @@ class Attending(Projected):
         if mask.allowed is not None:
             visible, some = mask.safe()
             o = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, dropout_p=p, scale=scale, enable_gqa=gqa)
-            return torch.where(some, o, 0)
+            return o if some is None else torch.where(some, o, 0)
         if surely_at_most(mask.T, self.few) and not gqa and _plain_cpu(q):
             return self.softmax_average(mask, q * scale @ k.transpose(2, 3), v)
         attn_mask, is_causal = mask.sdpa()
@@ -79,6 +61,32 @@ class Attending(Projected):
             q, k, v, attn_mask=attn_mask, dropout_p=p, is_causal=is_causal, scale=scale, enable_gqa=gqa
         )
 
+    def _product_with_content(
+        self, scheme: Position, mask: Mask, q: Tensor, k: Tensor, v: Tensor, scale: float
+    ) -> Tensor:
+        k, v = (_repeat_heads(x, q.shape[1]) for x in (k, v))
+
+        def read(q: Tensor, part: Mask) -> Tensor:
+            logits = scheme.scores(q, k[:, :, : part.S], part, scale)
+            return self.softmax_average(part, logits, v[:, :, : part.S])
+
+        return self.in_pieces(mask, q, read)
+
+    def _product_with_bias(self, scheme: Position, mask: Mask, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        gqa = q.shape[1] != k.shape[1]
+
+        def read(q: Tensor, part: Mask) -> Tensor:
+            keys, values = k[:, :, : part.S], v[:, :, : part.S]
+            if self.drops:
+                keys, values = (_repeat_heads(x, q.shape[1]) for x in (keys, values))
+                return self.softmax_average(part, q * scale @ keys.mT, values)
+            logits, (visible, some) = scheme.biases(part).to(q.dtype), part.safe()
+            logits = logits if visible is None else torch.where(visible, logits, -torch.inf)
+            o = F.scaled_dot_product_attention(q, keys, values, attn_mask=logits, scale=scale, enable_gqa=gqa)
+            return o if some is None else torch.where(some, o, 0)
+
+        return self.in_pieces(mask, q, read)
+
     @property
     def reads_by_products(self) -> bool:
         """No position scheme adds to logits or values."""
@@ -88,7 +96,7 @@ class Attending(Projected):
     def attend_next(
         self, query: dict[str, Tensor], source: dict[str, Tensor], state: RingState
     ) -> tuple[Tensor, RingState]:
-        """One new token a row over a ring, which is written in place."""
+        """One new token per row over a ring, which is written in place."""
         o = ring.attend_next(query["q"], source["k"], source["v"], *state.parts, state.progress.length, self.scale)
         progress = state.progress._replace(length=state.progress.length + 1)
         return o, state._replace(progress=progress)
@@ -106,7 +114,8 @@ class Attending(Projected):
         that is exported has no loop over a length: there all queries are read at once."""
         if exporting():
             return read(q, mask)
-        outs, size = [], self.piece_size(q, mask.S)
+        outs: list[Tensor] = []
+        size = self.piece_size(q, mask.S)
         for piece, (_, part) in zip(q.split(size, 2), mask.pieces(size), strict=True):
             if part.causal and part.shift is not None:
                 # the host knows that no query of the piece sees the keys behind its last one
@@ -118,33 +127,34 @@ class Attending(Projected):
         return torch.cat(outs, 2)
 
     @final
-    def project_memory(self, source, memory):
+    def project_memory(self, source: dict[str, Tensor], memory: Memory) -> CrossState:
         B, S = memory.x.shape[:2]
         count = torch.full((B,), S, device=memory.x.device) if memory.count is None else memory.count
-        return CrossState(tuple(source.values()), count, memory.count is None, S, memory.allowed)
+        return CrossState(tuple(source.values()), count, memory.count is None, S, memory.allowed, self.facts.name)
 
     @final
-    def attend_memory(self, query, state):
+    def attend_memory(self, query: dict[str, Tensor], state: CrossState) -> Tensor:
         zero = torch.zeros_like(state.count)
         T = next(iter(query.values())).shape[2]
         mask = Mask(zero, zero, state.count, T, state.S, False, state.full, 0, state.allowed)
         source = dict(zip(self.kinds("key", "value", "gate"), state.parts, strict=True))
         return self.attend(mask, **query, **self.repeated(source))
 
-    def probe_state(self, state, first):
+    def probe_state(self, state: Any, first: int) -> Any:
         crosses, names = self.shape.role == "cross", self.kinds("key", "value", "gate")
         state = take_rows(state, torch.arange(len(state.count if crosses else state.progress.length)))
         if crosses:
             at = torch.arange(state.S, device=state.count.device)[None]
-            return state._replace(parts=self._swap(names, state.parts, at, first))
+            return state._replace(parts=self._with_units(names, state.parts, at, first))
         return self.probe_self_state(state, names, first)
 
     def probe_self_state(self, state: Any, names: list[str], first: int) -> Any:
-        """`probe_state` for role "causal"."""
-        raise NotImplementedError
+        """`probe_state` for role "causal". Default: the mechanism does not take that role."""
+        self.not_written("probe_self_state")
 
     @final
-    def _swap(self, names: list[str], parts: tuple[Tensor, ...], at: Tensor, first: int) -> tuple[Tensor, ...]:
+    def _with_units(self, names: list[str], parts: tuple[Tensor, ...], at: Tensor, first: int) -> tuple[Tensor, ...]:
+        """The parts of a state by the names of their inputs, unit vectors of the positions `at` for the values."""
         values = self.kinds("value")
         return tuple(
             self.unit(at, first, len(part), part.dtype) if name in values else part
@@ -157,6 +167,11 @@ class Attending(Projected):
         causal = self.shape.role == "causal"
         end, full = rows.start + rows.count, rows.uniform_start is not None
         return Mask(rows.start, rows.start, end, rows.T, rows.T, causal, full, 0, rows.allowed)
+
+
+def _repeat_heads(x: Tensor, heads: int) -> Tensor:
+    """[B, G, S, D] -> [B, H, S, D]"""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 
 def _plain_cpu(x: Tensor) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.core.numeric import take_tokens
 from regard.core.rows import Mask, Rows
 from regard.core.shape import Order, Shape
-from regard.core.state import Out, Progress, take_rows
+from regard.core.state import Initial, Out, Progress, take_rows
 from regard.kernels.compiling import count_blocks, is_dynamic
 from regard.layers.attention.base import Attention, Facts
 from regard.spec import ATTENTION, POSITIONS
@@ -101,7 +101,7 @@ class Axial(Attention):
             y = self._rows(grid + _down(y), None, self.inner)
         return Out(y.flatten(1, 2)[:, : rows.T])
 
-    def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
+    def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Initial:
         w, G, D = self.width, self.shape.kv_heads, self.shape.head_width
 
         def zeros(*size: int) -> Tensor:
@@ -110,7 +110,7 @@ class Axial(Attention):
         size = (batch * w, G, -(-(capacity or 0) // w), D)
         columns = tuple(torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
         x, above, inner = zeros(self.shape.width), zeros(self.shape.width), (zeros(G, D), zeros(G, D))
-        return Out(None, AxialState(x, above, inner, columns, Progress.initial(batch, device)))
+        return Initial(AxialState(x, above, inner, columns, Progress.initial(batch, device)))
 
     def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)

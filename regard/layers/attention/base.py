@@ -24,14 +24,14 @@ What they speak (`Rows`, `Mask`, `Memory`, `Shape`, `Out`, states) is in `regard
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Any, Literal, NoReturn, final
 
 import torch
 from torch import Tensor, nn
 
 from regard.core.rows import Memory, Rows, blank, pack, pack_memory, pack_pairs, unpack
 from regard.core.shape import Order, Role, Shape
-from regard.core.state import Out, fix_bound, trim
+from regard.core.state import Initial, Out, fix_bound, trim
 from regard.layers.attention import checks
 
 
@@ -52,23 +52,23 @@ class Facts:
     positions: tuple[str, ...] = ()  # kinds of position scheme it takes besides "input"
     prefix_invariant: bool = True  # causal: the output at i does not move when later tokens come
     split_invariant: bool = True  # extend gives the same however the tokens are cut
-    exact: bool = True  # False: a random or learnt approximation of its target
-    independent_heads: bool = True  # heads work apart from each other: heads(a, a) = a
+    exact: bool = True  # False: a random or learned approximation of its target
+    independent_heads: bool = True  # no head reads what another one does: heads(a, a) = a
     linear: bool = True  # the output is the map times the values; False: the mechanism writes its own map
     signed: bool = False  # weights may be negative or not sum to one
-    pairs: bool = False  # weighs pairs of tokens one by one: takes an explicit mask, and attention dropout
+    pairs: bool = False  # weighs pairs of tokens one by one: takes an explicit mask and attention dropout
     overflows: bool = False  # without a denominator, float16 cannot hold its output at logits of 1e4
     columns: Literal["tokens", "slots"] = "tokens"  # what the columns of the map are
     padding: Literal["any", "none"] = "any"
     dynamic_length: bool = True  # torch.export can leave the length open; False: it takes a fixed one
-    auxiliary_loss: bool = False  # trains one beside the loss of the model
+    auxiliary_loss: bool = False  # returns one in training, to be added to the loss of the model
     stream: bool = False  # carries a second sequence from layer to layer
 
 
 class Attention(nn.Module, ABC):
     """The contract. `facts`, `examples` (small specs the suite builds) and `reduces_to` (spec -> the spec it equals)
-    belong to each mechanism; options may change `facts` on the instance. A method is abstract (a mechanism, or what it
-    is built on, writes it), final (none does), or a default that some write anew: the docstring says which."""
+    belong to each mechanism; options may change `facts` on the instance. A method is abstract (a mechanism, or the base
+    it is built on, writes it), final (none does), or a default that some override: the docstring says which."""
 
     facts: Facts
     examples: tuple[str, ...]
@@ -107,8 +107,9 @@ class Attention(nn.Module, ABC):
         read a key, beside what the role and the padding say; a query that may read none gives zeros (and the bias of
         the output). Mechanisms that form no single pairs refuse it."""
         checks.check_inputs(self, x, keep, memory, memory_keep)
-        allowed = checks.allowed_pairs(self, mask, *x.shape[:2], x.shape[1] if memory is None else memory.shape[1])
-        if self.shape.role == "cross":
+        B, T = x.shape[:2]
+        allowed = checks.allowed_pairs(self, mask, B, T, T if memory is None else memory.shape[1])
+        if memory is not None:
             packed = pack_memory(memory, memory_keep, allowed)
             if keep is not None and self.facts.auxiliary_loss:
                 # what learns from its queries must know which are real
@@ -148,7 +149,8 @@ class Attention(nn.Module, ABC):
 
     @final
     def extend(self, x: Tensor, state: Any, *, keep: Tensor | None = None) -> tuple[Tensor, Any]:
-        """Reads n >= 1 new tokens a row and consumes the state: go on with the one returned (`select` to branch)."""
+        """Reads n >= 1 new tokens per row. It consumes the state: continue with the one it returns; `select` first to
+        branch."""
         checks.check_decodes(self)
         checks.check_tokens(self, x, keep, "x", "keep", self.shape.width)
         B, T = x.shape[:2]
@@ -182,30 +184,36 @@ class Attention(nn.Module, ABC):
         if state is not None:
             if mask is not None:
                 raise ValueError("mask is for whole sequences: leave it out where a state is given")
-            checks.check_tokens(self, x, keep, "x", "keep", self.shape.width)
-            checks.check_state(self, state, len(x))
             if memory is not None or memory_keep is not None:
                 raise ValueError("a state holds the memory already: leave memory and memory_keep out")
-            if self.shape.role == "cross":
-                fold = len(x) // len(state.count)
-                maps = self.map(blank(x, keep).reshape(len(state.count), -1, x.shape[2]), state=state)
-                maps = maps.unflatten(2, (fold, x.shape[1])).transpose(1, 2).flatten(0, 1)
-                return blank(maps, None if keep is None else keep[:, None])
-            packed, rows = (x, Rows.full(x)) if keep is None else pack(x, keep)
-            maps = self.map(packed, state.progress.place(rows), state=state)
-            return maps if keep is None else unpack(maps, keep[:, None], dim=2)
+            return self._weights_of_state(x, keep, state)
         checks.check_inputs(self, x, keep, memory, memory_keep)
-        allowed = checks.allowed_pairs(self, mask, *x.shape[:2], x.shape[1] if memory is None else memory.shape[1])
-        if self.shape.role == "cross":
+        B, T = x.shape[:2]
+        allowed = checks.allowed_pairs(self, mask, B, T, T if memory is None else memory.shape[1])
+        if memory is not None:
             maps = self.map(blank(x, keep), memory=pack_memory(memory, memory_keep, allowed))
             maps = blank(maps, None if keep is None else keep[:, None])
-            plain = memory_keep is None or self.facts.columns == "slots"
-            return maps if plain else unpack(maps, memory_keep[:, None, None], dim=3)
+            if memory_keep is None or self.facts.columns == "slots":
+                return maps
+            return unpack(maps, memory_keep[:, None, None], dim=3)
         if keep is None:
             return self.map(x, Rows.full(x)._replace(allowed=allowed))
         packed, rows = pack(x, keep)
         maps = unpack(self.map(packed, rows._replace(allowed=pack_pairs(allowed, keep))), keep[:, None], dim=2)
         return unpack(maps, keep[:, None, None], dim=3) if self.facts.columns == "tokens" else maps
+
+    @final
+    def _weights_of_state(self, x: Tensor, keep: Tensor | None, state: Any) -> Tensor:
+        checks.check_tokens(self, x, keep, "x", "keep", self.shape.width)
+        checks.check_state(self, state, len(x))
+        if self.shape.role == "cross":
+            fold = len(x) // len(state.count)
+            maps = self.map(blank(x, keep).reshape(len(state.count), -1, x.shape[2]), state=state)
+            maps = maps.unflatten(2, (fold, x.shape[1])).transpose(1, 2).flatten(0, 1)
+            return blank(maps, None if keep is None else keep[:, None])
+        packed, rows = (x, Rows.full(x)) if keep is None else pack(x, keep)
+        maps = self.map(packed, state.progress.place(rows), state=state)
+        return maps if keep is None else unpack(maps, keep[:, None], dim=2)
 
     # the mechanism's side: rows that are real from the left; what a model calls
 
@@ -220,7 +228,6 @@ class Attention(nn.Module, ABC):
         stream: Tensor | None = None,
     ) -> Out:
         """[B, T, E] -> Out. With a state it reads and extends it; without, the tokens are the whole sequence."""
-        raise NotImplementedError
 
     def initial_state(
         self,
@@ -231,14 +238,14 @@ class Attention(nn.Module, ABC):
         capacity: int | None = None,
         dtype: torch.dtype,
         device: torch.device,
-    ) -> Out:
+    ) -> Initial:
         """The state (and stream) before the first token, of roles "causal" and "cross". Default: there is none."""
-        raise NotImplementedError
+        self.not_written("initial_state")
 
     def fixed_state(self, state: Any, capacity: int) -> Any:
-        """A state of role "causal" in a form that keeps the sizes of its tensors while one token at a time is added, up
-        to `capacity` in all, and tells the host nothing: for steps that are captured as a CUDA graph. It may be of
-        another kind than `start` gives."""
+        """A state of role "causal" in a form whose tensors keep their sizes while one token at a time is added, up to
+        `capacity` in all, and from which the host reads nothing: for steps that are captured as a CUDA graph. It may be
+        of another kind than `start` gives."""
         return fix_bound(state, capacity)
 
     def map(
@@ -272,22 +279,29 @@ class Attention(nn.Module, ABC):
     ) -> Tensor:
         """The map times values [B, 1 or H, S, n]: [B, H, T, n], without the map being held. Linear in the values, so
         unit vectors give columns of the map, and gradients rows."""
-        raise NotImplementedError
 
     def slots(self, x: Tensor, rows: Rows | None = None, *, memory: Memory | None = None) -> Tensor:
         """[B, H, slots, D]: the values that the columns of a map stand for, where facts.columns is "slots". Default:
         there are none."""
-        raise NotImplementedError
+        self.not_written("slots")
 
     def link_layers(self, first: "Attention | None", fed: bool, read: bool, pre: bool = False) -> None:
-        """A stack of layers says once: the layer to share with, whether a stream comes in, whether it is read, whether
-        the norms of the model stand before its layers. Default: nothing is shared."""
+        """A model calls it once for each layer: `first` is the layer to share parameters with, `fed` says whether a
+        stream comes in, `read` whether the next layer reads it, `pre` whether the model's norms stand before its
+        layers. Default: nothing is shared."""
 
     @abstractmethod
     def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         """One unpadded sequence [T, E] -> [T, E]: the formula in loops."""
-        raise NotImplementedError
 
     def reference_loss(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
-        """The auxiliary loss of one unpadded sequence, in loops; of a mechanism whose facts say that it trains one."""
-        raise NotImplementedError
+        """The auxiliary loss of one unpadded sequence, in loops. Default: there is none, as the facts say."""
+        self.not_written("reference_loss")
+
+    @final
+    def not_written(self, method: str) -> NoReturn:
+        """For defaults that are called only where a mechanism declares something, and must then be overridden."""
+        raise NotImplementedError(
+            f"attention {self.facts.name!r} of role {self.shape.role!r} does not write {method!r}, though its facts "
+            "ask for it"
+        )

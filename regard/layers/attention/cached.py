@@ -1,7 +1,7 @@
 """Mechanisms that keep every key and value while decoding: the KV cache."""
 
 from abc import abstractmethod
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -41,14 +41,23 @@ class CacheState(NamedTuple):
 class Cached(Attending):
     """State: all keys and values."""
 
-    rings = False  # True: `attend` is a softmax of scaled products, which a step may read from a ring
+    rings: bool = False  # True: `attend` is a softmax of scaled products, which a step may read from a ring
 
-    def fixed_state(self, state, capacity):
+    def fixed_state(self, state: CacheState, capacity: int) -> CacheState | RingState:
         state = fix_bound(state, capacity)
-        return RingState(*state) if self.rings and self.reads_by_products else state
+        if not (self.rings and self.reads_by_products):
+            return state
+        keys, values = state.parts
+        return RingState((keys, values), state.progress)
 
     @final
-    def attend_self(self, rows, query, source, state):
+    def attend_self(
+        self,
+        rows: Rows,
+        query: dict[str, Tensor],
+        source: dict[str, Tensor],
+        state: CacheState | RingState | None,
+    ) -> tuple[Tensor, CacheState | RingState | None]:
         if state is None:
             return self.attend(self.whole_mask(rows), **query, **self.repeated(source)), None
         if isinstance(state, RingState):
@@ -64,7 +73,7 @@ class Cached(Attending):
         return self.attend(mask, **query, **self.repeated(filled)), CacheState(parts, after)
 
     @final
-    def empty_state(self, batch, capacity, dtype, device):
+    def empty_state(self, batch: int, capacity: int | None, dtype: torch.dtype, device: torch.device) -> CacheState:
         G, D, C = self.shape.kv_heads, self.shape.head_width, capacity or 0
         sizes = {"gate": (batch, self.shape.heads, C)}
         parts = (
@@ -74,48 +83,49 @@ class Cached(Attending):
         return CacheState(tuple(parts), Progress.initial(batch, device, self.facts.name))
 
     @final
-    def probe_self_state(self, state, names, first):
+    def probe_self_state(self, state: CacheState, names: list[str], first: int) -> CacheState:
         at = torch.arange(state.parts[0].shape[2], device=state.progress.length.device)[None]
-        return state._replace(parts=self._swap(names, state.parts, at, first))
+        return state._replace(parts=self._with_units(names, state.parts, at, first))
 
 
 class Scored(Cached):
     """A mechanism that writes the logits of a few queries at a time, with nothing random in them; softmax, masks and
-    positions are done here."""
+    positions are added here."""
 
     independent_queries = True
 
     @abstractmethod
-    def score(self, mask: Mask, q: Tensor, k: Tensor) -> Tensor:
-        """Logits [B, H, T, S]; the arguments after the mask are the inputs by name, without the values."""
-        raise NotImplementedError
+    def score(self, mask: Mask, *args: Any, **inputs: Any) -> Tensor:
+        """Logits [B, H, T, S]. The arguments after the mask are the `inputs` by name, without the values: q and k by
+        default."""
 
-    def attend(self, mask, q, v, **keys):
+    def attend(self, mask: Mask, q: Tensor, v: Tensor, **keys: Tensor) -> Tensor:
         def read(q: Tensor, part: Mask) -> Tensor:
-            seen = {name: key[:, :, : part.S] for name, key in keys.items()}
-            return self.softmax_average(part, self.score(part, q=q, **seen), v[:, :, : part.S])
+            visible = {name: key[:, :, : part.S] for name, key in keys.items()}
+            return self.softmax_average(part, self.score(part, q=q, **visible), v[:, :, : part.S])
 
         return self.in_pieces(mask, q, read)
 
 
-def append_to_cache(buffer: Tensor, new: Tensor, rows: Rows, top: int) -> Tensor:
-    """New tokens written behind the old ones of each row: in place, or as a new tensor where gradients flow."""
-    need = top + rows.T
+def append_to_cache(buffer: Tensor, new: Tensor, rows: Rows, filled: int) -> Tensor:
+    """New tokens written behind the old ones of each row, of which the longest has `filled`: in place, or as a new
+    tensor where gradients flow."""
+    need = filled + rows.T
     # with gradients on, what was read before must stay as it was, also where only the queries are trained
     if torch.is_grad_enabled():
         if rows.uniform_start is not None:
-            return torch.cat([buffer[:, :, :top], new], 2)
-        buffer = F.pad(buffer[:, :, :top], (0, 0) * (buffer.dim() - 3) + (0, rows.T))
+            return torch.cat([buffer[:, :, :filled], new], 2)
+        buffer = F.pad(buffer[:, :, :filled], (0, 0) * (buffer.dim() - 3) + (0, rows.T))
         return _written(buffer, new, rows)
     if buffer.shape[2] < need:
         room = buffer.new_empty((*buffer.shape[:2], max(need, 2 * buffer.shape[2], 64), *buffer.shape[3:]))
-        room[:, :, :top] = buffer[:, :, :top]
+        room[:, :, :filled] = buffer[:, :, :filled]
         buffer = room
     if rows.uniform_start is not None:
         buffer[:, :, rows.uniform_start : need] = new
         return buffer
     # shorter rows leave new slots unwritten, which are masked later and must hold numbers until then
-    buffer[:, :, top:need] = 0
+    buffer[:, :, filled:need] = 0
     # padded tokens land behind the real ones of their row, where the next token overwrites them
     batch = torch.arange(len(new), device=new.device)[:, None]
     buffer.transpose(1, 2)[batch, rows.positions()] = new.transpose(1, 2)

@@ -381,7 +381,7 @@ class Compressive(Segmented):
     def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         x = x if self.position is None else self.position.plain_add(x)
         M, n, T, heads = self.memory, self.segment, len(x), range(self.shape.heads)
-        tokens = [{name: self._plain(name, kind, h, x, x) for name, kind in self.inputs.items()} for h in heads]
+        tokens = [{name: self.plain_input(name, h, x, x) for name in self.inputs} for h in heads]
         slots, outs = [], [[] for _ in heads]
         for begin in range(0, T, n):
             known = slots[-self.compressed :]
@@ -389,7 +389,7 @@ class Compressive(Segmented):
             for h in heads:
                 keys, values = (dict(enumerate(tokens[h][name])) for name in "kv")
                 for j, slot in enumerate(known, start=lowest):
-                    keys[j], values[j] = (self._plain(name, "key", h, x, slot[None])[0] for name in "kv")
+                    keys[j], values[j] = (self.plain_input(name, h, x, slot[None])[0] for name in "kv")
                 row = Row(h, True, T, T, {"q": tokens[h]["q"], "k": keys, "v": values}, self.position)
                 for i in range(begin, min(begin + n, T)):
                     seen = range(lowest, i + 1)
@@ -419,7 +419,7 @@ class Compressive(Segmented):
                 continue
             lost = []
             for h in range(self.shape.heads):
-                (q,) = self._plain("q", "query", h, x[i : i + 1], x).detach()
+                (q,) = self.plain_input("q", h, x[i : i + 1], x).detach()
                 reads = []
                 for source in (old, slots):
                     k, v = (self._frozen(name, h, source) for name in "kv")

@@ -1,11 +1,12 @@
 """Mechanisms that turn all keys and values into something of fixed size, which queries then read."""
 
 from abc import abstractmethod
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
+from regard.core.rows import Memory, Rows
 from regard.layers.attention.projected import CrossState, Projected
 
 
@@ -13,25 +14,28 @@ class Digested(Projected):
     """A mechanism that turns all keys and values into tensors of fixed size and reads its queries against those."""
 
     @abstractmethod
-    def digest(self, real: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """The fixed tensors; `real` [B, S] or None where all are; the other arguments are the sources by name."""
-        raise NotImplementedError
+    def digest(self, real: Tensor | None, *args: Any, **sources: Any) -> tuple[Tensor, ...]:
+        """The fixed tensors. `real` is [B, S], or None where all tokens are; the arguments after it are the mechanism's
+        keys, values and gates by name, k and v by default."""
 
     @abstractmethod
-    def consult(self, digest: tuple[Tensor, ...], q: Tensor) -> Tensor:
-        """[B, H, T, D]; a digest of no real token gives zeros."""
-        raise NotImplementedError
+    def consult(self, digest: Any, *args: Any, **queries: Any) -> Tensor:
+        """[B, H, T, D] from what `digest` returned and the queries by name, q by default; a digest of no real token
+        gives zeros."""
 
-    def attend_self(self, rows, query, source, state):
+    def attend_self(
+        self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], state: Any
+    ) -> tuple[Tensor, Any]:
         return self.consult(self.digest(rows.real(), **self.repeated(source)), **query), None
 
     @final
-    def project_memory(self, source, memory):
+    def project_memory(self, source: dict[str, Tensor], memory: Memory) -> CrossState:
         B, S = memory.x.shape[:2]
         count = torch.full((B,), S, device=memory.x.device) if memory.count is None else memory.count
         real = None if memory.count is None else torch.arange(S, device=count.device) < count[:, None]
-        return CrossState(self.digest(real, **self.repeated(source)), count, memory.count is None, S)
+        digest = self.digest(real, **self.repeated(source))
+        return CrossState(digest, count, memory.count is None, S, mechanism=self.facts.name)
 
     @final
-    def attend_memory(self, query, state):
+    def attend_memory(self, query: dict[str, Tensor], state: CrossState) -> Tensor:
         return self.consult(state.parts, **query)

@@ -235,9 +235,9 @@ class ETC(Cached):
             place -= length
         return None
 
-    def _plain(self, name: str, kind: str, head: int, x: Tensor, source: Tensor) -> Tensor:
+    def plain_input(self, name: str, head: int, x: Tensor, source: Tensor) -> Tensor:
         D, G, H = self.shape.head_width, self.shape.kv_heads, self.shape.heads
-        slot = head if kind == "query" else head * G // H
+        slot = head if self.inputs[name] == "query" else head * G // H
         tokens = [self._plain_linear(self.project[name], i, token) for i, token in enumerate(x)]
         return torch.stack([token[slot * D : slot * D + D] for token in tokens])
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.core.rows import Rows
 from regard.core.shape import Order, Shape
-from regard.core.state import Out, Progress
+from regard.core.state import Initial, Out, Progress
 from regard.layers.attention.base import Facts
 from regard.layers.attention.cached import CacheState, append_to_cache
 from regard.layers.attention.mixing import Mixing
@@ -94,11 +94,11 @@ class Gated(Mixing):
             after = after and after._replace(parts=after.parts + out.state.parts)
         return Out(self.output(bypass * mixed), after)
 
-    def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
+    def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Initial:
         parts = (torch.zeros(batch, 1, capacity or 0, self.size, dtype=dtype, device=device),)
         if self.attention is not None:
             parts += self.attention.empty_state(batch, capacity, dtype, device).parts
-        return Out(None, CacheState(parts, Progress.initial(batch, device, self.facts.name)))
+        return Initial(CacheState(parts, Progress.initial(batch, device, self.facts.name)))
 
     def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)

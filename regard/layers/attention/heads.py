@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.core.rows import Rows
 from regard.core.shape import Order, Shape
-from regard.core.state import Out, Progress
+from regard.core.state import Initial, Out, Progress
 from regard.layers.attention.base import Attention, Facts
 from regard.spec import ATTENTION, Spec
 
@@ -98,14 +98,14 @@ class MixedHeads(Attention):
             state = PartStates(tuple(out.state for out in outs), state.progress.advance(rows))
         return Out(sum(out.y for out in outs), state, auxiliary_loss=sum(losses) if losses else None)
 
-    def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
+    def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Initial:
         parts = tuple(
             part.initial_state(batch, memory=memory, capacity=capacity, dtype=dtype, device=device).state
             for part in self.parts
         )
         if self.shape.role == "cross":
-            return Out(None, CrossPartStates(parts, parts[0].count, parts[0].S))
-        return Out(None, PartStates(parts, Progress.initial(batch, device)))
+            return Initial(CrossPartStates(parts, parts[0].count, parts[0].S))
+        return Initial(PartStates(parts, Progress.initial(batch, device)))
 
     def fixed_state(self, state, capacity):
         pairs = zip(self.parts, state.parts, strict=True)

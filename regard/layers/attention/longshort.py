@@ -13,7 +13,7 @@ from regard.core.numeric import masked_softmax
 from regard.core.reference import blend
 from regard.core.rows import Rows
 from regard.core.shape import Order, Shape
-from regard.core.state import Out, Progress
+from regard.core.state import Initial, Out, Progress
 from regard.kernels import runs
 from regard.kernels.band import band_parts
 from regard.kernels.compiling import count_blocks, exporting, is_dynamic
@@ -162,13 +162,13 @@ class LongShort(Attention):
             o = self._later(rows, state.tail, after.long, q, k, v)
         return Out(self.output(o.transpose(1, 2).flatten(2)), after)
 
-    def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
+    def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Initial:
         def zeros(slots: int, width: int) -> Tensor:
             return torch.zeros(batch, self.shape.heads, slots, width, dtype=dtype, device=device)
 
         D, W, slots = self.shape.head_width, self.window - 1, -(-(capacity or 0) // self.chunk) * self.rank
         tail, long = (zeros(W, D), zeros(W, D), zeros(W, self.rank)), (zeros(slots, D), zeros(slots, D))
-        return Out(None, LongShortState(tail, long, Progress.initial(batch, device)))
+        return Initial(LongShortState(tail, long, Progress.initial(batch, device)))
 
     def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)

@@ -12,7 +12,7 @@ from regard.core.numeric import masked_softmax, wide_dtype
 from regard.core.reference import blend
 from regard.core.rows import Memory, Rows
 from regard.core.shape import Order, Shape
-from regard.core.state import Out, Progress
+from regard.core.state import Initial, Out, Progress
 from regard.kernels.scan import scan
 from regard.layers.attention.base import Attention, Facts
 from regard.spec import POSITIONS
@@ -163,9 +163,9 @@ class Luna(Attention):
             return Out(y, stream=stream)
         return Out(torch.where(state.count[:, None, None] > 0, y, 0), state, stream)
 
-    def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
+    def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Initial:
         if self.shape.role == "cross":
-            return Out(None, *self._pack(memory, stream))
+            return Initial(*self._pack(memory, stream))
         H, D, l = self.shape.heads, self.shape.head_width, self.length
         wide = wide_dtype(dtype)
 
@@ -174,7 +174,7 @@ class Luna(Attention):
 
         packed = self._split("packed_q", self._packed(batch, stream))
         progress = Progress.initial(batch, device)
-        return Out(None, LunaState(zeros(D, l), zeros(l, D), packed, stream is not None, progress), stream)
+        return Initial(LunaState(zeros(D, l), zeros(l, D), packed, stream is not None, progress), stream)
 
     def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)

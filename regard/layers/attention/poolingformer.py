@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from regard.core.numeric import wide_dtype
 from regard.core.reference import Row, blend
-from regard.core.rows import Mask, Rows
+from regard.core.rows import Mask, Memory, Rows
 from regard.core.shape import Order, Shape
-from regard.core.state import Out, Progress
+from regard.core.state import Initial, Out, Progress
 from regard.kernels import runs
 from regard.kernels.compiling import count_blocks, is_dynamic
 from regard.kernels.parts import Part, Runs, union
@@ -120,9 +120,9 @@ class Poolingformer(Attention):
             state = PoolingformerState((near.state, far.state), state.progress.advance(rows))
         return Out(self.output(near.y + far.y), state)
 
-    def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
+    def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Initial:
         levels = tuple(level.initial_state(batch, dtype=dtype, device=device).state for level in (self.near, self.far))
-        return Out(None, PoolingformerState(levels, Progress.initial(batch, device)))
+        return Initial(PoolingformerState(levels, Progress.initial(batch, device)))
 
     def fixed_state(self, state, capacity):
         pairs = zip((self.near, self.far), state.levels, strict=True)
@@ -143,7 +143,7 @@ class Poolingformer(Attention):
     def _plain(self, level: Projected, x: Tensor) -> Tensor:
         heads = []
         for head in range(self.shape.heads):
-            values = {name: level._plain(name, kind, head, x, x) for name, kind in level.inputs.items()}
+            values = {name: level.plain_input(name, head, x, x) for name in level.inputs}
             heads.append(level.plain(Row(head, self.shape.role == "causal", len(x), len(x), values, level.position)))
         return torch.cat(heads, -1)
 
@@ -237,9 +237,15 @@ class Pooled(Tailed):
         logits = torch.where(real, logits.to(wide), torch.finfo(wide).min)
         return windows, torch.where(real, torch.softmax(logits, -1), 0).to(part.dtype)
 
-    def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
+    def read_values(
+        self,
+        rows: Rows,
+        query: dict[str, Tensor],
+        source: dict[str, Tensor],
+        values: Tensor,
+        memory: Memory | None,
+    ) -> Tensor:
         """Values [B, H, T, n]: a slot takes of each token the mean share of its channels."""
-        query, source = self.project_inputs(x, rows, None)
         return self.attend(self.whole_mask(rows), **query, **source, carried=values)
 
     def plain(self, row: Row) -> Tensor:

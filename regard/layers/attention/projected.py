@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, final
+from typing import Any, Literal, NamedTuple, cast, final
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from regard.core.numeric import masked_softmax
 from regard.core.reference import Row
 from regard.core.rows import Mask, Memory, Rows
 from regard.core.shape import Shape
-from regard.core.state import Out
+from regard.core.state import Initial, Out
 from regard.kernels.dropout import dropped
 from regard.layers.attention.base import Attention
 from regard.layers.position.base import Position
@@ -23,10 +23,11 @@ class CrossState(NamedTuple):
     """The memory as projected once; it never grows."""
 
     parts: tuple[Tensor, ...]
-    count: Tensor  # [B] real tokens of the memory
+    count: Tensor  # [B] real tokens of the memory  # pyright: ignore[reportIncompatibleMethodOverride]
     full: bool
     S: int
     allowed: Tensor | None = None  # of a whole sequence with an explicit mask; decoding has none
+    mechanism: str = ""  # whose state it is: several mechanisms keep the same things
 
     def select(self, rows: Tensor) -> "CrossState":
         return self._replace(parts=tuple(part[rows] for part in self.parts), count=self.count[rows])
@@ -45,28 +46,42 @@ class Projected(Attention):
         sizes = {"query": shape.heads * shape.head_width, "gate": shape.heads}
         self.project = nn.ModuleDict()
         for name, kind in self.inputs.items():
-            wide = shape.width if kind == "query" or shape.role != "cross" else shape.memory_width
+            width = shape.width if kind == "query" or shape.role != "cross" else shape.memory_width
             out = sizes.get(kind, shape.kv_heads * shape.head_width)
-            self.project[name] = nn.Linear(wide, out, bias=shape.input_bias or kind == "gate")
+            self.project[name] = nn.Linear(width, out, bias=shape.input_bias or kind == "gate")
         self.output = nn.Linear(shape.heads * shape.head_width, shape.out_width, bias=shape.output_bias)
-        for linear in [*self.project.values(), self.output]:
+        for linear in (*map(self.projection, self.inputs), self.output):
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
-        self.position: Position | None = None
-        if shape.position is not None:
-            self.position = POSITIONS.build(shape.position, shape)
-            kind = self.position.facts.kind
-            if kind not in ("input", *self.facts.positions):
-                takes = [n for n, c in POSITIONS.classes.items() if c.facts.kind in ("input", *self.facts.positions)]
-                raise ValueError(
-                    f"attention {self.facts.name!r} cannot take position {self.position.facts.name!r}: it has no "
-                    f"{'plain query-key product to rotate' if kind == 'rotation' else 'table of logits to add to'}; "
-                    f"it takes {', '.join(takes)}"
-                )
+        self.position = None if shape.position is None else self._build_position(shape.position)
+
+    def _build_position(self, spec: str) -> Position:
+        position = POSITIONS.build(spec, self.shape)
+        kinds = ("input", *self.facts.positions)
+        if position.facts.kind not in kinds:
+            takes = [name for name, scheme in POSITIONS.classes.items() if scheme.facts.kind in kinds]
+            rotates = position.facts.kind == "rotation"
+            raise ValueError(
+                f"attention {self.facts.name!r} cannot take position {position.facts.name!r}: it has no "
+                f"{'plain query-key product to rotate' if rotates else 'table of logits to add to'}; "
+                f"it takes {', '.join(takes)}"
+            )
+        return position
+
+    @final
+    def scheme(self, kind: Literal["input", "rotation", "bias", "content"]) -> Position | None:
+        """The position scheme, where it is of this kind."""
+        return self.position if self.position is not None and self.position.facts.kind == kind else None
+
+    @final
+    def projection(self, name: str) -> nn.Linear:
+        """The linear map that makes an input."""
+        return cast(nn.Linear, self.project[name])  # a ModuleDict does not say what it holds
 
     @property
     def scale(self) -> float:
+        """The factor of q . k, 1 / sqrt(D)."""
         return self.shape.head_width**-0.5
 
     # what the kinds of mechanism write
@@ -76,36 +91,45 @@ class Projected(Attention):
         self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], state: Any
     ) -> tuple[Tensor, Any]:
         """Roles "self" and "causal": [B, H, T, D] and the new state (None without one)."""
-        raise NotImplementedError
 
-    def project_memory(self, source: dict[str, Tensor], memory: Memory) -> CrossState:
-        """Role "cross": what is kept of the memory."""
-        raise NotImplementedError
+    def project_memory(self, source: dict[str, Tensor], memory: Memory) -> Any:
+        """Role "cross": the state that is kept of the memory. Default: the mechanism does not take that role."""
+        self.not_written("project_memory")
 
-    def attend_memory(self, query: dict[str, Tensor], state: CrossState) -> Tensor:
-        """Role "cross": [B, H, T, D] of the queries over it."""
-        raise NotImplementedError
+    def attend_memory(self, query: dict[str, Tensor], state: Any) -> Tensor:
+        """Role "cross": [B, H, T, D] of the queries over it. Default: the mechanism does not take that role."""
+        self.not_written("attend_memory")
 
     def learn(
         self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], memory: Memory | None, state: Any
     ) -> Tensor | None:
-        """In training, after the output of a call that began with this state: what is learned without gradients, and
-        the auxiliary loss. Default: nothing."""
+        """Called in training, after the output of a call that began with this state: updates what is learned without
+        gradients, and returns the auxiliary loss. Default: nothing."""
 
     def attend_values(
         self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], memory: Memory | None
     ) -> Tensor:
-        """[B, H, T, D] of values that stand for no tokens but for columns of the map. Default: as any others."""
+        """[B, H, T, D] where the values of the source stand for columns of the map, not for tokens. Default: they are
+        read as any others."""
         return self.attend_projected(rows, query, source, None, memory)[0]
 
     def probe_state(self, state: Any, first: int) -> Any:
         """A copy of the state whose values are the unit vectors of the positions from `first` on."""
         raise ValueError(
-            f"attention {self.facts.name!r} keeps sums, not tokens, so a state has no map: call weights(x) on the whole"
+            f"attention {self.facts.name!r} keeps sums, not tokens, so a state has no map: call weights(x) without a "
+            "state, on the whole sequence"
         )
 
     @final
-    def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
+    def forward_packed(
+        self,
+        x: Tensor,
+        rows: Rows | None = None,
+        *,
+        state: Any = None,
+        memory: Memory | None = None,
+        stream: Tensor | None = None,
+    ) -> Out:
         rows = rows or Rows.full(x)
         query, source = self.project_inputs(x, rows, memory)
         o, after = self.attend_projected(rows, query, source, state, memory)
@@ -115,28 +139,54 @@ class Projected(Attention):
         return Out(y, after, auxiliary_loss=self.learn(rows, query, source, memory, state) if self.training else None)
 
     @final
-    def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
-        if self.shape.role == "cross" and self.position is not None and self.position.facts.kind != "input":
+    def initial_state(
+        self,
+        batch: int,
+        *,
+        memory: Memory | None = None,
+        stream: Tensor | None = None,
+        capacity: int | None = None,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Initial:
+        if memory is None:
+            return Initial(self.empty_state(batch, capacity, dtype, device))
+        if self.position is not None and self.position.facts.kind != "input":
             raise ValueError("queries that stand among their keys are read as a whole: call the layer, not start")
-        if self.shape.role == "cross":
-            # tokens of a head side by side: read at every step, laid out once
-            source = {name: part.contiguous() for name, part in self.sources(memory.x).items()}
-            return Out(None, self.project_memory(source, memory))
-        return Out(None, self.empty_state(batch, capacity, dtype, device))
+        # every step reads them: the tokens of a head are made contiguous once
+        source = {name: projected.contiguous() for name, projected in self.sources(memory.x).items()}
+        return Initial(self.project_memory(source, memory))
 
     def empty_state(self, batch: int, capacity: int | None, dtype: torch.dtype, device: torch.device) -> Any:
-        """The state of role "causal" before the first token."""
-        raise NotImplementedError
+        """The state of role "causal" before the first token. Default: the mechanism does not take that role."""
+        self.not_written("empty_state")
 
     @final
-    def attend_projected(self, rows, query, source, state=None, memory=None) -> tuple[Tensor, Any]:
+    def attend_projected(
+        self,
+        rows: Rows,
+        query: dict[str, Tensor],
+        source: dict[str, Tensor],
+        state: Any = None,
+        memory: Memory | None = None,
+    ) -> tuple[Tensor, Any]:
         """From projected inputs to [B, H, T, D]: all that `regard.attend` needs of a mechanism."""
         if self.shape.role != "cross":
             return self.attend_self(rows, query, source, state)
-        state = self.project_memory(source, memory) if state is None else state
+        if state is None:
+            assert memory is not None, "role 'cross' reads a memory or a state"
+            state = self.project_memory(source, memory)
         return self.attend_memory(query, state), state
 
-    def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
+    def map(
+        self,
+        x: Tensor,
+        rows: Rows | None = None,
+        *,
+        state: Any = None,
+        memory: Memory | None = None,
+        stream: Tensor | None = None,
+    ) -> Tensor:
         if state is None:
             return super().map(x, rows, memory=memory, stream=stream)
         rows = rows or Rows.full(x)
@@ -144,25 +194,42 @@ class Projected(Attention):
         S = state.S if self.shape.role == "cross" else rows.T + state.progress.longest
 
         def probe(first: int) -> Tensor:
-            if source:
-                source.update(
-                    {
-                        name: self.unit(rows.positions(), first, len(x), source[name].dtype)
-                        for name in self.kinds("value")
-                    }
-                )
-            return self.attend_projected(rows, query, source, self.probe_state(state, first))[0]
+            positions = rows.positions()
+            units = {
+                name: self.unit(positions, first, len(x), source[name].dtype)
+                for name in (self.kinds("value") if source else ())
+            }
+            return self.attend_projected(rows, query, source | units, self.probe_state(state, first))[0]
 
         maps = torch.cat([probe(first) for first in range(0, S, self.shape.head_width)], -1)[..., :S]
         if self._adds_to_values:
-            nothing = probe(S + self.shape.head_width)
-            maps = maps - nothing.repeat(1, 1, 1, -(-S // nothing.shape[-1]))[..., :S]
+            without_values = probe(S + self.shape.head_width)
+            maps = maps - without_values.repeat(1, 1, 1, -(-S // without_values.shape[-1]))[..., :S]
         return maps
 
     @final
-    def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
+    def apply_map(
+        self,
+        values: Tensor,
+        x: Tensor,
+        rows: Rows | None = None,
+        *,
+        memory: Memory | None = None,
+        stream: Tensor | None = None,
+    ) -> Tensor:
         rows = rows or Rows.full(x)
         query, source = self.project_inputs(x, rows, memory)
+        return self.read_values(rows, query, source, values, memory)
+
+    def read_values(
+        self,
+        rows: Rows,
+        query: dict[str, Tensor],
+        source: dict[str, Tensor],
+        values: Tensor,
+        memory: Memory | None,
+    ) -> Tensor:
+        """`apply_map` behind the projections. Default: the values take the place of the projected ones."""
         names = self.kinds("value")
         return self.in_widths(
             values, lambda v: self.attend_values(rows, query, source | dict.fromkeys(names, v), memory)
@@ -173,22 +240,22 @@ class Projected(Attention):
         """`read` of values [B, 1 or H, S, n], where it takes [B, G, S, D] and gives [B, H, T, D]."""
         G, D = self.shape.kv_heads, self.shape.head_width
         times, outs = self.shape.heads // G, []
-        nothing = read(values.new_zeros(len(values), G, values.shape[2], D)) if self._adds_to_values else None
-        for part in values.split(D, 3):
-            wide = F.pad(part, (0, D - part.shape[3]))
-            if len(wide[0]) == 1:
-                o = read(wide.expand(-1, G, -1, -1).contiguous())
+        without_values = read(values.new_zeros(len(values), G, values.shape[2], D)) if self._adds_to_values else None
+        for columns in values.split(D, 3):
+            padded = F.pad(columns, (0, D - columns.shape[3]))
+            if len(padded[0]) == 1:
+                o = read(padded.expand(-1, G, -1, -1).contiguous())
             else:
                 # heads that share values are told apart by reading for one of each group at a time
-                some = [read(wide[:, member::times])[:, member::times] for member in range(times)]
-                o = torch.stack(some, 2).flatten(1, 2)
-            outs.append((o if nothing is None else o - nothing)[..., : part.shape[3]])
+                by_member = [read(padded[:, member::times])[:, member::times] for member in range(times)]
+                o = torch.stack(by_member, 2).flatten(1, 2)
+            outs.append((o if without_values is None else o - without_values)[..., : columns.shape[3]])
         return torch.cat(outs, 3)
 
     @property
     def _adds_to_values(self) -> bool:
-        """A scheme that adds to the values makes the output affine in them: what is there without any is taken away."""
-        return self.position is not None and self.position.facts.kind == "content"
+        """A scheme that adds to the values makes the output affine in them: the output without any is subtracted."""
+        return self.scheme("content") is not None
 
     @final
     def unit(self, at: Tensor, first: int, batch: int, dtype: torch.dtype) -> Tensor:
@@ -207,25 +274,28 @@ class Projected(Attention):
         self, x: Tensor, rows: Rows, memory: Memory | None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The projected queries, and the projected sources (none where a cross state holds them already)."""
-        turn = self.position is not None and self.position.facts.kind == "rotation"
-        if self.position is not None and self.position.facts.kind == "input":
-            x = self.position.add(x, rows)
+        added, rotation = self.scheme("input"), self.scheme("rotation")
+        if added is not None:
+            x = added.add(x, rows)
         query = {name: self.split(name, x) for name in self.kinds("query")}
-        crosses = self.shape.role == "cross"
-        if crosses and memory is None:
-            return query, {}
-        source = self.sources(memory.x if crosses else x)
-        if turn:
+        read = x
+        if self.shape.role == "cross":
+            if memory is None:
+                return query, {}
+            read = memory.x
+        source = self.sources(read)
+        if rotation is not None:
             slots = rows.positions()
-            at = stand = self.position.places(slots)
-            if crosses:
-                at = self.position.places(slots, self.position.pace)
-                stand = self.position.places(torch.arange(memory.x.shape[1], device=x.device)[None])
-            query = {name: self.position.rotate(part, at) for name, part in query.items()}
-            source |= {name: self.position.rotate(source[name], stand) for name in self.kinds("key")}
+            query_places = key_places = rotation.places(slots)
+            if self.shape.role == "cross":
+                query_places = rotation.places(slots, rotation.pace)
+                key_places = rotation.places(torch.arange(read.shape[1], device=x.device)[None])
+            query = {name: rotation.rotate(projected, query_places) for name, projected in query.items()}
+            source |= {name: rotation.rotate(source[name], key_places) for name in self.kinds("key")}
         return query, source
 
     def sources(self, x: Tensor) -> dict[str, Tensor]:
+        """The projected keys, values and gates of the tokens or of the memory."""
         return {name: self.split(name, x) for name in self.kinds("key", "value", "gate")}
 
     @final
@@ -247,18 +317,17 @@ class Projected(Attention):
     @final
     def softmax_average(self, mask: Mask, logits: Tensor, v: Tensor) -> Tensor:
         """Softmax of logits [B, H, T, S] over what is visible, times v, with the position scheme put in."""
-        kind = None if self.position is None else self.position.facts.kind
-        if kind == "bias":
-            logits = logits + self.position.biases(mask)
+        bias, content = self.scheme("bias"), self.scheme("content")
+        if bias is not None:
+            logits = logits + bias.biases(mask)
         weights = self.drop(masked_softmax(logits, mask.dense()))
         o = weights.to(v.dtype) @ v
-        if kind == "content":
-            added = self.position.values(weights, mask)
-            o = o if added is None else o + added.to(v.dtype)
-        return o
+        added = None if content is None else content.values(weights, mask)
+        return o if added is None else o + added.to(v.dtype)
 
     @property
     def drops(self) -> bool:
+        """Whether attention dropout acts: in training, where it is not 0."""
         return self.training and self.shape.dropout > 0
 
     @final
@@ -275,22 +344,23 @@ class Projected(Attention):
     def plain_row(self, head: int, x: Tensor, memory: Tensor | None = None) -> Row:
         """What a head reads of one unpadded sequence."""
         placed = x if self.position is None else self.position.plain_add(x)
-        source = memory if self.shape.role == "cross" else placed
-        values = {name: self._plain(name, kind, head, placed, source) for name, kind in self.inputs.items()}
+        source = placed if memory is None else memory
+        values = {name: self.plain_input(name, head, placed, source) for name in self.inputs}
         return Row(head, self.shape.role == "causal", len(x), len(source), values, self.position)
 
     def plain(self, row: Row) -> Tensor:
-        """The formula for one head of one unpadded sequence, in loops: [T, D]."""
-        raise NotImplementedError
+        """One head of one unpadded sequence in loops: [T, D]. A mechanism writes this, or `reference`."""
+        self.not_written("plain")
 
-    def _plain(self, name: str, kind: str, head: int, x: Tensor, source: Tensor) -> Tensor:
-        D, linear = self.shape.head_width, self.project[name]
+    def plain_input(self, name: str, head: int, x: Tensor, source: Tensor) -> Tensor:
+        """An input of one head, [T, D] or [S, D], a gate [S]. Default: projected, and turned by a rotation."""
+        D, kind, linear = self.shape.head_width, self.inputs[name], self.projection(name)
         if kind == "gate":
             return source @ linear.weight[head] + linear.bias[head]
         slot = head if kind == "query" else head * self.shape.kv_heads // self.shape.heads
-        part = (x if kind == "query" else source) @ linear.weight[slot * D : slot * D + D].T
+        projected = (x if kind == "query" else source) @ linear.weight[slot * D : slot * D + D].T
         if linear.bias is not None:
-            part = part + linear.bias[slot * D : slot * D + D]
+            projected = projected + linear.bias[slot * D : slot * D + D]
         if self.position is not None and kind in ("query", "key"):
-            part = torch.stack([self.position.plain_rotate(vector, i) for i, vector in enumerate(part)])
-        return part
+            projected = torch.stack([self.position.plain_rotate(vector, i) for i, vector in enumerate(projected)])
+        return projected

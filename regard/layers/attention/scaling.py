@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.core.reference import Row
 from regard.core.rows import Rows
 from regard.core.shape import Order, Shape
-from regard.core.state import Out, Progress
+from regard.core.state import Initial, Out, Progress
 from regard.kernels.compiling import surely_at_most
 from regard.layers.attention.base import Attention, Facts
 from regard.layers.attention.cached import CacheState
@@ -129,12 +129,12 @@ class Scaling(Attention):
             return Out(y)
         return Out(y, ScalingState(out.state, tail, read, state.progress.advance(rows)))
 
-    def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
+    def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Initial:
         cache = self.inner.initial_state(batch, capacity=capacity, dtype=dtype, device=device).state
         H, D = self.shape.heads, self.shape.head_width
         reads = 0 if "conv" not in self.put else self.shape.out_width if "mult" in self.put else H * D
         tail, read = (torch.zeros(batch, REACH - 1, wide, dtype=dtype, device=device) for wide in (H * D, reads))
-        return Out(None, ScalingState(cache, tail, read, cache.progress))
+        return Initial(ScalingState(cache, tail, read, cache.progress))
 
     def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)

@@ -1,11 +1,12 @@
 """Mechanisms whose digest grows token by token: running sums are all that decoding keeps."""
 
 from abc import abstractmethod
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
+from regard.core.rows import Rows
 from regard.core.state import Progress
 from regard.layers.attention.digested import Digested
 
@@ -23,34 +24,35 @@ class Scanned(Digested):
     @abstractmethod
     def zero(self, batch: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
         """The sums before the first token, batch first."""
-        raise NotImplementedError
 
     @abstractmethod
     def scan(
-        self, real: Tensor | None, sums: tuple[Tensor, ...] | None, q: Tensor, k: Tensor, v: Tensor
+        self, real: Tensor | None, sums: Any, *args: Any, **inputs: Any
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         """[B, H, T, D] and the sums after the last real token; padded tokens leave the sums alone. Without sums a
-        sequence begins here, and nobody asks for those at its end."""
-        raise NotImplementedError
+        sequence begins here, and the sums at its end are not used. The arguments after the sums are the mechanism's
+        `inputs` by name, q, k and v by default."""
 
-    def digest(self, real: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    def digest(self, real: Tensor | None, *args: Any, **sources: Any) -> tuple[Tensor, ...]:
         """Roles "self" and "cross", as in `Digested`. Default: the mechanism takes neither."""
-        raise NotImplementedError(f"{self.facts.name!r} takes role {self.shape.role!r} and writes no digest")
+        self.not_written("digest")
 
-    def consult(self, digest: tuple[Tensor, ...], q: Tensor) -> Tensor:
+    def consult(self, digest: Any, *args: Any, **queries: Any) -> Tensor:
         """Roles "self" and "cross", as in `Digested`. Default: the mechanism takes neither."""
-        raise NotImplementedError(f"{self.facts.name!r} takes role {self.shape.role!r} and writes no consult")
+        self.not_written("consult")
 
     @final
-    def attend_self(self, rows, query, source, state):
+    def attend_self(
+        self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], state: ScanState | None
+    ) -> tuple[Tensor, ScanState | None]:
         if self.shape.role == "self":
             return super().attend_self(rows, query, source, state)
-        sums = None if state is None else state.sums
-        o, sums = self.scan(rows.real(), sums, **query, **self.repeated(source))
+        o, sums = self.scan(rows.real(), None if state is None else state.sums, **query, **self.repeated(source))
         if state is None:
             return o, None
+        assert sums is not None, "a scan that was given sums returns them"
         return o, ScanState(sums, state.progress.advance(rows))
 
     @final
-    def empty_state(self, batch, capacity, dtype, device):
+    def empty_state(self, batch: int, capacity: int | None, dtype: torch.dtype, device: torch.device) -> ScanState:
         return ScanState(self.zero(batch, dtype, device), Progress.initial(batch, device, self.facts.name))

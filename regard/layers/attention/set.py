@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.core.rows import Memory, Rows
 from regard.core.shape import Order, Shape
-from regard.core.state import Out
+from regard.core.state import Initial, Out
 from regard.layers.attention.base import Attention, Facts
 from regard.layers.attention.projected import CrossState
 from regard.spec import ATTENTION, POSITIONS
@@ -87,8 +87,8 @@ class Induced(Attention):
             return Out(y)
         return Out(torch.where(state.count[:, None, None] > 0, y, 0), state)
 
-    def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Out:
-        return Out(None, self._state(memory))
+    def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Initial:
+        return Initial(self._state(memory))
 
     def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         x, memory = self._source(x, rows, memory)

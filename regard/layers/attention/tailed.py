@@ -26,19 +26,26 @@ class Tailed(Attending):
 
     reach: int
     front: int = 0
-    rings = False  # True: a query reads its tail by a softmax of scaled products, which a step may do from a ring
+    rings: bool = False  # True: a query reads its tail by a softmax of scaled products, which a step may do from a ring
 
-    def fixed_state(self, state, capacity):
+    def fixed_state(self, state: TailState, capacity: int) -> TailState | RingState:
         # what stands before the first token is masked by its position
         tail = tuple(F.pad(part, (0, 0, self.reach - part.shape[2], 0)) for part in state.tail)
         if not (self.rings and self.reads_by_products):
             return fix_bound(state._replace(tail=tail), capacity)
         R, length = self.reach + 1, state.progress.length
         at = (length[:, None] + torch.arange(-self.reach, 0, device=length.device)) % R
-        return RingState(tuple(_in_slots(part, at, R) for part in tail), state.progress.bounded(capacity))
+        keys, values = (_in_slots(part, at, R) for part in tail)
+        return RingState((keys, values), state.progress.bounded(capacity))
 
     @final
-    def attend_self(self, rows, query, source, state):
+    def attend_self(
+        self,
+        rows: Rows,
+        query: dict[str, Tensor],
+        source: dict[str, Tensor],
+        state: TailState | RingState | None,
+    ) -> tuple[Tensor, TailState | RingState | None]:
         if isinstance(state, RingState):
             return self.attend_next(query, source, state)
         if state is None:
@@ -48,7 +55,8 @@ class Tailed(Attending):
         after = state.progress.advance(rows)
         joined = {name: torch.cat([old, source[name]], 2) for name, old in zip(source, state.tail, strict=True)}
         front = {
-            f"front_{name}": self._fill(old, source[name], rows) for name, old in zip(source, state.front, strict=False)
+            f"front_{name}": self._fill_front(old, source[name], rows)
+            for name, old in zip(source, state.front, strict=False)
         }
         shift = state.tail[0].shape[2]
         S = shift + rows.T
@@ -65,7 +73,8 @@ class Tailed(Attending):
             tail = tuple(part.gather(2, at.expand(-1, part.shape[1], -1, part.shape[3])) for part in joined.values())
         return o, TailState(tail, tuple(front.values()), after)
 
-    def _fill(self, front: Tensor, new: Tensor, rows: Rows) -> Tensor:
+    def _fill_front(self, front: Tensor, new: Tensor, rows: Rows) -> Tensor:
+        """The first tokens with new ones among them, where these stand."""
         if rows.uniform_start is not None and rows.uniform_start >= self.front:
             return front
         # padded tokens land behind the real ones of their row, where the next token overwrites them
@@ -74,7 +83,7 @@ class Tailed(Attending):
         return front.transpose(1, 2).index_put((batch, at), new.transpose(1, 2)).transpose(1, 2)
 
     @final
-    def empty_state(self, batch, capacity, dtype, device):
+    def empty_state(self, batch: int, capacity: int | None, dtype: torch.dtype, device: torch.device) -> TailState:
         def zeros(slots: int) -> tuple[Tensor, ...]:
             size = (batch, self.shape.kv_heads, slots, self.shape.head_width)
             return tuple(torch.zeros(size, dtype=dtype, device=device) for _ in self.kinds("key", "value"))
@@ -83,12 +92,12 @@ class Tailed(Attending):
         return TailState(zeros(0), front, Progress.initial(batch, device, self.facts.name))
 
     @final
-    def probe_self_state(self, state, names, first):
+    def probe_self_state(self, state: TailState, names: list[str], first: int) -> TailState:
         length = state.progress.length
         at = length[:, None] + torch.arange(-state.tail[0].shape[2], 0, device=length.device)
         front = torch.arange(self.front + 1, device=length.device)[None]
-        fronts = self._swap(names, state.front, front, first) if state.front else ()
-        return state._replace(tail=self._swap(names, state.tail, at, first), front=fronts)
+        fronts = self._with_units(names, state.front, front, first) if state.front else ()
+        return state._replace(tail=self._with_units(names, state.tail, at, first), front=fronts)
 
 
 def _in_slots(part: Tensor, at: Tensor, slots: int) -> Tensor:

@@ -127,7 +127,7 @@ class XL(Segmented):
 
     def probe_self_state(self, state, names, first):
         at = state.progress.length[:, None] + torch.arange(-self.reach, 0, device=state.progress.length.device)
-        return state._replace(tail=self._swap(names, self._tail(state), at, first))
+        return state._replace(tail=self._with_units(names, self._tail(state), at, first))
 
     def plain(self, row: Row) -> Tensor:
         outs = []
