@@ -2,7 +2,8 @@
 
 `"longformer(window=256, globals=16)"` is a name with options; `"heads(local(window=64), strided(stride=8))"` nests.
 Values follow the rules of `ast.literal_eval`; names are looked up among the classes found in one package of Regard and
-nowhere else, so a spec string can never import or call anything.
+those that installed packages name as entry points (see plugins.py), and nowhere else. So a spec string can never choose
+what is imported or called.
 """
 
 import ast
@@ -14,9 +15,13 @@ import pkgutil
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from regard.aliases import ALIASES, SETTINGS
+from regard.plugins import Plugins
+
+Kind = Literal["attention", "feedforward", "position"]
 
 LONGEST = 10_000  # characters of a spec
 LARGEST = 2**31 - 1  # of whole numbers in options
@@ -133,25 +138,78 @@ def _read(tree: ast.expr, text: str) -> Spec:
 
 
 class Registry:
-    """The classes of one package by the name in their `facts`, found by looking at its files: a new file suffices."""
+    """The classes of one package by the name in their `facts`, found by looking at its files: a new file suffices.
+    Those of other people's packages are found by their entry points, and loaded when they are named or listed."""
 
-    def __init__(self, kind: str, package: str):
+    def __init__(self, kind: Kind, package: str, base: str):
         self.kind = kind
         self.package = package
-        self._classes: dict[str, type] | None = None
+        self.plugins = Plugins(kind, f"regard.{kind}", self._taken, self._check)
+        self._base = base  # the class that all of them are built on, in `base.py` of the package
+        self._own: dict[str, type] | None = None
+        self._added: dict[str, type] = {}
 
     @property
-    def classes(self) -> dict[str, type]:
-        if self._classes is None:
+    def own(self) -> dict[str, type]:
+        """Those of Regard itself."""
+        if self._own is None:
             found: dict[str, type] = {}
             path = importlib.import_module(self.package).__path__
             for module_name in sorted(module.name for module in pkgutil.iter_modules(path)):
                 module = importlib.import_module(f"{self.package}.{module_name}")
-                for value in vars(module).values():
-                    if isinstance(value, type) and value.__module__ == module.__name__ and "facts" in vars(value):
-                        found[value.facts.name] = value
-            self._classes = found
-        return self._classes
+                found |= {cls.facts.name: cls for cls in classes_of(module)}
+            self._own = found
+        return self._own
+
+    @property
+    def classes(self) -> dict[str, type]:
+        """All, those of other packages behind ours."""
+        return self.own | self.plugins.load_all() | self._added
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a name is known; it need not be loaded for that."""
+        return name in self.own or name in self._added or name in self.plugins.points()
+
+    def add(self, cls: type) -> None:
+        """Registers a class of one's own in this process: to try a mechanism that no package brings yet."""
+        name = getattr(getattr(cls, "facts", None), "name", cls.__name__)
+        self._check(name, cls)
+        if self._added.get(name, cls) is not cls or name in self._taken():
+            raise ValueError(f"{self.kind} {name!r} exists already: give the facts of {cls.__name__} another name")
+        self._added[name] = cls
+
+    def source(self, name: str) -> str | None:
+        """The package that a name comes from, with its version; None: Regard itself."""
+        if name in self.own:
+            return None
+        return self._added[name].__module__ if name in self._added else self.plugins.package(name)
+
+    def _taken(self) -> set[str]:
+        return {*self.own, *ALIASES[self.kind], *SETTINGS}
+
+    def _check(self, name: str, value: Any) -> type:
+        """The class that an entry point names, or the only one of a module."""
+        found = classes_of(value) if isinstance(value, ModuleType) else [value]
+        base = getattr(importlib.import_module(f"{self.package}.base"), self._base)
+        if len(found) != 1 or not (isinstance(found[0], type) and issubclass(found[0], base)):
+            got = (
+                f"{len(found)} classes with facts in {value.__name__}" if isinstance(value, ModuleType) else repr(value)
+            )
+            raise ValueError(f"expected a class that is built on {base.__module__}.{self._base}, got {got}")
+        cls = found[0]
+        for attribute, meaning in (("facts", "what it declares of itself"), ("examples", "small specs for the suite")):
+            if not getattr(cls, attribute, None):
+                raise ValueError(f"{cls.__name__} has no {attribute}: {meaning}; write {attribute} = ... in the class")
+        if cls.facts.name != name:
+            raise ValueError(f"the facts of {cls.__name__} name it {cls.facts.name!r}, not {name!r}: both must agree")
+        strangers = [text for text in cls.examples if parse(text).name != name]
+        if strangers:
+            raise ValueError(f"an example of {cls.__name__} names another: {strangers[0]!r}")
+        missing = sorted(getattr(cls, "__abstractmethods__", ()))
+        if missing:
+            formula = "; plain and reference are the formula in loops" if {"plain", "reference"} & {*missing} else ""
+            raise ValueError(f"{cls.__name__} does not write {', '.join(missing)}{formula}")
+        return cls
 
     def names(self) -> list[str]:
         return sorted(self.classes)
@@ -165,21 +223,23 @@ class Registry:
         spec = parse(spec)
         parts = tuple(self.canonical(part) for part in spec.parts)
         meant = parse(ALIASES[self.kind].get(spec.name.lower(), spec.name))
-        name = meant.name if meant.name in self.classes else meant.name.lower()
+        name = meant.name if meant.name in self else meant.name.lower()
         return Spec(
-            name if name in self.classes else spec.name,
+            name if name in self else spec.name,
             parts,
             tuple((dict(meant.options) | dict(spec.options)).items()),
         )
 
     def find(self, name: str) -> type:
         name = self.canonical(Spec(name)).name
-        if name not in self.classes:
-            if name.lower() in SETTINGS:
-                raise ValueError(f"unknown {self.kind} {name!r}: {SETTINGS[name.lower()]}")
-            near = did_you_mean(name, [*self.names(), *ALIASES[self.kind]])
-            raise ValueError(f"unknown {self.kind} {name!r}{near}; known: {', '.join(self.names())}")
-        return self.classes[name]
+        if name in self.own or name in self._added:
+            return self.own.get(name) or self._added[name]
+        if name in self.plugins.points():
+            return self.plugins.load(name)
+        if name.lower() in SETTINGS:
+            raise ValueError(f"unknown {self.kind} {name!r}: {SETTINGS[name.lower()]}")
+        near = did_you_mean(name, [*self.names(), *ALIASES[self.kind]])
+        raise ValueError(f"unknown {self.kind} {name!r}{near}; known: {', '.join(self.names())}")
 
     def options(self, name: str) -> list[Option]:
         """The options of a name, read from the keyword-only arguments of its class."""
@@ -221,6 +281,15 @@ class Registry:
         if spec.parts:
             raise ValueError(f"{self.kind} {spec.name!r} takes options by name only, got {str(spec.parts[0])!r}")
         return cls(shape, **dict(spec.options))
+
+
+def classes_of(module: ModuleType) -> list[Any]:
+    """The classes with facts that a module defines."""
+    return [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and value.__module__ == module.__name__ and "facts" in vars(value)
+    ]
 
 
 def _check_number(value: Any, what: str) -> None:
@@ -271,9 +340,9 @@ def did_you_mean(name: str, known: list[str]) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-ATTENTION = Registry("attention", "regard.layers.attention")
-FEEDFORWARD = Registry("feedforward", "regard.layers.feedforward")
-POSITIONS = Registry("position", "regard.layers.position")
+ATTENTION = Registry("attention", "regard.layers.attention", "Attention")
+FEEDFORWARD = Registry("feedforward", "regard.layers.feedforward", "FeedForward")
+POSITIONS = Registry("position", "regard.layers.position", "Position")
 REGISTRIES = {registry.kind: registry for registry in (ATTENTION, FEEDFORWARD, POSITIONS)}
 
 # the fields of a config that hold specs
@@ -285,6 +354,20 @@ FIELDS = {
     "decoder_feedforward": FEEDFORWARD,
     "position": POSITIONS,
 }
+
+
+def packages_of(config: Any) -> dict[str, dict[str, str]]:
+    """The packages that the names in the specs of a config come from, by kind and name; those of Regard left out."""
+    found: dict[str, dict[str, str]] = {}
+    for field, registry in FIELDS.items():
+        specs = getattr(config, field, None)
+        waiting = spec_list(specs) if specs else []
+        while waiting:
+            spec = registry.canonical(waiting.pop())
+            waiting += spec.parts
+            if (package := registry.source(spec.name)) is not None:
+                found.setdefault(registry.kind, {})[spec.name] = package
+    return found
 
 
 def use_canonical_names(config: Any) -> None:

@@ -16,19 +16,20 @@ import pytest
 import regard
 
 ROOT = Path(regard.__file__).parent
-NEUTRAL = {"aliases", "lazy", "spec"}  # top-level modules that import no package of ours
+NEUTRAL = {"aliases", "lazy", "plugins", "spec"}  # top-level modules that import no package of ours
 LAYERS = {"layers.attention", "layers.feedforward", "layers.position"}
 BELOW = {
     "kernels": set(),
     "aliases": set(),
     "lazy": set(),
-    "spec": {"aliases"},
+    "plugins": set(),
+    "spec": {"aliases", "plugins"},
     "core": {"kernels"},
     "layers": set(),
     "layers.position": {"core", "kernels", "spec"},
     "layers.feedforward": {"core", "kernels", "spec"},
     "layers.attention": {"core", "kernels", "spec", "layers.position"},
-    "models": {"core", "kernels", "spec", *LAYERS},
+    "models": {"core", "kernels", "plugins", "spec", *LAYERS},
     "data": {"core"},
     "metrics": {"core"},
     "decoding": {"core"},
@@ -36,6 +37,7 @@ BELOW = {
     "training": {"core", "kernels", "data", "config"},
     "api": {"core", "spec", *LAYERS},
     "survey": {"core", "spec", "models"},
+    "testing": {"", "core", "spec", *LAYERS},
 }
 # what stands on tasks may know everything below, and of these packages those that are named
 TOP = {"tasks": set(), "interop": {"tasks"}, "page": {"tasks"}, "cli": {"tasks", "interop", "page"}}
@@ -146,7 +148,7 @@ KNOWN = modules()
 
 
 def test_arrows_point_down():
-    below = set(BELOW) | {"draw", "recipes", "", *NEUTRAL}
+    below = set(BELOW) - {"testing"} | {"draw", "recipes", "", *NEUTRAL}
     allowed = BELOW | {name: below | others for name, others in TOP.items()}
     wrong = wrong_arrows(KNOWN, allowed)
     assert not wrong, "\n".join(wrong)
@@ -162,13 +164,14 @@ def test_no_cycle():
     assert not found, "\n".join(" -> ".join(circle) for circle in found)
 
 
-def test_nobody_imports_the_command_line():
+@pytest.mark.parametrize("top", ["cli", "testing"])
+def test_nobody_imports_the_command_line_or_the_suite(top):
     wrong = [
         f"{module}: {other}"
         for module in KNOWN
-        if package(module) not in ("cli", "__main__")
+        if package(module) not in (top, "__main__")
         for other in imports(module, KNOWN)
-        if package(other) == "cli"
+        if package(other) == top
     ]
     assert not wrong, "\n".join(wrong)
 
