@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from suite import Case, Tally, holes, inputs
 from torch.testing import assert_close
 
 import regard
 from regard.spec import ATTENTION
+from regard.testing.cases import Case, holes, inputs
+from regard.testing.counting import Tally
 
 SPECS = [spec for name in ATTENTION.names() for spec in ATTENTION.find(name).examples]
 

@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from suite import FLASH, Tally
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard import cli
@@ -15,6 +14,7 @@ from regard.models.perceiver import PerceiverARConfig
 from regard.models.tokenlearner import TokenLearnerConfig
 from regard.spec import ATTENTION, FEEDFORWARD
 from regard.survey import SYSTEMS, System, differs, here
+from regard.testing.counting import FLASH, Tally
 
 SMALL = {"vocabulary": 20, "width": 16, "heads": 4, "inner": 32, "dropout": 0.0}
 MODELS = {

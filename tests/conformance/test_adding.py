@@ -8,7 +8,8 @@ import sys
 
 import pytest
 from folders import HELPERS, ROOT
-from suite import CHECKS
+
+from regard.testing.suite import CHECKS
 
 THROWAWAY = '''"""A mechanism that exists for one test."""
 
@@ -53,7 +54,9 @@ import contextlib, io, json, os, sys
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 sys.path.insert(0, sys.argv[1])
-from suite import CHECKS, cases, is_quick
+from regard.testing.suite import CHECKS
+from regard.testing.cases import cases
+from quick import is_quick
 
 from regard.cli import main
 

@@ -1,10 +1,14 @@
-"""The suite over the whole registry: every example of every mechanism, in every role it takes. The pairs of case and
-check that are marked `exhaustive` run in `make test-all`: see `is_quick`."""
+"""The suite over the whole registry: every example of every mechanism, feed-forward layer and position scheme, in every
+role it takes. The pairs of case and check that are marked `exhaustive` run in `make test-all`: see `is_quick`."""
 
 import itertools
 
 import pytest
-from suite import CHECKS, POSITION_CHECKS, cases, is_quick, position_cases
+from quick import is_quick
+
+from regard.testing import feedforward
+from regard.testing.cases import cases, position_cases
+from regard.testing.suite import CHECKS, POSITION_CHECKS
 
 
 def pairs(cases, checks):
@@ -21,3 +25,9 @@ def test_mechanism(case, check):
 @pytest.mark.parametrize(("case", "check"), pairs(position_cases(), POSITION_CHECKS))
 def test_position(case, check):
     CHECKS[check](case)
+
+
+@pytest.mark.parametrize("check", feedforward.CHECKS)
+@pytest.mark.parametrize("case", feedforward.cases(), ids=str)
+def test_feedforward(case, check):
+    feedforward.CHECKS[check](case)

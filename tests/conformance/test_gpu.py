@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from suite import CUTS, LONG, Case, cases, extended, holes
 from torch import Tensor
 from torch.testing import assert_close
+
+from regard.testing.cases import CUTS, LONG, Case, cases, extended, holes
 
 pytestmark = pytest.mark.gpu
 WIDTH = 64

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from suite import CHECKS, Case
 
 from regard.core.rows import Mask, Rows, pack
 from regard.core.shape import Order, Shape
@@ -15,6 +14,8 @@ from regard.layers.attention.compressed import Compressed
 from regard.layers.attention.heads import MixedHeads
 from regard.layers.attention.softmax import Softmax
 from regard.spec import parse
+from regard.testing.cases import Case
+from regard.testing.suite import CHECKS
 
 PLANTED: dict[str, list[tuple[str, type[Softmax]]]] = {name: [] for name in CHECKS}
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 import triton.language as tl
 from folders import SCRIPTS
-from suite import LONG, WIDTH, Case, extended, holes
 from torch import Tensor
 from torch.testing import assert_close
 from triton.runtime import interpreter
@@ -22,6 +21,7 @@ import regard
 from regard.kernels import choose, parts_triton, portable, runs
 from regard.kernels.parts_triton import Tile
 from regard.kernels.runs import ALL, Bias, Bound, Far, Pass, Where
+from regard.testing.cases import LONG, WIDTH, Case, extended, holes
 
 EXHAUSTIVE = pytest.mark.exhaustive
 WINDOW = [Pass(Bound(plus=-20), Bound(plus=1))]

@@ -11,13 +11,13 @@ import scans
 import torch
 import triton.language as tl
 from folders import SCRIPTS
-from suite import LONG, WIDTH, Case, extended, holes, inputs, reference
 from torch import Tensor
 from torch.testing import assert_close
 from triton.runtime import interpreter
 
 from regard.kernels import choose, scan, scan_triton, scan_triton_cut, sums_triton
 from regard.kernels.scan_triton_cut import Tuning
+from regard.testing.cases import LONG, WIDTH, Case, extended, holes, inputs, reference
 
 
 @pytest.fixture(autouse=True)

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from suite import shake
 from torch.testing import assert_close
 
 import regard
 from regard.spec import ATTENTION, FEEDFORWARD
+from regard.testing.cases import shake
 
 
 def attentions():

@@ -5,13 +5,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from local_attention import LocalAttention
-from suite import CHECKS, Case, Tally, inputs
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import GPTNeoConfig
 from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoSelfAttention
 
 import regard
+from regard.testing.cases import Case, inputs
+from regard.testing.counting import Tally
+from regard.testing.suite import CHECKS
 
 # what query i sees of key j, before causality
 SEES = {

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from suite import Case, cost
 from torch.testing import assert_close
 from transformers import XLNetConfig
 from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
 
 import regard
+from regard.testing.cases import Case
+from regard.testing.counting import cost
 
 B, H, D = 2, 4, 8
 E = H * D

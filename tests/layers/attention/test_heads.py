@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from suite import CHECKS, Case
 
 import regard
+from regard.testing.cases import Case
+from regard.testing.suite import CHECKS
 
 X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0))
 SLOTS = "heads(compressed(factor=3), compressed(factor=3, first='learnt'))"

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from suite import Case, Tally, check_cost
 from torch.testing import assert_close
 
 import regard
@@ -12,6 +11,8 @@ from regard.core.rows import Mask, Rows
 from regard.core.shape import Shape
 from regard.layers.position.base import angles, rates
 from regard.spec import ATTENTION, POSITIONS
+from regard.testing.cases import Case
+from regard.testing.counting import Tally, check_cost
 
 SCHEMES = [spec for name in POSITIONS.names() for spec in POSITIONS.find(name).examples]
 
