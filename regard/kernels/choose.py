@@ -14,7 +14,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from regard.kernels.compiling import constant_when_compiled, exporting
 Choice = Literal["auto", "torch", "triton"]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-_choice: Choice = os.environ.get("REGARD_KERNELS", "auto")
+_choice: str = os.environ.get("REGARD_KERNELS", "auto")  # checked where it is used
 _answers: list[tuple[str, str]] | None = None
 _problems: dict[str, str | None] = {}  # why Triton does not run on a kind of device, found out once
 
@@ -71,9 +71,9 @@ def portable_only() -> bool:
 
 
 def _checked(choice: str) -> Choice:
-    if choice not in get_args(Choice):
-        raise ValueError(f"the choice of kernels must be 'auto', 'torch' or 'triton', got {choice!r} (REGARD_KERNELS)")
-    return choice
+    if choice in ("auto", "torch", "triton"):
+        return choice
+    raise ValueError(f"the choice of kernels must be 'auto', 'torch' or 'triton', got {choice!r} (REGARD_KERNELS)")
 
 
 def _reason(choice: Choice, tensors: list[Tensor]) -> str | None:

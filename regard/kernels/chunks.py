@@ -10,11 +10,13 @@ its own value. All rounds share one softmax, in which a key counts as often as i
 Letters: B batch, H heads, R rounds, N tokens of the sorted rows, S tokens (N is S rounded up to chunks), D head width.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from regard.kernels.autograd import Function, refuse_second_derivative
 from regard.kernels.choose import use_triton
-from regard.kernels.parts import once
 
 WIDEST = 128
 
@@ -47,9 +49,9 @@ def buckets(k: Tensor, directions: Tensor) -> Tensor:
     return chunks_triton.buckets(k if k.stride(-1) == 1 else k.contiguous(), directions)
 
 
-class _Attend(torch.autograd.Function):
+class _Attend(Function):
     @staticmethod
-    def forward(ctx, k: Tensor, v: Tensor, order: Tensor, end: Tensor | None, chunk: int, causal: bool) -> Tensor:
+    def forward(ctx: Any, k: Tensor, v: Tensor, order: Tensor, end: Tensor | None, chunk: int, causal: bool) -> Tensor:
         from regard.kernels import chunks_triton
 
         o, lse = chunks_triton.forward(k, v, order, end, chunk, causal)
@@ -58,10 +60,10 @@ class _Attend(torch.autograd.Function):
         return o
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         from regard.kernels import chunks_triton
 
-        once()
+        refuse_second_derivative()
         k, v, order, end, o, lse = ctx.saved_tensors
         dk, dv = chunks_triton.backward(grad, k, v, order, end, o, lse, ctx.chunk, ctx.causal)
         return dk, dv, None, None, None, None

@@ -9,20 +9,23 @@ instead.
 
 import functools
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 F = TypeVar("F", bound=Callable)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-def run_eagerly(function: F) -> F:
+def run_eagerly(function: Callable[P, R]) -> Callable[P, R]:
     """As `torch.compiler.disable`: compiled code calls the function as it is written."""
 
     @functools.wraps(function)
-    def call(*args, **kwargs):
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if torch.compiler.is_compiling():
-            return torch.compiler.disable(function)(*args, **kwargs)
+            eager: Any = torch.compiler.disable(function)
+            return eager(*args, **kwargs)
         return function(*args, **kwargs)
 
     return call
@@ -30,7 +33,8 @@ def run_eagerly(function: F) -> F:
 
 def constant_when_compiled(function: F) -> F:
     """As `torch.compiler.assume_constant_result`: called once while code is compiled, and its answer is kept."""
-    function._dynamo_marked_constant = True
+    # the mark that dynamo looks for
+    function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
     return function
 
 
@@ -54,9 +58,10 @@ def as_symbol(size: int) -> int:
     at each reshape whether one such size divides another, finds no proof, and refuses the program."""
     if not is_dynamic(size):
         return size
-    found = torch.scalar_tensor(size, dtype=torch.long).item()
-    torch._check(found >= 1)
-    return found
+    # an int, or what stands for one while a program is recorded
+    symbol: Any = torch.scalar_tensor(size, dtype=torch.long).item()
+    torch._check(symbol >= 1)
+    return symbol
 
 
 def count_blocks(length: int, size: int, least: int = 1) -> int:
@@ -64,7 +69,8 @@ def count_blocks(length: int, size: int, least: int = 1) -> int:
     count = (length + size - 1) // size
     if not is_dynamic(length):
         return max(count, least)
-    count = as_symbol(torch.sym_max(count, least) if least > 1 else count)
+    larger: Any = torch.sym_max(count, least) if least > 1 else count
+    count = as_symbol(larger)
     torch._check(count * size >= length)
     return count
 

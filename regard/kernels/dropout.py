@@ -8,8 +8,8 @@ from torch import Tensor, nn
 class Dropout(nn.Dropout):
     """nn.Dropout; on the CPU the probability is rounded to a multiple of 2^-16, and the scale with it."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return dropped(x, self.p) if self.training else x
+    def forward(self, input: Tensor) -> Tensor:
+        return dropped(input, self.p) if self.training else input
 
 
 def dropped(x: Tensor, p: float) -> Tensor:

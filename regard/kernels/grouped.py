@@ -6,13 +6,14 @@ grouped one. In "padded", each has as much room as the largest may need, and the
 dtype and width, and where the room is known in advance the host never waits for a GPU.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from regard.kernels import moves
+from regard.kernels.autograd import Function
 
 
 class Deal(NamedTuple):
@@ -21,8 +22,8 @@ class Deal(NamedTuple):
     pair: Tensor  # [S] which pair, c N + n, lies in a slot
     places: moves.Places
     taken: Tensor  # [k, N] whether a pair has a place at all
-    ends: Tensor | None  # [G] flat: where each group ends
-    room: int | None  # padded: slots of each group
+    ends: Tensor | None  # [G] where each group ends; None: padded
+    room: int | None  # slots of each group; None: flat
 
     def spread(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """The rows [N, I] in their slots: [S, I], padded [G, room, I]; zeros in empty ones."""
@@ -31,13 +32,13 @@ class Deal(NamedTuple):
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
         """What lies in the slots of group g times weight[g], [G, I, O]."""
-        if self.room is not None:
+        if self.ends is None:
             return torch.bmm(x, weight)
         return _Product.apply(x, weight, self.ends)
 
     def each(self, vectors: Tensor) -> Tensor:
         """For every slot the vector [G, O] of its group, to be added or multiplied."""
-        if self.room is not None:
+        if self.ends is None:
             return vectors[:, None]
         row, used = self.places[:2]
         group = torch.searchsorted(
@@ -84,7 +85,7 @@ def deal(
     slot, taken = torch.where(taken, slot, 0).view(shape), taken.view(shape)
     kept = None if used is None and S == M else taken
     places = moves.Places(pair % max(1, shape[1]), used, slot, kept, None)
-    return Deal(pair, places, taken, ends.to(torch.int32), room)
+    return Deal(pair, places, taken, ends.to(torch.int32) if room is None else None, room)
 
 
 def chosen(row: Tensor, took: Tensor, rows: int) -> Deal:
@@ -110,27 +111,29 @@ def _flat(device: torch.device, dtype: torch.dtype, widths: tuple[int, ...], mos
     return not waits or most is None
 
 
-class _Product(torch.autograd.Function):
+class _Product(Function):
     """PyTorch's grouped product, in which some GPUs leave the gradient of a group without rows as it was in memory.
     Rows behind the last group are not written, neither forward nor backward: whoever collects does not read them."""
 
     @staticmethod
-    def forward(ctx, x, weight, ends):
+    def forward(ctx: Any, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight, ends)
         return _product(x, weight, ends)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight, ends = ctx.saved_tensors
         grad, needs_x, needs_weight = grad.contiguous(), *ctx.needs_input_grad[:2]
         of_x = _product(grad, weight.mT, ends) if needs_x else None
-        of_weight = _product(x.mT, grad, ends) if needs_weight else None
-        if needs_weight and (kernel := moves.kernels(of_weight)):
-            kernel.clear_empty(of_weight, ends)
-        elif needs_weight and not _counted(x.device):
-            empty = torch.diff(ends, prepend=ends.new_zeros(1)) == 0
-            of_weight.masked_fill_(empty[:, None, None], 0)
+        of_weight = None
+        if needs_weight:
+            of_weight = _product(x.mT, grad, ends)
+            if kernel := moves.kernels(of_weight):
+                kernel.clear_empty(of_weight, ends)
+            elif not _counted(x.device):
+                empty = torch.diff(ends, prepend=ends.new_zeros(1)) == 0
+                of_weight.masked_fill_(empty[:, None, None], 0)
         return of_x, of_weight, None
 
 

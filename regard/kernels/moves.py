@@ -7,13 +7,13 @@ functions is one pass over memory (experts_triton.py).
 """
 
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from regard.kernels.autograd import Function
 from regard.kernels.choose import use_triton
 
 
@@ -49,14 +49,24 @@ class Spread(Function):
     """y[s] = x[row[s]] in another dtype, zeros where not `used`."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, dtype: torch.dtype, *places: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        dtype: torch.dtype,
+        row: Tensor,
+        used: Tensor | None,
+        at: Tensor,
+        kept: Tensor | None,
+        starts: Tensor | None,
+    ) -> Tensor:
+        places = Places(row, used, at, kept, starts)
         ctx.save_for_backward(*places)
         ctx.dtype = x.dtype
-        return taken(x, Places(*places), None, dtype)
+        return taken(x, places, None, dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         places = Places(*ctx.saved_tensors)
         return added(grad, places, None, ctx.dtype), None, *[None] * len(places)
 
@@ -65,13 +75,23 @@ class Collect(Function):
     """out[n] = sum of gate[s] y[s] over the slots of row n."""
 
     @staticmethod
-    def forward(ctx, y: Tensor, gate: Tensor, *places: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        y: Tensor,
+        gate: Tensor,
+        row: Tensor,
+        used: Tensor | None,
+        at: Tensor,
+        kept: Tensor | None,
+        starts: Tensor | None,
+    ) -> Tensor:
+        places = Places(row, used, at, kept, starts)
         ctx.save_for_backward(y, gate, *places)
-        return added(y, Places(*places), gate, y.dtype)
+        return added(y, places, gate, y.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         y, gate, *places = ctx.saved_tensors
         places = Places(*places)
         of_y, of_gate = taken(grad, places, gate, y.dtype), products(y, places, grad, gate.dtype)
@@ -82,13 +102,13 @@ class Narrow(Function):
     """A weight in the dtype of the products."""
 
     @staticmethod
-    def forward(ctx, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, dtype: torch.dtype) -> Tensor:
         ctx.dtype = weight.dtype
         return weight.to(dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         kernel = kernels(grad)
         # PyTorch's own copy to a wider dtype reaches half of a GPU's bandwidth
         return kernel.copied(grad, ctx.dtype) if kernel else grad.to(ctx.dtype), None
@@ -119,12 +139,16 @@ def added(y: Tensor, places: Places, factor: Tensor | None, dtype: torch.dtype) 
         return part.new_zeros(len(starts), y.shape[1]).index_add_(0, owner, part)[:-1].to(dtype)
     if len(y) == 0:
         return y.new_zeros(at.shape[1], y.shape[1], dtype=dtype)
-    out = None
-    for c in range(len(at)):
+
+    def copy(c: int) -> Tensor:
+        """What lies in the c-th slot of each row."""
         part = y.index_select(0, at[c]).to(wide)
         part = part if factor is None else part.mul_(factor.index_select(0, at[c])[:, None])
-        part = part if kept is None else part.masked_fill_(~kept[c, :, None], 0)
-        out = part if out is None else out.add_(part)
+        return part if kept is None else part.masked_fill_(~kept[c, :, None], 0)
+
+    out = copy(0)
+    for c in range(1, len(at)):
+        out.add_(copy(c))
     return out.to(dtype)
 
 

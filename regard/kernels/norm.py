@@ -3,12 +3,14 @@
 PyTorch's kernel gives each vector a block of threads, which short ones leave idle. O(D) for each vector.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.kernels.autograd import Function, refuse_second_derivative
 from regard.kernels.choose import use_triton
-from regard.kernels.parts import once
 
 WIDEST = 256
 
@@ -21,9 +23,9 @@ def norm(x: Tensor, epsilon: float) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], eps=epsilon)
 
 
-class _Norm(torch.autograd.Function):
+class _Norm(Function):
     @staticmethod
-    def forward(ctx, x: Tensor, epsilon: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, epsilon: float) -> Tensor:
         from regard.kernels import norm_triton
 
         y, scale = norm_triton.forward(x, epsilon)
@@ -31,8 +33,8 @@ class _Norm(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         from regard.kernels import norm_triton
 
-        once()
+        refuse_second_derivative()
         return norm_triton.backward(grad, *ctx.saved_tensors), None

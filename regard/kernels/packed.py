@@ -51,7 +51,9 @@ class PackedInteger(Packed):
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         step = rows.abs().amax(1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny).div_(127)
-        y = torch._int_mm((rows / step).round_().to(torch.int8), self.layout) * step
+        # PyTorch has no public product of int8
+        product = torch._int_mm  # pyright: ignore[reportPrivateImportUsage]
+        y = product((rows / step).round_().to(torch.int8), self.layout) * step
         y = y.mul_(self.scale) if self.bias is None else torch.addcmul(self.bias, y, self.scale)
         return y.view(*x.shape[:-1], -1)
 

@@ -15,11 +15,12 @@ Letters: B batch, T queries, S keys, H heads, G key/value heads (H is a multiple
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from regard.kernels.autograd import Function, refuse_second_derivative
 from regard.kernels.compiling import exporting, is_one
 
 # Numbers in a temporary, except where one run alone is longer. They should stay in the cache, and well below 32 MiB:
@@ -33,23 +34,23 @@ _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 
 class Runs(NamedTuple):
-    """Positions start + stride * n + step * i of an axis, for run n < count and i < length.
+    """Positions start + stride * n + step * i of an axis, for run n < runs and i < length.
 
-    A slice has count 1; blocks have stride = length; windows that overlap have stride < length; the residue classes
-    modulo c have count = step = c and stride 1; stride 0 gives every run the same positions.
+    A slice has runs 1; blocks have stride = length; windows that overlap have stride < length; the residue classes
+    modulo c have runs = step = c and stride 1; stride 0 gives every run the same positions.
     """
 
     start: int
     length: int
-    count: int = 1
+    runs: int = 1
     stride: int = 0
     step: int = 1
 
 
 class Blocks(NamedTuple):
-    """For run n the blocks index[n] (an integer tensor [N, M]) of an axis cut into blocks of `size` positions."""
+    """For run n the blocks indices[n] (an integer tensor [N, M]) of an axis cut into blocks of `size` positions."""
 
-    index: Tensor
+    indices: Tensor
     size: int = 1
 
 
@@ -66,6 +67,11 @@ class Part(NamedTuple):
     mask: Tensor | None = None
 
 
+def default_scale(q: Tensor) -> float:
+    """One over the square root of the head width."""
+    return q.shape[-1] ** -0.5
+
+
 def partial(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -74,7 +80,7 @@ def partial(
     Forward only. `mask` is that of a Part, here broadcastable to [B, H, T, S]. lse is float32 (float64 for float64). A
     query that sees no key has o = 0 and lse = -inf. O(T S D).
     """
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = default_scale(q) if scale is None else scale
     mask = _additive(mask, _accumulator(q))
     if _flash(q, v):
         o, lse = _FLASH(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
@@ -94,31 +100,25 @@ def union(
     `real` [B, S] bool: keys that exist; the others get exactly no weight. Queries that see no key give 0. The caller
     promises that no query meets a key in two parts, and that the rows of a part are distinct.
     """
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = default_scale(q) if scale is None else scale
     parts = [part for part in parts if not _empty_part(part)] if q.numel() else []
     plan = [number for part in parts for number in _numbers(part)]
     masks = [part.mask for part in parts]
-    indices = [part.cols.index if isinstance(part.cols, Blocks) else None for part in parts]
+    indices = [part.cols.indices if isinstance(part.cols, Blocks) else None for part in parts]
     if exporting():
         return _forward(q, k, v, scale, plan, [real, *masks, *indices])[0]
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     return _Union.apply(q, k, v, scale, plan, real, *masks, *indices)
 
 
-def once() -> None:
-    """Called by a backward pass written by hand: its own derivative would be wrong, silently."""
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        raise RuntimeError(
-            "this attention has no second derivative: leave create_graph out, or use softmax or additive"
-        )
-
-
-class _Union(torch.autograd.Function):
+class _Union(Function):
     # A compiler sees both directions as one operator each: the loops over chunks depend on the length, and their writes
     # in place would be rewritten as copies of whole tensors.
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, scale: float, plan: list[int], *tensors: Tensor | None):
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, plan: list[int], *tensors: Tensor | None
+    ) -> Tensor:
         # `tensors` are odd in number: dynamo leaves out ctx if forward has as many parameters as there are arguments.
         run = _forward_operator if torch.compiler.is_compiling() else _forward
         o, lse = run(q, k, v, scale, plan, tensors)
@@ -127,8 +127,8 @@ class _Union(torch.autograd.Function):
         return o
 
     @staticmethod
-    def backward(ctx, grad: Tensor):
-        once()
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
         q, k, v, o, lse, *tensors = ctx.saved_tensors
         run = _backward_operator if torch.compiler.is_compiling() else _backward
         learned = [bool(need) for need in ctx.needs_input_grad[5:]]
@@ -180,7 +180,7 @@ def _backward(
     dtype = lse.dtype
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # a query without keys: all its weights are exp(-inf)
     gq, gk, gv = (_empty(x, x.shape[3], dtype).zero_() for x in (q, k, v))
-    gtensors = [torch.zeros_like(x) if need else q.new_empty(0) for x, need in zip(tensors, learned, strict=True)]
+    gtensors = _gradients_of_masks(q, tensors, learned)
     real, parts = _parts(plan, tensors)
     for (rows, cols, causal, mask), need, gmask in zip(parts, learned[1:], gtensors[1:], strict=False):
         for at in _chunks(q, k, rows, cols):
@@ -193,7 +193,7 @@ def _backward(
             gq_at.add_(new_q.unflatten(0, gq_at.shape[:2]))
             _add(gk, cols, at, new_k)
             _add(gv, cols, at, new_v)
-            if need:
+            if need and new_mask is not None:
                 gmask_at = _select(gmask, at)
                 gmask_at.add_(new_mask.unflatten(0, gq_at.shape[:2]).sum_to_size(gmask_at.shape))
     return gq.to(q.dtype), gk.to(k.dtype), gv.to(v.dtype), gtensors
@@ -210,17 +210,23 @@ def _(q, k, v, scale, plan, tensors):
 
 @_backward_operator.register_fake
 def _(grad, q, k, v, o, lse, scale, plan, tensors, learned):
-    gtensors = [torch.empty_like(x) if need else q.new_empty(0) for x, need in zip(tensors, learned, strict=True)]
+    gtensors = _gradients_of_masks(q, tensors, learned)
     return *(_empty(x, x.shape[3], x.dtype) for x in (q, k, v)), gtensors
 
 
+def _gradients_of_masks(q: Tensor, tensors: Sequence[Tensor | None], learned: Sequence[bool]) -> list[Tensor]:
+    """Zeros for each mask that is learned, and empty tensors for the others."""
+    pairs = zip(tensors, learned, strict=True)
+    return [torch.zeros_like(x) if need and x is not None else q.new_empty(0) for x, need in pairs]
+
+
 def _length(cols: Runs | Blocks) -> int:
-    return cols.index.shape[1] * cols.size if isinstance(cols, Blocks) else cols.length
+    return cols.indices.shape[1] * cols.size if isinstance(cols, Blocks) else cols.length
 
 
 def _empty_part(part: Part) -> bool:
     # a dynamic length is not 0
-    return any(isinstance(size, int) and size == 0 for size in (part.rows.length, part.rows.count, _length(part.cols)))
+    return any(isinstance(size, int) and size == 0 for size in (part.rows.length, part.rows.runs, _length(part.cols)))
 
 
 def _numbers(part: Part) -> list[int]:
@@ -243,7 +249,7 @@ def _parts(plan: Sequence[int], tensors: Sequence[Tensor | None]) -> tuple[Tenso
 def _chunks(q: Tensor, k: Tensor, rows: Runs, cols: Runs | Blocks) -> Iterator[tuple[slice, slice, slice]]:
     """Cuts the axes [B, N, H] of a part: B or N, as to fold both would copy (on a GPU it may), and H into as many heads
     as keys have."""
-    (B, H, _, D), G, N = q.shape, k.shape[1], rows.count
+    (B, H, _, D), G, N = q.shape, k.shape[1], rows.runs
     if exporting():
         for h in range(H // G):
             yield slice(0, B), slice(0, N), slice(h, H, H // G)
@@ -263,7 +269,7 @@ def _chunks(q: Tensor, k: Tensor, rows: Runs, cols: Runs | Blocks) -> Iterator[t
 def _view(x: Tensor, at: Runs | Blocks) -> Tensor:
     """[B, H, S, D] -> [B, N, H, length, D]: a view, except for Blocks."""
     if isinstance(at, Blocks):
-        return x.unflatten(2, (-1, at.size))[:, :, at.index].flatten(3, 4).transpose(1, 2)
+        return x.unflatten(2, (-1, at.size))[:, :, at.indices].flatten(3, 4).transpose(1, 2)
     start, length, count, stride, step = at
     span = (length - 1) * step + 1
     if stride == 0 or is_one(count):
@@ -280,7 +286,7 @@ def _view(x: Tensor, at: Runs | Blocks) -> Tensor:
 def _take(x: Tensor, axis: Runs | Blocks, at: tuple[slice, ...]) -> Tensor:
     """A chunk [b, n, h, length, D] of a view as the [b * n, h, length, D] of a kernel."""
     if isinstance(axis, Blocks):
-        x, axis, at = x[at[0]], Blocks(axis.index[at[1]], axis.size), ()
+        x, axis, at = x[at[0]], Blocks(axis.indices[at[1]], axis.size), ()
     return _view(x, axis)[at].flatten(0, 1)
 
 
@@ -289,7 +295,7 @@ def _add(x: Tensor, cols: Runs | Blocks, at: tuple[slice, ...], new: Tensor) -> 
     x, new = x[at[0]], new.unflatten(0, (_size(at[0]), _size(at[1])))
     if isinstance(cols, Blocks):
         new = new.transpose(1, 2).unflatten(3, (-1, cols.size)).flatten(2, 3)
-        x.unflatten(2, (-1, cols.size)).index_add_(2, cols.index[at[1]].flatten(), new.to(x.dtype))
+        x.unflatten(2, (-1, cols.size)).index_add_(2, cols.indices[at[1]].flatten(), new.to(x.dtype))
         return
     (start, length, count, stride, step), runs = cols, new.shape[1]
     start += at[1].start * stride

@@ -53,6 +53,20 @@ def tile(kind: str, width: int, dtype: torch.dtype, far: int = 0, plain: bool = 
     return {"forward": Tile(64, 64, 4, 2, 128), "queries": Tile(64, 32, 4, 3, 96)}.get(kind, Tile(32, 64, 4, 1, 128))
 
 
+class Inputs(NamedTuple):
+    """What all kernels of a call read: tensors, and the numbers and tensors of runs.flatten."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    far_k: Tensor | None
+    far_v: Tensor | None
+    related: Tensor | None
+    scale: float
+    common: Sequence[int]
+    tensors: Sequence[Tensor | None]
+
+
 def forward(
     q: Tensor,
     k: Tensor,
@@ -66,6 +80,7 @@ def forward(
     tensors: Sequence[Tensor | None],
 ) -> tuple[Tensor, Tensor]:
     common, passes = unflatten(numbers)
+    inputs = Inputs(q, k, v, far_k, far_v, related, scale, common, tensors)
     (B, H, T, _), E = q.shape, v.shape[3]
     o, lse = empty_like_heads(q, E), q.new_empty(B, H, T, dtype=torch.float32)
     inner = empty_like_heads(q, E, torch.float32) if len(passes) > 1 else None
@@ -73,15 +88,13 @@ def forward(
         sizes = _tile_of("forward", q, v, part, related is None)
         programs = triton.cdiv(triton.cdiv(T, part.fold), sizes.rows) * B * H * part.fold
         splits = _splits(programs, part, triton.cdiv(k.shape[2], sizes.keys)) if len(passes) == 1 else 1
-        out, out_lse = (o if n == len(passes) - 1 else inner), lse
+        out, out_lse = (o if inner is None or n == len(passes) - 1 else inner), lse
         if splits > 1:
             out = q.new_empty(splits, B, T, H, E, dtype=torch.float32).transpose(2, 3)
             out_lse = lse.new_empty(splits, B, H, T)
-        near, far = _arguments(q, k, v, far_k, far_v, related, part, common, tensors)
         with torch.cuda.device_of(q):
             forward_kernel[(programs, splits)](
-                *near,
-                *far,
+                *_arguments(inputs, part),
                 out,
                 out_lse,
                 inner if n else None,
@@ -116,26 +129,44 @@ def backward(
     common, passes = unflatten(numbers)
     grad = grad if grad.stride(-1) == 1 or grad.shape[-1] == 1 else grad.contiguous()
     delta = torch.empty_like(lse)
-    rows = (q, k, v, far_k, far_v, related, scale, common, tensors)
+    inputs = Inputs(q, k, v, far_k, far_v, related, scale, common, tensors)
     # not every distance has a key
     of_related = q.new_empty(0) if related is None else torch.zeros_like(related)
-    gq, gk, gv = (empty_like_heads(x, x.shape[3]) for x in (q, k, v))
-    wide = [empty_like_heads(x, x.shape[3], torch.float32) if len(passes) > 1 else None for x in (q, k, v)]
-    gfar = (q.new_empty(0), q.new_empty(0))
+    grads = _empty_gradients(q, k, v)
+    wide = _empty_gradients(q, k, v, torch.float32) if len(passes) > 1 else None
+    far_grads = (q.new_empty(0), q.new_empty(0))
     for n, part in enumerate(passes):
-        last, before = n == len(passes) - 1, wide if n else (None, None, None)
-        outs = (gq, gk, gv) if last else wide
-        _of_queries(part, rows, grad, o, lse, delta, outs[0], before[0], n == 0, of_related)
-        sums = _of_far(part, rows, grad, lse, delta)
-        _of_keys(part, rows, grad, lse, delta, outs[1:], before[1:], None if far_k is not None else sums)
-        if far_k is not None:
-            gfar = tuple(x.to(k.dtype) for x in sums)
-    return gq, gk, gv, *gfar, of_related
+        outs = grads if wide is None or n == len(passes) - 1 else wide
+        before = (None, None, None) if wide is None or n == 0 else wide
+        _of_queries(part, inputs, grad, o, lse, delta, outs[0], before[0], n == 0, of_related)
+        sums = _of_far(part, inputs, grad, lse, delta)
+        _of_keys(part, inputs, grad, lse, delta, outs[1:], before[1:], None if far_k is not None else sums)
+        if far_k is not None and sums is not None:
+            far_grads = (sums[0].to(k.dtype), sums[1].to(k.dtype))
+    return *grads, *far_grads, of_related
 
 
-def _of_queries(part: Pass, rows: tuple, grad, o, lse, delta, gq, before, first: bool, of_related) -> None:
+def _empty_gradients(
+    q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    of_q, of_k, of_v = (empty_like_heads(x, x.shape[3], dtype) for x in (q, k, v))
+    return of_q, of_k, of_v
+
+
+def _of_queries(
+    part: Pass,
+    inputs: Inputs,
+    grad: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    gq: Tensor,
+    before: Tensor | None,
+    first: bool,
+    of_related: Tensor,
+) -> None:
     """dq, delta by the first pass, and the gradient of what relations add."""
-    q, k, v, far_k, far_v, related, scale, common, tensors = rows
+    q, k, v, far_k, _, related, scale, common, _ = inputs
     (B, H, T, D), sizes = q.shape, _tile_of("queries", q, v, part, related is None)
     programs = triton.cdiv(triton.cdiv(T, part.fold), sizes.rows) * B * H * part.fold
     alone = before is None and gq.dtype == q.dtype
@@ -146,11 +177,9 @@ def _of_queries(part: Pass, rows: tuple, grad, o, lse, delta, gq, before, first:
     out_related = of_related
     if splits > 1 and related is not None:
         out_related = related.new_empty(splits, *related.shape, dtype=torch.float32)
-    near, far = _arguments(q, k, v, far_k, far_v, related, part, common, tensors)
     with torch.cuda.device_of(q):
         queries_kernel[(programs, splits)](
-            *near,
-            *far,
+            *_arguments(inputs, part),
             o,
             grad,
             lse,
@@ -175,24 +204,22 @@ def _of_queries(part: Pass, rows: tuple, grad, o, lse, delta, gq, before, first:
             of_related.copy_(out_related.sum(0))
 
 
-def _of_far(part: Pass, rows: tuple, grad, lse, delta) -> tuple[Tensor, Tensor] | None:
+def _of_far(part: Pass, inputs: Inputs, grad: Tensor, lse: Tensor, delta: Tensor) -> tuple[Tensor, Tensor] | None:
     """dk and dv of the far keys, float32 [B, G, F, D or E]."""
     if part.far is None:
         return None
-    q, k, v, far_k, far_v, related, scale, common, tensors = rows
+    q, k, v, far_k, _, related, scale, common, _ = inputs
     (B, _, T, _), G, sizes = q.shape, k.shape[1], _tile_of("far", q, v, part, related is None)
     # classes do not matter to far keys, which see the queries of all of them
-    part, count = part._replace(fold=1, hole=False), part.far.count
+    part, count = part._replace(fold=1, hole=False), part.far.length
     keys = min(sizes.keys, max(16, triton.next_power_of_2(count)))
     sizes = sizes._replace(keys=keys)
     programs = triton.cdiv(count, keys) * B * G
     splits = max(1, min(PROGRAMS // programs, triton.cdiv(T, sizes.rows) // 4))
     sums = [q.new_empty(splits, B, G, count, x.shape[3], dtype=torch.float32) for x in (q, v)]
-    near, far = _arguments(q, k, v, far_k, far_v, related, part, common, tensors)
     with torch.cuda.device_of(q):
         keys_kernel[(programs, splits)](
-            *near,
-            *far,
+            *_arguments(inputs, part),
             grad,
             lse,
             delta,
@@ -213,19 +240,27 @@ def _of_far(part: Pass, rows: tuple, grad, lse, delta) -> tuple[Tensor, Tensor] 
             OF_FAR=True,
             **_launch(sizes),
         )
-    return tuple(x.sum(0) if splits > 1 else x[0] for x in sums)
+    of_k, of_v = (x.sum(0) if splits > 1 else x[0] for x in sums)
+    return of_k, of_v
 
 
-def _of_keys(part: Pass, rows: tuple, grad, lse, delta, outs, before, sums) -> None:
+def _of_keys(
+    part: Pass,
+    inputs: Inputs,
+    grad: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    outs: tuple[Tensor, Tensor],
+    before: tuple[Tensor | None, Tensor | None],
+    sums: tuple[Tensor, Tensor] | None,
+) -> None:
     """dk and dv of the near keys, and what far ones of the same tensors have had."""
-    q, k, v, far_k, far_v, related, scale, common, tensors = rows
+    q, k, v, far_k, _, related, scale, common, _ = inputs
     (B, G, S, _), sizes = k.shape, _tile_of("keys", q, v, part, related is None)
     programs = triton.cdiv(triton.cdiv(S, part.fold), sizes.keys) * B * G * part.fold
-    near, far = _arguments(q, k, v, far_k, far_v, related, part, common, tensors)
     with torch.cuda.device_of(q):
         keys_kernel[(programs, 1)](
-            *near,
-            *far,
+            *_arguments(inputs, part),
             grad,
             lse,
             delta,
@@ -263,7 +298,7 @@ def _splits(programs: int, part: Pass, blocks: int) -> int:
 
 
 def _tile_of(kind: str, q: Tensor, v: Tensor, part: Pass, plain: bool) -> Tile:
-    far = 0 if part.far is None else part.far.count
+    far = 0 if part.far is None else part.far.length
     sizes = tile(kind, triton.next_power_of_2(max(q.shape[3], v.shape[3])), q.dtype, far, plain and not part.listed)
     if part.block:
         sizes = sizes._replace(rows=min(sizes.rows, part.block), keys=min(sizes.keys, part.block))
@@ -276,24 +311,22 @@ def _launch(sizes: Tile) -> dict[str, int]:
     return options if sizes.registers is None else options | {"maxnreg": sizes.registers}
 
 
-def _arguments(q, k, v, far_k, far_v, related, part: Pass, common, tensors) -> tuple[tuple, tuple]:
+def _arguments(inputs: Inputs, part: Pass) -> tuple[Tensor | int | None, ...]:
     """What all kernels take first: inputs, strides, sizes and places; of far keys those of the near, where there are
     no others."""
-    far_k, far_v = (k, v) if far_k is None else (far_k, far_v)
+    q, k, v, far_k, far_v, related, _, common, tensors = inputs
+    far_k, far_v = (k, v) if far_k is None or far_v is None else (far_k, far_v)
     q0_at, k0_at, end, since, until, last, far_stride, slopes, table, *lists = tensors
     q0, k0, first, skip, origin = common[:5]
     low, high, far = part.low, part.high, part.far
-    near = (
+    return (
         *(q, k, v, far_k, far_v, q0_at, k0_at, end, since, until, last, far_stride, slopes, table, *lists, related),
         *(stride for x in (q, k, v, far_k, far_v) for stride in x.stride()[:3]),
-    )
-    counts = (
         *(q.shape[1], q.shape[2], k.shape[2], q0, k0, first, skip, origin, 0 if table is None else table.shape[1]),
         0 if related is None else related.shape[3],
         *(low.add, low.plus, high.add, high.plus),
-        *((0, 0, 0, 1) if far is None else (far.count, far.high.add, far.high.plus, max(1, far.stride))),
+        *((0, 0, 0, 1) if far is None else (far.length, far.high.add, far.high.plus, max(1, far.stride))),
     )
-    return near, counts
 
 
 def _constants(
@@ -301,7 +334,7 @@ def _constants(
 ) -> dict[str, int | bool]:
     far = part.far
     D, E = q.shape[3], v.shape[3]
-    far_keys = 16 if far is None else min(sizes.keys, max(16, triton.next_power_of_2(far.count)))
+    far_keys = 16 if far is None else min(sizes.keys, max(16, triton.next_power_of_2(far.length)))
     return {
         "RATIO": q.shape[1] // k.shape[1],
         "D": D,

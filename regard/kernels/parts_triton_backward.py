@@ -1,8 +1,11 @@
 """The backward kernels of parts_triton.py: one over tiles of queries, one over tiles of keys."""
 
-import triton
+# Triton's compiler reads these bodies, in which types are not those of Python.
+# pyright: reportAssignmentType=false, reportOperatorIssue=false
+
 import triton.language as tl
 
+from regard.kernels.jit_triton import jit
 from regard.kernels.parts_triton_tiles import (
     CHANGING,
     beyond,
@@ -26,7 +29,7 @@ from regard.kernels.parts_triton_tiles import (
 )
 
 
-@triton.jit(do_not_specialize=CHANGING)
+@jit(do_not_specialize=CHANGING)
 def queries_kernel(
     q, k, v, far_k, far_v, q0_at, k0_at, end_at, since, until, last_at, stride_at, slopes, table,
     lists, list_starts, list_rows, related,
@@ -109,7 +112,7 @@ def queries_kernel(
     tl.store(to, acc.to(out.dtype.element_ty), mask=exist & (column < D))
 
 
-@triton.jit
+@jit
 def _descend(carry, rows, key, value, at, j, visible, HOW, KEYS: tl.constexpr, FAR: tl.constexpr, MASKED: tl.constexpr):
     """What a tile of keys gives to dq, and to relations."""
     acc, acc_r = carry
@@ -129,7 +132,7 @@ def _descend(carry, rows, key, value, at, j, visible, HOW, KEYS: tl.constexpr, F
     return acc, acc_r
 
 
-@triton.jit(do_not_specialize=CHANGING)
+@jit(do_not_specialize=CHANGING)
 def keys_kernel(
     q, k, v, far_k, far_v, q0_at, k0_at, end_at, since, until, last_at, stride_at, slopes, table,
     lists, list_starts, list_rows, related,
@@ -215,7 +218,7 @@ def keys_kernel(
     _write(out_v, before_v, acc_v, b * ov_b + g * ov_h + at * ov_t, split * ov_split, slot < slots, E, BLOCK_E)
 
 
-@triton.jit
+@jit
 def _rows_seeing(
     j_low, j_high, q0, queries, skip, bounds, EVERY,
     FOLD: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, MASKED: tl.constexpr,
@@ -238,7 +241,7 @@ def _rows_seeing(
     return begin, count, first_whole, last_whole
 
 
-@triton.jit
+@jit
 def _of_rows(
     sums, tile, rows, row0, HOW, SIZE, EVERY,
     RELATIONS: tl.constexpr, FAR: tl.constexpr, HOLE: tl.constexpr, CHECKED: tl.constexpr, MASKED: tl.constexpr,
@@ -282,7 +285,7 @@ def _of_rows(
     return acc_k, acc_v
 
 
-@triton.jit
+@jit
 def _far_number(token, far_count, far_stride, INNER: tl.constexpr):
     """Which far key a token is, counted from the first one, and whether it is one."""
     if INNER == 0:
@@ -292,7 +295,7 @@ def _far_number(token, far_count, far_stride, INNER: tl.constexpr):
         return number, (token >= 0) & (token % far_stride < INNER) & (number < far_count)
 
 
-@triton.jit
+@jit
 def _write(out, before, acc, at, split_at, exist, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """Rows of a gradient, with what an earlier pass left of them."""
     if before is not None:

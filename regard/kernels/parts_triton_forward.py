@@ -1,8 +1,11 @@
 """The forward kernel of parts_triton.py: a tile of queries goes over the tiles of keys that one of them sees."""
 
-import triton
+# Triton's compiler reads these bodies, in which types are not those of Python.
+# pyright: reportAssignmentType=false
+
 import triton.language as tl
 
+from regard.kernels.jit_triton import jit
 from regard.kernels.parts_triton_tiles import (
     CHANGING,
     far_end,
@@ -18,7 +21,7 @@ from regard.kernels.parts_triton_tiles import (
 )
 
 
-@triton.jit(do_not_specialize=CHANGING)
+@jit(do_not_specialize=CHANGING)
 def forward_kernel(
     q, k, v, far_k, far_v, q0_at, k0_at, end_at, since, until, last_at, stride_at, slopes, table,
     lists, list_starts, list_rows, related,
@@ -96,7 +99,7 @@ def forward_kernel(
     tl.store(to, (acc / sums[:, None]).to(o.dtype.element_ty), mask=inside[:, None] & (column < E))
 
 
-@triton.jit
+@jit
 def _absorb(carry, rows, key, value, at, j, visible, HOW, KEYS: tl.constexpr, FAR: tl.constexpr, MASKED: tl.constexpr):
     """One tile of keys joins the running output, sum and maximum."""
     acc, total, top = carry

@@ -14,8 +14,12 @@ Functions take what belongs together as tuples, in the order that the kernels ma
 What is known when a kernel is compiled stays so only where it is not unpacked: those tuples are read by number.
 """
 
-import triton
+# Triton's compiler reads these bodies, in which types are not those of Python.
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
+
 import triton.language as tl
+
+from regard.kernels.jit_triton import jit
 
 # Numbers that change from call to call: a kernel is not compiled anew for each of them.
 CHANGING = [
@@ -38,7 +42,7 @@ CHANGING = [
 ]
 
 
-@triton.jit
+@jit
 def floored(x, EVERY: tl.constexpr):
     """x // EVERY rounded down, where Triton rounds towards zero."""
     if EVERY == 1:
@@ -47,7 +51,7 @@ def floored(x, EVERY: tl.constexpr):
         return tl.where(x >= 0, x // EVERY, -((EVERY - 1 - x) // EVERY))
 
 
-@triton.jit
+@jit
 def bound(i, add, plus, EVERY: tl.constexpr, TIMES: tl.constexpr):
     if TIMES == 0:
         return i * 0 + plus
@@ -55,7 +59,7 @@ def bound(i, add, plus, EVERY: tl.constexpr, TIMES: tl.constexpr):
         return floored(i + add, EVERY) * TIMES + plus
 
 
-@triton.jit
+@jit
 def beyond(n, add, plus, EVERY: tl.constexpr, TIMES: tl.constexpr):
     """The first i with bound(i) > n."""
     if TIMES == 0:
@@ -64,7 +68,7 @@ def beyond(n, add, plus, EVERY: tl.constexpr, TIMES: tl.constexpr):
         return (floored(n - plus, TIMES) + 1) * EVERY - add
 
 
-@triton.jit
+@jit
 def places(b, one, q0, k0, q0_at, k0_at, end_at, last_at, first, T, S, FOLD: tl.constexpr, BY_KEY: tl.constexpr):
     """Class `one` of a row: its first query and slot; how many of both; their positions; the keys that exist."""
     if q0_at is not None:
@@ -94,7 +98,7 @@ def places(b, one, q0, k0, q0_at, k0_at, end_at, last_at, first, T, S, FOLD: tl.
         return query, slot, queries, slots, (q0 + query) // FOLD, (k0 + slot - rest) // FOLD, first, end
 
 
-@triton.jit
+@jit
 def far_end(b, count, end_at, S, START: tl.constexpr, INNER: tl.constexpr, stride, CLIP: tl.constexpr):
     """How many far keys exist, where they are keys of the row."""
     if CLIP:
@@ -108,7 +112,7 @@ def far_end(b, count, end_at, S, START: tl.constexpr, INNER: tl.constexpr, strid
     return count
 
 
-@triton.jit
+@jit
 def blocks(low_min, low_max, high_min, high_max, SIZE: tl.constexpr):
     """Blocks from low_min on: how many there are, and from which to which they lie in low_max ... high_min."""
     count = tl.maximum(high_max - low_min + SIZE - 1, 0) // SIZE
@@ -117,7 +121,7 @@ def blocks(low_min, low_max, high_min, high_max, SIZE: tl.constexpr):
     return count, whole, stop
 
 
-@triton.jit
+@jit
 def share(low, high, low_max, high_min, SPLITS: tl.constexpr, SIZE: tl.constexpr):
     """The part of a range that this program takes."""
     if SPLITS > 1:
@@ -128,7 +132,7 @@ def share(low, high, low_max, high_min, SPLITS: tl.constexpr, SIZE: tl.constexpr
     return low, high, low_max, high_min
 
 
-@triton.jit
+@jit
 def load_rows(
     base, stride, inside, COUNT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHECKED: tl.constexpr
 ):
@@ -147,7 +151,7 @@ def load_rows(
             return tl.load(at, mask=column < WIDTH, other=0.0)
 
 
-@triton.jit
+@jit
 def far_slot(j, stride, START: tl.constexpr, INNER: tl.constexpr):
     if INNER == 0:
         return j + START
@@ -155,14 +159,14 @@ def far_slot(j, stride, START: tl.constexpr, INNER: tl.constexpr):
         return j // INNER * stride + j % INNER + START
 
 
-@triton.jit
+@jit
 def load_at(x, at, inside, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """The rows that begin at these numbers of x, [., BLOCK]; zeros where one is not `inside`."""
     column = tl.arange(0, BLOCK)[None, :]
     return tl.load(x + at[:, None] + column, mask=inside[:, None] & (column < WIDTH), other=0.0)
 
 
-@triton.jit
+@jit
 def add_distances(logits, scale, related, rows_at, i, j, columns, inside, AXIS: tl.constexpr):
     """Scaled logits, and the entry of their distance in the rows of a table."""
     if AXIS == 0:
@@ -176,7 +180,7 @@ def add_distances(logits, scale, related, rows_at, i, j, columns, inside, AXIS: 
     return logits * scale + added * 1.4426950408889634
 
 
-@triton.jit
+@jit
 def load_relations(related, rows_at, inside, RELATIONS: tl.constexpr, DISTANCE: tl.constexpr, BY_ROW: tl.constexpr):
     """The table of some queries, [ROWS, RELATIONS], or the other way round."""
     p = tl.arange(0, RELATIONS)
@@ -187,13 +191,13 @@ def load_relations(related, rows_at, inside, RELATIONS: tl.constexpr, DISTANCE: 
     return tl.load(related + at, mask=mask, other=0.0).to(tl.float32)
 
 
-@triton.jit
+@jit
 def linked(i, j, GLOBALS: tl.constexpr, SEGMENT: tl.constexpr):
     """Whether one is the global token of the other's segment."""
     return tl.maximum(tl.maximum(i, j) - GLOBALS, 0) // SEGMENT == tl.minimum(i, j)
 
 
-@triton.jit
+@jit
 def add_relations(
     logits, scale, tile, i, j, DISTANCE: tl.constexpr, GLOBALS: tl.constexpr, SEGMENT: tl.constexpr,
     FAR: tl.constexpr, OF_GLOBALS: tl.constexpr, AXIS: tl.constexpr,
@@ -213,7 +217,7 @@ def add_relations(
     return logits * scale + tl.gather(tile, index, AXIS) * 1.4426950408889634
 
 
-@triton.jit
+@jit
 def of_relations(
     acc, slope, i, at, DISTANCE: tl.constexpr, GLOBALS: tl.constexpr, SEGMENT: tl.constexpr, FAR: tl.constexpr,
     OF_GLOBALS: tl.constexpr, KEYS: tl.constexpr,
@@ -243,7 +247,7 @@ def of_relations(
     return acc
 
 
-@triton.jit
+@jit
 def logits_of(a, b, i, j, row, bias, HOW, FAR: tl.constexpr, AXIS: tl.constexpr):
     """a b^T; where positions add something also scaled, and with that. i, j and the row have its shape; relations lie
     on AXIS of theirs."""
@@ -264,14 +268,14 @@ def logits_of(a, b, i, j, row, bias, HOW, FAR: tl.constexpr, AXIS: tl.constexpr)
     return logits
 
 
-@triton.jit
+@jit
 def scale_left(bias):
     """What logits are still to be multiplied by: the scale, where positions add nothing."""
     _, scale, slopes, table, _, _, related, _ = bias
     return scale if slopes is None and table is None and related is None else 1.0
 
 
-@triton.jit
+@jit
 def load_pair(pair, at, inside, SIZE, CHECKED: tl.constexpr):
     """Tiles of both tensors of a pair, from row `at` on."""
     x, x_t, y, y_t = pair
@@ -281,7 +285,7 @@ def load_pair(pair, at, inside, SIZE, CHECKED: tl.constexpr):
     return first, load_rows(y + at * y_t, y_t * FOLD, inside, SIZE[0], SIZE[3], SIZE[4], CHECKED)
 
 
-@triton.jit
+@jit
 def load_far_pair(pair, j, count, far_stride, SIZE, START: tl.constexpr, INNER: tl.constexpr):
     """Tiles of both tensors of a pair at far keys j."""
     x, x_t, y, y_t = pair
@@ -289,7 +293,7 @@ def load_far_pair(pair, j, count, far_stride, SIZE, START: tl.constexpr, INNER: 
     return load_at(x, slot * x_t, j < count, SIZE[1], SIZE[2]), load_at(y, slot * y_t, j < count, SIZE[3], SIZE[4])
 
 
-@triton.jit
+@jit
 def rows_see(
     i, i_first, i_last, rows_at, inside, since, until, first, end, low_add, low_plus, high_add, high_plus,
     LOW_EVERY: tl.constexpr, LOW_TIMES: tl.constexpr, HIGH_EVERY: tl.constexpr, HIGH_TIMES: tl.constexpr,
@@ -318,7 +322,7 @@ def rows_see(
     return low, high, low_min, low_max, high_min, high_max
 
 
-@triton.jit
+@jit
 def over_far(carry, rows, far, count, stride, add, plus, ends, HOW, SIZE, FAR, STEP: tl.constexpr):
     """The far keys: first those that all queries from position ends[0] to ends[1] see."""
     KEYS: tl.constexpr = SIZE[0]
@@ -337,7 +341,7 @@ def over_far(carry, rows, far, count, stride, add, plus, ends, HOW, SIZE, FAR, S
     return carry
 
 
-@triton.jit
+@jit
 def over_near(
     carry, rows, near, see, first, end, HOW, SIZE,
     HOLE: tl.constexpr, MASKED: tl.constexpr, SPLITS: tl.constexpr, STEP: tl.constexpr,
@@ -363,7 +367,7 @@ def over_near(
     return carry
 
 
-@triton.jit
+@jit
 def over_listed(
     carry, rows, near, listed, S, HOW, SIZE, BLOCK: tl.constexpr, LISTED: tl.constexpr, STEP: tl.constexpr
 ):  # fmt: skip

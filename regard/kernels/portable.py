@@ -15,7 +15,8 @@ Letters: B batch, T queries, S keys, H heads, G key/value heads, D head width, E
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import reduce
+from typing import NamedTuple, overload
 
 import torch
 import torch.nn.functional as F
@@ -49,16 +50,15 @@ def attend(
     lists: Lists | None = None,
 ) -> Tensor:
     """`runs.attend` without relations; any dtype and size of blocks, and a bias may be learned."""
-    k, v, far_k, far_v = (
-        x if x is None else x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v, far_k, far_v)
-    )
+    k, v = (_for_heads(x, q) for x in (k, v))
+    far_k, far_v = (None if x is None else _for_heads(x, q) for x in (far_k, far_v))
     q = q * scale
-    groups = []
+    groups: list[Group] = []
     for part in passes:
         groups.append(_near(q, k, v, part, where, bias))
         if part.far is not None:
             groups.append(_far(q, k, v, part.far, where, bias, far_k, far_v))
-        if part.listed:
+        if part.listed and lists is not None:
             groups.append(_listed(q, k, v, part.block, lists.keys))
     logits = torch.cat([group.logits for group in groups], -1)
     seen = logits > -torch.inf
@@ -66,12 +66,17 @@ def attend(
     weights = torch.softmax(torch.where(seen, logits, torch.finfo(logits.dtype).min), -1)
     weights = torch.where(seen, weights, 0).to(v.dtype)
     shares = weights.split([group.logits.shape[-1] for group in groups], -1)
-    o = sum(group.read(share) for group, share in zip(groups, shares, strict=True))
+    o = reduce(torch.add, (group.read(share) for group, share in zip(groups, shares, strict=True)))
     return o if head is None else torch.cat([head, o[:, :, head.shape[2] :]], 2)
 
 
+def _for_heads(x: Tensor, q: Tensor) -> Tensor:
+    """Keys or values [B, G, S, D] repeated for each head that shares them."""
+    return x.repeat_interleave(q.shape[1] // x.shape[1], 1)
+
+
 def _near(q: Tensor, k: Tensor, v: Tensor, part: Pass, where: Where, bias: Bias) -> Group:
-    """The near run of a pass: the queries laid out as [B, H, fold, tiles, b, D], each tile with a run of keys."""
+    """The near run of a pass: the queries arranged as [B, H, fold, tiles, b, D], each tile with a run of keys."""
     T, S, device = q.shape[2], k.shape[2], q.device
     aligned = isinstance(where.q0, int) and isinstance(where.k0, int) and where.q0 == where.k0 == 0
     fold = part.fold if aligned else 1
@@ -120,14 +125,14 @@ def _far(
     q: Tensor, k: Tensor, v: Tensor, far: Far, where: Where, bias: Bias, far_k: Tensor | None, far_v: Tensor | None
 ) -> Group:
     S, device = k.shape[2], q.device
-    index = torch.arange(far.count, device=device)
+    index = torch.arange(far.length, device=device)
     slots = index[None] + far.start  # [1 or B, F]
     if far.inner:
         stride = far.stride if where.far_stride is None else where.far_stride[:, None].clamp(min=1)
         slots = index[None] // far.inner * stride + index % far.inner + far.start
     i = _shifted(where.q0, torch.arange(q.shape[2], device=device))[..., None]  # [.., T, 1]
     seen = index < _bound(far.high, i)
-    if far_k is None:
+    if far_k is None or far_v is None:
         exist = slots < S if where.end is None else (slots < S) & (slots < where.end[:, None])
         seen = seen & exist[:, None, None]
         at = slots.clamp(max=S - 1)[:, None, :, None]
@@ -164,6 +169,14 @@ def _tile(low: Bound, high: Bound) -> tuple[int, int, int, int] | None:
     b = every * max(1, max(TILE, span * low.every // low.times // 2) // every)
     start = _bound(low, 0)
     return b, b // low.every * low.times, start, max(_bound(high, b - 1) - start, 1)
+
+
+@overload
+def _bound(bound: Bound, i: int) -> int: ...
+
+
+@overload
+def _bound(bound: Bound, i: Tensor) -> Tensor | int: ...
 
 
 def _bound(bound: Bound, i: Tensor | int) -> Tensor | int:

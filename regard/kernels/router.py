@@ -2,13 +2,16 @@
 rounding. Gradients are not, and are made in what autocast says: on a GPU products in float32 cost ten times as much.
 """
 
+from types import ModuleType
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from regard.kernels import moves
+from regard.kernels.autograd import Function
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
@@ -33,7 +36,7 @@ def logits(x: Tensor, weight: Tensor, jitter: float = 0.0) -> tuple[Tensor, Tens
     if _narrows(narrow) and (kernel := moves.kernels(x, weight)) and len(x) <= kernel.MOST:
         seed = torch.randint(2**31, (1,), device=x.device) if jitter else None
         with torch.autocast(x.device.type, enabled=False):
-            return _Router.apply(x, weight, jitter, seed, narrow)
+            return _Router.apply(x, weight, kernel, jitter, seed, narrow)
     if not jitter:
         return wide_linear(x, weight), x
     noise = torch.empty_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
@@ -48,14 +51,14 @@ class _WideLinear(Function):
     """x W^T in float32, gradients in `narrow`."""
 
     @staticmethod
-    def forward(ctx, x, weight, narrow):
+    def forward(ctx: Any, x: Tensor, weight: Tensor, narrow: torch.dtype) -> Tensor:
         ctx.save_for_backward(x.to(narrow), weight.to(narrow))
         ctx.dtypes = x.dtype, weight.dtype
         return F.linear(x.float(), weight.float())
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight = ctx.saved_tensors
         grad = grad.to(x.dtype)
         of_x, of_weight = grad @ weight, grad.flatten(0, -2).T @ x.flatten(0, -2)
@@ -66,17 +69,25 @@ class _Router(Function):
     """The same with noise, in Triton; x is handed on."""
 
     @staticmethod
-    def forward(ctx, x, weight, jitter, seed, narrow):
-        ctx.kernel = moves.kernels(x, weight)
-        found, copy = ctx.kernel.logits(x.contiguous(), weight.contiguous(), jitter, seed, narrow)
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        kernel: ModuleType,
+        jitter: float,
+        seed: Tensor | None,
+        narrow: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.kernel = kernel
+        found, copy = kernel.logits(x.contiguous(), weight.contiguous(), jitter, seed, narrow)
         ctx.save_for_backward(copy, weight.to(narrow), seed)
         ctx.jitter, ctx.dtype = jitter, weight.dtype
         return found, x.view_as(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad, of_x):
+    def backward(ctx: Any, grad: Tensor, of_x: Tensor) -> tuple[Tensor | None, ...]:
         copy, weight, seed = ctx.saved_tensors
         grad, of_x = grad.to(copy.dtype).contiguous(), of_x.contiguous()
         of_weight = (grad.T @ copy).to(ctx.dtype)
-        return ctx.kernel.of_tokens(grad, weight, of_x, ctx.jitter, seed), of_weight, None, None, None
+        return ctx.kernel.of_tokens(grad, weight, of_x, ctx.jitter, seed), of_weight, None, None, None, None

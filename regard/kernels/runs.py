@@ -18,13 +18,14 @@ Letters: B batch, T queries, S keys, H heads, G key/value heads (H is a multiple
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from regard.kernels.autograd import Function, refuse_second_derivative
 from regard.kernels.choose import portable_only, use_triton
-from regard.kernels.parts import once
+from regard.kernels.parts import default_scale
 
 LOG2E = math.log2(math.e)
 WIDEST = 256  # head width that a program has room for
@@ -44,12 +45,12 @@ NONE = Bound(times=0, plus=-(2**30))  # below every position
 
 
 class Far(NamedTuple):
-    """Keys j < count that a query sees where j < high(i).
+    """Keys j < length that a query sees where j < high(i).
 
     They are k and v (or far_k and far_v) at slot start + j // inner * stride + j % inner; inner = 0: at start + j.
     """
 
-    count: int
+    length: int
     high: Bound = ALL
     start: int = 0
     inner: int = 0
@@ -166,10 +167,13 @@ def attend(
     [B, H, n, E] is the output of the first n queries, which are computed elsewhere and left out here.
     """
     where, bias = where or Where(), bias or Bias()
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = default_scale(q) if scale is None else scale
     if portable_only():
         if relations is not None or where.since is not None or where.until is not None:
-            raise NotImplementedError("exported patterns have no relations and no bounds of single queries")
+            raise NotImplementedError(
+                "a pattern with relations, or with bounds of single queries such as those of packed documents, cannot "
+                "be exported: export the model without them, or set REGARD_KERNELS=triton to keep Regard's own kernels"
+            )
         from regard.kernels import portable
 
         return portable.attend(
@@ -177,10 +181,10 @@ def attend(
         )
     if torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)
-        q, k, v, far_k, far_v, head = (x if x is None else x.to(dtype) for x in (q, k, v, far_k, far_v, head))
-    q, k, v, far_k, far_v = (
-        x if x is None or x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for x in (q, k, v, far_k, far_v)
-    )
+        q, k, v = (x.to(dtype) for x in (q, k, v))
+        far_k, far_v, head = (None if x is None else x.to(dtype) for x in (far_k, far_v, head))
+    q, k, v = (_with_dense_rows(x) for x in (q, k, v))
+    far_k, far_v = (None if x is None else _with_dense_rows(x) for x in (far_k, far_v))
     if not q.numel() or not k.numel():
         return torch.zeros((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
     numbers, tensors = flatten(passes, where, bias, 0 if head is None else head.shape[2], lists, relations)
@@ -188,9 +192,25 @@ def attend(
     return _Attend.apply(q, k, v, far_k, far_v, head, related, scale, numbers, *tensors)
 
 
-class _Attend(torch.autograd.Function):
+def _with_dense_rows(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+class _Attend(Function):
     @staticmethod
-    def forward(ctx, q, k, v, far_k, far_v, head, related, scale: float, numbers: list[int], *tensors: Tensor | None):
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        far_k: Tensor | None,
+        far_v: Tensor | None,
+        head: Tensor | None,
+        related: Tensor | None,
+        scale: float,
+        numbers: list[int],
+        *tensors: Tensor | None,
+    ) -> Tensor:
         # `tensors` are odd in number: dynamo leaves out ctx if forward has as many parameters as there are arguments.
         run = _forward_operator if torch.compiler.is_compiling() else _forward
         o, lse = run(q, k, v, far_k, far_v, head, related, scale, numbers, tensors)
@@ -199,8 +219,8 @@ class _Attend(torch.autograd.Function):
         return o
 
     @staticmethod
-    def backward(ctx, grad: Tensor):
-        once()
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
         q, k, v, far_k, far_v, related, o, lse, *tensors = ctx.saved_tensors
         run = _backward_operator if torch.compiler.is_compiling() else _backward
         grads = run(grad, q, k, v, far_k, far_v, related, o, lse, ctx.scale, ctx.numbers, tensors)

@@ -21,13 +21,14 @@ Products take bfloat16 as it is and round other factors to it; float16 as tf32, 
 float32; and float32 as float32. A state that is asked for is summed from two bfloat16 parts of each feature.
 """
 
+from typing import Any, NamedTuple
+
 import torch
 import triton
 from torch import Tensor
-from torch.autograd import Function
 
 from regard.kernels import scan_triton_cut as cuts
-from regard.kernels.parts import once
+from regard.kernels.autograd import Function, refuse_second_derivative
 from regard.kernels.scan_triton_backward import scan_keys, scan_queries
 from regard.kernels.scan_triton_cut import Cut, dense, empty, even, precision, rows, strides
 from regard.kernels.scan_triton_forward import link_segments, scan_forward, scan_sums
@@ -85,7 +86,7 @@ def softmax_scan(
     units = [
         torch.where(safe[..., None] != 0, _unit(x) - x * LOG2E.value, 0.0).exp2() for x in (tops[..., 0], tops[..., -1])
     ]
-    if S is not None:
+    if S is not None and z is not None:
         S, z = S / units[0][..., None], z / units[0]
     o, _, S, z = _Scan.apply(q, k, v, None, tops, safe, S, z, None, lengths, 0, 3, 0.0, final)
     return o, (S * units[1][..., None], z * units[1], tops[..., -1].clone()) if final else None
@@ -118,12 +119,49 @@ def _maxima(k: Tensor, top: Tensor | None, lengths: Tensor | None) -> tuple[Tens
     return tops, ((high - low) * LOG2E.value <= GROWTH - 2).all(-1).all(-1).to(torch.int32)
 
 
+class _Saved(NamedTuple):
+    """What the forward pass leaves for `_backward`, in the order of its arguments."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    decay: Tensor | None
+    tops: Tensor | None
+    safe: Tensor | None
+    S: Tensor | None
+    z: Tensor | None
+    first: Tensor | None
+    lengths: Tensor | None
+    o: Tensor
+    rest: Tensor
+    den: Tensor
+    S_starts: Tensor
+    z_starts: Tensor
+    shrink: Tensor
+
+
 class _Scan(Function):
     # A compiler sees both directions as one operator each.
 
     @staticmethod
-    def forward(ctx, q, k, v, decay, tops, safe, S, z, first, lengths, map, norm, floor, final):
-        q, k, v, decay = (rows(x) for x in (q, k, v, decay))
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        decay: Tensor | None,
+        tops: Tensor | None,
+        safe: Tensor | None,
+        S: Tensor | None,
+        z: Tensor | None,
+        first: Tensor | None,
+        lengths: Tensor | None,
+        map: int,
+        norm: int,
+        floor: float,
+        final: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        q, k, v, decay = rows(q), rows(k), rows(v), rows(decay)
         S, z, first, lengths = (dense(x) for x in (S, z, first, lengths))
         run = _forward_operator if torch.compiler.is_compiling() else _forward
         # the gradient of a decay reads the last state
@@ -138,22 +176,24 @@ class _Scan(Function):
         return o, den, S_end, z_end
 
     @staticmethod
-    def backward(ctx, g, g_den, dS, dz):
-        once()
+    def backward(ctx: Any, g: Tensor, g_den: Tensor, dS: Tensor, dz: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
         map, norm, floor, final = ctx.options
-        *given, S_end, z_end = ctx.saved_tensors
-        decay, first, lengths = given[3], *given[8:10]
-        dS, dz = (dS.contiguous(), dz.contiguous()) if final else (None, None)
-        g_den = None if norm else g_den.contiguous()
+        *saved, S_end, z_end = ctx.saved_tensors
+        saved = _Saved(*saved)
+        of_end = (dS.contiguous(), dz.contiguous()) if final else (None, None)
+        of_den = None if norm else g_den.contiguous()
         run = _backward_operator if torch.compiler.is_compiling() else _backward
         learns, onward = ctx.needs_input_grad[3], ctx.needs_input_grad[6]
-        *grads, of_q, of_k, dS_start, dz_start = run(*given, rows(g), g_den, dS, dz, map, norm, floor, learns, onward)
+        dq, dk, dv, of_q, of_k, dS_start, dz_start = run(
+            *saved, rows(g), of_den, *of_end, map, norm, floor, learns, onward
+        )
         d_decay = None
-        if learns:
-            end = (S_end * dS).sum(-1) + z_end * dz if final else None  # [B, H, K]
-            d_decay = _decay_gradient(of_q - of_k, end, decay, first, lengths)
+        if learns and saved.decay is not None:
+            end = (S_end * of_end[0]).sum(-1) + z_end * of_end[1] if final else None  # [B, H, K]
+            d_decay = _decay_gradient(of_q - of_k, end, saved.decay, saved.first, saved.lengths)
         starts = (dS_start, dz_start) if onward else (None, None)
-        return *grads, d_decay, None, None, *starts, None, None, None, None, None, None
+        return dq, dk, dv, d_decay, None, None, *starts, None, None, None, None, None, None
 
 
 def _decay_gradient(
@@ -193,10 +233,10 @@ def _forward(
     segment leaves of the one before."""
     ways = _ways(decay, tops)
     p = cuts.cut(q, v.shape[3], v.dtype, ways[0])
-    o, rest, den, S_end, z_end, *starts = _forward_results(q, k, v, decay, tops, norm, ends)
+    o, rest, den, S_end, z_end, S_starts, z_starts, shrink = _forward_results(q, k, v, decay, tops, norm, ends)
     before, options, extra = (S, z), options_of(q, k, v, first, lengths, p, map, norm), (decay, tops, safe)
     if p.segments > 1:
-        before = starts[:2]
+        before, starts = (S_starts, z_starts), (S_starts, z_starts, shrink)
         for way in ways:
             segment_sums(k, v, None, None, k, extra, first, lengths, floor, starts, p, options, way, v.dtype, ends)
         _link(p, starts, (S, z), (S_end, z_end) if ends else (None, None), reverse=False)
@@ -219,7 +259,7 @@ def _forward(
             )  # fmt: skip
     if p.parts_k > 1:
         _add_parts(out, out_den, o, rest, den, norm, floor, p.parts_k)
-    return o, rest, den, S_end, z_end, *starts
+    return o, rest, den, S_end, z_end, S_starts, z_starts, shrink
 
 
 def _add_parts(
@@ -235,21 +275,32 @@ def _add_parts(
 
 def _forward_results(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, tops: Tensor | None, norm: int, ends: bool
-) -> list[Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Room for what `_forward` returns."""
     (B, H, T, K), V, way = q.shape, v.shape[-1], _ways(decay, tops)[0]
     p = cuts.cut(q, V, v.dtype, way)
     o = empty(q, (B, T, H, V), v.dtype if norm else torch.float32).transpose(1, 2)
-    of_rows = (B, H, T, K) if norm == 3 else (B, H, T)
-    sizes = [of_rows, (B, H, K, V) if ends else (0,), (B, H, K) if ends else (0,)]
+    den = empty(q, (B, H, T, K) if norm == 3 else (B, H, T))
+    S_end, z_end = (empty(q, size if ends else (0,)) for size in ((B, H, K, V), (B, H, K)))
     each = (B, H, p.segments)
-    sizes += [(*each, K, V), (*each, K), (*each, K if way > 1 else 1)] if p.segments > 1 else [(0,)] * 3
+    sizes = (*each, K, V), (*each, K), (*each, K if way > 1 else 1)
+    S_starts, z_starts, shrink = (empty(q, size if p.segments > 1 else (0,)) for size in sizes)
     # with it the gradient of the denominators is that of what was not rounded
     cancels = p.parts_k > 1 and norm in (1, 2) and o.dtype != torch.float32
     rest = empty(q, (B, T, H, V), o.dtype).transpose(1, 2) if cancels else empty(q, (0,), o.dtype)
-    return [o, rest, *(empty(q, size) for size in sizes)]
+    return o, rest, den, S_end, z_end, S_starts, z_starts, shrink
 
 
-def options_of(q, k, v, first, lengths, p: Cut, map: int, norm: int) -> dict[str, int | bool | str]:
+def options_of(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    first: Tensor | None,
+    lengths: Tensor | None,
+    p: Cut,
+    map: int,
+    norm: int,
+) -> dict[str, Any]:
     """What all kernels of a scan are told when they are compiled."""
     H, K = q.shape[1::2]
     sizes = {"H": H, "GROUP": H // k.shape[1], "K": K, "V": v.shape[3], "BK": p.block_k, "BV": p.block_v}
@@ -263,7 +314,22 @@ def options_of(q, k, v, first, lengths, p: Cut, map: int, norm: int) -> dict[str
 
 
 def segment_sums(
-    x, y, den, e, k, extra, first, lengths, floor, sums, p, options, way, dtype, ends, reverse: bool = False
+    x: Tensor,
+    y: Tensor,
+    den: Tensor | None,
+    e: Tensor | None,
+    k: Tensor | None,
+    extra: tuple[Tensor | None, Tensor | None, Tensor | None],
+    first: Tensor | None,
+    lengths: Tensor | None,
+    floor: float,
+    sums: tuple[Tensor, Tensor, Tensor | None],
+    p: Cut,
+    options: dict[str, Any],
+    way: int,
+    dtype: torch.dtype,
+    ends: bool,
+    reverse: bool = False,
 ) -> None:
     """The sum of x_t y_t^T over each segment, as the state after it has it; in reverse, as the gradient before it."""
     tuning, (decay, tops, _) = cuts.tuned("sums", *_widths(x, y), dtype, way), extra
@@ -278,7 +344,13 @@ def segment_sums(
         )  # fmt: skip
 
 
-def _link(p: Cut, sums, begin, end, reverse: bool) -> None:
+def _link(
+    p: Cut,
+    sums: tuple[Tensor, Tensor, Tensor],
+    begin: tuple[Tensor | None, Tensor | None],
+    end: tuple[Tensor | None, Tensor | None],
+    reverse: bool,
+) -> None:
     """What each segment adds -> the state before it, in place (after it, in reverse), and the one at the end."""
     part_S, part_z, shrink = sums
     (B, H, _, K, V), block = part_S.shape, 1024
@@ -332,8 +404,9 @@ def _backward(
     grid, extra = (q.shape[1] * p.segments, len(q), p.parts), (decay, tops, safe)
     steps = (*strides(q), *strides(k), *strides(v), *strides(g), *strides(decay))
     before, after = (S, z), (dS, dz)
+    sums = (torch.empty_like(S_starts), torch.empty_like(z_starts), shrink)
     if p.segments > 1:
-        before, after = (S_starts, z_starts), (torch.empty_like(S_starts), torch.empty_like(z_starts))
+        before, after = (S_starts, z_starts), sums[:2]
     given = p.parts_v > 1 or norm == 0 or (p.parts_k > 1 and norm < 3)
     for way in ways:
         tuning = cuts.tuned("queries", *_widths(q, v), dtype, way)
@@ -347,7 +420,6 @@ def _backward(
         e = dq.sum(0).float() * q / -torch.where(den.abs() > 1e-30, den, torch.inf)
     starts = (dS_start, dz_start) if onward else (None, None)
     if p.segments > 1:
-        sums = (*after, shrink)
         for way in ways:
             segment_sums(q, g, den, e, k, extra, first, lengths, floor, sums, p, options, way, dtype, onward, True)
         _link(p, sums, (dS, dz), starts, reverse=True)
@@ -360,12 +432,12 @@ def _backward(
                 **options, DECAY=way, LEARNS=learns, STATE=after[0] is not None, FINAL=starts[0] is not None,
                 **tuning.launch(), EVEN=even(q, v, lengths, p, tuning),
             )  # fmt: skip
-    return *_added(q, k, v, dq, dk, dv, of_q, of_k, learns, p), dS_start, dz_start
+    return *_added(q, k, v, dq, dk, dv, of_q, of_k, learns), dS_start, dz_start
 
 
 def _backward_results(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, tops: Tensor | None, learns: bool, onward: bool
-):
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Of each head, and of each part of K or V where a state is cut: `_added` makes the gradients of them."""
     (B, H, T, K), V = q.shape, v.shape[-1]
     p = cuts.cut(q, V, v.dtype, _ways(decay, tops)[0])
@@ -375,12 +447,23 @@ def _backward_results(
         return empty(q, (count, B, T, H, x.shape[3]), dtype).transpose(2, 3)
 
     size = ((p.parts_v, B, H, T, K) if _vector(decay) else (p.parts, B, H, T)) if learns else (0,)
-    starts = [(B, H, K, V), (B, H, K)] if onward else [(0,), (0,)]
-    grads = parts(p.parts_v, q), parts(p.parts_v, k), parts(p.parts_k, v)
-    return *grads, empty(q, size), empty(q, size), *(empty(q, size) for size in starts)
+    dq, dk, dv = parts(p.parts_v, q), parts(p.parts_v, k), parts(p.parts_k, v)
+    of_q, of_k = empty(q, size), empty(q, size)
+    dS_start, dz_start = (empty(q, start if onward else (0,)) for start in ((B, H, K, V), (B, H, K)))
+    return dq, dk, dv, of_q, of_k, dS_start, dz_start
 
 
-def _added(q, k, v, dq, dk, dv, of_q, of_k, learns: bool, p: Cut):
+def _added(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    of_q: Tensor,
+    of_k: Tensor,
+    learns: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of parts and of heads with the same key and value, added up."""
     dq, dk, dv = (x[0] if len(x) == 1 else x.sum(0).to(y.dtype) for x, y in ((dq, q), (dk, k), (dv, v)))
     if k.shape[1] < q.shape[1]:
@@ -389,10 +472,12 @@ def _added(q, k, v, dq, dk, dv, of_q, of_k, learns: bool, p: Cut):
     return dq, dk, dv, of_q, of_k
 
 
-def _row_gradients(g, g_den, o, rest, den, norm: int, floor: float, p: Cut) -> Tensor:
+def _row_gradients(
+    g: Tensor, g_den: Tensor | None, o: Tensor, rest: Tensor, den: Tensor, norm: int, floor: float, p: Cut
+) -> Tensor:
     """e [B, H, T], the gradient of the logarithms of the denominators; the kernel for dq writes it where it sees all
     of V."""
-    if norm == 0:
+    if norm == 0 and g_den is not None:
         return g_den
     if p.parts == 1 or norm == 3:
         return empty(g, den.shape)
@@ -406,15 +491,14 @@ _backward_operator = torch.library.custom_op("regard::linear_scan_backward", _ba
 
 @_forward_operator.register_fake
 def _(q, k, v, decay, tops, safe, S, z, first, lengths, map, norm, floor, ends):
-    return tuple(_forward_results(q, k, v, decay, tops, norm, ends))
+    return _forward_results(q, k, v, decay, tops, norm, ends)
 
 
 @_backward_operator.register_fake
 def _(q, k, v, decay, tops, *rest):
     learns, onward = rest[-2:]
-    *grads, dS_start, dz_start = _backward_results(q, k, v, decay, tops, learns, onward)
-    p = cuts.cut(q, v.shape[3], v.dtype, _ways(decay, tops)[0])
-    return *_added(q, k, v, *grads, learns, p), dS_start, dz_start
+    dq, dk, dv, of_q, of_k, dS_start, dz_start = _backward_results(q, k, v, decay, tops, learns, onward)
+    return *_added(q, k, v, dq, dk, dv, of_q, of_k, learns), dS_start, dz_start
 
 
 def _ways(decay: Tensor | None, tops: Tensor | None) -> tuple[int, ...]:

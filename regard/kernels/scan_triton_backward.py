@@ -1,8 +1,11 @@
 """The backward kernels of scan_triton.py: one scan forward for dq, one in reverse for dk and dv."""
 
-import triton
+# Triton's compiler reads these bodies, in which types are not those of Python.
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
+
 import triton.language as tl
 
+from regard.kernels.jit_triton import jit
 from regard.kernels.scan_triton_tiles import (
     add_product,
     documents,
@@ -24,7 +27,7 @@ from regard.kernels.scan_triton_tiles import (
 )
 
 
-@triton.jit(do_not_specialize=["T", "batch", "segments", "span", "last", "floor"])
+@jit(do_not_specialize=["T", "batch", "segments", "span", "last", "floor"])
 def scan_queries(
     q, k, v, g, den, e, decay, tops, safe, first, lengths, S_before, z_before, dq, of_q,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, d_b, d_h, d_t, T, batch, segments, span, last, floor,
@@ -99,13 +102,13 @@ def scan_queries(
         z = add_product(line, leaving, z, False, NARROW, PRECISION)
 
 
-@triton.jit
+@jit
 def _reset(S, z, leaving, after, through):
     """The state behind a chunk in which documents begin, and the keys that reach it."""
     return tl.where(through, S, 0.0), tl.where(through, z, 0.0), tl.where(after[:, None], leaving, 0.0)
 
 
-@triton.jit
+@jit
 def _read_back(
     gs, vs, S, A, ks, visible, before, DECAY: tl.constexpr, RESET: tl.constexpr,
     NARROW: tl.constexpr, PRECISION: tl.constexpr,
@@ -127,7 +130,7 @@ def _read_back(
     return grad
 
 
-@triton.jit
+@jit
 def _over_denominators(grad, seen, qs, den, e, part_v, live, there, floor, NORM: tl.constexpr, GIVEN: tl.constexpr):
     """The gradient of features whose sum is divided by denominators; e is written where it is not given."""
     row = tl.load(den, mask=live, other=1.0)
@@ -142,7 +145,7 @@ def _over_denominators(grad, seen, qs, den, e, part_v, live, there, floor, NORM:
     return (grad + es[:, None] * seen) * inverse_of(row, floor, NORM)[:, None]
 
 
-@triton.jit(do_not_specialize=["T", "batch", "segments", "span", "last", "floor"])
+@jit(do_not_specialize=["T", "batch", "segments", "span", "last", "floor"])
 def scan_keys(
     q, k, v, g, den, e, decay, tops, safe, first, lengths, S_after, z_after, dk, dv, of_k, S_start, z_start,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, d_b, d_h, d_t, T, batch, segments, span, last, floor,
@@ -219,7 +222,7 @@ def scan_keys(
         store_state(S_start, z_start, head, part_v, S, z, columns, values, K, V)
 
 
-@triton.jit
+@jit
 def _load_inverses(den, e, rows, start, i, columns, part_v, live, is_k, floor, K: tl.constexpr, NORM: tl.constexpr):
     """One over the denominators, [C, 1] or of each feature, and e."""
     if NORM == 3:
@@ -232,7 +235,7 @@ def _load_inverses(den, e, rows, start, i, columns, part_v, live, is_k, floor, K
     return inverse, es
 
 
-@triton.jit
+@jit
 def _of_chunk(
     qs, ks, vs, gs, es, A, visible, grad,
     NORM: tl.constexpr, DECAY: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
@@ -263,7 +266,7 @@ def _of_chunk(
     return score, grad
 
 
-@triton.jit
+@jit
 def _behind(
     S, z, gs, es, arriving, A, total, before, through, NORM: tl.constexpr, DECAY: tl.constexpr, RESET: tl.constexpr,
     FINAL: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,

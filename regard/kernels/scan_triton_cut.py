@@ -1,6 +1,7 @@
 """How the scans of scan_triton.py are cut into programs, and how those are launched."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, overload
 
 import torch
 import triton
@@ -114,15 +115,31 @@ def strides(x: Tensor | None) -> tuple[int, ...]:
     return (0, 0, 0) if x is None else x.stride()[:3]
 
 
+@overload
+def rows(x: Tensor) -> Tensor: ...
+
+
+@overload
+def rows(x: Tensor | None) -> Tensor | None: ...
+
+
 def rows(x: Tensor | None) -> Tensor | None:
     """Kernels step over heads and tokens as they lie, and over the numbers of one from each to the next."""
     return x if x is None or x.dim() == 3 or x.stride(3) == 1 else x.contiguous()
+
+
+@overload
+def dense(x: Tensor) -> Tensor: ...
+
+
+@overload
+def dense(x: Tensor | None) -> Tensor | None: ...
 
 
 def dense(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.contiguous()
 
 
-def empty(x: Tensor, size, dtype: torch.dtype = torch.float32) -> Tensor:
+def empty(x: Tensor, size: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
     y = x.new_empty(size, dtype=dtype)
     return y.fill_(torch.nan) if POISON else y

@@ -1,8 +1,11 @@
 """The forward kernels of scan_triton.py: a scan, the sums of segments before it, and what links them."""
 
-import triton
+# Triton's compiler reads these bodies, in which types are not those of Python.
+# pyright: reportArgumentType=false, reportPossiblyUnboundVariable=false
+
 import triton.language as tl
 
+from regard.kernels.jit_triton import jit
 from regard.kernels.scan_triton_tiles import (
     add_product,
     documents,
@@ -23,7 +26,7 @@ from regard.kernels.scan_triton_tiles import (
 )
 
 
-@triton.jit(do_not_specialize=["T", "batch", "segments", "span", "last", "floor"])
+@jit(do_not_specialize=["T", "batch", "segments", "span", "last", "floor"])
 def scan_forward(
     q, k, v, decay, tops, safe, first, lengths, S_before, z_before, o, den, S_after, z_after,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, d_b, d_h, d_t, T, batch, segments, span, last, floor,
@@ -101,7 +104,7 @@ def scan_forward(
         store_state(S_after, z_after, head, part_v, S, z, columns, values, K, V)
 
 
-@triton.jit
+@jit
 def _scores(qs, ks, A, visible, DECAY: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr):
     """The products of the queries and keys of a chunk, [C, C]."""
     if DECAY == 2 or DECAY == 3:
@@ -115,7 +118,7 @@ def _scores(qs, ks, A, visible, DECAY: tl.constexpr, NARROW: tl.constexpr, PRECI
     return score
 
 
-@triton.jit(do_not_specialize=["T", "segments", "span", "last", "floor"])
+@jit(do_not_specialize=["T", "segments", "span", "last", "floor"])
 def scan_sums(
     x, y, den, e, logits, decay, tops, safe, first, lengths, S, z, shrink,
     x_b, x_h, x_t, y_b, y_h, y_t, k_b, k_h, k_t, d_b, d_h, d_t, T, segments, span, last, floor,
@@ -197,7 +200,7 @@ def scan_sums(
             _store_shrink(shrink, number, left, columns, K, DECAY)
 
 
-@triton.jit
+@jit
 def _store_shrink(shrink, number, left, columns, K: tl.constexpr, DECAY: tl.constexpr):
     if DECAY >= 2:
         tl.store(shrink + number * K + columns, left, mask=columns < K)
@@ -205,7 +208,7 @@ def _store_shrink(shrink, number, left, columns, K: tl.constexpr, DECAY: tl.cons
         tl.store(shrink + number + tl.arange(0, 1), left)
 
 
-@triton.jit(do_not_specialize=["segments"])
+@jit(do_not_specialize=["segments"])
 def link_segments(
     part, shrink, begin, end, segments,
     SIZE: tl.constexpr, INNER: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, REVERSE: tl.constexpr,

@@ -1,12 +1,15 @@
 """The kernels of scan_triton.py without an order: dk and dv of sums over all keys, and the reading of such sums."""
 
-import triton
+# Triton's compiler reads these bodies, in which types are not those of Python.
+# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false
+
 import triton.language as tl
 
+from regard.kernels.jit_triton import jit
 from regard.kernels.scan_triton_tiles import add_product, factor, inverse_of, load_tile, mapped, sloped
 
 
-@triton.jit(do_not_specialize=["T"])
+@jit(do_not_specialize=["T"])
 def absorb_keys(
     k, v, lengths, dS, dz, dk, dv, k_b, k_h, k_t, v_b, v_h, v_t, T,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
@@ -43,7 +46,7 @@ def absorb_keys(
     )
 
 
-@triton.jit(do_not_specialize=["T", "floor"])
+@jit(do_not_specialize=["T", "floor"])
 def read_rows(
     q, S, z, o, den, q_b, q_h, q_t, T, floor,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -72,7 +75,7 @@ def read_rows(
         )
 
 
-@triton.jit(do_not_specialize=["T", "floor"])
+@jit(do_not_specialize=["T", "floor"])
 def read_queries(
     q, S, z, den, g, e, dq, q_b, q_h, q_t, g_b, g_h, g_t, T, floor,
     H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -109,7 +112,7 @@ def read_queries(
     tl.store(dq + ((b * T + at) * H + h) * K + i[:, None] * (H * K) + columns[None, :], grad, mask=inside)
 
 
-@triton.jit(do_not_specialize=["count", "T", "floor"])
+@jit(do_not_specialize=["count", "T", "floor"])
 def add_parts(
     parts, parts_den, o, rest, den, count, T, floor,
     H: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, NORM: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,

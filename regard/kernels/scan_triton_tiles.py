@@ -5,11 +5,15 @@ are kept in units of the running maximum of each feature: 3 takes it token by to
 two, which is exact where no maximum grows by more than 2^120 inside a chunk; heads where one does are left to 3.
 """
 
+# Triton's compiler reads these bodies, in which types are not those of Python.
+# pyright: reportGeneralTypeIssues=false
+
 import os
 
 import torch
-import triton
 import triton.language as tl
+
+from regard.kernels.jit_triton import jit
 
 PTX = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1" and torch.version.hip is None)
 TOKENS = tl.constexpr(16)  # whose maximum is kept, and of a chunk of DECAY 3
@@ -18,13 +22,13 @@ LOG2E = tl.constexpr(1.4426950408889634)
 FLOOR = tl.constexpr(-1e30)  # of logits
 
 
-@triton.jit
+@jit
 def exp(x):
     # one instruction where tl.exp is five: that one takes care of numbers below the smallest
     return tl.exp2(x * LOG2E)
 
 
-@triton.jit
+@jit
 def exp_once(x):
     """For tiles that several products take: the compiler would compute `_exp` anew for each, and this it cannot."""
     if PTX:
@@ -36,7 +40,7 @@ def exp_once(x):
     return x
 
 
-@triton.jit
+@jit
 def mapped(x, inside, MAP: tl.constexpr, EVEN: tl.constexpr, ONCE: tl.constexpr):
     """Features in float32, zeros where there is no token or no feature."""
     x = x.to(tl.float32)
@@ -52,7 +56,7 @@ def mapped(x, inside, MAP: tl.constexpr, EVEN: tl.constexpr, ONCE: tl.constexpr)
     return x
 
 
-@triton.jit
+@jit
 def sloped(grad, feature, MAP: tl.constexpr):
     """The gradient of what a feature was made of."""
     if MAP == 1:
@@ -64,7 +68,7 @@ def sloped(grad, feature, MAP: tl.constexpr):
     return grad
 
 
-@triton.jit
+@jit
 def factor(x, NARROW: tl.constexpr, PRECISION: tl.constexpr):
     """As a factor of a product: bfloat16, or float32 rounded to tf32, whose last digits a GPU would cut off."""
     if NARROW:
@@ -77,7 +81,7 @@ def factor(x, NARROW: tl.constexpr, PRECISION: tl.constexpr):
     return x
 
 
-@triton.jit
+@jit
 def inverse_of(den, floor, NORM: tl.constexpr):
     if NORM == 1:
         some = tl.abs(den) > 1e-30
@@ -89,13 +93,13 @@ def inverse_of(den, floor, NORM: tl.constexpr):
     return den
 
 
-@triton.jit
+@jit
 def load_tile(x, i, stride, columns, inside, EVEN: tl.constexpr):
     at = x + i[:, None] * stride + columns[None, :]
     return tl.load(at) if EVEN else tl.load(at, mask=inside, other=0.0)
 
 
-@triton.jit
+@jit
 def store_tile(x, i, stride, columns, value, inside, EVEN: tl.constexpr):
     at = x + i[:, None] * stride + columns[None, :]
     if EVEN:
@@ -104,7 +108,7 @@ def store_tile(x, i, stride, columns, value, inside, EVEN: tl.constexpr):
         tl.store(at, value.to(x.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@jit
 def decays(decay, i, stride, live, columns, K: tl.constexpr, DECAY: tl.constexpr):
     """A, the sum of the decays of a chunk up to each token, [C, 1] or [C, BK], and of all of them, [1] or [BK]."""
     if DECAY == 2:
@@ -117,7 +121,7 @@ def decays(decay, i, stride, live, columns, K: tl.constexpr, DECAY: tl.constexpr
     return A, tl.min(A, 0)
 
 
-@triton.jit
+@jit
 def documents(first, start, i, live, causal):
     """Which pairs of a chunk are of one document, which queries of the one before the chunk, which keys of the one
     after it, and whether that is the same one."""
@@ -126,7 +130,7 @@ def documents(first, start, i, live, causal):
     return causal & ((start + i)[None, :] >= begun[:, None]), begun < start, start + i >= last, last < start
 
 
-@triton.jit
+@jit
 def add_product(x, y, total, TWICE: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr):
     """total + x y for a factor x; twice: with what rounding leaves of y."""
     rounded = factor(y, NARROW, PRECISION)
@@ -137,7 +141,7 @@ def add_product(x, y, total, TWICE: tl.constexpr, NARROW: tl.constexpr, PRECISIO
     return total
 
 
-@triton.jit
+@jit
 def load_state(
     S, z, number, part, columns, values,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, STATE: tl.constexpr, ONCE: tl.constexpr,
@@ -154,7 +158,7 @@ def load_state(
     return state, sums
 
 
-@triton.jit
+@jit
 def store_state(S, z, number, part, state, sums, columns, values, K: tl.constexpr, V: tl.constexpr):
     inside = (columns < K)[None, :] & (values < V)[:, None]
     tl.store(S + number * (K * V) + columns[None, :] * V + values[:, None], state, mask=inside)
@@ -163,7 +167,7 @@ def store_state(S, z, number, part, state, sums, columns, values, K: tl.constexp
         tl.store(z + number * K + columns, tl.sum(sums, 0), mask=columns < K)
 
 
-@triton.jit
+@jit
 def split_row(e, r, NARROW: tl.constexpr, PRECISION: tl.constexpr):
     """e [C] as the first two of 16 rows: rounded, and what is left."""
     rounded = factor(e, NARROW, PRECISION).to(tl.float32)
@@ -171,7 +175,7 @@ def split_row(e, r, NARROW: tl.constexpr, PRECISION: tl.constexpr):
     return factor(tl.where(r == 0, rounded[None, :], rest), NARROW, PRECISION)
 
 
-@triton.jit
+@jit
 def place(BK: tl.constexpr, BV: tl.constexpr, V: tl.constexpr):
     """Which parts of K and of V a program has, its features and its values."""
     parts: tl.constexpr = (V + BV - 1) // BV
@@ -179,13 +183,13 @@ def place(BK: tl.constexpr, BV: tl.constexpr, V: tl.constexpr):
     return part_k, part_v, part_k * BK + tl.arange(0, BK), part_v * BV + tl.arange(0, BV)
 
 
-@triton.jit
+@jit
 def power(x):
     """2^x of whole numbers, exactly; zero below the smallest normal one."""
     return ((tl.minimum(tl.maximum(x, -127.0), 127.0) + 127.0).to(tl.int32) << 23).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@jit
 def unit(tops, position, last, columns, K: tl.constexpr, DECAY: tl.constexpr):
     """In what units sums at a position are kept, [BK]: the maximum before it, or its power of two. `last` is that
     of the last maximum."""
@@ -196,12 +200,12 @@ def unit(tops, position, last, columns, K: tl.constexpr, DECAY: tl.constexpr):
     return top
 
 
-@triton.jit
+@jit
 def _larger(a, b):
     return tl.maximum(a, b)
 
 
-@triton.jit
+@jit
 def weights_of_logits(x, inside, before, after, DECAY: tl.constexpr):
     """exp of logits [C, BK] in units of their maxima, and the sums A of what these decay, up to each token and of all;
     for DECAY 4 none of tokens, and of all as a factor."""
@@ -217,7 +221,7 @@ def weights_of_logits(x, inside, before, after, DECAY: tl.constexpr):
     return ks, A, total
 
 
-@triton.jit
+@jit
 def load_keys(
     k, k_t, decay, d_t, tops, last, start, i, columns, live, is_k,
     K: tl.constexpr, MAP: tl.constexpr, DECAY: tl.constexpr, EVEN: tl.constexpr, ONCE: tl.constexpr, C: tl.constexpr,
@@ -235,7 +239,7 @@ def load_keys(
     return ks, A, total
 
 
-@triton.jit
+@jit
 def faded(state, sums, xs, A, total, DECAY: tl.constexpr):
     """What a chunk leaves of the sums before it, and its keys as they are behind it."""
     if DECAY == 4:
@@ -245,13 +249,13 @@ def faded(state, sums, xs, A, total, DECAY: tl.constexpr):
     return state, sums, xs
 
 
-@triton.jit
+@jit
 def pair_weights(A, ks, visible):
     """The weight of the key j for query t with a decay of each feature, [t, j, BK]."""
     return exp(tl.where(visible[:, :, None], A[:, None, :] - A[None, :, :], float("-inf"))) * ks[None, :, :]
 
 
-@triton.jit
+@jit
 def sums_seen(z, A, ks, visible, before, ones, DECAY: tl.constexpr, RESET: tl.constexpr, NARROW, PRECISION):
     """z at each query of a chunk, [C, BK]."""
     seen = add_product(ones, z, tl.zeros(ks.shape, tl.float32), True, NARROW, PRECISION)
@@ -270,7 +274,7 @@ def sums_seen(z, A, ks, visible, before, ones, DECAY: tl.constexpr, RESET: tl.co
     return seen
 
 
-@triton.jit(do_not_specialize=["T", "count"])
+@jit(do_not_specialize=["T", "count"])
 def group_maxima(
     k, lengths, tops, k_b, k_h, k_t, T, count,
     H: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, RAGGED: tl.constexpr, GROUPS: tl.constexpr,

@@ -1,12 +1,13 @@
 """Linear attention in Triton without an order: sums over all keys, and their reading by queries."""
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
-from torch.autograd import Function
 
 from regard.kernels import scan_triton_cut as cuts
-from regard.kernels.parts import once
+from regard.kernels.autograd import Function, refuse_second_derivative
 from regard.kernels.scan_triton import MAPS, options_of, segment_sums
 from regard.kernels.scan_triton_cut import Tuning, dense, empty, precision, rows, strides
 from regard.kernels.scan_triton_sums import absorb_keys, read_queries, read_rows
@@ -37,22 +38,26 @@ def read(
 
 class _Absorb(Function):
     @staticmethod
-    def forward(ctx, k, v, lengths, map):
+    def forward(ctx: Any, k: Tensor, v: Tensor, lengths: Tensor | None, map: int) -> tuple[Tensor, Tensor]:
         k, v, lengths = rows(k), rows(v), dense(lengths)
         ctx.save_for_backward(k, v, lengths)
         ctx.map = map
         return (_absorb_operator if torch.compiler.is_compiling() else _absorb)(k, v, lengths, map)
 
     @staticmethod
-    def backward(ctx, dS, dz):
-        once()
+    def backward(ctx: Any, dS: Tensor, dz: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        refuse_second_derivative()
         run = _absorb_backward_operator if torch.compiler.is_compiling() else _absorb_backward
-        return *run(*ctx.saved_tensors, dS.contiguous(), dz.contiguous(), ctx.map), None, None
+        k, v, lengths = ctx.saved_tensors
+        dk, dv = run(k, v, lengths, dS.contiguous(), dz.contiguous(), ctx.map)
+        return dk, dv, None, None
 
 
 class _Read(Function):
     @staticmethod
-    def forward(ctx, q, S, z, dtype, map, norm, floor):
+    def forward(
+        ctx: Any, q: Tensor, S: Tensor, z: Tensor, dtype: torch.dtype, map: int, norm: int, floor: float
+    ) -> tuple[Tensor, Tensor]:
         q, S, z = rows(q), dense(S), dense(z)
         run = _read_operator if torch.compiler.is_compiling() else _read
         o, den = run(q, S, z, dtype, map, norm, floor)
@@ -63,12 +68,13 @@ class _Read(Function):
         return o, den
 
     @staticmethod
-    def backward(ctx, g, g_den):
-        once()
+    def backward(ctx: Any, g: Tensor, g_den: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
         dtype, map, norm, floor = ctx.options
         run = _read_backward_operator if torch.compiler.is_compiling() else _read_backward
-        g_den = None if norm else g_den.contiguous()
-        return *run(*ctx.saved_tensors, rows(g), g_den, dtype, map, norm, floor), None, None, None, None
+        q, S, z, den = ctx.saved_tensors
+        of_den = None if norm else g_den.contiguous()
+        return *run(q, S, z, den, rows(g), of_den, dtype, map, norm, floor), None, None, None, None
 
 
 def _absorb(k: Tensor, v: Tensor, lengths: Tensor | None, map: int) -> tuple[Tensor, Tensor]:
@@ -141,7 +147,8 @@ def _read_backward(
     sums = empty(q, (B, H, p.segments, K, V)), empty(q, (B, H, p.segments, K)), None
     options = options_of(q, q, g, None, None, p, map, norm) | precision(dtype)
     segment_sums(q, g, den, e, None, NO_DECAY, None, None, floor, sums, p, options, 0, dtype, True, True)
-    return dq, *(x.sum(2).unflatten(1, (G, -1)).sum(2) for x in sums[:2])
+    dS, dz = (x.sum(2).unflatten(1, (G, -1)).sum(2) for x in sums[:2])
+    return dq, dS, dz
 
 
 _absorb_operator = torch.library.custom_op("regard::linear_absorb", _absorb, mutates_args=())
@@ -176,10 +183,8 @@ def _(q, S, z, den, g, g_den, dtype, map, norm, floor):
 def _tiles(K: int, V: int, dtype: torch.dtype) -> tuple[int, int, Tuning]:
     """Features and values of a tile, and how a kernel of rows is launched; it has all features of a row."""
     held = cuts.HELD if dtype == torch.bfloat16 else cuts.HELD // 2
-    block_k, (chunk, *rest) = cuts.power_of_two(K), cuts.tuned("read", K, V, dtype)
-    # tiles of 64 x 256 do not stay in registers
-    return (
-        block_k,
-        min(cuts.power_of_two(V), held // block_k),
-        Tuning(min(chunk, 32) if block_k > 128 else chunk, *rest),
-    )
+    block_k, tuning = cuts.power_of_two(K), cuts.tuned("read", K, V, dtype)
+    if block_k > 128:
+        # tiles of 64 x 256 do not stay in registers
+        tuning = tuning._replace(chunk=min(tuning.chunk, 32))
+    return block_k, min(cuts.power_of_two(V), held // block_k), tuning

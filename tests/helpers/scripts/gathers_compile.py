@@ -8,7 +8,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from triton.runtime import JITFunction
 
-from regard.kernels import chunks_triton, norm_triton, ring_triton
+from regard.kernels import chunks_triton_kernels, norm_triton_kernels, ring_triton, ring_triton_kernels
 
 HOPPER = GPUTarget("cuda", 90, 32)
 ALL = "all" in sys.argv
@@ -30,8 +30,8 @@ def ring() -> None:
     for splits in (1, 16) if ALL else (16,):
         for group, rows in ((1, 1), (4, 16))[: 2 if ALL else 1]:
             more = {"SPLITS": splits, "G": 12 // group, "GROUP": group, "ROWS": rows, "BLOCK": ring_triton.BLOCK}
-            compiled(ring_triton._read, common | more | ({"sums": None} if splits == 1 else {}))
-    compiled(ring_triton._merge, common | {"SPLITS": 16, "SPLIT_BLOCK": 16})
+            compiled(ring_triton_kernels.read_kernel, common | more | ({"sums": None} if splits == 1 else {}))
+    compiled(ring_triton_kernels.merge_kernel, common | {"SPLITS": 16, "SPLIT_BLOCK": 16})
 
 
 def chunks() -> None:
@@ -39,15 +39,15 @@ def chunks() -> None:
         sizes = {"D": 64, "BLOCK_D": 64, "R": 2}
         masked = {} if causal else {"ends": None}
         chunk = sizes | masked | {"M": 64, "BLOCK_M": 64, "CAUSAL": causal}
-        compiled(chunks_triton._forward, chunk)
-        compiled(chunks_triton._backward, chunk)
+        compiled(chunks_triton_kernels.forward_kernel, chunk)
+        compiled(chunks_triton_kernels.backward_kernel, chunk)
         tokens = {"D": 64, "BLOCK_D": 64, "TOKENS": 64}
-        compiled(chunks_triton._merge, tokens | {"R": 2})
-        compiled(chunks_triton._delta, tokens)
-        compiled(chunks_triton._buckets, tokens | {"R": 2, "COLUMNS": 32}, out="*i32")
+        compiled(chunks_triton_kernels.merge_kernel, tokens | {"R": 2})
+        compiled(chunks_triton_kernels.delta_kernel, tokens)
+        compiled(chunks_triton_kernels.buckets_kernel, tokens | {"R": 2, "COLUMNS": 32}, out="*i32")
     rows = {"D": 64, "BLOCK": 64, "ROWS": 64}
-    compiled(norm_triton._forward, rows, scale="*fp32", epsilon="fp32")
-    compiled(norm_triton._backward, rows, scale="*fp32", out="*bf16")
+    compiled(norm_triton_kernels.forward_kernel, rows, scale="*fp32", epsilon="fp32")
+    compiled(norm_triton_kernels.backward_kernel, rows, scale="*fp32", out="*bf16")
 
 
 for name, work in (("ring", ring), ("chunks", chunks)):

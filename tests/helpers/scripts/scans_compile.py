@@ -9,7 +9,7 @@ from triton.compiler import ASTSource, compile
 from triton.runtime import JITFunction
 
 from regard.kernels import (
-    features_triton,
+    features_triton_kernels,
     scan_triton_backward,
     scan_triton_forward,
     scan_triton_sums,
@@ -97,8 +97,13 @@ if sys.argv[1:] == ["all"]:
     compiled(scan_triton_tiles.group_maxima, torch.bfloat16, tops, cuts.Tuning(16, 4, 1))
     rows = {"H": 4, "D": 64, "BD": 64, "R": 256, "NARROW": True}
     for more in ({"OWN": False}, {"OWN": True, "out": None}):
-        compiled(features_triton._exp_features, torch.bfloat16, rows | {"BR": 256} | more, cuts.Tuning(32, 4, 1))
-    compiled(features_triton._of_rows, torch.bfloat16, rows | {"BR": 64}, cuts.Tuning(64, 4, 2))
+        compiled(
+            features_triton_kernels.exp_features_kernel,
+            torch.bfloat16,
+            rows | {"BR": 256} | more,
+            cuts.Tuning(32, 4, 1),
+        )
+    compiled(features_triton_kernels.rows_gradient_kernel, torch.bfloat16, rows | {"BR": 64}, cuts.Tuning(64, 4, 2))
 elif sys.argv[1:] == ["softmax"]:
     family(torch.bfloat16, 64, 64, decay=4, norm=3)
     family(torch.bfloat16, 64, 64, decay=3, norm=3)
