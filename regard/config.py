@@ -152,7 +152,7 @@ def _bound_yaml() -> None:
         check_yaml(text)
         return plain(text)
 
-    set_loader("yaml", load, exceptions=(yaml.YAMLError,))
+    set_loader("yaml", load, exceptions=(yaml.YAMLError, ValueError))
 
 
 def names(cls: type, before: str = "") -> list[str]:

@@ -93,19 +93,44 @@ def parse_yaml(text: str, name: str | Path) -> Any:
     try:
         check_yaml(text)
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # a ValueError: a date with a 13th month, a number of 5,000 digits
         raise ValueError(f"{name} is not readable YAML: {' '.join(str(error).split())}") from error
 
 
+class _Keys:
+    """The keys of a map of YAML, whose nodes are key, value, key, value ..."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+        self.is_key = True
+
+    def add(self, scalar: str | None) -> None:
+        import yaml
+
+        if self.is_key and scalar is not None:
+            if scalar in self.seen:
+                raise yaml.YAMLError(f"it has the key {scalar!r} twice: keep one")
+            self.seen.add(scalar)
+        self.is_key = not self.is_key
+
+
 def check_yaml(text: str) -> None:
-    """Raises yaml.YAMLError for what nests deeper than DEEPEST or stands for more than MOST values."""
+    """Raises yaml.YAMLError for what nests deeper than DEEPEST, stands for more than MOST values, or says a key twice:
+    YAML forbids it, but its parser takes the last one in silence."""
     import yaml
 
     sizes: dict[str, int] = {}  # of each anchor: the values it stands for
     open_nodes: list[tuple[str | None, int]] = []  # anchor, and the values before it
+    keys: list[_Keys | None] = [None]  # of each open node that is a map
     count = 0
     # a token at a time, without recursion
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        if isinstance(event, yaml.NodeEvent) and keys[-1] is not None:
+            keys[-1].add(event.value if isinstance(event, yaml.ScalarEvent) else None)
+        if isinstance(event, yaml.CollectionStartEvent):
+            keys.append(_Keys() if isinstance(event, yaml.MappingStartEvent) else None)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            keys.pop()
         if isinstance(event, yaml.CollectionStartEvent):
             open_nodes.append((event.anchor, count))
             if len(open_nodes) > DEEPEST:
