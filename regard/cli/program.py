@@ -111,6 +111,22 @@ class _Parser(argparse.ArgumentParser):
         end(self, f"{message}; see {self.prog} --help")
 
 
+class _Verb(_Parser):
+    """Flags may stand between the positional arguments: `translate RUN --beam 5 in.txt`. Plain argparse gives FILE what
+    stands right behind RUN, which is nothing, and knows no place for in.txt."""
+
+    _intermixed = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self._intermixed:
+            return super().parse_known_args(args, namespace)
+        self._intermixed = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._intermixed = False
+
+
 def end(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     parser.exit(2, f"{parser.prog}: {' '.join(message.split())}\n")
 
@@ -124,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(verb=None)
     parser.add_argument("--version", action="version", version=f"regard {__version__}")
     parser.add_argument("--debug", action="store_true", help="with any verb: show the traceback of an error")
-    verbs = parser.add_subparsers(title="verbs", metavar="VERB", parser_class=_Parser)
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", parser_class=_Verb)
 
     def verb(name: str, function: Any, about: str, examples: list[str]) -> argparse.ArgumentParser:
         added = verbs.add_parser(

@@ -14,7 +14,7 @@ from verbs import refused
 
 import regard
 from regard import draw
-from regard.cli import main
+from regard.cli import main, program
 from regard.cli.explanation import example_lines
 from regard.models import registry as models
 from regard.spec import REGISTRIES, parse
@@ -259,6 +259,28 @@ def test_help_and_version(capsys):
     assert capsys.readouterr().out == f"regard {regard.__version__}\n"
     assert main([]) == 0
     assert "usage: regard" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["RUN", "in.txt", "b.txt", "--beam", "3"],
+        ["RUN", "--beam", "3", "in.txt", "b.txt"],
+        ["--beam", "3", "RUN", "in.txt", "b.txt"],
+        ["RUN", "in.txt", "--beam=3", "b.txt"],
+        ["RUN", "--beam", "3", "--", "in.txt", "b.txt"],
+    ],
+)
+def test_flags_stand_anywhere_among_files(words):
+    arguments = program._parser().parse_args(["translate", *words])
+    assert (arguments.run, arguments.files, arguments.beam) == ("RUN", ["in.txt", "b.txt"], 3)
+
+
+def test_a_text_stands_behind_flags(capsys):
+    arguments = program._parser().parse_args(["fill", "RUN", "--top", "2", "a [mask]"])
+    assert (arguments.run, arguments.text, arguments.top) == ("RUN", "a [mask]", 2)
+    assert "required: RUN" in refused(capsys, "fill", "--top", "2")
+    assert "unrecognized arguments: --nope" in refused(capsys, "fill", "RUN", "--nope", "a [mask]")
 
 
 def test_as_a_program(tmp_path):
