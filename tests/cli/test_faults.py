@@ -37,7 +37,10 @@ CONFIGS = {
     "utf-16": ("training:\n  steps: 3\n".encode("utf-16"), "UTF-16"),
     "a long number": (b"training: {steps: " + b"9" * 5000 + b"}", "digits"),
     "a list": (b"- 1\n", "not a YAML file of keys and values"),
-    "a key twice": (b"model: {width: 16}\nmodel: {width: 32}\n", "cp.yaml is not readable YAML: it has the key 'model' twice"),
+    "a key twice": (
+        b"model: {width: 16}\nmodel: {width: 32}\n",
+        "cp.yaml is not readable YAML: it has the key 'model' twice",
+    ),
     "a key twice, within": (b"model: {width: 16, heads: 2, width: 32}\n", "it has the key 'width' twice"),
     "a number of 5,000 digits": (b"training: {seed: " + b"9" * 5000 + b"}\n", "cp.yaml is not readable YAML"),
     "a date that is none": (b"training: {steps: 2020-13-01}\n", "cp.yaml is not readable YAML"),
