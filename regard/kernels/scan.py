@@ -149,55 +149,15 @@ def stabilise(
     """
     logits = _select(logits.to(_wide(logits)), real, -torch.inf)
     with torch.no_grad():
-        M, decay, last = _running(logits.amax(-1), top)
+        M, decay, last = running_maximum(logits.amax(-1), top)
     return (logits - M[..., None]).exp(), decay, last
 
 
-def exp_features(x: Tensor, W: Tensor, *, scale: float) -> Tensor:
-    """exp(w_r . x' - |x'|^2 / 2) with x' = scale x, relative to the largest of each row: [B, H, T, R]."""
-    if _fuses_features(x, W):
-        return _features().exp_features(x, W, scale)
-    logits = exp_logits(x, W, scale=scale)
-    return (logits - logits.detach().amax(-1, keepdim=True)).exp()
-
-
-def stabilised_features(
-    x: Tensor, W: Tensor, *, scale: float, top: Tensor | None = None, real: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`stabilise` of the logits of `exp_features`: k, decay and top. In Triton no logits lie in memory."""
-    if not _fuses_features(x, W):
-        return stabilise(exp_logits(x, W, scale=scale), top=top, real=real)
-    with torch.no_grad():
-        highest = _select(_features().row_maxima(x, W, scale)[..., None], real, -torch.inf)[..., 0]
-        M, decay, last = _running(highest, top)
-    return _features().exp_features(x, W, scale, M), decay, last
-
-
-def exp_logits(x: Tensor, W: Tensor, *, scale: float) -> Tensor:
-    """w_r . x' - |x'|^2 / 2, [B, H, T, R], in float32 or better."""
-    x = x.to(_wide(x)) * scale
-    return x @ W.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2
-
-
-def _running(highest: Tensor, top: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def running_maximum(highest: Tensor, top: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """The running maximum M of [B, H, T] from `top` on, what it decays by from token to token, and the last of it."""
     first = torch.full_like(highest[..., 0], -torch.inf) if top is None else top
     M = torch.cat([_finite(first)[..., None], highest], -1).cummax(-1).values
     return M[..., 1:], M[..., :-1] - M[..., 1:], M[..., -1].clone()
-
-
-def _fuses_features(x: Tensor, W: Tensor) -> bool:
-    # rows of a step are few, and a compiler fuses what it sees
-    if x.shape[2] == 1 or torch.compiler.is_compiling():
-        return False
-    refusal = None if max(W.shape) <= 256 else f"it takes at most 256 features of a head, got {len(W)}"
-    return use_triton("features", x, refusal=refusal)
-
-
-def _features() -> ModuleType:
-    from regard.kernels import features_triton
-
-    return features_triton
 
 
 def absorb(k: Tensor, v: Tensor, *, map: FeatureMap = "none", real: Tensor | None = None) -> State:

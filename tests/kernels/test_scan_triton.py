@@ -15,7 +15,15 @@ from torch import Tensor
 from torch.testing import assert_close
 from triton.runtime import interpreter
 
-from regard.kernels import choose, scan, scan_triton, scan_triton_cut, sums_triton
+from regard.kernels import (
+    choose,
+    random_features,
+    random_features_triton,
+    scan,
+    scan_triton,
+    scan_triton_cut,
+    sums_triton,
+)
 from regard.kernels.scan_triton_cut import Tuning
 from regard.testing.cases import LONG, WIDTH, Case, extended, holes, inputs, reference
 
@@ -325,16 +333,61 @@ def test_random_features(dtype):
     def run(precision: torch.dtype, choice: choose.Choice) -> list[Tensor]:
         leaf, weights = x.to(precision).requires_grad_(), W.to(torch.promote_types(precision, torch.float32))
         with choose.use(choice), choose.record() as answers:
-            q = scan.exp_features(leaf, weights, scale=0.5)
-            k, decay, last = scan.stabilised_features(leaf, weights, scale=0.5, top=top.to(weights), real=real)
-        assert answers == [("features", choice)] * 2
+            q = random_features.exp_features(leaf, weights, scale=0.5)
+            k, decay, last = random_features.stabilised_features(
+                leaf, weights, scale=0.5, top=top.to(weights), real=real
+            )
+            both_ways = random_features.exp_features_of_all(leaf, weights, scale=0.5, real=real)
+        assert answers == [("features", choice)] * 3
         k = torch.where(real[:, None, :, None], k, 0)
-        return [q, k, decay, last, *(torch.autograd.grad((y * g.to(y)).sum(), leaf)[0] for y in (q, k))]
+        grads = [torch.autograd.grad((y * g.to(y)).sum(), leaf)[0] for y in (q, k, both_ways)]
+        return [q, k, decay, last, both_ways, *grads]
 
     exact, plain, ours = run(torch.float64, "torch"), run(dtype, "torch"), run(dtype, "triton")
     least = 2**-7 if dtype == torch.bfloat16 else 1e-6
     for wanted, rounded, got in zip(exact, plain, ours, strict=True):
         assert (got.double() - wanted).norm() <= 2 * (rounded.double() - wanted).norm() + least * wanted.norm()
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_trigonometric_features(dtype, gated, monkeypatch):
+    """Of several programs, whose gradients of W are added."""
+    monkeypatch.setattr(random_features_triton, "BLOCKS", 1)
+    trigonometric(dtype, gated, T=70)
+
+
+def trigonometric(dtype: torch.dtype, gated: bool, *, T: int, device: str = "cpu") -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, W, g, gate = (
+        torch.randn(*size, generator=draw) for size in ((2, 3, T, 10), (3, 7, 10), (2, 3, T, 14), (2, 3, T))
+    )
+    x, W, g, gate = (y.to(dtype) for y in (x, W * 3, g, gate))
+    x[0, 0, 3] = 0
+    weights = W.float() if gated else W  # a layer under autocast has weights of float32
+
+    def run(precision: torch.dtype, choice: choose.Choice) -> list[Tensor]:
+        leaves = [y.to(device, torch.promote_types(precision, y.dtype)) for y in (x, weights, gate)]
+        leaves = [y.clone().requires_grad_() for y in leaves[: 2 + gated]]
+        with choose.use(choice), choose.record() as answers:
+            y = random_features.trigonometric_features(*leaves[:2], gate=leaves[2] if gated else None)
+        assert answers == [("features", choice)]
+        grads = torch.autograd.grad((y * g.to(y)).sum(), leaves)
+        # the row of zeros has no direction, and whatever gradient
+        return [y, grads[0][:, :, 4:], *grads[1:]]
+
+    exact, plain, ours = run(torch.float64, "torch"), run(dtype, "torch"), run(dtype, "triton")
+    least = 2**-7 if dtype == torch.bfloat16 else 1e-6
+    for wanted, rounded, got in zip(exact, plain, ours, strict=True):
+        assert got.isfinite().all()
+        assert (got.double() - wanted).norm() <= 2 * (rounded.double() - wanted).norm() + least * wanted.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_trigonometric_features_on_a_gpu(dtype, gated):
+    trigonometric(dtype, gated, device="cuda", T=1000)
 
 
 def test_too_many_features():

@@ -9,7 +9,8 @@ from torch import Tensor
 from regard.core.numeric import to_wide, wide_dtype
 from regard.core.reference import Row
 from regard.core.shape import Order, Shape
-from regard.kernels.scan import absorb, attend_past, attend_sums, exp_features, exp_logits, stabilised_features
+from regard.kernels.random_features import exp_features, exp_features_of_all, exp_logits, stabilised_features
+from regard.kernels.scan import absorb, attend_past, attend_sums
 from regard.layers.attention.base import Facts
 from regard.layers.attention.draws import check_redraw, normal_rows
 from regard.layers.attention.scanned import Scanned
@@ -73,7 +74,7 @@ class Performer(Scanned):
             raise ValueError(f"option 'epsilon' of 'performer' is for kernel 'softmax', got {epsilon}: leave it out")
         if not projection and kernel != "relu":
             raise ValueError(f"option 'projection' of 'performer' is for kernel 'relu', got kernel={kernel!r}")
-        self.kernel, self.orthogonal, self.epsilon, self.projection = kernel, orthogonal, epsilon, projection
+        self.kernel, self.orthogonal, self.epsilon, self.is_projected = kernel, orthogonal, epsilon, projection
         self.features = features if projection else shape.head_width
         self.redraw_every = check_redraw("performer", redraw) if projection else 0
         if projection:
@@ -87,7 +88,9 @@ class Performer(Scanned):
     def digest(self, real: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         if self.kernel == "relu":
             return absorb(self._relu(k), v, real=real)
-        return absorb(self._softmax(k, (2, 3), real), v, real=real)
+        if self.epsilon:
+            return absorb(self._softmax(k, (2, 3), real), v, real=real)
+        return absorb(exp_features_of_all(k, self.draws, scale=self._scale, real=real), v, real=real)
 
     def consult(self, digest: tuple[Tensor, ...], q: Tensor) -> Tensor:
         return attend_sums(self._query(q), *digest, dtype=q.dtype)
@@ -116,19 +119,15 @@ class Performer(Scanned):
         return exp_features(q, self.draws, scale=self._scale)
 
     def _softmax(self, x: Tensor, over: tuple[int, ...], real: Tensor | None) -> Tensor:
-        """Softmax features [B, H, n, R] relative to their largest over some axes."""
-        logits = self._logits(x)
-        # epsilon is defined beside features relative to the largest product w . x, which the authors divide by
-        largest = logits + self._scaled(x).square().sum(-1, keepdim=True) / 2 if self.epsilon else logits
+        """Softmax features [B, H, n, R] with epsilon, relative to exp of the largest product w . x over some axes, as
+        the authors have it."""
+        logits = exp_logits(x, self.draws, scale=self._scale)
+        largest = logits + self._scaled(x).square().sum(-1, keepdim=True) / 2
         if real is not None:
             largest = torch.where(real[:, None, :, None], largest, -torch.inf)
         top = largest.detach().amax(over, keepdim=True).clamp(min=torch.finfo(logits.dtype).min)
         # padded keys may lie above the largest real one, and are left out by whoever sums
         return (logits - top).clamp(max=0).exp() + self.epsilon
-
-    def _logits(self, x: Tensor) -> Tensor:
-        """The logarithm of the softmax features, [B, H, n, R], in float32 or better."""
-        return exp_logits(x, self.draws, scale=self._scale)
 
     @property
     def _scale(self) -> float:
@@ -136,7 +135,7 @@ class Performer(Scanned):
 
     def _relu(self, x: Tensor) -> Tensor:
         x = to_wide(x)
-        if self.projection:
+        if self.is_projected:
             x = x @ (self.draws.to(x.dtype) * self.features**-0.5).T
         return torch.relu(x) + RELU_FLOOR
 
@@ -144,7 +143,7 @@ class Performer(Scanned):
         return to_wide(x) * self._scale
 
     def plain(self, row: Row) -> Tensor:
-        W, D = self.draws.to(row.q.dtype) if self.projection else None, self.shape.head_width
+        W, D = self.draws.to(row.q.dtype) if self.is_projected else None, self.shape.head_width
 
         def rectified(x: Tensor) -> Tensor:
             turned = x if W is None else torch.stack([w @ x for w in W]) / len(W) ** 0.5

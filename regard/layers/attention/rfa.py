@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from regard.core.numeric import to_wide, wide_dtype
 from regard.core.reference import Row
 from regard.core.shape import Order, Shape
+from regard.kernels.random_features import trigonometric_features
 from regard.kernels.scan import absorb, attend_past, attend_sums
 from regard.layers.attention.base import Facts
 from regard.layers.attention.draws import check_redraw, normal_rows
@@ -95,18 +96,14 @@ class RandomFeatures(Scanned):
         v: Tensor,
         gate: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        k, decay = self._features(k), None
-        if gate is not None:
-            gate = gate.to(k.dtype)
-            k, decay = k * torch.sigmoid(-gate)[..., None], F.logsigmoid(gate)
+        decay = None if gate is None else F.logsigmoid(to_wide(gate))
+        k = self._features(k, gate)
         rest = {"state": sums, "decay": decay, "real": real, "floor": self.floor, "final": sums is not None}
         return attend_past(self._features(q), k, v, **rest)
 
-    def _features(self, x: Tensor) -> Tensor:
-        """[B, H, n, 2 R], in float32 or better."""
-        x = F.normalize(to_wide(x), dim=-1)
-        angles = x @ (self.draws * self.sigma[:, None]).to(x.dtype).mT
-        return torch.cat([angles.sin(), angles.cos()], -1) * self.draws.shape[1] ** -0.5
+    def _features(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        """[B, H, n, 2 R]; with a gate times what it leaves to new tokens."""
+        return trigonometric_features(x, self.draws * self.sigma[:, None], gate=gate)
 
     def plain(self, row: Row) -> Tensor:
         W, R = self.draws[row.head] * self.sigma[row.head], self.draws.shape[1]

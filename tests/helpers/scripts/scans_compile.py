@@ -9,7 +9,7 @@ from triton.compiler import ASTSource, compile
 from triton.runtime import JITFunction
 
 from regard.kernels import (
-    features_triton_kernels,
+    random_features_triton_kernels,
     scan_triton_backward,
     scan_triton_forward,
     scan_triton_sums,
@@ -26,7 +26,17 @@ WIDE = (*STATES, "tops", "parts", "parts_den", "decay", "den", "e", "shrink", "o
 def compiled(kernel: JITFunction, dtype: torch.dtype, fixed: dict, tuning: cuts.Tuning) -> None:
     given = dict.fromkeys("qkvgoxy", NAMES[dtype]) | dict.fromkeys(("dq", "dk", "dv"), NAMES[dtype])
     given |= dict.fromkeys(WIDE, "*fp32") | {"first": "*i32", "lengths": "*i32", "safe": "*i32", "floor": "fp32"}
-    given |= {"W": "*fp32", "top": "*fp32", "out": NAMES[dtype], "feature": NAMES[dtype], "grad": NAMES[dtype]}
+    given |= {
+        "W": "*fp32",
+        "gate": NAMES[dtype],
+        "dW": "*fp32",
+        "d_gate": "*fp32",
+        "share": "fp32",
+        "top": "*fp32",
+        "out": NAMES[dtype],
+        "feature": NAMES[dtype],
+        "grad": NAMES[dtype],
+    }
     given |= {
         "dx": NAMES[dtype],
         "scale": "fp32",
@@ -35,7 +45,7 @@ def compiled(kernel: JITFunction, dtype: torch.dtype, fixed: dict, tuning: cuts.
         "last": "i32",
         "count": "i32",
     }
-    given |= {f"{tensor}_{axis}": "i32" for tensor in "qkvgxyd" for axis in "bht"}
+    given |= {f"{tensor}_{axis}": "i32" for tensor in (*"qkvgxyd", "gate") for axis in "bht"}
     given |= dict.fromkeys(("T", "batch", "segments", "span"), "i32")
     options, fixed = tuning.launch(), {name: value for name, value in fixed.items() if name in kernel.arg_names}
     fixed |= {"C": options.pop("C")} if "C" in kernel.arg_names else {}
@@ -95,15 +105,19 @@ if sys.argv[1:] == ["all"]:
     compiled(scan_triton_sums.add_parts, torch.bfloat16, sums, cuts.Tuning(16, 4, 1))
     tops = {"H": 4, "K": 64, "BK": 64, "RAGGED": True, "GROUPS": 8}
     compiled(scan_triton_tiles.group_maxima, torch.bfloat16, tops, cuts.Tuning(16, 4, 1))
-    rows = {"H": 4, "D": 64, "BD": 64, "R": 256, "NARROW": True}
+    rows = {"H": 4, "D": 64, "BD": 64, "R": 256, "NARROW": True, "SPLIT": True, "BLOCKS": 8}
     for more in ({"OWN": False}, {"OWN": True, "out": None}):
         compiled(
-            features_triton_kernels.exp_features_kernel,
+            random_features_triton_kernels.exp_features,
             torch.bfloat16,
             rows | {"BR": 256} | more,
-            cuts.Tuning(32, 4, 1),
+            cuts.Tuning(64, 8, 2),
         )
-    compiled(features_triton_kernels.rows_gradient_kernel, torch.bfloat16, rows | {"BR": 64}, cuts.Tuning(64, 4, 2))
+    compiled(random_features_triton_kernels.exp_gradient, torch.bfloat16, rows | {"BR": 128}, cuts.Tuning(64, 8, 2))
+    for dtype, tuning in ((torch.bfloat16, cuts.Tuning(64, 4, 2)), (torch.float32, cuts.Tuning(16, 4, 1))):
+        rows |= {"R": 64, "BR": 64, "NARROW": dtype == torch.bfloat16}
+        compiled(random_features_triton_kernels.trigonometric_features, dtype, rows, tuning)
+        compiled(random_features_triton_kernels.trigonometric_gradient, dtype, rows, tuning)
 elif sys.argv[1:] == ["softmax"]:
     family(torch.bfloat16, 64, 64, decay=4, norm=3)
     family(torch.bfloat16, 64, 64, decay=3, norm=3)
