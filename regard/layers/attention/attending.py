@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.core.rows import Mask, Memory, Rows
 from regard.core.state import RingState, take_rows
-from regard.kernels import ring
+from regard.kernels import ragged, ring
 from regard.kernels.compiling import exporting, is_dynamic, surely_at_most
 from regard.layers.attention.projected import CrossState, Projected
 from regard.layers.position.base import Position
@@ -54,6 +54,9 @@ class Attending(Projected):
         if surely_at_most(mask.T, self.few) and not gqa and _plain_cpu(q):
             return self.softmax_average(mask, q * scale @ k.transpose(2, 3), v)
         attn_mask, is_causal = mask.sdpa()
+        if attn_mask is not None and not mask.causal and mask.shift == 0 and p == 0 and ragged.takes(q, k):
+            own = self.shape.role == "self" and mask.T == mask.S
+            return ragged.attend_ragged(q, k, v, mask.count, scale, own=own)
         if attn_mask is not None and is_dynamic(mask.T):
             # the kernel would ask whether the one row of a mask is all there is
             attn_mask = attn_mask.expand(-1, -1, mask.T, -1)
