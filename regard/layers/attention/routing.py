@@ -16,6 +16,7 @@ from regard.core.rows import Mask, Memory, Rows
 from regard.core.shape import Order, Shape
 from regard.kernels import norm as row_norm
 from regard.kernels.compiling import at_most, count_blocks, exporting, is_dynamic, surely_at_most
+from regard.kernels.largest import largest
 from regard.kernels.tiles import tiles
 from regard.layers.attention.base import Facts
 from regard.layers.attention.cached import Cached
@@ -176,12 +177,11 @@ class Routing(Cached):
             size = -(-end // self.clusters)
         else:
             w, size = at_most(self.window, S), end.clamp(max=self.window)
+        if not self.strided:
+            return largest(near, w, None if mask.full else size.flatten())
         rank = torch.arange(w, device=x.device)
-        if self.strided:
-            place = rank * (end // size.clamp(min=1))  # [B, 1, 1, w]
-            at = near.argsort(-1, descending=True).gather(-1, place.clamp(max=S - 1).expand(*near.shape[:3], -1))
-        else:
-            at = near.topk(w, -1).indices
+        place = rank * (end // size.clamp(min=1))  # [B, 1, 1, w]
+        at = near.argsort(-1, descending=True).gather(-1, place.clamp(max=S - 1).expand(*near.shape[:3], -1))
         return (at if mask.full else torch.where(rank < size, at, S)).sort(-1).values
 
     def _across(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
