@@ -11,7 +11,9 @@ from regard.core.reference import Row, blend
 from regard.core.rows import Mask
 from regard.core.shape import Order, Shape
 from regard.kernels.compiling import at_most, is_dynamic
+from regard.kernels.largest import largest
 from regard.kernels.tiles import tiles
+from regard.kernels.votes import group_codes
 from regard.layers.attention.base import Facts
 from regard.layers.attention.cached import Cached
 from regard.layers.attention.draws import check_redraw
@@ -86,7 +88,7 @@ class Clustered(Cached):
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         real = None if mask.full else mask.real()[:, None, :, None]
-        group = self.group(q, real)  # [B, H, T]
+        group = self.group(q, mask.count)  # [B, H, T]
         means = self._means(q, group, real)
         logits = (means * self.scale) @ k.transpose(2, 3)  # [B, H, C, S]
         weights = masked_softmax(logits, None if real is None else real.transpose(2, 3))
@@ -108,7 +110,8 @@ class Clustered(Cached):
 
     def _improve(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, group: Tensor, weights: Tensor) -> Tensor:
         """The weight of the topk keys of each cluster shared out anew by each member."""
-        weight, top = weights.topk(at_most(self.topk, mask.S), 3)  # [B, H, C, K]
+        top = largest(weights.detach(), at_most(self.topk, mask.S))  # [B, H, C, K]
+        weight = weights.gather(3, top)
         rest = weights.scatter(3, top, 0).to(v.dtype) @ v  # [B, H, C, D]
         mass = weight.sum(3, keepdim=True).to(v.dtype)
         slot, cluster = tiles(group, weights.shape[2], self.tile)
@@ -125,37 +128,24 @@ class Clustered(Cached):
         return take_per_head(rest, group) + take_per_head(mass, group) * o
 
     @torch.no_grad()
-    def group(self, q: Tensor, real: Tensor | None) -> Tensor:
-        """The cluster of each query, [B, H, T]."""
+    def group(self, q: Tensor, count: Tensor | None) -> Tensor:
+        """The cluster of each query, [B, H, T], of which the first count[b] of row b are real."""
         planes = self.planes.float()
         sides = torch.einsum("bhtd,hnd->bhtn", q.float(), planes[..., :-1]) + planes[:, None, :, -1]
         # products of codes are whole numbers, so there are true ties; bfloat16 holds those up to 256
         short = q.device.type == "cuda" and len(planes[0]) <= 256
         codes = torch.where(sides > 0, 1.0, -1.0).to(torch.bfloat16 if short else torch.float32).contiguous()
-        if real is not None:
+        if count is not None:
             # padding has no say in a centroid, and is none
-            codes = torch.where(real, codes, 0)
+            real = torch.arange(q.shape[2], device=q.device) < count[:, None]
+            codes = torch.where(real[:, None, :, None], codes, 0)
         if is_dynamic(q.shape[2]):
             # a row may have fewer queries than there are clusters
-            C = self.clusters
-            centroids = F.pad(codes, (0, 0, 0, C))[:, :, :C]
-            used = torch.ones_like(codes[:1, :1, :, :1], dtype=torch.bool) if real is None else real
-            used = F.pad(used, (0, 0, 0, C))[:, :, :C]
+            first = F.pad(codes, (0, 0, 0, self.clusters))[:, :, : self.clusters]
+            count = planes.new_full((len(q),), q.shape[2]) if count is None else count
         else:
-            centroids = codes[:, :, : self.clusters]
-            used = None if real is None else real[:, :, : self.clusters]
-        for step in range(self.iterations):
-            # tokens last: a GPU looks for the largest of neighbours many times slower
-            near = centroids @ codes.mT  # [B, H, C, T]
-            near = near if used is None else torch.where(used, near, -torch.inf)
-            group = near.argmax(2)
-            if step < self.iterations - 1:
-                hot = torch.zeros_like(near).scatter_(2, group[:, :, None], 1)
-                hot = hot if real is None else torch.where(real.mT, hot, 0)
-                votes = hot @ codes  # [B, H, C, bits]
-                filled = hot.amax(3, keepdim=True) > 0
-                centroids = torch.where(filled, torch.where(votes > 0, 1, -1).to(codes.dtype), centroids)
-        return group
+            first = codes[:, :, : self.clusters]
+        return group_codes(codes, first, count, self.iterations)
 
     def plain(self, row: Row) -> Tensor:
         group = self._plain_groups(row)
