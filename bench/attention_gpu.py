@@ -6,7 +6,7 @@
 
 65,536 tokens in all and width 1,024, so 16 heads of 64. The floor reads q, k, v and writes o once at the measured
 bandwidth; the backward pass moves about twice as much again. "ratio" is the best rival's time over ours, so above 1 we
-are faster.
+are faster. A layer's forward pass is that of inference, in eval mode; the backward one is that of training.
 """
 
 import argparse
@@ -244,8 +244,10 @@ def _layer_times(spec: str, role: str, length: int) -> Times:
     layer = regard.attention(spec, width=width, heads=HEADS, role=role).to("cuda", torch.bfloat16)
     x = torch.randn(TOKENS // length, length, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     grad, leaves = torch.randn_like(x), [x, *layer.parameters()]
+    layer.eval()
     with torch.no_grad():
         forward = milliseconds(lambda: layer(x), 5)
+    layer.train()
     return forward, milliseconds(lambda: torch.autograd.grad(layer(x), leaves, grad, allow_unused=True), 5)
 
 

@@ -23,13 +23,6 @@ def to_wide(x: Tensor) -> Tensor:
     return x.to(wide_dtype(x.dtype))
 
 
-def take_per_head(x: Tensor, at: Tensor) -> Tensor:
-    """x [B, H, N, D] at the tokens [B, H, ...]: [B, H, ..., D]"""
-    B, H, N, D = x.shape
-    first = torch.arange(B * H, device=x.device).view(B, H, *[1] * (at.dim() - 2)) * N
-    return x.reshape(-1, D).index_select(0, (first + at).flatten()).view(*at.shape, D)
-
-
 def take_tokens(x: Tensor, at: Tensor) -> Tensor:
     """x [B, N, ...] at the tokens [B, n]: [B, n, ...]"""
     return x[torch.arange(len(x), device=x.device)[:, None], at]

@@ -15,8 +15,8 @@ def largest(x: Tensor, count: int, each: Tensor | None) -> Tensor:
     if rows and count:
         block = triton.next_power_of_2(S)
         counts = out if each is None else each
-        # 32 numbers a thread: more would spill, and fewer leave each thread with little but sums over all of them
-        warps = min(32, max(1, block // 1024))
+        # 64 numbers a thread: more would spill, and with fewer the sums over all threads take the time
+        warps = min(32, max(1, block // 2048))
         _largest[(rows,)](
             x, out, counts, S, count, rows // B, each is not None, block, triton.next_power_of_2(count), num_warps=warps
         )
@@ -44,10 +44,23 @@ def _largest(
     # zero and minus zero are the same; as whole numbers, negative ones are in reverse
     bits = (number + 0.0).to(tl.int32, bitcast=True)
     key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    inside = at < S
+    # two bits at a time: the three counts share one sum
     least = tl.where(tl.sum((key >= 0).to(tl.int32)) >= n, 0, -2147483648)
-    for step in range(31):
-        more = least + (1 << (30 - step))
-        least = tl.where(tl.sum(((key >= more) & (at < S)).to(tl.int32)) >= n, more, least)
+    if tl.sum((inside & (key >= least + (1 << 30))).to(tl.int32)) >= n:
+        least += 1 << 30
+    for step in range(15):
+        unit = 1 << (28 - 2 * step)
+        first = (inside & (key >= least + unit)).to(tl.int64)
+        second = (inside & (key >= least + 2 * unit)).to(tl.int64)
+        third = (inside & (key >= least + 3 * unit)).to(tl.int64)
+        counts3 = tl.sum(first + (second << 20) + (third << 40))
+        passed = (
+            ((counts3 & 0xFFFFF) >= n).to(tl.int32)
+            + (((counts3 >> 20) & 0xFFFFF) >= n).to(tl.int32)
+            + ((counts3 >> 40) >= n).to(tl.int32)
+        )
+        least += passed * unit
     above = (key > least) & (at < S)
     equal = (key == least) & (at < S)
     room = n - tl.sum(above.to(tl.int32))

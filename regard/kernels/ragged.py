@@ -1,7 +1,7 @@
 """Softmax attention over rows of different lengths, without a mask: the real tokens of all rows lie one behind another.
 
 PyTorch's attention for variable lengths takes such a packing. It needs a GPU and 16-bit floats, has no dropout, and
-computes nothing for padding. The number of real tokens stays on the device: padding lies behind them, where no row ends.
+computes nothing for padding. The number of real tokens stays on the device: padding lies behind the last row's end.
 """
 
 import torch
@@ -11,8 +11,9 @@ from torch.autograd.function import once_differentiable
 
 from regard.kernels.choose import portable_only
 
-# keys for which the copies cost less than a mask does
-FEWEST = 1024
+# Keys from which on the copies cost less than a mask: on an H200 rows of a quarter to all of the length train 1.2
+# times as fast at 2,048 and 1.8 times at 16,384. Rows that are all but full train at 0.9 of the speed.
+FEWEST = 2048
 
 
 def takes(q: Tensor, k: Tensor) -> bool:

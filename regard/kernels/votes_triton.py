@@ -5,13 +5,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TOKENS = 64  # at a time
-ROUNDS = 8  # times that a program does so before it adds its votes to those of others
+TOKENS = 128  # at a time
+ROUNDS = 16  # times that a program does so before it adds its votes to those of others
 
 
-def assign(
-    codes: Tensor, centroids: Tensor, lengths: Tensor | None, last: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def assign(codes: Tensor, centroids: Tensor, lengths: Tensor | None, last: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The cluster of each code [B, H, T], what the members of each cluster vote for [B, H, C, bits] and how many there
     are [B, H, C]; no votes in the `last` pass."""
     codes, centroids = codes.contiguous(), centroids.contiguous()
@@ -19,7 +17,8 @@ def assign(
     group = torch.empty(B, H, T, dtype=torch.long, device=codes.device)
     votes = torch.zeros(B, H, C, bits, device=codes.device)
     members = torch.zeros(B, H, C, device=codes.device)
-    grid = (triton.cdiv(T, TOKENS * ROUNDS), B * H)
+    rounds = min(ROUNDS, triton.cdiv(T, TOKENS))
+    grid = (triton.cdiv(T, TOKENS * rounds), B * H)
     _assign[grid](
         codes,
         centroids,
@@ -37,7 +36,7 @@ def assign(
         max(16, triton.next_power_of_2(C)),
         max(16, triton.next_power_of_2(bits)),
         TOKENS,
-        ROUNDS,
+        rounds,
     )
     return group, votes, members
 
@@ -81,8 +80,11 @@ def _assign(
             other=0.0,
         )
         near = tl.dot(code, tl.trans(means), input_precision=precision)
-        near = tl.where(used[None, :], near, -float("inf"))
-        own = tl.argmax(near, 1)
+        # whole numbers, so that one with its cluster behind it is a whole number too: of several nearest, the first
+        both = near.to(tl.int32) * CLUSTERS + (CLUSTERS - 1 - cluster)[None, :]
+        both = tl.max(tl.where(used[None, :], both, -2147483648), 1)
+        # minus infinity, where no cluster is used: a row without tokens
+        own = tl.where(both == -2147483648, 0, CLUSTERS - 1 - (both & (CLUSTERS - 1)))
         tl.store(group + head * T + at, own.to(tl.int64), mask=at < T)
         if not last:
             hot = (cluster[:, None] == own[None, :]) & (at < n)[None, :]

@@ -6,12 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.core.numeric import masked_softmax, take_per_head, wide_dtype
+from regard.core.numeric import masked_softmax, wide_dtype
 from regard.core.reference import Row, blend
 from regard.core.rows import Mask
 from regard.core.shape import Order, Shape
 from regard.kernels.compiling import at_most, is_dynamic
 from regard.kernels.largest import largest
+from regard.kernels.take import take_per_head
 from regard.kernels.tiles import tiles
 from regard.kernels.votes import group_codes
 from regard.layers.attention.base import Facts

@@ -6,12 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.core.numeric import take_per_head, to_wide, wide_dtype
+from regard.core.numeric import to_wide, wide_dtype
 from regard.core.reference import Row, blend
 from regard.core.rows import Mask
 from regard.core.shape import Order, Shape
 from regard.kernels import chunks as sorted_chunks
 from regard.kernels.compiling import count_blocks
+from regard.kernels.take import take_per_head
 from regard.layers.attention.base import Facts
 from regard.layers.attention.cached import Cached
 from regard.layers.attention.draws import check_redraw

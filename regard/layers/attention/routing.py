@@ -10,13 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from regard.core.numeric import masked_softmax, take_per_head, wide_dtype
+from regard.core.numeric import masked_softmax, wide_dtype
 from regard.core.reference import Row, blend
 from regard.core.rows import Mask, Memory, Rows
 from regard.core.shape import Order, Shape
 from regard.kernels import norm as row_norm
 from regard.kernels.compiling import at_most, count_blocks, exporting, is_dynamic, surely_at_most
 from regard.kernels.largest import largest
+from regard.kernels.take import add_per_head, take_per_head
 from regard.kernels.tiles import tiles
 from regard.layers.attention.base import Facts
 from regard.layers.attention.cached import Cached
@@ -151,13 +152,10 @@ class Routing(Cached):
         o = F.scaled_dot_product_attention(*picked, attn_mask=seen, is_causal=mask.causal, scale=self.temper)
         rows, o = rows.flatten(2), o.unflatten(1, (-1, self.clusters)).flatten(2, 3)
         # behind the last token a place for what stands for none
-        B, H, S = len(o), o.shape[1], mask.S + 1
-        flat = (rows + S * torch.arange(B * H, device=o.device).view(B, H, 1)).flatten()
-        total = o.new_zeros(B * H * S, o.shape[3]).index_add(0, flat, o.reshape(flat.shape[0], -1))
-        times = torch.zeros(B * H * S, device=o.device).index_add_(0, flat, torch.ones(flat.shape[0], device=o.device))
+        total = add_per_head(o, rows, mask.S + 1)
+        times = add_per_head(torch.ones_like(o[..., :1]), rows, mask.S + 1)
         # a query that one centroid picked is as it is
-        total = total / times.clamp(min=1).to(o.dtype)[:, None]
-        o = total.view(B, H, S, -1)[:, :, : mask.S]
+        o = (total / times.clamp(min=1))[:, :, : mask.S]
         if mask.T == mask.S:
             return o
         here = (mask.q0[:, None] + torch.arange(mask.T, device=k.device))[:, None].expand(-1, o.shape[1], -1)
