@@ -1,5 +1,7 @@
 """Bad input: a ValueError that says what is wrong, what came, what was expected and what to do."""
 
+import contextlib
+import itertools
 import re
 
 import pytest
@@ -7,6 +9,8 @@ import torch
 
 import regard
 from regard import cli
+from regard.core.state import same_form, state_form
+from regard.spec import ATTENTION
 
 BUILD = [
     (dict(width=10, heads=4), ["width 10", "heads 4", "head_width"]),
@@ -181,6 +185,19 @@ def test_states_of_another_kind(x):
         regard.attention("softmax", width=16, heads=4, bias="no")
     with pytest.raises(ValueError, match="batch >= 1"):
         layer(x[:0])
+
+
+@pytest.mark.parametrize("role", ["causal", "cross"])
+def test_states_of_any_other_mechanism(x, role):
+    """No two mechanisms have states of one form, whatever they keep: every pair of them is refused."""
+    forms = {}
+    for name in ATTENTION.names():
+        with contextlib.suppress(ValueError):  # it does not take the role
+            layer = regard.attention(ATTENTION.find(name).examples[0], width=16, heads=4, role=role)
+            forms[name] = state_form(layer.start(2, memory=x if role == "cross" else None))
+    assert len(forms) > 15
+    same = [(a, b) for a, b in itertools.permutations(forms, 2) if same_form(forms[a], forms[b])]
+    assert same == []
 
 
 def test_attend(x):

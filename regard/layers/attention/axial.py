@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.core.numeric import take_tokens
 from regard.core.rows import Mask, Rows
 from regard.core.shape import Order, Shape
-from regard.core.state import Initial, Out, Progress, take_rows
+from regard.core.state import Initial, Out, Progress, check_rows, take_rows
 from regard.kernels.compiling import count_blocks, is_dynamic
 from regard.layers.attention.base import Attention, Facts
 from regard.spec import ATTENTION, POSITIONS
@@ -26,6 +26,7 @@ class AxialState(NamedTuple):
     progress: Progress
 
     def select(self, rows: Tensor) -> "AxialState":
+        check_rows(rows, self)
         w = self.x.shape[1]
         folded = (rows[:, None] * w + torch.arange(w, device=rows.device)).flatten()
         return self._replace(

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core.rows import Mask, Rows
-from regard.core.state import Progress, RingState, fix_bound, take_rows
+from regard.core.state import Progress, RingState, check_rows, fix_bound, take_rows
 from regard.layers.attention.attending import Attending
 
 
@@ -19,6 +19,7 @@ class CacheState(NamedTuple):
     progress: Progress
 
     def select(self, rows: Tensor) -> "CacheState":
+        check_rows(rows, self)
         parts, filled_to = [], self.progress.longest
         for part in self.parts:
             copy = part.new_empty((len(rows), *part.shape[1:]))

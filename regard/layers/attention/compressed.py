@@ -104,7 +104,7 @@ class Compressed(Projected):
         B, S = memory.x.shape[:2]
         count = torch.full((B,), S, device=memory.x.device) if memory.count is None else memory.count
         real = None if memory.count is None else torch.arange(S, device=count.device) < count[:, None]
-        return CrossState(self._compress(real, source), count, memory.count is None, S)
+        return CrossState(self._compress(real, source), count, memory.count is None, S, mechanism=self.facts.name)
 
     def attend_memory(self, query, state):
         k, v = state.parts

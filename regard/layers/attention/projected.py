@@ -12,7 +12,7 @@ from regard.core.numeric import masked_softmax
 from regard.core.reference import Row
 from regard.core.rows import Mask, Memory, Rows
 from regard.core.shape import Shape
-from regard.core.state import Initial, Out
+from regard.core.state import Initial, Out, check_rows
 from regard.kernels.dropout import dropped
 from regard.layers.attention.base import Attention
 from regard.layers.position.base import Position
@@ -30,6 +30,7 @@ class CrossState(NamedTuple):
     mechanism: str = ""  # whose state it is: several mechanisms keep the same things
 
     def select(self, rows: Tensor) -> "CrossState":
+        check_rows(rows, self)
         return self._replace(parts=tuple(part[rows] for part in self.parts), count=self.count[rows])
 
 
