@@ -79,12 +79,12 @@ def layer_seconds(name: str) -> dict[str, Any]:
     role = ATTENTION.find(name).facts.roles[0]
     layer = regard.attention(spec, width=256, heads=4, role=role).eval()
     x = torch.randn(1, TOKENS, 256)
-    given = maps.Given(layer, x, Rows.full(x), Memory(x, None) if role == "cross" else None, None)
-    level = maps.farthest(given.T, given.slots)
+    call = maps.LayerCall(layer=layer, x=x, rows=Rows.full(x), memory=Memory(x, None) if role == "cross" else None)
+    level = maps.farthest(call.T, call.columns)
     work = {
-        "run": lambda: layer.forward_packed(x, given.rows, memory=given.memory),
-        "first_picture": lambda: maps.tile(given, level, 0, 0),
-        "row": lambda: maps.rows(given, [TOKENS // 2]),
+        "run": lambda: layer.forward_packed(x, call.rows, memory=call.memory),
+        "first_picture": lambda: maps.tile(call, level, 0, 0),
+        "row": lambda: maps.rows(call, [TOKENS // 2]),
     }
     seconds = {}
     with torch.no_grad():

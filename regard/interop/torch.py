@@ -1,5 +1,7 @@
 """`torch.nn.MultiheadAttention` to a layer of ours and back, with the same outputs."""
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -117,8 +119,8 @@ def _check(module: nn.MultiheadAttention) -> None:
 
 
 def _projections(layer: Projected) -> dict[str, nn.Linear]:
-    """The projections by name; a ModuleDict does not say what it holds."""
-    return {name: linear for name, linear in layer.project.items() if isinstance(linear, nn.Linear)}
+    """The projections by name. Those of a model that is packed for inference have the same `weight` and `bias`."""
+    return cast(dict[str, nn.Linear], dict(layer.project.items()))  # a ModuleDict does not say what it holds
 
 
 def _parts(module: nn.MultiheadAttention) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:

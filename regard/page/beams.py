@@ -1,4 +1,4 @@
-"""A beam search as a tree, recorded from outside: a model that watches what the search asks of it."""
+"""A beam search as a tree, recorded from outside by a wrapper around the model."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,14 +12,14 @@ from regard.decoding import DecodingConfig, Hypothesis, decode
 class Beam(NamedTuple):
     """One living hypothesis after a step."""
 
-    parent: int  # which beam of the step before
+    parent: int  # its beam at the step before
     token: int
     logprob: float
     path: tuple[int, ...]
 
 
 class WatchedState:
-    """The state of the model, and which of the old rows stand where in it."""
+    """The state of the model, and the row of the step before that each of its rows came from."""
 
     def __init__(self, state: Any, rows: list[int]):
         self.state, self.rows = state, rows
@@ -31,12 +31,12 @@ class WatchedState:
 
 
 class Watched:
-    """Stands before a model in a search over one sentence; `seen` is told the beams of each step."""
+    """Wraps a model in a search over one sentence. `on_step` is called with the beams of each step."""
 
     training = False
 
-    def __init__(self, model: Any, seen: Callable[[list[Beam]], None]):
-        self.model, self.seen = model, seen
+    def __init__(self, model: Any, on_step: Callable[[list[Beam]], None]):
+        self.model, self.on_step = model, on_step
         self.encode = model.encode
         self.beams: list[Beam] = []
         self.logprobs: Tensor | None = None
@@ -58,15 +58,15 @@ class Watched:
                 )
                 for parent, token in zip(state.rows, tokens[:, 0].tolist(), strict=True)
             ]
-            self.seen(self.beams)
+            self.on_step(self.beams)
         self.logprobs = logits[:, -1].float().log_softmax(-1)
         return logits, WatchedState(after, list(range(len(tokens))))
 
 
-def watch(translator: Any, ids: list[int], beam: int, seen: Callable[[list[Beam]], None]) -> list[Hypothesis]:
-    """The hypotheses of a sentence, best first; `seen` may raise to end the search."""
+def watch(translator: Any, ids: list[int], beam: int, on_step: Callable[[list[Beam]], None]) -> list[Hypothesis]:
+    """The hypotheses of a sentence, best first; `on_step` may raise to end the search."""
     target = translator.target
     special = {"bos": target.bos, "eos": target.eos, "forbidden": (target.pad, target.bos)}
     source = torch.tensor([[*ids, translator.source.eos]], device=translator.device)
     config = DecodingConfig(beam=beam, nbest=beam)
-    return decode(Watched(translator.copying(source), seen), source, config=config, **special)[0]
+    return decode(Watched(translator.copying(source), on_step), source, config=config, **special)[0]

@@ -1,7 +1,7 @@
 """A view as one HTML file that opens without a server: the page's own modules and style, and the replies they need.
 
-The modules are put into one script in the order of their imports. That needs no bundler because they keep two rules:
-imports are one line each and name what they take, and what is exported is declared at the beginning of a line.
+The modules are joined into one script in the order of their imports. That needs no bundler because they follow two
+rules: an import is one line that names what it takes, and an export is declared at the beginning of a line.
 """
 
 import base64
@@ -9,11 +9,11 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from regard.page import wire
+from regard.page.cancel import IsCancelled
 from regard.page.engine import Engine
 from regard.page.questions import Bounds, chars
 
@@ -41,7 +41,7 @@ def page(
     hash: Annotated[str, chars(0, 600_000)],
     theme: Literal["light", "dark", "auto"],
     questions: Annotated[list[dict[str, Any]], QUESTIONS],
-    wanted: Callable[[], bool] | None = None,
+    is_cancelled: IsCancelled | None = None,
 ) -> str:
     """A view and its data as one HTML file."""
     kept = []
@@ -49,12 +49,12 @@ def page(
         name, values = question["name"], question["values"]
         if name == "translate":
             lines: list[dict[str, Any]] = []
-            lines.append(engine.translate(**values, emit=lines.append, wanted=wanted))
+            lines.append(engine.translate(**values, emit=lines.append, is_cancelled=is_cancelled))
             raw = json.dumps(lines, ensure_ascii=False).encode()
         else:
-            raw = wire.encode(engine.answer(name, values, wanted))
+            raw = wire.encode(engine.answer(name, values, is_cancelled))
         kept.append({"name": name, "values": values, "reply": base64.b64encode(raw).decode()})
-    # base64 of it all: no text of a user can end the element it stands in
+    # in base64, so that no text of a user can end the element that holds it
     state = {"hash": hash, "theme": theme, "kept": kept}
     data = base64.b64encode(json.dumps(state, ensure_ascii=False).encode()).decode()
     script = bundle()
@@ -63,7 +63,8 @@ def page(
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
-    body = re.search(r"<body>(.*)</body>", (PAGE / "index.html").read_text(encoding="utf-8"), re.S)[1]
+    index = (PAGE / "index.html").read_text(encoding="utf-8")
+    body = index[index.index("<body>") + len("<body>") : index.index("</body>")]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">\n'
@@ -83,11 +84,11 @@ def bundle() -> str:
             return done[path]
         text = path.read_text(encoding="utf-8")
 
-        def taken(match: re.Match[str]) -> str:
+        def replaced(match: re.Match[str]) -> str:
             names = re.sub(r"\bas\b", ":", match[1])
             return f"const {{ {names} }} = {add((path.parent / match[2]).resolve())};"
 
-        text = IMPORT.sub(taken, text)
+        text = IMPORT.sub(replaced, text)
         names = EXPORT.findall(text)
         done[path] = f"module{len(done)}"
         text = re.sub(r"^export ", "", text, flags=re.M)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-BEAM = 4  # as the page has it
+BEAM = 4  # the default of the page
 
 
 class Shown:
@@ -15,7 +15,7 @@ class Shown:
         self.page, self.height = page, height
 
     def _repr_html_(self) -> str:
-        # a frame of its own: no script of the page reaches the notebook, and none of the notebook the page
+        # in a sandboxed frame, so that no script of the page reaches the notebook, nor the other way round
         return (
             f'<iframe srcdoc="{html.escape(self.page)}" sandbox="allow-scripts allow-downloads" '
             f'style="width: 100%; height: {self.height}px; border: 0"></iframe>'
@@ -39,10 +39,10 @@ def show(
     place: str | None = None,
     height: int = 720,
 ) -> Shown:
-    """What attends to what when a model reads a text, as a page.
+    """A page that shows what attends to what when a model reads a text.
 
     `model` is a Translator, a run folder, None (the translator bundled with Regard), or a model of kind encoder or
-    decoder with a tokenizer. `place` is "encoder", "decoder", "cross" or "aligner"; `target` a translation to read.
+    decoder with a tokenizer. `place` is "encoder", "decoder", "cross" or "aligner"; `target` is a translation to read.
 
     >>> regard.show(model, "the bank of the river", tokenizer=tokenizer)
     >>> regard.show(None, "Where is the station?").save("page.html")
@@ -63,7 +63,7 @@ def show(
 
 
 def still(subject: Any, text: str, target: str = "", place: str | None = None) -> str:
-    """A text in the Heads view as one file; a translator's in Translate, unless a place or a target is asked for."""
+    """A text in the Heads view as one HTML file; of a translator in Translate, unless a place or a target is given."""
     from regard.page.engine import Engine
     from regard.page.maps import farthest
 
@@ -71,24 +71,24 @@ def still(subject: Any, text: str, target: str = "", place: str | None = None) -
     about: dict[str, Any] = {"name": "about", "values": {}}
     if subject.task == "translate" and place is None and not target:
         search = {"run": subject.name, "text": text, "beam": BEAM}
-        found = engine.translate(**search, emit=lambda step: None)["found"][0]["text"]
-        reading = {"run": subject.name, "text": text, "target": found}
+        best = engine.translate(**search, emit=lambda step: None)["hypotheses"][0]["text"]
+        reading = {"run": subject.name, "text": text, "target": best}
         questions = [about, {"name": "translate", "values": search}]
         places = [place for place in ("aligner", "cross") if place in subject.places]
         questions += [{"name": "read", "values": reading | {"place": place}} for place in places]
         return _page(engine, {"view": "translate", "run": subject.name, "text": text}, questions)
     place = place or subject.places[0]
     reading = {"run": subject.name, "place": place, "text": text, "target": target}
-    found = engine.answer("read", reading).meta
+    meta = engine.answer("read", reading).meta
     questions = [about, {"name": "read", "values": reading}]
-    if not found["small"]:
-        # the picture of all heads of the first layer, from far enough away to fit
-        level = farthest(len(found["queries"]), found["layers"][0]["columns"])
-        down, across = (size << level for size in found["layers"][0]["tiles"][level])
+    if not meta["small"]:
+        # all heads of the first layer, at the zoom level that shows the whole map
+        level = farthest(len(meta["queries"]), meta["layers"][0]["columns"])
+        down, across = (size << level for size in meta["layers"][0]["tiles"][level])
         questions += [
             {"name": "tile", "values": reading | {"layer": 0, "level": level, "row": row, "column": column}}
-            for row in range(-(-len(found["queries"]) // down))
-            for column in range(-(-found["layers"][0]["columns"] // across))
+            for row in range(-(-len(meta["queries"]) // down))
+            for column in range(-(-meta["layers"][0]["columns"] // across))
         ]
     state = {"view": "heads", "run": subject.name, "place": place, "text": text, "target": target}
     return _page(engine, {name: value for name, value in state.items() if value}, questions)

@@ -1,4 +1,4 @@
-"""What a question may hold, as annotations of the functions that answer it: the server checks requests by them and
+"""The values of a question, as annotations of the method that answers it. The server checks requests by them and
 publishes them as OpenAPI."""
 
 import inspect
@@ -10,32 +10,31 @@ TYPES = {str: "string", int: "integer", list: "array", dict: "object"}
 
 
 class Bounds:
-    """Keywords of JSON Schema that an annotation adds to those of its type."""
+    """Keywords of JSON Schema that an annotation adds to its type."""
 
     def __init__(self, **keywords: Any):
         self.keywords = keywords
 
 
 def chars(least: int, most: int) -> Bounds:
-    """The number of characters of a text."""
+    """Bounds of the number of characters in a text."""
     return Bounds(minLength=least, maxLength=most)
 
 
 def whole(least: int, most: int) -> Bounds:
-    """The range of a whole number."""
+    """Bounds of an integer."""
     return Bounds(minimum=least, maximum=most)
 
 
 Name = Annotated[str, chars(1, 200)]
 Text = Annotated[str, chars(0, 60_000)]
 SpecText = Annotated[str, chars(1, 300)]
-Role = Literal["self", "causal", "cross"]
 Place = Literal["encoder", "decoder", "cross", "aligner"]
-Index = Annotated[int, whole(0, 999)]  # of a layer or a head
+Index = Annotated[int, whole(0, 999)]  # the number of a layer or a head
 
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The JSON schema of the arguments of a function that come in a request: all but functions."""
+    """The JSON schema of a function's arguments that a request holds: all but callables."""
     hints = typing.get_type_hints(function, include_extras=True)
     parameters = [part for part in inspect.signature(function).parameters.values() if part.name in hints]
     properties = {part.name: _schema(hints[part.name]) for part in parameters}
@@ -45,7 +44,7 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _schema(hint: Any) -> dict[str, Any] | None:
-    """The schema of a type; None for what no request can hold."""
+    """The schema of a type; None if no request can hold it."""
     if typing.get_origin(hint) is Annotated:
         plain, *bounds = typing.get_args(hint)
         return (_schema(plain) or {}) | {name: value for bound in bounds for name, value in bound.keywords.items()}

@@ -1,11 +1,11 @@
-"""The HTTP server of the page: loopback, one question a request, everything checked before it is answered.
+"""The HTTP server of the page: on loopback, one question per request, every request checked before it is answered.
 
-A request reaches the engine only with an exact Host, an Origin of ours or none, JSON of at most 256 KiB (4 MiB where a
-view is saved, which names its text in every question) and values within the schema of its question. Replies are bytes
-(wire.py); errors are one sentence, without paths or tracebacks.
+A request reaches the engine only with an exact Host, an Origin of ours or none, JSON of at most 256 KiB, and values
+within the schema of its question. A saved view may have 4 MiB, since it repeats its text in every question. Replies are
+bytes (wire.py). Errors are one sentence, without paths or tracebacks.
 
-Where other machines can reach the server, every request needs its token too. The address that `regard show` prints has
-it as ?token=; opening that gives the browser a cookie, and takes the token out of the address again. Programs send
+If other machines can reach the server, every request needs a token too. The address that `regard show` prints has it as
+?token=. Opening that address gives the browser a cookie and removes the token from the address. Programs send
 "Authorization: Bearer TOKEN".
 """
 
@@ -31,15 +31,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from regard import __version__
 from regard.page import wire
+from regard.page.cancel import Cancelled, IsCancelled
 from regard.page.engine import Engine
 from regard.page.export import page
 from regard.page.questions import schema_of
-from regard.page.wanted import Unwanted
 
 PAGE = Path(__file__).parent / "static"
 MOST_BYTES, MOST_SAVED = 256 << 10, 4 << 20
 HEAD_SECONDS = BODY_SECONDS = 10
-WAITING = 32  # questions in the queue; more are asked to come back
+WAITING = 32  # questions in the queue; further ones get status 503
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
@@ -52,13 +52,13 @@ HEADERS = {
 }
 SCHEMAS = {name: schema_of(function) for name, function in Engine.questions().items()}
 SCHEMAS |= {"translate": schema_of(Engine.translate), "export": schema_of(page)}
-MEDIA_TYPES = {"translate": "application/x-ndjson", "export": "text/html"}  # of those that give no Reply
+MEDIA_TYPES = {"translate": "application/x-ndjson", "export": "text/html"}  # of questions without a Reply
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Refused(Exception):
-    """A request that is not answered: status, and why in words."""
+    """A request that is refused: the status, and the reason in words."""
 
     def __init__(self, status: int, why: str):
         super().__init__(why)
@@ -66,7 +66,7 @@ class Refused(Exception):
 
 
 def check(value: Any, schema: dict[str, Any], name: str = "the request") -> None:
-    """The part of JSON Schema that the questions use."""
+    """Refuses a value that does not match a schema. It knows the part of JSON Schema that the questions use."""
     kinds = {"string": str, "integer": int, "object": dict, "array": list}
     if not isinstance(value, kinds[schema["type"]]) or isinstance(value, bool):
         raise Refused(400, f"{name} must be of type {schema['type']}")
@@ -100,7 +100,7 @@ def check(value: Any, schema: dict[str, Any], name: str = "the request") -> None
 def openapi() -> dict[str, Any]:
     """The API as OpenAPI 3.1."""
     words = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
-    error = {"description": "why not, in words", "content": {"application/json": {"schema": words}}}
+    error = {"description": "the reason, in words", "content": {"application/json": {"schema": words}}}
     paths = {}
     for name, body in SCHEMAS.items():
         about = inspect_line(name)
@@ -126,8 +126,8 @@ COOKIE = "regard-token"
 
 
 def application(engine: Engine, hosts: set[str] | None, token: str | None = None) -> Starlette:
-    """The app; `hosts` are the exact Host headers it answers to. None, which needs a token: any, since the machine may
-    have many names, and a page of another site that takes one of them does not have the token."""
+    """The app. `hosts` are the exact Host headers it answers to. None means any, as a machine may have many names; this
+    needs a token, which a page of another site that uses one of these names does not have."""
     if hosts is None and token is None:
         raise ValueError("a server that answers to any name needs a token")
     handlers, guarded = Handlers(engine), Guard(hosts, token).guarded
@@ -148,7 +148,7 @@ def application(engine: Engine, hosts: set[str] | None, token: str | None = None
 
 
 class Handlers:
-    """One method an address."""
+    """One method per address."""
 
     def __init__(self, engine: Engine):
         self.engine = engine
@@ -161,15 +161,17 @@ class Handlers:
         if name not in SCHEMAS or name in MEDIA_TYPES:
             raise Refused(404, "there is no such question")
         values = await _body(request, name)
-        reply = await self._work(request, lambda wanted: wire.encode(self.engine.answer(name, values, wanted)))
+        reply = await self._work(
+            request, lambda is_cancelled: wire.encode(self.engine.answer(name, values, is_cancelled))
+        )
         return Response(reply, media_type="application/octet-stream")
 
     async def translate(self, request: Request) -> Response:
         values = await _body(request, "translate")
-        # mistakes in the values are said before the stream begins
-        subject = await self._work(request, lambda wanted: self.engine.subject(values["run"]))
+        # errors in the values are reported before the stream begins
+        subject = await self._work(request, lambda is_cancelled: self.engine.subject(values["run"]))
         if subject.task != "translate":
-            raise ValueError(f"{values['run']} does not translate; choose another run")
+            raise ValueError(f"{values['run']} does not translate: choose another run")
         if not values["text"].strip():
             raise ValueError("there is nothing to translate yet: type a sentence")
         return StreamingResponse(self._stream(request, values), media_type="application/x-ndjson")
@@ -178,7 +180,7 @@ class Handlers:
         values = await _body(request, "export")
         for question in values["questions"]:
             check(question["values"], SCHEMAS[question["name"]], question["name"])
-        made = await self._work(request, lambda wanted: page(self.engine, **values, wanted=wanted))
+        made = await self._work(request, lambda is_cancelled: page(self.engine, **values, is_cancelled=is_cancelled))
         name = {"Content-Disposition": 'attachment; filename="regard.html"'}
         return Response(made, media_type="text/html; charset=utf-8", headers=name)
 
@@ -191,8 +193,8 @@ class Handlers:
     async def describe(self, request: Request) -> Response:
         return JSONResponse(openapi())
 
-    async def _work(self, request: Request, work: Callable[[Callable[[], bool]], Any]) -> Any:
-        """Does work in a thread, one at a time, until whoever asked has gone: work is told how to know."""
+    async def _work(self, request: Request, work: Callable[[IsCancelled], Any]) -> Any:
+        """Does work in a thread, one at a time. It is cancelled when the client disconnects."""
         if self.waiting >= WAITING:
             raise Refused(503, "the server has too much to do: try again in a moment")
         self.waiting += 1
@@ -203,8 +205,8 @@ class Handlers:
                 gone = threading.Event()
                 leaving = asyncio.create_task(_left(request, gone))
                 try:
-                    return await run_in_threadpool(work, lambda: not gone.is_set())
-                except Unwanted:
+                    return await run_in_threadpool(work, gone.is_set)
+                except Cancelled:
                     raise ClientDisconnect from None
                 finally:
                     leaving.cancel()
@@ -212,16 +214,16 @@ class Handlers:
             self.waiting -= 1
 
     async def _stream(self, request: Request, values: dict[str, Any]) -> AsyncIterator[bytes]:
-        """The steps of a search, a line each, while it goes on."""
+        """The steps of a search, one line each, as they come."""
         loop, lines, gone = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any] | None](), False
 
         def emit(record: dict[str, Any]) -> None:
             if gone:
-                raise Unwanted
+                raise Cancelled
             loop.call_soon_threadsafe(lines.put_nowait, record)
 
-        def search(wanted: Callable[[], bool]) -> dict[str, Any]:
-            return self.engine.translate(**values, emit=emit, wanted=wanted)
+        def search(is_cancelled: IsCancelled) -> dict[str, Any]:
+            return self.engine.translate(**values, emit=emit, is_cancelled=is_cancelled)
 
         async def work() -> None:
             try:
@@ -245,7 +247,7 @@ class Handlers:
 
 
 class Guard:
-    """Who is answered: requests to a name of ours, from a page of ours or none, with the token where there is one."""
+    """Admits requests to our own host name, from our own page or none, with the token if there is one."""
 
     def __init__(self, hosts: set[str] | None, token: str | None):
         self.hosts, self.token = hosts, token
@@ -283,12 +285,12 @@ class Guard:
             raise Refused(403, "this server answers its own page only")
 
     def _admit(self, request: Request) -> Response | None:
-        """Refuses whoever does not have the token; the answer to whoever comes with it in the address."""
+        """Refuses a request without the token. Returns the redirect for one that has it in the address."""
         if self.token is None:
             return None
-        given = request.query_params.get("token")
-        if request.method == "GET" and request.url.path == "/" and given is not None and _equal(given, self.token):
-            # what stands behind # is the browser's, and it keeps that
+        in_address = request.query_params.get("token")
+        if request.method == "GET" and request.url.path == "/" and in_address and _equal(in_address, self.token):
+            # the browser keeps what follows #
             response = RedirectResponse("/", 303)
             response.set_cookie(COOKIE, self.token, httponly=True, samesite="lax")
             return response
@@ -330,14 +332,14 @@ def _missing(status: int, why: str) -> Callable[[Request, Exception], Awaitable[
 
 
 async def _left(request: Request, gone: threading.Event) -> None:
-    """Says when the one who asked has gone; what else comes is of no interest."""
+    """Sets `gone` when the client disconnects, and ignores all other messages."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
     gone.set()
 
 
 def _words(error: Exception) -> tuple[int, str]:
-    """A status and a sentence. What is our fault is said in the terminal, not to the page."""
+    """A status and a sentence. An error of ours is reported in the terminal, not on the page."""
     if isinstance(error, Refused):
         return error.status, error.why
     if isinstance(error, ValueError) and not isinstance(error, UnicodeError):
@@ -347,8 +349,8 @@ def _words(error: Exception) -> tuple[int, str]:
 
 
 def serve(engine: Engine, host: str, port: int, ready: Callable[[str], None]) -> None:
-    """Runs until interrupted. Port 0 takes a free one; `ready` is told the address, with a token in it where other
-    machines can reach the server."""
+    """Serves until interrupted. Port 0 takes a free port. `ready` is called with the address, with a token in it if
+    other machines can reach the server."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family)
     port = listener.getsockname()[1]
@@ -373,13 +375,13 @@ def reached_by(host: str, port: int) -> set[str] | None:
     if host in ("0.0.0.0", "::", ""):
         return None
     names = {"127.0.0.1", "localhost", "[::1]"} if host in ("127.0.0.1", "localhost", "::1") else {_bracketed(host)}
-    # browsers leave out the port that is usual
+    # browsers omit the default port
     return {f"{name}:{port}" for name in names} | (names if port == 80 else set())
 
 
-def _equal(given: str, token: str) -> bool:
-    """In a time that says nothing of where they differ."""
-    return secrets.compare_digest(given.encode(errors="replace"), token.encode())
+def _equal(sent: str, token: str) -> bool:
+    """Compares in constant time."""
+    return secrets.compare_digest(sent.encode(errors="replace"), token.encode())
 
 
 def configured(app: Starlette) -> uvicorn.Config:
@@ -399,7 +401,7 @@ def configured(app: Starlette) -> uvicorn.Config:
 
 
 class Prompt(H11Protocol):
-    """A connection that is closed unless each request has said what it wants within HEAD_SECONDS of its beginning."""
+    """A connection that is closed if the head of a request takes longer than HEAD_SECONDS to come."""
 
     late: asyncio.TimerHandle | None = None
 
@@ -416,8 +418,8 @@ class Prompt(H11Protocol):
         elif not begun and self.late is None:
             self.late = self.loop.call_later(HEAD_SECONDS, self.transport.close)
 
-    def connection_lost(self, error: Exception | None) -> None:
-        super().connection_lost(error)
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
         if self.late is not None:
             self.late.cancel()
 

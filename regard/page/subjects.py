@@ -1,10 +1,10 @@
-"""What can be shown: a model with its tokenizer, under a name."""
+"""What the page can show: a model with its tokenizer, under a name."""
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -12,32 +12,39 @@ from torch import Tensor, nn
 from regard import tasks
 from regard.core.rows import Rows
 from regard.models.feedback import Feedback
-from regard.models.recording import Recording
-from regard.page.maps import Given, LayerInputs, record
+from regard.models.pooling import Classifier
+from regard.models.recording import Recorder, Recording
+from regard.page.maps import Call, CallRecorder, record_calls
 from regard.tasks.opened import Opened
 from regard.training.run import Run
 
 LONGEST = 4096  # tokens shown of a text
-SHOWN = {"maps", "stack"}  # what a model has one of, if its layers can be asked what they attend to
+
+
+@runtime_checkable
+class HasMaps(Protocol):
+    """A model with a method `maps`, which calls a recorder for each attention layer."""
+
+    def maps(self, *tokens: Tensor, recorder: Recorder = ..., **options: Any) -> list[Any]: ...
 
 
 class Tokens(NamedTuple):
-    """A text as a model reads it at one place: ids, and the names of what attends and of what is attended to."""
+    """A text as a model reads it at one place: ids, and the names of the queries and the keys."""
 
     ids: list[int]
-    target_ids: list[int] | None  # where the place is in a decoder that reads a source
+    target_ids: list[int] | None  # of a decoder that reads a source
     queries: list[str]
     keys: list[str]
-    predicted: list[str] | None  # what each query is asked for, where the model predicts tokens
+    predicted: list[str] | None  # the token that each query predicts, if the model predicts tokens
     target: str | None
-    cut: bool  # the text was longer
+    cut: bool  # whether the text was longer
 
 
 class Reading(NamedTuple):
-    """Tokens, and what each layer was given."""
+    """Tokens, and the calls of the layers that read them."""
 
     tokens: Tokens
-    layers: list[Given]
+    layers: list[Call]
 
     @property
     def queries(self) -> list[str]:
@@ -50,7 +57,7 @@ class Reading(NamedTuple):
 
 @dataclass
 class Subject:
-    """`encode` gives ids, `names` a printable token for each; places are where the model attends."""
+    """A model to show. `encode` gives ids, `names` a printable token for each; `places` are where the model attends."""
 
     name: str
     title: str
@@ -61,59 +68,59 @@ class Subject:
     places: tuple[str, ...]
     translator: Any = None
     classifier: Any = None
-    labelled: tuple[tuple[str, str], ...] = ()  # texts to validate on and their labels
+    labelled: tuple[tuple[str, str], ...] = ()  # validation texts and their labels
     examples: tuple[str, ...] = ()
     begins: tuple[int, ...] = ()  # special tokens before a text, and after it
     ends: tuple[int, ...] = ()
     longest: int = LONGEST
     facts: dict[str, Any] = field(default_factory=dict)
-    _layers: dict[str, list[Given]] = field(default_factory=dict, repr=False)
+    _layers: dict[str, list[Call]] = field(default_factory=dict, repr=False)
 
     def tokenize(self, place: str, text: str, target: str | None) -> Tokens:
-        """A text as the model reads it at a place; without a target, a translator gives its own."""
+        """A text as the model reads it at a place. Without a target, a translator gives its own."""
         if place not in self.places:
             raise ValueError(f"{self.name} attends in {', '.join(self.places)}; got {place!r}")
-        # a translator is asked about what it would read, its encoder alone about as much as can be shown
+        # a translator shows as many tokens as it would read, its encoder alone as many as the page can show
+        translator = self.translator
         special = len(self.begins) + len(self.ends)
-        alone = self.translator is None or place == "encoder"
-        ids, cut = _cut(self.encode(text), self.longest - special if alone else self.translator.longest)
+        most = self.longest - special if translator is None or place == "encoder" else translator.longest
+        ids, cut = _cut(self.encode(text), most)
         ids = [*self.begins, *ids, *self.ends]
         if not ids:
             raise ValueError("the text is empty: type some words")
-        names = self.names(ids) if self.translator is None else self.translator.source_names(ids, text)
-        names = regrouped(names)
-        if alone:
+        names = regroup(self.names(ids) if translator is None else translator.source_names(ids, text))
+        if translator is None or place == "encoder":
             predicted = [*names[1:], "?"] if place == "decoder" else None
             return Tokens(ids, None, names, names, predicted, None, cut)
-        target = target or self.translator(text)
-        out, more = _cut(self.translator.encode_target(target, text), self.longest - 1)
-        bos, eos = self.translator.target.bos, self.translator.target.eos
-        named = regrouped(self.translator.target_names([bos, *out, eos], text))
+        target = target or translator(text)
+        out, target_cut = _cut(translator.encode_target(target, text), self.longest - 1)
+        bos, eos = translator.target.bos, translator.target.eos
+        named = regroup(translator.target_names([bos, *out, eos], text))
         queries, predicted = named[:-1], named[1:]
         keys = queries if place == "decoder" else names
-        return Tokens(ids, [bos, *out], queries, keys, predicted, target, cut or more)
+        return Tokens(ids, [bos, *out], queries, keys, predicted, target, cut or target_cut)
 
     @torch.no_grad()
     def read(self, place: str, tokens: Tokens, most: int | None = None) -> Reading:
-        """What each layer at a place is given, up to layer `most`, in one pass."""
+        """The calls of the first `most` layers at a place, or of all, in one pass."""
         device = next(self.model.parameters()).device
         ids = [torch.tensor([part], device=device) for part in (tokens.ids, tokens.target_ids) if part is not None]
         places = {"place": place} if len(self.places) > 1 else {}
 
-        def maps(recorder: LayerInputs) -> None:
+        def read(recorder: CallRecorder) -> None:
             if isinstance(self.model, Feedback):
                 raise ValueError("a feedback model mixes its layers over time: the page shows models layer by layer")
-            if hasattr(self.model, "maps"):
+            if isinstance(self.model, HasMaps):
                 self.model.maps(*ids, **places, recorder=recorder)
-            else:
+            elif isinstance(self.model, Classifier) and self.model.stack is not None:
                 self.model.stack(ids[0], Rows.full(ids[0]), maps=Recording("own", recorder))
 
-        layers = record(maps, most)
-        _check_finite(layers)
-        return Reading(tokens, layers)
+        calls = record_calls(read, most)
+        _check_finite(calls)
+        return Reading(tokens, calls)
 
-    def layers(self, place: str) -> list[Given]:
-        """The layers at a place, each with what it is given of one word: how many there are, and of what kind."""
+    def layers(self, place: str) -> list[Call]:
+        """The layers at a place, as called with a short text: their number and their kinds."""
         if place not in self._layers:
             self._layers[place] = self.read(place, self.tokenize(place, "a", "a")).layers
         return self._layers[place]
@@ -126,11 +133,11 @@ def of_translator(name: str, title: str, translator: Any, examples: tuple[str, .
 
 
 def of_opened(name: str, title: str, opened: Opened) -> Subject:
-    """What a task opens, under a name."""
+    """A run as its task opens it, under a name."""
     model = opened.model
-    if not SHOWN & set(dir(model)) or isinstance(model, Feedback):
+    if not isinstance(model, HasMaps | Classifier) or isinstance(model, Feedback):
         raise ValueError(
-            f"{name} is a model of kind {model.config.kind!r}, whose attention is not between the tokens of a text "
+            f"{name} is a model of kind {_config(model).kind!r}, whose attention is not between the tokens of a text "
             "layer by layer: the page cannot show it"
         )
     return Subject(
@@ -153,13 +160,14 @@ def of_opened(name: str, title: str, opened: Opened) -> Subject:
 
 
 def of_model(name: str, model: nn.Module, tokenizer: Any) -> Subject:
-    """A model of kind encoder or decoder with whatever encodes text and names tokens."""
-    kind = getattr(getattr(model, "config", None), "kind", None)
-    if not hasattr(model, "maps"):
-        raise ValueError(f"{type(model).__name__} gives no maps of its attention: show a model that has maps()")
+    """A model of kind encoder or decoder, with any tokenizer that encodes text and names tokens."""
+    kind = getattr(_config(model), "kind", None)
+    if not isinstance(model, HasMaps):
+        raise ValueError(f"{type(model).__name__} gives no maps of its attention: show a model with a method maps()")
     if kind == "encoder-decoder" or kind == "recurrent":
         raise ValueError("a model that translates is shown with its tokenizers: give a Translator or its run folder")
-    names = getattr(tokenizer, "tokens", None) or getattr(tokenizer, "convert_ids_to_tokens", None)
+    names: Callable[[list[int]], list[str]] | None = getattr(tokenizer, "tokens", None)
+    names = names or getattr(tokenizer, "convert_ids_to_tokens", None)
     if not hasattr(tokenizer, "encode") or not callable(names):
         raise ValueError(
             "give tokenizer=, with encode(text) -> ids and tokens(ids) -> names: regard.data.tokenizer.Tokenizer is one"
@@ -187,8 +195,8 @@ EXAMPLES = (
 
 
 def describe(model: nn.Module, longest: int | None) -> dict[str, Any]:
-    """Sizes to show beside the name."""
-    config = model.config
+    """The sizes to show beside the name."""
+    config = _config(model)
     shown = ("kind", "width", "heads", "layers", "decoder_layers", "position")
     shown += ("attention", "decoder_attention", "cross_attention")
     facts = {name: getattr(config, name) for name in shown if getattr(config, name, None) is not None}
@@ -201,30 +209,41 @@ def describe(model: nn.Module, longest: int | None) -> dict[str, Any]:
     }
 
 
+def _config(model: nn.Module) -> Any:
+    """The config of a model; None if it has none."""
+    return getattr(model, "config", None)
+
+
 BYTES = re.compile(r"(?:\\x[0-9a-f]{2})+")
 
 
-def regrouped(names: Sequence[str]) -> list[str]:
-    """Names of tokens in which letters that were cut into bytes are written again: a token that holds a part of one is
-    called by the letter and which part of it, such as "語 2/3". What is no part of a letter stays as it is."""
-    found, at = list(names), 0
+def regroup(names: Sequence[str]) -> list[str]:
+    """Names of tokens in which characters that were cut into bytes are readable: a token that holds a part of one gets
+    the character and the number of the part, such as "語 2/3". Other tokens keep their names."""
+    grouped, at = [], 0
     while at < len(names):
-        text, parts = names[at], 1
-        if BYTES.search(text):
-            tries = ((_text("".join(names[at : at + n])), n) for n in range(1, 5))
-            text, parts = next((made for made in tries if made[0] is not None), (text, 1))
+        text, parts = _decode_at(names, at) if BYTES.search(names[at]) else (names[at], 1)
         if parts > 1:
-            letters = text.removeprefix("▁")
-            called = [f"{text if n == 0 else letters} {n + 1}/{parts}" for n in range(parts)]
+            bare = text.removeprefix("▁")
+            grouped += [f"{text if n == 0 else bare} {n + 1}/{parts}" for n in range(parts)]
         else:
-            called = [text]
-        found[at : at + parts] = called
+            grouped.append(text)
         at += parts
-    return found
+    return grouped
 
 
-def _text(name: str) -> str | None:
-    """The text of a name in which bytes are escaped; None where they are no text."""
+def _decode_at(names: Sequence[str], at: int) -> tuple[str, int]:
+    """The text of the fewest names from `at` on whose bytes are UTF-8, and their number; one name as it is if no four
+    of them are."""
+    for parts in range(1, 5):
+        text = _decode("".join(names[at : at + parts]))
+        if text is not None:
+            return text, parts
+    return names[at], 1
+
+
+def _decode(name: str) -> str | None:
+    """The text of a name in which bytes are escaped; None if they are not UTF-8."""
     try:
         return BYTES.sub(lambda match: bytes.fromhex(match[0].replace("\\x", "")).decode(), name)
     except UnicodeDecodeError:
@@ -235,8 +254,7 @@ def _cut(ids: list[int], most: int) -> tuple[list[int], bool]:
     return ids[:most], len(ids) > most
 
 
-def _check_finite(layers: list[Given]) -> None:
-    for given in layers:
-        parts: list[Tensor] = [given.x] + ([] if given.memory is None else [given.memory.x])
-        if not all(bool(part.isfinite().all()) for part in parts):
-            raise ValueError("the model's numbers are not finite: its weights are broken")
+def _check_finite(calls: list[Call]) -> None:
+    for call in calls:
+        if not all(bool(part.isfinite().all()) for part in call.tensors()):
+            raise ValueError("the model's activations are not finite: its weights are damaged")

@@ -1,7 +1,6 @@
-"""Replies as bytes: a header in JSON, then plain arrays, each at a multiple of 8 bytes so that the page reads them
-where they lie.
+"""Replies as bytes: a JSON header, then plain arrays, each aligned to 8 bytes so that the page reads them in place.
 
-    u32 length of the header | header, padded with spaces | array | array | ...
+u32 length of the header | header, padded with spaces | array | array | ...
 """
 
 import json
@@ -9,12 +8,14 @@ import struct
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 DTYPES = {"float32": "<f4", "int32": "<i4", "uint8": "u1", "int8": "i1"}
 
 
 class Reply(NamedTuple):
-    """What the page gets to a question."""
+    """The answer to a question."""
 
     meta: dict[str, Any]
     arrays: dict[str, np.ndarray] = {}
@@ -22,6 +23,11 @@ class Reply(NamedTuple):
     @property
     def size(self) -> int:
         return sum(array.nbytes for array in self.arrays.values()) + 4096
+
+
+def to_numpy(tensor: Tensor) -> np.ndarray:
+    """A tensor as float32 on the host."""
+    return tensor.detach().to(torch.float32).cpu().numpy()
 
 
 def encode(reply: Reply) -> bytes:
@@ -36,7 +42,7 @@ def encode(reply: Reply) -> bytes:
 
 
 def decode(raw: bytes) -> Reply:
-    """The inverse, for tests and for whoever asks the server from Python."""
+    """The inverse of `encode`, for tests and for clients in Python."""
     (length,) = struct.unpack_from("<I", raw)
     header = json.loads(raw[4 : 4 + length])
     at, arrays = 4 + length, {}

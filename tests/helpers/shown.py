@@ -12,10 +12,10 @@ import uvicorn
 
 from regard.cli import main
 from regard.page import wire
+from regard.page.cancel import Cancelled
 from regard.page.engine import Engine
 from regard.page.server import application, configured
 from regard.page.subjects import open_run
-from regard.page.wanted import Unwanted
 
 WORDS = ("good fine great lovely", "bad poor awful dull")
 
@@ -110,7 +110,7 @@ def masked_run(folder):
 
 
 class Endless:
-    """An answer that is never ready; it says when it was asked for, and when it was no longer wanted."""
+    """An answer that is never ready; it says when it was asked for, and when it was cancelled."""
 
     def __init__(self):
         self.began, self.ended = threading.Event(), threading.Event()
@@ -121,7 +121,7 @@ class Endless:
             for _ in range(100_000):
                 torch.ones(2).sum()
                 time.sleep(0.001)
-        except Unwanted:
+        except Cancelled:
             self.ended.set()
             raise
 

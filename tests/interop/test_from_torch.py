@@ -6,6 +6,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import regard
+from regard.kernels.packed import pack_linears
 
 
 def peer(**options) -> nn.MultiheadAttention:
@@ -52,6 +53,14 @@ def test_a_memory_of_another_width():
     expected = module(x, memory, memory)[0]
     assert_close(layer(x, memory=memory), expected, rtol=0, atol=1e-12)
     assert_close(regard.to_torch(layer)(x, memory, memory)[0], expected, rtol=0, atol=1e-12)
+
+
+def test_a_layer_that_is_packed_for_inference():
+    torch.manual_seed(0)
+    layer, x = regard.attention("softmax", width=16, heads=4, bias=True).eval(), torch.randn(1, 9, 16)
+    expected = layer(x).detach()
+    module = regard.to_torch(pack_linears(layer))
+    assert_close(module(x, x, x)[0], expected)
 
 
 def test_weights_go_into_another_mechanism():

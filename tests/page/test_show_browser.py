@@ -146,8 +146,8 @@ def test_type_and_see_the_translation(page, translator):
     page.wait_for_function("key => document.querySelector('.best li').dataset.key === key", arg=str(int(row.argmax())))
     torch.testing.assert_close(torch.tensor(data(page, ".best")[0]), row.max(), atol=1e-6, rtol=0)
     # the search: as many translations as beams, the best first
-    assert page.locator(".found li").count() == 4
-    assert wanted in page.inner_text(".found li:first-child")
+    assert page.locator(".hypotheses li").count() == 4
+    assert wanted in page.inner_text(".hypotheses li:first-child")
     way = page.eval_on_selector_all(".leaf.winner .token", "nodes => nodes.map(node => node.title)")
     assert way == translator.target.tokens(translator.target.encode(wanted))
     # the link shows the same again
@@ -233,7 +233,7 @@ def test_the_run_that_is_shown_is_the_run_that_is_named(page):
     assert page.get_attribute("#view", "data-view") == "heads"
     assert "“cats” does not translate" in page.inner_text(".notice")
     visit(page, run="cats", view="results")
-    assert "no texts with labels" in page.inner_text(".notice")
+    assert "no validation texts with labels" in page.inner_text(".notice")
     visit(page, run="gone")
     assert "no run “gone”" in page.inner_text(".notice")
     # another run is chosen: what was seen of the first is seen of the second
@@ -499,7 +499,7 @@ def test_positions_under_the_pointer(page):
     box = page.locator("canvas.plate-map").first.bounding_box()
     page.mouse.move(box["x"] + 5.5 / 64 * box["width"], box["y"] + 3.5 / 64 * box["height"])
     page.wait_for_selector(".under data")
-    assert page.inner_text(".under >> nth=0").startswith("place 3, channel 5")
+    assert page.inner_text(".under >> nth=0").startswith("position 3, channel 5")
     assert data(page, ".under")[0] == pytest.approx(math.cos(3 * 10000 ** (-4 / 64)), abs=1e-6)
     # the products go from the darkest to the brightest colour
     colours = page.locator("canvas.plate-map >> nth=1").evaluate("""node => {
@@ -514,11 +514,11 @@ def test_positions_under_the_pointer(page):
 @pytest.mark.parametrize(
     ("run", "scheme", "says", "origin"),
     [
-        ("shipped", "sinusoidal", "waves", "nothing to learn"),
-        ("shipped", "learned", "one parameter a cell", "drawn before training"),
-        ("gaps", None, "one parameter a cell", "“gaps” has learned"),
-        ("gaps", "none", "zero", "nothing to learn"),
-        ("cats", "buckets", "added to the score", "drawn before training"),
+        ("shipped", "sinusoidal", "waves", "no parameters"),
+        ("shipped", "learned", "one parameter per cell", "before training"),
+        ("gaps", None, "one parameter per cell", "“gaps” has learned"),
+        ("gaps", "none", "zero", "no parameters"),
+        ("cats", "buckets", "added to the score", "before training"),
     ],
 )
 def test_positions_say_what_is_drawn(page, run, scheme, says, origin):
@@ -559,7 +559,7 @@ def test_the_six_steps(page, translator):
     page.click('.chips[aria-label="example"] button:has-text("one word")')
     page.wait_for_function("() => document.querySelectorAll('article .step-table').length === 2")
     assert sum(data(page, "article:first-child .step-table")) == pytest.approx(1, abs=1e-4)
-    assert "count most" in page.inner_text(".numbers")
+    assert "contribute most" in page.inner_text(".numbers")
     shares = data(page, "article:first-child .step-table")
     told = page.locator("article:first-child p b").last.inner_text()
     strongest = page.locator("article:first-child .step-row").nth(shares.index(max(shares))).inner_text()
@@ -573,7 +573,7 @@ def test_mechanisms_say_what_is_drawn(page):
         return page.inner_text(".pattern-of figcaption")
 
     visit(page, view="mechanisms", spec="gmlp", run="gaps")
-    assert "begins at zero" in caption()
+    assert "initialised with zeros" in caption()
     assert "0.0 %" not in caption()
     visit(page, view="mechanisms", spec="fnet", run="gaps")
     assert caption().startswith("Every token sees every token. The weights are the same whatever the tokens say.")
@@ -937,7 +937,7 @@ def test_a_file_from_the_command_line_and_a_frame_in_a_notebook(page, tmp_path, 
     page.wait_for_function(READY)
     assert page.inner_text(".lane.right").split()[:2] == ["My", "brother"]
     assert page.inner_text(".translation") == translator(SENTENCE)
-    assert page.locator(".found li").count() == 4
+    assert page.locator(".hypotheses li").count() == 4
     sizes = {"vocabulary": translator.source.size, "width": 32, "heads": 2, "inner": 32, "layers": 2}
     model = regard.Transformer(regard.ModelConfig(kind="decoder", attention="local(window=2)", **sizes))
     shown = regard.show(model, SENTENCE, tokenizer=translator.source)

@@ -11,13 +11,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import regard
 from regard.core.rows import Memory, Rows
 from regard.decoding import DecodingConfig
+from regard.models.perceiver import PerceiverAR, PerceiverARConfig
 from regard.page import maps, pictures, subjects, wire
 from regard.page.beams import watch
+from regard.page.cancel import Cancelled, cancellable
 from regard.page.engine import Engine
-from regard.page.maps import Given
+from regard.page.maps import LayerCall
 from regard.page.subjects import of_model, of_translator, open_run
-from regard.page.wanted import Unwanted, while_wanted
 from regard.spec import ATTENTION, POSITIONS
+from regard.tasks.opened import Opened
 from regard.tasks.translate import Translator
 
 SENTENCE = "My brother lives in Berlin."
@@ -43,7 +45,7 @@ def given(spec, role, *, T=36, S=29, heads=8, width=32, kv_heads=None, position=
     layer = regard.attention(spec, **sizes).to(dtype).eval()
     x = torch.randn(1, T, width, dtype=dtype)
     memory = Memory(torch.randn(1, S, width, dtype=dtype), None) if role == "cross" else None
-    return Given(layer, x, Rows.full(x), memory, None)
+    return LayerCall(layer=layer, x=x, rows=Rows.full(x), memory=memory)
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -54,12 +56,12 @@ def test_rows_and_columns_are_those_of_the_map(spec):
                 one = given(spec, role, kv_heads=kv_heads)
             except ValueError:
                 continue
-            whole = maps.whole(one)
+            whole = maps.whole_map(one)
             queries = [0, 3, 4, 5, 9, 35]
             torch.testing.assert_close(maps.rows(one, queries), whole[:, queries])
-            last = min(23, one.slots)
+            last = min(23, one.columns)
             torch.testing.assert_close(maps.columns(one, 5, last), whole[..., 5:last])
-            assert one.slots == whole.shape[2]
+            assert one.columns == whole.shape[2]
 
 
 @pytest.mark.parametrize("position", [spec for name in POSITIONS.names() for spec in POSITIONS.find(name).examples[:1]])
@@ -70,18 +72,18 @@ def test_rows_hold_with_positions(position, role):
             one = given(spec, role, position=position)
         except ValueError:
             continue
-        torch.testing.assert_close(maps.rows(one, range(8, 20)), maps.whole(one)[:, 8:20])
-        torch.testing.assert_close(maps.columns(one, 8, 20), maps.whole(one)[..., 8:20])
+        torch.testing.assert_close(maps.rows(one, range(8, 20)), maps.whole_map(one)[:, 8:20])
+        torch.testing.assert_close(maps.columns(one, 8, 20), maps.whole_map(one)[..., 8:20])
 
 
 @pytest.mark.parametrize("spec", ["softmax", "local(window=40)", "linformer(rank=4, longest=2048)", "compressed"])
 def test_tiles_put_together_are_the_map(spec):
     one = given(spec, "self", T=701, heads=2)
-    whole = maps.whole(one)
+    whole = maps.whole_map(one)
     for level in (0, 1):
         span = 1 << level
         rows, columns = maps.tile_shape(one, level)
-        down, across = -(-701 // (rows * span)), -(-one.slots // (columns * span))
+        down, across = -(-701 // (rows * span)), -(-one.columns // (columns * span))
         grid = [[maps.tile(one, level, row, column) for column in range(across)] for row in range(down)]
         top = float(whole.abs().max())
         for kind, pool in (("largest", torch.nn.functional.max_pool2d), ("mean", torch.nn.functional.avg_pool2d)):
@@ -139,43 +141,43 @@ def test_a_long_map_is_never_held(spec, monkeypatch):
     N, heads, level = 4096, 4, 3
     role = regard.facts(spec).roles[0]
     one = given(spec, role, T=N, S=N, heads=heads, width=64, dtype=torch.float32)
-    held, pooled = [], maps._pooled
+    held, pooled = [], maps._pool
 
     def noted(part, span):
         held.append(part.numel())
         return pooled(part, span)
 
-    monkeypatch.setattr(maps, "_pooled", noted)
+    monkeypatch.setattr(maps, "_pool", noted)
     with Held() as seen:
         made = maps.tile(one, level, 0, 0)
         row = maps.rows(one, [N - 1])
     rows, columns = maps.tile_shape(one, level)
-    assert made.largest.shape == (heads, min(rows, N >> level), min(columns, one.slots >> level))
-    assert row.shape == (heads, 1, one.slots)
+    assert made.largest.shape == (heads, min(rows, N >> level), min(columns, one.columns >> level))
+    assert row.shape == (heads, 1, one.columns)
     # of all heads together it never makes as much as the map of one holds, nor has as much as half of theirs
     assert seen.largest < N * N
     assert 0 < max(held) <= N * N // 4
     assert 0 < seen.bytes < heads * N * N * 4 // 2
-    assert one.strips.size <= maps.STRIPS
+    assert one.strips.size <= maps.STRIP_BYTES
 
 
 @pytest.mark.parametrize("spec", ["softmax", "entmax", "local(window=4)", "fnet", "set(points=5)", "luna(length=3)"])
-def test_what_is_not_wanted_ends_anywhere(spec):
+def test_cancelled_work_ends_anywhere(spec):
     one = given(spec, "self")
     wanted = maps.rows(one, [3, 30])
     asked = iter(range(10_000))
-    with while_wanted(lambda: next(asked) >= 0):
+    with cancellable(lambda: next(asked) < 0):
         maps.rows(one, [3, 30])
     operators = next(asked) - 1
     assert operators > 10
     # in the forward pass and in the backward one
     for last in range(1, operators, max(1, operators // 10)):
         left = iter([True] * last)
-        with pytest.raises(Unwanted), while_wanted(lambda left=left: next(left, False)):
+        with pytest.raises(Cancelled), cancellable(lambda left=left: not next(left, False)):
             maps.rows(one, [3, 30])
     assert torch.equal(maps.rows(one, [3, 30]), wanted)
     # nor does it begin
-    with pytest.raises(Unwanted), while_wanted(lambda: False):
+    with pytest.raises(Cancelled), cancellable(lambda: True):
         pass
 
 
@@ -184,7 +186,7 @@ def test_recording_ends_at_a_layer(translator):
     ran = []
     handles = [block.register_forward_hook(lambda block, *_: ran.append(block)) for block in model.encoder.blocks]
     try:
-        found = maps.record(lambda recorder: model.maps(ids, place="encoder", recorder=recorder), most=2)
+        found = maps.record_calls(lambda recorder: model.maps(ids, place="encoder", recorder=recorder), most=2)
     finally:
         for handle in handles:
             handle.remove()
@@ -192,7 +194,7 @@ def test_recording_ends_at_a_layer(translator):
     assert ran == [model.encoder.blocks[0]]
     # what was kept is what the maps are made of
     for one, whole in zip(found, model.maps(ids, place="encoder"), strict=False):
-        torch.testing.assert_close(maps.whole(one), whole[0])
+        torch.testing.assert_close(maps.whole_map(one), whole[0])
 
 
 @pytest.mark.parametrize(("place", "passes"), [("encoder", [1, 0]), ("cross", [1, 1]), ("decoder", [1, 1])])
@@ -316,17 +318,17 @@ def test_the_six_steps_of_a_long_causal_text(translator):
     assert sorted(reply.meta["places"]) == reply.meta["places"] == sorted(row.topk(64).indices.tolist())
     np.testing.assert_allclose(reply.arrays["weights"], row[reply.meta["places"]], atol=1e-6)
     given = shown.reading("model", "decoder", text, "").layers[0]
-    np.testing.assert_allclose(reply.arrays["sum"], (row @ given.read[1]["v"][0, 1]).detach(), atol=1e-5)
+    np.testing.assert_allclose(reply.arrays["sum"], (row @ given.projected[1]["v"][0, 1]).detach(), atol=1e-5)
     first = shown.answer("steps", values | {"query": 3})
     assert first.meta["places"] == [0, 1, 2, 3]
 
 
 def test_letters_that_are_bytes_are_written_again():
     pieces = ["▁", "\\xe4\\xbd", "\\xa0", "▁caf", "\\xc3", "\\xa9", "\\xf0", "\\x9f", "\\x98", "\\x80", "\\xff", "end"]
-    assert subjects.regrouped(pieces) == [
+    assert subjects.regroup(pieces) == [
         "▁", "你 1/2", "你 2/2", "▁caf", "é 1/2", "é 2/2", "😀 1/4", "😀 2/4", "😀 3/4", "😀 4/4", "\\xff", "end",
     ]  # fmt: skip
-    assert subjects.regrouped(["▁\\xc3", "\\xa9t", "x"]) == ["▁ét 1/2", "ét 2/2", "x"]
+    assert subjects.regroup(["▁\\xc3", "\\xa9t", "x"]) == ["▁ét 1/2", "ét 2/2", "x"]
 
 
 def test_hidden_is_not_zero(translator):
@@ -499,7 +501,7 @@ def test_on_a_slow_machine_fewer_lengths_are_counted(monkeypatch):
     monkeypatch.setattr(pictures, "PATIENCE", 60.0)
     short = pictures.cost("linformer(rank=4, longest=256)", "self").meta["counts"]
     assert (len(short["softmax"]), len(short["mechanism"])) == (5, 3)
-    with pytest.raises(ValueError, match="takes no 64 tokens"):
+    with pytest.raises(ValueError, match="cannot read 64 tokens"):
         pictures.cost("linformer(rank=4, longest=32)", "self")
 
 
@@ -576,6 +578,15 @@ def test_any_model_with_a_tokenizer(translator):
         regard.show(model, " ", tokenizer=translator.source)
 
 
+def test_a_model_whose_layers_do_not_all_read_the_text_is_refused():
+    """Perceiver AR has a stack of layers, but most of a long text is read by the first of them only."""
+    sizes = {"vocabulary": 20, "width": 16, "heads": 2, "inner": 16, "layers": 1}
+    model = PerceiverAR(PerceiverARConfig(latents=4, **sizes))
+    opened = Opened("language", model, lambda text: [3] * len(text), lambda ids: ["a"] * len(ids), ("decoder",), 8)
+    with pytest.raises(ValueError, match=r"'perceiver-ar'.*cannot show it"):
+        subjects.of_opened("ar", "ar", opened)
+
+
 def test_broken_weights_are_said(translator):
     torch.manual_seed(0)
     sizes = {"vocabulary": translator.source.size, "width": 32, "heads": 4, "inner": 32, "layers": 1}
@@ -606,7 +617,7 @@ def test_parts_of_maps_on_a_gpu(spec):
     one = given(spec, regard.facts(spec).roles[0])
     memory = one.memory and Memory(one.memory.x.to(AWAY), None)
     x = one.x.to(AWAY)
-    away = Given(copy.deepcopy(one.layer).to(AWAY), x, Rows.full(x), memory, None)
+    away = LayerCall(layer=copy.deepcopy(one.layer).to(AWAY), x=x, rows=Rows.full(x), memory=memory)
     torch.testing.assert_close(maps.rows(away, [3, 4, 30]).cpu(), maps.rows(one, [3, 4, 30]))
     torch.testing.assert_close(maps.columns(away, 2, 7).cpu(), maps.columns(one, 2, 7))
     assert maps.tile(away, 0, 0, 0).scale == pytest.approx(maps.tile(one, 0, 0, 0).scale)
@@ -633,7 +644,10 @@ def test_the_page_of_a_model_on_a_gpu(engine):
                 np.testing.assert_allclose(got.arrays[part], numbers, atol=1e-3, err_msg=f"{name} {part}")
     steps = []
     found = away.translate("shipped", SENTENCE, 4, steps.append)
-    assert found["found"][0]["text"] == engine.translate("shipped", SENTENCE, 4, lambda step: None)["found"][0]["text"]
+    assert (
+        found["hypotheses"][0]["text"]
+        == engine.translate("shipped", SENTENCE, 4, lambda step: None)["hypotheses"][0]["text"]
+    )
     assert all(isinstance(step["link"], int) for step in steps if "link" in step)
-    with pytest.raises(Unwanted), while_wanted(iter([True] * 40 + [False] * 1000).__next__):
+    with pytest.raises(Cancelled), cancellable(iter([False] * 40 + [True] * 1000).__next__):
         away.answer("rows", text | {"place": "encoder", "text": "another text", "layer": 1, "first": 0})

@@ -15,12 +15,13 @@ from hypothesis import HealthCheck, Phase, settings
 from shown import Endless, serving
 
 from regard.cli import main
+from regard.core.shape import Role
 from regard.page import engine, server
 from regard.page.beams import Beam
+from regard.page.cancel import Cancelled
 from regard.page.export import bundle
-from regard.page.questions import Index, Role, Text, schema_of, whole
+from regard.page.questions import Index, Text, schema_of, whole
 from regard.page.server import SCHEMAS, openapi
-from regard.page.wanted import Unwanted
 from regard.page.wire import Reply
 
 READ = {"run": "shipped", "place": "encoder", "text": "a b", "target": ""}
@@ -282,7 +283,7 @@ def test_a_translation_comes_step_by_step(page):
     row = translator.model.maps(source, target, place="aligner")[0][0, 0, 0]
     assert steps[0]["link"] == int(row.argmax())
     assert steps[0]["weight"] == pytest.approx(float(row.max()), abs=1e-6)
-    last = found[-1]["found"]
+    last = found[-1]["hypotheses"]
     assert last[0]["text"] == page.engine.subject("shipped").translator("Where is the station?")
     assert [one["score"] for one in last] == sorted((one["score"] for one in last), reverse=True)
     step, at = last[0]["place"]
@@ -298,7 +299,7 @@ def test_who_leaves_ends_the_search(page, monkeypatch):
             for _ in range(1000):
                 seen([Beam(0, 5, -1.0, (5,))])
                 time.sleep(0.01)
-        except Unwanted:
+        except Cancelled:
             ended.set()
             raise
         return []
@@ -407,7 +408,7 @@ def test_the_schema_of_a_question_is_its_signature():
     def question(text: Text, role: Role, count: Annotated[int, whole(1, 9)] = 3, head: Index | None = None) -> Reply:
         """What nothing else restates."""
 
-    def streamed(text: Text, emit: Callable[[str], None], wanted: Callable[[], bool] | None = None) -> Reply:
+    def streamed(text: Text, emit: Callable[[str], None], is_cancelled: Callable[[], bool] | None = None) -> Reply:
         """Functions do not come in a request."""
 
     text = {"type": "string", "minLength": 0, "maxLength": 60_000}

@@ -1,24 +1,24 @@
 // What attends to what: lines between two columns of tokens, a matrix to pan and zoom, a grid of heads. Short texts come
-// with all their weights; of long ones only what is on the screen is asked for.
+// with all their weights; for long ones only what is on the screen is requested.
 
 import { el, tokenNode, numbering, number, word } from "./ui.js";
 import { HEADS, image, codedImage, largest, fit } from "./colour.js";
 import { draw, key as colourKey, short } from "./chart.js";
 import { ask } from "./client.js";
 
-// a row of tokens grows with the letters
+// the height of a row of tokens follows the font size
 const ROW = Math.round(1.7 * parseFloat(getComputedStyle(document.documentElement).fontSize));
-// cells of the long side of a tile: a picture from afar is no larger
+// cells on the long side of a tile, and the most of a whole picture
 const WIDE = 512;
-// pixels of a map that stay in sight
+// pixels of a map that always stay in sight
 const EDGE = 40;
-// lines that are drawn at most, the strongest
+// the most lines that are drawn: the strongest
 const MOST = 3000;
 
-// where a text looks at another one
+// places where one text attends to another
 const ACROSS = ["cross", "aligner"];
 
-// The weights of a reading. `values` is what names it to the server, `labels` what the queries are called.
+// The weights of a reading. `values` identifies it to the server, `labels` are the names of the queries.
 export class Weights {
   constructor(reply, values, labels = null) {
     this.meta = reply.meta;
@@ -30,7 +30,7 @@ export class Weights {
     this.T = this.queries.length;
   }
 
-  // how many columns the map of a layer has, and what they are called
+  // the number of columns of a layer's map, and their names
   S(layer) {
     return this.meta.layers[layer].columns;
   }
@@ -50,7 +50,7 @@ export class Weights {
     return this.meta.layers[layer].signed;
   }
 
-  // whether a query cannot see a key: hidden is not the same as a weight of zero
+  // whether a query cannot see a key; a visible key may have weight zero
   hidden(layer, query, key, weight) {
     const { causal, slots, zeros_are_hidden: zeros } = this.meta.layers[layer];
     return (causal && !slots && key > query) || (zeros && weight === 0);
@@ -71,7 +71,7 @@ export class Weights {
       const { shape: [H, T, S], values } = this.arrays[`layer${layer}`];
       return Array.from({ length: H }, (_, h) => values.subarray((h * T + query) * S, (h * T + query + 1) * S));
     }
-    // only the last row that was pointed at is waited for
+    // only the row that was pointed at last is waited for
     if (this.work && this.work.row !== `${layer}/${query}`) this.work.abort.abort();
     this.work = { row: `${layer}/${query}`, abort: new AbortController() };
     const { arrays } = await ask("rows", { ...this.values, layer, first: query, count: 1 }, this.work.abort.signal);
@@ -94,7 +94,7 @@ export function colourOf(head) {
   return typeof head === "number" ? HEADS[head % HEADS.length] : getComputedStyle(document.documentElement).getPropertyValue("--accent").trim();
 }
 
-// the five keys that get most of a query, in words and numbers; of a pair that is pointed at, that pair first
+// the five keys with the largest weights of a query; a pair that is pointed at comes first
 export async function readout(box, weights, layer, head, query, verb = "attention goes to", key = null) {
   const rows = await weights.row(layer, query);
   const row = chosen(rows, head);
@@ -116,21 +116,21 @@ export async function readout(box, weights, layer, head, query, verb = "attentio
   let words;
   if (about === undefined) words = [looks, " sees nothing"];
   else if (key !== null && !seen.includes(key)) words = [looks, " cannot see ", object, weights.meta.layers[layer].causal && key > query ? ": it comes later" : ": it is hidden from it"];
-  // a share only where weights are shares
+  // called a share only if weights are shares
   else if (weights.signed(layer)) words = key === null ? [looks, "’s largest weight, ", share, ", is that of ", object] : [looks, "’s weight for ", object, " is ", share];
   else words = [share, " of ", looks, `’s ${verb} `, object];
   const more = row.length - seen.length;
   box.replaceChildren(el("p", { className: "reading" }, ...words, "."), list, more ? el("p", { className: "quiet unseen" }, `${more.toLocaleString("en")} of ${row.length.toLocaleString("en")} are hidden from it.`) : "");
 }
 
-// two columns of tokens with lines between; only what is on the screen is in the page
+// two columns of tokens with lines between them; only what is on the screen is in the DOM
 export class Lines {
   constructor(host, onpin, onhover) {
     this.onpin = onpin;
     this.onhover = onhover;
     this.canvas = el("canvas", { className: "between", "aria-hidden": "true" });
-    this.left = el("div", { className: "lane left", role: "listbox", "aria-label": "tokens that look", tabIndex: 0 });
-    this.right = el("div", { className: "lane right", role: "group", "aria-label": "tokens that are looked at" });
+    this.left = el("div", { className: "lane left", role: "listbox", "aria-label": "queries", tabIndex: 0 });
+    this.right = el("div", { className: "lane right", role: "group", "aria-label": "keys" });
     this.body = el("div", { className: "lanes-body" }, this.left, el("div", { className: "middle" }, this.canvas), this.right);
     this.scroller = el("div", { className: "lanes" }, this.body);
     this.note = el("p", { className: "quiet lane-names" });
@@ -138,7 +138,7 @@ export class Lines {
     this.row = ROW;
     host.append(this.faint, this.note, this.scroller);
     this.hover = null;
-    this.found = new Map();
+    this.blocks = new Map();
     this.pending = new Map();
     this.scroller.addEventListener("scroll", () => this.later());
     new ResizeObserver(() => this.later()).observe(this.scroller);
@@ -157,13 +157,13 @@ export class Lines {
     }
   }
 
-  show(weights, { layer, head, pin, names = ["looks", "is looked at"] }) {
+  show(weights, { layer, head, pin, names = ["query", "key"] }) {
     const fresh = weights !== this.weights || layer !== this.layer;
     Object.assign(this, { weights, layer, head, pin });
-    if (fresh) { this.drop(); this.found.clear(); this.hover = null; }
+    if (fresh) { this.drop(); this.blocks.clear(); this.hover = null; }
     if (weights.small) this.top = Math.max(...this.heads().map((one) => largest(weights.map(layer, one))));
     else if (fresh) this.top = 0;
-    // on a tall screen there is room for more air
+    // rows are higher on a tall screen
     const room = (window.innerHeight - 24 * ROW / 1.7) / Math.max(weights.T, weights.S(layer));
     this.row = window.innerHeight < 1200 ? ROW : Math.round(Math.min(Math.max(room, ROW), 1.7 * ROW));
     this.scroller.style.setProperty("--row", `${this.row}px`);
@@ -188,7 +188,7 @@ export class Lines {
     return this.head === "all" ? [...Array(this.weights.heads(this.layer)).keys()] : [this.head];
   }
 
-  // where all weights are small, how much stronger than they are they are drawn
+  // the factor by which small weights are drawn stronger
   get gain() {
     return this.top ? Math.max(1, 0.5 / this.top) : 1;
   }
@@ -200,7 +200,7 @@ export class Lines {
     const many = this.head === "all" && this.weights.heads(this.layer) > 1;
     this.faint.textContent = [
       gain >= 1.5 ? `No weight here is above ${this.top.toPrecision(1)}: lines are drawn ${Math.round(gain).toLocaleString("en")} times as strong.` : "",
-      many && focus === null ? "Of each head the strongest line of each token; point at a token for all of its lines." : "",
+      many && focus === null ? "The strongest line of each token and head; point at a token for all of its lines." : "",
     ].filter(Boolean).join(" ");
     this.lane(this.left, this.weights.queries, first, last, "query");
     this.lane(this.right, this.weights.names(this.layer), first, last, "key");
@@ -226,7 +226,7 @@ export class Lines {
     this.mark(focus);
   }
 
-  // [query, key, weight, head] of what is worth a line
+  // [query, key, weight, head] of the lines to draw
   lines(first, last) {
     const { weights, layer, head, gain } = this;
     const out = [];
@@ -245,7 +245,7 @@ export class Lines {
     }
     this.drop((block) => block * 32 >= last || (block + 1) * 32 <= first);
     for (let block = Math.floor(first / 32); block * 32 < Math.min(last, weights.T); block += 1) {
-      const got = this.found.get(block);
+      const got = this.blocks.get(block);
       if (got === undefined) this.fetch(block);
       else if (got) {
         const { values, shape: [H, n, most] } = got.weights;
@@ -263,27 +263,27 @@ export class Lines {
   async fetch(block) {
     const { weights, layer } = this;
     const work = new AbortController();
-    this.found.set(block, null);
+    this.blocks.set(block, null);
     this.pending.set(block, work);
     try {
       const { arrays } = await ask("top", { ...weights.values, layer, first: block * 32, count: 32 }, work.signal);
       if (this.pending.get(block) === work) {
-        this.found.set(block, arrays);
+        this.blocks.set(block, arrays);
         this.top = Math.max(this.top, largest(arrays.weights.values));
         this.later();
       }
     } catch {
-      if (this.pending.get(block) === work) this.found.delete(block);
+      if (this.pending.get(block) === work) this.blocks.delete(block);
     }
     if (this.pending.get(block) === work) this.pending.delete(block);
   }
 
-  // lines that are not seen are not waited for
+  // stops waiting for lines that are off the screen
   drop(some = () => true) {
     for (const [block, work] of this.pending) {
       if (!some(block)) continue;
       this.pending.delete(block);
-      this.found.delete(block);
+      this.blocks.delete(block);
       work.abort();
     }
   }
@@ -300,11 +300,11 @@ export class Lines {
         node.addEventListener("click", () => {
           this.onpin(this.pin === at ? null : at);
           this.left.focus({ preventScroll: true });
-          // on a narrow page its numbers come at the foot of the screen: it stays in sight above them
+          // on a narrow page the numbers are at the foot of the screen: the token stays in sight above them
           if (matchMedia("(max-width: 820px)").matches) node.scrollIntoView({ block: "nearest" });
         });
       }
-      // a finger does not point before it taps
+      // touch has no hover before a tap
       node.addEventListener("pointerenter", (event) => { if (event.pointerType !== "touch") this.point({ side, at }); });
       node.addEventListener("pointerleave", () => this.point(null));
       node.style.top = `${at * this.row}px`;
@@ -379,7 +379,7 @@ export class Matrix {
     });
   }
 
-  // `at` says what is in the middle and how large, as `onmove` told it; null: all of it
+  // `at` gives the middle and the zoom, as told by `onmove`; null: the whole map
   show(weights, { layer, head, log = false, pin = null, pooled = "largest", at = null }) {
     const moved = weights !== this.weights || at !== this.at || (this.weights && weights.S(layer) !== this.weights.S(this.layer));
     const fresh = weights !== this.weights || layer !== this.layer || head !== this.head || log !== this.log || pooled !== this.pooled;
@@ -446,7 +446,7 @@ export class Matrix {
     } catch { /* another row is pointed at */ }
   }
 
-  // moved by hand: drawn at once, and told when it stands still
+  // moved by hand: drawn at once, reported when the movement ends
   went() {
     this.keep();
     this.later();
@@ -471,7 +471,7 @@ export class Matrix {
     this.keep();
   }
 
-  // the edge of the map, at least, stays in sight
+  // at least an edge of the map stays in sight
   keep() {
     const within = (at, room, count) => Math.min(Math.max(at, EDGE - count * this.scale), room - EDGE);
     this.x = within(this.x, this.width, this.weights.S(this.layer));
@@ -501,18 +501,18 @@ export class Matrix {
   draw() {
     const { weights } = this;
     const S = weights.S(this.layer);
-    // as much as the longest name needs, within bounds
+    // as wide as the longest name, within bounds
     const longest = Math.max(...[weights.queries, weights.names(this.layer)].map((names) => names.slice(0, 200).reduce((most, name) => Math.max(most, name.length), 0)));
     const labels = Math.min(120, Math.max(56, 14 + 8 * longest), this.box.clientWidth / 4);
     const room = this.box.clientWidth - labels;
     const tall = Math.max(280, Math.min(room, window.innerHeight - 330 - (weights.small ? labels : 0)));
     this.height = weights.T < S ? Math.max(200, Math.min(tall, tall * weights.T / S + 40)) : tall;
-    // as wide as all of it, so that nothing beside it is empty
+    // as wide as the whole map, so that no empty space is beside it
     const unit = Math.min(Math.max(1, room - 2) / S, Math.max(1, this.height - 2) / weights.T, 48);
     this.width = Math.min(room, Math.max(240, Math.ceil(unit * S) + 2));
     this.box.style.setProperty("--labels", `${labels}px`);
     const context = fit(this.canvas, this.width, this.height);
-    // drawn while nobody saw it, as for the thumbnails, it had no size
+    // drawn while hidden, as for the thumbnails, it had no size
     if (this.scale === null || this.unseen) this.settle();
     this.unseen = this.box.clientWidth === 0;
     context.imageSmoothingEnabled = false;
@@ -529,7 +529,7 @@ export class Matrix {
     this.explain();
   }
 
-  // what the colours mean
+  // the colour bar
   explain() {
     const { top, twoSided, log, layer, weights } = this;
     const { causal, slots } = weights.meta.layers[layer];
@@ -548,7 +548,7 @@ export class Matrix {
     const head = overview ? undefined : typeof this.head === "number" ? this.head : undefined;
     let ready = 0;
     for (let at = 0; at < down * across; at += 1) {
-      // tiles that the server makes together are asked for one after the other
+      // tiles that the server makes together are requested one after the other
       const [row, column] = rows > columns ? [at % down, Math.floor(at / down)] : [Math.floor(at / across), at % across];
       const [left, top] = [this.x + column * wide, this.y + row * tall];
       const shown = left < this.width && top < this.height && left + wide > 0 && top + tall > 0;
@@ -561,13 +561,13 @@ export class Matrix {
     if (overview && !this.stopped) this.onprogress(ready / (down * across));
   }
 
-  // what has not come yet is not waited for
+  // stops waiting for tiles that have not come
   cancel() {
     this.stopped = true;
     for (const tile of this.tiles.values()) if (!tile.reply) tile.abort.abort();
   }
 
-  // what was cancelled or went wrong is asked for once more
+  // requests once more what was cancelled or failed
   again() {
     this.stopped = false;
     for (const id of [...this.tiles.keys()]) this.drop(id);
@@ -590,7 +590,7 @@ export class Matrix {
       if (this.tiles.get(id) !== tile) return;
       tile.reply = reply;
       if (reply.meta.scale > this.top || (reply.meta.signed && !this.twoSided)) {
-        // what came before was coloured for a smaller top, or for one side
+        // earlier tiles were coloured for a smaller maximum, or for one side
         this.top = Math.max(this.top, reply.meta.scale);
         this.twoSided ||= reply.meta.signed;
         for (const other of this.tiles.values()) if (other.reply) this.colour(other);
@@ -608,12 +608,12 @@ export class Matrix {
     const { values, shape: [H, t, s] } = arrays[this.pooled] || arrays.largest;
     const one = H === 1 ? 0 : typeof this.head === "number" ? this.head : null;
     const codes = one === null ? values.slice(0, t * s) : values.subarray(one * t * s, (one + 1) * t * s);
-    // of all heads, the one with most
+    // the largest over all heads
     if (one === null) for (let i = t * s; i < H * t * s; i += 1) if (Math.abs(values[i]) > Math.abs(codes[i % (t * s)])) codes[i % (t * s)] = values[i];
     tile.canvas = codedImage(codes, s, t, meta, this.top, this.twoSided, this.log, this.shadow(tile));
   }
 
-  // of a causal map, which cells of a tile lie behind all of their queries
+  // the cells of a tile of a causal map that lie in the future of all their queries
   shadow({ level, row, column }) {
     const { causal, slots, tiles } = this.weights.meta.layers[this.layer];
     if (!causal || slots) return null;
@@ -656,7 +656,7 @@ export class Matrix {
   }
 }
 
-// of each head the strongest line of each query
+// the strongest line of each query and head
 function strongest(lines) {
   const best = new Map();
   for (const line of lines) {
@@ -666,7 +666,7 @@ function strongest(lines) {
   return [...best.values()];
 }
 
-// the level from which all of a map is seen
+// the level at which the whole map fits into one tile
 function farthest(weights, layer) {
   return Math.max(0, Math.ceil(Math.log2(Math.max(weights.T, weights.S(layer)) / WIDE)));
 }

@@ -1,5 +1,5 @@
-// Charts: lines and words that are drawn on a canvas and, when a view is saved, written as vectors; maps with axes; keys
-// of colours.
+// Charts: lines and words that are drawn on a canvas and written as vectors when a view is saved; maps with axes; colour
+// bars.
 
 import { el, numbering, tokenNode, word } from "./ui.js";
 import { cssSigned, css, evenImage, fit, image, largest, shade } from "./colour.js";
@@ -40,7 +40,7 @@ export function draw(context, shapes) {
 
 export const line = (points) => points.map(([x, y], at) => `${at ? "L" : "M"}${x.toFixed(2)} ${y.toFixed(2)}`).join("");
 
-// a number as short as it can be read on an axis
+// a number in short form, for an axis
 export function short(value) {
   if (value === 0) return "0";
   const size = Math.abs(value);
@@ -79,8 +79,8 @@ const circle = (x, y, r) => `M${x - r} ${y}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r}
 
 export const compact = (count) => new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 }).format(count);
 
-// What colours mean: a bar from the least to the most, and what an empty cell is. `even`: colours run evenly over the
-// numbers; otherwise as `shade` has them.
+// A colour bar from the least to the largest number, and what an empty cell means. `even`: the scale is linear;
+// otherwise it is that of `shade`.
 export function key({ low = 0, high, signed = false, even = false, log = false, hidden = false, name = "weight" }) {
   const [wide, tall] = [120, 10];
   const bar = el("canvas", { "aria-hidden": "true" });
@@ -101,12 +101,12 @@ export function key({ low = 0, high, signed = false, even = false, log = false, 
   return box;
 }
 
-// A map with names or numbers at its sides, a key of its colours, and words about the cell under the pointer.
+// A map with names or numbers at its sides, a colour bar, and the value of the cell under the pointer.
 // `names`: {down, across} tokens; `axes`: {down, across} what rows and columns are.
 export function plate({ values, rows, columns, names = null, axes, hidden = null, even = false, signed = null, log = false, size = 360, say = "weight", label }) {
   const seen = hidden ? values.filter((value, at) => !hidden(Math.floor(at / columns), at % columns, value)) : values;
   const [low, high] = [seen.reduce((a, b) => Math.min(a, b), Infinity), seen.reduce((a, b) => Math.max(a, b), -Infinity)];
-  // two sides where both count
+  // two-sided if both sides matter
   const sides = signed ?? (even ? Math.min(-low, high) > 0.35 * Math.max(-low, high) : low < 0);
   const cell = Math.min(size / columns, size / rows * 1.2, 22);
   const [wide, tall] = [Math.max(120, Math.round(cell * columns)), Math.max(90, Math.round(Math.min(cell, size / rows) * rows))];

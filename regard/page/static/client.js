@@ -1,4 +1,4 @@
-// All that is asked of the server, or of the replies a saved file carries.
+// The client of the server, or of the replies that a saved file holds.
 
 const TYPES = { float32: Float32Array, int32: Int32Array, uint8: Uint8Array, int8: Int8Array };
 const answers = new Map();
@@ -38,7 +38,7 @@ function clean(values) {
 
 async function fail(response) {
   let words = `The server answered ${response.status}.`;
-  try { words = (await response.json()).error || words; } catch { /* not ours: the status has to do */ }
+  try { words = (await response.json()).error || words; } catch { /* not JSON of ours: the status must suffice */ }
   throw new Error(words);
 }
 
@@ -60,21 +60,21 @@ async function post(name, values, signal) {
   return response;
 }
 
-// a signal that ends with the view that asks, or sooner
-function wanted(signal, ended = () => {}) {
-  const work = new AbortController();
-  const end = () => { work.abort(); ended(); };
-  for (const one of [signal, view.signal]) if (one) one.addEventListener("abort", end, { once: true });
-  return work.signal;
+// a signal that aborts when the view is left, or when `signal` does
+function orLeaving(signal, onabort = () => {}) {
+  const request = new AbortController();
+  const abort = () => { request.abort(); onabort(); };
+  for (const one of [signal, view.signal]) if (one) one.addEventListener("abort", abort, { once: true });
+  return request.signal;
 }
 
-// another view is seen: nobody waits for what this one has asked
+// the view changes: nobody waits for the questions of the old one any more
 export function leave() {
   view.abort();
   view = new AbortController();
 }
 
-// {meta, arrays} of a question; equal questions are asked once
+// {meta, arrays} of a question; equal questions are sent once
 export async function ask(name, values = {}, signal) {
   values = clean(values);
   const id = key(name, values);
@@ -86,25 +86,25 @@ export async function ask(name, values = {}, signal) {
   }
   if (!answers.has(id)) {
     if (answers.size > 400) answers.delete(answers.keys().next().value);
-    // what is given up is forgotten at once: it may be asked for again before it has failed
+    // an aborted question is forgotten at once: it may be asked again before its promise is rejected
     const drop = () => { if (answers.get(id) === reply) answers.delete(id); };
-    const reply = post(name, values, wanted(signal, drop)).then((response) => response.arrayBuffer()).then(decode);
+    const reply = post(name, values, orLeaving(signal, drop)).then((response) => response.arrayBuffer()).then(decode);
     answers.set(id, reply);
     reply.catch(drop);
   }
   return answers.get(id);
 }
 
-// the steps of a translation as they come; the last one has `found`
-export async function stream(values, seen, signal) {
+// calls `onrecord` with each step of a translation as it comes; the last record has `hypotheses`
+export async function stream(values, onrecord, signal) {
   asked.set(key("translate", values), { name: "translate", values });
   if (kept !== null) {
     const id = key("translate", values);
     if (!kept.has(id)) throw new Error(MISSING);
-    for (const record of JSON.parse(new TextDecoder().decode(bytes(kept.get(id))))) seen(record);
+    for (const record of JSON.parse(new TextDecoder().decode(bytes(kept.get(id))))) onrecord(record);
     return;
   }
-  const reader = (await post("translate", values, wanted(signal))).body.pipeThrough(new TextDecoderStream()).getReader();
+  const reader = (await post("translate", values, orLeaving(signal))).body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
     const { value, done } = await reader.read();
@@ -114,24 +114,24 @@ export async function stream(values, seen, signal) {
     for (const line of lines) {
       const record = JSON.parse(line);
       if (record.error) throw new Error(record.error);
-      seen(record);
+      onrecord(record);
     }
   }
 }
 
-// a new picture begins: what was asked for the last one is not of it
+// a new picture begins: the questions of the last one do not belong to it
 export function forget() {
   asked = new Map();
 }
 
-// what a saved file must hold first: texts, then the picture from afar, then what was zoomed into or pointed at
+// the order in which a saved file takes questions: texts, the whole picture, then what was zoomed into or pointed at
 const rank = ({ name, values }) => ({ tile: 20 - values.level, rows: 40, top: 40 })[name] || 0;
 
-// the view that is seen, as one HTML file
+// the current view as one HTML file
 export async function exported(title, hash, theme) {
   const about = { name: "about", values: {} };
   const others = [...asked.values()].filter(({ name }) => name !== "about").reverse().sort((one, two) => rank(one) - rank(two));
-  // the server takes 64 questions in 4 MiB, of letters of up to three bytes
+  // the server takes 64 questions in 4 MiB, and a character may have three bytes
   const questions = [about];
   let room = 1.3e6;
   for (const question of others) {

@@ -1,4 +1,4 @@
-// Colours: cividis for weights, Okabe and Ito for heads and reasons; all are told apart without red and green.
+// Colours: cividis for weights, Okabe and Ito for heads and reasons. None needs red and green to be told apart.
 
 export const HEADS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B8A200", "#8C510A"];
 export const REASONS = {
@@ -8,7 +8,7 @@ const CIVIDIS = [
   [0, 34, 78], [8, 51, 112], [53, 69, 108], [79, 87, 108], [102, 105, 112], [125, 124, 120], [148, 143, 120],
   [174, 163, 113], [200, 184, 102], [229, 207, 82], [253, 231, 55],
 ];
-// zero is as quiet as the paper it stands on
+// zero is close to the background
 const SIGNED = [[33, 102, 172], [103, 169, 207], [209, 229, 240], [247, 247, 247], [253, 219, 199], [239, 138, 98], [178, 24, 43]];
 const SIGNED_DARK = [[140, 200, 255], [72, 140, 204], [44, 78, 112], [42, 46, 56], [110, 68, 48], [214, 118, 72], [255, 180, 140]];
 
@@ -35,7 +35,7 @@ export function shade(weight, top, log) {
   return log ? Math.max(0, 1 + Math.log10(Math.max(share, 1e-9)) / 4) : Math.sqrt(share);
 }
 
-// pixels of numbers; of two sides where some are negative; what is hidden is left empty
+// an image of numbers, two-sided if some are negative; hidden cells are empty
 export function image(values, width, height, top, log = false, hidden = null) {
   const signed = values.some((value) => value < 0);
   const sides = twoSidedRamp();
@@ -48,7 +48,7 @@ export function image(values, width, height, top, log = false, hidden = null) {
   return toCanvas(pixels, width, height);
 }
 
-// pixels of numbers between two bounds, evenly; of two sides around zero where `signed`
+// an image of numbers on a linear scale between two bounds, two-sided around zero if `signed`
 export function evenImage(values, width, height, [low, high], signed, hidden = null) {
   const [table, most] = [signed ? twoSidedRamp() : SEQUENTIAL, Math.max(Math.abs(low), Math.abs(high)) || 1];
   const pixels = new Uint32Array(width * height);
@@ -60,7 +60,7 @@ export function evenImage(values, width, height, [low, high], signed, hidden = n
   return toCanvas(pixels, width, height);
 }
 
-// pixels of the 8-bit codes of a tile, which are roots of weights already; of two sides where some of its map are negative
+// an image of the 8-bit codes of a tile, which are roots of weights; two-sided if some weights of the map are negative
 export function codedImage(codes, width, height, { scale, signed }, top, twoSided, log, hidden = null) {
   const table = new Uint32Array(256);
   const sides = twoSidedRamp();

@@ -34,7 +34,7 @@ const app = {
   set,
   note,
   get about() { return about; },
-  // the run that is named: whatever a view shows of a model, it shows of this one
+  // the chosen run: every view shows this one
   run: () => about.runs.find((run) => run.name === get().run) || about.runs[0],
   example: (run = app.run()) => run.examples[1] || run.examples[0] || "the quick brown fox jumps over the lazy dog",
   busy(words, work = null) {
@@ -43,13 +43,13 @@ const app = {
     byId("status").className = "";
     byId("cancel").hidden = !work;
     byId("cancel").onclick = () => { if (work) work.abort(); app.done("Cancelled."); };
-    // what is quick need not flicker; what takes longer tells each step
+    // quick work does not flicker, longer work tells each step
     began ??= performance.now();
     slow = setTimeout(() => { byId("status").textContent = `${words}…`; }, 250 - (performance.now() - began));
   },
   progress(share, words, stop) {
     const bar = byId("progress");
-    // what was said since it was done stays
+    // a message that came after the end stays
     if (share >= 1 && bar.hidden) return;
     bar.hidden = share >= 1;
     bar.value = share;
@@ -57,7 +57,7 @@ const app = {
     byId("cancel").onclick = () => { stop(); app.done("Cancelled."); };
     byId("status").textContent = share < 1 ? `${words}: ${Math.round(100 * share)} %` : last;
   },
-  // `about` is what is seen, where the words are about something else
+  // `about` describes the view if the words are about something else
   done(words, about = words) {
     clearTimeout(slow);
     began = null;
@@ -70,18 +70,18 @@ const app = {
     byId("link").href = hash() || "#";
   },
   fail(error) {
-    // who gave it up knows
+    // whoever cancelled it knows
     if (error.name === "AbortError") return;
     app.done(error.message);
     byId("status").className = "wrong";
   },
 };
 
-// the views that a run can fill, the one of its task first looked at
+// the first view of a task, and what a view needs of a run
 const FIRST = { translate: "translate", classify: "results" };
 const NEEDS = {
   translate: [(run) => run.task === "translate", "does not translate"],
-  results: [(run) => run.labelled > 0, "has no texts with labels to be judged by"],
+  results: [(run) => run.labelled > 0, "has no validation texts with labels"],
 };
 
 function views(run = app.run()) {
@@ -120,12 +120,12 @@ async function update() {
   }
   offer(run);
   for (const button of byId("views").children) button.setAttribute("aria-current", button.dataset.view === view ? "page" : "false");
-  // on a narrow page the row of views scrolls: the one that is seen is in sight
+  // on a narrow page the row of views scrolls: the current one is kept in sight
   const tab = byId("views").querySelector('[aria-current="page"]');
   byId("views").scrollLeft = tab.offsetLeft - (byId("views").clientWidth - tab.offsetWidth) / 2;
   byId("run").value = run.name;
   byId("link").href = hash() || "#";
-  // what a link asked for and this page does not show is said
+  // says so if a link asked for something that this page cannot show
   const missing = state.run !== undefined && state.run !== run.name ? `There is no run “${state.run}” here: this is “${run.title}”.` : "";
   const refused = VIEWS[state.view] && state.view !== view ? `“${run.title}” ${NEEDS[state.view][1]}, so ${VIEWS[state.view][0]} has nothing to show: this is ${VIEWS[view][0]}.` : "";
   const notice = document.querySelector("#view .notice");
@@ -157,14 +157,14 @@ function keys(event) {
   else if (event.key === "k") step("layer", -1);
   else if (event.key === "l") step("head", 1);
   else if (event.key === "h") step("head", -1);
-  // whatever has the focus, but for what scrolls by itself
+  // wherever the focus is, except in elements that scroll by themselves
   else if (/^Arrow(Up|Down)$/.test(event.key) && !event.defaultPrevented && !event.target.closest(".tree, dialog")) { event.preventDefault(); current.move(event.key === "ArrowDown" ? 1 : -1); }
   else if (event.key === "/") { event.preventDefault(); const box = document.querySelector("textarea"); if (box) box.select(); }
   else if (event.key === "s") byId("png").click();
   else if (event.key === "?") byId("help").click();
 }
 
-// a picture by itself says what it is of
+// a saved picture says what it shows
 const caption = () => ({ title: `${VIEWS[name][0]} · ${app.run().title}`, about: last, says: document.querySelector("#view .sentence").textContent });
 
 async function save(make, ending) {
@@ -199,7 +199,7 @@ export async function start() {
   for (const run of about.runs) byId("run").append(el("option", { value: run.name }, run.title));
   byId("run").addEventListener("change", () => {
     const run = about.runs.find((one) => one.name === byId("run").value);
-    // where this run has no such view, its first one
+    // the first view of this run if it does not have the current one
     const view = views(run).includes(name) ? get().view : null;
     set({ run: run.name, view, text: null, target: null, layer: null, head: null, pin: null, at: null, place: null, role: null, scheme: null }, true);
   });
@@ -215,7 +215,7 @@ export async function start() {
   });
   document.addEventListener("keydown", keys);
   on(update);
-  // for those who measure: the view that is seen
+  // for tests and measurements
   window.regard = { get view() { return current; }, get saved() { return isSaved(); } };
   await update();
 }

@@ -1,13 +1,13 @@
-// The picture of any view as PNG or SVG: its canvases and its text, where they stand, under a title that says what it is
-// of. Lines and words that were drawn on a canvas are written as lines and words.
+// The picture of any view as PNG or SVG: its canvases and its text in their places, under a title. Lines and words that
+// were drawn on a canvas are written as vectors and text.
 
 import { draw } from "./chart.js";
 
 const EDGE = 24;
-// pixels of a list of tokens that is drawn whole, however much of it is on the screen
+// a list of tokens of up to this many pixels is drawn whole, however much of it is on the screen
 const TALLEST = 8000;
 
-// any colour of CSS as one that every program reads
+// any CSS colour in a form that every program reads
 const known = new Map();
 function plain(colour) {
   if (!known.has(colour)) {
@@ -20,10 +20,10 @@ function plain(colour) {
   return known.get(colour);
 }
 
-// one frame to lay it out, one in which a picture hears of it and one in which it is drawn
+// one frame for the layout, one in which a picture is told its size, one in which it is drawn
 const frames = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => requestAnimationFrame(done))));
 
-// what stands in a root, with lists of tokens at their full height
+// the content of a root, with lists of tokens at their full height
 async function gather(root, caption) {
   const lists = [...root.querySelectorAll(".lanes")].filter((list) => list.scrollHeight < TALLEST);
   for (const list of lists) list.style.maxHeight = "none";
@@ -37,8 +37,8 @@ async function gather(root, caption) {
 
 function measure(root, caption) {
   const origin = root.getBoundingClientRect();
-  const found = [];
-  const add = (box, item) => found.push({ x: box.left - origin.left, y: box.top - origin.top, width: box.width, height: box.height, ...item });
+  const items = [];
+  const add = (box, item) => items.push({ x: box.left - origin.left, y: box.top - origin.top, width: box.width, height: box.height, ...item });
   const lettered = (style) => ({ font: `${style.fontStyle} ${style.fontWeight} ${style.fontSize} ${style.fontFamily}`, size: style.fontSize, family: style.fontFamily, weight: style.fontWeight, slant: style.fontStyle, fill: plain(style.color), upright: style.writingMode !== "horizontal-tb" });
 
   function words(node, clip) {
@@ -50,7 +50,7 @@ function measure(root, caption) {
       range.setEnd(node, match.index + match[0].length);
       const box = range.getBoundingClientRect();
       if (!box.width || outside(box, clip)) continue;
-      // a word that the page cuts is cut here too
+      // a word that is cut on the page is cut here too
       const upright = style.writingMode !== "horizontal-tb";
       const over = !upright && box.right > clip.right + 1;
       const share = (clip.right - box.left) / box.width;
@@ -69,7 +69,7 @@ function measure(root, caption) {
     if (seen && box.width && box.height) add(box, { box: { fill: fill.alpha ? fill : null, edge, round: style.borderTopLeftRadius.endsWith("%") ? Math.min(box.width, box.height) / 2 : round } });
   }
 
-  // what a field holds is no text of the page
+  // the value of a field is not a text node
   function field(node, style, box) {
     if (node.type === "range") {
       const share = (node.value - node.min) / (node.max - node.min || 1);
@@ -98,23 +98,23 @@ function measure(root, caption) {
       const number = `${[...node.parentElement.children].indexOf(node) + 1}.`;
       add({ left: box.left - 18, top: box.top, width: 16, height: parseFloat(style.lineHeight) || 24 }, { text: number, ...lettered(style) });
     }
-    // what is folded away still has a place
+    // a folded element still has a box
     const folded = node.tagName === "DETAILS" && !node.open;
     const inner = style.overflowX === "visible" || node.dataset.whole ? clip : { left: Math.max(clip.left, box.left), right: Math.min(clip.right, box.right), top: Math.max(clip.top, box.top), bottom: Math.min(clip.bottom, box.bottom) };
     node.childNodes.forEach((child) => { if (!folded || child.tagName === "SUMMARY") walk(child, inner); });
   }
 
   walk(root, { left: -Infinity, right: Infinity, top: -Infinity, bottom: Infinity });
-  const right = Math.max(origin.width, ...found.map((item) => item.x + item.width + EDGE));
+  const right = Math.max(origin.width, ...items.map((item) => item.x + item.width + EDGE));
   const title = heading(caption, right - 2 * EDGE);
-  for (const item of found) item.y += title.height;
-  const height = Math.max(...found.map((item) => item.y + item.height), title.height) + EDGE;
-  return { items: [...title.items, ...found], width: Math.ceil(right), height: Math.ceil(height), paper: plain(getComputedStyle(root).backgroundColor).colour };
+  for (const item of items) item.y += title.height;
+  const height = Math.max(...items.map((item) => item.y + item.height), title.height) + EDGE;
+  return { items: [...title.items, ...items], width: Math.ceil(right), height: Math.ceil(height), paper: plain(getComputedStyle(root).backgroundColor).colour };
 }
 
 const outside = (box, clip) => box.right <= clip.left || box.left >= clip.right || box.bottom <= clip.top || box.top >= clip.bottom;
 
-// the title of a picture, what of it is seen and what it shows, in as many lines as it takes
+// the title of a picture, its status and its sentence, in as many lines as needed
 function heading({ title, about, says }, width) {
   const style = getComputedStyle(document.body);
   const context = document.createElement("canvas").getContext("2d");
@@ -170,7 +170,7 @@ export async function png(root, caption) {
       context.fillStyle = item.fill.colour;
       context.textBaseline = "middle";
       context.translate(item.x, item.y + item.height / 2);
-      // names of columns read from below
+      // names of columns are read from below
       if (item.upright) { context.translate(item.width / 2, item.height / 2); context.rotate(-Math.PI / 2); }
       context.fillText(item.text, 0, 0, (item.upright ? item.height : item.width) + 2);
     }
@@ -190,7 +190,7 @@ export async function svg(root, caption) {
   };
   const picture = make("svg", { xmlns: space, width, height, viewBox: `0 0 ${width} ${height}` });
   picture.append(make("title", {}, caption.title), make("rect", { width, height, fill: paper }));
-  // what was drawn on a canvas: a group as large as it
+  // the shapes of a canvas: a group of its size
   const drawn = ({ x, y, width: wide, height: tall, canvas }) => {
     const [w, h] = [parseFloat(canvas.style.width), parseFloat(canvas.style.height)];
     const group = make("svg", { x, y, width: wide, height: tall, viewBox: `0 0 ${w} ${h}`, preserveAspectRatio: "none" });

@@ -1,4 +1,4 @@
-// The state of the page is its address: what a reload or a shared link shows is what was seen.
+// The state of the page is its address: a reload or a shared link shows the same view.
 
 let listeners = [];
 let frozen = null;
@@ -9,7 +9,7 @@ export function get() {
   return Object.fromEntries(new URLSearchParams(hash.replace(/^#/, "")));
 }
 
-// changes with the value null are taken out; `push` makes a step that Back undoes
+// a change to null removes its key; `push` adds a step to the history
 export function set(changes, push = false) {
   const state = { ...get(), ...changes };
   for (const key of Object.keys(state)) if (state[key] === null || state[key] === "") delete state[key];
@@ -20,7 +20,7 @@ export function set(changes, push = false) {
   for (const listener of listeners) listener(get(), changes);
 }
 
-// the same for what is seen already: nobody is told
+// the same without telling the listeners, for what is shown already
 export function note(changes) {
   const told = listeners;
   listeners = [];
@@ -28,7 +28,7 @@ export function note(changes) {
   listeners = told;
 }
 
-// a whole number from the address, within bounds: what is none, as in a link that was typed, is the usual one
+// an integer from the address, within bounds; the default if it is none, as in a link that was typed
 export function whole(text, usual, least, most) {
   const number = text === undefined ? NaN : Math.round(Number(text));
   return Number.isNaN(number) ? usual : Math.min(Math.max(number, least), most);
@@ -38,7 +38,7 @@ export function on(listener) {
   listeners.push(listener);
 }
 
-// a saved file may stand in a frame without an address of its own
+// a saved file may be in a frame without an address of its own
 export function freeze(hash) {
   frozen = hash;
 }
@@ -47,7 +47,7 @@ export function hash() {
   return frozen === null ? location.hash : frozen;
 }
 
-// Back, Forward and a link that is pasted: a browser tells of one such move by two events, in either order
+// Back, Forward and a pasted link: a browser fires two events for one such move, in either order
 function moved() {
   if (frozen !== null || location.hash === told) return;
   told = location.hash;

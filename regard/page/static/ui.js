@@ -12,7 +12,7 @@ export function el(tag, attributes = {}, ...children) {
   return node;
 }
 
-// a number to read, with all its digits for whoever asks
+// a short number, with all its digits on hover
 export function number(value, digits = 3) {
   const size = Math.abs(value);
   const short = size >= 1e5 || (size > 0 && size < 1e-4) ? value.toExponential(1) : size > 0 && size < 10 ** -digits ? value.toPrecision(1) : value.toFixed(digits);
@@ -23,7 +23,7 @@ export function plainToken(token) {
   return token.replace(/^[▁Ġ]/, "") || "␣";
 }
 
-// how often each token was there before, from 1; 0 where it is there once only
+// numbers equal tokens from 1; a token that occurs once has 0
 const counted = new WeakMap();
 export function numbering(tokens) {
   if (!counted.has(tokens)) {
@@ -37,7 +37,7 @@ export function numbering(tokens) {
   return counted.get(tokens);
 }
 
-// whether tokens are pieces of words, so that one that goes on inside a word can be told: said of the run that is seen
+// whether the tokens of the current run are pieces of words that mark where a word begins
 let pieces = true;
 export function inPieces(on) {
   pieces = on;
@@ -46,11 +46,11 @@ export function inPieces(on) {
 const starts = (token) => /^[▁Ġ]/.test(token);
 export const special = (token) => /^<\/?[a-z]+>$/.test(token) || /^\[[A-Za-z]+\]$/.test(token);
 
-// of signs, which stand close to a word anyway, a mark would only be one sign more
+// punctuation gets no mark: it follows a word anyway
 const isInside = (token) => pieces && !special(token) && !starts(token) && /[\p{L}\p{N}]/u.test(token);
 
-// a token as text; what goes on inside a word is marked, one of several that are alike is numbered, and a very long one is
-// cut by the style, whole on hover
+// a token as text; one that continues a word is marked, equal ones are numbered, and a very long one is cut by the style
+// and whole on hover
 export function tokenNode(token, attributes = {}, nth = 0) {
   const node = el("span", { ...attributes, title: token, dir: "auto" },
     isInside(token) ? el("i", { className: "dot" }, "·") : null, plainToken(token), nth ? el("sub", {}, String(nth)) : null);
@@ -58,7 +58,7 @@ export function tokenNode(token, attributes = {}, nth = 0) {
   return node;
 }
 
-// one of several tokens in a sentence: no other can be meant
+// a token in a sentence, numbered if it occurs more than once
 export function word(tokens, at) {
   const nth = numbering(tokens)[at];
   return el("b", { dir: "auto" }, isInside(tokens[at]) ? el("i", { className: "dot" }, "·") : null, plainToken(tokens[at]), nth ? el("sub", {}, String(nth)) : null);
@@ -95,23 +95,23 @@ export function chips(options, value, onchange, label) {
   return box;
 }
 
-// new nodes in the place of old ones: whoever works one of them by keyboard goes on with the one that follows it
+// replaces the nodes of a host; the keyboard focus moves from an old node to the new one of the same name
 export function renew(host, ...nodes) {
-  const name = (node) => `${node.closest("[aria-label]")?.getAttribute("aria-label")}/${node.tagName}/${node.matches("select, input, textarea") ? "" : node.textContent}`;
-  const alike = (wanted) => [...host.querySelectorAll("button, input, select, summary, textarea, [tabindex]")].filter((node) => name(node) === wanted);
-  const old = host.contains(document.activeElement) ? document.activeElement : null;
-  const wanted = old && name(old);
-  const at = old ? alike(wanted).indexOf(old) : -1;
+  const nameOf = (node) => `${node.closest("[aria-label]")?.getAttribute("aria-label")}/${node.tagName}/${node.matches("select, input, textarea") ? "" : node.textContent}`;
+  const named = (name) => [...host.querySelectorAll("button, input, select, summary, textarea, [tabindex]")].filter((node) => nameOf(node) === name);
+  const focused = host.contains(document.activeElement) ? document.activeElement : null;
+  const name = focused && nameOf(focused);
+  const at = focused ? named(name).indexOf(focused) : -1;
   host.replaceChildren(...nodes);
-  if (old) alike(wanted)[at]?.focus({ preventScroll: true });
+  if (focused) named(name)[at]?.focus({ preventScroll: true });
 }
 
 export function control(name, node) {
   return el("div", { className: "control" }, el("span", { className: "quiet" }, name), node);
 }
 
-// the frame all views share: input above, the picture, and beside it what is seen, controls and numbers; on a narrow page
-// the controls are folded where the picture matters more (`folds`)
+// the frame that all views share: the input above, the picture, and beside it a sentence, controls and numbers; on a
+// narrow page the controls are folded if the picture matters more (`folds`)
 export function layout(host, sentence, formula, folds = true) {
   const input = el("section", { className: "input", "aria-label": "Input" });
   const picture = el("section", { className: "picture", "aria-label": "Picture" });
@@ -119,7 +119,7 @@ export function layout(host, sentence, formula, folds = true) {
   const controls = el("div", { className: "controls" });
   const narrow = matchMedia("(max-width: 820px)");
   const panel = el("details", { className: "panel", open: !folds || !narrow.matches }, el("summary", {}, "Controls"), controls);
-  // on a wide page there is nothing to open it by
+  // on a wide page the summary that would open it is hidden
   narrow.addEventListener("change", () => { panel.open ||= !narrow.matches; });
   const numbers = el("div", { className: "numbers", "aria-live": "polite" });
   const notice = el("p", { className: "notice", role: "status", hidden: true });

@@ -1,4 +1,4 @@
-// Heads: any text through any model; all heads as a grid, one as lines or as a matrix.
+// Heads: what any model attends to in any text; all heads as a grid, one as lines or as a matrix.
 
 import { count, el, chips, control, layout, problem, renew, select, slider, textBox } from "../ui.js";
 import { whole } from "../store.js";
@@ -11,21 +11,21 @@ const MODES = ["lines", "matrix", "grid"];
 const NAMES = { cross: ["target", "source"], aligner: ["target", "source"] };
 
 const SAYS = {
-  lines: "Each line is a share of attention: how much of a token’s value reaches the token that looks. The stronger the line, the more.",
-  matrix: "Each cell is a share of attention: the token of its row looks at the token of its column, the brighter the more.",
-  grid: "Each picture is one head: its tokens that look from top to bottom, those looked at from left to right.",
+  lines: "Each line is a share of attention: how much of a token’s value reaches the token that attends to it. The stronger the line, the more.",
+  matrix: "Each cell is a share of attention: the token of its row attends to the token of its column. The brighter the cell, the more.",
+  grid: "Each picture is one head: queries from top to bottom, keys from left to right.",
 };
 
-// of mechanisms whose weights are no shares
+// for mechanisms whose weights are not shares
 const SIGNED = {
-  lines: " Weights of this one need not sum to one; below zero they are grey.",
-  matrix: " Weights of this one need not sum to one; where some are below zero, those are blue and others red.",
+  lines: " Weights of this mechanism need not sum to one; negative ones are grey.",
+  matrix: " Weights of this mechanism need not sum to one; if some are negative, these are blue and the others red.",
 };
 SIGNED.grid = SIGNED.matrix;
 
-const LINKED = "A model’s aligner says where a target token comes from: the thicker the line or the brighter the cell, the surer it is of the source token.";
+const LINKED = "The model’s aligner says where a target token comes from: the thicker the line or the brighter the cell, the surer it is of the source token.";
 const FORMULA = {
-  attention: "o_i = Σ_j a_ij v_j,  a = the effective weights of the layer that runs",
+  attention: "o_i = Σ_j a_ij v_j,  a = the effective weights of the layer",
   aligner: "p(s | y_≤t, x) ∝ p(s | y_<t, x) p(y_t | x_s),  target t comes from source s",
 };
 
@@ -61,7 +61,7 @@ export function mount(host, app) {
   async function number(query, key = null) {
     const { layer, head, pin } = options();
     const at = query ?? pin;
-    if (at === null || !weights || at >= weights.T) { parts.numbers.token = null; parts.numbers.replaceChildren(el("p", { className: "quiet hint" }, "Point at a token to see what it looks at; click or tap to keep it.")); return; }
+    if (at === null || !weights || at >= weights.T) { parts.numbers.token = null; parts.numbers.replaceChildren(el("p", { className: "quiet hint" }, "Point at a token to see what it attends to; click or tap to keep it.")); return; }
     const token = `${layer}/${head}/${at}/${key}`;
     parts.numbers.token = token;
     try {
@@ -129,9 +129,9 @@ export function mount(host, app) {
     app.busy("Reading the text", work);
     try {
       const reply = await ask("read", values, mine.signal);
-      // another one has begun since, be it for the same text
+      // another reading has begun since, perhaps of the same text
       if (work !== mine) return;
-      // a row of the aligner is about the token behind it
+      // a row of the aligner is about the token after it
       weights = new Weights(reply, values, place === "aligner" ? reply.meta.predicted : null);
       pictures.classList.remove("empty");
       draw();

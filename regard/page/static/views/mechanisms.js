@@ -1,4 +1,4 @@
-// Mechanisms: the pattern of each and why a pair is in it, its weights on real text beside softmax's, its cost.
+// Mechanisms: the pattern of each and the reason for each pair, its weights on real text beside those of softmax, its cost.
 
 import { count, el, chips, control, layout, number, problem, renew, select, slider, textBox, tokenNode } from "../ui.js";
 import { whole } from "../store.js";
@@ -9,14 +9,14 @@ import { ask, forget } from "../client.js";
 export const title = "Mechanisms";
 
 const WORDS = {
-  local: "close by", global: "a token that all see, or that sees all", stride: "whole steps of one length away", fixed: "by its place, whatever the tokens",
-  random: "drawn at random", content: "chosen by what the tokens say", all: "wherever it can be",
+  local: "close by", global: "a token that all see, or that sees all", stride: "at multiples of a stride", fixed: "by position, whatever the tokens",
+  random: "drawn at random", content: "chosen by what the tokens say", all: "every pair that the role allows",
 };
-// options that count something else than tokens or patterns of a text
+// options that do not count tokens
 const OTHER = ["longest", "bank", "every", "iterations", "bits", "inner", "expansion"];
 
 export function mount(host, app) {
-  const parts = layout(host, "Who may look at whom, and why. All of it is measured on the layer that runs: other tokens and other draws tell what a pair depends on.", null, false);
+  const parts = layout(host, "Which token can attend to which, and why. Everything is measured on the layer itself: other tokens and other random draws tell what a pair depends on.", null, false);
   const columns = el("div", { className: "beside" });
   parts.picture.append(columns);
   let asked = null;
@@ -26,11 +26,11 @@ export function mount(host, app) {
   const known = (name) => app.about.mechanisms.find((one) => one.name === name);
   const nameOf = (spec) => spec.split("(")[0].trim();
   const usual = (one) => one.examples[0];
-  // a bare name stands for options that fit a short text: a window of 256 over 36 tokens shows nothing
+  // a bare name means options that suit a short text: a window of 256 over 36 tokens shows nothing
   const fitted = (spec) => (spec && known(nameOf(spec)) ? (/^\w+$/.test(spec.trim()) ? usual(known(nameOf(spec))) : spec) : null);
   const layers = () => app.run().facts.layers || 1;
   const causal = () => app.run().places.includes("decoder") && !app.run().places.includes("encoder");
-  // as the run has it, where the mechanism can
+  // the role of the run, if the mechanism has it
   const roleOf = (about, role) => [role, causal() ? "causal" : "self"].find((one) => about.roles.includes(one)) || about.roles[0];
   const headsOf = (spec) => {
     const parts_ = known(nameOf(spec)).nests ? width(spec) : 1;
@@ -58,12 +58,12 @@ export function mount(host, app) {
 
   function knobs(spec, key) {
     const about = known(nameOf(spec));
-    const given = values(spec);
+    const chosen = values(spec);
     const box = el("div", { className: "knobs" });
     if (about.nests) { box.append(specBox(spec, key)); return box; }
     for (const option of about.options) {
-      const now = given[option.name] === undefined ? option.default : given[option.name];
-      const change = (value) => app.set({ [key]: write(nameOf(spec), { ...given, [option.name]: value }) });
+      const now = chosen[option.name] === undefined ? option.default : chosen[option.name];
+      const change = (value) => app.set({ [key]: write(nameOf(spec), { ...chosen, [option.name]: value }) });
       let node = null;
       if (option.type === "a whole number") node = slider(now, Math.min(1, option.default), Math.max(16, Math.min(2048, now * 4)), 1, change, option.name);
       else if (/^a (whole )?number or None$/.test(option.type)) node = numberOrNone(now, change, option.name);
@@ -112,7 +112,7 @@ export function mount(host, app) {
     return box;
   }
 
-  // what is seen of a head: which pairs are visible and why; of a map that hides nothing, its weights and their rank
+  // the pattern of a head: which pairs are visible and why; of a map that hides nothing, its weights and their rank
   function pattern({ meta, arrays }, head, spec, key, role) {
     const { values: all, shape: [H, T, S] } = arrays.why;
     const h = Math.min(head, H - 1);
@@ -126,7 +126,7 @@ export function mount(host, app) {
       ? [el("h3", {}, `Weights of head ${h + 1} over random tokens`), plate({ values: weights, rows: T, columns: S, axes: { down: "query", across: columnsAre }, hidden: role === "causal" ? hidden : null, size: 340, label: `weights of head ${h + 1}: ${T} queries by ${S} ${columnsAre}s` })]
       : [el("h3", {}, `What head ${h + 1} can see`), squares(why, T, S, meta), legend(why, meta)]),
     el("figcaption", {}, ...said(meta, h, { T, S, visible, everything, role })), ...misfit(spec, key, T))];
-    // a window or a step has full rank, which says nothing about it
+    // a window or a stride has full rank, which says nothing about it
     if (!meta.blank && (everything || meta.rank[h] < meta.most)) figures.push(spectrum(meta, arrays.spectrum, h));
     return figures;
   }
@@ -135,25 +135,25 @@ export function mount(host, app) {
   function said(meta, h, { T, S, visible, everything, role }) {
     const slots = meta.columns === "slots";
     const words = [];
-    if (everything && slots) words.push(`Every token sees ${role === "causal" ? "all slots before it" : `all ${S} slots`}, in which ${T} tokens are put together. `);
+    if (everything && slots) words.push(`Every token sees ${role === "causal" ? "all slots before it" : `all ${S} slots`}, which summarise ${T} tokens. `);
     else if (everything) words.push(role === "causal" ? "Every token sees itself and all before it. " : "Every token sees every token. ");
     else words.push(number(100 * visible / (T * S), 1), ` % of the ${T} × ${S} pairs are visible. `);
-    if (meta.blank) words.push("Its matrix begins at zero, so that before training no token hears another; any of these pairs may get a weight. ");
+    if (meta.blank) words.push("Its matrix is initialised with zeros: before training no token reads another, and any of these pairs may get a weight. ");
     else if (meta.steady) words.push("The weights are the same whatever the tokens say. ");
     if (meta.signed) words.push("Weights may be negative or not add up to one. ");
     words.push(`Queries down, ${slots ? "slots" : "keys"} across.`);
     return words;
   }
 
-  // options as large as the text: what they limit is not seen
+  // options as large as the text: what they limit cannot be seen
   function misfit(spec, key, T) {
     const about = known(nameOf(spec));
     if (about.nests) return [];
-    const given = values(spec);
-    const large = about.options.filter((option) => option.type === "a whole number" && !OTHER.includes(option.name) && (given[option.name] ?? option.default) >= T);
+    const chosen = values(spec);
+    const large = about.options.filter((option) => option.type === "a whole number" && !OTHER.includes(option.name) && (chosen[option.name] ?? option.default) >= T);
     if (!large.length) return [];
-    const names = large.map((option) => `${option.name}=${given[option.name] ?? option.default}`).join(", ");
-    return [el("p", { className: "misfit" }, `${names}: not smaller than the ${T} tokens, so that what it limits cannot be seen here. `, el("button", { type: "button", className: "linklike", onclick: () => app.set({ [key]: usual(about) }) }, `Show ${usual(about)}`))];
+    const names = large.map((option) => `${option.name}=${chosen[option.name] ?? option.default}`).join(", ");
+    return [el("p", { className: "misfit" }, `${names}: not smaller than the ${T} tokens, so its limit cannot be seen here. `, el("button", { type: "button", className: "linklike", onclick: () => app.set({ [key]: usual(about) }) }, `Show ${usual(about)}`))];
   }
 
   function squares(why, T, S, meta) {
@@ -188,7 +188,7 @@ export function mount(host, app) {
     return list;
   }
 
-  // of how many patterns the map is made: its singular values
+  // the rank of the map: its singular values
   function spectrum(meta, { values: all, shape: [, K] }, h) {
     const rank = meta.rank[h];
     const canvas = el("canvas", { role: "img", "aria-label": `singular values: ${rank} of ${meta.most} are not zero` });
@@ -204,10 +204,10 @@ export function mount(host, app) {
     shapes.push({ d: bars(rank, K, () => 2), fill: cell }, { d: bars(0, rank, (at) => 2 + (base - 10) * (1 + Math.log10(Math.max(all[h * K + at], 1e-6)) / 6)), fill: accent });
     sketch(canvas, wide, tall, shapes.filter((shape) => shape.d !== ""));
     const full = rank === meta.most;
-    const what = meta.halves ? "What the second half of the text reads of the first" : "The map of this head";
-    const why = full ? "as many as it could be: every token can have weights of its own" : `whatever the tokens, it is a mix of ${count(rank, "pattern")}`;
+    const what = meta.halves ? "The part of the map in which the second half of the text reads the first" : "The map of this head";
+    const why = full ? "full rank: every token can have weights of its own" : `whatever the tokens, it is a mix of ${count(rank, "pattern")}`;
     const wide_ = rank === meta.head_width && !full ? `, as the head is ${meta.head_width} wide` : "";
-    return el("figure", { className: "rank" }, el("h3", {}, "Of how many patterns it is made"), canvas, el("figcaption", {}, `${what} has rank `, el("data", { value: String(rank) }, String(rank)), ` of ${meta.most}${wide_}: ${why}. Bars are its singular values, the largest as 1, on a logarithmic scale.`));
+    return el("figure", { className: "rank" }, el("h3", {}, "The rank of its map"), canvas, el("figcaption", {}, `${what} has rank `, el("data", { value: String(rank) }, String(rank)), ` of ${meta.most}${wide_}: ${why}. The bars are its singular values as shares of the largest, on a logarithmic scale.`));
   }
 
   async function onText(spec, text, layer, head, signal) {
@@ -224,9 +224,9 @@ export function mount(host, app) {
         const slots = S !== meta.tokens.length;
         const across = slots ? Array.from({ length: S }, (_, at) => `▁slot ${at + 1}`) : meta.tokens;
         const hidden = (query, at, weight) => (role === "causal" && !slots && at > query) || (name === "mechanism" && !meta.signed && nameOf(spec) !== "entmax" && weight === 0);
-        return el("div", { "data-name": name }, el("h3", {}, name === "softmax" ? "softmax" : meta.spec), plate({ values: map, rows: T, columns: S, names: { down: meta.tokens, across }, axes: { down: "looks", across: "is looked at" }, hidden, size: 300, label: `weights of ${name} on the text` }));
+        return el("div", { "data-name": name }, el("h3", {}, name === "softmax" ? "softmax" : meta.spec), plate({ values: map, rows: T, columns: S, names: { down: meta.tokens, across }, axes: { down: "query", across: "key" }, hidden, size: 300, label: `weights of ${name} on the text` }));
       });
-      const source = meta.learned ? `Queries and keys are those that layer ${layer + 1} of “${run.title}” has learned; what the mechanism has beyond them is as it was drawn.` : `Layer ${layer + 1} of “${run.title}” has no queries and keys like it: all it has is as it was drawn.`;
+      const source = meta.learned ? `Queries and keys are those that layer ${layer + 1} of “${run.title}” has learned; other parameters of the mechanism are as initialised.` : `Layer ${layer + 1} of “${run.title}” has no queries and keys of this form: all parameters are as initialised.`;
       box.append(el("h3", {}, `Head ${h + 1} on a text, beside softmax`), el("div", { className: "pair" }, ...pictures), el("figcaption", {}, source, meta.cut ? ` The first ${meta.tokens.length} tokens.` : "", ` Role: ${meta.role}.`), el("p", { className: "words", dir: "auto" }, ...meta.tokens.map((token) => tokenNode(token))));
     } catch (error) { if (error.name === "AbortError") throw error; box.append(problem(error)); }
     return box;
@@ -263,7 +263,7 @@ export function mount(host, app) {
     forget();
     if (typed !== `${run.name}/${text}`) {
       typed = `${run.name}/${text}`;
-      renew(parts.input, textBox(text, run.examples, (value) => app.set({ text: value }, true), "Type a text to weigh", "Text"));
+      renew(parts.input, textBox(text, run.examples, (value) => app.set({ text: value }, true), "Type a text to read", "Text"));
     }
     app.busy("Measuring the pattern", work);
     const choices = Array.from({ length: heads }, (_, h) => ({ key: h, text: String(h + 1), colour: HEADS[h % HEADS.length] }));
@@ -296,13 +296,13 @@ export function mount(host, app) {
 // the options of a spec that a slider can move: numbers, strings, True and False
 function values(spec) {
   const inside = spec.slice(spec.indexOf("(") + 1, spec.lastIndexOf(")"));
-  const found = {};
-  if (!spec.includes("(")) return found;
+  const options = {};
+  if (!spec.includes("(")) return options;
   for (const match of inside.matchAll(/(\w+)\s*=\s*('[^']*'|\[[^\]]*\]|\([^)]*\)|[^,]+)/g)) {
     const text = match[2].trim();
-    found[match[1]] = text === "True" ? true : text === "False" ? false : /^'.*'$/.test(text) ? text.slice(1, -1) : Number.isNaN(Number(text)) ? { raw: text } : Number(text);
+    options[match[1]] = text === "True" ? true : text === "False" ? false : /^'.*'$/.test(text) ? text.slice(1, -1) : Number.isNaN(Number(text)) ? { raw: text } : Number(text);
   }
-  return found;
+  return options;
 }
 
 function write(name, options) {
@@ -317,7 +317,7 @@ function many(count) {
   return el("data", { value: String(count), title: count.toLocaleString("en") }, short);
 }
 
-// how many parts heads(...) has
+// the number of parts of heads(...)
 function width(spec) {
   let depth = 0;
   let parts = 1;

@@ -9,21 +9,21 @@ import { ask, forget } from "../client.js";
 export const title = "Positions";
 
 const SAYS = {
-  input: "A vector for each place is added to the token there. Below: the vectors, and their products with one another.",
-  rotation: "Queries and keys are turned by an angle that grows with the place, so that their product depends on the distance. Below: one and the same vector turned, and its products.",
+  input: "A vector for each position is added to the token there. Below: the vectors, and their dot products.",
+  rotation: "Queries and keys are rotated by an angle that grows with the position, so that their product depends on the distance. Below: the same vector rotated at each position, and the dot products.",
   bias: "A number for each distance is added to the score. Below: those numbers, head by head.",
-  content: "A vector for each distance meets the query. Below: what one random query gets from each place.",
-  none: "Nothing tells places apart: what a token reads does not depend on where others stand, but for what a causal mask hides. Below: nothing but zeros.",
+  content: "A vector for each distance is multiplied with the query. Below: what this adds to the score of one random query at each position.",
+  none: "Nothing marks positions: what a token reads does not depend on where others are, except that a causal mask hides later ones. Below: only zeros.",
 };
 const TABLES = {
-  sinusoidal: "The vector of each place: waves, fast in the first channels and slow in the last.",
-  learned: "The vector of each place, one parameter a cell.",
-  none: "The vector of each place: zero.",
-  rotary: "One vector, turned place by place: pairs of channels, fast in the first and slow in the last.",
+  sinusoidal: "The vector of each position: waves, fast in the first channels and slow in the last.",
+  learned: "The vector of each position, one parameter per cell.",
+  none: "The vector of each position: zero.",
+  rotary: "One vector, rotated position by position: pairs of channels, fast in the first and slow in the last.",
 };
 const PAIRS = {
-  input: "The product of every two places", rotation: "The product of a query and a key that are the same vector",
-  bias: "What is added to the score of query and key", content: "What one query gets from each place",
+  input: "The dot product of every two positions", rotation: "The dot product of a query and a key that are the same vector",
+  bias: "What is added to the score of a query and a key", content: "What is added to the score of one query",
 };
 
 export function mount(host, app) {
@@ -34,7 +34,7 @@ export function mount(host, app) {
   const options = () => {
     const state = app.state();
     const known = (name) => app.about.positions.find((one) => one.name === name);
-    // unless one is named, the one that the run has
+    // the scheme in the address, or that of the run
     const scheme = known(state.scheme) || known(nameOf(app.run().facts.position)) || known("sinusoidal");
     const role = ["self", "causal"].includes(state.role) ? state.role : causal() ? "causal" : "self";
     return { run: app.run(), scheme, role, length: whole(state.length, 64, 8, 192), width: 8 * Math.round(whole(state.width, 64, 8, 256) / 8), head: whole(state.head, 0, 0, 999) };
@@ -67,7 +67,7 @@ export function mount(host, app) {
       controls(reply.meta);
       parts.numbers.replaceChildren(el("code", { className: "line" }, scheme.formula), el("p", { className: "quiet" }, scheme.paper), el("p", { className: "quiet origin" }, origin(reply.meta, run)));
       parts.picture.replaceChildren(...pictures(reply, scheme, head));
-      app.done(`${scheme.name} · ${count(reply.meta.length, "place")} · width ${reply.meta.width}`);
+      app.done(`${scheme.name} · ${count(reply.meta.length, "position")} · width ${reply.meta.width}`);
     } catch (error) {
       if (asked !== id) return;
       asked = null;
@@ -76,18 +76,18 @@ export function mount(host, app) {
     }
   }
 
-  // whose numbers these are
+  // where the numbers come from
   function origin(meta, run) {
-    if (meta.trained) return `These numbers are those that “${run.title}” has learned${meta.kind === "input" ? "" : ", in its first layer"}.`;
-    if (meta.trains) return `“${run.title}” has no such scheme: its numbers are parameters, shown as they are drawn before training.`;
-    return "This scheme has nothing to learn: its numbers are the same in every model.";
+    if (meta.trained) return `“${run.title}” has learned these numbers${meta.kind === "input" ? "" : ", in its first layer"}.`;
+    if (meta.trains) return `“${run.title}” does not have this scheme. Its numbers are parameters, shown as initialised, before training.`;
+    return "This scheme has no parameters: its numbers are the same in every model.";
   }
 
   function pictures({ meta, arrays }, scheme, head) {
     const list = [];
     if (arrays.table) {
       const { values, shape: [N, E] } = arrays.table;
-      list.push(figure(plate({ values, rows: N, columns: E, axes: { down: "place", across: "channel" }, even: true, signed: true, size: 330, say: "value", label: "vectors: place by channel" }), TABLES[scheme.name] || "The vector of each place."));
+      list.push(figure(plate({ values, rows: N, columns: E, axes: { down: "position", across: "channel" }, even: true, signed: true, size: 330, say: "value", label: "vectors: position by channel" }), TABLES[scheme.name] || "The vector of each position."));
     }
     const { values: all, shape: [H, N] } = arrays.pairs;
     const h = Math.min(head, H - 1);
@@ -97,7 +97,7 @@ export function mount(host, app) {
     const middle = meta.hidden ? N - 1 : Math.floor(N / 2);
     const lines = Array.from({ length: H }, (_, one) => Array.from({ length: meta.hidden ? middle + 1 : N }, (_place, at) => [at - middle, all[(one * N + middle) * N + at]]));
     const ends = [-middle, 0, N - 1 - middle].filter((at, i, every) => every.indexOf(at) === i);
-    list.push(figure(chart({ lines, colours: lines.map((_, one) => HEADS[one % HEADS.length]), width: 380, height: 230, x: "distance from the query", y: "value", ticks: ends, mark: 0, label: "over the distance" }), `The same from place ${middle}, over the distance${H > 1 ? "; a line for each head, in its colour" : ""}.`));
+    list.push(figure(chart({ lines, colours: lines.map((_, one) => HEADS[one % HEADS.length]), width: 380, height: 230, x: "distance from the query", y: "value", ticks: ends, mark: 0, label: "over the distance" }), `The same from position ${middle}, over the distance${H > 1 ? "; one line per head, in its colour" : ""}.`));
     return list;
   }
 

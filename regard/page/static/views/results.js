@@ -1,4 +1,4 @@
-// Results: the answers of a classifier on the texts it validates on; a threshold that moves precision and recall.
+// Results: the answers of a classifier on its validation texts; a threshold that moves precision and recall.
 
 import { count, el, control, layout, number, problem, renew, select } from "../ui.js";
 import { chart, style } from "../chart.js";
@@ -6,11 +6,11 @@ import { ask, forget } from "../client.js";
 
 export const title = "Precision and recall";
 
-const AT_ONCE = 100; // texts that are asked about in one question
+const AT_ONCE = 100; // texts per question
 
 export function mount(host, app) {
-  const parts = layout(host, "Answer a class only where its probability reaches the threshold: a higher one takes fewer texts and errs less, a lower one misses fewer.",
-    "precision = right / taken,  recall = right / all of the class", false);
+  const parts = layout(host, "A class is predicted only if its probability reaches the threshold. A higher threshold predicts it less often and with fewer errors, a lower one misses fewer texts.",
+    "precision = right / predicted,  recall = right / all of the class", false);
   let asked = null;
   let data = null;
   let work = null;
@@ -26,7 +26,7 @@ export function mount(host, app) {
     return { run, label, threshold: Number.isNaN(threshold) ? 0.5 : Math.min(Math.max(threshold, 0), 1) };
   };
 
-  // the answer to a text: the class asked for from the threshold on, else the best of the others
+  // the answer to a text: the chosen class from the threshold on, else the best of the others
   function answer(row, index, threshold) {
     if (row[index] >= threshold) return index;
     let best = -1;
@@ -49,22 +49,22 @@ export function mount(host, app) {
     const precision = taken ? right / taken : 0;
     const recall = all ? right / all : 0;
     const top = Math.max(...confusion.flat(), 1);
-    const head = el("tr", {}, el("th", { scope: "col" }, "is ↓ answered →"), ...data.labels.map((one) => el("th", { dir: "auto", scope: "col" }, one)));
+    const head = el("tr", {}, el("th", { scope: "col" }, "true ↓ predicted →"), ...data.labels.map((one) => el("th", { dir: "auto", scope: "col" }, one)));
     const table = el("table", { className: "confusion" }, el("thead", {}, head), el("tbody", {}, ...confusion.map((line, truth) => el("tr", {}, el("th", { dir: "auto", scope: "row" }, data.labels[truth]), ...line.map((count_, one) => {
-      // right answers in one colour, wrong ones in another, the more the stronger; letters stay those of the page
+      // right answers in one colour, wrong ones in another, stronger with the count; the text keeps its colour
       const cell = el("td", { "data-truth": truth, "data-answer": one, className: truth === one ? "right" : "wrong" }, String(count_), el("small", { className: "of" }, ` ${Math.round(100 * count_ / Math.max(line.reduce((sum, each) => sum + each, 0), 1))} %`));
       cell.style.setProperty("--share", `${Math.round(46 * Math.sqrt(count_ / top))}%`);
       return cell;
     })))));
     const moved = now.map((one, at) => [at, one]).filter(([at, one]) => one !== usual[at]).sort((a, b) => Math.abs(rows[a[0]][index] - 0.5) - Math.abs(rows[b[0]][index] - 0.5));
     const list = el("ul", { className: "sides" }, ...moved.slice(0, 20).map(([at, one]) => el("li", { "data-at": at }, el("p", { dir: "auto" }, data.texts[at]),
-      el("small", { className: "quiet" }, "is ", el("b", { dir: "auto" }, data.labels[data.truth[at]]), `; answered ${data.labels[one]} instead of ${data.labels[usual[at]]}; probability of ${label} `, number(rows[at][index], 3)))));
+      el("small", { className: "quiet" }, "is ", el("b", { dir: "auto" }, data.labels[data.truth[at]]), `; predicted ${data.labels[one]} instead of ${data.labels[usual[at]]}; probability of ${label} `, number(rows[at][index], 3)))));
     parts.picture.replaceChildren(
-      el("div", { className: "view-two" }, el("figure", {}, el("h2", {}, "What is answered"), table), el("figure", {}, el("h2", {}, "Precision over recall"), curve(rows, index, threshold), el("figcaption", {}, `Each point is a threshold; the ring is ${threshold.toFixed(2)}.`))),
+      el("div", { className: "view-two" }, el("figure", {}, el("h2", {}, "Confusion matrix"), table), el("figure", {}, el("h2", {}, "Precision over recall"), curve(rows, index, threshold), el("figcaption", {}, `Each point is a threshold; the ring is ${threshold.toFixed(2)}.`))),
       el("h2", {}, `${moved.length} of ${count(data.truth.length, "text")} ${moved.length === 1 ? "changes" : "change"} sides`),
-      el("p", { className: "quiet" }, moved.length ? "They are answered otherwise than by the most probable class; the nearest to the border first." : "All get their most probable class. Move the threshold to see which do not."), list);
+      el("p", { className: "quiet" }, moved.length ? "Their prediction is not the most probable class; those nearest to the border come first." : "All get their most probable class. Move the threshold to change that."), list);
     parts.numbers.replaceChildren(
-      el("p", { className: "reading precision" }, "Of the ", count(taken, "text"), " taken, ", number(precision, 4), " are right: precision."),
+      el("p", { className: "reading precision" }, "Of the ", count(taken, "text"), " predicted as this class, ", number(precision, 4), " are right: precision."),
       el("p", { className: "reading recall" }, "Of the ", String(all), " that belong to it, ", number(recall, 4), " are found: recall."),
       el("p", { className: "quiet accuracy" }, "Without a threshold: accuracy ", number(usual.filter((one, at) => one === data.truth[at]).length / usual.length, 4), "."));
     slide.value = threshold;
@@ -82,12 +82,12 @@ export function mount(host, app) {
     let ring = null;
     order.forEach(([score, own], at) => {
       right += own ? 1 : 0;
-      // equal scores are taken together
+      // texts of equal score are taken together
       if (at + 1 < order.length && order[at + 1][0] === score) return;
       points.push([right / all, right / (at + 1)]);
       if (score >= threshold) ring = points[points.length - 1];
     });
-    // from nothing taken, where precision is that of the surest text
+    // begins where nothing is taken, with the precision of the surest text
     const line = [[0, points[0][1]], ...points];
     return chart({ lines: [line], colours: [style("--accent")], width: 380, height: 320, x: "recall", y: "precision", bounds: [0, 1], ticks: [0, 0.5, 1], ring, label: `precision over recall of ${data.labels[index]}` });
   }
@@ -101,19 +101,19 @@ export function mount(host, app) {
     forget();
     app.busy("Asking the classifier about its texts", work);
     try {
-      const found = { labels: [], texts: [], truth: [], probabilities: [] };
-      for (let total = 1; found.texts.length < total;) {
-        const { meta, arrays } = await ask("results", { run: run.name, first: found.texts.length, count: AT_ONCE }, mine.signal);
+      const answers = { labels: [], texts: [], truth: [], probabilities: [] };
+      for (let total = 1; answers.texts.length < total;) {
+        const { meta, arrays } = await ask("results", { run: run.name, first: answers.texts.length, count: AT_ONCE }, mine.signal);
         if (work !== mine) return;
         total = meta.total;
-        found.labels = meta.labels;
-        found.texts.push(...meta.texts);
-        found.truth.push(...arrays.truth.values);
-        found.probabilities.push(...arrays.probabilities.values);
-        app.progress(found.texts.length / total, "Asking the classifier about its texts", () => mine.abort());
+        answers.labels = meta.labels;
+        answers.texts.push(...meta.texts);
+        answers.truth.push(...arrays.truth.values);
+        answers.probabilities.push(...arrays.probabilities.values);
+        app.progress(answers.texts.length / total, "Asking the classifier about its texts", () => mine.abort());
         mine.signal.throwIfAborted();
       }
-      data = found;
+      data = answers;
       const { label } = options();
       renew(parts.controls,
         control("class", select(data.labels.map((one) => [one, one]), label, (value) => app.set({ label: value }, true), "class")),

@@ -1,4 +1,4 @@
-// Steps: one token through one head, six steps, all numbers real.
+// Steps: one token through one head in six steps, with all its numbers.
 
 import { count, el, chips, control, layout, number, numbering, plainToken, problem, renew, select, slider, special, textBox, tokenNode, word } from "../ui.js";
 import { whole } from "../store.js";
@@ -14,7 +14,7 @@ const PRESETS = [
 ];
 const SIX = "How a token makes its new vector: it compares its query with every key it sees, turns the scores into shares, and mixes the values by them.";
 const TWICE = "One word in two sentences: how far attention moves its vector in each, and which tokens make the step.";
-// of an example: every token has a row in five tables
+// words of an example, since every token has a row in five tables
 const WORDS = 9;
 // tokens to choose from on either side of the chosen one
 const NEAR = 100;
@@ -32,8 +32,8 @@ export function mount(host, app) {
     const state = app.state();
     const run = app.run();
     const place = places(run).includes(state.place) ? state.place : run.places.includes("encoder") ? "encoder" : run.places[0];
-    const wanted = state.preset === "bank" ? "word" : state.preset;
-    const preset = PRESETS.some((one) => one.key === wanted) && (wanted !== "word" || run.pairs.length) ? wanted : "text";
+    const named = state.preset === "bank" ? "word" : state.preset;
+    const preset = PRESETS.some((one) => one.key === named) && (named !== "word" || run.pairs.length) ? named : "text";
     const pair = run.pairs.find((one) => one.word === state.word) || run.pairs[0];
     return { run, place, preset, pair, text: state.text || app.example(run).split(" ").slice(0, WORDS).join(" "), layer: whole(state.layer, null, 0, 999), head: whole(state.head, 0, 0, 999), pin: whole(state.pin, null, 0, 4096) };
   };
@@ -42,7 +42,7 @@ export function mount(host, app) {
     const { layers, heads } = sizes;
     const { run, place, preset, pair } = options();
     parts.words.textContent = preset === "word" ? TWICE : SIX;
-    // only where there is a word that this model reads as one token
+    // only if there is a word that this model reads as one token
     const offered = PRESETS.filter((one) => one.key !== "word" || run.pairs.length);
     const list = [control("example", chips(offered, preset, (value) => app.set({ preset: value === "text" ? null : value, pin: null, layer: null }, true), "example"))];
     if (preset === "word") list.push(control("word", chips(run.pairs.map((one) => ({ key: one.word, text: one.word })), pair.word, (value) => app.set({ word: value, layer: null }, true), "word")));
@@ -98,12 +98,12 @@ export function mount(host, app) {
       if (asked !== id) return;
       const at = { layer: Math.min(layer ?? 0, meta.layers.length - 1) };
       const last = meta.queries.length - 1;
-      // the first token of a causal layer sees nothing but itself: the last one has most to choose from; elsewhere the
-      // first that is of the text
+      // the first token of a causal layer sees only itself, so the last one is shown; elsewhere the first one of the text
+      // itself
       const query = Math.min(pin ?? (meta.layers[at.layer].causal ? last : Math.max(0, meta.queries.findIndex((token) => !special(token)))), last);
       sizes = { layers: meta.layers.length, heads: meta.layers[at.layer].heads, tokens: last + 1, query };
       Object.assign(at, { head: Math.min(head, sizes.heads - 1), query });
-      // shown even where the steps cannot be: another layer or place may have them
+      // shown even if the steps cannot be: another layer or place may have them
       controls(at.layer, at.head);
       const reply = await ask("steps", { run: run.name, place, text, target: "", ...at });
       if (asked !== id) return;
@@ -119,7 +119,7 @@ export function mount(host, app) {
     }
   }
 
-  // `own`: the tokens look at one another, not at another text
+  // `own`: the tokens attend to one another, not to another text
   function six({ meta, arrays }, own) {
     const { keys, queries, query, places: at_ } = meta;
     const S = keys.length;
@@ -129,7 +129,7 @@ export function mount(host, app) {
     const top = Math.max(largest(arrays.q.values), largest(arrays.k.values));
     const most = largest(arrays.v.values);
     const mixed = Math.max(largest(arrays.weighted.values), largest(arrays.sum.values));
-    // of tokens that are alike, which: counted in the whole text, of which these may be some
+    // equal tokens are numbered over the whole text, of which only some may be shown
     const nth = (at) => (own ? numbering(queries)[at_[at]] : numbering(keys)[at]);
     const who = el("div", { className: "who", role: "listbox", "aria-label": "token" });
     for (let at = Math.max(0, query - NEAR); at < Math.min(queries.length, query + NEAR + 1); at += 1) {
@@ -156,14 +156,14 @@ export function mount(host, app) {
       ["Query, key and value", [name(), ` asks with its query; every token offers a key and a value. Each is a vector of ${D} numbers.`], "q_i = x_i W_Q,  k_j = x_j W_K,  v_j = x_j W_V",
         el("div", { className: "all-vectors" }, unseen ? el("p", { className: "quiet unseen" }, unseen) : null, el("div", { className: "step-row" }, el("b", {}, "q"), strip(arrays.q.values, top)), table((at) => [el("span", { className: "one" }, el("i", {}, "k"), strip(row("k", at), top)), el("span", { className: "one" }, el("i", {}, "v"), strip(row("v", at), most))]),
           vectors([["q", arrays.q.values], ...keys.flatMap((_, at) => [[["k of ", called(at)], row("k", at)], [["v of ", called(at)], row("v", at)]])]))],
-      ["Scores", [meta.plain ? "The query times each key: large where they point the same way." : "The query times each key. This mechanism goes on from here in its own way: see its formula."], "s_j = q_i · k_j",
+      ["Scores", [meta.plain ? "The query times each key: large where they point the same way." : "The query times each key. What follows is particular to this mechanism: see its formula."], "s_j = q_i · k_j",
         table((at) => [bar(v("scores", at) / highest), number(v("scores", at), 2)])],
       ["Divided by the root of the width", [`√${D} = ${Math.sqrt(D).toFixed(2)} keeps the scores from growing with the width.`], "s_j / √D",
         table((at) => [bar(v("scaled", at) / largest(arrays.scaled.values)), number(v("scaled", at), 3)])],
-      [meta.plain ? "Softmax" : "Weights", [`${meta.plain ? "Shares that add up to one" : "What each token counts"}: ${v("weights", best).toFixed(2)} of the attention of `, name(), " goes to ", towards(), "."], meta.plain ? "a_j = exp(s_j / √D) / Σ_m exp(s_m / √D)" : meta.formula,
+      [meta.plain ? "Softmax" : "Weights", [`${meta.plain ? "Shares that add up to one" : "The weight of each token"}: ${v("weights", best).toFixed(2)} of the attention of `, name(), " goes to ", towards(), "."], meta.plain ? "a_j = exp(s_j / √D) / Σ_m exp(s_m / √D)" : meta.formula,
         table((at) => [bar(v("weights", at)), number(v("weights", at), 3)])],
-      ["Values, weighted", ["Each value is made as strong as its share."], "a_j v_j", el("div", {}, table((at) => [strip(row("weighted", at), mixed)]), vectors(keys.map((_, at) => [[called(at)], row("weighted", at)])))],
-      ["Sum", ["What ", name(), " takes along from this head."], "o_i = Σ_j a_j v_j", el("div", {}, el("div", { className: "step-row" }, el("b", {}, "o"), strip(arrays.sum.values, mixed)), vectors([["o", arrays.sum.values]]))],
+      ["Values, weighted", ["Each value is multiplied by its weight."], "a_j v_j", el("div", {}, table((at) => [strip(row("weighted", at), mixed)]), vectors(keys.map((_, at) => [[called(at)], row("weighted", at)])))],
+      ["Sum", ["What ", name(), " gets from this head."], "o_i = Σ_j a_j v_j", el("div", {}, el("div", { className: "step-row" }, el("b", {}, "o"), strip(arrays.sum.values, mixed)), vectors([["o", arrays.sum.values]]))],
     ];
     const list = el("ol", { className: "steps" });
     steps.forEach(([heading, words, formula, body], at) => {
@@ -176,8 +176,8 @@ export function mount(host, app) {
 
   // `clues`: this layer was chosen for them
   function twice({ meta, arrays }, clues) {
-    const found = meta.sides.map((side, which) => ({ ...side, shares: arrays[`shares${which}`].values }));
-    const boxes = found.map((side) => {
+    const sides = meta.sides.map((side, which) => ({ ...side, shares: arrays[`shares${which}`].values }));
+    const boxes = sides.map((side) => {
       const top = largest(side.shares);
       const body = el("div", { className: "step-table" });
       side.tokens.forEach((token, at) => {
@@ -186,15 +186,15 @@ export function mount(host, app) {
         body.append(el("div", { className: `step-row${at === side.at ? " self" : ""}`, "data-at": at }, tokenNode(token, {}, numbering(side.tokens)[at]), el("span", { className: "track" }, bar), number(side.shares[at], 2)));
       });
       const best = strongest(side);
-      const most = best === side.at ? ["most of it is its own doing, ", number(side.shares[best], 2)] : ["most of it comes from ", word(side.tokens, best), ", ", number(side.shares[best], 2)];
+      const most = best === side.at ? ["most of it comes from the word itself, ", number(side.shares[best], 2)] : ["most of it comes from ", word(side.tokens, best), ", ", number(side.shares[best], 2)];
       return el("article", {}, el("h2", {}, side.tokens.slice(0, -1).join("").replaceAll("▁", " ").trim()),
         el("p", {}, "Attention moves ", el("b", {}, meta.word), " by a step of length ", number(side.moved, 2), "; ", ...most, " of the step."), body);
     });
     parts.picture.replaceChildren(el("div", { className: "beside" }, ...boxes));
     parts.numbers.replaceChildren(
-      el("p", { className: "reading" }, "Before the encoder the two ", el("b", {}, meta.word), " differ by their places only: cosine ", number(meta.before, 3), "."),
+      el("p", { className: "reading" }, "Before the encoder the two ", el("b", {}, meta.word), " differ by their positions only: cosine ", number(meta.before, 3), "."),
       el("p", { className: "reading" }, "After this layer: ", number(meta.after, 3), "."),
-      el("p", { className: "quiet" }, "Shares add up to one; a negative one holds against the step.", ...(clues ? [" Shown is the layer in which ", el("b", {}, clues[0]), " and ", el("b", {}, clues[1]), " count most; in the others it may be otherwise: move the slider."] : [])),
+      el("p", { className: "quiet" }, "Shares add up to one; a negative share works against the step.", ...(clues ? [" Shown is the layer in which ", el("b", {}, clues[0]), " and ", el("b", {}, clues[1]), " contribute most. Other layers may differ: move the slider."] : [])),
       el("details", { className: "formula" }, el("summary", {}, "Formula"), el("code", {}, "d = Σ_j c_j,  c_j = Σ_h a_hj v_hj W_h;  share of j = c_j · d / |d|²")),
     );
   }
@@ -210,7 +210,7 @@ export function mount(host, app) {
 
 const strongest = ({ shares }) => shares.reduce((best, share, at) => (share > shares[best] ? at : best), 0);
 
-// the layer in which, in both sentences, the word that tells the meaning makes most of the step
+// the layer in which the word that tells the meaning contributes most, in both sentences
 function telling(replies, clues) {
   const share = ({ meta, arrays }) => Math.min(...meta.sides.map(({ tokens }, which) => arrays[`shares${which}`].values[tokens.findIndex((token) => plainToken(token).toLowerCase() === clues[which])]));
   return replies.reduce((best, reply, at) => (share(reply) > share(replies[best]) ? at : best), 0);
@@ -228,7 +228,7 @@ function strip(values, top) {
   return canvas;
 }
 
-// all the numbers of a step, for whoever opens it
+// all the numbers of a step, folded
 function vectors(rows) {
   const fold = el("details", { className: "vector" }, el("summary", {}, "All numbers"));
   fold.addEventListener("toggle", () => {

@@ -1,4 +1,4 @@
-// Translate: a sentence, its translation as it is found, what each word came from, and the search as a tree.
+// Translate: a sentence, its translation as it comes, the source of each word, and the beam search as a tree.
 
 import { count, el, chips, control, layout, number, plainToken, problem, renew, select, slider, textBox, tokenNode } from "../ui.js";
 import { whole } from "../store.js";
@@ -9,20 +9,20 @@ import { Lines, Matrix, Weights, readout } from "../attention.js";
 
 export const title = "Translate";
 
-// what the lines can be
+// what the lines show
 const LINKS = {
   aligner: {
     text: "aligner",
-    title: "links that the model has learned beside its translation",
-    says: "Each target word is linked to the source words it comes from, as the model’s aligner has learned: the thicker the line or the brighter the cell, the surer.",
+    title: "links that the model has learned while it learned to translate",
+    says: "Each target word is linked to the source words it comes from, by the model’s aligner: the thicker the line or the brighter the cell, the surer the link.",
     formula: "p(s | y_≤t, x) ∝ p(s | y_<t, x) p(y_t | x_s),  target t comes from source s",
     verb: "link goes to",
   },
   cross: {
     text: "attention",
-    title: "what the decoder looks at, by layer and head",
-    says: "Each target word looks at the source words it is made of: the thicker the line or the brighter the cell, the more.",
-    formula: "o_t = Σ_s a_ts v_s,  a = the weights of target t over the source, as the layer that runs has them",
+    title: "what the decoder attends to, by layer and head",
+    says: "Each target word attends to source words: the thicker the line or the brighter the cell, the larger the weight.",
+    formula: "o_t = Σ_s a_ts v_s,  a = the weights of target t over the source, as the layer computes them",
     verb: "attention goes to",
   },
 };
@@ -47,7 +47,7 @@ export function mount(host, app) {
     const words = el("p", { className: "translation", dir: "auto", "aria-live": "polite" });
     const picture = el("div", {});
     const box = el("article", { className: "one-run" }, el("h2", { className: "quiet" }, run.title), words, picture);
-    const made = { run, words, box, read: {}, steps: [], found: null };
+    const made = { run, words, box, read: {}, steps: [], hypotheses: null };
     made.kinds = Object.keys(LINKS).filter((kind) => run.places.includes(kind));
     made.links = () => (made.kinds.includes(options().links) ? options().links : made.kinds[0]);
     Object.defineProperty(made, "weights", { get: () => made.read[made.links()] });
@@ -114,7 +114,7 @@ export function mount(host, app) {
 
   async function translate(made, text, beam, signal) {
     made.steps = [];
-    made.found = null;
+    made.hypotheses = null;
     let source = [];
     await stream({ run: made.run.name, text, beam }, (record) => {
       if (record.source) { source = record.source; made.cut = record.cut ? record.longest : null; }
@@ -129,11 +129,11 @@ export function mount(host, app) {
         }));
         app.busy(`${count(path.length, "token")}: ${plainToken(path[last])}${record.link === null ? "" : ` from ${plainToken(source[record.link])}`}`, work);
       }
-      if (record.found) made.found = record.found;
+      if (record.hypotheses) made.hypotheses = record.hypotheses;
     }, signal);
-    made.words.replaceChildren(made.found[0].text);
+    made.words.replaceChildren(made.hypotheses[0].text);
     for (const place of made.kinds) {
-      const values = { run: made.run.name, place, text, target: made.found[0].text };
+      const values = { run: made.run.name, place, text, target: made.hypotheses[0].text };
       const reply = await ask("read", values, signal);
       made.read[place] = new Weights(reply, values, reply.meta.predicted);
     }
@@ -158,7 +158,7 @@ export function mount(host, app) {
     app.busy("Translating", work);
     try {
       for (const made of [...sides]) await translate(made, text, beam, mine.signal);
-      // another one has begun since, be it for the same sentence
+      // another search has begun since, perhaps for the same sentence
       if (work !== mine) return;
       controls();
       read(sides[0], null);
@@ -181,7 +181,7 @@ export function mount(host, app) {
     picture: () => parts.picture,
     repaint: () => {
       for (const made of sides) { made.matrix.weights = null; made.draw(); }
-      treeBox.replaceChildren(...sides.filter((made) => made.found).map(tree));
+      treeBox.replaceChildren(...sides.filter((made) => made.hypotheses).map(tree));
     },
   };
 }
@@ -202,9 +202,9 @@ const LETTER = parseFloat(getComputedStyle(document.documentElement).fontSize);
 const [WIDE, LEAF] = [Math.round(9 * LETTER), Math.round(7.2 * LETTER)];
 const TALL = Math.round(2.2 * LETTER);
 
-// the search: a column a step, what lived in it from best to worst; the way of the winner is drawn strong
+// the search: one column per step, its beams from best to worst; the path of the winner is highlighted
 function tree(made) {
-  const { steps, found } = made;
+  const { steps, hypotheses } = made;
   const box = el("div", { className: "tree", tabIndex: 0, role: "region", "aria-label": "beam search as a tree", "data-whole": "true" });
   const canvas = el("canvas", { "aria-hidden": "true" });
   const width = steps.length * WIDE;
@@ -221,7 +221,7 @@ function tree(made) {
       step -= 1;
     }
   };
-  found.forEach((one, rank) => { if (one.place) walk(one.place, rank); });
+  hypotheses.forEach((one, rank) => { if (one.place) walk(one.place, rank); });
   const shapes = [];
   const [accent, faint] = [style("--accent"), style("--faint")];
   steps.forEach(({ beams }, step) => {
@@ -241,10 +241,10 @@ function tree(made) {
     });
   });
   sketch(canvas, width, tall, shapes);
-  const list = el("ol", { className: "found" });
-  for (const one of found) {
-    list.append(el("li", {}, el("span", { dir: "auto" }, one.text), el("small", { className: "quiet" }, " score ", number(one.score), one.finished ? "" : ", cut at its longest")));
+  const list = el("ol", { className: "hypotheses" });
+  for (const one of hypotheses) {
+    list.append(el("li", {}, el("span", { dir: "auto" }, one.text), el("small", { className: "quiet" }, " score ", number(one.score), one.finished ? "" : ", cut at the longest length")));
   }
   const about = el("details", { className: "formula" }, el("summary", {}, "Score"), el("code", {}, "log p(Y) / ((5 + |Y|) / 6)^α,  α = 1"));
-  return el("section", { className: "search" }, el("h2", {}, "The search"), el("p", { className: "quiet" }, "Each column is a step; what is dashed was given up. Numbers are log probabilities of all up to there."), about, box, list);
+  return el("section", { className: "search" }, el("h2", {}, "The search"), el("p", { className: "quiet" }, "Each column is a step of the beam search; dashed beams were pruned. Numbers are log probabilities of the whole path."), about, box, list);
 }
