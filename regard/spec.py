@@ -142,12 +142,17 @@ class Registry:
     Those of other people's packages are found by their entry points, and loaded when they are named or listed."""
 
     def __init__(self, kind: Kind, package: str, base: str):
-        self.kind = kind
+        self.kind: Kind = kind
         self.package = package
         self.plugins = Plugins(kind, f"regard.{kind}", self._taken, self._check)
-        self._base = base  # the class that all of them are built on, in `base.py` of the package
+        self._base = base  # in `base.py` of the package
         self._own: dict[str, type] | None = None
         self._added: dict[str, type] = {}
+
+    @property
+    def base(self) -> type:
+        """The class that all of them are built on."""
+        return getattr(importlib.import_module(f"{self.package}.base"), self._base)
 
     @property
     def own(self) -> dict[str, type]:
@@ -190,12 +195,12 @@ class Registry:
     def _check(self, name: str, value: Any) -> type:
         """The class that an entry point names, or the only one of a module."""
         found = classes_of(value) if isinstance(value, ModuleType) else [value]
-        base = getattr(importlib.import_module(f"{self.package}.base"), self._base)
+        base = self.base
         if len(found) != 1 or not (isinstance(found[0], type) and issubclass(found[0], base)):
             got = (
                 f"{len(found)} classes with facts in {value.__name__}" if isinstance(value, ModuleType) else repr(value)
             )
-            raise ValueError(f"expected a class that is built on {base.__module__}.{self._base}, got {got}")
+            raise ValueError(f"expected a class that is built on {base.__module__}.{base.__name__}, got {got}")
         cls = found[0]
         for attribute, meaning in (("facts", "what it declares of itself"), ("examples", "small specs for the suite")):
             if not getattr(cls, attribute, None):

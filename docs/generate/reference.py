@@ -26,7 +26,10 @@ PACKAGES = {
     "compare": "Measured comparisons of mechanisms.",
     "testing": "The conformance suite, for mechanisms of other packages.",
 }
-UNLISTED = ("regard.cli", "regard.bundled", "regard.recipes", "regard.__main__")
+UNLISTED = (
+    *("regard.cli", "regard.bundled", "regard.recipes", "regard.__main__"),
+    *("regard.testing.plugin", "regard.testing.test_conformance"),  # need pytest, which the documentation does not
+)
 
 
 def public_objects() -> list[str]:

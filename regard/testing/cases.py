@@ -1,8 +1,10 @@
 """Mechanisms in the roles they take, and what every check feeds them."""
 
+import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +13,12 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import regard
+from regard.core.shape import Role
 from regard.layers.attention.base import Attention, Facts
 from regard.spec import ATTENTION, POSITIONS
 
 WIDTH, HEADS = 16, 4
-
-
-LONG = 33
-
-
+LONG = 33  # tokens
 CUTS = ([1] * LONG, [4, *[1] * (LONG - 4)], [LONG], [13, 7, 1, 12])
 
 
@@ -28,7 +27,7 @@ class Case:
     """A mechanism in a role; `make` replaces the registered class by a broken one in the tests of the suite itself."""
 
     spec: str
-    role: str
+    role: Role
     position: str | None = None
     make: Callable[..., Attention] | None = None
 
@@ -112,6 +111,18 @@ def reference(layer: Attention, given: dict[str, Tensor]) -> Tensor:
 
 def same(a: Tensor, b: Tensor) -> None:
     assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+@contextlib.contextmanager
+def refused(words: str) -> Iterator[None]:
+    """Asserts that a ValueError with such words (a regular expression) is raised inside."""
+    said = None
+    try:
+        yield
+    except ValueError as error:
+        said = str(error)
+    assert said is not None, f"nothing was refused; expected a ValueError with words like {words!r}"
+    assert re.search(words, said), f"expected words like {words!r}, got {said!r}"
 
 
 def extended(layer: Attention, x: Tensor, cuts: list[int], keep: Tensor | None = None, **start: Any) -> Tensor:

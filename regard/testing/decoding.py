@@ -40,15 +40,16 @@ class Stack(torch.nn.Module):
 
     def __init__(self, case: Case):
         super().__init__()
-        self.layers = torch.nn.ModuleList(case.build(seed=seed) for seed in (0, 1))
-        for layer in self.layers:
-            layer.link_layers(self.layers[0], False, False)
+        self.stacked = [case.build(seed=seed) for seed in (0, 1)]
+        self.layers = torch.nn.ModuleList(self.stacked)
+        for layer in self.stacked:
+            layer.link_layers(self.stacked[0], False, False)
 
     def forward(self, x: Tensor, states: list[Any], keep: Tensor | None = None) -> tuple[Tensor, list[Any]]:
         packed, rows = (x, Rows.full(x)) if keep is None else pack(x, keep)
         rows = states[0].progress.place(rows)
         after = []
-        for layer, state in zip(self.layers, states, strict=True):
+        for layer, state in zip(self.stacked, states, strict=True):
             out = layer.forward_packed(packed, rows, state=state)
             packed = packed + out.y
             after.append(out.state)
@@ -63,7 +64,7 @@ def check_ragged_decode(case: Case) -> None:
     prompt = torch.arange(20) < torch.tensor([20, 3, 11, 1])[:, None]
     model = Stack(case)
     with torch.no_grad():
-        states = [layer.start(4) for layer in model.layers]
+        states = [layer.start(4) for layer in model.stacked]
         ys, states = model(x[:, :20], states, prompt)
         news = []
         for t in range(20, LONG):
@@ -121,4 +122,5 @@ def check_select(case: Case) -> None:
             held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors(state)}
             sizes.append(sum(held.values()))
     exponent = math.log2(sizes[1] / sizes[0])
+    assert layer.facts.state is not None, "it decodes, and declares no state"
     assert abs(exponent - layer.facts.state.exponent) < 0.1, f"state grows with exponent {exponent:.2f}"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from regard.core.rows import Memory, pack
+from regard.core.rows import Memory, Rows, pack
 from regard.layers.attention.base import Attention
 from regard.testing.cases import LONG, Case, extended, holes, inputs, reference, same
 
@@ -38,7 +38,7 @@ def check_gradient(case: Case) -> None:
     def slow(layer: Attention, leaves: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         # rows of one length weigh the same
         losses = [layer.reference_loss(*row) for row in zip(*leaves.values(), strict=True)] if learns else []
-        return reference(layer, leaves), sum(losses) / len(losses) if learns else None
+        return reference(layer, leaves), torch.stack(losses).mean() if learns else None
 
     def steps(layer: Attention, leaves: dict[str, Tensor]) -> tuple[Tensor, None]:
         memory = {name: tensor for name, tensor in leaves.items() if name != "x"}
@@ -67,17 +67,22 @@ def check_loss(case: Case) -> None:
     if case.role == "cross":
         keep["memory"] = holes(21, seed=4)
 
+    def trained(x: Tensor, rows: Rows | None, memory: Memory | None) -> Tensor:
+        found = copy.deepcopy(built).train().forward_packed(x, rows, memory=memory).auxiliary_loss
+        assert found is not None
+        return found
+
     def loss(rows: list[int], fill: float = 0.0) -> Tensor:
         packed = {}
         for name, real in keep.items():
             packed[name] = pack(torch.where(real[rows][..., None], tokens[name][rows], fill), real[rows])
-        memory = {} if case.role != "cross" else {"memory": Memory(packed["memory"][0], packed["memory"][1].count)}
-        return copy.deepcopy(built).train().forward_packed(*packed["x"], **memory).auxiliary_loss
+        memory = None if case.role != "cross" else Memory(packed["memory"][0], packed["memory"][1].count)
+        x, real_rows = packed["x"]
+        return trained(x, real_rows, memory)
 
     for row in range(5):
         own = {name: tokens[name][row : row + 1, real[row]] for name, real in keep.items()}
-        memory = {} if case.role != "cross" else {"memory": Memory(own["memory"], None)}
-        alone = copy.deepcopy(built).train().forward_packed(own["x"], **memory).auxiliary_loss
+        alone = trained(own["x"], None, None if case.role != "cross" else Memory(own["memory"], None))
         assert alone.shape == ()
         assert alone.isfinite()
         assert_close(loss([row]), alone)

@@ -6,6 +6,7 @@ from torch.testing import assert_close
 
 from regard.core.rows import Memory, Rows
 from regard.layers.attention.base import Attention
+from regard.layers.attention.projected import Projected
 from regard.testing.cases import HEADS, LONG, Case, holes, inputs
 
 
@@ -41,7 +42,7 @@ def check_weights(case: Case) -> None:
     maps = layer.weights(**given)
     values = torch.randn(6, HEADS, maps.shape[3], layer.shape.head_width + 3, dtype=x.dtype)
     assert_close(layer.apply_map(values, x, rows, memory=memory), maps @ values)
-    if not hasattr(layer, "project_inputs") or layer.facts.columns == "slots":
+    if not isinstance(layer, Projected) or layer.facts.columns == "slots":
         return
     # attend(V) = weights @ V for any V put in the place of every value
     query, source = layer.project_inputs(x, rows, memory)
@@ -90,7 +91,7 @@ def slots_hold(layer: Attention, given: dict[str, Tensor], masks: dict[str, Tens
             assert_close(got[..., :slots], alone)
         assert not got[..., slots:].any(), "weight on slots of padding"
     x, memory = given["x"], Memory(given["memory"], None) if "memory" in given else None
-    if hasattr(layer, "project_inputs"):
+    if isinstance(layer, Projected):
         o = layer.attend_projected(Rows.full(x), *layer.project_inputs(x, Rows.full(x), memory), None, memory)[0]
         assert_close(layer.weights(**given) @ layer.slots(x, memory=memory), o)
     if layer.shape.role == "causal":

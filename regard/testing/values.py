@@ -3,14 +3,25 @@
 import io
 import itertools
 
-import pytest
 import torch
 from torch.testing import assert_close
 
 import regard
 from regard.layers.attention.base import Attention
 from regard.spec import ATTENTION
-from regard.testing.cases import HEADS, LONG, WIDTH, Case, extended, facts_of, inputs, reference, replayed, same
+from regard.testing.cases import (
+    HEADS,
+    LONG,
+    WIDTH,
+    Case,
+    extended,
+    facts_of,
+    inputs,
+    reference,
+    refused,
+    replayed,
+    same,
+)
 
 
 def check_reference(case: Case) -> None:
@@ -47,13 +58,14 @@ def shares(source: Attention, target: Attention) -> None:
     """Copies what two layers have in common; for heads(a, a), the part of a's tensors each of them holds. A tensor that
     is no part of a's (of a mechanism whose heads know of each other) stays as it is drawn."""
     state = {**dict(source.named_parameters()), **dict(source.named_buffers())}
+    parts = len(list(target.get_submodule("parts").children())) if hasattr(target, "parts") else 1
     with torch.no_grad():
         for name, tensor in itertools.chain(target.named_parameters(), target.named_buffers()):
             part, _, rest = name.removeprefix("parts.").partition(".")
             if name.startswith("parts.") and name not in state:
                 whole = state[rest]
                 for axis in (d for d in range(whole.dim()) if whole.shape[d] > tensor.shape[d]):
-                    whole = whole.chunk(len(target.parts), axis)[int(part)]
+                    whole = whole.chunk(parts, axis)[int(part)]
                 if whole.shape == tensor.shape:
                     tensor.copy_(whole)
             elif name in state and state[name].shape == tensor.shape:
@@ -79,14 +91,14 @@ def check_roles(case: Case) -> None:
         if role in layer.facts.roles:
             assert Case(case.spec, role, make=case.make).build().shape.role == role
         else:
-            with pytest.raises(ValueError, match=f"role '{role}'"):
+            with refused(f"role '{role}'"):
                 Case(case.spec, role, make=case.make).build()
     assert (layer.facts.state is not None) == ("causal" in layer.facts.roles)
     if case.role == "self":
-        with pytest.raises(ValueError, match="role='causal'"):
+        with refused("role='causal'"):
             layer.start(2)
     if case.role != "cross":
-        with pytest.raises(ValueError, match="memory"):
+        with refused("memory"):
             layer(inputs(case)["x"], memory=torch.zeros(3, 5, WIDTH, dtype=torch.float64))
 
 
@@ -108,12 +120,12 @@ def check_round_trip(case: Case) -> None:
     given = inputs(case)
     same(other(**given), layer(**given))
     assert str(regard.spec.parse(case.spec)) == str(regard.spec.parse(str(regard.spec.parse(case.spec))))
-    with pytest.raises(ValueError, match="nonsense"):
+    with refused("nonsense"):
         regard.attention(
             case.spec.replace(")", ", nonsense=1)", 1) if "(" in case.spec else f"{case.spec}(nonsense=1)",
             width=WIDTH,
             heads=HEADS,
             role=case.role,
         )
-    with pytest.raises(ValueError, match="unknown attention 'nonsense'"):
+    with refused("unknown attention 'nonsense'"):
         regard.attention(f"heads({case.spec}, nonsense)", width=WIDTH, heads=2 * HEADS, role=case.role)

@@ -37,7 +37,7 @@ class FeedForwardFacts:
     formula: str
     time: Order
     memory: Order
-    roles: tuple[str, ...] = ("self", "causal")
+    roles: tuple[Literal["self", "causal"], ...] = ("self", "causal")
     refusals: tuple[tuple[str, str], ...] = ()  # (role, why not)
     training: Literal["token", "row", "earlier", "batch"] = "token"  # what an answer depends on while training
     evaluation: Literal["token", "row"] = "token"  # and otherwise, in decoding too
