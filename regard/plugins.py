@@ -95,6 +95,12 @@ class Plugins:
                 self._warn(f"{self.kind} {word!r} of the package {plugin.package}", self._refused[word])
         return found
 
+    def refuse(self, word: str, error: Exception) -> None:
+        """Leaves out what was loaded and then failed at the first use of it, with a warning."""
+        self._loaded.pop(word, None)
+        self._refused[word] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        self.load_all()
+
     def _warn(self, what: str, why: str) -> None:
         if what not in self._warned:
             self._warned.add(what)

@@ -212,8 +212,7 @@ class Registry:
             raise ValueError(f"an example of {cls.__name__} names another: {strangers[0]!r}")
         missing = sorted(getattr(cls, "__abstractmethods__", ()))
         if missing:
-            formula = "; plain and reference are the formula in loops" if {"plain", "reference"} & {*missing} else ""
-            raise ValueError(f"{cls.__name__} does not write {', '.join(missing)}{formula}")
+            raise ValueError(f"{cls.__name__} does not write {', '.join(missing)}")
         return cls
 
     def names(self) -> list[str]:

@@ -15,6 +15,7 @@ from unrun import (  # noqa: F401  (hooks of pytest)
     pytest_unconfigure,
 )
 
+import regard.testing.plugin  # noqa: F401  (the asserts of the suite show their values)
 from regard.kernels import choose
 
 # the asserts of helpers say as much as those of tests

@@ -35,7 +35,9 @@ def plain_table(*titles: str) -> Table:
 
 def print_table(rows: list[dict[str, Any]]) -> None:
     """One line a row where there is room, and always into a pipe; in a narrow terminal cells are stacked."""
-    titles = ("name", "kind", "family", "time", "memory", "state", "causal", "cross", "decodes", "paper")
+    # a column of its own only where packages of other people are installed
+    packages = ("package",) if any(row.get("package") for row in rows) else ()
+    titles = ("name", "kind", "family", "time", "memory", "state", "causal", "cross", "decodes", *packages, "paper")
     stacked = ("name", "paper", "kind\nfamily", "time", "memory", "state", "does")
     whole, narrow = [], []
     for row in rows:
@@ -43,8 +45,12 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         flags = [{True: "yes", False: "no", None: "-"}[row[flag]] for flag in ("causal", "cross", "decodes")]
         does = " ".join(flag for flag in ("causal", "cross", "decodes") if row[flag])
         citation = re.match(r".*?\b\d{4}\b|.*", row["paper"])[0]
-        whole.append((row["name"], row["kind"], row["family"], *costs, *flags, row["paper"]))
-        narrow.append((row["name"], citation, f"{row['kind']}\n{row['family']}", *costs, does or "self"))
+        package = row.get("package")
+        whole.append(
+            (row["name"], row["kind"], row["family"], *costs, *flags, *(package or "-" for _ in packages), row["paper"])
+        )
+        where = f"{row['kind']}\n{row['family']}" + (f"\n{package}" if package else "")
+        narrow.append((row["name"], citation, where, *costs, does or "self"))
     console = open_console(10_000)
     # all but the papers, which may wrap into 32 columns
     room = sum(2 + max(map(len, column)) for column in list(zip(titles, *whole, strict=True))[:-1]) + 32

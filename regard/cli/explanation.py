@@ -65,6 +65,8 @@ def print_explanation(console: Console, kind: str, registry: Registry, spec: Spe
     console.print(Text.assemble((str(spec), "bold cyan"), f"  {kind}, family {facts.family}"))
     console.print(facts.paper)
     console.print(_address(facts.link))
+    if package := registry.source(spec.name):
+        console.print(f"from the package {package}")
     if aliases := registry.aliases(spec.name):
         console.print(f"also written {', '.join(aliases)}")
     console.print()

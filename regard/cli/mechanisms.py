@@ -171,7 +171,7 @@ def explain(arguments: argparse.Namespace) -> None:
         print_model(console, models.find(arguments.spec))
         return
     spec = parse(arguments.spec)
-    found = [(kind, registry) for kind, registry in registries if registry.canonical(spec).name in registry.names()]
+    found = [(kind, registry) for kind, registry in registries if registry.canonical(spec).name in registry]
     if not found:
         if spec.name in SETTINGS:
             raise ValueError(f"nothing is called {spec.name!r}: {SETTINGS[spec.name]}")
@@ -189,7 +189,7 @@ def draw(arguments: argparse.Namespace) -> None:
 
     name = REGISTRIES["attention"].canonical(arguments.spec).name
     place = REGISTRIES["position"].canonical(arguments.spec).name
-    if place in REGISTRIES["position"].names() and name not in REGISTRIES["attention"].names():
+    if place in REGISTRIES["position"] and name not in REGISTRIES["attention"]:
         name = place
         raise ValueError(f"{name!r} is a position scheme: draw it with a mechanism, softmax --position {name}")
     out = pictures.check(arguments.out)
@@ -232,6 +232,7 @@ def registry_rows(kind: str, registry: Registry) -> list[dict[str, Any]]:
             for option in registry.options(name)
         ]
         row["aliases"] = registry.aliases(name)
+        row["package"] = registry.source(name)
         row["examples"] = getattr(cls, "examples", ())
         row["summary"] = inspect.getdoc(cls)
         rows.append(row)
@@ -248,7 +249,7 @@ def model_rows() -> list[dict[str, Any]]:
         row = {"name": name, "kind": MODEL, "decodes": facts["state"] is not None}
         row["cross"] = "translation" in model.forms
         row["causal"] = row["cross"] or "next token" in model.forms
-        row |= facts | {"predicts": model.predicts, "aliases": []}
+        row |= facts | {"predicts": model.predicts, "aliases": [], "package": registry.PLUGINS.package(name)}
         row["presets"] = [preset for form in model.forms.values() for preset in form.presets]
         row["options"] = [
             {

@@ -9,6 +9,7 @@ import platform
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,9 @@ from typing import Any, NoReturn
 from regard import __version__
 from regard.cli import demo, mechanisms, runs, show
 from regard.core.allocator import keep_memory
+from regard.plugins import PluginWarning
 
+SHOW_WARNING = warnings.showwarning
 HOME = Path(__file__).resolve().parents[1]
 MEMORY, SOFTWARE = 1, 70  # exit statuses: too little memory; an error of Regard itself, as sysexits.h has it
 
@@ -33,6 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None and words[:1] != ["show"]:
         # the process is our own; the page's server, which lives long, gives back what it does not need
         keep_memory()
+    if argv is None:
+        warnings.showwarning = _show_warning
     parser = _parser()
     try:
         parser, work = _choose(parser, words)
@@ -53,6 +58,14 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(error, ValueError | OSError):
             end(parser, _in_words(error, words))
         return _last_resort(parser, error, words)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    """A warning about an installed package in one line; the others as Python shows them."""
+    if issubclass(category, PluginWarning):
+        print(f"regard: {message}", file=sys.stderr)
+    else:
+        SHOW_WARNING(message, category, *where, **more)
 
 
 def _choose(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.ArgumentParser, Callable[[], Any]]:

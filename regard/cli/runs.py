@@ -3,7 +3,8 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,22 @@ def add_verbs(verb: AddVerb) -> None:
     _add_training(verb)
     for name in tasks.names():
         if (own := tasks.verbs(name)) is not None:
-            own.add_verbs(verb)
+            with _leaving_out(name):
+                own.add_verbs(verb)
     _add_evaluate(verb)
     _add_keeping(verb)
     _add_exchange(verb)
+
+
+@contextmanager
+def _leaving_out(name: str) -> Iterator[None]:
+    """A task of another package whose verbs fail must not take ours with it."""
+    try:
+        yield
+    except Exception as error:
+        if name in tasks.TASKS:
+            raise
+        tasks.PLUGINS.refuse(name, error)
 
 
 def _add_training(verb: AddVerb) -> None:
@@ -125,9 +138,10 @@ def _add_evaluate(verb: AddVerb) -> None:
     flags = {}
     for name in tasks.names():
         if (own := tasks.verbs(name)) is not None:
-            group = EvaluationFlags(added, name, own.EVALUATION, known)
-            own.add_evaluation(group)
-            flags[name] = group.actions
+            with _leaving_out(name):
+                group = EvaluationFlags(added, name, own.EVALUATION, known)
+                own.add_evaluation(group)
+                flags[name] = group.actions
     added.set_defaults(flags=flags)
 
 

@@ -8,9 +8,9 @@ import difflib
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from typing import Any, Literal, NamedTuple
 
+from regard import spec
 from regard.core.model import Model as BuiltModel
 from regard.core.options import Option, options
 from regard.core.shape import Order
@@ -22,6 +22,7 @@ from regard.models.pooling import Classifier, ClassifierConfig
 from regard.models.recurrent import Recurrent, RecurrentConfig
 from regard.models.tokenlearner import TokenLearner, TokenLearnerConfig
 from regard.models.transformer import Transformer
+from regard.plugins import Plugins
 
 GROUP = "regard.models"
 Predicts = Literal["translation", "next token", "hidden tokens", "class"]
@@ -242,12 +243,32 @@ class Preset(NamedTuple):
     values: dict[str, Any]  # fields of the config
 
 
+def _check(name: str, value: Any) -> Model:
+    """What an entry point must name."""
+    if not isinstance(value, Model):
+        raise ValueError(f"expected an entry of the registry, a {__name__}.Model, got {value!r}")
+    if value.facts.name != name:
+        raise ValueError(f"its facts name it {value.facts.name!r}, not {name!r}: both must agree")
+    return value
+
+
+PLUGINS = Plugins("model", GROUP, lambda: [model.facts.name for model in MODELS], _check)
+
+
 @functools.cache
 def entries() -> dict[str, Model]:
     """All models by their names: those of other people, which cannot take the names of ours, stand behind."""
-    own = {model.facts.name: model for model in MODELS}
-    others = {model.facts.name: model for model in (point.load() for point in entry_points(group=GROUP))}
-    return own | {name: model for name, model in others.items() if name not in own}
+    return {model.facts.name: model for model in MODELS} | PLUGINS.load_all()
+
+
+def packages_of(config: Any) -> dict[str, dict[str, str]]:
+    """The packages that a model of this config needs beside Regard, by kind and name."""
+    found = spec.packages_of(config)
+    for name, model in entries().items():
+        own = any(form.config is type(config) for form in model.forms.values())
+        if own and name not in {model.facts.name for model in MODELS}:
+            found["model"] = {name: PLUGINS.package(name) or ""}
+    return found
 
 
 def find(name: str) -> Model:

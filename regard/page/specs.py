@@ -27,7 +27,8 @@ def registry_entry(registry: Registry, name: str) -> dict[str, Any]:
         for option in registry.options(name)
     ]
     about = inspect.getdoc(cls) or ""
-    return facts | {"options": options, "examples": cls.examples, "about": about, "nests": getattr(cls, "nests", False)}
+    facts |= {"options": options, "examples": cls.examples, "about": about, "package": registry.source(name)}
+    return facts | {"nests": getattr(cls, "nests", False)}
 
 
 def check_sizes(spec: str, kind: str = "attention") -> str:

@@ -14,12 +14,12 @@ What belongs to a task of ours lies in its package:
     verbs.py    its verbs and its flags of `regard evaluate`, for the command line; PyTorch is imported by the verbs
 """
 
-import functools
 import importlib
 import importlib.util
-from importlib.metadata import entry_points
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from regard.plugins import Plugins
 
 if TYPE_CHECKING:
     from regard.tasks.base import Task
@@ -34,22 +34,37 @@ TASKS = {
 }
 
 
-@functools.cache
-def packages() -> dict[str, str]:
-    """The package of each task: ours, and those of other people, which cannot take the names of ours."""
-    return {point.name: point.module for point in entry_points(group=GROUP)} | TASKS
+def _check(name: str, value: Any) -> ModuleType:
+    """What an entry point must name: a package, whose verbs can be loaded where it has some."""
+    if not isinstance(value, ModuleType):
+        raise ValueError(f"expected a package with a class Task, got {value!r}")
+    _verbs(value)
+    return value
+
+
+PLUGINS = Plugins("task", GROUP, lambda: TASKS, _check)
 
 
 def names() -> list[str]:
-    """The names of all tasks, ours first."""
-    return [*TASKS, *sorted(set(packages()) - set(TASKS))]
+    """The names of all tasks, ours first; those of other people cannot take the names of ours."""
+    return [*TASKS, *sorted(PLUGINS.load_all())]
+
+
+def package(name: str) -> ModuleType:
+    """The package of a task."""
+    return importlib.import_module(TASKS[name]) if name in TASKS else PLUGINS.load(name)
+
+
+def is_known(name: Any) -> bool:
+    """Whether there is a task of that name."""
+    return isinstance(name, str) and (name in TASKS or name in PLUGINS.points())
 
 
 def find(name: Any) -> "type[Task]":
     """The class of a task."""
-    if not isinstance(name, str) or name not in packages():
+    if not is_known(name):
         raise ValueError(f"no task {name!r}; known: {', '.join(names())}")
-    return importlib.import_module(packages()[name]).Task
+    return package(name).Task
 
 
 def describe(name: str) -> tuple[str, tuple[str, ...]]:
@@ -62,15 +77,22 @@ def describe(name: str) -> tuple[str, tuple[str, ...]]:
 
 def of(run: "Run") -> "type[Task]":
     """The class of the task that a run folder belongs to."""
-    name = run.read_json("run.json").get("task")
-    if not isinstance(name, str) or name not in packages():
-        raise ValueError(f"{run.folder} is a run of {name!r}, which is none of {', '.join(names())}")
+    facts = run.read_json("run.json")
+    name = facts.get("task")
+    if not is_known(name):
+        packages = facts.get("packages")
+        words = packages.get("task") if isinstance(packages, dict) and isinstance(name, str) else None
+        needs = f", a task of the package {words[name]!r}" if isinstance(words, dict) and name in words else ""
+        raise ValueError(f"{run.folder} is a run of {name!r}{needs}, which is none of {', '.join(names())}")
     return find(name)
 
 
 def verbs(name: str) -> ModuleType | None:
     """The module of the verbs of a task, where it has one."""
-    package = importlib.import_module(packages()[name])
-    if not hasattr(package, "__path__") or importlib.util.find_spec(f"{package.__name__}.verbs") is None:
+    return _verbs(package(name))
+
+
+def _verbs(task: ModuleType) -> ModuleType | None:
+    if not hasattr(task, "__path__") or importlib.util.find_spec(f"{task.__name__}.verbs") is None:
         return None
-    return importlib.import_module(f"{package.__name__}.verbs")
+    return importlib.import_module(f"{task.__name__}.verbs")

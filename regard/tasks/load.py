@@ -2,6 +2,7 @@
 
 import re
 import reprlib
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,12 @@ from regard.core.files import check_inside, parse_yaml
 from regard.core.limits import MOST
 from regard.data.tokenizer import Tokenizer
 from regard.kernels.packed import pack_linears
+from regard.models.registry import PLUGINS as MODEL_PLUGINS
+from regard.models.registry import packages_of
 from regard.models.transformer import Stack
+from regard.plugins import PluginWarning
+from regard.spec import REGISTRIES
+from regard.tasks import PLUGINS as TASK_PLUGINS
 from regard.tasks import of
 from regard.training import checkpoint
 from regard.training.compact import compact, expand
@@ -34,6 +40,7 @@ FACTS = {  # what run.json may say beside the model
     "whole_words": (bool, "true or false"),
     "masked": (float, "a fraction"),
     "published": (dict, "an object"),
+    "packages": (dict, "an object"),
 }
 
 
@@ -53,6 +60,7 @@ def read_parts(run: Run, task: str | None = None) -> Parts:
     _check_facts(facts, run)
     if not isinstance(facts.get("model"), dict):
         raise ValueError(f"{run.folder}/run.json is damaged: it does not say the sizes of the model")
+    check_packages(facts, run)
     values = _modern(facts["model"])
     size = from_json(models.config_class(values), values)
     tokenizers, named = {}, tokenizer_names(run)
@@ -83,6 +91,32 @@ def _check_facts(facts: dict[str, Any], run: Run) -> None:
         raise ValueError(f"{run.folder}/run.json is damaged: labels must be texts")
     if "task" not in facts:
         raise ValueError(f"{run.folder}/run.json is damaged: it does not name the task")
+
+
+def needed_packages(task: str, config: Any) -> dict[str, dict[str, str]]:
+    """The packages beside Regard that a run needs: what a model and its task are made of, by kind and name."""
+    found = packages_of(config)
+    if (package := TASK_PLUGINS.package(task)) is not None:
+        found["task"] = {task: package}
+    return found
+
+
+def check_packages(facts: dict[str, Any], run: Run) -> None:
+    """Refuses a run that needs a package which is not installed; warns where a word now comes from another one."""
+    for kind, words in facts.get("packages", {}).items():
+        if not isinstance(words, dict) or not all(isinstance(package, str) for package in words.values()):
+            raise ValueError(f"{run.folder}/run.json is damaged: packages must be names by kind and word")
+        for word, package in words.items():
+            needs = f"{run.folder} was trained with {kind} {reprlib.repr(word)} of the package {reprlib.repr(package)}"
+            if kind in REGISTRIES:
+                known, now = word in REGISTRIES[kind], REGISTRIES[kind].source(word)
+            else:
+                plugins = TASK_PLUGINS if kind == "task" else MODEL_PLUGINS
+                known, now = word in {*plugins.points(), *plugins.taken()}, plugins.package(word)
+            if not known:
+                raise ValueError(f"{needs}, which is not installed: install it, if you trust it, to use the run")
+            if now is None or now.split()[0] != package.split(" ")[0]:
+                warnings.warn(f"{needs}; here it is that of {now or 'Regard'}", PluginWarning, stacklevel=2)
 
 
 def _modern(values: dict[str, Any]) -> dict[str, Any]:

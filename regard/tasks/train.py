@@ -20,7 +20,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.layers.feedforward.base import active_parameters
 from regard.tasks import of
 from regard.tasks.base import Data, Task
-from regard.tasks.load import pick_device, read_config, read_parts
+from regard.tasks.load import needed_packages, pick_device, read_config, read_parts
 from regard.training import checkpoint, loop
 from regard.training import plan as plans
 from regard.training.changes import changed
@@ -58,6 +58,8 @@ def train(task: type[Task], config: Any, display: Display) -> State:
             "tokenizers": {name: checkpoint.digest(run.folder / name) for name in tokenizers},
             "data": data.facts,
         }
+        if packages := needed_packages(task.name, size):
+            facts["packages"] = packages
         run.write_json("run.json", facts)
         for note in chosen:
             display.note(note)

@@ -1,14 +1,17 @@
 """The suite in pytest: `-p regard.testing.plugin` adds the option --regard-mechanism."""
 
 import os
+import sys
 
 import pytest
 
 # Some virtual machines advertise AMX without granting it; bf16 matrix products then die with an illegal instruction.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 MODULES = "cases compiled counting decoding feedforward gradients maps masking precision values"
-# a failed assert shows its values
-pytest.register_assert_rewrite(*(f"regard.testing.{name}" for name in MODULES.split()))
+# a failed assert shows its values, unless the module was imported before pytest came
+for _name in MODULES.split():
+    if f"regard.testing.{_name}" not in sys.modules:
+        pytest.register_assert_rewrite(f"regard.testing.{_name}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -6,13 +6,14 @@ USAGE = "nothing is named: python -m regard.testing NAME, or -p regard.testing.p
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    from regard.testing.finding import find
-    from regard.testing.suite import checks
-
     names = metafunc.config.getoption("--regard-mechanism", default=None)
     if not names:
         metafunc.parametrize("check", [pytest.param(None, marks=pytest.mark.skip(reason=USAGE))], ids=["nothing"])
         return
+    # PyTorch is imported only where something is checked
+    from regard.testing.finding import find
+    from regard.testing.suite import checks
+
     targets = dict.fromkeys(target for name in names for target in find(name))
     metafunc.parametrize("check", [check for target in targets for check in checks(*target)], ids=str)
 

@@ -8,6 +8,7 @@ import pytest
 from verbs import refused, told
 
 from regard import models, tasks
+from regard import plugins as plugin_packages
 from regard.core.options import Range, check_options, options
 from regard.models import registry
 from regard.tasks.language import LanguageConfig
@@ -32,15 +33,20 @@ def plugins(monkeypatch):
         tasks.GROUP: [point("elsewhere", "elsewhere", tasks.GROUP), point("language", "elsewhere", tasks.GROUP)],
         registry.GROUP: [point("theirs", "elsewhere:model", registry.GROUP)],
     }
-    for module in (tasks, registry):
-        monkeypatch.setattr(module, "entry_points", lambda group: points.get(group, []))
-    caches = (tasks.packages, registry.entries, models.kinds)
-    for cache in caches:
-        cache.cache_clear()
+    monkeypatch.setattr(plugin_packages, "entry_points", lambda group: points.get(group, []))
+
+    def forget():
+        for plugins in (tasks.PLUGINS, registry.PLUGINS):
+            plugins.forget()
+        for cache in (registry.entries, models.kinds):
+            cache.cache_clear()
+
+    forget()
+    with pytest.warns(plugin_packages.PluginWarning, match=r"task 'language' .* the word is Regard's own"):
+        tasks.names()
     yield
     monkeypatch.undo()
-    for cache in caches:
-        cache.cache_clear()
+    forget()
 
 
 def test_a_task_of_somebody_else(plugins, tmp_path, monkeypatch, capsys):

@@ -95,7 +95,7 @@ export function mount(host, app) {
     const { role, length, text, layer, head } = options();
     const box = el("article", { className: "mechanism" });
     const role_ = roleOf(about, role);
-    box.append(el("h2", {}, about.name), el("p", { className: "quiet" }, about.paper), el("code", { className: "line" }, about.formula));
+    box.append(el("h2", {}, about.name), el("p", { className: "quiet" }, about.package ? `${about.paper} (from the package ${about.package})` : about.paper), el("code", { className: "line" }, about.formula));
     const heads = headsOf(spec);
     const figures = el("div", { className: "figures" });
     box.append(knobs(spec, key), figures);
