@@ -55,7 +55,10 @@ PATTERNS: tuple[tuple[Kind, str], ...] = (
     ("thing", r"(?<![\w-])--[a-z][\w-]{0,40}"),
     ("sign", rf"{PICTURE}(?:\u200d?{PICTURE}){{0,60}}"),
     ("sign", r"(?<!\S)(?:[:;=]['’]?-?[)(DPpOo|\\/*\]\[]|<3|\^\^|:-?[xX])(?=[\s.,!?]|$)"),
-    ("number", r"(?<!\w)\+\d{1,3}(?:[ \xa0/-]\(?\d{1,8}\)?){1,6}(?!\w)"),
+    ("number", r"(?<!\w)\+\d{1,3}(?:[ \xa0/-](?:\(\d{1,8}\)\d{0,8}|\d{1,8})){1,6}(?!\w)"),
+    # hexadecimal; powers and what computers write for them: 10^6, 3.14e-5
+    ("number", r"(?<![\w.])0[xX][0-9A-Fa-f]{1,40}(?!\w)"),
+    ("number", r"(?<![\w.,])[-+−]?\d{1,40}(?:[.,]\d{1,40})?(?:[eE][-+−]?\d{1,4}|\^[-+−]?\d{1,9})(?!\w)"),
     # names with digits or underscores: A380, mp3, GPT-4, snake_case; versions
     ("number", r"(?<![\w.])(?:\d{1,2}\.\d{1,2}\.\d{4}|\d{1,2}\.\d{1,2}\.\d{2})(?![\w]|\.\d)"),
     ("thing", r"(?<![\w.-])v?\d{1,9}(?:\.\d{1,9}){2,6}(?:[-+][\w.]{1,40})?(?!\w)(?!\.\d)"),

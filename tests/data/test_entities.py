@@ -35,6 +35,8 @@ GERMAN = Style(".", ",", True)
         ("It costs $1,234.56, €5 or 5 %.", "number $1,234.56|number €5|number 5 %"),
         ("3rd, 1990s, 16GB, 5km, mid-1990s", "number 3|number 1990|number 16|number 5|number 1990"),
         ("Call +49 30 1234567 or 555-0199.", "number +49 30 1234567|number 555-0199"),
+        ("Call +49 (0)30 123456-78, +1 (555) 123-4567", "number +49 (0)30 123456-78|number +1 (555) 123-4567"),
+        ("10^6, 3.14e-5, -1E9 and 0x1F; 2e", "number 10^6|number 3.14e-5|number -1E9|number 0x1F|number 2"),
         ("-5°C, +49, 3/4, 1914-1918, 223-1374", "number -5°C|number +49|number 3/4|number 1914-1918|number 223-1374"),
         ("at 7:45 on 2024-05-17", "time 7:45|number 2024-05-17"),
         ("17.05.2024 or 5/17/2024 2:05:30", "number 17.05.2024|number 5/17/2024|time 2:05:30"),
@@ -51,7 +53,7 @@ def test_each_kind_is_found(text, expected):
 def test_a_text_of_any_kind_is_read_in_linear_time():
     """A pattern that could begin at every character and read to the end would take more than the bound; these
     take a fiftieth of it."""
-    for piece in ("a", "a.", "1,", "/a", "@", "<a ", "a-", "A", "a_", "-", "{", "`a", "1:", "a@", "Я", "www.", "😀"):
+    for piece in ("a", "a.", "1,", "/a", "@", "<a ", "a-", "A", "a_", "-", "{", "`a", "1:", "a@", "Я", "www.", "1e", "1^", "0x", "😀"):
         text = (piece * 60_000)[:60_000]
         began = time.process_time()
         find(text, ("LATIN",))
