@@ -157,6 +157,14 @@ def test_map(form):
         assert (model.map(ids(), keep=KEEP, layer=1) - found).abs().max() > 1e-3
 
 
+def test_every_layer_learns_and_fuses_by_weights_of_its_own():
+    model = raw(layers=5, learn_after=2)
+    assert len(model.learners) == len(model.fusers) == 3
+    for parts in (model.learners, model.fusers):
+        weights = [weight for part in parts for weight in part.parameters()]
+        assert len({id(weight) for weight in weights}) == len(weights)
+
+
 def test_equal_scores_give_the_mean():
     learner = build().learners[0]
     x = torch.randn(2, 7, 16, dtype=torch.float64)

@@ -290,11 +290,11 @@ def test_the_page_shows_entities_and_not_placeholders(run):
 
     engine = Engine({"run": lambda: open_run(run, "run")})
     text, steps = "It costs $1,234.56 at 7:45.", []
-    found = engine.translate("run", text, 2, steps.append)["found"]
+    hypotheses = engine.translate("run", text, 2, steps.append)["hypotheses"]
     assert {"$1,234.56", "7:45"} <= set(steps[0]["source"])
     names = {name["token"] for step in steps[1:] for name in step["beams"]}
     assert not any("⟨" in name for name in names)
-    assert not any("⟨" in part["text"] for part in found)
+    assert not any("⟨" in one["text"] for one in hypotheses)
     for place in ("cross", "encoder", "decoder", "aligner"):
         reading = engine.reading("run", place, text, "Es kostet um 7:45 Uhr 1.234,56 $.")
         assert "7:45" in reading.queries

@@ -222,6 +222,11 @@ def test_the_manifest_itself_is_covered(run):
         path.write_bytes(good[:place] + bytes([good[place] ^ 1 << place % 7]) + good[place + 1 :])
         with pytest.raises(ValueError, match=r"manifest|SHA-256|is missing"):
             [Run(run).read_bytes(name) for name in FILES]
+    # one spelling of it only, also where another would mean the same
+    for other in (good + b"\n", good.replace(b'"files"', b' "files"', 1), json.dumps(json.loads(good)).encode()):
+        path.write_bytes(other)
+        with pytest.raises(ValueError, match=r"manifest.json is not as Regard writes it"):
+            Run(run).read_bytes("run.json")
     path.unlink()
     with pytest.raises(ValueError, match=r"manifest.json is missing, so that nothing can be checked"):
         Run.open(run)
