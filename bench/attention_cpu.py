@@ -1,9 +1,9 @@
 """Time and memory of every registered mechanism against PyTorch's scaled_dot_product_attention (SDPA), on the CPU.
 
 What is measured: one training step, forward and backward, of the attention alone: from q, k, v [1, H, N, D] in float32,
-laid out as a layer's projections leave them, to the gradients of q, k, v and of the mechanism's own parameters. The
-projections around it cost the same for all and are left out (a mechanism that is no function of projected inputs runs
-whole, and says so).
+in the memory layout of a layer's projections, to the gradients of q, k, v and of the mechanism's own parameters. The
+projections around it cost the same for all and are omitted (a mechanism that is not a function of projected inputs is
+measured whole, and says so).
 
 - time: SDPA and the mechanism take turns in one process after warming up; the minimum of --repeats steps counts (of
   fewer, at least one, where --budget ends), and the table gives the ratio mechanism / SDPA (below 1: faster). SDPA is
@@ -45,7 +45,7 @@ EXAMPLES = """examples:
 """
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
 WARM_UP = 64  # tokens of the step that starts threads and libraries
-# Sizes that people use at these lengths. What is registered and not named here runs with its defaults, long enough.
+# Sizes that people use at these lengths. Other registered mechanisms run with their defaults, long enough.
 FAIR = {
     "axial": ("axial(width=128)",),
     "bigbird": ("bigbird(block=64, random=3)",),
@@ -64,7 +64,7 @@ FAIR = {
     "xl": ("xl(segment=256, memory=256)",),
 }
 SDPA = "sdpa"
-SAME = ("dot", "softmax")  # what is SDPA with a layer around it
+SAME = ("dot", "softmax")  # SDPA with a layer around it
 
 
 # a cell, measured in a process of its own
@@ -86,7 +86,7 @@ def measure(cell: dict[str, Any]) -> dict[str, Any]:
         try:
             projected_step(layer, WARM_UP)()
         except (AttributeError, TypeError, ValueError):
-            # no function of projected inputs alone
+            # not a function of projected inputs alone
             whole = True
             whole_step(layer, WARM_UP)()
         step = whole_step(layer, N) if whole else projected_step(layer, N)
@@ -231,7 +231,7 @@ def fill(row: dict[str, Any], arguments: argparse.Namespace) -> None:
 
 
 def estimate(row: dict[str, Any], name: str, N: int) -> float:
-    """What the cells so far make of a cell of length N: growth as measured, at least as declared. 0: nobody knows."""
+    """The expected seconds of a cell of length N: growth as measured, at least as declared. 0: unknown."""
     known = [(n, cell[name]) for n, cell in row["cells"].items() if cell.get(name)]
     if not known:
         return 0.0
@@ -355,7 +355,7 @@ def parsed() -> argparse.Namespace:
     add("--heads", type=int, default=8, metavar="H", help="heads (default: 8)")
     add("--head-width", type=int, default=64, metavar="D", help="width of a head (default: 64)")
     add("--repeats", type=int, default=3, metavar="R", help="steps of which the fastest counts (default: 3)")
-    add("--threads", type=int, default=0, metavar="K", help="threads of torch (default: as torch chooses)")
+    add("--threads", type=int, default=0, metavar="K", help="threads of torch (default: chosen by torch)")
     add("--budget", type=float, default=120.0, metavar="S", help="seconds for a cell (default: 120)")
     room = round(0.6 * physical)
     add(
@@ -395,7 +395,7 @@ def main() -> None:
             fill(row, arguments)
             row["crossover"] = crossover(row)
         if arguments.json:
-            # after each row: a long run that is stopped keeps what it has
+            # after each row, so that a run that is stopped keeps its results
             arguments.json.write_text(json.dumps({"environment": around, "settings": settings, "rows": rows}, indent=1))
     print(f"{around['cpu']}, {around['threads']} threads, torch {around['torch']}; ", end="")
     print(f"float32, batch 1, {arguments.heads} heads of {arguments.head_width}")

@@ -1,4 +1,4 @@
-"""Our attention kernels on a GPU beside the public ones, in one run: milliseconds forward / forward + backward, bf16.
+"""Our attention kernels on a GPU and public ones, in one run: milliseconds forward / forward + backward, bf16.
 
     python bench/attention_gpu.py                      # every section
     python bench/attention_gpu.py patterns --lengths 65536
@@ -44,7 +44,7 @@ def milliseconds(function: Callable[[], object], repeats: int = 10) -> float:
 
 
 def heads(length: int, width: int = WIDTH) -> list[Tensor]:
-    """q, k, v and the gradient of the output, [B, H, N, D], laid out as projections split into heads are."""
+    """q, k, v and the gradient of the output, [B, H, N, D], in the memory layout of projections split into heads."""
     size = (TOKENS // length, length, HEADS * WIDTH // width, width)
     return [torch.randn(size, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(4)]
 
@@ -57,13 +57,13 @@ def timed(attend: Callable[[Tensor, Tensor, Tensor], Tensor], length: int, width
             forward = milliseconds(lambda: attend(q, k, v))
         both = milliseconds(lambda: torch.autograd.grad(attend(q, k, v), leaves, grad))
     except (ImportError, RuntimeError, TypeError, ValueError) as error:
-        print(f"  (left out: {str(error).splitlines()[0][:100]})")
+        print(f"  (omitted: {str(error).splitlines()[0][:100]})")
         return None
     return forward, both
 
 
 def bandwidth() -> float:
-    """Bytes a millisecond of a large copy, read and written."""
+    """Bytes per millisecond of a large copy, read and written."""
     x = torch.empty(1 << 30, device="cuda", dtype=torch.uint8)
     y = torch.empty_like(x)
     return 2 * x.numel() / milliseconds(lambda: y.copy_(x))
@@ -73,7 +73,7 @@ def flex(sees: Callable[[Tensor, Tensor], Tensor], length: int) -> Callable[[Ten
     """Compiled FlexAttention with a block mask."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    # each mask and each mode of gradients is compiled anew
+    # each mask is compiled again with and without gradients
     torch._dynamo.config.recompile_limit = 1000
     # each pattern is a graph of its own, and dynamo gives up after a few
     torch._dynamo.reset()
@@ -83,7 +83,7 @@ def flex(sees: Callable[[Tensor, Tensor], Tensor], length: int) -> Callable[[Ten
 
 
 def sdpa(backend: SDPBackend) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """All earlier keys: what a pattern is there to save."""
+    """All earlier keys: the cost that a pattern saves."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with sdpa_kernel(backend):
@@ -100,7 +100,7 @@ def global_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def patterns(lengths: list[int], asked: "Asked") -> None:
-    """Windows, global tokens and the patterns of the Sparse Transformer, beside FlexAttention."""
+    """Windows, global tokens and the patterns of the Sparse Transformer, compared with FlexAttention."""
     rate = bandwidth()
     floor = 4 * TOKENS * HEADS * WIDTH * 2 / rate
     print(f"\npatterns: copy {rate / 1e9:.2f} TB/s, floor {floor:.3f} / {3 * floor:.3f} ms\n")
@@ -202,7 +202,7 @@ LAYERS = {
 
 
 def layers(lengths: list[int], asked: "Asked") -> None:
-    """Whole layers, projections and all, beside the softmax layer of the same length; "ratio" is to that one."""
+    """Whole layers with their projections, compared with the softmax layer of the same length ("ratio")."""
     ratios: dict[tuple[str, str], list[tuple[int, Times]]] = {}
     print(f"\n{'layer':56}{'role':>8}{'N':>7}  {'ours':>15}  {'ratio':>11}")
     for N, (role, specs) in itertools.product(lengths, LAYERS.items()):
@@ -235,7 +235,7 @@ def layer_times(spec: str, role: str, length: int) -> Times | None:
     try:
         return _layer_times(spec, role, length)
     except (RuntimeError, ValueError) as error:
-        print(f"  ({spec} left out: {str(error).splitlines()[0][:100]})")
+        print(f"  ({spec} omitted: {str(error).splitlines()[0][:100]})")
         return None
 
 
@@ -265,7 +265,7 @@ def einsum_both_ways(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def fla(name: str, *, whole: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Flash linear attention, where it is installed; whole: with the feature map and the denominators, compiled."""
+    """Flash linear attention, if it is installed; whole: with the feature map and the denominators, compiled."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         from fla.ops import linear_attn
@@ -282,7 +282,7 @@ def fla(name: str, *, whole: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def scans(lengths: list[int], asked: "Asked") -> None:
-    """Linear attention with elu + 1 and its denominators, beside fla with and without them, and cuDNN's softmax."""
+    """Linear attention with elu + 1 and denominators, compared with fla with and without them, and cuDNN's softmax."""
     rate = bandwidth()
     floor = 4 * TOKENS * HEADS * WIDTH * 2 / rate
     print(f"\nscans: copy {rate / 1e9:.2f} TB/s, floor {floor:.3f} / {3 * floor:.3f} ms\n")
@@ -303,7 +303,7 @@ def scans(lengths: list[int], asked: "Asked") -> None:
             if not asked.wants(name):
                 continue
             mine = timed(ours, N, width)
-            # rivals compile and tune themselves for a while
+            # the others compile and tune themselves for a while
             print(f"{name:22}{N:>7}{shown(mine):>17} ...", flush=True)
             RESULTS[f"scans, {name}, {N}, ours"] = mine
             best, least = (
@@ -325,7 +325,7 @@ def shown(times: Times | None) -> str:
 
 
 class Asked:
-    """Which rows are wanted, and until when one may begin."""
+    """Which rows to measure, and until when one may begin."""
 
     def __init__(self, only: list[str], seconds: float):
         self.only, self.end = only, time.monotonic() + seconds
@@ -339,9 +339,9 @@ SECTIONS = {"patterns": patterns, "scans": scans, "layers": layers}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sections", nargs="*", help=f"which of {', '.join(SECTIONS)}; all without any")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384, 65536], help="tokens of a row")
-    parser.add_argument("--only", nargs="+", default=[], help="rows whose name has one of these in it")
+    parser.add_argument("sections", nargs="*", help=f"sections of {', '.join(SECTIONS)} (default: all)")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384, 65536], help="tokens per row")
+    parser.add_argument("--only", nargs="+", default=[], help="rows whose name contains one of these")
     parser.add_argument("--seconds", type=float, default=3600.0, help="no row begins after this time")
     parser.add_argument("--json", help="file to write all times to")
     given = parser.parse_args()

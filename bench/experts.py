@@ -1,4 +1,4 @@
-"""The time of a training step of layers of experts, against a dense layer of the same active parameters.
+"""The time of a training step of layers of experts, compared with a dense layer of the same active parameters.
 
     python bench/experts.py                              one thread of a CPU, float32
     python bench/experts.py --device cuda --dtype bfloat16 --tokens 262144 --width 1024 --inner 4096 --seconds 0.25
@@ -7,7 +7,7 @@
 A step is forward and backward, gradients of tokens and weights, without the optimizer, whose time grows with all
 parameters. Steps of the layers take turns; the best of each counts. `dense` in each row has the active parameters of
 that row: the choices times the width inside an expert. The process keeps its memory, as Regard's commands do. On a GPU
-steps are recorded as graphs, as training records them, and what cannot be recorded says so.
+steps are captured as CUDA graphs, as in training; a layer that cannot be captured says so.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def step(layer: FeedForward, x: Tensor, toward: Tensor, dtype: torch.dtype) -> C
 
 
 def recorded(work: Callable[[], None], name: str) -> Callable[[], None]:
-    """The same as a graph, where that can be."""
+    """The same as a CUDA graph, if it can be captured."""
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         for _ in range(3):
@@ -65,7 +65,7 @@ def recorded(work: Callable[[], None], name: str) -> Callable[[], None]:
 
 
 def best(steps: list[Callable[[], None]], seconds: float, device: torch.device) -> list[float]:
-    """Milliseconds of each, in turns, after one turn that does not count."""
+    """Milliseconds of each, in turns, after a first turn that does not count."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     found, until = [float("inf")] * len(steps), 0.0
     for turn in itertools.count():
@@ -84,17 +84,21 @@ def best(steps: list[Callable[[], None]], seconds: float, device: torch.device) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", nargs="+", choices=LAYERS, default=list(LAYERS), help="only these")
-    parser.add_argument("--experts", nargs="+", type=int, default=[8, 32, 128], help="how many (default: 8 32 128)")
-    parser.add_argument("--tokens", type=int, default=16384, help="of a step (default: 16384)")
-    parser.add_argument("--width", type=int, default=256, help="of the model (default: 256)")
-    parser.add_argument("--inner", type=int, default=1024, help="active width inside (default: 1024)")
+    parser.add_argument(
+        "--layers", nargs="+", choices=LAYERS, default=list(LAYERS), help="layers to measure (default: all)"
+    )
+    parser.add_argument(
+        "--experts", nargs="+", type=int, default=[8, 32, 128], help="numbers of experts (default: 8 32 128)"
+    )
+    parser.add_argument("--tokens", type=int, default=16384, help="tokens per step (default: 16384)")
+    parser.add_argument("--width", type=int, default=256, help="model width (default: 256)")
+    parser.add_argument("--inner", type=int, default=1024, help="active feed-forward width (default: 1024)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     parser.add_argument(
-        "--dtype", default="float32", choices=("float32", "bfloat16"), help="of the products (default: float32)"
+        "--dtype", default="float32", choices=("float32", "bfloat16"), help="dtype of the products (default: float32)"
     )
-    parser.add_argument("--threads", type=int, default=1, help="of the CPU (default: 1)")
-    parser.add_argument("--seconds", type=float, default=4.0, help="a layer (default: 4)")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="seconds per layer (default: 4)")
     arguments = parser.parse_args()
     keep_memory()
     torch.set_num_threads(arguments.threads)

@@ -1,4 +1,4 @@
-"""Prepares the Canadian Hansards (English-French) for word alignment: the same kind of text on both sides of the game.
+"""Prepares the Canadian Hansards (English-French) for word alignment: one kind of text for training and gold links.
 
 The gold sentences are split into words, and French contractions are opened ("du" is "de le", "l'" is "le"), while the
 training text is raw and has no accents. Here both become lower-case words without accents.
@@ -27,7 +27,7 @@ def plain(text: str) -> str:
 
 
 def split(text: str) -> list[str]:
-    """Words and signs; the dot of a title stays with it, and numbers stay whole."""
+    """Words and punctuation; the dot of a title stays with it, and numbers stay whole."""
     words = re.findall(r"\d+(?:[.,]\d+)*|[a-z]+(?:'[a-z]+)*'?|[^\sa-z\d]", text)
     found: list[str] = []
     for word in words:

@@ -1,4 +1,4 @@
-"""What each attention learns in a short run: accuracy of a model of two layers on tasks that a program makes up.
+"""What each attention learns in a short run: accuracy of a model of two layers on generated tasks.
 
     python bench/learn.py --jobs 16                                  the whole table
     python bench/learn.py --only softmax "local(window=16)" --tasks reverse --steps 500
@@ -33,7 +33,7 @@ from regard.spec import ATTENTION, parse
 
 LENGTH = 128
 LENGTHS = {"copy": LENGTH, "reverse": LENGTH, "recall": 64, "listops": 64}
-# What is not named here runs with its defaults. Windows reach half of the tokens: what they cannot see is out of reach.
+# Others run with their defaults. Windows reach half of the tokens, and cannot learn what they do not see.
 SPECS = {
     "axial": "axial(width=12)",
     "bigbird": "bigbird(block=8, window=3, globals=2, random=3)",
@@ -67,7 +67,7 @@ SPECS = {
     "synthesizer": f"synthesizer(kinds=('dense', 'random'), longest={LENGTH})",
     "xl": "xl(segment=32, memory=64)",
 }
-# a query that is also the key points at its own token first
+# a query that is also the key attends to its own token first
 MORE = ("routing(clusters=4, shared=False)",)
 # role, kind and options
 MODELS = {
@@ -77,13 +77,13 @@ MODELS = {
     "Funnel, 1+1 layers and 1 at full length": ("self", "funnel", {"layers": (1, 1), "decoder_layers": 1}),
     "TokenLearner, 32 tokens": ("self", "tokenlearner", {"tokens": 32}),
 }
-# Twice the chance: something is learnt. The first operator alone tells 0.22 of the answers of listops, the values that
+# Twice the chance: something is learned. The first operator alone gives 0.22 of the answers of listops, the values that
 # were seen in a row 0.3 of those of recall.
 SOMETHING = {"copy": 0.125, "reverse": 0.125, "recall": 0.25, "listops": 0.2}
 ALL = {"copy": 0.9, "reverse": 0.9, "recall": 0.9, "listops": 0.3}
 # In copy the answer stands 63 tokens back, in reverse half of the answers within 64.
 NEAR = {"copy": 0.9, "reverse": 0.4, "recall": 0.9}
-# places, not contents, choose what is read
+# positions, not contents, choose what is read
 PLACES = {"copy": 0.9, "reverse": 0.9, "recall": 0.0}
 STRIDES = {"copy": 0.9, "reverse": 0.0, "recall": 0.0}
 MIRROR = {"reverse": 0.9}
@@ -157,15 +157,15 @@ def learn(spec: str, name: str, *, steps: int, batch: int, seed: int = 0) -> tup
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="SPEC", help="specs to train (default: all)")
     parser.add_argument(
-        "--only", nargs="+", metavar="SPEC", help="only these (default: SPECS, or each with its defaults)"
+        "--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="tasks to train on (default: all)"
     )
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="only these tasks")
     parser.add_argument("--steps", type=int, default=600, help="updates (default: 600)")
     parser.add_argument("--batch", type=int, default=32, help="rows (default: 32)")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
     parser.add_argument(
-        "--json", type=Path, metavar="OUT", help="keep every number in this file; what it has is not run again"
+        "--json", type=Path, metavar="OUT", help="file for every number; results that it has are not computed again"
     )
     arguments = parser.parse_args()
     specs = [SPECS.get(spec, spec) for spec in arguments.only or (*ATTENTION.names(), *MORE, *MODELS)]

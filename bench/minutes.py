@@ -29,12 +29,12 @@ BEFORE = [
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", required=True, help="file of tabs: source, target")
+    parser.add_argument("--pairs", required=True, help="file with source, tab, target in each line")
     parser.add_argument("--out", required=True, help="folder for the runs")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--count", type=int, default=30_000, help="pairs to train on")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--only", choices=("budget", "before"), help="one of the two")
+    parser.add_argument("--only", choices=("budget", "before"), help="which of the two to train (default: both)")
     given = parser.parse_args()
     folder = Path(given.out)
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def split(pairs: str, count: int, folder: Path) -> tuple[Path, Path]:
 
 
 def timed(name: str, flags: list[str], out: Path, minutes: float | None) -> tuple[float, list[str]]:
-    """Trains, and stops after so many minutes as `kill` does, which saves; the minutes it took."""
+    """Trains, and stops after a number of minutes as `kill` does, which saves. Returns the minutes it took."""
     began = time.monotonic()
     command = [sys.executable, "-m", "regard", "train", "translate", *flags, "--out", str(out)]
     with open(out.with_suffix(".log"), "w", encoding="utf-8") as log:

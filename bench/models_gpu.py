@@ -1,4 +1,4 @@
-"""Whole models on a GPU, beside the same model on FlexAttention and Hugging Face's GPT-2.
+"""Whole models on a GPU, compared with the same model on FlexAttention and Hugging Face's GPT-2.
 
     python bench/models_gpu.py training                       # 2 rows of 16,384 tokens and 1 of 65,536
     python bench/models_gpu.py training --ways eager --only local
@@ -6,8 +6,8 @@
 
 The size is that of GPT-2 small: 12 layers, width 768, 12 heads. `training` is one update in bfloat16 autocast (forward,
 backward, AdamW) with a vocabulary of 16,384: tokens per second and peak memory. "compiled" compiles the loss as
-`--training.compile` does, and the rival as a whole. `decoding` is greedy decoding of 256 tokens in bfloat16 behind a
-prompt, with a vocabulary of 50,257, whose reading is not counted; Hugging Face's has a static cache and is compiled.
+`--training.compile` does, and the rival as a whole. `decoding` is greedy decoding of 256 tokens in bfloat16 after a
+prompt whose prefill is not counted, with a vocabulary of 50,257; Hugging Face's has a static cache and is compiled.
 """
 
 import argparse
@@ -151,7 +151,7 @@ def training(given: argparse.Namespace) -> None:
             try:
                 found = train(name, way == "compiled", rows, length, given.small, given.repeats)
             except (RuntimeError, ValueError, torch._dynamo.exc.TorchDynamoException) as error:
-                print(f"{name:22}  left out: {str(error).splitlines()[0][:120]}", flush=True)
+                print(f"{name:22}  omitted: {str(error).splitlines()[0][:120]}", flush=True)
                 continue
             finally:
                 torch._dynamo.reset()
@@ -168,7 +168,7 @@ def training(given: argparse.Namespace) -> None:
 
 
 def ours(attention: str, longest: int, small: bool, graphs: bool) -> Callable[[Tensor, int], object]:
-    """Decodes so many tokens behind a prompt."""
+    """Decodes a number of tokens after a prompt."""
     model = regard.Transformer(config(attention, small, 50257, position=f"learned(longest={longest})"))
     model = model.to(device(), torch.float32 if small else torch.bfloat16).eval()
 
@@ -222,7 +222,7 @@ def decoding(given: argparse.Namespace) -> None:
                     statistics.median(seconds(decode, prompt, n) for _ in range(given.repeats)) for n in (1, count)
                 )
             except (RuntimeError, ValueError, ImportError, TypeError) as error:
-                print(f"  ({name}, {batch} x {context}, left out: {str(error).splitlines()[0][:120]})")
+                print(f"  ({name}, {batch} x {context}, omitted: {str(error).splitlines()[0][:120]})")
                 cells.append("")
                 continue
             step = (whole - first) / (count - 1)
@@ -255,12 +255,12 @@ SECTIONS = {"training": training, "decoding": decoding}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sections", nargs="*", help=f"which of {', '.join(SECTIONS)}; all without any")
+    parser.add_argument("sections", nargs="*", help=f"sections of {', '.join(SECTIONS)} (default: all)")
     parser.add_argument("--only", nargs="+", help="attentions whose names begin so")
     parser.add_argument("--lengths", type=int, nargs="+", help="training: rows of these lengths only")
     parser.add_argument("--ways", nargs="+", choices=("eager", "compiled"), default=["eager", "compiled"])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", help="append each result to this file, a line each")
+    parser.add_argument("--json", help="file to append each result to, one per line")
     parser.add_argument("--small", action="store_true", help="a tiny model, to try the benchmark, on a CPU too")
     given = parser.parse_args()
     unknown = [name for name in given.sections if name not in SECTIONS]

@@ -52,7 +52,7 @@ def flags(data: Path, steps: int | None) -> list[str]:
 
 def main() -> None:
     parser = side.arguments(__doc__, ROWS)
-    parser.add_argument("--steps", type=int, help="updates of every row (default: as the config says)")
+    parser.add_argument("--steps", type=int, help="updates per row (default: those of the config)")
     parser.add_argument("--speed", action="store_true", help="measure the training speed too")
     given = parser.parse_args()
     rows = {name: ROWS[name] for name in given.only or ROWS}

@@ -2,11 +2,11 @@
 
     python bench/multi30k_experts.py --data FOLDER --out runs/multi30k-experts --jobs 10
 
-As bench/multi30k.py, whose data and recipe it takes. Every other layer of encoder and decoder is of the kind that a row
+Like bench/multi30k.py, with its data and recipe. Every other layer of encoder and decoder is of the kind that a row
 names, the others are dense; widths are such that a token meets as many parameters as in the dense model, within one in
-a hundred. Beside BLEU stand all parameters and the active ones, and from the last line of each log how many tokens were
-dropped and how busy the busiest expert of any layer was, 1 being an even share. Speed is that of rows which share one
-GPU; --speed measures each alone afterwards.
+a hundred. The table has BLEU, all parameters and the active ones, and from the last line of each log the share of
+dropped choices and the load of the busiest expert of any layer, 1 being an even share. Speed is that of rows which
+share one GPU; --speed measures each alone afterwards.
 """
 
 import json
@@ -38,7 +38,7 @@ ROWS["choice in the encoder"] += ["--model.decoder_feedforward", "dense"]
 
 def main() -> None:
     parser = side.arguments(__doc__, ROWS)
-    parser.add_argument("--steps", type=int, help="updates of every row (default: as the config says)")
+    parser.add_argument("--steps", type=int, help="updates per row (default: those of the config)")
     parser.add_argument("--speed", action="store_true", help="measure the training speed too")
     given = parser.parse_args()
     rows = {name: ROWS[name] for name in given.only or ROWS}

@@ -5,9 +5,9 @@
     python bench/page.py --mechanisms set fnet
 
 Starts `regard show`, asks it as the page does, and reads the peak memory of the server. It needs no browser; the frames
-a second that a browser draws while panning are measured by
-`pytest -n 0 -s tests/page/test_show_browser.py -k 4096`. Of mechanisms: seconds that a layer (width 256, 4 heads) runs,
-that the first part of the picture of all its heads takes, and an exact row.
+per second that a browser draws while panning are measured by
+`pytest -n 0 -s tests/page/test_show_browser.py -k 4096`. For mechanisms: the seconds of a pass through a layer (width
+256, 4 heads), of the first tile of all its heads, and of an exact row.
 """
 
 import argparse
@@ -29,13 +29,13 @@ from regard.spec import ATTENTION
 
 TOKENS = 4096
 TEXT = " ".join(f"the animal {i} did not cross the street because it was too tired" for i in range(320))
-ROWS = 64  # of a tile
+ROWS = 64  # rows of a tile
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="texts, each a new one (default: 3)")
-    parser.add_argument("--mechanisms", nargs="*", metavar="NAME", help="these, or all of the registry")
+    parser.add_argument("--mechanisms", nargs="*", metavar="NAME", help="mechanisms to measure (default: all)")
     arguments = parser.parse_args()
     if arguments.mechanisms is not None:
         for name in arguments.mechanisms or ATTENTION.names():
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def measure(address: str, text: str) -> dict[str, float]:
-    """Seconds to the first band of the picture, to all of it, to a tile up close, to an exact row."""
+    """Seconds to the first band of the picture, to all of it, to a tile when zoomed in, to an exact row."""
     reading = {"run": "shipped", "place": "encoder", "text": text, "target": ""}
     began = time.perf_counter()
     ask(address, "read", reading)
@@ -73,7 +73,7 @@ def measure(address: str, text: str) -> dict[str, float]:
 
 
 def layer_seconds(name: str) -> dict[str, Any]:
-    """The parts of the map of one layer, untrained: what they cost does not depend on what is learnt."""
+    """The parts of the map of one layer, untrained: what they cost does not depend on what is learned."""
     longest = any(option.name == "longest" for option in ATTENTION.options(name))
     spec = "heads(local, softmax)" if name == "heads" else f"{name}(longest={TOKENS})" if longest else name
     role = ATTENTION.find(name).facts.roles[0]
@@ -108,7 +108,7 @@ def ask(address: str, name: str, values: dict) -> bytes:
 
 
 def peak(pid: int) -> int:
-    """MiB, where the system tells."""
+    """MiB, if the system tells."""
     status = Path(f"/proc/{pid}/status")
     found = re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
     return int(found[1]) // 1024 if found else 0

@@ -3,9 +3,9 @@
     python bench/reversible.py
     python bench/reversible.py --attention reformer --device cuda --layers 2 8 32 --length 4096
 
-A training step of an encoder: bytes that the forward pass leaves for the backward pass, the highest point of the whole
-step (weights and their gradients are not counted), and time. On the CPU every allocation of PyTorch is counted, on a
-GPU its allocator is asked.
+A training step of an encoder: bytes that the forward pass leaves for the backward pass, the peak of the whole
+step (weights and their gradients are not counted), and time. On the CPU every allocation of PyTorch is counted; on a
+GPU the figures come from its allocator.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def measure(layers: int, reversible: bool, arguments: argparse.Namespace) -> dic
     sizes |= {"vocabulary": 256, "attention": arguments.attention}
     model = Transformer(ModelConfig(kind="encoder", norm="pre", reversible=reversible, **sizes)).to(arguments.device)
     tokens = torch.randint(256, (arguments.batch, arguments.length), device=arguments.device)
-    # gradients are there before, so that the step makes none
+    # gradients exist before, so that the step allocates none
     step(model, tokens)
     seconds = min(timed(model, tokens) for _ in range(arguments.repeats))
     counted = on_gpu if arguments.device.startswith("cuda") else on_cpu
@@ -69,7 +69,7 @@ def allocations() -> torch.profiler.profile:
 
 
 def sums(profile: torch.profiler.profile) -> list[int]:
-    """What is allocated beyond the start, after each allocation or release."""
+    """The bytes allocated since the start, after each allocation or release."""
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
     now, found = 0, [0]
     for event in sorted(events, key=lambda event: event.start_ns()):
@@ -81,9 +81,9 @@ def sums(profile: torch.profiler.profile) -> list[int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--layers", type=int, nargs="+", default=[2, 4, 8, 16], help="default: 2 4 8 16")
-    add("--attention", default="softmax", metavar="SPEC", help="default: softmax")
-    add("--width", type=int, default=256, help="default: 256")
+    add("--layers", type=int, nargs="+", default=[2, 4, 8, 16], help="numbers of layers (default: 2 4 8 16)")
+    add("--attention", default="softmax", metavar="SPEC", help="spec of the attention (default: softmax)")
+    add("--width", type=int, default=256, help="model width (default: 256)")
     add("--length", type=int, default=512, help="tokens (default: 512)")
     add("--batch", type=int, default=4, help="rows (default: 4)")
     add("--repeats", type=int, default=3, help="steps of which the fastest counts (default: 3)")

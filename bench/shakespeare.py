@@ -1,13 +1,13 @@
-"""tinyshakespeare by characters: the loss on the last tenth of the text after so many minutes of training.
+"""tinyshakespeare by characters: the loss on the last tenth of the text after a number of minutes of training.
 
     python bench/shakespeare.py --data FOLDER --device cpu --minutes 3
     python bench/shakespeare.py --data FOLDER --device cuda --minutes 5
 
-FOLDER holds input.txt. The speed of the machine is measured first, and the schedule is then laid out for the steps that
+FOLDER holds input.txt. The speed of the machine is measured first, and the schedule is then planned for the steps that
 fit into the minutes (evaluations in between included), at most those of recipe shakespeare-DEVICE. The loss is
 over the whole validation part, read in blocks of the training length, as nanoGPT measures it on a sample; nanoGPT's
-published figures are 1.88 for its three minutes on a CPU and 1.4697 for three minutes of an A100. What follows a -- is
-handed to `regard train language`, such as `-- --model.attention performer`.
+published figures are 1.88 for its three minutes on a CPU and 1.4697 for three minutes on an A100. What follows -- is
+passed to `regard train language`, such as `-- --model.attention performer`.
 """
 
 import argparse
@@ -22,17 +22,17 @@ import yaml
 
 from regard.recipes import find
 
-PROBE = 60  # steps that the speed is measured over, after as many to warm up
+PROBE = 60  # steps to measure the speed, after as many to warm up
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder of input.txt")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: cpu)")
-    parser.add_argument("--minutes", type=float, default=3, help="of training (default: 3)")
-    parser.add_argument("--threads", type=int, default=2, help="of the CPU (default: 2)")
+    parser.add_argument("--data", type=Path, required=True, help="folder with input.txt")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device (default: cpu)")
+    parser.add_argument("--minutes", type=float, default=3, help="minutes of training (default: 3)")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
     parser.add_argument("--out", type=Path, help="keep the run here")
-    parser.add_argument("more", nargs="*", help="behind --: more flags of regard train language")
+    parser.add_argument("more", nargs="*", help="after --: further flags of regard train language")
     given = parser.parse_args()
     recipe = find(f"shakespeare-{given.device}", "language")
     most = yaml.safe_load(recipe.path.read_text())["training"]["steps"]
@@ -46,7 +46,7 @@ def main() -> None:
         speed = PROBE / (second["seconds"] - first["seconds"])
         # a twentieth for evaluations and checkpoints
         steps = min(most, int(0.95 * 60 * given.minutes * speed))
-        print(f"{speed:.1f} steps a second: {steps} steps", flush=True)
+        print(f"{speed:.1f} steps per second: {steps} steps", flush=True)
         out = given.out or Path(scratch) / "run"
         began = time.monotonic()
         train(out, [*common, "--training.steps", str(steps)])

@@ -1,7 +1,7 @@
-"""Runs side by side: rows of a table that differ in a few words, trained as many at a time as the machine holds.
+"""Runs side by side: rows of a table that differ in a few words, trained several at a time.
 
-A row is a name and the flags it adds to the common ones. Every row is a run of its own under --out, with a log beside;
-finished runs are not trained again, and what a time limit stopped goes on the next time.
+A row is a name and the flags it adds to the common ones. Every row is a run under --out, with a log next to it;
+finished runs are not trained again, and runs that a time limit stopped are resumed the next time.
 """
 
 import argparse
@@ -19,12 +19,12 @@ REGARD = [sys.executable, "-m", "regard"]
 
 
 def arguments(about: str, rows: Rows) -> argparse.ArgumentParser:
-    """The flags of every such bench."""
+    """The flags that these benchmarks share."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of the data")
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--jobs", type=int, default=1, help="rows trained at a time (default: 1)")
-    parser.add_argument("--minutes", type=float, default=1e6, help="stop all after so long; run again to go on")
+    parser.add_argument("--minutes", type=float, default=1e6, help="stop all after this time; run again to resume")
     parser.add_argument("--only", nargs="+", choices=rows, metavar="ROW", help="only these rows")
     return parser
 
@@ -34,7 +34,7 @@ def slug(name: str) -> str:
 
 
 def file(folder: Path, name: str) -> str:
-    """A file that may be packed."""
+    """A file that may be compressed."""
     found = [path for suffix in ("", ".gz", ".xz") if (path := folder / f"{name}{suffix}").exists()]
     if not found:
         raise SystemExit(f"{folder} has no {name}, {name}.gz or {name}.xz")
@@ -42,7 +42,7 @@ def file(folder: Path, name: str) -> str:
 
 
 def train(task: str, rows: Rows, common: list[str], out: Path, jobs: int, minutes: float) -> None:
-    """As many at a time as there are jobs; whoever is not done in time is stopped, and goes on the next time."""
+    """Trains `jobs` at a time. A run that is not done in time is stopped, and resumed the next time."""
     out.mkdir(parents=True, exist_ok=True)
     waiting, running, until = list(rows), {}, time.monotonic() + 60 * minutes
     while waiting or running:
@@ -66,7 +66,7 @@ def train(task: str, rows: Rows, common: list[str], out: Path, jobs: int, minute
 
 
 def evaluate(rows: list[str], out: Path, flags: list[str], jobs: int = 16) -> dict[str, dict[str, Any]]:
-    """What `regard evaluate` says of each run, or {"error": ...}."""
+    """What `regard evaluate` gives for each run, or {"error": ...}."""
     found: dict[str, dict[str, Any]] = {}
     for first in range(0, len(rows), jobs):
         started = {
@@ -98,7 +98,7 @@ def facts(out: Path, name: str) -> dict[str, Any]:
 
 
 def speed(task: str, rows: Rows, common: list[str], out: Path) -> dict[str, int]:
-    """Tokens a second, one row at a time, in the second hundred of two hundred steps."""
+    """Tokens per second, one row at a time, in the second hundred of two hundred steps."""
     found = {}
     few = ["--training.steps", "200", "--training.evaluate_every", "1000", "--training.save_every", "1000"]
     few += ["--training.log_every", "100", "--training.average", "0"]

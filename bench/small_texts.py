@@ -1,4 +1,4 @@
-"""Classifiers of few texts, with no flag but the data, beside TF-IDF with logistic regression.
+"""Classifiers of few texts, with no flag but the data, compared with TF-IDF and logistic regression.
 
     python bench/small_texts.py --data FOLDER --out runs/small --jobs 7
 
@@ -9,8 +9,8 @@ its own (--cores says which) and nothing but
 
     regard train classify --data.text SET [--data.valid_text DEV] --training.seed SEED --out RUN
 
-and is then asked all test texts; the baseline learns from the same texts and chooses its C on the same validation
-texts. The table has the mean over the seeds; seconds are of training, on the two cores.
+and is then evaluated on all test texts. The baseline learns from the same texts and chooses its C on the same
+validation texts. The table has the mean over the seeds; seconds are of training, on the two cores.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def write(path: Path, examples: list[tuple[str, str]]) -> Path:
 
 
 def prepare(data: Path, out: Path, sets: list[str], seeds: list[int]) -> None:
-    """One file a set and seed, and those to validate on and to ask."""
+    """One file per set and seed, and the validation and test files."""
     out.mkdir(parents=True, exist_ok=True)
     for kind in {name.split("-")[0] for name in sets}:
         parts = {part: read(data, kind, part) for part in ("train", "test", *(["dev"] if kind == "sst" else []))}
@@ -116,12 +116,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with sst2/ and imdb/")
     parser.add_argument("--out", type=Path, required=True, help="folder for texts, runs and results.jsonl")
-    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS, help="which sets (default: all)")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="(default: 1 2 3)")
+    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS, help="sets of texts (default: all)")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="seeds (default: 1 2 3)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
-    parser.add_argument("--cores", nargs="+", help="two cores a job, such as 0,1 2,3 (default: in order)")
-    parser.add_argument("--stages", nargs="+", default=["train", "evaluate", "baseline"], help="what to do of these")
-    parser.add_argument("--device", default="cpu", help="of the evaluation (default: cpu)")
+    parser.add_argument("--cores", nargs="+", help="two cores per job, such as 0,1 2,3 (default: in order)")
+    parser.add_argument(
+        "--stages", nargs="+", default=["train", "evaluate", "baseline"], help="stages to run (default: all)"
+    )
+    parser.add_argument("--device", default="cpu", help="device of the evaluation (default: cpu)")
     given, given.flags = parser.parse_known_args()
     prepare(given.data, given.out / "data", given.sets, given.seeds)
     cores: queue.Queue[str | None] = queue.Queue()

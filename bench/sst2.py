@@ -1,15 +1,15 @@
-"""SST-2: a small Transformer from scratch, and one that first learnt to name hidden words, of the same text or of more.
+"""SST-2: a small Transformer from scratch, and one after masked-language pretraining on the same text or on more.
 
     python bench/sst2.py --data FOLDER --out runs/sst2 --jobs 4
 
 FOLDER holds sst2/stsa.binary.train, .dev and .test (6,920, 872 and 1,821 sentences, a label before each),
 sst2-glue/train.tsv.xz (67,349 phrases of the training sentences), imdb/train.jsonl.xz and imdb/test.jsonl.xz. All rows
-are trained on these phrases and sentences, and asked the dev and test sentences: by recipe sst2 from scratch, and
+are trained on these phrases and sentences, and evaluated on dev and test: by recipe sst2 from scratch, and
 rows "masked first" by recipe sst2-tuned, over one run of recipe sst2-masked that saw the training text
-without its labels; of both the average of the last checkpoints is asked. Rows "masked first on reviews" and "six
-layers" need a GPU, and are left out without one: six layers that saw the 50,000 labelled reviews of IMDb too, also
+without its labels; of both the average of the last checkpoints is evaluated. Rows "masked first on reviews" and "six
+layers" need a GPU, and are omitted without one: six layers that saw the 50,000 labelled reviews of IMDb too, also
 without their labels (recipe reviews-masked, then recipe reviews-tuned), and the same from scratch; of these
-the checkpoint that is best on dev is asked. Runs of each kind are trained --jobs at a time.
+the checkpoint that is best on dev is evaluated. Runs of each kind are trained --jobs at a time.
 """
 
 import json
@@ -55,7 +55,7 @@ def prepare(data: Path, out: Path, *, reviews: bool = True) -> dict[str, str]:
     asked = {text for name in ("dev", "test") for text, _ in parts[name]}
     with lzma.open(data / "sst2-glue" / "train.tsv.xz", "rt", encoding="utf-8") as file:
         rows = [line.split("\t") for line in file.read().split("\n")[1:] if line]
-    # a phrase that is by chance a whole sentence of the test is not learnt
+    # a phrase that happens to be a whole test sentence is not trained on
     phrases = [(plain(text), LABELS[int(label)]) for text, label in rows if plain(text) not in asked]
     parts["train"] = list(dict.fromkeys(phrases + parts["train"]))
     paths = {}
@@ -81,7 +81,7 @@ def parted(text: str) -> str:
 
 
 def split(review: str) -> str:
-    """Words in small letters and signs, with spaces between, about as in the treebank."""
+    """Lower-case words and punctuation, with spaces between, about as in the treebank."""
     text = re.sub(r"<br />|[\x00-\x1f\x7f-\x9f]", " ", review.lower())
     text = re.sub(r"(\.{2,}|[^\w\s'-])", r" \1 ", text)
     text = re.sub(r"(?<!\w)'|'(?!\w)", " ' ", text)

@@ -1,4 +1,4 @@
-"""What a step of decoding costs: milliseconds of one more token after so many, in one layer on the CPU.
+"""What a decoding step costs: milliseconds of one more token after a number of tokens, in one layer on the CPU.
 
     python bench/steps.py
     python bench/steps.py --only softmax "local(window=256)" linear --lengths 1024 4096 16384
@@ -17,7 +17,7 @@ SPECS = ("softmax", "sinkhorn(block=64)", "reformer(chunk=64, buckets=32, rounds
 
 
 def measure(spec: str, length: int, arguments: argparse.Namespace) -> tuple[float, float]:
-    """Seconds of the fastest of a few steps, and of the whole."""
+    """Seconds of the fastest step, and of the whole forward pass."""
     torch.manual_seed(0)
     layer = regard.attention(spec, width=arguments.width, heads=arguments.heads, role="causal").eval()
     x, steps, wholes = torch.randn(1, length + arguments.steps, arguments.width), [], []
@@ -37,11 +37,17 @@ def measure(spec: str, length: int, arguments: argparse.Namespace) -> tuple[floa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=SPECS, metavar="SPEC", help=f"default: {' '.join(SPECS)}")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1024, 2048], help="default: 512 1024 2048")
-    parser.add_argument("--width", type=int, default=256, help="default: 256")
-    parser.add_argument("--heads", type=int, default=4, help="default: 4")
-    parser.add_argument("--steps", type=int, default=16, help="of which the fastest counts (default: 16)")
-    parser.add_argument("--threads", type=int, default=1, help="of the CPU (default: 1)")
+    parser.add_argument(
+        "--lengths",
+        type=int,
+        nargs="+",
+        default=[512, 1024, 2048],
+        help="tokens before the step (default: 512 1024 2048)",
+    )
+    parser.add_argument("--width", type=int, default=256, help="model width (default: 256)")
+    parser.add_argument("--heads", type=int, default=4, help="heads (default: 4)")
+    parser.add_argument("--steps", type=int, default=16, help="steps, of which the fastest counts (default: 16)")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     print("| attention | " + " | ".join(f"{length:,}" for length in arguments.lengths) + " | whole |")

@@ -11,8 +11,8 @@ that lasts longer than a turn strikes all alike. Regard's processes keep their m
   weights of its own. The table says how many tokens come out the same, which says little: an untrained model repeats
   one token for a whole sentence, and its beams move less than those of a trained one.
 
-Target tokens a second count, which for a beam are those of its best hypothesis. A peer that is not installed is named
-and left out.
+Target tokens per second count; for a beam, those of its best hypothesis. A peer that is not installed is named
+and omitted.
 """
 
 import argparse
@@ -500,11 +500,11 @@ def parsed() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--only", nargs="+", choices=("train", "greedy", "beam"), default=["train", "greedy", "beam"])
-    add("--without", nargs="+", default=[], metavar="PEER", help="peers to leave out, such as joeynmt")
+    add("--without", nargs="+", default=[], metavar="PEER", help="peers to omit, such as joeynmt")
     add("--rounds", type=int, default=9)
     add("--threads", type=int, default=2)
     add("--pause", type=float, default=0.3, help="seconds before each turn (default: 0.3)")
-    add("--quick", action="store_true", help="small sizes and two rounds, to see that all runs")
+    add("--quick", action="store_true", help="small sizes and two rounds, to try the benchmark")
     add("--json", type=Path, metavar="OUT", help="also write every number to this file")
     arguments = parser.parse_args()
     if min(arguments.rounds, arguments.threads) < 1:
@@ -549,7 +549,7 @@ def main() -> None:
             contender.end()
         show(titles[work], rows, agreement)
         for line in missing:
-            print(f"left out: {line}")
+            print(f"omitted: {line}")
         report["tables"][work] = {"rows": rows, "same_tokens": agreement, "missing": missing}
         if arguments.json:
             arguments.json.write_text(json.dumps(report, indent=1))

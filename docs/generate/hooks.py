@@ -1,4 +1,4 @@
-"""What mkdocs calls: it gives it the generated pages, and links that hold on the site."""
+"""Hooks of mkdocs: they add the generated pages, and change links so that they work on the site."""
 
 import sys
 from pathlib import Path
@@ -26,7 +26,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    # generated pages are written for their place
+    # links of generated pages are right already
     if page.file.generated_by is not None:
         return markdown
     return relocate(markdown, f"docs/{page.file.src_uri}", page.file.src_uri)

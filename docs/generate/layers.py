@@ -21,9 +21,9 @@ ABOUT = {
     "attention": "Every mechanism takes the same calls: `regard.attention(NAME, ...)` builds a layer, "
     '`--model.attention NAME` trains with it. Roles: "self" reads the whole sequence, "causal" what is before and '
     'decodes token by token, "cross" reads a memory. Cost is given in the length N.',
-    "feedforward": "What stands between two attentions: `regard.feedforward(NAME, ...)` builds a layer, "
+    "feedforward": "The feed-forward half of a Transformer layer: `regard.feedforward(NAME, ...)` builds one, "
     "`--model.feedforward NAME` trains with it.",
-    "position": "Where a scheme acts is its kind: added to the token vectors (input), turning queries and keys "
+    "position": "The kind says where a scheme acts: added to the token vectors (input), rotating queries and keys "
     "(rotation), added to the logits (bias), or a term of the logits that reads queries or keys (content). "
     '`regard.attention(..., position="NAME")`, `--model.position NAME`.',
 }
@@ -31,17 +31,17 @@ ABOUT = {
 
 def layer_pages() -> dict[str, str]:
     """Pages of everything in the registries, and of the models."""
-    found = {}
+    pages = {}
     for kind, registry in REGISTRIES.items():
-        found[f"{kind}/index.md"] = _index(kind, registry)
+        pages[f"{kind}/index.md"] = _index(kind, registry)
         for name in registry.names():
-            found[f"{kind}/{name}.md"] = _layer(kind, registry, name)
-    found["models/index.md"] = _models()
+            pages[f"{kind}/{name}.md"] = _layer(kind, registry, name)
+    pages["models/index.md"] = _models()
     for name in models.entries():
-        found[f"models/{name}.md"] = _model(name)
-    found["attention/survey.md"] = _survey()
-    found["recipes.md"] = _recipes()
-    return found
+        pages[f"models/{name}.md"] = _model(name)
+    pages["attention/survey.md"] = _survey()
+    pages["recipes.md"] = _recipes()
+    return pages
 
 
 def drawn_specs(kind: str, name: str) -> dict[str, dict[str, Any]]:
@@ -59,7 +59,10 @@ def drawn_specs(kind: str, name: str) -> dict[str, dict[str, Any]]:
 def _index(kind: str, registry: Registry) -> str:
     lines = [f"# {TITLES[kind]}", "", ABOUT[kind], ""]
     if kind == "attention":
-        lines += ["The table of the efficient-Transformer survey, with what is counted here: [survey](survey.md).", ""]
+        lines += [
+            "The table of the efficient-Transformer survey, with the costs that are counted here: [survey](survey.md).",
+            "",
+        ]
     families: dict[str, list[str]] = {}
     for name in registry.names():
         families.setdefault(registry.find(name).facts.family, []).append(name)
@@ -105,7 +108,7 @@ def _layer(kind: str, registry: Registry, name: str) -> str:
         lines.append("None.")
     if kind == "attention":
         lines += _kept(cls)
-    lines += ["", "## Facts", "", "Each is tested, also where it says no.", "", "| | |", "|---|---|"]
+    lines += ["", "## Facts", "", "Each is tested, also the negative ones.", "", "| | |", "|---|---|"]
     lines += [_row(title, sentence) for title, sentence in fact_sentences(facts, getattr(cls, "reduces_to", ()))]
     copied = example_lines(kind, registry, parse(name))
     if copied:
@@ -136,7 +139,7 @@ def _kept(cls: type) -> list[str]:
 
 
 def _shapes(state: Any, name: str = "") -> dict[str, str]:
-    """The tensors of a state by name; nested states have theirs behind a dot."""
+    """The tensors of a state by name; those of nested states have a dotted name."""
     if isinstance(state, torch.Tensor):
         return {name: str(list(state.shape))}
     if hasattr(state, "_fields"):
@@ -217,7 +220,7 @@ def _survey() -> str:
         )
     lines += [
         "",
-        "A feed-forward layer stands beside softmax attention, whose exponents these are.",
+        "The exponents of a feed-forward layer are those of the softmax attention with which it is used.",
         "",
         "## Notes",
         "",
@@ -229,7 +232,7 @@ def _recipes() -> str:
     lines = [
         "# Recipes",
         "",
-        "Settings that gave the figures of this documentation. `regard train TASK --config NAME` trains by one.",
+        "Settings of the runs in this documentation. `regard train TASK --config NAME` uses one.",
         "",
     ]
     for recipe in recipes():

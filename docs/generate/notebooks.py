@@ -1,4 +1,4 @@
-"""Notebooks: run as they stand, and as pages of the site. No Jupyter is needed for either."""
+"""Notebooks, executed, and as pages of the site. Neither needs Jupyter."""
 
 import ast
 import contextlib
@@ -11,7 +11,7 @@ from paths import DOCS, relocate
 
 
 class Cell(NamedTuple):
-    """A cell with what it gave: text printed, values shown as HTML, figures as PNG."""
+    """A cell with its output: printed text, values as HTML, figures as PNG."""
 
     kind: str
     source: str

@@ -1,4 +1,4 @@
-"""Where a file of the repository stands on the site, and links that follow it there."""
+"""Where a file of the repository is on the site, and links that follow it there."""
 
 import posixpath
 import re

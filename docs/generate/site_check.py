@@ -4,7 +4,7 @@ import re
 import sys
 from pathlib import Path
 
-# what a browser fetches by itself; links that a reader follows are no matter
+# what a browser fetches by itself; links that a reader follows may lead anywhere
 LOADS = {
     ".html": (
         r"""<(?:script|img|iframe|source|video|audio|embed|input|track)\b[^>]*?\s(?:src|srcset)\s*=\s*["']?\s*((?:https?:)?//[^"'\s>]+)""",
