@@ -240,7 +240,7 @@ def report_picture(
         steps = np.append(curve.recall, 0.0), np.append(curve.precision, 1.0)
         right.plot(*steps, color=COLOURS[place], linewidth=1.8, label=label, drawstyle="steps-post")
         if len(drawn) == 1:
-            always = score.count / report.count
+            always = score.examples / report.examples
             right.axhline(always, color=FAINT, linewidth=1, linestyle=":", label=f"answering it always: {always:.3f}")
     if chosen is not None:
         words = f"from {chosen.threshold:.3f} on: recall {chosen.recall:.3f}, precision {chosen.precision:.3f}"

@@ -5,7 +5,7 @@ To resume in the middle of an epoch takes two numbers, the epoch and the index o
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,16 @@ from regard.data.tokenizer import BOS, EOS, PAD
 NOISE = 1.0  # tokens: how far lengths are moved before sorting, so that pairs meet others in each epoch
 
 
+Tensors = TypeVar("Tensors", bound=tuple[Tensor | None, ...])
+
+
+def to_device(batch: Tensors, device: torch.device | str) -> Tensors:
+    """A named tuple of tensors, some of which may be missing, on a device."""
+    # a named tuple takes its fields one by one, other than tuple itself
+    make: Any = type(batch)
+    return make(*(None if x is None else x.to(device, non_blocking=True) for x in batch))
+
+
 class Batch(NamedTuple):
     """Pairs as a model takes them, padded on the right. A `keep` is None where nothing is padded."""
 
@@ -24,10 +34,10 @@ class Batch(NamedTuple):
     target_in: Tensor  # [B, T], starts with bos
     target_out: Tensor  # [B, T], ends in eos
     target_keep: Tensor | None
-    index: Tensor  # [B], which pairs
+    indices: Tensor  # [B], which pairs
 
     def to(self, device: torch.device | str) -> "Batch":
-        return Batch(*(None if part is None else part.to(device, non_blocking=True) for part in self))
+        return to_device(self, device)
 
 
 class Short(NamedTuple):
@@ -35,12 +45,12 @@ class Short(NamedTuple):
 
     source: list[Sequence[int]]
     target: list[Sequence[int]]
-    index: list[int]
+    indices: list[int]
     dropped: int
 
 
 def keep_short(source_ids: Sequence[Sequence[int]], target_ids: Sequence[Sequence[int]], maximum: int) -> Short:
-    """Leave out the pairs with more than `maximum` tokens, special ones not counted, on either side."""
+    """Drop the pairs with more than `maximum` tokens, special ones not counted, on either side."""
     pairs = zip(source_ids, target_ids, strict=True)
     index = [n for n, (source, target) in enumerate(pairs) if max(len(source), len(target)) <= maximum]
     source, target = [source_ids[n] for n in index], [target_ids[n] for n in index]
@@ -164,10 +174,10 @@ class Examples(NamedTuple):
     tokens: Tensor  # [B, T]
     keep: Tensor | None
     labels: Tensor  # [B], numbers of classes
-    index: Tensor  # [B], which texts
+    indices: Tensor  # [B], which texts
 
     def to(self, device: torch.device | str) -> "Examples":
-        return Examples(*(None if part is None else part.to(device, non_blocking=True) for part in self))
+        return to_device(self, device)
 
 
 class LabelledBatches(Planned):
@@ -202,7 +212,7 @@ class LabelledBatches(Planned):
     def get(self, epoch: int, i: int) -> Examples:
         index = self.rows(epoch, i)
         tokens, keep = self.texts.padded(index, multiple=self.multiple)
-        if self.blanked:
+        if self.blanked and self.unknown is not None:
             drawn = drawing(self.seed, epoch, i).random(tokens.shape) < self.blanked
             places = np.arange(tokens.shape[1])
             inner = (places > 0) & (places < self.texts.lengths[index][:, None] - 1)

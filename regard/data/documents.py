@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.batches import Planned
+from regard.data.batches import Planned, to_device
 from regard.data.text import STANDARD_INPUT, BadText, Skipped, checked_lines, leave_out, opened, shown
 from regard.data.tokenizer import PAD, Tokenizer
 
@@ -103,10 +103,10 @@ class Text(NamedTuple):
     tokens: Tensor  # [B, T]
     target: Tensor  # [B, T]
     keep: Tensor | None  # None: nothing is padded
-    index: Tensor  # [B], which rows
+    indices: Tensor  # [B], which rows
 
     def to(self, device: torch.device | str) -> "Text":
-        return Text(*(None if part is None else part.to(device, non_blocking=True) for part in self))
+        return to_device(self, device)
 
 
 def stream(documents: Sequence[str], tokenizer: Tokenizer) -> np.ndarray:

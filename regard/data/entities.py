@@ -72,6 +72,7 @@ PATTERNS: tuple[tuple[Kind, str], ...] = (
     ("sign", "[\u2200-\u22ff\u2a00-\u2aff\u27c0-\u27ef\u2100-\u214f]{1,40}"),
 )
 FOUND = re.compile("|".join(f"(?P<{kind}{number}>{pattern})" for number, (kind, pattern) in enumerate(PATTERNS)))
+KIND_OF_GROUP: dict[str | None, Kind] = {f"{kind}{number}": kind for number, (kind, _) in enumerate(PATTERNS)}
 
 # Nothing is found in a text without one of these, and most sentences have none.
 HINT = re.compile(r"[\d@#/\\<>&{}%$`_:;=^½⅓⅔¼¾⅛]|\w\.\w|--|[^\x00-\x7f\xc0-\u024f‘’“”„«»…–—]")
@@ -110,7 +111,7 @@ def find(text: str, scripts: Collection[str] | None = None) -> list[Entity]:
         return []
     found = []
     for match in FOUND.finditer(text):
-        kind = match.lastgroup.rstrip("0123456789")
+        kind = KIND_OF_GROUP[match.lastgroup]
         start, end = match.span()
         if kind == "thing":
             end = start + len(trimmed(match[0]))
@@ -214,7 +215,7 @@ class Style(NamedTuple):
                 for sign in swapped:
                     reads = GROUPED[sign].fullmatch(one[4]) or DECIMAL[sign].fullmatch(one[4])
                     swapped[sign] += bool(reads) and other[4] == one[4].translate(SWAPPED)
-        sign = max(swapped, key=swapped.get)  # of equals the point
+        sign = max(swapped, key=lambda sign: swapped[sign])  # of equals the point
         changes = swapped[sign] > same
         return cls(
             sign if changes else None,
@@ -229,9 +230,7 @@ class Style(NamedTuple):
         if parts is None:
             return entity.text
         plus, before, minus, digits, space, after = parts.groups(default="")
-        if self.source is not None and self.is_quantity(
-            digits, bool(before or after), line[max(entity.start - 80, 0) : entity.start]
-        ):
+        if self.is_quantity(digits, bool(before or after), line[max(entity.start - 80, 0) : entity.start]):
             digits = digits.translate(SWAPPED)
         if before and self.currency_last and not after and not MAGNITUDE.match(line, entity.end):
             return f"{plus}{minus}{digits}\xa0{before}" if before.isalpha() else f"{plus}{minus}{digits} {before}"
@@ -239,6 +238,8 @@ class Style(NamedTuple):
         return f"{plus}{before}{gap}{minus}{digits}{space}{after}"
 
     def is_quantity(self, digits: str, measured: bool, before: str) -> bool:
+        if self.source is None:
+            return False
         if GROUPED[self.source].fullmatch(digits):
             return True
         if not DECIMAL[self.source].fullmatch(digits):

@@ -381,7 +381,8 @@ def whole_hour(draw: Draw) -> Phrase:
 def definite(english: str, gender: str, german: str) -> Phrase:
     forms = {"m": ("der", "den", "dem"), "f": ("die", "die", "der"), "n": ("das", "das", "dem")}[gender]
     pronoun = {"m": "ihn", "f": "sie", "n": "es"}[gender]
-    return Phrase(f"the {english}", *(f"{article} {german}" for article in forms), pronoun)
+    nominative, accusative, dative = (f"{article} {german}" for article in forms)
+    return Phrase(f"the {english}", nominative, accusative, dative, pronoun)
 
 
 PERSONS = [

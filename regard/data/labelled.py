@@ -216,33 +216,37 @@ def csv_cells(
 def table_rows(
     records: Iterable[tuple[int, list[str]] | BadText], name: str, columns: tuple[Column, Column]
 ) -> Iterator[Row | BadText]:
-    named = any(isinstance(column, str) for column in columns)
-    places = () if named else columns
-    if named and not all(isinstance(column, str) for column in columns):
+    names = [column for column in columns if isinstance(column, str)]
+    places = [column for column in columns if not isinstance(column, str)]
+    if names and places:
         raise ValueError(f"columns are two names or two numbers, got {list(columns)}")
-    if not named and min(columns) < 0:
+    if places and min(places) < 0:
         raise ValueError(f"columns are counted from 0, got {list(columns)}")
     for record in records:
         if isinstance(record, BadText):
-            if named and not places:
+            if not places:
                 # without the names of the columns nothing can be read
                 raise record
             yield record
             continue
         number, cells = record
-        if named and not places:
-            header = [cell.strip() for cell in cells]
-            for column in columns:
-                if column not in header:
-                    raise BadText(
-                        name,
-                        number,
-                        f"no column {column!r}",
-                        f": the first line has {', '.join(header)[:200]}; columns says which to read, by name, or by "
-                        "number from 0 where there is no line of names",
-                    )
-            places = tuple(header.index(column) for column in columns)
+        if not places:
+            places = [_place(cells, column, name, number) for column in names]
         elif len(cells) <= max(places):
             yield BadText(name, number, "too few columns", f": {len(cells)}, expected at least {max(places) + 1}")
         else:
             yield number, cells[places[0]], cells[places[1]]
+
+
+def _place(cells: list[str], column: str, name: str, number: int) -> int:
+    """Where a column stands in the line of names."""
+    header = [cell.strip() for cell in cells]
+    if column not in header:
+        raise BadText(
+            name,
+            number,
+            f"no column {column!r}",
+            f": the first line has {', '.join(header)[:200]}; columns says which to read, by name, or by "
+            "number from 0 where there is no line of names",
+        )
+    return header.index(column)

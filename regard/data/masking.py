@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.batches import Planned, Ragged, drawing
+from regard.data.batches import Planned, Ragged, drawing, to_device
 from regard.data.documents import IGNORED
 from regard.data.tokenizer import CONTINUES, Tokenizer
 
@@ -28,10 +28,10 @@ class Hidden(NamedTuple):
     keep: Tensor | None
     places: Tensor  # [B, P], of the chosen tokens
     targets: Tensor  # [B, P], what stood there
-    index: Tensor  # [B], which rows
+    indices: Tensor  # [B], which rows
 
     def to(self, device: torch.device | str) -> "Hidden":
-        return Hidden(*(None if part is None else part.to(device, non_blocking=True) for part in self))
+        return to_device(self, device)
 
 
 class Masking:
@@ -129,6 +129,19 @@ def word_edges(tokenizer: Tokenizer) -> Edges:
     return Edges(opens, closes)
 
 
+class TokenRows(Protocol):
+    """Rows of tokens, padded on the right."""
+
+    @property
+    def tokens(self) -> Tensor: ...
+
+    @property
+    def keep(self) -> Tensor | None: ...
+
+    @property
+    def indices(self) -> Tensor: ...
+
+
 class Rows(Protocol):
     """Batches of rows of tokens, each a function of seed, epoch and index."""
 
@@ -138,7 +151,7 @@ class Rows(Protocol):
 
     def count(self, epoch: int) -> int: ...
 
-    def get(self, epoch: int, i: int): ...
+    def get(self, epoch: int, i: int) -> TokenRows: ...
 
 
 class Texts(Planned):
@@ -187,4 +200,4 @@ class MaskedBatches:
         real = np.ones(ids.shape, bool) if found.keep is None else found.keep.numpy()
         parts = self.masking(ids, real, drawing(self.rows.seed, epoch if self.anew else 0, i))
         tokens, places, targets = map(torch.from_numpy, parts)
-        return Hidden(tokens, found.keep, places, targets, found.index)
+        return Hidden(tokens, found.keep, places, targets, found.indices)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from regard.data.entities import KINDS, Entity, Style, find, match, scripts_of
+from regard.data.entities import KINDS, Entity, Kind, Style, find, match, scripts_of
 from regard.data.tokenizer import Reserved, Tokenizer
 
 COUNT = 8  # of each kind
@@ -94,7 +94,7 @@ def _with_marks_of(
 
 
 def _numbered(tokenizer: Tokenizer, text: str, found: Sequence[Entity], shift: int) -> Marked:
-    if not found:
+    if not found or tokenizer.reserved is None:
         return Marked(text)
     kinds, count, _ = tokenizer.reserved
     totals = {kind: sum(entity.kind == kind for entity in found) for kind in kinds}
@@ -140,7 +140,7 @@ class Copies(NamedTuple):
     """More pairs to train on, and which pair each was made of."""
 
     pairs: list[tuple[Marked, Marked]]
-    index: list[int]
+    indices: list[int]
 
 
 def copies(source: Tokenizer, target: Tokenizer, pairs: Sequence[Pair], seed: int) -> Copies:
@@ -150,15 +150,15 @@ def copies(source: Tokenizer, target: Tokenizer, pairs: Sequence[Pair], seed: in
     if source.reserved is None or target.reserved is None:
         return made
     draws = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, len(pairs)]))).random((len(pairs), 4))
-    for index in np.flatnonzero(draws[:, 0] < max(COPIED, BESIDE)):
+    for index in np.flatnonzero(draws[:, 0] < max(COPIED, BESIDE)).tolist():
         chosen, kind, place, shift = draws[index]
-        pair = tuple(text.strip() for text in pairs[index])
+        pair = (pairs[index][0].strip(), pairs[index][1].strip())
         matched = match(entities(source, pair[0]), entities(target, pair[1]))
         shared = _shared_words(pair, matched)
         if shared and chosen < COPIED:
             # mostly as things, now and then as numbers, which many texts spell out
             name = "thing" if kind < 0.8 else "number" if kind < 0.9 else "time"
-            matched += [tuple(entity._replace(kind=name) for entity in both) for both in shared]
+            matched += [(one._replace(kind=name), other._replace(kind=name)) for one, other in shared]
         elif chosen < BESIDE:
             pair, matched = _put_beside(pair, matched, "sign" if kind < 0.7 else "thing", place < 0.3)
         else:
@@ -166,20 +166,25 @@ def copies(source: Tokenizer, target: Tokenizer, pairs: Sequence[Pair], seed: in
         matched.sort()
         marked = _paired(source, target, pair, matched, int(shift * source.reserved.count))
         made.pairs.append(marked)
-        made.index.append(int(index))
+        made.indices.append(int(index))
     return made
 
 
 def _put_beside(
-    pair: Pair, matched: Sequence[tuple[Entity, Entity]], kind: str, first: bool
+    pair: Pair, matched: Sequence[tuple[Entity, Entity]], kind: Kind, first: bool
 ) -> tuple[Pair, list[tuple[Entity, Entity]]]:
     """An entity before both sides, or behind them."""
     word = "*"
     if first:
-        moved = [tuple(one._replace(start=one.start + 2, end=one.end + 2) for one in both) for both in matched]
-        return (f"{word} {pair[0]}", f"{word} {pair[1]}"), [(Entity(0, 1, kind, word),) * 2, *moved]
-    put = tuple(Entity(len(text) + 1, len(text) + 2, kind, word) for text in pair)
-    return (f"{pair[0]} {word}", f"{pair[1]} {word}"), [*matched, put]
+        entity, moved = Entity(0, 1, kind, word), [(_shifted(one), _shifted(other)) for one, other in matched]
+        return (f"{word} {pair[0]}", f"{word} {pair[1]}"), [(entity, entity), *moved]
+    one, other = (Entity(len(text) + 1, len(text) + 2, kind, word) for text in pair)
+    return (f"{pair[0]} {word}", f"{pair[1]} {word}"), [*matched, (one, other)]
+
+
+def _shifted(entity: Entity) -> Entity:
+    """Behind a sign and a space."""
+    return entity._replace(start=entity.start + 2, end=entity.end + 2)
 
 
 def _shared_words(pair: Pair, matched: Sequence[tuple[Entity, Entity]]) -> list[tuple[Entity, Entity]]:

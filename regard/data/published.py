@@ -44,8 +44,11 @@ class Published(Tokenizer):
         self.library.encode_special_tokens = True
         self.pad, self.unk, self.bos, self.eos, self.mask = self.named.values()
         known = self.library.get_vocab(with_added_tokens=True)
-        self.vocabulary, self.map = vocabulary, None
+        self.vocabulary = vocabulary
+        self.map: dict[int, int] | None = None
         if vocabulary is not None:
+            if self.unk is None:
+                raise ValueError("a tokenizer with ids of another vocabulary needs an unknown token; this one has none")
             ids = {name: id for id, name in enumerate(vocabulary)}
             self.map = {place: ids.get(name, self.unk) for name, place in known.items()}
         most = max(known.values(), default=-1) + 1 if vocabulary is None else len(vocabulary)
@@ -136,8 +139,13 @@ class Published(Tokenizer):
     def restored(cls, content: dict[str, Any]) -> "Published":
         """From what `saved` gave."""
         special, size, names = content.get("special"), content.get("size"), content.get("vocabulary")
-        whole = isinstance(special, dict) and all(isinstance(id, int | None) for id in special.values())
         listed = names is None or (isinstance(names, list) and all(isinstance(name, str) for name in names))
-        if not (isinstance(content.get("pieces"), dict) and whole and listed and isinstance(size, int)):
+        if (
+            not isinstance(content.get("pieces"), dict)
+            or not isinstance(special, dict)
+            or not all(isinstance(id, int | None) for id in special.values())
+            or not listed
+            or not isinstance(size, int)
+        ):
             raise ValueError("the tokenizer is damaged: it does not say its pieces, special ids and size")
         return cls(content["pieces"], special, size, names)

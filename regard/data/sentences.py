@@ -99,7 +99,7 @@ def clauses(text: str, span: Span, fits: Callable[[str], bool], kept: Sequence[t
         places = edges if cut is None else [found.end() for found in cut.finditer(text, span.start, span.end)]
         places = [p for p in dict.fromkeys(places) if span.start < p < span.end and not is_inside(kept, p)]
         if places:
-            pieces = spans(text[span.start : span.end], [(p - span.start,) * 2 for p in places])
+            pieces = spans(text[span.start : span.end], [(p - span.start, p - span.start) for p in places])
             if len(pieces) > 1:
                 yield from packed(text, [Span(a + span.start, b + span.start) for a, b in pieces], fits, kept)
                 return

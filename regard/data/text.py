@@ -17,13 +17,13 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 
 from regard.core.files import foreign
 
-Some = TypeVar("Some", bound=tuple)
+Some = TypeVar("Some", bound=tuple[Any, ...])
 
 LONGEST = 1_000_000  # characters in a line
 STANDARD_INPUT = "-"
@@ -49,7 +49,7 @@ class BadText(ValueError):
 class Skipped(NamedTuple):
     """How many lines were left out for one reason, and the first of them as file:line."""
 
-    count: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride] - saved runs have this name
     first: str
 
 
@@ -210,7 +210,7 @@ class _Unpacked(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: memoryview) -> int:
+    def readinto(self, buffer: Any, /) -> int:
         data = self.stream.read(len(buffer))
         self.count += len(data)
         if self.count > self.most:
@@ -284,12 +284,14 @@ def line_pairs(
 
 
 def paired(first: Line | BadText, second: Line | BadText, source: str, target: str) -> tuple[str, str] | BadText:
+    texts = []
     for line, name in ((first, source), (second, target)):
         if isinstance(line, BadText):
             return line
         if not line.text.strip():
             return BadText(name, line.number, "empty line", ", where text is needed")
-    return first.text, second.text
+        texts.append(line.text)
+    return texts[0], texts[1]
 
 
 def column_pairs(
@@ -325,8 +327,8 @@ def hold_out(pairs: Sequence[Some], count: int, seed: int) -> tuple[list[Some], 
         raise ValueError(f"too few to hold any out: got {len(pairs)}, give at least 10, or a validation file")
     order = np.argsort(np.random.Generator(np.random.PCG64(seed)).random(len(pairs)), kind="stable")
     held: dict[str, int] = {}
-    for index in order:
-        held.setdefault(pairs[index][0], int(index))
+    for index in map(int, order):
+        held.setdefault(pairs[index][0], index)
         if len(held) == count:
             break
     rest = [pair for pair in pairs if pair[0] not in held]

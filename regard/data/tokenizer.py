@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeGuard, get_args
 
 import numpy as np
 import tokenizers
@@ -69,7 +69,7 @@ class Reserved(NamedTuple):
     language."""
 
     kinds: tuple[str, ...]
-    count: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride] - saved tokenizers have this name
     scripts: tuple[str, ...]
 
     @property
@@ -94,14 +94,15 @@ class Tokenizer:
         # a padded place is told by `keep` and not by its id, so the same id can hide a token at a real one
         self.mask = PAD
         if kind in (*BYTE_PAIRS, "bytes"):
+            merges = [(left, right) for left, right in pieces]
             # A token can come from several merges; its id is that of the first.
-            self.vocabulary = list(dict.fromkeys([*BYTES, *(left + right for left, right in pieces)]))
+            self.vocabulary = list(dict.fromkeys([*BYTES, *(left + right for left, right in merges)]))
             self.vocabulary += reserved.names if reserved is not None else []
-            self.bpe = byte_pair_encoder(self.vocabulary, pieces, kind)
+            self.bpe = byte_pair_encoder(self.vocabulary, merges, kind)
             # for what goes on inside a text
-            self.bare = self.bpe if kind == "uncased" else byte_pair_encoder(self.vocabulary, pieces, "bare")
+            self.bare = self.bpe if kind == "uncased" else byte_pair_encoder(self.vocabulary, merges, "bare")
         else:
-            self.vocabulary = list(pieces)
+            self.vocabulary = [unit for unit in pieces if isinstance(unit, str)]
         self.ids = {unit: id for id, unit in enumerate(self.vocabulary, len(SPECIAL))}
 
     @classmethod
@@ -358,13 +359,13 @@ class Tokenizer:
         if kind in BYTE_PAIRS and are_merges(pieces):
             try:
                 reserved = reserved_from(content.get("reserved"))
-                return cls(kind, [tuple(pair) for pair in pieces], reserved)
+                return cls(kind, [(left, right) for left, right in pieces], reserved)
             except ValueError as error:
                 raise ValueError(f"{path}: the tokenizer is damaged: {error}") from error
         if kind in list(SPLIT) and are_units(pieces):
             return cls(kind, pieces)
         if kind == "bytes" and pieces == []:
-            return cls(kind, pieces)
+            return cls(kind, [])
         raise ValueError(f"{path}: the tokenizer is damaged: its pieces do not make a vocabulary of kind {kind!r}")
 
     def checked(self, ids: Iterable[int]) -> list[int]:
@@ -450,13 +451,13 @@ def learned_merges(lines: Iterable[str], size: int, minimum: int, kind: str) -> 
     )
     encoder = skeleton(models.BPE(), kind)
     encoder.train_from_iterator(lines, trainer)
-    merges = [tuple(pair) for pair in json.loads(encoder.to_str())["model"]["merges"]]
+    merges = [(left, right) for left, right in json.loads(encoder.to_str())["model"]["merges"]]
     if not merges and size > len(BYTES):
         raise ValueError("no merge to learn: the text is empty, or nothing in it comes often enough")
     return merges
 
 
-def are_merges(pieces: object) -> bool:
+def are_merges(pieces: object) -> TypeGuard[list[list[str]]]:
     """Whether each is a pair of tokens that come before it."""
     if not isinstance(pieces, list):
         return False
@@ -487,7 +488,7 @@ def reserved_from(content: object) -> Reserved | None:
     return Reserved(tuple(kinds), count, tuple(scripts))
 
 
-def are_units(pieces: object) -> bool:
+def are_units(pieces: object) -> TypeGuard[list[str]]:
     return (
         isinstance(pieces, list) and all(isinstance(p, str) and p for p in pieces) and len(set(pieces)) == len(pieces)
     )

@@ -111,7 +111,8 @@ class Pool(NamedTuple):
 
     def take(self, order: Tensor) -> "Pool":
         """Places [B, N] of each sentence."""
-        return Pool(*(part.gather(1, order) for part in self[:-1]), take(self.ids, order))
+        score, logprob, length, finished = (x.gather(1, order) for x in self[:-1])
+        return Pool(score, logprob, length, finished, take(self.ids, order))
 
     def rows(self, sentences: Tensor) -> "Pool":
         return Pool(*(part[sentences] for part in self))

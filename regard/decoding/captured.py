@@ -135,7 +135,10 @@ def put(buffers: Any, new: Any) -> None:
     # what is a view of a buffer would be overwritten while it is read
     ready = [(old, made.clone() if _same_storage(old, made) else made) for old, made in pairs]
     for dtype in {old.dtype for old, _ in ready}:
-        torch._foreach_copy_(*map(list, zip(*(pair for pair in ready if pair[0].dtype == dtype), strict=True)))
+        alike = [pair for pair in ready if pair[0].dtype == dtype]
+        # one launch for all of them, for which there is no public function
+        copy_all = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
+        copy_all([old for old, _ in alike], [made for _, made in alike])
 
 
 def sizes_changed(before: Any, after: Any) -> str | None:

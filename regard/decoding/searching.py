@@ -66,14 +66,16 @@ def generate(
     limits = [config.limit(length) for length in lengths]
     state = model.start(len(prompt), capacity=prompt.shape[1] + max(limits))
     logits, state = model.extend(prompt, state, keep=keep)
+    known = prompt
     if keep is None:
         logits = logits[:, -1]
     else:
         last = torch.where(keep, torch.arange(keep.shape[1], device=keep.device), 0).amax(1)
         logits = logits[torch.arange(len(last), device=keep.device), last]
+        known = torch.where(keep, prompt, prompt.gather(1, last[:, None]))
     draws = _draws(prompt, keep, limits, config) if config.sample else None
     used = torch.zeros_like(logits, dtype=torch.bool)
-    used.scatter_(1, prompt if keep is None else torch.where(keep, prompt, prompt.gather(1, last[:, None])), True)
+    used.scatter_(1, known, True)
     options = {"eos": eos, "forbidden": forbidden, "draws": draws, "used": used, "watch": watch}
     return search(model, logits, state, limits, config, **options)
 

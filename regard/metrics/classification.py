@@ -26,7 +26,7 @@ class ClassScore(NamedTuple):
     label: str
     shares: Shares
     average_precision: float | None  # the area under its precision-recall curve, summed in steps
-    count: int  # examples that belong to it
+    examples: int  # that belong to it
 
 
 class Curve(NamedTuple):
@@ -41,7 +41,7 @@ class Report(NamedTuple):
     """All that is said of a set of answers."""
 
     labels: list[str]
-    count: int
+    examples: int
     accuracy: float
     confusion: np.ndarray  # [truth, answer]
     classes: list[ClassScore]
@@ -53,7 +53,7 @@ class Report(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         """Plain values, without the curves."""
         return {
-            "examples": self.count,
+            "examples": self.examples,
             "accuracy": self.accuracy,
             "macro": self.macro._asdict(),
             "micro": self.micro._asdict(),
@@ -62,7 +62,7 @@ class Report(NamedTuple):
             "confusion": self.confusion.tolist(),
             "classes": {
                 score.label: score.shares._asdict()
-                | {"average_precision": score.average_precision, "examples": score.count}
+                | {"average_precision": score.average_precision, "examples": score.examples}
                 for score in self.classes
             },
         }
@@ -83,26 +83,23 @@ def report(truth: Sequence[int], probabilities: np.ndarray, labels: Sequence[str
     """Every measure of the most probable answers, and the curves behind them."""
     from sklearn.metrics import accuracy_score, confusion_matrix, precision_recall_fscore_support
 
-    truth, probabilities = _checked(truth, probabilities, len(labels))
+    right, probabilities = _checked(truth, probabilities, len(labels))
     answers, every = probabilities.argmax(1), range(len(labels))
-    each = precision_recall_fscore_support(truth, answers, labels=list(every), zero_division=0)
-    whole = {
-        how: Shares(
-            *map(
-                float,
-                precision_recall_fscore_support(truth, answers, labels=list(every), average=how, zero_division=0)[:3],
-            )
-        )
-        for how in ("macro", "micro")
-    }
-    curves = [curve(truth == index, probabilities[:, index]) for index in every]
-    areas = [average_precision(truth == index, probabilities[:, index]) for index in every]
+    # scikit-learn names only the string that zero_division may be, and takes numbers too
+    options: dict[str, Any] = {"labels": list(every), "zero_division": 0}
+    each: Any = precision_recall_fscore_support(right, answers, **options)
+    whole = {}
+    for how in ("macro", "micro"):
+        precision, recall, f1, _ = precision_recall_fscore_support(right, answers, average=how, **options)
+        whole[how] = Shares(float(precision), float(recall), float(f1))
+    curves = [curve(np.equal(right, index), probabilities[:, index]) for index in every]
+    areas = [average_precision(np.equal(right, index), probabilities[:, index]) for index in every]
     known = [area for area in areas if area is not None]
     return Report(
         labels=list(labels),
-        count=len(truth),
-        accuracy=float(accuracy_score(truth, answers)),
-        confusion=confusion_matrix(truth, answers, labels=list(every)),
+        examples=len(right),
+        accuracy=float(accuracy_score(right, answers)),
+        confusion=confusion_matrix(right, answers, labels=list(every)),
         classes=[
             ClassScore(
                 labels[index], Shares(*(float(part[index]) for part in each[:3])), areas[index], int(each[3][index])
@@ -140,17 +137,17 @@ def choose(
     reach the precision. One that nothing reaches is an error that says how far one can get."""
     if (recall is None) == (precision is None):
         raise ValueError("a threshold is chosen for a recall or for a precision: give one of them")
-    name, wanted = ("recall", recall) if precision is None else ("precision", precision)
-    if not 0 < wanted <= 1:
-        raise ValueError(f"a wanted {name} is above 0 and at most 1, got {wanted:g}")
+    name, least = ("recall", recall) if precision is None else ("precision", precision)
+    if least is None or not 0 < least <= 1:
+        raise ValueError(f"the {name} to reach must be above 0 and at most 1, got {least:g}")
     found = curve(np.asarray(positive, bool), np.asarray(scores, np.float64))
     if found is None:
         raise ValueError("no example belongs to the class, so no threshold can be chosen for it")
     reached, better = (found.recall, found.precision) if precision is None else (found.precision, found.recall)
-    fits = np.flatnonzero(reached >= wanted)
+    fits = np.flatnonzero(reached >= least)
     if not len(fits):
-        raise ValueError(f"no threshold reaches {name} {wanted:g}: the most is {reached.max():.4f}")
-    # of equally good ones, the one that also has more of what was wanted
+        raise ValueError(f"no threshold reaches {name} {least:g}: the most is {reached.max():.4f}")
+    # of equally good ones, the one that is also further above what it has to reach
     best = max(fits, key=lambda index: (better[index], reached[index]))
     return decide(positive, scores, float(found.thresholds[best]))
 
@@ -163,14 +160,14 @@ def decide(positive: np.ndarray, scores: np.ndarray, threshold: float) -> Choice
 
 
 def _checked(truth: Sequence[int], probabilities: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    truth, probabilities = np.asarray(truth, np.int64), np.asarray(probabilities, np.float64)
-    if not len(truth) or probabilities.shape != (len(truth), classes):
+    right, probabilities = np.asarray(truth, np.int64), np.asarray(probabilities, np.float64)
+    if not len(right) or probabilities.shape != (len(right), classes):
         raise ValueError(
             f"a report needs one probability of each of {classes} classes for each of at least one example, "
-            f"got {list(probabilities.shape)} for {len(truth)}"
+            f"got {list(probabilities.shape)} for {len(right)}"
         )
-    if truth.min() < 0 or truth.max() >= classes:
-        raise ValueError(f"classes are 0 to {classes - 1}, got {truth.min()} to {truth.max()}")
+    if right.min() < 0 or right.max() >= classes:
+        raise ValueError(f"classes are 0 to {classes - 1}, got {right.min()} to {right.max()}")
     if not np.isfinite(probabilities).all():
         raise ValueError("some probabilities are not finite: the model is broken")
-    return truth, probabilities
+    return right, probabilities

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
-from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
 
 # those of sacreBLEU that need no further package and download nothing
 Tokenization = Literal["13a", "none", "intl", "char", "zh"]

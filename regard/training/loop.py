@@ -244,7 +244,7 @@ class Loop:
             broken = [max(gradients, key=lambda name: gradients[name].norm())]
         where = f"weight {weights[0]}" if weights else f"the gradient of {broken[0]}"
         also = len(weights or broken) - 1
-        what, which = self.task.named([int(index) for batch in batches for index in batch.index])
+        what, which = self.task.named([int(index) for batch in batches for index in batch.indices])
         shown = ", ".join(map(str, which[:10])) + (f" and {len(which) - 10} more" if len(which) > 10 else "")
         names = checkpoint.names(self.run.checkpoints)
         left = f"the last good checkpoint is {names[-1]}" if names else "there is no checkpoint yet"

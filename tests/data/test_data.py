@@ -572,11 +572,11 @@ def test_every_pair_comes_once_an_epoch_within_the_budget(count, tokens, multipl
         seen = []
         for i in range(batches.count(epoch)):
             batch = batches.get(epoch, i)
-            rows = len(batch.index)
+            rows = len(batch.indices)
             assert batch.source.shape[1] % multiple == batch.target_in.shape[1] % multiple == 0
             assert rows * max(batch.source.shape[1], batch.target_in.shape[1]) <= tokens
             assert batch.target_in.shape == batch.target_out.shape
-            for row, pair in enumerate(batch.index.tolist()):
+            for row, pair in enumerate(batch.indices.tolist()):
                 parts = [
                     (batch.source, batch.source_keep, [*source[pair], EOS]),
                     (batch.target_in, batch.target_keep, [BOS, *target[pair]]),
@@ -592,7 +592,7 @@ def test_every_pair_comes_once_an_epoch_within_the_budget(count, tokens, multipl
                         assert keep[row].tolist() == [True] * len(expected) + [False] * padding
             for keep in (batch.source_keep, batch.target_keep):
                 assert keep is None or not keep.all()
-            seen += batch.index.tolist()
+            seen += batch.indices.tolist()
         assert sorted(seen) == list(range(count))
 
 
@@ -685,7 +685,7 @@ def test_long_pairs_are_dropped_and_counted():
 
 def test_batches_move_to_a_device():
     batch = Batches([[5], [5, 6]], [[7], [7]], tokens=100).get(0, 0).to("meta")
-    assert batch.source.device.type == batch.source_keep.device.type == batch.index.device.type == "meta"
+    assert batch.source.device.type == batch.source_keep.device.type == batch.indices.device.type == "meta"
     assert batch.target_keep is None
 
 

@@ -104,9 +104,9 @@ def test_any_corpus_teaches_to_copy(tokenizer):
     made = copies(tokenizer, tokenizer, lines, seed=3)
     assert 30 < len(made.pairs) < 100
     assert copies(tokenizer, tokenizer, lines, seed=3) == made
-    assert made.index == sorted(made.index)
+    assert made.indices == sorted(made.indices)
     kinds = set()
-    for (source, target), index in zip(made.pairs, made.index, strict=True):
+    for (source, target), index in zip(made.pairs, made.indices, strict=True):
         assert source.text == lines[index][0]
         assert sorted(source.marks) == sorted(target.marks)
         assert len(source.marks) == 3

@@ -24,7 +24,7 @@ def test_report_by_hand():
     assert found.accuracy == pytest.approx(4 / 6)
     assert found.confusion.tolist() == [[1, 0, 1], [1, 2, 0], [0, 0, 1]]
     assert found.classes[1].shares == pytest.approx((1, 2 / 3, 0.8))
-    assert [score.count for score in found.classes] == [2, 3, 1]
+    assert [score.examples for score in found.classes] == [2, 3, 1]
     assert found.macro == pytest.approx((2 / 3, (1 / 2 + 2 / 3 + 1) / 3, (1 / 2 + 4 / 5 + 2 / 3) / 3))
     assert found.micro == pytest.approx((4 / 6,) * 3)
 

@@ -103,12 +103,12 @@ def test_batches_hold_every_text_once_with_its_class(multiple):
         batch = batches.get(1, i)
         assert batch.tokens.numel() <= 96
         assert batch.tokens.shape[1] % multiple == 0
-        for place, index in enumerate(batch.index.tolist()):
+        for place, index in enumerate(batch.indices.tolist()):
             padding = batch.tokens.shape[1] - len(rows[index])
             assert batch.tokens[place].tolist() == rows[index] + [PAD] * padding
             assert batch.keep is None or int(batch.keep[place].sum()) == len(rows[index])
             assert int(batch.labels[place]) == labels[index]
-        seen += batch.index.tolist()
+        seen += batch.indices.tolist()
     assert sorted(seen) == list(range(200))
 
 
@@ -231,7 +231,7 @@ def test_the_loss_is_of_the_right_class(tmp_path):
     assert_close(found.total, F.cross_entropy(logits, batch.labels, reduction="sum", label_smoothing=0.1))
     assert_close(found.plain, F.cross_entropy(logits, batch.labels, reduction="sum"))
     assert int(found.tokens) == ready.tokens(batch) == len(batch.labels)
-    for place, index in enumerate(batch.index.tolist()):
+    for place, index in enumerate(batch.indices.tolist()):
         text, label = data.train[index]
         what, (line,) = ready.named([index])
         assert what == f"lines of {settings.data.text}"

@@ -230,7 +230,7 @@ def test_the_baseline_learns_and_chooses_on_validation():
     assert found.strength == baseline.STRENGTHS[0] or found.strength in baseline.STRENGTHS
     report = found.report(examples[175:])
     assert report.accuracy == 1.0
-    assert report.count == 25
+    assert report.examples == 25
     with pytest.raises(ValueError, match="finds no words"):
         baseline.fit([("a", "good"), ("b", "bad")], [("a", "good")], ["bad", "good"])
 

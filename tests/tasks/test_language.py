@@ -213,12 +213,12 @@ def test_blocks_ask_for_every_token_once_an_epoch():
         for batch in batches:
             assert batch.keep is None
             assert_close(batch.tokens + 1, batch.target)
-        orders.append([batch.index.tolist() for batch in batches])
+        orders.append([batch.indices.tolist() for batch in batches])
     assert orders[0] != orders[1]
     other = Blocks(ids, length=16, tokens=64, seed=3)
     # no state: any batch of any epoch at any time
-    assert other.get(1, 5).index.tolist() == orders[1][5]
-    assert Blocks(ids, length=16, tokens=64, seed=4).get(0, 0).index.tolist() != orders[0][0]
+    assert other.get(1, 5).indices.tolist() == orders[1][5]
+    assert Blocks(ids, length=16, tokens=64, seed=4).get(0, 0).indices.tolist() != orders[0][0]
 
 
 @pytest.mark.parametrize("stride", [None, 1, 5, 16])

@@ -101,7 +101,7 @@ def test_R1_every_pair_once_an_epoch(tmp_path, monkeypatch):
     def noting(self):
         where = (self.state.epoch, self.state.batch)
         batch = original(self)
-        seen.append((*where, batch.index.tolist()))
+        seen.append((*where, batch.indices.tolist()))
         return batch
 
     monkeypatch.setattr(loop.Loop, "_next_batch", noting)
@@ -279,7 +279,7 @@ def test_R8_rows_have_the_lines_of_the_file(tmp_path):
     assert len(data.lines) == len(data.train) == len(ready.batches) + 1
     for index in range(ready.batches.count(0)):
         batch = ready.batches.get(0, index)
-        what, numbers = ready.named(batch.index.tolist())
+        what, numbers = ready.named(batch.indices.tolist())
         assert what == f"lines of {file}"
         for ids, number in zip(batch.source.tolist(), numbers, strict=True):
             expected = ready.translator.source.encode(lines[number - 1].split("\t")[0])

@@ -46,9 +46,9 @@ class Evaluation(NamedTuple):
         ]
         for part in found.classes:
             shares = map(_share, (*part.shares, part.average_precision))
-            lines.append(score.format(part.label, *shares, part.count, wide=wide))
+            lines.append(score.format(part.label, *shares, part.examples, wide=wide))
         for name, shares in (("macro", found.macro), ("micro", found.micro)):
-            lines.append(score.format(name, *map(_share, shares), "", found.count, wide=wide))
+            lines.append(score.format(name, *map(_share, shares), "", found.examples, wide=wide))
         cell = max(6, len(f"{found.confusion.max():,}"), *(min(12, len(label)) for label in found.labels))
         lines += [
             "",

@@ -113,8 +113,8 @@ class Task(base.Task):
             raise ValueError(f"no pair has at most {self.most} tokens: raise {name}")
         self.dropped = short.dropped
         self.origin = config.data.source or "what was generated"
-        self.lines = [data.lines[lines[index]] for index in short.index]
-        self.copied = sum(index >= len(data.train) for index in short.index)
+        self.lines = [data.lines[lines[index]] for index in short.indices]
+        self.copied = sum(index >= len(data.train) for index in short.indices)
         self.batches = Batches(
             short.source,
             short.target,
@@ -181,7 +181,7 @@ def marked_pairs(
         placeholders.mark_pair(source, target, pair, shift=(seed + index) % count) for index, pair in enumerate(pairs)
     ]
     more = placeholders.copies(source, target, pairs, seed)
-    return marked + more.pairs, [*range(len(pairs)), *more.index]
+    return marked + more.pairs, [*range(len(pairs)), *more.indices]
 
 
 def by_marks(source: Tokenizer, target: Tokenizer, pair: tuple[Marked, Marked]) -> Iterator[tuple[Entity, Entity]]:
