@@ -9,6 +9,19 @@ from regard.kernels.jit_triton import jit
 
 
 @jit
+def _program(ends, H, S, R: tl.constexpr):
+    """The chunk and the row of `order` that a program has, its head among all and its round, batch row and head, and
+    how many tokens of that row are real."""
+    c, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    head, r = row // R, row % R
+    b, h = head // H, head % H
+    end = S
+    if ends is not None:
+        end = tl.load(ends + b).to(tl.int32)
+    return c, row, head, r, b, h, end
+
+
+@jit
 def _rows(x, tokens, stride, S, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """The vectors of tokens, zeros for those behind the last."""
     d = tl.arange(0, BLOCK_D)
@@ -64,12 +77,7 @@ def forward_kernel(
     M: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    c, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    head, r = row // R, row % R
-    b, h = head // H, head % H
-    end = S
-    if ends is not None:
-        end = tl.load(ends + b).to(tl.int32)
+    c, row, head, r, b, h, end = _program(ends, H, S, R)
     if c * M < end:
         k += b * k_b + h * k_h
         v += b * v_b + h * v_h
@@ -218,12 +226,7 @@ def backward_kernel(
     M: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    c, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    head, r = row // R, row % R
-    b, h = head // H, head % H
-    end = S
-    if ends is not None:
-        end = tl.load(ends + b).to(tl.int32)
+    c, row, head, r, b, h, end = _program(ends, H, S, R)
     last = tl.maximum(end - 1, 0) // M
     k += b * k_b + h * k_h
     v += b * v_b + h * v_h

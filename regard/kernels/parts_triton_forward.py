@@ -8,15 +8,11 @@ import triton.language as tl
 from regard.kernels.jit_triton import jit
 from regard.kernels.parts_triton_tiles import (
     CHANGING,
-    far_end,
     load_relations,
     load_rows,
     logits_of,
-    over_far,
-    over_listed,
-    over_near,
+    over_keys,
     places,
-    rows_see,
     scale_left,
 )
 
@@ -67,26 +63,15 @@ def forward_kernel(
         acc = load_rows(before + b * o_b + h * o_h + at0 * o_t, o_t * FOLD, inside, ROWS, E, BLOCK_E, True)
 
     carry = (acc, total, top)
-    if FAR:
-        far = (far_k + b * fk_b + h // RATIO * fk_h, fk_t, far_v + b * fv_b + h // RATIO * fv_h, fv_t)
-        if stride_at is not None:
-            far_stride = tl.load(stride_at + b).to(tl.int32)
-        far_count = far_end(b, far_count, end_at, S, FAR_START, FAR_INNER, far_stride, FAR_CLIP)
-        carry = over_far(
-            *(carry, rows, far, far_count, far_stride, far_add, far_plus, ends, HOW),
-            *((FAR_KEYS, D, BLOCK_D, E, BLOCK_E, 1), (FAR_EVERY, FAR_TIMES, FAR_START, FAR_INNER), _absorb),
-        )
-    see = rows_see(
-        *(i, ends[0], ends[1], b * T + t, inside, since, until, first, end),
-        *(low_add, low_plus, high_add, high_plus, LOW_EVERY, LOW_TIMES, HIGH_EVERY, HIGH_TIMES, MASKED),
+    carry = over_keys(
+        *(carry, rows, (b, h, H, T, S, row0, ends, s0, k0, first, end)),
+        *(i, b * T + t, inside, (since, until, low_add, low_plus, high_add, high_plus)),
+        *((k, k_b, k_h, k_t), (v, v_b, v_h, v_t), (far_k, fk_b, fk_h, fk_t), (far_v, fv_b, fv_h, fv_t)),
+        *((far_count, far_stride, far_add, far_plus, stride_at, end_at), lists, HOW),
+        *((KEYS, D, BLOCK_D, E, BLOCK_E, FOLD), (FAR_KEYS, D, BLOCK_D, E, BLOCK_E, 1)),
+        *((FAR, FAR_EVERY, FAR_TIMES, FAR_START, FAR_INNER, FAR_CLIP), (LOW_EVERY, LOW_TIMES, HIGH_EVERY, HIGH_TIMES)),
+        *((HOLE, MASKED, SPLITS, BLOCK, LISTED), RATIO, _absorb),
     )
-    SIZE: tl.constexpr = (KEYS, D, BLOCK_D, E, BLOCK_E, FOLD)
-    shift = s0 - k0.to(tl.int64) * FOLD
-    near = (k + b * k_b + h // RATIO * k_h + shift * k_t, k_t, v + b * v_b + h // RATIO * v_h + shift * v_t, v_t)
-    carry = over_near(carry, rows, near, see, first, end, HOW, SIZE, HOLE, MASKED, SPLITS, _absorb)
-    if LISTED > 0:
-        listed = lists + ((b * H + h) * ((T + BLOCK - 1) // BLOCK) + row0 // BLOCK) * LISTED
-        carry = over_listed(carry, rows, near, listed, S, HOW, SIZE, BLOCK, LISTED, _absorb)
     acc, total, top = carry
 
     some = total > 0.0

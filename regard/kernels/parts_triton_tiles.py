@@ -8,8 +8,15 @@ Functions take what belongs together as tuples, in the order that the kernels ma
     pair      two tensors with the same rows: where the one lies and its stride, and the other's
     SIZE      rows of a tile of a pair, width and block of the one, width and block of the other, FOLD
     carry     what a walk over tiles of keys carries along
+    place     of a tile of queries: b, h, H, T, S, its first row, the positions of its ends, and s0, k0, first, end of
+              `places`
+    bounds    of single rows since when and until when, add and plus of the lower bound and of the upper
+    k, v      where a tensor begins, and its strides of batch, head and token; far_k and far_v alike
+    far       the number of far keys, their stride, add and plus of their bound; strides and ends of rows
+    EVERY     EVERY and TIMES of the lower bound and of the upper
+    WALK      HOLE, MASKED, SPLITS, BLOCK, LISTED
     rows      of a tile of queries their positions, and whatever else STEP takes: it adds a tile of keys to the carry
-    FAR       EVERY, TIMES, START, INNER of the far keys
+    FAR       EVERY, TIMES, START, INNER of the far keys; in `over_keys` whether there are any before, and CLIP behind
 
 What is known when a kernel is compiled stays so only where it is not unpacked: those tuples are read by number.
 """
@@ -379,4 +386,38 @@ def over_listed(
         real = (j >= 0) & (j < S)
         key, value = load_pair(near, at, real, SIZE, True)
         carry = STEP(carry, rows, key, value, at, j, real[None, :], HOW, KEYS, False, True)
+    return carry
+
+
+@jit
+def over_keys(
+    carry, rows, place, i, rows_at, inside, bounds, k, v, far_k, far_v, far, lists, HOW, SIZE, FAR_SIZE, FAR, EVERY,
+    WALK, RATIO: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """All keys that a tile of queries sees: the far ones, the near ones, those of blocks in lists."""
+    b, h, H, T, S, row0, ends, s0, k0, first, end = place
+    far_count, far_stride, far_add, far_plus, stride_at, end_at = far
+    if FAR[0]:
+        key = far_k[0] + b * far_k[1] + h // RATIO * far_k[2]
+        pair = (key, far_k[3], far_v[0] + b * far_v[1] + h // RATIO * far_v[2], far_v[3])
+        if stride_at is not None:
+            far_stride = tl.load(stride_at + b).to(tl.int32)
+        far_count = far_end(b, far_count, end_at, S, FAR[3], FAR[4], far_stride, FAR[5])
+        FAR_BOUND: tl.constexpr = (FAR[1], FAR[2], FAR[3], FAR[4])
+        carry = over_far(
+            carry, rows, pair, far_count, far_stride, far_add, far_plus, ends, HOW, FAR_SIZE, FAR_BOUND, STEP
+        )
+    see = rows_see(
+        *(i, ends[0], ends[1], rows_at, inside, bounds[0], bounds[1], first, end, bounds[2], bounds[3], bounds[4]),
+        *(bounds[5], EVERY[0], EVERY[1], EVERY[2], EVERY[3], WALK[1]),
+    )
+    shift = s0 - k0.to(tl.int64) * SIZE[5]
+    key = k[0] + b * k[1] + h // RATIO * k[2] + shift * k[3]
+    near = (key, k[3], v[0] + b * v[1] + h // RATIO * v[2] + shift * v[3], v[3])
+    carry = over_near(carry, rows, near, see, first, end, HOW, SIZE, WALK[0], WALK[1], WALK[2], STEP)
+    if WALK[4] > 0:
+        BLOCK: tl.constexpr = WALK[3]
+        LISTED: tl.constexpr = WALK[4]
+        listed = lists + ((b * H + h) * ((T + BLOCK - 1) // BLOCK) + row0 // BLOCK) * LISTED
+        carry = over_listed(carry, rows, near, listed, S, HOW, SIZE, BLOCK, LISTED, STEP)
     return carry

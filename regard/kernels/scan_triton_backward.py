@@ -13,12 +13,15 @@ from regard.kernels.scan_triton_tiles import (
     factor,
     faded,
     inverse_of,
+    is_left_to_other,
     load_keys,
     load_state,
     load_tile,
     mapped,
     pair_weights,
     place,
+    program,
+    real_length,
     sloped,
     split_row,
     store_state,
@@ -37,10 +40,9 @@ def scan_queries(
     EVEN: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """dq, and e where it is not given."""
-    h, segment, b = tl.program_id(0) % H, tl.program_id(0) // H, tl.program_id(1).to(tl.int64)
-    head, group = b * H + h, h // GROUP
+    h, segment, b, head, group = program(H, GROUP)
     if DECAY > 2:
-        if (tl.load(safe + head) != 0) != (DECAY == 4):
+        if is_left_to_other(safe, head, DECAY):
             return
         tops += head * K * (last + 1)
     if DECAY == 1 or DECAY == 2:
@@ -50,9 +52,7 @@ def scan_queries(
     g, dq = g + b * g_b + h * g_h, dq + ((part_v * batch + b) * T * H + h) * K
     den, e = den + head * T, e + head * T * (K if NORM == 3 else 1)
     of_q += (part_v * batch * H + head) * T * K if DECAY == 2 else (tl.program_id(2) * batch * H + head) * T
-    length = T
-    if RAGGED:
-        length = tl.load(lengths + b).to(tl.int32)
+    length = real_length(lengths, b, T, RAGGED)
     number = head * segments + segment
     S, z = load_state(S_before, z_before, number, part_v, columns, values, K, V, BK, BV, STATE, False)
     i, r = tl.arange(0, C), tl.arange(0, 16)
@@ -155,10 +155,9 @@ def scan_keys(
     EVEN: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """dk and dv, from the last chunk to the first; S and z are the gradients of the state here. Scores are [j, t]."""
-    h, segment, b = tl.program_id(0) % H, tl.program_id(0) // H, tl.program_id(1).to(tl.int64)
-    head, group = b * H + h, h // GROUP
+    h, segment, b, head, group = program(H, GROUP)
     if DECAY > 2:
-        if (tl.load(safe + head) != 0) != (DECAY == 4):
+        if is_left_to_other(safe, head, DECAY):
             return
         tops += head * K * (last + 1)
     if DECAY == 1 or DECAY == 2:
@@ -168,9 +167,7 @@ def scan_keys(
     g, dv, rows = g + b * g_b + h * g_h, dv + ((part_k * batch + b) * T * H + h) * V, head * T
     dk += ((part_v * batch + b) * T * H + h) * K
     of_k += (part_v * batch * H + head) * T * K if DECAY == 2 else (tl.program_id(2) * batch * H + head) * T
-    length = T
-    if RAGGED:
-        length = tl.load(lengths + b).to(tl.int32)
+    length = real_length(lengths, b, T, RAGGED)
     number, i, r = head * segments + segment, tl.arange(0, C), tl.arange(0, 16)
     S, z = load_state(S_after, z_after, number, part_v, columns, values, K, V, BK, BV, STATE, True)
     causal = i[:, None] <= i[None, :]

@@ -13,12 +13,15 @@ from regard.kernels.scan_triton_tiles import (
     factor,
     faded,
     inverse_of,
+    is_left_to_other,
     load_keys,
     load_state,
     load_tile,
     mapped,
     pair_weights,
     place,
+    program,
+    real_length,
     split_row,
     store_state,
     store_tile,
@@ -36,10 +39,9 @@ def scan_forward(
     C: tl.constexpr,
 ):  # fmt: skip
     """o, or its numerators of each part of K, and the denominators."""
-    h, segment, b = tl.program_id(0) % H, tl.program_id(0) // H, tl.program_id(1).to(tl.int64)
-    head, group = b * H + h, h // GROUP
+    h, segment, b, head, group = program(H, GROUP)
     if DECAY > 2:
-        if (tl.load(safe + head) != 0) != (DECAY == 4):
+        if is_left_to_other(safe, head, DECAY):
             return
         tops += head * K * (last + 1)
     part_k, part_v, columns, values = place(BK, BV, V)
@@ -47,9 +49,7 @@ def scan_forward(
     q, k, v = q + b * q_b + h * q_h, k + b * k_b + group * k_h, v + b * v_b + group * v_h
     o += ((part_k * batch + b) * T * H + h) * V
     den += head * T * K if NORM == 3 else (part_k * batch * H + head) * T
-    length = T
-    if RAGGED:
-        length = tl.load(lengths + b).to(tl.int32)
+    length = real_length(lengths, b, T, RAGGED)
     if DECAY == 1 or DECAY == 2:
         decay += b * d_b + h * d_h
     S, z = load_state(
@@ -129,10 +129,9 @@ def scan_sums(
 ):  # fmt: skip
     """x, y are keys and values, in reverse queries over denominators and the gradient of what they read; all of a
     segment."""
-    h, segment, b = tl.program_id(0) % H, tl.program_id(0) // H, tl.program_id(1).to(tl.int64)
-    head, group = b * H + h, h // GROUP
+    h, segment, b, head, group = program(H, GROUP)
     if DECAY > 2:
-        if (tl.load(safe + head) != 0) != (DECAY == 4):
+        if is_left_to_other(safe, head, DECAY):
             return
         tops += head * K * (last + 1)
     if DECAY == 1 or DECAY == 2:
@@ -141,9 +140,7 @@ def scan_sums(
     i, r, rows = tl.arange(0, C), tl.arange(0, 16)[:, None], head * T
     x, y = x + b * x_b + group * x_h, y + b * y_b + group * y_h
     keys, key_t = (logits + b * k_b + h * k_h, k_t) if DECAY == 3 and REVERSE else (x, x_t)
-    length = T
-    if RAGGED:
-        length = tl.load(lengths + b).to(tl.int32)
+    length = real_length(lengths, b, T, RAGGED)
     state, sums = tl.zeros([BV, BK], tl.float32), tl.zeros([16, BK], tl.float32)
     left = tl.zeros([BK if DECAY >= 2 else 1], tl.float32) + 1.0
     causal, line = i[:, None] >= i[None, :], factor(tl.where((r == 0) & (i >= 0)[None, :], 1.0, 0.0), NARROW, "ieee")

@@ -176,6 +176,28 @@ def split_row(e, r, NARROW: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @jit
+def program(H: tl.constexpr, GROUP: tl.constexpr):
+    """The head, segment and batch row that a program has, its head among all and its key/value head."""
+    h, segment, b = tl.program_id(0) % H, tl.program_id(0) // H, tl.program_id(1).to(tl.int64)
+    return h, segment, b, b * H + h, h // GROUP
+
+
+@jit
+def is_left_to_other(safe, head, DECAY: tl.constexpr):
+    """Whether a head is not for this DECAY: 4 takes those whose maxima grow slowly, 3 the others."""
+    return (tl.load(safe + head) != 0) != (DECAY == 4)
+
+
+@jit
+def real_length(lengths, b, T, RAGGED: tl.constexpr):
+    """How many tokens of a batch row are real."""
+    length = T
+    if RAGGED:
+        length = tl.load(lengths + b).to(tl.int32)
+    return length
+
+
+@jit
 def place(BK: tl.constexpr, BV: tl.constexpr, V: tl.constexpr):
     """Which parts of K and of V a program has, its features and its values."""
     parts: tl.constexpr = (V + BV - 1) // BV
