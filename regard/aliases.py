@@ -65,6 +65,14 @@ ALIASES: dict[str, dict[str, str]] = {
     },
 }
 
+# Values of options that were spelled otherwise in earlier versions: kind, name, option, old value, value of today.
+OLD_VALUES: dict[str, dict[str, dict[str, dict[str, str]]]] = {
+    "attention": {
+        "compressed": {"first": {"learnt": "learned"}},
+        "entmax": {"alpha": {"learnt": "learned"}},
+    },
+}
+
 # What is no name of a mechanism here but a setting beside it.
 SETTINGS = {
     "gqa": "grouped-query attention is softmax with kv_heads (model.kv_heads) fewer than heads",

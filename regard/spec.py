@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from regard.aliases import ALIASES, SETTINGS
+from regard.aliases import ALIASES, OLD_VALUES, SETTINGS
 from regard.plugins import Plugins
 
 Kind = Literal["attention", "feedforward", "position"]
@@ -223,16 +223,17 @@ class Registry:
         return [alias for alias, spec in ALIASES[self.kind].items() if parse(spec).name == name]
 
     def canonical(self, spec: "str | Spec") -> Spec:
-        """The spec by the names of ours: an alias becomes what it stands for, the options of the spec go over it."""
+        """The spec in our names and values: an alias becomes what it stands for, the options of the spec override its
+        options, and the old spelling of a value becomes that of today."""
         spec = parse(spec)
         parts = tuple(self.canonical(part) for part in spec.parts)
         meant = parse(ALIASES[self.kind].get(spec.name.lower(), spec.name))
         name = meant.name if meant.name in self else meant.name.lower()
-        return Spec(
-            name if name in self else spec.name,
-            parts,
-            tuple((dict(meant.options) | dict(spec.options)).items()),
-        )
+        options = dict(meant.options) | dict(spec.options)
+        for option, values in OLD_VALUES.get(self.kind, {}).get(name, {}).items():
+            if isinstance(options.get(option), str):
+                options[option] = values.get(options[option], options[option])
+        return Spec(name if name in self else spec.name, parts, tuple(options.items()))
 
     def find(self, name: str) -> type:
         name = self.canonical(Spec(name)).name

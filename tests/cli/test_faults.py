@@ -141,6 +141,14 @@ def test_aliases_mean_names_of_ours():
                 assert registry.find(alias) is registry.find(name)
     assert ATTENTION.canonical("heads(swa(window=3), MHA)") == regard.spec.parse("heads(local(window=3), softmax)")
     assert str(FEEDFORWARD.canonical("swiglu(bias=False)")) == "dense(activation='silu', gated=True, bias=False)"
+
+
+def test_values_of_earlier_versions_mean_those_of_today():
+    """Saved runs hold specs with the spelling 'learnt'."""
+    old = "heads(compressed(factor=2, first='learnt'), entmax(alpha='learnt'))"
+    assert str(ATTENTION.canonical(old)) == old.replace("learnt", "learned")
+    assert regard.attention("entmax(alpha='learnt')", width=8, heads=2).alpha == "learned"
+    assert regard.attention("compressed(first='learnt')", width=8, heads=2).first == "learned"
     assert POSITIONS.canonical("RoPE(base=500.0)").name == "rotary"
     layer = regard.attention("sliding_window(window=3)", width=8, heads=2, role="causal", position="rope")
     assert (layer.facts.name, layer.window, layer.position.facts.name) == ("local", 3, "rotary")

@@ -20,7 +20,7 @@ class MAB(nn.Module):
 
 
 class ISAB(nn.Module):
-    """ISAB(X) = MAB(X, MAB(I, X)), I learnt."""
+    """ISAB(X) = MAB(X, MAB(I, X)), I learned."""
 
     def __init__(self, width: int, heads: int, points: int):
         super().__init__()
@@ -32,7 +32,7 @@ class ISAB(nn.Module):
 
 
 class PMA(nn.Module):
-    """PMA(Z) = MAB(S, rFF(Z)), S learnt."""
+    """PMA(Z) = MAB(S, rFF(Z)), S learned."""
 
     def __init__(self, width: int, heads: int, seeds: int):
         super().__init__()

@@ -32,7 +32,7 @@ def test_memory_compressed_attention(factor, tokens, role):
     torch.manual_seed(0)
     causal = role == "causal"
     theirs = peer.MemoryCompressedAttention(WIDTH, HEADS, causal=causal, compression_factor=factor).double()
-    ours = build(f"compressed(factor={factor}, first='learnt')", role, bias=True)
+    ours = build(f"compressed(factor={factor}, first='learned')", role, bias=True)
     conv = theirs.compress_fn.conv
     with torch.no_grad():
         theirs.null_k.normal_()
@@ -70,7 +70,7 @@ def by_torch(layer: regard.Attention, x: Tensor, source: Tensor) -> tuple[Tensor
         blocks = F.conv1d(F.pad(raw, (0, -raw.shape[2] % f)), weight, stride=f, groups=kv_heads)
         if layer.first == "token":
             blocks = torch.cat([raw[..., :1], blocks], -1)
-        elif layer.first == "learnt":
+        elif layer.first == "learned":
             first = getattr(layer, f"first_{name}").flatten()[None, :, None]
             blocks = torch.cat([first.expand(len(x), -1, -1), blocks], -1)
         slots.append(blocks.unflatten(1, (kv_heads, D)).mT.repeat_interleave(HEADS // kv_heads, 1))
@@ -85,7 +85,7 @@ def by_torch(layer: regard.Attention, x: Tensor, source: Tensor) -> tuple[Tensor
 
 
 @pytest.mark.parametrize("role", ["self", "causal", "cross"])
-@pytest.mark.parametrize("first", ["token", "learnt", "none"])
+@pytest.mark.parametrize("first", ["token", "learned", "none"])
 @pytest.mark.parametrize("kv_heads", [HEADS, 2])
 @pytest.mark.parametrize(("factor", "tokens"), [(3, 1), (3, 2), (3, 3), (3, 11), (5, 20), (2, 9)])
 def test_convolution(factor, tokens, kv_heads, first, role):
@@ -97,7 +97,7 @@ def test_convolution(factor, tokens, kv_heads, first, role):
     assert_close(layer.weights(x, memory=memory), weights)
 
 
-@pytest.mark.parametrize("first", ["token", "learnt", "none"])
+@pytest.mark.parametrize("first", ["token", "learned", "none"])
 @pytest.mark.parametrize("factor", [1, 2, 3, 7])
 @pytest.mark.parametrize("grad", [False, True])
 def test_steps(grad, factor, first):

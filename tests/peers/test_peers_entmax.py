@@ -34,7 +34,7 @@ def test_weights_and_gradients(alpha, size):
         assert torch.equal(ours > 0, other > 0)
 
 
-def test_learnt_alpha():
+def test_learned_alpha():
     torch.manual_seed(0)
     z = torch.randn(2, HEADS, 7, 40, dtype=torch.float64).requires_grad_()
     alpha = torch.tensor([1.05, 1.3, 1.6, 1.95], dtype=torch.float64).view(1, HEADS, 1, 1).requires_grad_()
@@ -83,7 +83,7 @@ def test_layer(role, spec):
     hidden = ~KEEP[:, None, None] | (torch.ones(11, 11).triu(1).bool() if role == "causal" else False)
     # theirs stop with an error at a query that sees nothing, which only padding does
     logits = logits.masked_fill(hidden & ~hidden.all(-1, keepdim=True), -torch.inf)
-    alpha = layer.alphas().view(1, HEADS, 1, 1) if layer.alpha == "learnt" else float(layer.alpha)
+    alpha = layer.alphas().view(1, HEADS, 1, 1) if layer.alpha == "learned" else float(layer.alpha)
     expected = (theirs(alpha, logits) @ v).transpose(1, 2).flatten(2) @ layer.output.weight.T
     given = {"memory": memory, "memory_keep": KEEP} if role == "cross" else {"keep": KEEP}
     rows = KEEP if role != "cross" else torch.ones_like(KEEP)
@@ -101,7 +101,7 @@ def test_alphas_are_told():
 
 @pytest.mark.parametrize("alpha", [0.5, 2.5])
 def test_alpha_out_of_range(alpha):
-    with pytest.raises(ValueError, match=r"from 1 \(softmax\) to 2 \(sparsemax\), or 'learnt', got"):
+    with pytest.raises(ValueError, match=r"from 1 \(softmax\) to 2 \(sparsemax\), or 'learned', got"):
         regard.attention(f"entmax(alpha={alpha})", width=WIDTH, heads=HEADS)
 
 

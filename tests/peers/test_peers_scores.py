@@ -121,7 +121,7 @@ def test_dot_is_gpt_neo():
         assert_close(layer.extend(x[:, 5:], state)[0], expected[:, 5:])
 
 
-# learnt scores
+# learned scores
 
 
 @pytest.mark.parametrize(("spec", "scale"), [("multiplicative", D**-0.5), ("multiplicative(scaled=False)", 1.0)])
@@ -168,7 +168,7 @@ def test_bilinear_is_two_maps_and_a_product(spec, role):
 
 
 @pytest.mark.parametrize("spec", ["multiplicative", "bilinear"])
-def test_learnt_scores_start_as_wide_as_softmax(spec):
+def test_learned_scores_start_as_wide_as_softmax(spec):
     """Logits of unit queries and keys with variance 1, from matrices no smaller than those of the projections: what
     one step of Adam changes is then a small part of them."""
     torch.manual_seed(0)

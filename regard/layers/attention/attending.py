@@ -131,9 +131,8 @@ class Attending(Projected):
 
     @final
     def project_memory(self, source: dict[str, Tensor], memory: Memory) -> CrossState:
-        B, S = memory.x.shape[:2]
-        count = torch.full((B,), S, device=memory.x.device) if memory.count is None else memory.count
-        return CrossState(tuple(source.values()), count, memory.count is None, S, memory.allowed, self.facts.name)
+        rows, parts = memory.rows(), tuple(source.values())
+        return CrossState(parts, rows.count, memory.count is None, rows.T, memory.allowed, self.facts.name)
 
     @final
     def attend_memory(self, query: dict[str, Tensor], state: CrossState) -> Tensor:

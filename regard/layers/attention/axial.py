@@ -13,7 +13,9 @@ from regard.core.shape import Order, Shape
 from regard.core.state import Initial, Out, Progress, check_rows, take_rows
 from regard.kernels.compiling import count_blocks, is_dynamic
 from regard.layers.attention.base import Attention, Facts
-from regard.spec import ATTENTION, POSITIONS
+from regard.layers.attention.cached import Cached
+from regard.layers.attention.checks import input_position
+from regard.spec import ATTENTION
 
 
 class AxialState(NamedTuple):
@@ -76,18 +78,13 @@ class Axial(Attention):
         super().__init__(shape)
         if width < 1:
             raise ValueError(f"option 'width' of 'axial' must be at least 1, got {width}")
-        self.position = None if shape.position is None else POSITIONS.build(shape.position, shape)
-        if self.position is not None and self.position.facts.kind != "input":
-            raise ValueError(
-                f"attention 'axial' cannot take position {self.position.facts.name!r}: a query meets most keys through "
-                f"another row or column; use one that is added to the tokens, such as sinusoidal"
-            )
+        self.position = input_position("axial", shape, "a query meets most keys through another row or column")
         self.width, causal = width, shape.role == "causal"
         plain = replace(shape, position=None)
         hidden = replace(plain, out_width=shape.width)
-        self.rows = ATTENTION.build("softmax", replace(hidden, role="self"))
-        self.columns = ATTENTION.build("softmax", hidden if causal else plain)
-        self.inner = ATTENTION.build("softmax", plain) if causal else None
+        self.rows: Cached = ATTENTION.build("softmax", replace(hidden, role="self"))
+        self.columns: Cached = ATTENTION.build("softmax", hidden if causal else plain)
+        self.inner: Cached | None = ATTENTION.build("softmax", plain) if causal else None
         if causal:
             self.facts = replace(self.facts, signed=True)
 
@@ -109,9 +106,9 @@ class Axial(Attention):
             return torch.zeros(batch, w, *size, dtype=dtype, device=device)
 
         size = (batch * w, G, -(-(capacity or 0) // w), D)
-        columns = tuple(torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
+        keys, values = (torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
         x, above, inner = zeros(self.shape.width), zeros(self.shape.width), (zeros(G, D), zeros(G, D))
-        return Initial(AxialState(x, above, inner, columns, Progress.initial(batch, device)))
+        return Initial(AxialState(x, above, inner, (keys, values), Progress.initial(batch, device)))
 
     def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
@@ -160,7 +157,8 @@ class Axial(Attention):
         )
 
     def _later(self, x: Tensor, rows: Rows, state: AxialState) -> Out:
-        """New tokens, laid out from the beginning of the row that the first one is in."""
+        """New tokens, on a grid from the beginning of the row that the first one is in."""
+        assert self.inner is not None, "only role 'causal' has a state"
         B, T, w = len(x), rows.T, self.width
         # before the first token every sequence is at the beginning of a row
         m = -(-(T if state.progress.longest == 0 else w - 1 + T) // w)
@@ -196,9 +194,9 @@ class Axial(Attention):
             1, 2
         )  # [B m, w, H, D]
         y = self.inner.output(take_tokens(o.unflatten(0, (B, m)).flatten(1, 2), own).flatten(2))
-        kept = tuple(last(part.transpose(1, 2).unflatten(0, (B, m)).flatten(1, 2)) for part in (k, v))
+        k, v = (last(part.transpose(1, 2).unflatten(0, (B, m)).flatten(1, 2)) for part in (k, v))
         above = take_tokens(above, (after // w)[:, None].clamp(max=above.shape[1] - 1))[:, 0]
-        return Out(y, AxialState(last(grid), above, kept, columns, state.progress.advance(rows)))
+        return Out(y, AxialState(last(grid), above, (k, v), columns, state.progress.advance(rows)))
 
     def _extended(
         self, x: Tensor, start: Tensor, old: tuple[Tensor, Tensor], top: int
@@ -207,10 +205,10 @@ class Axial(Attention):
         m = x.shape[1]
         query, source = self.columns.project_inputs(x, Rows.full(x), None)
         at, need = start[:, None] + torch.arange(m, device=x.device), top + m
-        kept = tuple(_written(part, new, at, need) for part, new in zip(old, source.values(), strict=True))
+        k, v = (_written(part, new, at, need) for part, new in zip(old, source.values(), strict=True))
         mask = Mask(start, torch.zeros_like(start), start + m, m, need, causal=True, full=False, shift=None)
-        o = self.columns.attend(mask, query["q"], *(part[:, :, :need] for part in kept))
-        return self.columns.output(o.transpose(1, 2).flatten(2)), kept
+        o = self.columns.attend(mask, q=query["q"], k=k[:, :, :need], v=v[:, :, :need])
+        return self.columns.output(o.transpose(1, 2).flatten(2)), (k, v)
 
     def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         x, w, T = x if self.position is None else self.position.plain_add(x), self.width, len(x)
@@ -218,10 +216,10 @@ class Axial(Attention):
         columns = [list(range(first, T, w)) for first in range(min(w, T))]
 
         def along(layer: Attention, x: Tensor, sets: list[list[int]]) -> list[Tensor]:
-            found = {}
+            by_cell: dict[int, Tensor] = {}
             for cells in sets:
-                found |= dict(zip(cells, layer.reference(x[cells]), strict=True))
-            return [found[i] for i in range(T)]
+                by_cell |= dict(zip(cells, layer.reference(x[cells]), strict=True))
+            return [by_cell[i] for i in range(T)]
 
         y = along(self.columns, torch.stack(along(self.rows, x, lines)), columns)
         if self.inner is None:

@@ -1,6 +1,6 @@
 """Blocks of tokens that see a window, a few global blocks and a few random ones."""
 
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,8 @@ from regard.kernels.parts import Blocks, Part, Runs, union
 from regard.kernels.runs import Bound, Far, Lists, Pass, Where
 from regard.layers.attention.base import Facts
 from regard.layers.attention.cached import Cached
+
+Bits = TypeVar("Bits", int, Tensor)
 
 
 class BigBird(Cached):
@@ -51,6 +53,7 @@ class BigBird(Cached):
     )
     reduces_to = (("bigbird(block=7)", "softmax"), ("bigbird(block=2, random=14)", "softmax"))
     grouped = True
+    seeds: Tensor  # [H]
 
     def __init__(
         self,
@@ -86,17 +89,17 @@ class BigBird(Cached):
         # all rows and heads on one axis, where each block of queries has key blocks of its own
         first = torch.arange(B, device=q.device)[:, None] * G + torch.arange(H, device=q.device) // (H // G)
         keys = torch.where(index < 0, 0, index + first[:, :, None, None] * n).flatten(0, 2)
-        seen = index.flatten(0, 2).repeat_interleave(b, 1)[:, None, None] >= 0
-        part = Part(Runs(0, b, len(keys), b), Blocks(keys, b), mask=seen)
+        visible = index.flatten(0, 2).repeat_interleave(b, 1)[:, None, None] >= 0
+        part = Part(Runs(0, b, len(keys), b), Blocks(keys, b), mask=visible)
         real = None
         if not mask.full or n * b > T:
             real = torch.arange(n * b, device=q.device) < mask.end[:, None]
             real = real.repeat_interleave(G, 0).reshape(1, -1)
-        flat = [F.pad(x, (0, 0, 0, n * b - T)).reshape(1, 1, -1, D) for x in (q, k, v)]
-        o = union(*flat, [part], scale=self.scale, real=real).view(B, H, n, b, D)
+        flat_q, flat_k, flat_v = (F.pad(x, (0, 0, 0, n * b - T)).reshape(1, 1, -1, D) for x in (q, k, v))
+        o = union(flat_q, flat_k, flat_v, [part], scale=self.scale, real=real).view(B, H, n, b, D)
         if g:
             at = wide[:, None, :, None, None].expand(-1, H, -1, b, D)
-            rows = flat[0].view(B, H, n, b, D).gather(2, at).flatten(2, 3)
+            rows = flat_q.view(B, H, n, b, D).gather(2, at).flatten(2, 3)
             o = o.scatter(2, at, self.product(mask._replace(T=g * b), rows, k, v, self.scale).unflatten(2, (g, b)))
         return o.flatten(2, 3)[:, :, :T]
 
@@ -175,13 +178,13 @@ class BigBird(Cached):
         return torch.stack(outs)
 
 
-def noise(seed: Tensor | int, block: Tensor | int, draw: int) -> Tensor | int:
-    """32 bits of chance that depend on these numbers and on nothing else: so lengths and batches need no table."""
-    x = 0
-    for part in (seed, block, draw):
-        x = x ^ part
-        # factors below 2^31: no product leaves the 63 bits of an integer tensor
-        for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
-            x = (x ^ (x >> shift)) * factor & 0xFFFFFFFF
-        x = x ^ (x >> 15)
-    return x
+def noise(seed: Bits, block: Bits, draw: int) -> Bits:
+    """32 random bits that depend on these numbers and on nothing else: so lengths and batches need no table."""
+    return _scramble(_scramble(_scramble(seed) ^ block) ^ draw)
+
+
+def _scramble(x: Bits) -> Bits:
+    # factors below 2^31: no product leaves the 63 bits of an integer tensor
+    for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
+        x = (x ^ (x >> shift)) * factor & 0xFFFFFFFF
+    return x ^ (x >> 15)

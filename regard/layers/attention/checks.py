@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 
 from regard.core.rows import check_pairs
+from regard.core.shape import Shape
 from regard.core.state import StateForm, same_form, state_form
+from regard.layers.position.base import Position
+from regard.spec import POSITIONS
 
 if TYPE_CHECKING:
     from regard.layers.attention.base import Attention
@@ -111,6 +114,19 @@ def check_form(layer: "Attention", state: Any) -> None:
             f"the state is not one of attention {layer.facts.name!r}: got {got}, expected a {expected.kind.__name__}; "
             f"take the state from start() of this layer"
         )
+
+
+def input_position(name: str, shape: Shape, why: str) -> Position | None:
+    """The position scheme of a mechanism that can only add positions to its tokens; `why` is said of any other."""
+    if shape.position is None:
+        return None
+    position = POSITIONS.build(shape.position, shape)
+    if position.facts.kind != "input":
+        raise ValueError(
+            f"attention {name!r} cannot take position {position.facts.name!r}: {why}; use one that is added to the "
+            "tokens, such as sinusoidal"
+        )
+    return position
 
 
 def check_decodes(layer: "Attention") -> None:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core.numeric import masked_softmax, wide_dtype
-from regard.core.reference import Row, blend
+from regard.core.reference import Row, add_up, blend
 from regard.core.rows import Mask
 from regard.core.shape import Order, Shape
 from regard.kernels.compiling import at_most, is_dynamic
@@ -63,6 +63,7 @@ class Clustered(Cached):
         ("clustered(clusters=64, topk=0, bits=256)", "softmax"),
     )
     tile = 32  # queries of one cluster that read its topk keys together
+    planes: Tensor  # [H, bits, D + 1]
 
     def __init__(
         self,
@@ -103,11 +104,11 @@ class Clustered(Cached):
         members = q.new_zeros(*group.shape, C).scatter_(3, group[..., None], 1)
         members = members if real is None else torch.where(real, members, 0)
         count = members.sum(2, dtype=wide)[..., None].clamp(min=1)
-        own = q if real is None else torch.where(real, q, 0)
+        queries = q if real is None else torch.where(real, q, 0)
         if not (q.device.type == "cuda" and q.dtype == torch.bfloat16):
             # elsewhere products may add up in less than float32, and sums of float16 overflow
-            members, own = members.to(wide), own.to(wide)
-        return (members.mT @ own / count).to(q.dtype)
+            members, queries = members.to(wide), queries.to(wide)
+        return (members.mT @ queries / count).to(q.dtype)
 
     def _improve(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, group: Tensor, weights: Tensor) -> Tensor:
         """The weight of the topk keys of each cluster shared out anew by each member."""
@@ -119,12 +120,12 @@ class Clustered(Cached):
         slots = slot[..., None].expand_as(q)
         sorted_q = q.new_zeros(*q.shape[:2], cluster.shape[2] * self.tile, q.shape[3]).scatter(2, slots, q)
         keys = take_per_head(top, cluster)  # [B, H, n, K]
-        parts = [
+        tiled_q, tiled_k, tiled_v = (
             x.flatten(1, 2)
             for x in (sorted_q.unflatten(2, (-1, self.tile)), take_per_head(k, keys), take_per_head(v, keys))
-        ]
-        seen = None if mask.full else (keys < mask.end[:, None, None, None]).flatten(1, 2)[:, :, None]
-        o = F.scaled_dot_product_attention(*parts, attn_mask=seen, scale=self.scale)
+        )
+        visible = None if mask.full else (keys < mask.end[:, None, None, None]).flatten(1, 2)[:, :, None]
+        o = F.scaled_dot_product_attention(tiled_q, tiled_k, tiled_v, attn_mask=visible, scale=self.scale)
         o = o.unflatten(1, cluster.shape[1:]).flatten(2, 3).gather(2, slots)
         return take_per_head(rest, group) + take_per_head(mass, group) * o
 
@@ -153,14 +154,14 @@ class Clustered(Cached):
         outs = []
         for i in range(row.T):
             members = [t for t in range(row.T) if group[t] == group[i]]
-            mean = sum(row.q[t] for t in members) / len(members)
+            mean = add_up(row.q[t] for t in members) / len(members)
             logits = torch.stack([self.scale * (mean @ row.k[j]) for j in range(row.S)])
             weights = torch.exp(logits - logits.max()) / torch.exp(logits - logits.max()).sum()
             top = sorted(range(row.S), key=(-weights).tolist().__getitem__)[: self.topk]
             out = sum((weights[j] * row.v[j] for j in range(row.S) if j not in top), torch.zeros_like(row.v[0]))
             if top:
-                own = torch.stack([self.scale * (row.q[i] @ row.k[j]) for j in top])
-                out = out + sum(weights[j] for j in top) * blend(own, [row.v[j] for j in top])
+                logits = torch.stack([self.scale * (row.q[i] @ row.k[j]) for j in top])
+                out = out + add_up(weights[j] for j in top) * blend(logits, [row.v[j] for j in top])
             outs.append(out)
         return torch.stack(outs)
 
@@ -169,14 +170,15 @@ class Clustered(Cached):
         for vector in row.q.detach():
             codes.append([bool(plane[:-1] @ vector + plane[-1] > 0) for plane in self.planes[row.head]])
         centroids = codes[: self.clusters]
-        for step in range(self.iterations):
-            group = []
-            for code in codes:
-                away = [sum(x != y for x, y in zip(code, centroid, strict=True)) for centroid in centroids]
-                group.append(away.index(min(away)))
-            if step < self.iterations - 1:
-                for c in range(len(centroids)):
-                    members = [code for code, own in zip(codes, group, strict=True) if own == c]
-                    if members:
-                        centroids[c] = [2 * sum(bits) > len(members) for bits in zip(*members, strict=True)]
-        return group
+
+        def nearest(code: list[bool]) -> int:
+            away = [sum(x != y for x, y in zip(code, centroid, strict=True)) for centroid in centroids]
+            return away.index(min(away))
+
+        for _ in range(self.iterations - 1):
+            group = [nearest(code) for code in codes]
+            for c in range(len(centroids)):
+                members = [code for code, cluster in zip(codes, group, strict=True) if cluster == c]
+                if members:
+                    centroids[c] = [2 * sum(bits) > len(members) for bits in zip(*members, strict=True)]
+        return [nearest(code) for code in codes]

@@ -13,7 +13,8 @@ from regard.core.shape import Order, Shape
 from regard.core.state import Out
 from regard.kernels.compiling import at_most, count_blocks, is_dynamic
 from regard.layers.attention.base import Attention, Facts
-from regard.spec import ATTENTION, POSITIONS
+from regard.layers.attention.checks import input_position
+from regard.spec import ATTENTION
 
 
 class Clusterformer(Attention):
@@ -22,8 +23,8 @@ class Clusterformer(Attention):
     m, and the tokens of a chunk attend to each other, by a softmax attention with H heads. The paper alternates such
     layers with ones that attend in windows: `attention=["local(window=128)", "clusterformer"]`.
 
-    The p centroids are learnt without gradients. In training, a memory bank takes in the tokens that the layer reads,
-    and drops the oldest; after every so many calls, k-means over the bank makes new centroids (`refresh()`). Vectors
+    The p centroids are learned without gradients. In training, a memory bank takes in the tokens that the layer reads,
+    and drops the oldest; after every `every` calls, k-means over the bank makes new centroids (`refresh()`). Vectors
     count by direction, as centroids of unit length are compared by products: k-means is the spherical one, begun with
     tokens spread evenly over the bank. (No code of the authors was found.) Until the first time, the centroids are
     random directions.
@@ -49,6 +50,10 @@ class Clusterformer(Attention):
     examples = ("clusterformer(clusters=4, chunk=5)", "clusterformer(clusters=3, chunk=8)")
     # one chunk holds all: then the clusters do not matter
     reduces_to = (("clusterformer(clusters=5, chunk=64)", "clusterformer(clusters=1, chunk=33)"),)
+    centroids: Tensor  # [p, E]
+    bank: Tensor  # [bank + 1, E]
+    kept: Tensor  # [] tokens that the bank has taken in so far
+    calls: Tensor  # []
 
     def __init__(
         self,
@@ -67,16 +72,11 @@ class Clusterformer(Attention):
                 raise ValueError(f"option {name!r} of 'clusterformer' must be at least 1, got {size}")
         if bank < clusters:
             raise ValueError(f"option 'bank' of 'clusterformer' must be at least clusters={clusters}, got {bank}")
-        self.position = None if shape.position is None else POSITIONS.build(shape.position, shape)
-        if self.position is not None and self.position.facts.kind != "input":
-            raise ValueError(
-                f"attention 'clusterformer' cannot take position {self.position.facts.name!r}: the tokens of a chunk "
-                f"come from anywhere in the row; use one that is added to the tokens, such as sinusoidal"
-            )
+        self.position = input_position("clusterformer", shape, "the tokens of a chunk come from anywhere in the row")
         self.clusters, self.chunk, self.every, self.iterations = clusters, chunk, every, iterations
-        self.inner = ATTENTION.build("softmax", replace(shape, position=None))
+        self.inner: Attention = ATTENTION.build("softmax", replace(shape, position=None))
         self.register_buffer("centroids", F.normalize(torch.randn(clusters, shape.width), dim=-1))
-        # kept with the weights, for a resumed run to go on exactly; the last slot takes what is not kept
+        # saved with the weights, so that a resumed run continues exactly; the last slot takes what is not kept
         self.register_buffer("bank", torch.zeros(bank + 1, shape.width))
         self.register_buffer("kept", torch.zeros((), dtype=torch.long))
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
@@ -134,6 +134,7 @@ class Clusterformer(Attention):
         return order, chunks, Rows(torch.zeros_like(count), count, m, None)
 
     def _remember(self, x: Tensor, rows: Rows) -> None:
+        """Puts the real tokens of a call into the bank; now and then, `refresh`."""
         x, room = x.flatten(0, 1).to(self.bank.dtype), len(self.bank) - 1
         real = rows.real()
         real = torch.ones(len(x), dtype=torch.bool, device=x.device) if real is None else real.flatten()
@@ -153,11 +154,11 @@ class Clusterformer(Attention):
             near = [float(token @ centroid) for centroid in self.centroids]
             clusters.append(near.index(max(near)))
         order = sorted(range(len(x)), key=lambda i: (clusters[i], i))
-        found = {}
+        outs: dict[int, Tensor] = {}
         for first in range(0, len(x), self.chunk):
             chunk = order[first : first + self.chunk]
-            found |= dict(zip(chunk, self.inner.reference(x[chunk]), strict=True))
-        return torch.stack([found[i] for i in range(len(x))])
+            outs |= dict(zip(chunk, self.inner.reference(x[chunk]), strict=True))
+        return torch.stack([outs[i] for i in range(len(x))])
 
 
 def _places(order: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.numeric import masked_softmax
-from regard.core.reference import Row, blend
-from regard.core.rows import Rows
+from regard.core.reference import Row, add_up, blend
+from regard.core.rows import Memory, Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Progress, take_rows
 from regard.kernels.compiling import count_blocks, is_dynamic
@@ -50,7 +50,7 @@ class Compressed(Projected):
     )
     examples = (
         "compressed(factor=3)",
-        "compressed(factor=4, first='learnt')",
+        "compressed(factor=4, first='learned')",
         "compressed(factor=2, first='none')",
     )
     reduces_to = (("compressed(factor=1, first='none')", "softmax"),)
@@ -63,8 +63,8 @@ class Compressed(Projected):
         *,
         factor: Annotated[int, "tokens that become one slot: the width and the stride of the convolution"] = 3,
         first: Annotated[
-            Literal["token", "learnt", "none"],
-            "the slot before the blocks: the first token as it is, or a learnt key and value; with 'none' the first "
+            Literal["token", "learned", "none"],
+            "the slot before the blocks: the first token as it is, or a learned key and value; with 'none' the first "
             "factor - 1 tokens of a causal layer see nothing and give zeros",
         ] = "token",
     ):
@@ -80,13 +80,15 @@ class Compressed(Projected):
             mean = torch.eye(D).div(factor).repeat(G, factor, 1, 1)
             self.register_parameter(f"conv_{name}", nn.Parameter(mean))  # [G, factor, D in, D out]
             self.register_parameter(f"offset_{name}", nn.Parameter(torch.zeros(G, D)) if shape.input_bias else None)
-            self.register_parameter(f"first_{name}", nn.Parameter(torch.zeros(G, D)) if first == "learnt" else None)
+            self.register_parameter(f"first_{name}", nn.Parameter(torch.zeros(G, D)) if first == "learned" else None)
 
-    def attend_self(self, rows, query, source, state):
+    def attend_self(
+        self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], state: CompressedState | None
+    ) -> tuple[Tensor, CompressedState | None]:
         q = query["q"]
         if self.shape.role == "self":
             k, v = self._compress(rows.real(), source)
-            return self._attend(q, k, v, None if rows.uniform_start is not None else self._some(rows.count, k)), None
+            return self._attend(q, k, v, None if rows.uniform_start is not None else self._filled(rows.count, k)), None
         if state is None:
             k, v = self._compress(None, source)
             # folded queries and slots would be two dynamic sizes, of which PyTorch 2.11 does not know that they agree
@@ -98,44 +100,43 @@ class Compressed(Projected):
             return self._causal(q, k, v), state
         visible = self._finished(rows, k)
         pieces = zip(q.split(self.piece, 2), visible.split(self.piece, 2), strict=True)
-        return torch.cat([self._attend(part, k, v, seen) for part, seen in pieces], 2), state
+        return torch.cat([self._attend(some, k, v, slots) for some, slots in pieces], 2), state
 
-    def project_memory(self, source, memory):
-        B, S = memory.x.shape[:2]
-        count = torch.full((B,), S, device=memory.x.device) if memory.count is None else memory.count
-        real = None if memory.count is None else torch.arange(S, device=count.device) < count[:, None]
-        return CrossState(self._compress(real, source), count, memory.count is None, S, mechanism=self.facts.name)
+    def project_memory(self, source: dict[str, Tensor], memory: Memory) -> CrossState:
+        rows = memory.rows()
+        slots = self._compress(rows.real(), source)
+        return CrossState(slots, rows.count, memory.count is None, rows.T, mechanism=self.facts.name)
 
-    def attend_memory(self, query, state):
+    def attend_memory(self, query: dict[str, Tensor], state: CrossState) -> Tensor:
         k, v = state.parts
-        return self._attend(query["q"], k, v, None if state.full else self._some(state.count, k))
+        return self._attend(query["q"], k, v, None if state.full else self._filled(state.count, k))
 
     def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
         """[B, H, T, slots]: the values of a slot are matrices away from those of its tokens."""
         rows = rows or Rows.full(x)
         query, source = self.project_inputs(x, rows, memory)
         if self.shape.role == "cross":
-            state = self.project_memory(source, memory) if state is None else state
-            k, visible = state.parts[0], self._some(state.count, state.parts[0])
+            if state is None:
+                assert memory is not None, "role 'cross' reads a memory or a state"
+                state = self.project_memory(source, memory)
+            k, visible = state.parts[0], self._filled(state.count, state.parts[0])
         elif state is not None:
             copy = take_rows(state, torch.arange(len(x), device=x.device))
             k = self._append(rows, source, copy)[1]
             visible = self._finished(rows, k)
         else:
             k = self._compress(rows.real(), source)[0]
-            visible = self._some(rows.count, k) if self.shape.role == "self" else self._finished(rows, k)
+            visible = self._filled(rows.count, k) if self.shape.role == "self" else self._finished(rows, k)
         k = k.repeat_interleave(self.shape.heads // self.shape.kv_heads, 1)
         return masked_softmax(query["q"] * self.scale @ k.mT, visible)
 
-    def attend_values(self, rows, query, source, memory) -> Tensor:
+    def attend_values(
+        self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], memory: Memory | None
+    ) -> Tensor:
         """Values [B, G, slots, D]."""
-        keys = {"k": source["k"]}
-        if self.shape.role == "cross":
-            real, count = memory.rows().real(), memory.rows().count
-        else:
-            real, count = rows.real(), rows.count
-        (k,) = self._compress(real, keys)
-        visible = self._finished(rows, k) if self.shape.role == "causal" else self._some(count, k)
+        read = rows if memory is None else memory.rows()
+        k = self._compress_input("k", read.real(), source["k"])
+        visible = self._finished(rows, k) if self.shape.role == "causal" else self._filled(read.count, k)
         return self._attend(query["q"], k, source["v"], visible)
 
     def slots(self, x, rows=None, *, memory=None) -> Tensor:
@@ -144,26 +145,29 @@ class Compressed(Projected):
         v = self._compress(rows.real(), source)[1] if memory is None else self.project_memory(source, memory).parts[1]
         return v.repeat_interleave(self.shape.heads // self.shape.kv_heads, 1)
 
-    def empty_state(self, batch, capacity, dtype, device):
+    def empty_state(
+        self, batch: int, capacity: int | None, dtype: torch.dtype, device: torch.device
+    ) -> CompressedState:
         G, D, f = self.shape.kv_heads, self.shape.head_width, self.factor
-        slots = []
-        for name in ("k", "v"):
-            first = self._first(name, torch.zeros((batch, G, 1, D), dtype=dtype, device=device))
-            slots.append(F.pad(first, (0, 0, 0, 0 if capacity is None else capacity // f + 1)))
-        tail = tuple(torch.zeros((batch, G, f - 1, D), dtype=dtype, device=device) for _ in range(2))
-        return CompressedState(tuple(slots), tail, Progress.initial(batch, device))
+
+        def zeros(slots: int) -> Tensor:
+            return torch.zeros((batch, G, slots, D), dtype=dtype, device=device)
+
+        room = 0 if capacity is None else capacity // f + 1
+        k, v = (F.pad(self._first(name, zeros(1)), (0, 0, 0, room)) for name in "kv")
+        return CompressedState((k, v), (zeros(f - 1), zeros(f - 1)), Progress.initial(batch, device))
 
     def _compress(self, real: Tensor | None, source: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The slots of whole rows, [B, G, lead + ceil(S / factor), D]."""
-        slots = []
-        for name, part in source.items():
-            if real is not None:
-                # zero vectors in the padding still have keys and values: the biases
-                part = torch.where(real[:, None, :, None], part, 0)
-            S = part.shape[2]
-            blocks = self._blocks(name, F.pad(part, (0, 0, 0, count_blocks(S, self.factor) * self.factor - S)))
-            slots.append(torch.cat([self._first(name, part), blocks], 2))
-        return tuple(slots)
+        """The slots of whole rows, [B, G, lead + ceil(S / factor), D] of keys and of values."""
+        return self._compress_input("k", real, source["k"]), self._compress_input("v", real, source["v"])
+
+    def _compress_input(self, name: str, real: Tensor | None, x: Tensor) -> Tensor:
+        if real is not None:
+            # zero vectors in the padding still have keys and values: the biases
+            x = torch.where(real[:, None, :, None], x, 0)
+        S = x.shape[2]
+        blocks = self._blocks(name, F.pad(x, (0, 0, 0, count_blocks(S, self.factor) * self.factor - S)))
+        return torch.cat([self._first(name, x), blocks], 2)
 
     def _blocks(self, name: str, x: Tensor) -> Tensor:
         """[B, G, n factor, D] -> [B, G, n, D]"""
@@ -173,11 +177,11 @@ class Compressed(Projected):
 
     def _first(self, name: str, x: Tensor) -> Tensor:
         """The slot before the blocks, [B, G, 1 or 0, D]."""
-        if self.first == "learnt":
+        if self.first == "learned":
             return getattr(self, f"first_{name}").to(x.dtype)[:, None].expand(len(x), -1, -1, -1)
         return x[:, :, : self.lead]
 
-    def _some(self, count: Tensor, k: Tensor) -> Tensor:
+    def _filled(self, count: Tensor, k: Tensor) -> Tensor:
         """[B, 1, 1, slots]: what holds a real token; the first slot, where there is any."""
         at = (torch.arange(k.shape[2], device=k.device) - self.lead).clamp(min=0) * self.factor
         return (at < count[:, None])[:, None, None]
@@ -222,7 +226,8 @@ class Compressed(Projected):
         top, begins = self.lead + state.progress.longest // f, (length == 0)[:, None, None, None]
         if self.first == "token":
             at = F.pad(at, (1, 0))
-        slots, tails = [], []
+        slots: list[Tensor] = []
+        tails: list[Tensor] = []
         for (name, part), old, tail in zip(source.items(), state.slots, state.tail, strict=True):
             joined = _put(F.pad(tail, (0, 0, 0, T)), part, behind)
             blocks = self._blocks(name, joined[:, :, : new * f])
@@ -236,29 +241,28 @@ class Compressed(Projected):
                 slot.transpose(1, 2)[torch.arange(len(part), device=device)[:, None], at] = blocks.transpose(1, 2)
             slots.append(slot)
             tails.append(joined.gather(2, rest.expand(-1, part.shape[1], -1, part.shape[3])))
-        state = CompressedState(tuple(slots), tuple(tails), state.progress.advance(rows))
-        return state, *(slot[:, :, : top + new] for slot in slots)
+        (k, v), (tail_k, tail_v) = slots, tails
+        state = CompressedState((k, v), (tail_k, tail_v), state.progress.advance(rows))
+        return state, k[:, :, : top + new], v[:, :, : top + new]
 
     def plain(self, row: Row) -> Tensor:
         f, head = self.factor, row.head * self.shape.kv_heads // self.shape.heads
 
         def slots(name: str, x: Tensor) -> list[Tensor]:
-            found = (
-                []
-                if self.first == "none"
-                else [x[0] if self.first == "token" else getattr(self, f"first_{name}")[head]]
-            )
+            made: list[Tensor] = []
+            if self.first != "none":
+                made.append(x[0] if self.first == "token" else getattr(self, f"first_{name}")[head])
             conv, offset = getattr(self, f"conv_{name}")[head], getattr(self, f"offset_{name}")
             for t in range(-(-row.S // f)):
-                block = sum(conv[r].T @ x[t * f + r] for r in range(f) if t * f + r < row.S)
-                found.append(block if offset is None else block + offset[head])
-            return found
+                block = add_up(conv[r].T @ x[t * f + r] for r in range(f) if t * f + r < row.S)
+                made.append(block if offset is None else block + offset[head])
+            return made
 
         keys, values, outs = slots("k", row.k), slots("v", row.v), []
         for i in range(row.T):
-            seen = [t for t in range(len(keys)) if not row.causal or t < self.lead or (t - self.lead) * f + f - 1 <= i]
-            logits = [self.scale * (row.q[i] @ keys[t]) for t in seen]
-            outs.append(blend(torch.stack(logits), [values[t] for t in seen]) if seen else torch.zeros_like(row.q[i]))
+            past = [t for t in range(len(keys)) if not row.causal or t < self.lead or (t - self.lead) * f + f - 1 <= i]
+            logits = [self.scale * (row.q[i] @ keys[t]) for t in past]
+            outs.append(blend(torch.stack(logits), [values[t] for t in past]) if past else torch.zeros_like(row.q[i]))
         return torch.stack(outs)
 
 

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.numeric import wide_dtype
-from regard.core.reference import Row, blend
-from regard.core.rows import Mask, Rows
+from regard.core.reference import Row, add_up, blend
+from regard.core.rows import Mask, Memory, Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Progress
 from regard.kernels.compiling import count_blocks, is_dynamic, surely_at_most
@@ -34,7 +34,7 @@ class CompressiveState(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """The tokens of a call laid out in whole segments, from the beginning of the one that the first stands in."""
+    """The tokens of a call padded to whole segments, from the beginning of the one that the first stands in."""
 
     q: Tensor  # [B, H, m n, D], or the one query of a step
     tokens: Parts  # x, k and v of M + m n tokens, from M before that beginning on
@@ -146,33 +146,47 @@ class Compressive(Segmented):
         self.squeeze = nn.Conv1d(E, E, rate, rate, dilation=1 + (function == "dilated")) if learns else None
         self.restore = nn.ConvTranspose1d(E, E, rate, rate) if self.loss == "autoencoding" else None
 
-    def learn(self, rows, query, source, memory, state) -> Tensor | None:
+    def learn(
+        self,
+        rows: Rows,
+        query: dict[str, Tensor],
+        source: dict[str, Tensor],
+        memory: Memory | None,
+        state: CompressiveState | None,
+    ) -> Tensor | None:
         if self.loss == "none":
             return None
-        # of a row no longer than the memory nothing leaves it
+        # nothing leaves the memory of a row that is no longer than it
         leaves = state is not None or self.memory < rows.T
         return self._loss(rows, self._grid(rows, query, source, state)) if leaves else query["q"].new_zeros(())
 
-    def attend_values(self, rows, query, source, memory) -> Tensor:
-        return self._mixed(rows, self._grid(rows, query, source, None), source, None, probe=True)[0]
+    def attend_values(
+        self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], memory: Memory | None
+    ) -> Tensor:
+        return self._attend_grid(rows, self._grid(rows, query, source, None), source, None, probe=True)[0]
 
-    def probe_state(self, state, first):
+    def probe_state(self, state: Any, first: int) -> NoReturn:
         raise ValueError(
-            "attention 'compressive' keeps slots, not tokens, so a state has no map: call weights(x) on the whole"
+            "attention 'compressive' keeps slots, not tokens, so a state has no map: call weights(x) without a state, "
+            "on the whole sequence"
         )
 
     def sources(self, x: Tensor) -> dict[str, Tensor]:
         return {"x": x[:, None]} | super().sources(x)
 
-    def attend_self(self, rows, query, source, state):
+    def attend_self(
+        self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], state: CompressiveState | None
+    ) -> tuple[Tensor, CompressiveState | None]:
         if "x" not in source:
             raise ValueError(
                 "attention 'compressive' makes the keys of its slots by parameters of its own, so it is no plain "
                 "function of q, k and v: build it with regard.attention('compressive', width=..., heads=...)"
             )
-        return self._mixed(rows, self._grid(rows, query, source, state), source, state)
+        return self._attend_grid(rows, self._grid(rows, query, source, state), source, state)
 
-    def empty_state(self, batch, capacity, dtype, device):
+    def empty_state(
+        self, batch: int, capacity: int | None, dtype: torch.dtype, device: torch.device
+    ) -> CompressiveState:
         def zeros(slots: int) -> Parts:
             return (torch.zeros(batch, 1, slots, self.shape.width, dtype=dtype, device=device),)
 
@@ -190,15 +204,17 @@ class Compressive(Segmented):
             return Grid(F.pad(q, (0, 0, 0, room)), tokens, rows.start, m, step=False)
         inside, m = rows.start % n, -(-(n - 1 + T) // n)
         joined = self._joined(state.tail, source.values())
-        if self._plain_step(rows):
+        at = self._plain_step(rows)
+        if at is not None:
             # of the segment as much as there is
-            tokens = tuple(part[:, :, n - 1 - rows.uniform_start % n :] for part in joined)
+            tokens = tuple(part[:, :, n - 1 - at % n :] for part in joined)
         else:
             tokens = tuple(stretch(part, n - 1 - inside, M + m * n) for part in joined)
         return Grid(q if T == 1 else stretch(q, -inside, m * n), tokens, inside, m, T == 1, joined)
 
-    def _plain_step(self, rows: Rows) -> bool:
-        return self.function != "used" and self.steps(rows)
+    def _plain_step(self, rows: Rows) -> int | None:
+        """The position of a step that needs no grid: see `step_position`."""
+        return None if self.function == "used" else self.step_position(rows)
 
     def _joined(self, old: Parts, new: Iterable[Tensor]) -> Parts:
         """x, k and v of what a state keeps, followed by what is new."""
@@ -209,7 +225,7 @@ class Compressive(Segmented):
             return parts
         return (parts[0], *(self.split(name, parts[0][:, 0]) for name in "kv"))
 
-    def _mixed(
+    def _attend_grid(
         self, rows: Rows, grid: Grid, source: dict[str, Tensor], state: CompressiveState | None, probe: bool = False
     ) -> tuple[Tensor, CompressiveState | None]:
         """`probe`: the values are those of a map, and the value of a slot is the mean of its tokens'."""
@@ -222,6 +238,7 @@ class Compressive(Segmented):
             usage = grid.q.new_zeros(len(grid.q), n, dtype=wide_dtype(grid.q.dtype))
         else:
             slots, usage = self._full(state.slots), state.usage
+        usages = None
         if self.function == "used":
             o, slots, usages = self._one_by_one(rows, grid, slots, usage, probe)
         else:
@@ -229,11 +246,11 @@ class Compressive(Segmented):
             idle = grid.step and rows.uniform_start is not None and (rows.uniform_start + 1) % n != 0
             if torch.compiler.is_compiling() or not idle:
                 slots = self._joined(slots, self._compressed(grid, probe))
-            o = self._look(rows, grid, slots)
+            o = self._attend_segments(rows, grid, slots)
         if state is None:
             return o[:, :, :T], None
         over = (grid.inside + rows.count) // n  # segments that ended
-        if self.function == "used":
+        if usages is not None:
             usage = usages.gather(1, over[:, None, None].expand(-1, 1, n))[:, 0]
         new = rows.count
         if rows.uniform_start is not None:
@@ -245,12 +262,13 @@ class Compressive(Segmented):
         state = CompressiveState(tail, slots, usage, state.progress.advance(rows))
         return o if grid.step else stretch(o, grid.inside, T), state
 
-    def _look(self, rows: Rows, grid: Grid, slots: Parts) -> Tensor:
+    def _attend_segments(self, rows: Rows, grid: Grid, slots: Parts) -> Tensor:
         """Each segment of the queries over its slots and tokens."""
         (M, n, C), m = (self.memory, self.segment, self.compressed), grid.m
-        if self._plain_step(rows):
-            begin = max(0, rows.uniform_start // n * n - M)
-            old, new = min(begin // self.rate, C), rows.uniform_start - begin + 1
+        at = self._plain_step(rows)
+        if at is not None:
+            begin = max(0, at // n * n - M)
+            old, new = min(begin // self.rate, C), at - begin + 1
             k, v = (
                 torch.cat([older[:, :, C - old : C], newer[:, :, -new:]], 2) if old else newer[:, :, -new:]
                 for older, newer in zip(slots[1:], grid.tokens[1:], strict=True)
@@ -267,7 +285,7 @@ class Compressive(Segmented):
         # slots are counted as places just before the memory, and places from the first that is visible
         lowest = begin.clamp(min=0) - (begin.clamp(min=0) // self.rate).clamp(max=C)
         end = (rows.start + rows.count)[:, None]
-        q0, k0, end = ((at - lowest).flatten() for at in (first, begin - C, end))
+        q0, k0, end = ((place - lowest).flatten() for place in (first, begin - C, end))
         o = None
         if self.function != "used":
             o = self.in_runs(q, k, v, Pass(high=Bound(plus=1)), C + M + n, Where(q0, k0, end))
@@ -301,7 +319,7 @@ class Compressive(Segmented):
             start = places[:, i, 0]
             at = rows._replace(start=start, count=end - start)
             part = grid._replace(q=own, tokens=tokens, inside=start % n, m=1)
-            outs.append(self._look(at, part, slots))
+            outs.append(self._attend_segments(at, part, slots))
             with torch.no_grad():
                 given = self._read_units(at, part, slots, oldest, nothing).to(usage.dtype).mean(1)  # [B, n, n]
                 given = torch.where(asked[:, i, :, None], given, 0).sum(1)
@@ -319,7 +337,7 @@ class Compressive(Segmented):
 
         def read(values: Tensor) -> Tensor:
             at = grid._replace(tokens=(*grid.tokens[:2], values))
-            return self._look(rows, at, (*slots[:2], nothing[..., : values.shape[3]]))
+            return self._attend_segments(rows, at, (*slots[:2], nothing[..., : values.shape[3]]))
 
         if self.position is None or self.position.facts.kind != "content":
             return read(units)
@@ -355,13 +373,13 @@ class Compressive(Segmented):
         x, k, v = (part.detach()[:, :, : m * n] for part in grid.tokens)
         old = x[:, 0].unflatten(1, (m, n))
         slots = self._squeezed(old)
-        if self.loss == "autoencoding":
+        if self.restore is not None:
             restored = self.restore(slots.flatten(0, 1).mT).mT.unflatten(0, (-1, m))
             lost = (restored - old).square().mean((2, 3))[..., None]  # [B, m, 1]
         else:
             new = []
             for name in "kv":
-                linear, flat = self.project[name], slots.flatten(1, 2)
+                linear, flat = self.projection(name), slots.flatten(1, 2)
                 bias = None if linear.bias is None else linear.bias.detach()
                 new.append(F.linear(flat, linear.weight.detach(), bias).unflatten(2, (-1, self.shape.head_width)))
             q, gqa, reads = self._folded(grid.q.detach(), m), self.shape.heads != self.shape.kv_heads, []
@@ -390,7 +408,9 @@ class Compressive(Segmented):
                 keys, values = (dict(enumerate(tokens[h][name])) for name in "kv")
                 for j, slot in enumerate(known, start=lowest):
                     keys[j], values[j] = (self.plain_input(name, h, x, slot[None])[0] for name in "kv")
-                row = Row(h, True, T, T, {"q": tokens[h]["q"], "k": keys, "v": values}, self.position)
+                # keys and values by their places, of which slots have some below 0: no tensor is indexed so
+                sources = cast(dict[str, Tensor], {"q": tokens[h]["q"], "k": keys, "v": values})
+                row = Row(h, True, T, T, sources, self.position)
                 for i in range(begin, min(begin + n, T)):
                     seen = range(lowest, i + 1)
                     outs[h].append(row.attend(i, seen, self.scale))
@@ -412,9 +432,10 @@ class Compressive(Segmented):
             first = i // self.segment * self.segment - self.memory
             old = x[first : first + self.segment]
             slots = torch.stack(self._plain_squeezed(old, []))
-            if self.loss == "autoencoding":
+            if self.restore is not None:
                 # slot s gives the tokens s c + u
-                made = torch.einsum("se,efu->suf", slots, self.restore.weight).flatten(0, 1) + self.restore.bias
+                made = torch.einsum("se,efu->suf", slots, self.restore.weight).flatten(0, 1)
+                made = made if self.restore.bias is None else made + self.restore.bias
                 errors.append(((made - old) ** 2).mean())
                 continue
             lost = []
@@ -425,15 +446,15 @@ class Compressive(Segmented):
                     k, v = (self._frozen(name, h, source) for name in "kv")
                     reads.append(blend(torch.stack([self.scale * (q @ key) for key in k]), list(v)))
                 lost.append(((reads[0] - reads[1]) ** 2).mean())
-            errors.append(sum(lost) / len(lost))
-        return sum(errors) / max(len(errors), 1)
+            errors.append(add_up(lost) / len(lost))
+        return add_up(errors) / len(errors) if errors else x.new_zeros(())
 
     def _frozen(self, name: str, h: int, x: Tensor) -> Tensor:
         """Keys or values of a head, by a projection that does not learn."""
-        D, linear = self.shape.head_width, self.project[name]
-        own = slice(h * self.shape.kv_heads // self.shape.heads * D, None)
-        part = x @ linear.weight.detach()[own][:D].T
-        return part if linear.bias is None else part + linear.bias.detach()[own][:D]
+        D, linear = self.shape.head_width, self.projection(name)
+        first = h * self.shape.kv_heads // self.shape.heads * D
+        projected = x @ linear.weight.detach()[first : first + D].T
+        return projected if linear.bias is None else projected + linear.bias.detach()[first : first + D]
 
     def _plain_squeezed(self, old: Tensor, usage: list[float]) -> list[Tensor]:
         c, n = self.rate, self.segment
@@ -442,14 +463,14 @@ class Compressive(Segmented):
         slots = []
         for first in range(0, n, c):
             if self.function == "mean":
-                slot = sum(old[first + u] for u in range(c)) / c
-            elif self.function == "max":
+                slot = add_up(old[first + u] for u in range(c)) / c
+            elif self.squeeze is None:
                 slot = old[first : first + c].max(0).values
             else:
                 step, left = (2, (c - 1) // 2) if self.function == "dilated" else (1, 0)
                 places = [first + step * u - left for u in range(c)]
-                slot = self.squeeze.bias + sum(
-                    self.squeeze.weight[:, :, u] @ old[j] for u, j in enumerate(places) if 0 <= j < n
-                )
+                weight, bias = self.squeeze.weight, self.squeeze.bias
+                slot = add_up(weight[:, :, u] @ old[j] for u, j in enumerate(places) if 0 <= j < n)
+                slot = slot if bias is None else slot + bias
             slots.append(slot)
         return slots

@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from typing import Any, final
 
-import torch
 from torch import Tensor
 
 from regard.core.rows import Memory, Rows
@@ -30,11 +29,9 @@ class Digested(Projected):
 
     @final
     def project_memory(self, source: dict[str, Tensor], memory: Memory) -> CrossState:
-        B, S = memory.x.shape[:2]
-        count = torch.full((B,), S, device=memory.x.device) if memory.count is None else memory.count
-        real = None if memory.count is None else torch.arange(S, device=count.device) < count[:, None]
-        digest = self.digest(real, **self.repeated(source))
-        return CrossState(digest, count, memory.count is None, S, mechanism=self.facts.name)
+        rows = memory.rows()
+        digest = self.digest(rows.real(), **self.repeated(source))
+        return CrossState(digest, rows.count, memory.count is None, rows.T, mechanism=self.facts.name)
 
     @final
     def attend_memory(self, query: dict[str, Tensor], state: CrossState) -> Tensor:

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from regard.core.numeric import to_wide, wide_dtype
-from regard.core.reference import Row
+from regard.core.reference import Row, add_up
 from regard.core.shape import Order
-from regard.kernels.scan import absorb, attend_sums, feature_scan
+from regard.kernels.scan import FeatureState, absorb, attend_sums, feature_scan
 from regard.layers.attention.base import Facts
 from regard.layers.attention.scanned import Scanned
 
@@ -15,7 +15,7 @@ class Efficient(Scanned):
     """Shen et al. 2018: rho_q(Q) (rho_k(K)^T V), rho_q a softmax over the features of each query, rho_k over the
     positions of each feature of the keys, without 1 / sqrt(D). The weights of a query sum to one by construction.
     Causal is the exact restriction to the past: the softmax of each feature runs over the positions up to the query.
-    Time N D^2 a head, memory N, state D^2."""
+    Time N D^2 per head, memory N, state D^2."""
 
     facts = Facts(
         name="efficient",
@@ -48,8 +48,8 @@ class Efficient(Scanned):
         return sums, sums[..., 0], torch.full(size, -torch.inf, dtype=wide, device=device)
 
     def scan(
-        self, real: Tensor | None, sums: tuple[Tensor, ...] | None, q: Tensor, k: Tensor, v: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+        self, real: Tensor | None, sums: FeatureState | None, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, FeatureState | None]:
         o, sums = feature_scan(torch.softmax(to_wide(q), -1), to_wide(k), v, state=sums, real=real)
         return o.to(v.dtype), sums
 
@@ -60,5 +60,5 @@ class Efficient(Scanned):
             seen = [row.k[j] for j in row.past(i)]
             columns = torch.exp(torch.stack(seen) - torch.stack(seen).max(0).values)  # [seen, D]
             weights = (columns / columns.sum(0)) @ (powers / powers.sum())
-            outs.append(sum(w * row.v[j] for w, j in zip(weights, row.past(i), strict=True)))
+            outs.append(add_up(w * row.v[j] for w, j in zip(weights, row.past(i), strict=True)))
         return torch.stack(outs)

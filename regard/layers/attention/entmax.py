@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core.numeric import to_wide
-from regard.core.reference import Row
+from regard.core.reference import Row, add_up
 from regard.core.rows import Mask
 from regard.core.shape import Order, Shape
 from regard.layers.attention.base import Facts
@@ -23,7 +23,7 @@ class Entmax(Cached):
         p_j = [(alpha - 1) z_j - tau]_+^(1 / (alpha - 1)),  tau such that sum_j p_j = 1,  z_j = q . k_j / sqrt(D),
 
     which is softmax at alpha = 1 and sparsemax (Martins and Astudillo 2016) at alpha = 2; keys far below the best get
-    weight 0. Learnt: alpha = 1 + sigmoid(a) with one a for each head. With beta = alpha - 1 and tau = beta t - 1, p_j
+    weight 0. Learned: alpha = 1 + sigmoid(a) with one a for each head. With beta = alpha - 1 and tau = beta t - 1, p_j
     is [1 + beta (z_j - t)]_+^(1/beta), well-behaved down to beta = 0; t is found by Newton's method. The gradients are
     those of the exact solution. Time N^2, memory N: a few queries at a time, computed again in the backward pass. It is
     the weights that are sparse, not the work.
@@ -50,28 +50,27 @@ class Entmax(Cached):
         shape: Shape,
         *,
         alpha: Annotated[
-            float | Literal["learnt"],
-            "from 1, softmax, to 2, sparsemax: higher is sparser; 'learnt': one for each head, between the two",
-        ] = "learnt",
+            float | Literal["learned"],
+            "from 1, softmax, to 2, sparsemax: higher is sparser; 'learned': one for each head, between the two",
+        ] = "learned",
     ):
         super().__init__(shape)
-        if alpha != "learnt" and not 1 <= alpha <= 2:
+        if not isinstance(alpha, str) and not 1 <= alpha <= 2:
             raise ValueError(
-                f"option 'alpha' of 'entmax' must be from 1 (softmax) to 2 (sparsemax), or 'learnt', got {alpha}"
+                f"option 'alpha' of 'entmax' must be from 1 (softmax) to 2 (sparsemax), or 'learned', got {alpha}"
             )
-        self.alpha = alpha
-        if alpha == "learnt":
+        self.alpha: float | Literal["learned"] = alpha
+        if alpha == "learned":
             self.a = nn.Parameter(torch.randn(shape.heads))
 
     def alphas(self) -> Tensor:
-        """[H], of each head."""
-        if self.alpha != "learnt":
-            return torch.full((self.shape.heads,), float(self.alpha))
-        return 1 + self._beta().flatten()
+        """The alpha of each head, [H]."""
+        beta = self._beta()
+        return 1 + beta.flatten() if isinstance(beta, Tensor) else torch.full((self.shape.heads,), float(self.alpha))
 
     def _beta(self) -> Tensor | float:
         """alpha - 1: a number, or [H, 1, 1]."""
-        if self.alpha != "learnt":
+        if not isinstance(self.alpha, str):
             return self.alpha - 1.0
         # an alpha this close to 1 is softmax, and its gradient vanishes: no division by zero then
         return torch.sigmoid(to_wide(self.a)).clamp(min=1e-4)[:, None, None]
@@ -80,30 +79,30 @@ class Entmax(Cached):
         beta = self._beta()
         if isinstance(beta, float) and beta == 0:
             return self.product(mask, q, k, v, self.scale)
-        kind = None if self.position is None else self.position.facts.kind
+        bias, content = self.scheme("bias"), self.scheme("content")
 
         def read(q: Tensor, part: Mask) -> Tensor:
             keys, values = k[:, :, : part.S], v[:, :, : part.S]
-            if kind == "content":
-                logits = self.position.scores(q, keys, part, self.scale)
+            if content is not None:
+                logits = content.scores(q, keys, part, self.scale)
             else:
                 logits = to_wide(q) * self.scale @ to_wide(keys).mT
-            if kind == "bias":
-                logits = logits + self.position.biases(part)
+            if bias is not None:
+                logits = logits + bias.biases(part)
             weights = self.drop(entmax(logits, beta, part.dense()))
             o = weights.to(v.dtype) @ values
-            added = self.position.values(weights, part) if kind == "content" else None
+            added = None if content is None else content.values(weights, part)
             return o if added is None else o + added.to(v.dtype)
 
         return self.in_pieces(mask, q, read)
 
     def plain(self, row: Row) -> Tensor:
-        alpha = self.alpha if self.alpha != "learnt" else 1 + 1 / (1 + torch.exp(-self.a[row.head]))
+        alpha = 1 + 1 / (1 + torch.exp(-self.a[row.head])) if isinstance(self.alpha, str) else self.alpha
         outs = []
         for i in range(row.T):
             logits = [self.scale * row.product(i, j) + row.bias(i, j) for j in row.past(i)]
             values = [row.value(i, j) for j in row.past(i)]
-            outs.append(sum(p * v for p, v in zip(_bisected(torch.stack(logits), alpha), values, strict=True)))
+            outs.append(add_up(p * v for p, v in zip(_bisected(torch.stack(logits), alpha), values, strict=True)))
         return torch.stack(outs)
 
 
@@ -138,10 +137,10 @@ class _Entmax(torch.autograd.Function):
         return p
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, Tensor | None]:
         """With s_j = p_j^(1 - beta) on the support: dz = s (grad - m), m = (s . grad) / sum s. At a fixed t, d p_j /
         d beta = p_j (1 - p_j^-beta - beta log p_j) / beta^2, and t moves so that the sum stays 1: the same m."""
-        p, *rest = ctx.saved_tensors
+        (grad,), (p, *rest) = grads, ctx.saved_tensors
         beta = rest[0] if rest else ctx.fixed
         logs = p.clamp(min=torch.finfo(p.dtype).tiny).log()
         s = torch.where(p > 0, torch.exp((1 - beta) * logs), 0)

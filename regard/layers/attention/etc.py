@@ -1,8 +1,8 @@
-"""A short global sequence beside a long one that is read locally, with learnt relations between tokens."""
+"""A short global sequence beside a long one that is read locally, with learned relations between tokens."""
 
 import copy
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from regard.kernels.compiling import at_most, count_blocks, exporting
 from regard.kernels.runs import Bound, Far, Pass, Relations
 from regard.layers.attention.base import Facts
 from regard.layers.attention.cached import Cached
+from regard.layers.attention.projected import InputKind
 from regard.layers.position.base import skew
 
 # Size of temporaries, in numbers. On a GPU they are cheap and the start of a kernel is not.
@@ -29,7 +30,7 @@ class ETC(Cached):
     """Ainslie et al. 2020: the first g tokens of a row are its global sequence (n_g in the paper), the others the long
     one. A long token sees the long ones at most r (`radius`) away and all global ones, a global token sees all, each in
     one softmax over (q . k + q . e_p + b_p) / sqrt(D), where p is the relation of the two tokens and e_p, b_p are
-    learnt for each head, other ones for the queries of either sequence.
+    learned for each head, other ones for the queries of either sequence.
 
     Within a sequence p is the distance, clipped at m (`distance`): 0 the token itself, 1 ... m to the right,
     m + 1 ... 2m to the left. Between the two p is 2m + 1, or 2m + 2 for a long token and the global one of its segment.
@@ -84,7 +85,8 @@ class ETC(Cached):
     ):
         segment = tuple(segment) if isinstance(segment, list) else segment
         if projections != "shared":
-            self.inputs = self.inputs | {"wide_k": "key", "wide_v": "value"}
+            wide: dict[str, InputKind] = {"wide_k": "key", "wide_v": "value"}
+            self.inputs = self.inputs | wide
         super().__init__(shape)
         lengths = segment if isinstance(segment, tuple) else (segment,)
         sizes = (("globals", globals), ("radius", radius), ("distance", distance))
@@ -98,9 +100,10 @@ class ETC(Cached):
             )
         self.globals, self.radius, self.distance, self.segment = globals, radius, distance, segment
         for name in {"shared": (), "query": ("q",), "pair": self.inputs}[projections]:
-            self.project[name] = Pair(self.project[name], globals)
+            self.project[name] = Pair(self.projection(name), globals)
         if output == "separate":
-            self.output = Pair(self.output, globals)
+            # called as a linear map; `reference` alone looks into it
+            self.output = cast(nn.Linear, Pair(self.output, globals))
         relations, H, D = 2 * distance + 3, shape.heads, shape.head_width
         self.long_e, self.global_e = (nn.Parameter(0.02 * torch.randn(relations, H, D)) for _ in range(2))
         self.long_b, self.global_b = (nn.Parameter(torch.zeros(relations, H)) for _ in range(2))
@@ -115,23 +118,26 @@ class ETC(Cached):
         wide_v: Tensor | None = None,
     ) -> Tensor:
         """`wide_k` and `wide_v` are what the global queries read, where it is not what the long ones do."""
-        g, wide = at_most(self.globals, mask.T), (k, v) if wide_k is None else (wide_k, wide_v)
+        g = at_most(self.globals, mask.T)
+        wide_k, wide_v = k if wide_k is None else wide_k, v if wide_v is None else wide_v
         refusal = "the lengths of segments are given one by one" if isinstance(self.segment, tuple) else None
         if exporting():
             refusal = "an exported program has no tables of relations"
         if mask.T > 1 and runs.takes(q, k, v, refusal=refusal):
-            return self._in_runs(mask, q, k, v, *wide, g)
+            return self._in_runs(mask, q, k, v, wide_k, wide_v, g)
         q = q * self.scale
-        o = _again(lambda q, k, v: self._wide(mask, q, k, v), q[:, :, :g], *wide)
+        o = _again(lambda q, k, v: self._wide(mask, q, k, v), q[:, :, :g], wide_k, wide_v)
         return o if g == mask.T else torch.cat([o, self._near(mask, q[:, :, g:], k, v)], 2)
 
     def _in_runs(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, wide_k: Tensor, wide_v: Tensor, g: int) -> Tensor:
         """By kernels that read what a relation adds from a table of the queries."""
         place = mask.where()
+        # segments of given lengths do not come here
+        segment = self.segment if isinstance(self.segment, int) else 0
 
         def related(q: Tensor, e: Tensor, b: Tensor, of_globals: bool) -> Relations:
             table = self._relate(q * self.scale, e, b, torch.arange(len(e), device=q.device))
-            return Relations(table, self.distance, g, self.segment or 0, of_globals)
+            return Relations(table, self.distance, g, segment, of_globals)
 
         wide = related(q[:, :, :g], self.global_e, self.global_b, True)
         o = runs.attend(q[:, :, :g], wide_k, wide_v, [Pass()], scale=self.scale, where=place, relations=wide)
@@ -249,7 +255,8 @@ class ETC(Cached):
         """A token projected by its place."""
         if isinstance(linear, Pair):
             linear = linear.first if i < self.globals else linear.others
-        return linear.weight @ token + (0 if linear.bias is None else linear.bias)
+        assert isinstance(linear, nn.Linear)
+        return linear.weight @ token if linear.bias is None else linear.weight @ token + linear.bias
 
 
 class Pair(nn.Module):

@@ -1,6 +1,7 @@
 """Fourier mixing: the discrete transform over tokens and channels in the place of attention."""
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -47,19 +48,19 @@ class Fourier(Mixing):
 
     def __init__(self, shape: Shape):
         super().__init__(shape)
-        self.own = self.channels()
+        self.kept_channels = self.channels()
 
     def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
         rows = rows or Rows.full(x)
         # no half precision: a transform sums over all tokens and channels, and kernels know none
         wide = self.placed(x, rows).to(wide_dtype(x.dtype))
         if rows.uniform_start is not None and not exporting():
-            y = torch.fft.fft2(wide)[..., self.own].real
+            y = torch.fft.fft2(wide)[..., self.kept_channels].real
         else:
             real = rows.real()
             wide = wide if real is None else torch.where(real[..., None], wide, 0)
-            y = _transform(torch.fft.fft(wide)[..., self.own], rows.count).real
-        return Out(F.pad(y, (self.own.start, self.shape.width - self.own.stop)).to(x.dtype))
+            y = _transform(torch.fft.fft(wide)[..., self.kept_channels], rows.count).real
+        return Out(F.pad(y, (self.kept_channels.start, self.shape.width - self.kept_channels.stop)).to(x.dtype))
 
     def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
@@ -67,7 +68,8 @@ class Fourier(Mixing):
         if rows.uniform_start is not None:
             o = torch.fft.fft(wide, dim=1).real
         else:
-            wide = torch.where(rows.real()[..., None], wide, 0)
+            real = rows.real()
+            wide = wide if real is None else torch.where(real[..., None], wide, 0)
             o = _transform(torch.complex(wide, torch.zeros_like(wide)), rows.count).real
         o = o.unflatten(2, (values.shape[1], -1)).transpose(1, 2).to(values.dtype)
         return o.expand(-1, self.shape.heads, -1, -1)
@@ -76,7 +78,7 @@ class Fourier(Mixing):
         x = x if self.position is None else self.position.plain_add(x)
         N, E = x.shape
 
-        def wave(function, steps: int, size: int) -> float:
+        def wave(function: Callable[[float], float], steps: int, size: int) -> float:
             return function(2 * math.pi * steps / size)
 
         cosines = [torch.stack([wave(math.cos, c * m, E) * x[:, m] for m in range(E)]).sum(0) for c in range(E)]
@@ -89,7 +91,7 @@ class Fourier(Mixing):
                 row = row + wave(math.cos, k * n, N) * even - wave(math.sin, k * n, N) * odd
             rows.append(row)
         y = torch.stack(rows)
-        return F.pad(y[:, self.own], (self.own.start, E - self.own.stop))
+        return F.pad(y[:, self.kept_channels], (self.kept_channels.start, E - self.kept_channels.stop))
 
 
 def _transform(x: Tensor, count: Tensor) -> Tensor:

@@ -121,7 +121,7 @@ class Gated(Mixing):
     def _table(self, rows: Rows, state: CacheState | None) -> tuple[Tensor, Tensor]:
         """The rows of W and b for the new tokens, [T, S] and [T], or [B, T, S] and [B, T] where they start apart."""
         S = rows.T + (0 if state is None else state.progress.longest)
-        self.fit(S, self.longest)
+        self.check_length(S, self.longest)
         steps = torch.arange(S, device=self.mix.device)
         # before the first token every row starts at 0, ragged or not
         at = 0 if state is None or state.progress.longest == 0 else rows.uniform_start

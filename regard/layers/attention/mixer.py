@@ -77,7 +77,7 @@ class TokenMixer(Mixing):
 
     def _hidden(self, x: Tensor, rows: Rows) -> Tensor:
         """[B, D_S, E] before the GELU."""
-        self.fit(rows.T, self.longest)
+        self.check_length(rows.T, self.longest)
         x = self.placed(x, rows)[..., self.own]
         if rows.uniform_start is None:
             x = torch.where(rows.real()[..., None], x, 0)

@@ -5,7 +5,7 @@ from torch import Tensor
 from regard.core.rows import Rows
 from regard.core.shape import Shape
 from regard.layers.attention.base import Attention
-from regard.spec import POSITIONS
+from regard.layers.attention.checks import input_position
 
 
 class Mixing(Attention):
@@ -14,12 +14,7 @@ class Mixing(Attention):
 
     def __init__(self, shape: Shape):
         super().__init__(shape)
-        self.position = None if shape.position is None else POSITIONS.build(shape.position, shape)
-        if self.position is not None and self.position.facts.kind != "input":
-            raise ValueError(
-                f"attention {self.facts.name!r} cannot take position {self.position.facts.name!r}: it has no queries "
-                f"and keys to put it between; use one that is added to the tokens, such as sinusoidal"
-            )
+        self.position = input_position(self.facts.name, shape, "it has no queries and keys to put it between")
 
     def share(self, size: int) -> slice:
         """The part of `size` channels that goes with these heads among all."""
@@ -36,10 +31,11 @@ class Mixing(Attention):
         return self.share(self.shape.width)
 
     def placed(self, x: Tensor, rows: Rows) -> Tensor:
-        """The tokens with their positions put in."""
+        """The tokens with their positions added."""
         return x if self.position is None else self.position.add(x, rows)
 
-    def fit(self, S: int, longest: int) -> None:
+    def check_length(self, S: int, longest: int) -> None:
+        """Refuses more tokens than the mixer has weights for."""
         if longest < S:
             raise ValueError(
                 f"{self.facts.name!r} got {S} tokens (padding included), expected at most longest={longest}: "

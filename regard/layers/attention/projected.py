@@ -18,6 +18,8 @@ from regard.layers.attention.base import Attention
 from regard.layers.position.base import Position
 from regard.spec import POSITIONS
 
+InputKind = Literal["query", "key", "value", "gate"]
+
 
 class CrossState(NamedTuple):
     """The memory as projected once; it never grows."""
@@ -39,7 +41,7 @@ class Projected(Attention):
     tokens), "key" and "value" (G heads of the tokens or the memory), "gate" (a number for each head and source token).
     The probe for the map replaces every "value"."""
 
-    inputs: dict[str, Literal["query", "key", "value", "gate"]] = {"q": "query", "k": "key", "v": "value"}
+    inputs: dict[str, InputKind] = {"q": "query", "k": "key", "v": "value"}
     grouped = False  # True: takes keys and values of G heads; otherwise they are repeated to H
 
     def __init__(self, shape: Shape):

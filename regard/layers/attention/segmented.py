@@ -1,4 +1,4 @@
-"""What Transformer-XL and what came of it have in common: rows in segments that read a memory before them."""
+"""What Transformer-XL and its successors have in common: rows in segments that read a memory before them."""
 
 from dataclasses import replace
 from typing import final
@@ -38,26 +38,26 @@ class Segmented(Attending):
         return self.product(mask, q, k, v, self.scale)
 
     @final
-    def steps(self, rows: Rows) -> bool:
-        """One token in each row, all at the same place, as the host knows."""
-        return rows.T == 1 and rows.uniform_start is not None and not torch.compiler.is_compiling()
+    def step_position(self, rows: Rows) -> int | None:
+        """The position of the new token, where there is one in each row and the host knows that all stand there."""
+        return rows.uniform_start if rows.T == 1 and not torch.compiler.is_compiling() else None
 
     @final
     def last(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """One query a row over all the keys there are, of which the last is its own."""
+        """One query per row over all the keys there are, of which the last is its own."""
         S, zero = k.shape[2], torch.zeros(len(q), dtype=torch.long, device=q.device)
         mask = Mask(zero + (S - 1), zero, zero + S, 1, S, causal=True, full=True, shift=S - 1)
         return self.attend(mask, q, k, v)
 
     @final
     def whole(self, rows: Rows, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Rows from their first token on. Of segment and memory only as much is laid out as a row of T tokens has."""
+        """Rows from their first token on. Segment and memory are padded no further than a row of T tokens needs."""
         n = at_most(self.segment, rows.T)
         near = Pass(Bound(every=n, times=n, plus=-self.memory), Bound(plus=1))
         if (o := self.in_runs(q, k, v, near, at_most(n + self.memory, rows.T))) is not None:
             return o
         M, room = at_most(self.memory, (rows.T - 1) // n * n), count_blocks(rows.T, n) * n - rows.T
-        q, k, v = F.pad(q, (0, 0, 0, room)), *(F.pad(part, (0, 0, M, room)) for part in (k, v))
+        q, k, v = F.pad(q, (0, 0, 0, room)), F.pad(k, (0, 0, M, room)), F.pad(v, (0, 0, M, room))
         return self.segments(torch.zeros_like(rows.count), rows.count, q, k, v, n, M)[:, :, : rows.T]
 
     def in_runs(
@@ -65,15 +65,16 @@ class Segmented(Attending):
     ) -> Tensor | None:
         """The queries over runs of keys, none `reach` or more before them, by kernels that compare positions, where
         they take it; padding lies behind every real query."""
-        kind = None if self.position is None else self.position.facts.kind
-        bias = self.position.run_bias(reach, 0) if kind == "bias" else None
-        known = kind != "content" or (self.position.has_distances and not exporting())
-        refusal = None if known else f"it does not know the positions {self.position.facts.name!r}"
+        content, bias_scheme = self.scheme("content"), self.scheme("bias")
+        bias = None if bias_scheme is None else bias_scheme.run_bias(reach, 0)
+        refusal = None
+        if content is not None and (exporting() or not content.has_distances):
+            refusal = f"it does not know the positions {content.facts.name!r}"
         if q.shape[2] == 1 or not runs.takes(q, k, v, bias, refusal):
             return None
         relations = None
-        if kind == "content":
-            q, table = self.position.by_distance(q, reach, self.scale)
+        if content is not None:
+            q, table = content.by_distance(q, reach, self.scale)
             relations = Distances(table)
         return runs.attend(q, k, v, [near], scale=self.scale, where=where, bias=bias, relations=relations)
 
@@ -82,7 +83,7 @@ class Segmented(Attending):
         """Whole segments of n queries [B, H, N, D] from `start` [B] on, over keys and values from M before that on."""
         count = q.shape[2] // n
         folded = q.unflatten(2, (count, n)).transpose(1, 2).flatten(0, 1)
-        k, v = (part.unfold(2, M + n, n).permute(0, 2, 1, 4, 3).flatten(0, 1) for part in (k, v))
+        k, v = (x.unfold(2, M + n, n).permute(0, 2, 1, 4, 3).flatten(0, 1) for x in (k, v))
         q0 = (start[:, None] + n * torch.arange(count, device=q.device)).flatten()
         mask = Mask(q0, q0 - M, end.repeat_interleave(count), n, M + n, causal=True, full=False, shift=M)
         return self.attend(mask, folded, k, v).unflatten(0, (-1, count)).transpose(1, 2).flatten(2, 3)
@@ -92,7 +93,7 @@ def stretch(part: Tensor, first: Tensor | int, length: int) -> Tensor:
     """`length` slots of each row of [B, G, n, D] from slot `first` [B] on; beyond the ends, those at the ends. Where
     the host knows the first, and there are as many, they are not copied, unless that would keep alive many others."""
     if isinstance(first, int):
-        found = part[:, :, first : first + length]
-        return found if part.shape[2] <= length + 1 else found.clone()
+        slots = part[:, :, first : first + length]
+        return slots if part.shape[2] <= length + 1 else slots.clone()
     at = (first[:, None] + torch.arange(length, device=part.device)).clamp(0, part.shape[2] - 1)
     return part.gather(2, at[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[3]))

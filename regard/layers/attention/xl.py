@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.core.reference import Row
-from regard.core.rows import Mask
+from regard.core.rows import Mask, Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Progress
 from regard.layers.attention.base import Facts
@@ -77,7 +77,9 @@ class XL(Segmented):
     def sources(self, x: Tensor) -> dict[str, Tensor]:
         return super().sources(x) | {"x": x[:, None]}
 
-    def attend_self(self, rows, query, source, state):
+    def attend_self(
+        self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], state: XLState | None
+    ) -> tuple[Tensor, XLState | None]:
         q, k, v = query["q"], source["k"], source["v"]
         M, n, T, W = self.memory, self.segment, rows.T, self.reach
         if state is None:
@@ -89,20 +91,21 @@ class XL(Segmented):
         if state.progress.longest == 0:
             # every row starts at 0, ragged or not
             o = self.whole(rows, q, source["k"], source["v"])
-        elif self.steps(rows):
-            seen = min(rows.uniform_start, rows.uniform_start % n + M) + 1
-            o = self.last(q, k[:, :, -seen:], v[:, :, -seen:])
+        elif (at := self.step_position(rows)) is not None:
+            visible = min(at, at % n + M) + 1
+            o = self.last(q, k[:, :, -visible:], v[:, :, -visible:])
         elif T == 1:
             # positions from the first that the query sees, so that what lies before it is not real
             first = (rows.start - inside - M).clamp(min=0)
-            at = rows.start - first
-            mask = Mask(at, at - W, end - first, 1, W + 1, causal=True, full=False, shift=W)
+            q0 = rows.start - first
+            mask = Mask(q0, q0 - W, end - first, 1, W + 1, causal=True, full=False, shift=W)
             o = self.attend(mask, q, k, v)
         else:
-            # laid out in segments, from the beginning of the one that the first new token stands in
+            # whole segments, from the beginning of the one that the first new token stands in
             length = -(-(n - 1 + T) // n) * n
-            grid = [stretch(q, -inside, length), *(stretch(part, n - 1 - inside, M + length) for part in (k, v))]
-            o = stretch(self.segments(rows.start - inside, end, *grid, n, M), inside, T)
+            queries = stretch(q, -inside, length)
+            keys, values = (stretch(x, n - 1 - inside, M + length) for x in (k, v))
+            o = stretch(self.segments(rows.start - inside, end, queries, keys, values, n, M), inside, T)
         kept = (k, v)
         if torch.is_grad_enabled() and len(state.tail) == 1:
             kept = (torch.cat([state.tail[0], source["x"]], 2),)
@@ -113,19 +116,20 @@ class XL(Segmented):
     def _tail(self, state: XLState) -> tuple[Tensor, Tensor]:
         """The keys and values that a state stands for."""
         if len(state.tail) == 2:
-            return state.tail
+            k, v = state.tail
+            return k, v
         x = state.tail[0][:, 0]
-        k, v = self.split("k", x), self.split("v", x)
-        if self.position is not None and self.position.facts.kind == "rotation":
+        k, v, rotation = self.split("k", x), self.split("v", x), self.scheme("rotation")
+        if rotation is not None:
             at = state.progress.length[:, None] + torch.arange(-self.reach, 0, device=x.device)
-            k = self.position.rotate(k, at.clamp(min=0))
+            k = rotation.rotate(k, at.clamp(min=0))
         return k, v
 
-    def empty_state(self, batch, capacity, dtype, device):
+    def empty_state(self, batch: int, capacity: int | None, dtype: torch.dtype, device: torch.device) -> XLState:
         x = torch.zeros(batch, 1, self.reach, self.shape.width, dtype=dtype, device=device)
         return XLState((x,), Progress.initial(batch, device))
 
-    def probe_self_state(self, state, names, first):
+    def probe_self_state(self, state: XLState, names: list[str], first: int) -> XLState:
         at = state.progress.length[:, None] + torch.arange(-self.reach, 0, device=state.progress.length.device)
         return state._replace(tail=self._with_units(names, self._tail(state), at, first))
 

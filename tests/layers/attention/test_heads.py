@@ -8,7 +8,7 @@ from regard.testing.cases import Case
 from regard.testing.suite import CHECKS
 
 X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0))
-SLOTS = "heads(compressed(factor=3), compressed(factor=3, first='learnt'))"
+SLOTS = "heads(compressed(factor=3), compressed(factor=3, first='learned'))"
 
 
 @pytest.mark.parametrize("role", ["self", "causal", "cross"])
