@@ -77,6 +77,12 @@ class Mask(NamedTuple):
         return self.shift == 0 and self.T == self.S
 
     @property
+    def known_shift(self) -> int:
+        """`shift` for mechanisms whose masks always have one, because a gap is the same in every row."""
+        assert self.shift is not None, "queries and keys stand at other distances in each row"
+        return self.shift
+
+    @property
     def count(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """[B] real slots on the left (for k0 = 0), or None where all are."""
         return None if self.full else self.end - self.k0

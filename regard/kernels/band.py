@@ -22,19 +22,21 @@ def band_parts(
     before: int,
     after: int,
     shift: int = 0,
+    front: int = 0,
     bias: Tensor | None = None,
     device: torch.device | str = "cpu",
 ) -> list[Part]:
-    """The parts of a band for `union`, where query t < T stands at key t + shift of S = T + shift."""
+    """The parts of a band for `union`, where query t < T stands at key t + shift of S = T + shift. Before these keys
+    stand `front` others, which no part reads."""
     S = T + shift
     before, left = min(before, S - 1), before
     after = min(after, T - 1)
     if bias is not None:
         bias = bias[:, left - before : left + after + 1]
     if bias is None and after == T - 1 and before == S - 1:
-        return [Part(Runs(0, T), Runs(0, S))]
+        return [Part(Runs(0, T), Runs(front, S))]
     if bias is None and after == 0 and before == S - 1 and shift == 0:
-        return [Part(Runs(0, T), Runs(0, S), causal=True)]
+        return [Part(Runs(0, T), Runs(front, S), causal=True)]
 
     b = T if T <= 64 else min(T, _tile(before + after))
     mask = _tile_mask(b, before, after, bias, device)
@@ -47,10 +49,10 @@ def band_parts(
         low, high = max(0, t + shift - before), min(S, stop + shift + after)
         skip = low - (t + shift - before)
         piece = mask[..., : stop - t, skip : skip + high - low]
-        parts.append(Part(Runs(t, stop - t), Runs(low, high - low), mask=piece))
+        parts.append(Part(Runs(t, stop - t), Runs(front + low, high - low), mask=piece))
     if first < last:
         rows = Runs(first * b, b, last - first, b)
-        cols = Runs(first * b + shift - before, b + before + after, last - first, b)
+        cols = Runs(front + first * b + shift - before, b + before + after, last - first, b)
         parts.append(Part(rows, cols, mask=mask))
     return parts
 

@@ -13,7 +13,7 @@ from regard.core.shape import Order, Shape
 from regard.core.state import Initial, Out, Progress, check_rows, take_rows
 from regard.kernels.compiling import count_blocks, is_dynamic
 from regard.layers.attention.base import Attention, Facts
-from regard.layers.attention.cached import Cached
+from regard.layers.attention.cached import Cached, write_slots
 from regard.layers.attention.checks import input_position
 from regard.spec import ATTENTION
 
@@ -205,7 +205,7 @@ class Axial(Attention):
         m = x.shape[1]
         query, source = self.columns.project_inputs(x, Rows.full(x), None)
         at, need = start[:, None] + torch.arange(m, device=x.device), top + m
-        k, v = (_written(part, new, at, need) for part, new in zip(old, source.values(), strict=True))
+        k, v = (write_slots(part, new, at, need) for part, new in zip(old, source.values(), strict=True))
         mask = Mask(start, torch.zeros_like(start), start + m, m, need, causal=True, full=False, shift=None)
         o = self.columns.attend(mask, q=query["q"], k=k[:, :, :need], v=v[:, :, :need])
         return self.columns.output(o.transpose(1, 2).flatten(2)), (k, v)
@@ -236,14 +236,3 @@ def _rows(x: Tensor, count: Tensor | None) -> Rows:
 def _down(grid: Tensor) -> Tensor:
     """[B, m, w, E] moved down by a row, zeros in the first."""
     return F.pad(grid[:, :-1], (0, 0, 0, 0, 1, 0))
-
-
-def _written(old: Tensor, new: Tensor, at: Tensor, need: int) -> Tensor:
-    """New tokens [B, G, m, D] at their slots [B, m]: in place, or as a new tensor where gradients flow."""
-    grad, batch = torch.is_grad_enabled(), torch.arange(len(at), device=at.device)[:, None]
-    if old.shape[2] < need:
-        old = F.pad(old, (0, 0, 0, (need if grad else max(need, 2 * old.shape[2])) - old.shape[2]))
-    if grad:
-        return old.transpose(1, 2).index_put((batch, at), new.transpose(1, 2)).transpose(1, 2)
-    old.transpose(1, 2)[batch, at] = new.transpose(1, 2)
-    return old

@@ -14,7 +14,7 @@ from regard.layers.attention.cached import Cached
 
 
 class Bilinear(Cached):
-    """The dot product after two learned maps: s = (A q) . (B k) / sqrt(R), A and B [R, D] of each head; it is Luong's
+    """The dot product after two learned maps: s = (A q) . (B k) / sqrt(R), A and B [R, D] of each head. It is Luong's
     q^T W k with W = A^T B of rank R. Since (A q) . (B k) = (B^T A q) . k, both maps turn the queries alone: the cache
     keeps k as it is and the kernel of softmax attention does the rest. A position scheme that reads the query reads
     B^T A q. Time N^2, memory N."""

@@ -117,7 +117,7 @@ def append_to_cache(buffer: Tensor, new: Tensor, rows: Rows, filled: int) -> Ten
         if rows.uniform_start is not None:
             return torch.cat([buffer[:, :, :filled], new], 2)
         buffer = F.pad(buffer[:, :, :filled], (0, 0) * (buffer.dim() - 3) + (0, rows.T))
-        return _written(buffer, new, rows)
+        return put_slots(buffer, new, rows.positions())
     if buffer.shape[2] < need:
         room = buffer.new_empty((*buffer.shape[:2], max(need, 2 * buffer.shape[2], 64), *buffer.shape[3:]))
         room[:, :, :filled] = buffer[:, :, :filled]
@@ -133,6 +133,20 @@ def append_to_cache(buffer: Tensor, new: Tensor, rows: Rows, filled: int) -> Ten
     return buffer
 
 
-def _written(buffer: Tensor, new: Tensor, rows: Rows) -> Tensor:
+def put_slots(buffer: Tensor, new: Tensor, at: Tensor) -> Tensor:
+    """A copy of [B, G, C, ...] with the new vectors [B, G, n, ...] at their slots [1 or B, n]."""
     batch = torch.arange(len(new), device=new.device)[:, None]
-    return buffer.transpose(1, 2).index_put((batch, rows.positions()), new.transpose(1, 2)).transpose(1, 2)
+    return buffer.transpose(1, 2).index_put((batch, at), new.transpose(1, 2)).transpose(1, 2)
+
+
+def write_slots(buffer: Tensor, new: Tensor, at: Tensor, need: int) -> Tensor:
+    """New vectors [B, G, n, D] at their slots [B, n] of a buffer that is to have `need` slots: in place, or as a new
+    tensor where gradients flow."""
+    grad, room = torch.is_grad_enabled(), buffer.shape[2]
+    if room < need:
+        buffer = F.pad(buffer, (0, 0, 0, (need if grad else max(need, 2 * room)) - room))
+    if grad:
+        return put_slots(buffer, new, at)
+    batch = torch.arange(len(new), device=new.device)[:, None]
+    buffer.transpose(1, 2)[batch, at] = new.transpose(1, 2)
+    return buffer

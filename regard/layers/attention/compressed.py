@@ -14,6 +14,7 @@ from regard.core.shape import Order, Shape
 from regard.core.state import Progress, take_rows
 from regard.kernels.compiling import count_blocks, is_dynamic
 from regard.layers.attention.base import Facts
+from regard.layers.attention.cached import put_slots
 from regard.layers.attention.projected import CrossState, Projected
 
 
@@ -229,12 +230,12 @@ class Compressed(Projected):
         slots: list[Tensor] = []
         tails: list[Tensor] = []
         for (name, part), old, tail in zip(source.items(), state.slots, state.tail, strict=True):
-            joined = _put(F.pad(tail, (0, 0, 0, T)), part, behind)
+            joined = put_slots(F.pad(tail, (0, 0, 0, T)), part, behind)
             blocks = self._blocks(name, joined[:, :, : new * f])
             if self.first == "token":
                 blocks = torch.cat([torch.where(begins, part[:, :, :1], old[:, :, :1]), blocks], 2)
             if torch.is_grad_enabled():
-                slot = _put(F.pad(old[:, :, :top], (0, 0, 0, new)), blocks, at)
+                slot = put_slots(F.pad(old[:, :, :top], (0, 0, 0, new)), blocks, at)
             else:
                 room = old.shape[2]
                 slot = old if room >= top + new else F.pad(old, (0, 0, 0, max(top + new - room, room)))
@@ -264,9 +265,3 @@ class Compressed(Projected):
             logits = [self.scale * (row.q[i] @ keys[t]) for t in past]
             outs.append(blend(torch.stack(logits), [values[t] for t in past]) if past else torch.zeros_like(row.q[i]))
         return torch.stack(outs)
-
-
-def _put(buffer: Tensor, new: Tensor, at: Tensor) -> Tensor:
-    """A copy of [B, G, n, D] with the new vectors at their places [B, m] of each row."""
-    batch = torch.arange(len(new), device=new.device)[:, None]
-    return buffer.transpose(1, 2).index_put((batch, at), new.transpose(1, 2)).transpose(1, 2)

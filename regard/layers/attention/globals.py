@@ -42,7 +42,7 @@ class Globals(Tailed):
     grouped = True
     reach = 0
 
-    def __init__(self, shape: Shape, *, tokens: Annotated[int, "how many tokens at the front are global"] = 16):
+    def __init__(self, shape: Shape, *, tokens: Annotated[int, "number of tokens at the front that are global"] = 16):
         super().__init__(shape)
         if tokens < 1:
             raise ValueError(f"option 'tokens' of 'globals' must be at least 1, got {tokens}")
@@ -78,20 +78,19 @@ class Globals(Tailed):
 
     def _parts(self, mask: Mask, T: int, F: int) -> list[Part]:
         """T queries over the F global keys that stand before each of them, and over itself, at key t + F."""
-        biased = self.position is not None and self.position.facts.kind == "bias"
+        scheme = self.scheme("bias")
         # from the F-th query on, all global keys lie in the past, wherever the queries begin
-        early = T if biased else min(T, F)
+        early = min(T, F) if scheme is None else T
         gap = mask._replace(k0=torch.zeros_like(mask.k0), T=early, S=F, shift=None).gap()  # [B, T, F]
-        visible, own = (gap < 0)[:, None, None], None  # [B, 1, 1, T, F]
-        if biased:
-            visible = torch.where(
-                visible, self.position.bias(self.position.places(gap))[:, None], -torch.inf
-            )  # [B, 1, H, T, F]
-            own = self.position.bias(gap.new_zeros(1, 1))[:, 0]  # [H, 1]
+        visible, bias = (gap < 0)[:, None, None], None  # [B, 1, 1, T, F]
+        if scheme is not None:
+            beside = scheme.bias(scheme.places(gap))[:, None]  # [B, 1, H, T, F]
+            visible = torch.where(visible, beside, -torch.inf)
+            bias = scheme.bias(gap.new_zeros(1, 1))[:, 0]  # [H, 1]
         parts = [Part(Runs(0, early), Runs(0, F), mask=visible)]
         if early < T:
             parts.append(Part(Runs(early, T - early), Runs(0, F)))
-        return parts + band_parts(T, before=0, after=0, shift=F, bias=own, device=gap.device)
+        return parts + band_parts(T, before=0, after=0, shift=F, bias=bias, device=gap.device)
 
     def plain(self, row: Row) -> Tensor:
         seen = ([j for j in row.past(i) if min(i, j) < self.tokens or i == j] for i in range(row.T))

@@ -1,4 +1,4 @@
-"""Spatial gating: tokens multiplied by a learnt mixture of tokens."""
+"""Spatial gating: tokens multiplied by a learned mixture of tokens."""
 
 from dataclasses import replace
 from typing import Annotated
@@ -11,7 +11,7 @@ from regard.core.rows import Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Initial, Out, Progress
 from regard.layers.attention.base import Facts
-from regard.layers.attention.cached import CacheState, append_to_cache
+from regard.layers.attention.cached import Cached, CacheState, append_to_cache
 from regard.layers.attention.mixing import Mixing
 from regard.spec import ATTENTION
 
@@ -70,7 +70,7 @@ class Gated(Mixing):
         self.norm = nn.LayerNorm(self.size)
         self.mix = nn.Parameter(torch.zeros(longest, longest))
         self.offset = nn.Parameter(torch.ones(longest))
-        self.attention = None
+        self.attention: Cached | None = None
         if attention:
             tiny = replace(shape, heads=1, kv_heads=1, head_width=attention, out_width=self.size, position=None)
             self.attention = ATTENTION.build("softmax", replace(tiny, first_head=0, all_heads=1))
@@ -86,7 +86,8 @@ class Gated(Mixing):
             gate = kept[:, 0, : table.shape[-1]]
             after = CacheState((kept,), state.progress.advance(rows))
         elif self.shape.role == "self" and rows.uniform_start is None:
-            gate = torch.where(rows.real()[..., None], gate, 0)
+            real = rows.real()
+            gate = gate if real is None else torch.where(real[..., None], gate, 0)
         mixed = table @ gate + offset[..., None]
         if self.attention is not None:
             out = self.attention.forward_packed(x, rows, state=self._tiny(state))
@@ -112,10 +113,10 @@ class Gated(Mixing):
         rows = rows or Rows.full(x)
         o = self._table(rows, None)[0] @ values
         if self.attention is not None:
-            # of one head: those of the values are channels to it
+            # it has one head: the heads of the values are channels to it
             folded = values.transpose(1, 2).flatten(2)[:, None]
-            own = self.attention.apply_map(folded, self.placed(x, rows), rows)[:, 0]
-            o = o + own.unflatten(2, (values.shape[1], -1)).transpose(1, 2)
+            tiny = self.attention.apply_map(folded, self.placed(x, rows), rows)[:, 0]
+            o = o + tiny.unflatten(2, (values.shape[1], -1)).transpose(1, 2)
         return o.expand(-1, self.shape.heads, -1, -1)
 
     def _table(self, rows: Rows, state: CacheState | None) -> tuple[Tensor, Tensor]:

@@ -1,34 +1,39 @@
 """Different mechanisms on different heads of one layer."""
 
+import functools
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from regard.core.rows import Rows
+from regard.core.reference import add_up
+from regard.core.rows import Memory, Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Initial, Out, Progress
 from regard.layers.attention.base import Attention, Facts
+from regard.layers.attention.projected import Projected
 from regard.spec import ATTENTION, Spec
 
 
 class PartStates(NamedTuple):
-    """One state a part."""
+    """One state per part."""
 
     parts: tuple[Any, ...]
     progress: Progress
 
 
 class CrossPartStates(NamedTuple):
+    """One cross state per part."""
+
     parts: tuple[Any, ...]
-    count: Tensor  # [B]
+    count: Tensor  # [B]  # pyright: ignore[reportIncompatibleMethodOverride]
     S: int
 
 
 class MixedHeads(Attention):
     """The heads split evenly, in order, among the specs in parentheses. Since concat(o) W_O = sum_p o_p W_O,p, a layer
-    of mixed heads is the sum of layers with fewer heads of the same width. Costs what its dearest part costs."""
+    of mixed heads is the sum of layers with fewer heads of the same width. Costs as much as its most expensive part."""
 
     facts = Facts(
         name="heads",
@@ -36,9 +41,9 @@ class MixedHeads(Attention):
         link="arXiv 1904.10509",
         family="patterns",
         formula="y = sum_p part_p(x), part p holding H / P of the H heads",
-        time=Order("dearest part", 2),
-        memory=Order("dearest part", 1),
-        state=Order("dearest part", 1),
+        time=Order("most expensive part", 2),
+        memory=Order("most expensive part", 1),
+        state=Order("most expensive part", 1),
         positions=("rotation", "bias", "content"),
     )
     examples = (
@@ -69,13 +74,13 @@ class MixedHeads(Attention):
         self.parts = torch.nn.ModuleList()
         for index, part in enumerate(parts):
             self.parts.append(ATTENTION.build(part, replace(fewer, first_head=shape.first_head + index * share)))
-        facts = [part.facts for part in self.parts]
-        states = [fact.state for fact in facts]
+        facts = [part.facts for part in self.layers()]
+        states = [fact.state for fact in facts if fact.state is not None]
         self.facts = replace(
             self.facts,
             time=max((fact.time for fact in facts), key=lambda order: order.exponent),
             memory=max((fact.memory for fact in facts), key=lambda order: order.exponent),
-            state=None if None in states else max(states, key=lambda order: order.exponent),
+            state=None if len(states) < len(facts) else max(states, key=lambda order: order.exponent),
             roles=tuple(role for role in self.facts.roles if all(role in fact.roles for fact in facts)),
             positions=tuple(kind for kind in self.facts.positions if all(kind in fact.positions for fact in facts)),
             **{
@@ -87,47 +92,53 @@ class MixedHeads(Attention):
             columns="slots" if any(fact.columns == "slots" for fact in facts) else "tokens",
         )
 
+    def layers(self) -> list[Attention]:
+        """The parts; a ModuleList does not say what it holds."""
+        return cast(list[Attention], list(self.parts))
+
     def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
         rows = rows or Rows.full(x)
         states = [None] * len(self.parts) if state is None else state.parts
         outs = [
-            part.forward_packed(x, rows, state=old, memory=memory) for part, old in zip(self.parts, states, strict=True)
+            part.forward_packed(x, rows, state=old, memory=memory)
+            for part, old in zip(self.layers(), states, strict=True)
         ]
         losses = [out.auxiliary_loss for out in outs if out.auxiliary_loss is not None]
         if state is not None and self.shape.role == "causal":
             state = PartStates(tuple(out.state for out in outs), state.progress.advance(rows))
-        return Out(sum(out.y for out in outs), state, auxiliary_loss=sum(losses) if losses else None)
+        y = functools.reduce(torch.add, [out.y for out in outs])
+        return Out(y, state, auxiliary_loss=functools.reduce(torch.add, losses) if losses else None)
 
     def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Initial:
         parts = tuple(
             part.initial_state(batch, memory=memory, capacity=capacity, dtype=dtype, device=device).state
-            for part in self.parts
+            for part in self.layers()
         )
         if self.shape.role == "cross":
             return Initial(CrossPartStates(parts, parts[0].count, parts[0].S))
         return Initial(PartStates(parts, Progress.initial(batch, device)))
 
-    def fixed_state(self, state, capacity):
-        pairs = zip(self.parts, state.parts, strict=True)
-        parts = tuple(part.fixed_state(own, capacity) for part, own in pairs)
+    def fixed_state(self, state: PartStates, capacity: int) -> PartStates:
+        pairs = zip(self.layers(), state.parts, strict=True)
+        parts = tuple(part.fixed_state(part_state, capacity) for part, part_state in pairs)
         return PartStates(parts, state.progress.bounded(capacity))
 
     def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
         states = [None] * len(self.parts) if state is None else state.parts
-        maps = [part.map(x, rows, state=old, memory=memory) for part, old in zip(self.parts, states, strict=True)]
-        self._check_common([found.shape[3] for found in maps])
+        maps = [part.map(x, rows, state=old, memory=memory) for part, old in zip(self.layers(), states, strict=True)]
+        self._check_common([each.shape[3] for each in maps])
         return torch.cat(maps, 1)
 
     def slots(self, x, rows=None, *, memory=None) -> Tensor:
         tokens = (x if memory is None else memory.x)[:, None]
-        found = [
-            tokens if part.facts.columns == "tokens" else part.slots(x, rows, memory=memory) for part in self.parts
+        values = [
+            tokens if part.facts.columns == "tokens" else part.slots(x, rows, memory=memory) for part in self.layers()
         ]
-        self._check_common([values.shape[2] for values in found])
-        return torch.cat(found, 1)
+        self._check_common([each.shape[2] for each in values])
+        return torch.cat(values, 1)
 
     def _check_common(self, counts: list[int]) -> None:
-        columns = {(part.facts.columns, count) for part, count in zip(self.parts, counts, strict=True)}
+        columns = {(part.facts.columns, count) for part, count in zip(self.layers(), counts, strict=True)}
         if len(columns) > 1:
             each = ", ".join(f"{count} {name}" for name, count in sorted(columns))
             raise ValueError(
@@ -137,16 +148,26 @@ class MixedHeads(Attention):
 
     def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         shares = values.chunk(len(self.parts), 1) if len(values[0]) > 1 else [values] * len(self.parts)
-        outs = [part.apply_map(share, x, rows, memory=memory) for part, share in zip(self.parts, shares, strict=True)]
+        pairs = zip(self.layers(), shares, strict=True)
+        outs = [part.apply_map(share, x, rows, memory=memory) for part, share in pairs]
         return torch.cat(outs, 1)
 
     def link_layers(self, first: Attention | None, fed: bool, read: bool, pre: bool = False) -> None:
-        alike = isinstance(first, MixedHeads) and len(first.parts) == len(self.parts)
-        for part, other in zip(self.parts, first.parts if alike else [None] * len(self.parts), strict=True):
+        others: list[Attention | None] = [None] * len(self.parts)
+        if isinstance(first, MixedHeads) and len(first.parts) == len(self.parts):
+            others = [*first.layers()]
+        for part, other in zip(self.layers(), others, strict=True):
             # the sum of the parts gives no stream and takes none
             part.link_layers(other, False, False, pre)
 
-    def attend_projected(self, rows, query, source, state=None, memory=None) -> tuple[Tensor, None]:
+    def attend_projected(
+        self,
+        rows: Rows,
+        query: dict[str, Tensor],
+        source: dict[str, Tensor],
+        state: None = None,
+        memory: Memory | None = None,
+    ) -> tuple[Tensor, None]:
         """From projected inputs to [B, H, T, D], for `regard.attend`."""
         shared = [dict[str, Tensor]() for _ in self.parts]
         for name, whole in (query | source).items():
@@ -154,9 +175,9 @@ class MixedHeads(Attention):
                 inputs[name] = share
         outs = [
             part.attend_projected(rows, {"q": inputs["q"]}, {"k": inputs["k"], "v": inputs["v"]}, None, memory)[0]
-            for part, inputs in zip(self.parts, shared, strict=True)
+            for part, inputs in zip(cast(list[Projected | MixedHeads], self.layers()), shared, strict=True)
         ]
         return torch.cat(outs, 1), None
 
     def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
-        return sum(part.reference(x, memory) for part in self.parts)
+        return add_up(part.reference(x, memory) for part in self.layers())

@@ -16,6 +16,8 @@ from regard.kernels.runs import Bound, Pass
 from regard.layers.attention.base import Facts
 from regard.layers.attention.tailed import Tailed
 
+ENDLESS = 1 << 40  # columns of a line
+
 
 class Image(Tailed):
     """Parmar et al. 2018: tokens are cut into blocks that do not overlap, and all queries of a block see the block and
@@ -68,33 +70,35 @@ class Image(Tailed):
         width: Annotated[int | None, "columns of the image, where block is [h, w]"] = None,
     ):
         super().__init__(shape)
-        flat = isinstance(block, int)
-        if flat != isinstance(memory, int) or flat != (width is None):
+        if isinstance(block, int) and isinstance(memory, int) and width is None:
+            # a line is an image of one row without end
+            sizes, around, W = (1, block), (0, memory), ENDLESS
+        elif not (isinstance(block, int) or isinstance(memory, int) or width is None):
+            sizes, around, W = tuple(block), tuple(memory), width
+        else:
             raise ValueError(
                 f"'image' takes block=l_q, memory=l_m, or block=[h, w], memory=[f_h, f_w], width=W, got block={block}, "
                 f"memory={memory}, width={width}"
             )
-        # a line is an image of one row without end
-        sizes, around = ((1, block), (0, memory)) if flat else (tuple(block), tuple(memory))
         if len(sizes) != 2 or len(around) != 2:
             raise ValueError(f"block and memory of 'image' are rows and columns, got block={block}, memory={memory}")
         if min(sizes) < 1 or min(around) < 0:
             raise ValueError(
                 f"a block of 'image' has at least 1 token, and its memory 0 or more, got block={block}, memory={memory}"
             )
-        if not flat and (width < 1 or width % sizes[1]):
+        if W != ENDLESS and (W < 1 or W % sizes[1]):
             raise ValueError(
                 f"option 'width' of 'image' must be a multiple of the columns of a block, got width={width} and "
                 f"block={block}: pad the image, or choose another block"
             )
-        self.flat, self.block, self.width = flat, sizes, 1 << 40 if flat else width
-        self.memory = around[0], min(around[1], self.width)
-        (h, w), (f_h, f_w), L = self.block, self.memory, self.size
-        first = (-f_h // h * (self.width // w) + -f_w // w) * L + -f_h % h * w + -f_w % w
+        (h, w), (f_h, f_w) = sizes, (around[0], min(around[1], W))
+        self.flat, self.block, self.memory, self.width = W == ENDLESS, (h, w), (f_h, f_w), W
+        L = self.size
+        first = (-f_h // h * (W // w) + -f_w // w) * L + -f_h % h * w + -f_w % w
         self.reach = L - 1 - first
         # what a block sees around it, by the distance to its upper left cell; causal: what comes before it
         causal, columns = shape.role == "causal", range(-f_w, w + f_w)
-        self.beside = [(range(-f_h, 0), columns), (range(h), range(-f_w, 0))]
+        self.beside: list[tuple[range, range]] = [(range(-f_h, 0), columns), (range(h), range(-f_w, 0))]
         self.beside += [] if causal else [(range(h), range(w, w + f_w)), (range(h, h + f_h), columns)]
 
     @property
@@ -105,7 +109,7 @@ class Image(Tailed):
     def order(self, height: int) -> Tensor:
         """The cells of an image, numbered row by row, in the order of generation: x[:, order] makes them tokens."""
         (h, w), W = self.block, self.width
-        if height % h or W == 1 << 40:
+        if height % h or self.flat:
             raise ValueError(f"order is for an image whose height is a multiple of {h} rows of a block, got {height}")
         return torch.arange(height * W).view(height // h, h, W // w, w).transpose(1, 2).flatten()
 
@@ -147,7 +151,8 @@ class Image(Tailed):
         """Queries that follow a past."""
         outs = []
         for at, part in mask.pieces(self.piece):
-            near = slice(max(0, part.shift - self.reach), part.shift + part.T)
+            shift = part.known_shift
+            near = slice(max(0, shift - self.reach), shift + part.T)
             i = (part.q0[:, None] + torch.arange(part.T, device=q.device))[:, :, None]
             j = (part.k0[:, None] + torch.arange(near.start, near.stop, device=q.device))[:, None]
             visible = (j >= 0) & (j <= i) & self._sees(i, j)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.core.reference import Row, blend
+from regard.core.reference import Row, add_up, blend
 from regard.core.shape import Order, Shape
 from regard.layers.attention.base import Attention, Facts
 from regard.layers.attention.digested import Digested
@@ -15,7 +15,7 @@ Sharing = Literal["none", "headwise", "key-value", "layerwise"]
 
 
 class Linformer(Digested):
-    """Wang et al. 2020: softmax(Q (E K)^T / sqrt(d)) (F V) with learnt E, F [k, n]; their k is our R, n `longest`, d D.
+    """Wang et al. 2020: softmax(Q (E K)^T / sqrt(d)) (F V) with learned E, F [k, n]; their k is R, n `longest`, d D.
 
     An input of S <= n tokens uses the first S columns of E and F, padded tokens count as zero vectors, and all R slots
     stay in the softmax however short the input is. (The authors' code mixes the inputs and then projects them,
@@ -99,7 +99,7 @@ class Linformer(Digested):
         def slots(mixer: Tensor, vectors: Tensor) -> list[Tensor]:
             if self.sharing == "none":
                 mixer = mixer[row.head * self.shape.kv_heads // self.shape.heads]
-            return [sum(mixer[r, j] * vectors[j] for j in range(row.S)) for r in range(self.rank)]
+            return [add_up(mixer[r, j] * vectors[j] for j in range(row.S)) for r in range(self.rank)]
 
         keys, values = slots(self.mix_k, row.k), slots(getattr(self, "mix_v", self.mix_k), row.v)
         outs = []

@@ -46,7 +46,7 @@ class Local(Tailed):
         self,
         shape: Shape,
         *,
-        window: Annotated[int, "how far a query sees: keys at most so many positions away, on each side"] = 256,
+        window: Annotated[int, "distance of the farthest key that a query sees, on each side"] = 256,
     ):
         super().__init__(shape)
         if window < 1:
@@ -63,11 +63,11 @@ class Local(Tailed):
         if runs.takes(q, k, v, run_bias):
             near = Pass(Bound(plus=-before), Bound(plus=after + 1))
             return runs.attend(q, k, v, [near], scale=self.scale, where=mask.where(), bias=run_bias)
-        bias = None
-        if self.position is not None and self.position.facts.kind == "bias":
+        bias, scheme = None, self.scheme("bias")
+        if scheme is not None:
             gaps = torch.arange(-before, after + 1, device=q.device)[None]
-            bias = self.position.bias(self.position.places(gaps))[:, 0]  # [H, before + 1 + after]
-        parts = band_parts(mask.T, before=before, after=after, shift=mask.shift, bias=bias, device=q.device)
+            bias = scheme.bias(scheme.places(gaps))[:, 0]  # [H, before + 1 + after]
+        parts = band_parts(mask.T, before=before, after=after, shift=mask.known_shift, bias=bias, device=q.device)
         # no causal query of a whole sequence sees what stands behind it
         real = None if mask.full or (mask.causal and mask.aligned) else mask.real()
         return union(q, k, v, parts, scale=self.scale, real=real)

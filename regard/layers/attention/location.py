@@ -48,7 +48,7 @@ class Location(Cached):
                 f"attention 'location' has a table of {self.longest} positions, got {mask.S} tokens to attend to: "
                 f"build it with location(longest={mask.S}) or more, or cut the sequence"
             )
-        # slot = position in every row, so all rows share the first S keys; kernels want them laid out
+        # slot = position in every row, so all rows share the first S keys; kernels want a copy per row
         k = self.table[:, : mask.S].repeat(len(q), 1, 1, 1)
         return self.product(mask, q, k, v, 1.0)
 

@@ -16,6 +16,7 @@ from regard.kernels.compiling import at_most, exporting
 from regard.kernels.parts import Part, Runs, union
 from regard.kernels.runs import Bias, Bound, Far, Pass
 from regard.layers.attention.base import Facts
+from regard.layers.attention.projected import InputKind
 from regard.layers.attention.tailed import Tailed
 
 
@@ -66,27 +67,16 @@ class Longformer(Tailed):
             if size < least:
                 raise ValueError(f"option {name!r} of 'longformer' must be at least {least}, got {size}")
         if globals:
-            self.inputs = self.inputs | {"global_q": "query", "global_k": "key", "global_v": "value"}
+            of_globals: dict[str, InputKind] = {"global_q": "query", "global_k": "key", "global_v": "value"}
+            self.inputs = self.inputs | of_globals
         super().__init__(shape)
         for name in ("q", "k", "v") if globals else ():
             self.project[f"global_{name}"].load_state_dict(self.project[name].state_dict())
         self.window, self.dilation = window, dilation
         self.reach, self.front = window * dilation, globals
 
-    def attend(
-        self,
-        mask: Mask,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        global_q: Tensor | None = None,
-        global_k: Tensor | None = None,
-        global_v: Tensor | None = None,
-        front_k: Tensor | None = None,
-        front_v: Tensor | None = None,
-        front_global_k: Tensor | None = None,
-        front_global_v: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, **of_globals: Tensor) -> Tensor:
+        """`of_globals`: the inputs of global tokens by name, where there are some."""
         bias = None if self.position is None else self.position.run_bias(mask.S, mask.S)
         refusal = None
         if bias is not None and self.dilation > 1 and not exporting():
@@ -96,6 +86,27 @@ class Longformer(Tailed):
             if in_runs:
                 return self._near_in_runs(mask, q, k, v, None, None, None, bias)
             return self._near(mask, q, k, v, k[:, :, :0], v[:, :, :0])
+        return self._with_globals(mask, q, k, v, bias, in_runs, **of_globals)
+
+    def _with_globals(
+        self,
+        mask: Mask,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Bias | None,
+        in_runs: bool,
+        *,
+        global_q: Tensor,
+        global_k: Tensor,
+        global_v: Tensor,
+        front_k: Tensor,
+        front_v: Tensor,
+        front_global_k: Tensor,
+        front_global_v: Tensor,
+    ) -> Tensor:
+        """The global queries over all keys by their own projections, the others over the window and the global keys;
+        `in_runs`: by kernels that compare positions."""
         # a call starts at position 0 or later: only its first queries can be global
         first = at_most(self.front, mask.T)
         wide = mask._replace(T=first)
@@ -147,7 +158,8 @@ class Longformer(Tailed):
         after = 0 if mask.causal else window
         drop = self.front if mask.aligned else 0
         # a token meets its own residue class modulo d only: fold the classes into the batch
-        left, right = -mask.shift % d, (drop - mask.T) % d
+        offset = mask.known_shift
+        left, right = -offset % d, (drop - mask.T) % d
         if d == 1 and mask.aligned:
             keys, values, folded = k, v, q[:, :, drop:]
         else:
@@ -158,19 +170,18 @@ class Longformer(Tailed):
             )
             folded = _fold(F.pad(q[:, :, drop:], (0, 0, 0, right)), d)
         T, g = folded.shape[2], front_k.shape[2]
-        bias = beside = None
-        if self.position is not None and self.position.facts.kind == "bias":
+        bias, beside, scheme = None, None, self.scheme("bias")
+        if scheme is not None:
             gaps = torch.arange(-window, after + 1, device=q.device) * d
-            bias = self.position.bias(self.position.places(gaps[None]))[:, 0]
+            bias = scheme.bias(scheme.places(gaps[None]))[:, 0]
             at = mask.q0[:, None] + torch.arange(drop, mask.T + right, device=q.device)  # [B, T]
             at = _fold(at[: 1 if mask.aligned else None, None, :, None], d)[:, 0]  # [B d, T / d, 1]
-            beside = self.position.bias(self.position.places(torch.arange(g, device=q.device) - at))[:, None]
+            beside = scheme.bias(scheme.places(torch.arange(g, device=q.device) - at))[:, None]
             if mask.aligned and d > 1:
                 beside = beside.repeat(len(q), 1, 1, 1, 1)
         parts = [Part(Runs(0, T), Runs(0, g), mask=beside)] if g else []
-        shift = (mask.shift + left) // d
-        for part in band_parts(T, before=window, after=after, shift=shift, bias=bias, device=q.device):
-            parts.append(part._replace(cols=part.cols._replace(start=part.cols.start + g)))
+        shift = (offset + left) // d
+        parts += band_parts(T, before=window, after=after, shift=shift, front=g, bias=bias, device=q.device)
         real = self._real(mask, drop, left, right, g)
         o = union(folded, keys, values, parts, scale=self.scale, real=real)
         if d > 1:

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,15 +20,16 @@ from regard.kernels.compiling import count_blocks, exporting, is_dynamic
 from regard.kernels.parts import Part, Runs, union
 from regard.kernels.runs import Bound, Far, Pass, Where
 from regard.layers.attention.base import Attention, Facts
+from regard.layers.attention.cached import write_slots
+from regard.layers.attention.checks import input_position
 from regard.layers.position.base import angles, rates
-from regard.spec import POSITIONS
 
 
 class LongShortState(NamedTuple):
     """The last tokens of each row, newest at the right, and the summaries of the chunks that are complete."""
 
-    tail: tuple[Tensor, ...]  # k, v [B, H, w - 1, D] and p [B, H, w - 1, r]
-    long: tuple[Tensor, ...]  # k, v [B, H, C, D], r slots a chunk, in order
+    tail: tuple[Tensor, Tensor, Tensor]  # k, v [B, H, w - 1, D] and p [B, H, w - 1, r]
+    long: tuple[Tensor, Tensor]  # k, v [B, H, C, D], r slots per chunk, in order
     progress: Progress
 
 
@@ -81,14 +82,13 @@ class LongShort(Attention):
     piece = 64  # queries at a time where logits are made
     reduces_to = (("longshort(window=66, rank=0, norm=False)", "softmax"),)
     inputs = {"q": "query", "k": "key", "v": "value"}
+    rates: Tensor  # of the sinusoids
 
     def __init__(
         self,
         shape: Shape,
         *,
-        window: Annotated[
-            int, "tokens of a window (w in the paper); causal: the last so many, the query's own too"
-        ] = 128,
+        window: Annotated[int, "tokens of a window (w in the paper); causal: the last w, the query's own too"] = 128,
         rank: Annotated[int, "summaries of a head: of the row, or (causal) of each chunk (r in the paper)"] = 8,
         chunk: Annotated[int, "causal: tokens that are summarised together (l in the paper), at most window"] = 64,
         norm: Annotated[bool, "DualLN: a norm for the tokens and one for the summaries"] = True,
@@ -116,24 +116,15 @@ class LongShort(Attention):
             self.facts = replace(self.facts, time=Order("N (w + r N / c)", 2))
         if causal and not rank:
             self.facts = replace(self.facts, state=Order("w", 0))
-        self.position = None if shape.position is None else POSITIONS.build(shape.position, shape)
-        if self.position is not None and self.position.facts.kind != "input":
-            raise ValueError(
-                f"attention 'longshort' cannot take position {self.position.facts.name!r}: a summary of many tokens "
-                f"has no distance to a query; use one that is added to the tokens, such as sinusoidal"
-            )
+        self.position = input_position("longshort", shape, "a summary of many tokens has no distance to a query")
         H, G, D = shape.heads, shape.kv_heads, shape.head_width
-        self.project = nn.ModuleDict(
-            {
-                "q": nn.Linear(shape.width, H * D, bias=shape.input_bias),
-                "k": nn.Linear(shape.width, G * D, bias=shape.input_bias),
-                "v": nn.Linear(shape.width, G * D, bias=shape.input_bias),
-            }
-        )
+        widths = {"q": H * D, "k": G * D, "v": G * D}
+        linears = {name: nn.Linear(shape.width, width, bias=shape.input_bias) for name, width in widths.items()}
+        self.project = nn.ModuleDict(linears)
         # a bias would be the same at every position, and leave the softmax over positions as it is
         self.summary = nn.Linear(shape.width, H * rank, bias=False) if rank else None
         self.output = nn.Linear(H * D, shape.out_width, bias=shape.output_bias)
-        for linear in filter(None, [*self.project.values(), self.summary, self.output]):
+        for linear in filter(None, (*linears.values(), self.summary, self.output)):
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
@@ -152,10 +143,10 @@ class LongShort(Attention):
     def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
         rows = rows or Rows.full(x)
         q, k, v, p = self._read(x, rows)
-        after = None if state is None else self._grown(rows, state, k, v, p)
+        after = None if state is None else self._extended(rows, state, k, v, p)
         if self.shape.role == "self":
             o = self._whole(rows, q, k, v, p)
-        elif state is None or state.progress.longest == 0:
+        elif state is None or after is None or state.progress.longest == 0:
             # before the first token every row starts at 0, ragged or not
             o = self._past(q, k, v, p)
         else:
@@ -178,10 +169,10 @@ class LongShort(Attention):
             return self._whole(rows, q, k, values, p, probe=True)
         return self._past(q, k, values, p, probe=True)
 
-    def _read(self, x: Tensor, rows: Rows) -> tuple[Tensor, ...]:
+    def _read(self, x: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """q, k, v [B, H, T, D], lra: normed, and the logits p of the summaries, [B, H, T, r]."""
         x = x if self.position is None else self.position.add(x, rows)
-        q, k, v = (self.split(name, x) for name in self.project)
+        q, k, v = (self.split(name, x) for name in "qkv")
         k, v = (part.repeat_interleave(self.shape.heads // self.shape.kv_heads, 1) for part in (k, v))
         if self.lra:
             k, v = (self._norm(self.near_norm, part) for part in (k, v))
@@ -216,7 +207,7 @@ class LongShort(Attention):
         """Role "self"."""
         T, w, r = rows.T, self.window, self.rank
         side = max(w // 2, 1)
-        keys, values = self._summaries(*(part[:, :, None] for part in (k, v, p)), rows.real(), probe)
+        keys, values = self._summaries(k[:, :, None], v[:, :, None], p[:, :, None], rows.real(), probe)
         if not probe and T > 1 and runs.takes(q, k, v):
             low = Bound(every=w, times=w, plus=-side)
             near = Pass(low, low._replace(plus=w + side), Far(r) if r else None)
@@ -236,32 +227,40 @@ class LongShort(Attention):
         T, c, r = q.shape[2], self.chunk, self.rank
         n = 0 if not r else count_blocks(T, c) if is_dynamic(T) else T // c
         parts, in_runs = [], not probe and T > 1 and runs.takes(q, k, v)
+        long = None
         if n:
             # the last chunk may be short of a dynamic length: no query sees its summaries
-            chunks = (k, v, p) if not is_dynamic(T) else (F.pad(part, (0, 0, 0, n * c - T)) for part in (k, v, p))
-            chunks = (part[:, :, : n * c].unflatten(2, (n, c)) for part in chunks)
-            keys, values = self._summaries(*chunks, probe=probe)
+            tokens = (k, v, p) if not is_dynamic(T) else (F.pad(part, (0, 0, 0, n * c - T)) for part in (k, v, p))
+            chunk_k, chunk_v, chunk_p = (part[:, :, : n * c].unflatten(2, (n, c)) for part in tokens)
+            long = self._summaries(chunk_k, chunk_v, chunk_p, probe=probe)
             # the queries at one place of their chunks, the first chunk left out, see a summary more each
             rows = Runs(c, n, c, 1, c)
             parts = [] if in_runs else [Part(rows, Runs(i, n, c, 0, r), causal=True) for i in range(r)]
         k, v = self._tokens(k, v, probe)
         if self.relative:
             k, v = (F.pad(part, (0, 0, self.window - 1, 0)) for part in (k, v))
-            long = (keys, values) if n else (k[:, :, :0], v[:, :, :0])
-            return self._by_distance(torch.zeros_like(q[:, 0, 0, 0], dtype=torch.long), q, k, v, *long)
+            keys, values = (k[:, :, :0], v[:, :, :0]) if long is None else long
+            return self._by_distance(torch.zeros_like(q[:, 0, 0, 0], dtype=torch.long), q, k, v, keys, values)
         if in_runs:
-            return self._in_runs(self._window(n * r), Where(), q, k, v, *((keys, values) if n else (None, None)))
-        if n:
+            keys, values = (None, None) if long is None else long
+            return self._in_runs(self._window(n * r), Where(), q, k, v, keys, values)
+        if long is not None:
             q = F.pad(q, (0, 0, 0, n * c + c - T))
-            k, v = torch.cat([keys, k], 2), torch.cat([values, v], 2)
+            k, v = torch.cat([long[0], k], 2), torch.cat([long[1], v], 2)
         return union(q, k, v, parts + self._band(T, 0, n * r, q.device), scale=self.scale)[:, :, :T]
 
     def _later(
-        self, rows: Rows, tail: tuple[Tensor, ...], long: tuple[Tensor, ...], q: Tensor, k: Tensor, v: Tensor
+        self,
+        rows: Rows,
+        tail: tuple[Tensor, Tensor, Tensor],
+        long: tuple[Tensor, Tensor],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
     ) -> Tensor:
         """Role "causal" after the tokens of `tail`, with the summaries up to those of the new tokens."""
         T, W, slots = rows.T, self.window - 1, long[0].shape[2]
-        k, v = self._tokens(*(torch.cat([old, new], 2) for old, new in zip(tail, (k, v), strict=False)))
+        k, v = self._tokens(torch.cat([tail[0], k], 2), torch.cat([tail[1], v], 2))
         if self.relative:
             return self._by_distance(rows.start, q, k, v, *long)
         if T > 1 and runs.takes(q, k, v):
@@ -281,7 +280,7 @@ class LongShort(Attention):
         summaries from the first one on; a few queries at a time, and again in the backward pass."""
         W, slots = self.window - 1, keys.shape[2]
         near = self._placed(self.near_place, W + 1)
-        far = self._placed(self.long_place, slots) if slots else near[:, :0]
+        far = self._placed(self.long_place, slots) if slots and self.long_place is not None else near[:, :0]
 
         def read(q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
             n, device = q.shape[2], q.device
@@ -306,13 +305,13 @@ class LongShort(Attention):
         q, k, v = (F.pad(x, (0, 0, 0, n * size - T)) for x in (q, k, v))
         # views whose gradients are put together once, and not in a tensor of the whole length for each piece
         tokens = [x.unfold(2, size + W, size).mT.unbind(2) for x in (k, v)]
-        outs = []
-        for index, piece in enumerate(zip(q.split(size, 2), *tokens, strict=True)):
+        outs: list[Tensor] = []
+        for index, (some_q, some_k, some_v) in enumerate(zip(q.split(size, 2), *tokens, strict=True)):
+            inputs = (some_q, some_k, some_v, index * size)
             if torch.is_grad_enabled():
-                options = {"use_reentrant": False, "preserve_rng_state": False}
-                outs.append(checkpoint(read, *piece, index * size, **options))
+                outs.append(checkpoint(read, *inputs, use_reentrant=False, preserve_rng_state=False))
             else:
-                outs.append(read(*piece, index * size))
+                outs.append(read(*inputs))
         return torch.cat(outs, 2)[:, :, :T]
 
     def _placed(self, linear: nn.Linear, count: int) -> Tensor:
@@ -335,30 +334,29 @@ class LongShort(Attention):
 
     def _band(self, T: int, shift: int, front: int, device: torch.device) -> list[Part]:
         """The window of T queries over tokens that stand behind `front` summaries and begin `shift` before them."""
-        parts = band_parts(T, before=self.window - 1, after=0, shift=shift, device=device)
-        return [part._replace(cols=part.cols._replace(start=part.cols.start + front)) for part in parts]
+        return band_parts(T, before=self.window - 1, after=0, shift=shift, front=front, device=device)
 
-    def _grown(self, rows: Rows, state: LongShortState, k: Tensor, v: Tensor, p: Tensor) -> LongShortState:
+    def _extended(self, rows: Rows, state: LongShortState, k: Tensor, v: Tensor, p: Tensor) -> LongShortState:
         T, W, c, r = rows.T, self.window - 1, self.chunk, self.rank
         joined = [torch.cat([old, new], 2) for old, new in zip(state.tail, (k, v, p), strict=True)]
         batch, device = torch.arange(len(k), device=k.device)[:, None], k.device
 
-        def take(first: Tensor, length: int) -> list[Tensor]:
-            """`length` tokens of each row from a slot of the joined ones on."""
+        def take(first: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
+            """k, v and p of `length` tokens of each row from a slot of the joined ones on."""
             at = (first[:, None] + torch.arange(length, device=device)).clamp(max=W + T - 1)
-            return [part.transpose(1, 2)[batch, at].transpose(1, 2) for part in joined]
+            k, v, p = (part.transpose(1, 2)[batch, at].transpose(1, 2) for part in joined)
+            return k, v, p
 
-        long = state.long
+        keys, values = state.long
         if r:
             # from the chunk that the new tokens begin in; one that is not complete is seen by no query and made again
             m = (c - 1 + T) // c
-            chunks = (part.unflatten(2, (m, c)) for part in take(W - rows.start % c, m * c))
+            chunk_k, chunk_v, chunk_p = (part.unflatten(2, (m, c)) for part in take(W - rows.start % c, m * c))
             at = (rows.start // c * r)[:, None] + torch.arange(m * r, device=device)
             need = (state.progress.longest // c + m) * r
-            long = tuple(
-                _written(old, new, batch, at, need) for old, new in zip(long, self._summaries(*chunks), strict=True)
-            )
-        return LongShortState(tuple(take(rows.count, W)), long, state.progress.advance(rows))
+            new_keys, new_values = self._summaries(chunk_k, chunk_v, chunk_p)
+            keys, values = write_slots(keys, new_keys, at, need), write_slots(values, new_values, at, need)
+        return LongShortState(take(rows.count, W), (keys, values), state.progress.advance(rows))
 
     @property
     def scale(self) -> float:
@@ -388,14 +386,14 @@ class LongShort(Attention):
             values = [value for _, value in known] + [near_v[j] for j in seen]
             heads = []
             for h in range(H):
-                own = slice(h * D, h * D + D)
-                logits = torch.stack([self.scale * (q[i][own] @ key[own]) for key in keys])
+                head = slice(h * D, h * D + D)
+                logits = torch.stack([self.scale * (q[i][head] @ key[head]) for key in keys])
                 if self.relative:
-                    logits = logits + self._plain_places(
-                        h, q[i][own], len(known), [(i - j, near_k[j][own]) for j in seen]
-                    )
-                heads.append(blend(logits, [value[own] for value in values]))
-            y.append(self.output.weight @ torch.cat(heads) + (0 if self.output.bias is None else self.output.bias))
+                    tokens = [(i - j, near_k[j][head]) for j in seen]
+                    logits = logits + self._plain_places(h, q[i][head], len(known), tokens)
+                heads.append(blend(logits, [value[head] for value in values]))
+            made = self.output.weight @ torch.cat(heads)
+            y.append(made if self.output.bias is None else made + self.output.bias)
         return torch.stack(y)
 
     def _plain_places(self, head: int, q: Tensor, known: int, tokens: list[tuple[int, Tensor]]) -> Tensor:
@@ -409,38 +407,34 @@ class LongShort(Attention):
             return key if linear.bias is None else key + linear.bias[head * D : head * D + D]
 
         q, u, w = q * self.scale, self.u[head], self.w[head]
-        added = [q @ place(self.long_place, known - 1 - s) for s in range(known)]
+        added: list[Tensor] = []
+        if self.long_place is not None:
+            added = [q @ place(self.long_place, known - 1 - s) for s in range(known)]
         return torch.stack(added + [u @ k + (q + w) @ place(self.near_place, away) for away, k in tokens])
 
     def _plain(self, name: str, row: Tensor) -> Tensor:
         """A projected token with H heads, one behind the other."""
-        linear, D, H = self.project[name], self.shape.head_width, self.shape.heads
-        part = linear.weight @ row + (0 if linear.bias is None else linear.bias)
-        groups = len(part) // D
-        return torch.cat([part[h * groups // H * D : h * groups // H * D + D] for h in range(H)])
+        D, H = self.shape.head_width, self.shape.heads
+        linear = cast(nn.Linear, self.project[name])  # a ModuleDict does not say what it holds
+        made = linear.weight @ row
+        made = made if linear.bias is None else made + linear.bias
+        groups = len(made) // D
+        return torch.cat([made[h * groups // H * D : h * groups // H * D + D] for h in range(H)])
 
     def _plain_summaries(
         self, group: range, x: Tensor, k: list[Tensor], v: list[Tensor]
     ) -> list[tuple[Tensor, Tensor]]:
-        D, W, found = self.shape.head_width, self.summary.weight, []
+        assert self.summary is not None, "without a rank there are no summaries"
+        D, W, summaries = self.shape.head_width, self.summary.weight, []
         for i in range(self.rank):
-            heads = []
+            keys, values = [], []
             for h in range(self.shape.heads):
-                logits, own = torch.stack([W[h * self.rank + i] @ x[j] for j in group]), slice(h * D, h * D + D)
-                heads.append([blend(logits, [rows[j][own] for j in group]) for rows in (k, v)])
-            found.append(tuple(_plain_norm(torch.cat(parts), self.long_norm) for parts in zip(*heads, strict=True)))
-        return found
-
-
-def _written(old: Tensor, new: Tensor, batch: Tensor, at: Tensor, need: int) -> Tensor:
-    """New slots [B, H, n, D] at their places [B, n]: in place, or as a new tensor where gradients flow."""
-    grad = torch.is_grad_enabled()
-    if old.shape[2] < need:
-        old = F.pad(old, (0, 0, 0, (need if grad else max(need, 2 * old.shape[2])) - old.shape[2]))
-    if grad:
-        return old.transpose(1, 2).index_put((batch, at), new.transpose(1, 2)).transpose(1, 2)
-    old.transpose(1, 2)[batch, at] = new.transpose(1, 2)
-    return old
+                logits, head = torch.stack([W[h * self.rank + i] @ x[j] for j in group]), slice(h * D, h * D + D)
+                keys.append(blend(logits, [k[j][head] for j in group]))
+                values.append(blend(logits, [v[j][head] for j in group]))
+            pair = (_plain_norm(torch.cat(keys), self.long_norm), _plain_norm(torch.cat(values), self.long_norm))
+            summaries.append(pair)
+        return summaries
 
 
 def _plain_norm(vector: Tensor, norm: nn.LayerNorm | None) -> Tensor:

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,14 +15,14 @@ from regard.core.shape import Order, Shape
 from regard.core.state import Initial, Out, Progress
 from regard.kernels.scan import scan
 from regard.layers.attention.base import Attention, Facts
-from regard.spec import POSITIONS
+from regard.layers.attention.checks import input_position
 
 
 class PackedState(NamedTuple):
     """The packed memory as keys and values, for role "cross"."""
 
-    parts: tuple[Tensor, ...]  # [B, G, l, D]
-    count: Tensor  # [B] real tokens of the memory
+    parts: tuple[Tensor, Tensor]  # [B, G, l, D]
+    count: Tensor  # [B] real tokens of the memory  # pyright: ignore[reportIncompatibleMethodOverride]
     S: int
 
 
@@ -32,7 +32,7 @@ class LunaState(NamedTuple):
     keys: tuple[Tensor, Tensor]  # sum_j k_j w_j^T [B, H, D, l], and the sum of k
     values: tuple[Tensor, Tensor]  # sum_j w_j v_j^T [B, H, l, D], and the sum of w
     packed: Tensor  # [B, H, l, D]
-    given: bool  # by a stream, not by the layer's own P
+    given: bool  # P came with a stream, it is not the layer's own
     progress: Progress
 
 
@@ -46,14 +46,14 @@ class Luna(Attention):
 
     Y_P has no output projection. tied=True, the authors' default, takes keys and values of either attention from one
     projection. The first layer of a stack learns P; the following ones read what comes out of the one before (the
-    stream) and share P where none comes. The authors' scaling of P and its sinusoids are taken into the learnt P, and
+    stream) and share P where none comes. The authors' scaling of P and its sinusoids are taken into the learned P, and
     all l places are used however short the context is.
 
     Causal: with w_j = f(P Q_P . K_P x_j / sqrt(D)) in R^l, f(s) = log2(1 + 2^s) or elu(s) + 1,
 
         a_t = softmax((1 / t) (q_t / sqrt(D)) sum_(j <= t) k_j w_j^T),    o_t = (1 / t) a_t sum_(j <= t) w_j v_j^T,
 
-    and P goes on to the next layer as it came. Its map is w_j . a_t / t; otherwise the map is the product of the maps
+    and P is handed to the next layer unchanged. Its map is w_j . a_t / t; otherwise the map is the product of the maps
     of the two attentions. Time N l, memory N, state l.
     """
 
@@ -99,12 +99,7 @@ class Luna(Attention):
             self.facts = replace(self.facts, signed=True, independent_heads=True, linear=True)
         self.pack_heads = shape.heads if pack_heads is None else pack_heads
         self._check_pack_heads(pack_heads)
-        self.position = None if shape.position is None else POSITIONS.build(shape.position, shape)
-        if self.position is not None and self.position.facts.kind != "input":
-            raise ValueError(
-                f"attention 'luna' cannot take position {self.position.facts.name!r}: queries and tokens meet through "
-                f"a packed sequence; use one that is added to the tokens, such as sinusoidal"
-            )
+        self.position = input_position("luna", shape, "queries and tokens meet through a packed sequence")
         wide, narrow = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
         context = shape.memory_width if shape.role == "cross" else shape.width
         sizes = {"q": (shape.width, wide), "packed_q": (shape.width, wide)}
@@ -115,21 +110,23 @@ class Luna(Attention):
             sizes["v"] = (wide, narrow)
         if tied:
             sizes = {name: size for name, size in sizes.items() if name not in ("packed_v", "v")}
-        self.linears = nn.ModuleDict({name: nn.Linear(*size, bias=shape.input_bias) for name, size in sizes.items()})
+        linears = {name: nn.Linear(*size, bias=shape.input_bias) for name, size in sizes.items()}
+        self.linears = nn.ModuleDict(linears)
         self.output = nn.Linear(wide, shape.out_width, bias=shape.output_bias)
-        for name, linear in (*self.linears.items(), ("output", self.output)):
+        for name, linear in (*linears.items(), ("output", self.output)):
             nn.init.xavier_uniform_(linear.weight, gain=1.0 if name == "output" else 2**-0.5)
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
         self.packed = nn.Parameter(torch.randn(length, shape.width))
-        self.packed_norm, self.pre, self.hands_on = None, False, False
+        self.packed_norm: nn.LayerNorm | None = None
+        self.pre, self.hands_on = False, False
 
-    def _check_pack_heads(self, given: int | None) -> None:
+    def _check_pack_heads(self, count: int | None) -> None:
         wide, serves = self.shape.heads * self.shape.head_width, self.shape.heads // self.shape.kv_heads
-        if given is not None and (given < 1 or wide % given or given % serves):
+        if count is not None and (count < 1 or wide % count or count % serves):
             raise ValueError(
                 f"option 'pack_heads' of 'luna' must divide heads * head_width = {wide} and be a multiple of heads / "
-                f"kv_heads = {serves}, got {given}"
+                f"kv_heads = {serves}, got {count}"
             )
 
     def link_layers(self, first: Attention | None, fed: bool, read: bool, pre: bool = False) -> None:
@@ -165,12 +162,14 @@ class Luna(Attention):
 
     def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Initial:
         if self.shape.role == "cross":
+            assert memory is not None, "role 'cross' reads a memory"
             return Initial(*self._pack(memory, stream))
         H, D, l = self.shape.heads, self.shape.head_width, self.length
         wide = wide_dtype(dtype)
 
         def zeros(R: int, width: int) -> tuple[Tensor, Tensor]:
-            return tuple(torch.zeros(batch, H, *size, dtype=wide, device=device) for size in ((R, width), (R,)))
+            options = {"dtype": wide, "device": device}
+            return torch.zeros(batch, H, R, width, **options), torch.zeros(batch, H, R, **options)
 
         packed = self._split("packed_q", self._packed(batch, stream))
         progress = Progress.initial(batch, device)
@@ -212,11 +211,13 @@ class Luna(Attention):
         return self.shape.heads * self.shape.head_width // self.pack_heads if packs else self.shape.head_width
 
     def _pack_query(self, P: Tensor) -> Tensor:
-        """What P [B, l, E] asks the context, normed before where the model is built so."""
-        return self._split("packed_q", self.packed_norm(P) if self.pre else P)
+        """The queries of P [B, l, E] over the context, normed before where the model is built so."""
+        return self._split("packed_q", self.packed_norm(P) if self.pre and self.packed_norm is not None else P)
 
     def _linear(self, name: str) -> nn.Linear:
-        return self.linears[{"packed_v": "packed_k", "v": "k"}.get(name, name) if self.tied else name]
+        """The projection of an input; a ModuleDict does not say what it holds."""
+        shared = {"packed_v": "packed_k", "v": "k"} if self.tied else {}
+        return cast(nn.Linear, self.linears[shared.get(name, name)])
 
     def _repeated(self, part: Tensor, heads: int | None = None) -> Tensor:
         return part.repeat_interleave((heads or self.shape.heads) // part.shape[1], 1)
@@ -226,30 +227,28 @@ class Luna(Attention):
 
     def _context(self, x: Tensor, rows: Rows, memory: Memory | None) -> Memory:
         """C, what P reads."""
-        return (
-            memory if self.shape.role == "cross" else Memory(x, None if rows.uniform_start is not None else rows.count)
-        )
+        if self.shape.role == "cross":
+            assert memory is not None, "role 'cross' reads a memory or a state"
+            return memory
+        return Memory(x, None if rows.uniform_start is not None else rows.count)
 
     def _visible(self, memory: Memory) -> Tensor | None:
         """[B, 1, 1, S]"""
-        if memory.count is None:
-            return None
-        return (torch.arange(memory.x.shape[1], device=memory.x.device) < memory.count[:, None])[:, None, None]
+        real = memory.rows().real()
+        return None if real is None else real[:, None, None]
 
     def _pack(self, memory: Memory, stream: Tensor | None) -> tuple[PackedState, Tensor | None]:
         """What the queries read, and the packed sequence of the next layer."""
-        B, S = memory.x.shape[:2]
-        P = self._packed(B, stream)
+        rows, P = memory.rows(), self._packed(len(memory.x), stream)
         q, k, v = self._pack_query(P), self._split("packed_k", memory.x), self._split("packed_v", memory.x)
         o = F.scaled_dot_product_attention(
             q, k, v, attn_mask=self._visible(memory), scale=q.shape[-1] ** -0.5, enable_gqa=self._grouped
         )
         packed = o.transpose(1, 2).flatten(2)  # [B, l, H D]
-        count = torch.full((B,), S, device=memory.x.device) if memory.count is None else memory.count
-        state = PackedState((self._split("k", packed), self._split("v", packed)), count, S)
+        state = PackedState((self._split("k", packed), self._split("v", packed)), rows.count, rows.T)
         if not self.hands_on:
             return state, None
-        return state, P + packed if self.pre else self.packed_norm(P + packed)
+        return state, P + packed if self.pre or self.packed_norm is None else self.packed_norm(P + packed)
 
     def _attention(self, q: Tensor, k: Tensor, visible: Tensor | None = None) -> Tensor:
         """The weights of one of the two attentions."""

@@ -54,7 +54,7 @@ class TokenMixer(Mixing):
         for name, size in (("longest", longest), ("inner", inner)):
             if size < 1:
                 raise ValueError(f"option {name!r} of 'mixer' must be at least 1, got {size}")
-        self.longest, self.own = longest, self.channels()
+        self.longest, self.kept_channels = longest, self.channels()
         self.gather = nn.Parameter(torch.empty(inner, longest).normal_(std=longest**-0.5))
         self.gather_offset = nn.Parameter(torch.zeros(inner))
         self.spread = nn.Parameter(torch.empty(longest, inner).normal_(std=inner**-0.5))
@@ -64,7 +64,7 @@ class TokenMixer(Mixing):
         rows = rows or Rows.full(x)
         hidden = F.gelu(self._hidden(x, rows))
         y = self.spread[: rows.T] @ hidden + self.spread_offset[: rows.T, None]
-        return Out(F.pad(y, (self.own.start, self.shape.width - self.own.stop)))
+        return Out(F.pad(y, (self.kept_channels.start, self.shape.width - self.kept_channels.stop)))
 
     def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
         rows = rows or Rows.full(x)
@@ -78,16 +78,16 @@ class TokenMixer(Mixing):
     def _hidden(self, x: Tensor, rows: Rows) -> Tensor:
         """[B, D_S, E] before the GELU."""
         self.check_length(rows.T, self.longest)
-        x = self.placed(x, rows)[..., self.own]
-        if rows.uniform_start is None:
-            x = torch.where(rows.real()[..., None], x, 0)
+        x = self.placed(x, rows)[..., self.kept_channels]
+        real = rows.real()
+        x = x if real is None else torch.where(real[..., None], x, 0)
         return self.gather[:, : rows.T] @ x + self.gather_offset[:, None]
 
     def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         x = x if self.position is None else self.position.plain_add(x)
         columns = []
         for c in range(x.shape[1]):
-            if not self.own.start <= c < self.own.stop:
+            if not self.kept_channels.start <= c < self.kept_channels.stop:
                 columns.append(torch.zeros_like(x[:, c]))
                 continue
             units = []

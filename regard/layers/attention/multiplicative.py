@@ -1,4 +1,4 @@
-"""Multiplicative attention: a learnt matrix between query and key."""
+"""Multiplicative attention: a learned matrix between query and key."""
 
 from dataclasses import replace
 from typing import Annotated

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.numeric import masked_softmax, wide_dtype
-from regard.core.reference import Row, blend
+from regard.core.reference import Row, add_up, blend
 from regard.core.rows import Rows
 from regard.core.shape import Order, Shape
 from regard.kernels.compiling import is_dynamic, surely_at_most
@@ -72,7 +72,9 @@ class Nystrom(Projected):
         if kernel:
             self.filter = nn.Parameter(torch.empty(shape.heads, kernel).uniform_(-(kernel**-0.5), kernel**-0.5))
 
-    def attend_self(self, rows, query, source, state):
+    def attend_self(
+        self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], state: None
+    ) -> tuple[Tensor, None]:
         q, source, real = query["q"], self.repeated(source), rows.real()
         k, v = source["k"], source["v"]
         if real is not None:
@@ -107,9 +109,9 @@ class Nystrom(Projected):
         q, k, v = q.to(wide) * self.scale, k.to(wide), v.to(wide)
         q_mean, k_mean = self._means(q, rows), self._means(k, rows)
         A = torch.softmax(q_mean @ k_mean.mT, -1)
-        visible = None
-        if rows.uniform_start is None:
-            visible = rows.real()[:, None, None]
+        visible, real = None, rows.real()
+        if real is not None:
+            visible = real[:, None, None]
             short = (rows.count <= self.landmarks)[:, None, None, None]
             A = torch.where(short, torch.eye(self.landmarks, dtype=wide, device=A.device), A)
         read = _attend(q_mean, k, v, visible)  # [B, H, m, D]
@@ -140,14 +142,14 @@ class Nystrom(Projected):
         outs = []
         if m < N:
             members = [[i for i in range(N) if i * m // N == s] for s in range(m)]
-            queries, keys = ([sum(x[i] for i in own) / len(own) for own in members] for x in (row.q, row.k))
+            queries, keys = ([add_up(x[i] for i in group) / len(group) for group in members] for x in (row.q, row.k))
             A = torch.stack([blend(self._plain_logits(query, keys), list(torch.eye(m).to(query))) for query in queries])
             Z = A.T / (max(A[:, s].sum() for s in range(m)) * max(A[s].sum() for s in range(m)))
             for _ in range(self.iterations):
                 cubic = 7 * A @ Z - A @ Z @ A @ Z
                 Z = (13 * Z - Z @ (15 * A @ Z - A @ Z @ cubic)) / 4
-            read = [blend(self._plain_logits(query, row.k), list(row.v)) for query in queries]
-            values = [sum(Z[s, r] * read[r] for r in range(m)) for s in range(m)]
+            read = [blend(self._plain_logits(query, list(row.k)), list(row.v)) for query in queries]
+            values = [add_up(Z[s, r] * read[r] for r in range(m)) for s in range(m)]
         else:
             keys, values = list(row.k), list(row.v)
         for i in range(N):

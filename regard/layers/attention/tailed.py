@@ -9,6 +9,7 @@ from torch import Tensor
 from regard.core.rows import Mask, Rows
 from regard.core.state import Progress, RingState, fix_bound
 from regard.layers.attention.attending import Attending
+from regard.layers.attention.cached import put_slots
 
 
 class TailState(NamedTuple):
@@ -78,9 +79,7 @@ class Tailed(Attending):
         if rows.uniform_start is not None and rows.uniform_start >= self.front:
             return front
         # padded tokens land behind the real ones of their row, where the next token overwrites them
-        at = rows.positions().clamp(max=self.front).expand(len(new), -1)
-        batch = torch.arange(len(new), device=new.device)[:, None]
-        return front.transpose(1, 2).index_put((batch, at), new.transpose(1, 2)).transpose(1, 2)
+        return put_slots(front, new, rows.positions().clamp(max=self.front))
 
     @final
     def empty_state(self, batch: int, capacity: int | None, dtype: torch.dtype, device: torch.device) -> TailState:
