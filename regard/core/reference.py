@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class PlainPosition(Protocol):
@@ -79,6 +79,12 @@ def blend(logits: Tensor, values: list[Tensor]) -> Tensor:
     powers = torch.exp(logits - logits.max())
     shares = powers / powers.sum()
     return add_up(share * value for share, value in zip(shares, values, strict=True))
+
+
+def plain_layer_norm(vector: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """A layer norm of one vector, written out."""
+    away = vector - vector.sum() / len(vector)
+    return away / torch.sqrt((away * away).sum() / len(vector) + norm.eps) * norm.weight + norm.bias
 
 
 def add_up(terms: Iterable[Tensor]) -> Tensor:

@@ -171,6 +171,14 @@ class Attending(Projected):
         return Mask(rows.start, rows.start, end, rows.T, rows.T, causal, full, 0, rows.allowed)
 
 
+def recomputed(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """What a function without randomness returns. The backward pass computes it again, so that nothing inside is
+    kept."""
+    if not torch.is_grad_enabled():
+        return function(*tensors)
+    return checkpoint(function, *tensors, use_reentrant=False, preserve_rng_state=False)
+
+
 def _repeat_heads(x: Tensor, heads: int) -> Tensor:
     """[B, G, S, D] -> [B, H, S, D]"""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)

@@ -379,7 +379,7 @@ class Compressive(Segmented):
         else:
             new = []
             for name in "kv":
-                linear, flat = self.projection(name), slots.flatten(1, 2)
+                linear, flat = self.linear_of(name), slots.flatten(1, 2)
                 bias = None if linear.bias is None else linear.bias.detach()
                 new.append(F.linear(flat, linear.weight.detach(), bias).unflatten(2, (-1, self.shape.head_width)))
             q, gqa, reads = self._folded(grid.q.detach(), m), self.shape.heads != self.shape.kv_heads, []
@@ -451,7 +451,7 @@ class Compressive(Segmented):
 
     def _frozen(self, name: str, h: int, x: Tensor) -> Tensor:
         """Keys or values of a head, by a projection that does not learn."""
-        D, linear = self.shape.head_width, self.projection(name)
+        D, linear = self.shape.head_width, self.linear_of(name)
         first = h * self.shape.kv_heads // self.shape.heads * D
         projected = x @ linear.weight.detach()[first : first + D].T
         return projected if linear.bias is None else projected + linear.bias.detach()[first : first + D]

@@ -1,13 +1,11 @@
 """A short global sequence beside a long one that is read locally, with learned relations between tokens."""
 
 import copy
-from collections.abc import Callable
 from typing import Annotated, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from regard.core.numeric import masked_softmax
 from regard.core.reference import Row, blend
@@ -16,6 +14,7 @@ from regard.core.shape import Order, Shape
 from regard.kernels import runs
 from regard.kernels.compiling import at_most, count_blocks, exporting
 from regard.kernels.runs import Bound, Far, Pass, Relations
+from regard.layers.attention.attending import recomputed
 from regard.layers.attention.base import Facts
 from regard.layers.attention.cached import Cached
 from regard.layers.attention.projected import InputKind
@@ -100,7 +99,7 @@ class ETC(Cached):
             )
         self.globals, self.radius, self.distance, self.segment = globals, radius, distance, segment
         for name in {"shared": (), "query": ("q",), "pair": self.inputs}[projections]:
-            self.project[name] = Pair(self.projection(name), globals)
+            self.project[name] = Pair(self.linear_of(name), globals)
         if output == "separate":
             # called as a linear map; `reference` alone looks into it
             self.output = cast(nn.Linear, Pair(self.output, globals))
@@ -126,7 +125,7 @@ class ETC(Cached):
         if mask.T > 1 and runs.takes(q, k, v, refusal=refusal):
             return self._in_runs(mask, q, k, v, wide_k, wide_v, g)
         q = q * self.scale
-        o = _again(lambda q, k, v: self._wide(mask, q, k, v), q[:, :, :g], wide_k, wide_v)
+        o = recomputed(lambda q, k, v: self._wide(mask, q, k, v), q[:, :, :g], wide_k, wide_v)
         return o if g == mask.T else torch.cat([o, self._near(mask, q[:, :, g:], k, v)], 2)
 
     def _in_runs(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, wide_k: Tensor, wide_v: Tensor, g: int) -> Tensor:
@@ -185,7 +184,7 @@ class ETC(Cached):
             return read(blocks, near_k, near_v, places)[:, :, :T]
         size = max(1, (CHUNK if q.device.type == "cpu" else DEVICE_CHUNK) // (B * H * c * (3 * c + g)))
         pieces = zip(*(x.split(size, -3) for x in (blocks, near_k, near_v)), places.split(size), strict=True)
-        return torch.cat([_again(read, *piece) for piece in pieces], 2)[:, :, :T]
+        return torch.cat([recomputed(read, *piece) for piece in pieces], 2)[:, :, :T]
 
     def _relate(self, q: Tensor, e: Tensor, b: Tensor, relations: Tensor) -> Tensor:
         """q . e_p + b_p / sqrt(D) for scaled queries: [B, H, T, D] -> [B, H, T, C] for C relations."""
@@ -269,10 +268,3 @@ class Pair(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([self.first(x[:, : self.g]), self.others(x[:, self.g :])], 1)
-
-
-def _again(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """What a function gives, computed again in the backward pass: nothing of size N r or N g is kept."""
-    if not torch.is_grad_enabled():
-        return function(*tensors)
-    return checkpoint(function, *tensors, use_reentrant=False, preserve_rng_state=False)

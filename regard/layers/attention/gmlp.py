@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.reference import plain_layer_norm
 from regard.core.rows import Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Initial, Out, Progress
@@ -152,11 +153,7 @@ class Gated(Mixing):
 
         bypass, gates = [gelu(project(self.bypass, row)) for row in x], []
         for row in x:
-            z = gelu(project(self.gate, row))
-            away = z - z.sum() / len(z)
-            gates.append(
-                away / torch.sqrt((away * away).sum() / len(z) + self.norm.eps) * self.norm.weight + self.norm.bias
-            )
+            gates.append(plain_layer_norm(gelu(project(self.gate, row)), self.norm))
         joined = None if self.attention is None else self.attention.reference(x)
         rows = []
         for i in range(len(x)):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.core.numeric import masked_softmax
-from regard.core.reference import blend
+from regard.core.reference import blend, plain_layer_norm
 from regard.core.rows import Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Initial, Out, Progress
@@ -438,7 +438,4 @@ class LongShort(Attention):
 
 
 def _plain_norm(vector: Tensor, norm: nn.LayerNorm | None) -> Tensor:
-    if norm is None:
-        return vector
-    away = vector - vector.sum() / len(vector)
-    return away / torch.sqrt((away * away).sum() / len(vector) + norm.eps) * norm.weight + norm.bias
+    return vector if norm is None else plain_layer_norm(vector, norm)

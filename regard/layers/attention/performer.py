@@ -7,15 +7,17 @@ import torch
 from torch import Tensor
 
 from regard.core.numeric import to_wide, wide_dtype
-from regard.core.reference import Row
+from regard.core.reference import Row, add_up
 from regard.core.shape import Order, Shape
 from regard.kernels.random_features import exp_features, exp_features_of_all, exp_logits, stabilised_features
-from regard.kernels.scan import absorb, attend_past, attend_sums
+from regard.kernels.scan import State, absorb, attend_past, attend_sums
 from regard.layers.attention.base import Facts
 from regard.layers.attention.draws import check_redraw, normal_rows
 from regard.layers.attention.scanned import Scanned
 
 RELU_FLOOR = 1e-3  # added to each ReLU feature, as in the authors' code
+
+Sums = tuple[Tensor, Tensor, Tensor]  # of phi(k) v^T [B, H, R, D], of phi(k) [B, H, R], and the running maximum [B, H]
 
 
 class Performer(Scanned):
@@ -28,7 +30,7 @@ class Performer(Scanned):
     The features are divided by exp of a maximum, which cancels: of all keys of the row, or, causal, a running maximum
     of the past, so that later tokens do not reach back (their code takes the maximum of all and lets the future leak
     through epsilon). W is one draw per layer, kept in a buffer; training draws it anew every `redraw` steps, and what
-    was drawn last is evaluated (their code draws at every call). Time N R D a head, memory N R, state R D."""
+    was drawn last is evaluated (their code draws at every call). Time N R D per head, memory N R, state R D."""
 
     facts = Facts(
         name="performer",
@@ -50,6 +52,7 @@ class Performer(Scanned):
         "performer(features=7, orthogonal=False)",
         "performer(features=6, epsilon=0.01)",
     )
+    draws: Tensor  # W [R, D]
 
     def __init__(
         self,
@@ -85,14 +88,14 @@ class Performer(Scanned):
         """New random directions."""
         self.draws.copy_(normal_rows(*self.draws.shape, draw=draw, orthogonal=self.orthogonal))
 
-    def digest(self, real: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    def digest(self, real: Tensor | None, k: Tensor, v: Tensor) -> State:
         if self.kernel == "relu":
             return absorb(self._relu(k), v, real=real)
         if self.epsilon:
             return absorb(self._softmax(k, (2, 3), real), v, real=real)
         return absorb(exp_features_of_all(k, self.draws, scale=self._scale, real=real), v, real=real)
 
-    def consult(self, digest: tuple[Tensor, ...], q: Tensor) -> Tensor:
+    def consult(self, digest: State, q: Tensor) -> Tensor:
         return attend_sums(self._query(q), *digest, dtype=q.dtype)
 
     def zero(self, batch: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
@@ -101,15 +104,15 @@ class Performer(Scanned):
         return sums, sums[..., 0], torch.full(size[:2], -torch.inf, dtype=wide, device=device)
 
     def scan(
-        self, real: Tensor | None, sums: tuple[Tensor, ...] | None, q: Tensor, k: Tensor, v: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        before, top = (None, None) if sums is None else (sums[:2], sums[2])
+        self, real: Tensor | None, sums: Sums | None, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, Sums | None]:
+        before, top = (None, None) if sums is None else ((sums[0], sums[1]), sums[2])
         if self.kernel == "relu":
             k, decay = self._relu(k), None
         else:
             k, decay, top = stabilised_features(k, self.draws, scale=self._scale, top=top, real=real)
         o, after = attend_past(self._query(q), k, v, state=before, decay=decay, real=real, final=sums is not None)
-        return o, None if sums is None else (*after, top)
+        return o, None if after is None or top is None else (*after, top)
 
     def _query(self, q: Tensor) -> Tensor:
         if self.kernel == "relu":
@@ -150,6 +153,7 @@ class Performer(Scanned):
             return turned.clamp(min=0) + 1e-3
 
         def products(x: Tensor) -> Tensor:
+            assert W is not None, "the softmax kernel has a projection"
             return torch.stack([w @ x / D**0.25 for w in W])
 
         def logs(x: Tensor) -> Tensor:
@@ -166,5 +170,5 @@ class Performer(Scanned):
         outs = []
         for i in range(row.T):
             weights = torch.stack([queries[i] @ keys[j] for j in row.past(i)])
-            outs.append(sum(w * row.v[j] for w, j in zip(weights / weights.sum(), row.past(i), strict=True)))
+            outs.append(add_up(w * row.v[j] for w, j in zip(weights / weights.sum(), row.past(i), strict=True)))
         return torch.stack(outs)

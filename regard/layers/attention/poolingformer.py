@@ -1,17 +1,17 @@
 """A narrow window, and a wide one over pooled keys and values."""
 
 from dataclasses import replace
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.numeric import wide_dtype
-from regard.core.reference import Row, blend
+from regard.core.reference import Row, add_up, blend
 from regard.core.rows import Mask, Memory, Rows
 from regard.core.shape import Order, Shape
-from regard.core.state import Initial, Out, Progress
+from regard.core.state import Initial, Out, Progress, RingState
 from regard.kernels import runs
 from regard.kernels.compiling import count_blocks, is_dynamic
 from regard.kernels.parts import Part, Runs, union
@@ -27,7 +27,7 @@ Pooling = Literal["mean", "max", "ldconv"]
 class PoolingformerState(NamedTuple):
     """The last tokens of each row: as the first level reads them, and what it made of them."""
 
-    levels: tuple[TailState, TailState]
+    levels: tuple[TailState | RingState, TailState | RingState]
     progress: Progress
 
 
@@ -85,7 +85,7 @@ class Poolingformer(Attention):
         shape: Shape,
         *,
         window: Annotated[int, "first level: tokens seen to each side, besides the query's own (w1)"] = 128,
-        wide: Annotated[int, "second level: slots seen whose middle is at most so many positions away (w2)"] = 512,
+        wide: Annotated[int, "second level: distance of the farthest middle of a slot that a query sees (w2)"] = 512,
         kernel: Annotated[int, "tokens that are pooled into a slot (kappa)"] = 5,
         stride: Annotated[int, "tokens from one slot to the next (xi)"] = 4,
         pooling: Annotated[Pooling, "'ldconv': weights made from the token in the middle"] = "ldconv",
@@ -101,11 +101,11 @@ class Poolingformer(Attention):
                 f"one that local attention takes, such as rotary, alibi or sinusoidal"
             )
         wide_out = shape.heads * shape.head_width
-        self.near = ATTENTION.build(f"local(window={window})", shape)
+        self.near: Tailed = ATTENTION.build(f"local(window={window})", shape)
         inner = replace(shape, width=wide_out, memory_width=wide_out, out_width=wide_out, position=None)
         self.far = Pooled(inner, self.facts, wide, kernel, stride, pooling)
-        # the levels are added before they are projected
-        self.near.output = self.far.output = nn.Identity()
+        # the levels are added before they are projected: neither has a projection behind it
+        self.near.output = self.far.output = cast(nn.Linear, nn.Identity())
         self.output = nn.Linear(wide_out, shape.out_width, bias=shape.output_bias)
         nn.init.xavier_uniform_(self.output.weight)
         if shape.output_bias:
@@ -121,12 +121,12 @@ class Poolingformer(Attention):
         return Out(self.output(near.y + far.y), state)
 
     def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Initial:
-        levels = tuple(level.initial_state(batch, dtype=dtype, device=device).state for level in (self.near, self.far))
-        return Initial(PoolingformerState(levels, Progress.initial(batch, device)))
+        near, far = (level.initial_state(batch, dtype=dtype, device=device).state for level in (self.near, self.far))
+        return Initial(PoolingformerState((near, far), Progress.initial(batch, device)))
 
-    def fixed_state(self, state, capacity):
-        pairs = zip((self.near, self.far), state.levels, strict=True)
-        levels = tuple(level.fixed_state(own, capacity) for level, own in pairs)
+    def fixed_state(self, state: PoolingformerState, capacity: int) -> PoolingformerState:
+        near, far = cast(tuple[TailState, TailState], state.levels)  # rings come from here and do not come back
+        levels = self.near.fixed_state(near, capacity), self.far.fixed_state(far, capacity)
         return PoolingformerState(levels, state.progress.bounded(capacity))
 
     def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
@@ -158,7 +158,7 @@ class Pooled(Tailed):
         self.facts = facts
         super().__init__(shape)
         self.window, self.kernel, self.stride, self.pooling = window, kernel, stride, pooling
-        # of the kernel, so many tokens stand before the one in the middle, and so many behind it
+        # the tokens of the kernel before the one in the middle, and those behind it
         self.left, self.right = kernel // 2, kernel - 1 - kernel // 2
         self.reach = window + self.left
         self.weigh_tokens = nn.Linear(shape.head_width, kernel, bias=False) if pooling == "ldconv" else None
@@ -168,7 +168,7 @@ class Pooled(Tailed):
         x, device = self.stride, q.device
         if mask.aligned and carried is None and mask.T > 1 and runs.takes(q, k, v):
             return self._in_runs(mask, q, k, v)
-        # queries are laid out from a place where a slot has its middle
+        # queries begin at a place where a slot has its middle
         inside = 0 if mask.aligned else mask.q0 % x
         blocks = -(-(mask.T + (0 if mask.aligned else x - 1)) // x)
         g = min(max(1, self.tile // x), blocks)
@@ -177,8 +177,8 @@ class Pooled(Tailed):
         if mask.aligned:
             before, after = min(before, blocks), min(after, blocks)
         slots = before + g * tiles + after
-        first = mask.shift - inside - before * x - self.left
-        k, v = (_lay(part, first, (slots - 1) * x + self.kernel) for part in (k, v))
+        first = mask.known_shift - inside - before * x - self.left
+        k, v = (_shifted(part, first, (slots - 1) * x + self.kernel) for part in (k, v))
         at = torch.arange(-before * x - self.left, (slots - before - 1) * x + self.kernel - self.left, device=device)
         at = (mask.q0 - inside)[:, None] + at
         real = (at >= 0) & (at < mask.end[:, None])
@@ -186,7 +186,7 @@ class Pooled(Tailed):
         if carried is not None:
             taken = self.pooling_of(real, v)[1].mean(3, keepdim=True)
             keys, taken = (part.repeat_interleave(len(q[0]) // len(part[0]), 1) for part in (keys, taken))
-            windows = _lay(carried, first, (slots - 1) * x + self.kernel).unfold(2, self.kernel, x)
+            windows = _shifted(carried, first, (slots - 1) * x + self.kernel).unfold(2, self.kernel, x)
             values = (windows * taken).sum(-1)
         rows = torch.arange(g * x, device=device)[:, None]
         middle = torch.arange(-before, g + after, device=device) * x
@@ -195,14 +195,14 @@ class Pooled(Tailed):
             visible &= middle + self.right <= rows
         part = Part(Runs(0, g * x, tiles, g * x), Runs(0, before + g + after, tiles, g), mask=visible)
         o = union(
-            _lay(q, -inside, tiles * g * x),
+            _shifted(q, -inside, tiles * g * x),
             keys,
             values,
             [part],
             scale=self.scale,
             real=real[:, self.left :: x][:, :slots],
         )
-        return _lay(o, inside, mask.T)
+        return _shifted(o, inside, mask.T)
 
     def _in_runs(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The queries of whole rows over slots as they come."""
@@ -211,7 +211,7 @@ class Pooled(Tailed):
         length = (slots - 1) * x + self.kernel
         at = torch.arange(-self.left, length - self.left, device=q.device)
         real = (at >= 0) & (at < mask.end[:, None])
-        keys, values = (self.pool(real, _lay(part, -self.left, length)) for part in (k, v))
+        keys, values = (self.pool(real, _shifted(part, -self.left, length)) for part in (k, v))
         # slot c has its middle at x c
         high = Bound(-self.right, x, 1, 1) if mask.causal else Bound(w, x, 1, 1)
         where = Where(end=None if mask.causal or mask.full else -(-mask.end // x))
@@ -229,7 +229,7 @@ class Pooled(Tailed):
         windows = torch.where(real, windows, 0)
         if self.pooling == "mean":
             return windows, real.to(part.dtype) / real.sum(-1, keepdim=True).clamp(min=1)
-        if self.pooling == "max":
+        if self.weigh_tokens is None:
             most = torch.where(real, windows, -torch.inf).argmax(-1, keepdim=True)
             return windows, (torch.arange(self.kernel, device=part.device) == most).to(part.dtype)
         logits = self.weigh_tokens(windows[..., self.left])[:, :, :, None]
@@ -266,8 +266,8 @@ class Pooled(Tailed):
 
     def _plain_pool(self, part: Tensor, middle: int, tokens: range) -> Tensor:
         if self.pooling == "mean":
-            return sum(part[j] for j in tokens) / len(tokens)
-        if self.pooling == "max":
+            return add_up(part[j] for j in tokens) / len(tokens)
+        if self.weigh_tokens is None:
             most = part[tokens[0]]
             for j in tokens[1:]:
                 most = torch.maximum(most, part[j])
@@ -276,7 +276,7 @@ class Pooled(Tailed):
         return blend(torch.stack([W[j - middle + self.left] @ part[middle] for j in tokens]), [part[j] for j in tokens])
 
 
-def _lay(part: Tensor, first: Tensor | int, length: int) -> Tensor:
+def _shifted(part: Tensor, first: Tensor | int, length: int) -> Tensor:
     """`length` tokens of [B, G, n, D] from token `first` on, of all rows or [B] of each; past the ends, any number."""
     n = part.shape[2]
     if isinstance(first, int) and is_dynamic(n):

@@ -53,7 +53,7 @@ class Projected(Attention):
             out = sizes.get(kind, shape.kv_heads * shape.head_width)
             self.project[name] = nn.Linear(width, out, bias=shape.input_bias or kind == "gate")
         self.output = nn.Linear(shape.heads * shape.head_width, shape.out_width, bias=shape.output_bias)
-        for linear in (*map(self.projection, self.inputs), self.output):
+        for linear in (*map(self.linear_of, self.inputs), self.output):
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
@@ -78,7 +78,7 @@ class Projected(Attention):
         return self.position if self.position is not None and self.position.facts.kind == kind else None
 
     @final
-    def projection(self, name: str) -> nn.Linear:
+    def linear_of(self, name: str) -> nn.Linear:
         """The linear map that makes an input."""
         return cast(nn.Linear, self.project[name])  # a ModuleDict does not say what it holds
 
@@ -357,7 +357,7 @@ class Projected(Attention):
 
     def plain_input(self, name: str, head: int, x: Tensor, source: Tensor) -> Tensor:
         """An input of one head, [T, D] or [S, D], a gate [S]. Default: projected, and turned by a rotation."""
-        D, kind, linear = self.shape.head_width, self.inputs[name], self.projection(name)
+        D, kind, linear = self.shape.head_width, self.inputs[name], self.linear_of(name)
         if kind == "gate":
             return source @ linear.weight[head] + linear.bias[head]
         slot = head if kind == "query" else head * self.shape.kv_heads // self.shape.heads

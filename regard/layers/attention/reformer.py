@@ -34,7 +34,7 @@ class Reformer(Cached):
     comes after it. Decoding sorts all tokens so far at each step: a new token's output is that of the last token of a
     whole row, and earlier outputs stay as they were given. R lives in a buffer and is drawn anew at every training step
     (`redraw`; the authors draw at every call).
-    Time N (m + b) a round, and the sorting; memory N m a round.
+    Time N (m + b) per round, and the sorting; memory N m per round.
     """
 
     facts = Facts(
@@ -64,6 +64,7 @@ class Reformer(Cached):
         ("reformer(chunk=11, buckets=6, rounds=1, once=True)", "reformer(chunk=11, buckets=6, rounds=1)"),
     )
     inputs = {"k": "key", "v": "value"}
+    directions: Tensor  # R [H, rounds, D, b / 2]
 
     def __init__(
         self,
@@ -108,21 +109,21 @@ class Reformer(Cached):
         k, v = (F.pad(x, (0, 0, 0, count_blocks(S, m) * m - S)) for x in (k, v))
         order = self._sorted(mask, k)  # [B, H, R, N]
         place = torch.empty_like(order).scatter_(3, order, torch.arange(order.shape[3], device=device).expand_as(order))
-        own = order.unflatten(3, (-1, m))  # [B, H, R, C, m]
+        chunks = order.unflatten(3, (-1, m))  # [B, H, R, C, m]
         # the last chunk that holds real tokens: padding makes no difference
         last = (mask.end.clamp(min=1) - 1)[:, None, None, None] // m
-        before = own.gather(3, last[..., None].expand(*own.shape[:3], 1, m)).roll(1, 2)
-        keys = torch.cat([torch.cat([before, own[:, :, :, :-1]], 3), own], 4)  # [B, H, R, C, 2 m]
-        queries = own
+        before = chunks.gather(3, last[..., None].expand(*chunks.shape[:3], 1, m)).roll(1, 2)
+        keys = torch.cat([torch.cat([before, chunks[:, :, :, :-1]], 3), chunks], 4)  # [B, H, R, C, 2 m]
+        queries = chunks
         if T < S:
             # a few new tokens, each with the chunks it falls into
-            at = (mask.q0[:, None] + torch.arange(T, device=device))[:, None, None].expand(*own.shape[:3], -1)
+            at = (mask.q0[:, None] + torch.arange(T, device=device))[:, None, None].expand(*chunks.shape[:3], -1)
             keys = keys.gather(3, (place.gather(3, at) // m)[..., None].expand(-1, -1, -1, -1, 2 * m))
             queries = at[..., None]
         times = self._times(place // m, last, queries, keys) if self.once else None
         o, total = self._read(mask, k, v, queries, keys, times)  # [B, H, R, T or N, D], [B, H, R, T or N]
         if T < S:
-            v = take_per_head(v, at[:, :, 0])
+            v = take_per_head(v, queries[:, :, 0, :, 0])
         else:
             o, total = take_per_head(o.flatten(1, 2), place.flatten(1, 2)).view_as(o), total.gather(3, place)
         o = (o * torch.softmax(total, 2).to(o.dtype)[..., None]).sum(2)
@@ -158,7 +159,7 @@ class Reformer(Cached):
     def _times(self, chunk: Tensor, last: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
         """How often queries [B, H, R, C, t] meet their keys [B, H, R, C, s] in all rounds, given the chunk of each
         token, [B, H, R, N], and the last one of each row: [B, H, R, C, t, s]"""
-        times = 0
+        times = torch.zeros((), dtype=torch.int, device=chunk.device)
         for r in range(self.rounds):
             here, there, after = (
                 chunk[:, :, turn % self.rounds].gather(2, at.flatten(2)).view_as(at)

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.numeric import to_wide, wide_dtype
-from regard.core.reference import Row
+from regard.core.reference import Row, add_up
 from regard.core.shape import Order, Shape
 from regard.kernels.random_features import trigonometric_features
-from regard.kernels.scan import absorb, attend_past, attend_sums
+from regard.kernels.scan import State, absorb, attend_past, attend_sums
 from regard.layers.attention.base import Facts
 from regard.layers.attention.draws import check_redraw, normal_rows
 from regard.layers.attention.scanned import Scanned
@@ -27,7 +27,7 @@ class RandomFeatures(Scanned):
     Features have signs, so a denominator may come out near zero or below: it is raised to `floor`. (The authors' code
     has no gate, a fixed scale in place of R^(-1/2), and a floor larger than the sum of the first tokens; it draws from
     a pool of 500 matrices, whose first H it evaluates with; and its orthogonal features have orthogonal columns [R, D]
-    where R is not D.) Time N R D a head, memory N R, state R D."""
+    where R is not D.) Time N R D per head, memory N R, state R D."""
 
     facts = Facts(
         name="rfa",
@@ -47,13 +47,14 @@ class RandomFeatures(Scanned):
         "rfa(features=5, gate=True)",
         "rfa(features=5, orthogonal=True, temperature=2.0, floor=0.5)",
     )
+    draws: Tensor  # w~ [H, R, D]
 
     def __init__(
         self,
         shape: Shape,
         *,
         features: Annotated[int, "R, random directions; each gives a sine and a cosine"] = 64,
-        gate: Annotated[bool, "a learnt gate lets the sums forget; causal only"] = False,
+        gate: Annotated[bool, "a learned gate lets the sums forget; causal only"] = False,
         temperature: Annotated[float, "sigma starts at 1 / temperature: higher spreads the attention"] = 1.0,
         floor: Annotated[float, "the least denominator"] = 0.01,
         orthogonal: Annotated[bool, "directions of a block of D orthogonal, which lowers the variance"] = False,
@@ -76,10 +77,10 @@ class RandomFeatures(Scanned):
         """New random directions."""
         self.draws.copy_(normal_rows(*self.draws.shape, draw=draw, orthogonal=self.orthogonal))
 
-    def digest(self, real: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    def digest(self, real: Tensor | None, k: Tensor, v: Tensor) -> State:
         return absorb(self._features(k), v, real=real)
 
-    def consult(self, digest: tuple[Tensor, ...], q: Tensor) -> Tensor:
+    def consult(self, digest: State, q: Tensor) -> Tensor:
         return attend_sums(self._features(q), *digest, dtype=q.dtype, floor=self.floor)
 
     def zero(self, batch: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
@@ -90,16 +91,15 @@ class RandomFeatures(Scanned):
     def scan(
         self,
         real: Tensor | None,
-        sums: tuple[Tensor, ...] | None,
+        sums: State | None,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         gate: Tensor | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
+    ) -> tuple[Tensor, State | None]:
         decay = None if gate is None else F.logsigmoid(to_wide(gate))
-        k = self._features(k, gate)
-        rest = {"state": sums, "decay": decay, "real": real, "floor": self.floor, "final": sums is not None}
-        return attend_past(self._features(q), k, v, **rest)
+        q, k, final = self._features(q), self._features(k, gate), sums is not None
+        return attend_past(q, k, v, state=sums, decay=decay, real=real, floor=self.floor, final=final)
 
     def _features(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
         """[B, H, n, 2 R]; with a gate times what it leaves to new tokens."""
@@ -120,6 +120,6 @@ class RandomFeatures(Scanned):
             for j in row.past(i):
                 held = 1 if gates is None else (1 - gates[j]) * torch.prod(gates[j + 1 : i + 1])
                 weights.append(held * (queries[i] * keys[j]).sum() / R)
-            mixed = sum(w * row.v[j] for w, j in zip(weights, row.past(i), strict=True))
-            outs.append(mixed / sum(weights).clamp(min=self.floor))
+            mixed = add_up(w * row.v[j] for w, j in zip(weights, row.past(i), strict=True))
+            outs.append(mixed / add_up(weights).clamp(min=self.floor))
         return torch.stack(outs)

@@ -2,16 +2,14 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from regard.core.numeric import masked_softmax, wide_dtype
-from regard.core.reference import Row, blend
+from regard.core.reference import Row, add_up, blend
 from regard.core.rows import Mask, Memory, Rows
 from regard.core.shape import Order, Shape
 from regard.kernels import norm as row_norm
@@ -19,6 +17,7 @@ from regard.kernels.compiling import at_most, count_blocks, exporting, is_dynami
 from regard.kernels.largest import largest
 from regard.kernels.take import add_per_head, take_per_head
 from regard.kernels.tiles import tiles
+from regard.layers.attention.attending import recomputed
 from regard.layers.attention.base import Facts
 from regard.layers.attention.cached import Cached
 
@@ -41,7 +40,7 @@ class Routing(Cached):
     brings one token at a time, or beams of several sentences, gives the same.
 
     The authors' code leaves out the division by sqrt(D) (`scaled=False`), adds the relative positions of Shaw et al. by
-    places among the picked tokens, and divides by 0.01 more than the number of times a query was picked. Its second
+    places among the picked tokens, and divides by 0.01 more than the number of times a query was picked. Its auxiliary
     loss adds a mean over queries and one over keys, where ours is one mean over both: `commitment` 2e-4 is their 1e-4.
     Its strided heads have queries of their own and are for one sequence only.
 
@@ -87,6 +86,8 @@ class Routing(Cached):
         ("routing(clusters=3, window=33, strided=True)", "routing(clusters=1)"),
     )
     tile = 16  # role "cross": queries of one centroid that read its keys together
+    sums: Tensor  # [H, clusters, D]
+    counts: Tensor  # [H, clusters]
 
     def __init__(
         self,
@@ -131,25 +132,26 @@ class Routing(Cached):
         return self.sums / self.counts[..., None]
 
     def attend(self, mask: Mask, k: Tensor, v: Tensor, q: Tensor | None = None) -> Tensor:
-        k = norm(k)
-        if self.shape.role == "cross":
-            return self._across(mask, norm(q), k, v)
+        k, q = norm(k), None if q is None else norm(q)
+        if q is not None and self.shape.role == "cross":
+            return self._across(mask, q, k, v)
         at = self._pick(mask, k, self.centroids)  # [B, H, C, w]
         keys, values = _take(k, at), _take(v, at)
         if mask.T == 1 and mask.S > 1:
             return self._step(mask, k, at, keys, values)
         rows, queries = at, keys
         if q is not None:
-            q = norm(q)
             rows = self._pick(mask, q, self.centroids, at.shape[3])
             queries = _take(q, rows)
-        picked = [x.flatten(1, 2) for x in (queries, keys, values)]  # [B, H C, w, D]
+        queries, keys, values = (x.flatten(1, 2) for x in (queries, keys, values))  # [B, H C, w, D]
         # sorted by position, with what stands for no token at the end: no causal query sees it
-        seen = None if mask.causal or mask.full else (at < mask.S).flatten(1, 2)[:, :, None]
-        if seen is not None and is_dynamic(at.shape[3]):
+        visible = None if mask.causal or mask.full else (at < mask.S).flatten(1, 2)[:, :, None]
+        if visible is not None and is_dynamic(at.shape[3]):
             # the kernel would ask whether the one row of a mask is all there is
-            seen = seen.expand(-1, -1, at.shape[3], -1)
-        o = F.scaled_dot_product_attention(*picked, attn_mask=seen, is_causal=mask.causal, scale=self.temper)
+            visible = visible.expand(-1, -1, at.shape[3], -1)
+        o = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=visible, is_causal=mask.causal, scale=self.temper
+        )
         rows, o = rows.flatten(2), o.unflatten(1, (-1, self.clusters)).flatten(2, 3)
         # behind the last token a place for what stands for none
         total = add_per_head(o, rows, mask.S + 1)
@@ -184,13 +186,13 @@ class Routing(Cached):
 
     def _across(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Role "cross": each query reads the keys that the centroid nearest to it picked."""
-        own = self._nearest(q)  # [B, H, T]
+        nearest = self._nearest(q)  # [B, H, T]
         if surely_at_most(mask.T, self.clusters):
             # a few queries, as in decoding: what their own centroids pick is all that is needed
-            centroids = _take(self.centroids.expand(len(q), -1, -1, -1), own)
+            centroids = _take(self.centroids.expand(len(q), -1, -1, -1), nearest)
             return self._gathered(q[:, :, :, None], k, v, self._pick(mask, k, centroids))[:, :, :, 0]
         at = self._pick(mask, k, self.centroids)
-        slot, cluster = tiles(own, self.clusters, self.tile)
+        slot, cluster = tiles(nearest, self.clusters, self.tile)
         slots = slot[..., None].expand_as(q)
         room = q.new_zeros(*q.shape[:2], cluster.shape[2] * self.tile, q.shape[3])
         queries = room.scatter(2, slots, q).unflatten(2, (-1, self.tile))
@@ -203,14 +205,14 @@ class Routing(Cached):
         # as many tiles at a time as read about S keys
         size = max(1, mask.S // at.shape[3])
         pieces = zip(queries.split(size, 2), cluster.split(size, 2), strict=True)
-        o = torch.cat([_again(read, tile, k, v, own) for tile, own in pieces], 2)
+        o = torch.cat([recomputed(read, tile, k, v, some) for tile, some in pieces], 2)
         return o.flatten(2, 3).gather(2, slots)
 
     def _gathered(self, q: Tensor, k: Tensor, v: Tensor, at: Tensor) -> Tensor:
         """Queries [B, H, n, t, D] over the keys at [B, H, n, w]."""
-        parts = [x.flatten(1, 2) for x in (q, _take(k, at), _take(v, at))]
-        seen = (at < k.shape[2]).flatten(1, 2)[:, :, None]
-        o = F.scaled_dot_product_attention(*parts, attn_mask=seen, scale=self.temper)
+        visible = (at < k.shape[2]).flatten(1, 2)[:, :, None]
+        q, k, v = (x.flatten(1, 2) for x in (q, _take(k, at), _take(v, at)))
+        o = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=self.temper)
         return o.unflatten(1, at.shape[1:3])
 
     def _nearest(self, x: Tensor) -> Tensor:
@@ -220,7 +222,7 @@ class Routing(Cached):
         return (self.centroids.to(x.dtype) @ x.mT).argmax(-2)
 
     def _step(self, mask: Mask, k: Tensor, at: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """One new token a row: it reads what the centroids that pick it picked."""
+        """One new token per row: it reads what the centroids that pick it picked."""
         here = mask.q0[:, None, None, None]
         q = _take(k, here[..., 0].expand(-1, k.shape[1], -1))[:, :, :, None]  # [B, H, 1, 1, D]
         logits = (q * self.temper @ keys.transpose(-1, -2))[:, :, :, 0]  # [B, H, C, w]
@@ -263,7 +265,7 @@ class Routing(Cached):
             for token in [*(plain_norm(row.q) if "q" in row.values else []), *plain_norm(row.k)]:
                 nearest = max(self.centroids[head], key=lambda mu, token=token: float(mu @ token.detach()))
                 squares.append(((token - nearest) ** 2).mean())
-        return self.commitment * sum(squares) / len(squares)
+        return self.commitment * add_up(squares) / len(squares)
 
     def plain(self, row: Row) -> Tensor:
         keys = plain_norm(row.k)
@@ -280,7 +282,7 @@ class Routing(Cached):
                 seen = [j for j in picked if j in row.past(i)]
                 logits = torch.stack([self.temper * (queries[i] @ keys[j]) for j in seen])
                 outs[i].append(blend(logits, [row.v[j] for j in seen]))
-        return torch.stack([sum(out) / len(out) if out else torch.zeros_like(row.v[0]) for out in outs])
+        return torch.stack([add_up(out) / len(out) if out else torch.zeros_like(row.v[0]) for out in outs])
 
     def _plain_picks(self, mu: Tensor, tokens: list[Tensor]) -> list[int]:
         n = len(tokens)
@@ -292,13 +294,6 @@ class Routing(Cached):
     def _plain_nearest(self, head: int, token: Tensor) -> int:
         near = [float(mu @ token.detach()) for mu in self.centroids[head]]
         return near.index(max(near))
-
-
-def _again(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """What a function gives, computed again in the backward pass: gathered keys are not kept."""
-    if not torch.is_grad_enabled():
-        return function(*tensors)
-    return checkpoint(function, *tensors, use_reentrant=False, preserve_rng_state=False)
 
 
 def norm(x: Tensor) -> Tensor:

@@ -1,22 +1,23 @@
 """Softmax attention over queries, keys and values that few weights make."""
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.core.reference import Row
+from regard.core.reference import Row, add_up
 from regard.core.rows import Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Initial, Out, Progress
 from regard.kernels.compiling import surely_at_most
 from regard.layers.attention.base import Attention, Facts
-from regard.layers.attention.cached import CacheState
-from regard.spec import ATTENTION, POSITIONS
+from regard.layers.attention.cached import Cached, CacheState
+from regard.spec import ATTENTION, POSITIONS, parse
 
 REACH = 3  # tokens, and neighbouring modules, that the convolutions read
+Modules = dict[tuple[int, int], Tensor]  # the vector of each token and module, for the reference
 
 
 class ScalingState(NamedTuple):
@@ -28,8 +29,8 @@ class ScalingState(NamedTuple):
     progress: Progress
 
 
-class Part(nn.Module):
-    """Features `first` to `last` of what is given: a projection that is done already."""
+class Features(nn.Module):
+    """Features `first` to `last` of its input: a projection that is done already."""
 
     def __init__(self, first: int, last: int):
         super().__init__()
@@ -82,8 +83,10 @@ class Scaling(Attention):
         super().__init__(shape)
         H, G, D = shape.heads, shape.kv_heads, shape.head_width
         self.share_qk, self.put = share_qk, output
-        placed = shape.position is not None and POSITIONS.find(shape.position.split("(")[0]).facts.kind == "input"
-        self.position = POSITIONS.build(shape.position, shape) if placed else None
+        self.position, inner = None, shape
+        if shape.position is not None and POSITIONS.find(parse(shape.position).name).facts.kind == "input":
+            # added once, before the convolutions
+            self.position, inner = POSITIONS.build(shape.position, shape), replace(shape, position=None)
         self.gates = nn.Parameter(torch.empty(H, shape.width).normal_(std=0.5))
         self.shared = nn.Parameter(nn.init.xavier_uniform_(torch.empty(shape.width, D)))
         self.bias = nn.Parameter(torch.zeros(H * D)) if shape.bias else None
@@ -91,9 +94,9 @@ class Scaling(Attention):
         if share_qk:
             del sizes["k"]
         self.convolve = nn.ModuleDict({name: _linear(size, D, shape.input_bias) for name, size in sizes.items()})
-        self.inner = ATTENTION.build("softmax", replace(shape, position=None) if placed else shape)
+        self.inner: Cached = ATTENTION.build("softmax", inner)
         ends = {"q": (0, H * D), "k": (H * D, (H + G) * D), "v": ((H + G) * D, (H + 2 * G) * D)}
-        self.inner.project = nn.ModuleDict({name: Part(*pair) for name, pair in ends.items()})
+        self.inner.project = nn.ModuleDict({name: Features(*pair) for name, pair in ends.items()})
         if output != "dense":
             self._sparse_output()
 
@@ -111,14 +114,15 @@ class Scaling(Attention):
                 f"attention 'scaling' with output={self.put!r} has a module for each head: heads must divide the "
                 f"width, got {wide} and {H}"
             )
-        self.inner.output = nn.Identity()
+        # nothing is left for it to project
+        self.inner.output = cast(nn.Linear, nn.Identity())
         if "mult" in self.put:
             self.out_gates = nn.Parameter(torch.empty(H, H * D).normal_(std=0.5))
             self.out_shared = nn.Parameter(nn.init.xavier_uniform_(torch.empty(H * D, wide // H)))
             self.out_bias = nn.Parameter(torch.zeros(wide)) if shape.output_bias else None
         if "conv" in self.put:
-            given = wide // H if "mult" in self.put else D
-            self.out_convolve = _linear(REACH * REACH * given, wide // H, shape.output_bias)
+            module = wide // H if "mult" in self.put else D
+            self.out_convolve = _linear(REACH * REACH * module, wide // H, shape.output_bias)
 
     def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
         rows = rows or Rows.full(x)
@@ -175,21 +179,21 @@ class Scaling(Attention):
         H, G, D = self.shape.heads, self.shape.kv_heads, self.shape.head_width
         x = x if self.position is None else self.position.plain_add(x)
         bias = torch.zeros(H * D, dtype=x.dtype) if self.bias is None else self.bias
-        z = {}
+        z: Modules = {}
         for t, token in enumerate(x):
             for s in range(H):
-                z[t, s] = sum(u * a * row for u, a, row in zip(token, self.gates[s], self.shared, strict=True))
-                z[t, s] = z[t, s] + bias[s * D : s * D + D]
+                total = add_up(u * a * row for u, a, row in zip(token, self.gates[s], self.shared, strict=True))
+                z[t, s] = total + bias[s * D : s * D + D]
 
         def read(name: str, t: int, s: int) -> Tensor:
             """One vector of a convolution: tokens t - 2 to t, and modules s - 1 to s + 1 or s alone."""
-            linear = self.convolve["q" if name == "k" and self.share_qk else name]
+            linear = cast(nn.Linear, self.convolve["q" if name == "k" and self.share_qk else name])
             return _plain_convolution(linear, z, t, s, (0,) if name == "v" else (-1, 0, 1))
 
         scheme, outs = self.inner.position, []
         for head in range(H):
             slot = head * G // H * (H // G)
-            values: dict[str, Any] = {}
+            values: dict[str, Tensor] = {}
             for name, s in (("q", head), ("k", slot), ("v", slot)):
                 vectors = [read(name, t, s) for t in range(len(x))]
                 if scheme is not None and name != "v":
@@ -199,22 +203,22 @@ class Scaling(Attention):
             outs.append(torch.stack([row.attend(i, row.past(i), D**-0.5) for i in range(len(x))]))
         o = torch.cat(outs, -1)
         if self.put == "dense":
-            y = o @ self.inner.output.weight.T
-            return y if self.inner.output.bias is None else y + self.inner.output.bias
+            dense = o @ self.inner.output.weight.T
+            return dense if self.inner.output.bias is None else dense + self.inner.output.bias
         wide = self.shape.out_width // H
-        y = {(t, s): o[t, s * D : s * D + D] for t in range(len(x)) for s in range(H)}
+        y: Modules = {(t, s): o[t, s * D : s * D + D] for t in range(len(x)) for s in range(H)}
         if "mult" in self.put:
             bias = torch.zeros(H * wide, dtype=x.dtype) if self.out_bias is None else self.out_bias
             for t, s in y:
                 parts = zip(o[t], self.out_gates[s], self.out_shared, strict=True)
-                y[t, s] = sum(u * a * row for u, a, row in parts) + bias[s * wide : s * wide + wide]
+                y[t, s] = add_up(u * a * row for u, a, row in parts) + bias[s * wide : s * wide + wide]
         if "conv" in self.put:
             y = {(t, s): _plain_convolution(self.out_convolve, y, t, s, (-1, 0, 1)) for t, s in y}
         return torch.stack([torch.cat([y[t, s] for s in range(H)]) for t in range(len(x))])
 
 
-def _linear(given: int, made: int, bias: bool) -> nn.Linear:
-    linear = nn.Linear(given, made, bias=bias)
+def _linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
+    linear = nn.Linear(inputs, outputs, bias=bias)
     nn.init.xavier_uniform_(linear.weight)
     if bias:
         nn.init.zeros_(linear.bias)
@@ -249,7 +253,7 @@ def _windows(z: Tensor, modules: int) -> tuple[Tensor, Tensor]:
     return window, F.pad(window, (0, 0, 0, 0, 1, 1)).unfold(2, REACH, 1).movedim(-1, 3)
 
 
-def _plain_convolution(linear: nn.Linear, z: dict, t: int, s: int, across: tuple[int, ...]) -> Tensor:
+def _plain_convolution(linear: nn.Linear, z: Modules, t: int, s: int, across: tuple[int, ...]) -> Tensor:
     """Tokens t - 2 to t of the modules s + across, by one kernel for all modules."""
     kernel = linear.weight.unflatten(1, (len(across), REACH, -1))
     total = torch.zeros(len(kernel), dtype=kernel.dtype) if linear.bias is None else linear.bias

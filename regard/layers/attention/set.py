@@ -1,29 +1,32 @@
-"""Self-attention through a few learnt points, for sets."""
+"""Self-attention through a few learned points, for sets."""
 
 from dataclasses import replace
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
+from regard.core.reference import plain_layer_norm
 from regard.core.rows import Memory, Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Initial, Out
 from regard.layers.attention.base import Attention, Facts
+from regard.layers.attention.cached import Cached
+from regard.layers.attention.checks import input_position
 from regard.layers.attention.projected import CrossState
-from regard.spec import ATTENTION, POSITIONS
+from regard.spec import ATTENTION
 
 
 class SetState(NamedTuple):
     """The points after they have read the memory."""
 
     points: CrossState
-    count: Tensor  # [B] real tokens of the memory
+    count: Tensor  # [B] real tokens of the memory  # pyright: ignore[reportIncompatibleMethodOverride]
     S: int
 
 
 class Induced(Attention):
-    """Lee et al. 2019: y = Multihead(X, H, H) with H = MAB(I, X), where I [m, E] are learnt inducing points and
+    """Lee et al. 2019: y = Multihead(X, H, H) with H = MAB(I, X), where I [m, E] are learned inducing points and
 
         MAB(I, X) = LN(A + rFF(A)),    A = LN(I + Multihead(I, X, X)),    rFF(A) = ReLU(A W + b).
 
@@ -40,7 +43,7 @@ class Induced(Attention):
         paper="Lee et al. 2019, Set Transformer: A Framework for Attention-based Permutation-Invariant Neural Networks",
         link="arXiv 1810.00825",
         family="memory",
-        formula="Y = Multihead(X, H, H), H = LN(A + ReLU(A W + b)), A = LN(I + Multihead(I, X, X)), I [m, E] learnt",
+        formula="Y = Multihead(X, H, H), H = LN(A + ReLU(A W + b)), A = LN(I + Multihead(I, X, X)), I [m, E] learned",
         time=Order("N m", 1),
         memory=Order("N", 1),
         roles=("self", "cross"),
@@ -61,17 +64,13 @@ class Induced(Attention):
         super().__init__(shape)
         if points < 1:
             raise ValueError(f"option 'points' of 'set' must be at least 1, got {points}")
-        self.position = None if shape.position is None else POSITIONS.build(shape.position, shape)
-        if self.position is not None and self.position.facts.kind != "input":
-            raise ValueError(
-                f"attention 'set' cannot take position {self.position.facts.name!r}: its queries and the tokens meet "
-                f"through points that have no place; use one that is added to the tokens, such as sinusoidal"
-            )
+        why = "its queries and the tokens meet through points that have no place"
+        self.position = input_position("set", shape, why)
         self.block = block
         self.points = nn.Parameter(nn.init.xavier_uniform_(torch.empty(points, shape.width)))
         wide = replace(shape, role="cross", position=None)
-        self.gather = ATTENTION.build("softmax", replace(wide, out_width=shape.width))
-        self.spread = ATTENTION.build("softmax", replace(wide, memory_width=shape.width))
+        self.gather: Cached = ATTENTION.build("softmax", replace(wide, out_width=shape.width))
+        self.spread: Cached = ATTENTION.build("softmax", replace(wide, memory_width=shape.width))
         if block:
             self.feed = nn.Linear(shape.width, shape.width)
             self.norms = nn.ModuleList(nn.LayerNorm(shape.width) for _ in range(2))
@@ -79,8 +78,8 @@ class Induced(Attention):
             nn.init.zeros_(self.feed.bias)
 
     def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
-        x, memory = self._source(x, rows, memory)
         if state is None:
+            x, memory = self._source(x, rows, memory)
             state = self._state(memory)
         y = self.spread.forward_packed(x, state=state.points).y
         if self.shape.role != "cross":
@@ -88,6 +87,7 @@ class Induced(Attention):
         return Out(torch.where(state.count[:, None, None] > 0, y, 0), state)
 
     def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Initial:
+        assert memory is not None, "only role 'cross' has a state, of a memory"
         return Initial(self._state(memory))
 
     def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
@@ -98,17 +98,16 @@ class Induced(Attention):
     def _source(self, x: Tensor, rows: Rows | None, memory: Memory | None) -> tuple[Tensor, Memory]:
         """The queries, and what the points read."""
         if self.shape.role == "cross":
+            assert memory is not None, "role 'cross' reads a memory or a state"
             return x, memory
         rows = rows or Rows.full(x)
         x = x if self.position is None else self.position.add(x, rows)
         return x, Memory(x, None if rows.uniform_start is not None else rows.count)
 
     def _state(self, memory: Memory) -> SetState:
-        B, S = memory.x.shape[:2]
-        points = Memory(self._read(memory), None)
-        count = torch.full((B,), S, device=memory.x.device) if memory.count is None else memory.count
-        made = self.spread.initial_state(B, memory=points, dtype=points.x.dtype, device=points.x.device)
-        return SetState(made.state, count, S)
+        rows, points = memory.rows(), Memory(self._read(memory), None)
+        made = self.spread.initial_state(len(points.x), memory=points, dtype=points.x.dtype, device=points.x.device)
+        return SetState(made.state, rows.count, rows.T)
 
     def _points(self, batch: int) -> Tensor:
         return self.points.expand(batch, -1, -1)
@@ -127,15 +126,11 @@ class Induced(Attention):
         x = x if self.position is None else self.position.plain_add(x)
         points = self.gather.reference(self.points, x if memory is None else memory)
         if self.block:
+            inner, outer = cast(list[nn.LayerNorm], list(self.norms))  # a ModuleList does not say what it holds
             rows = []
             for start, read in zip(self.points, points, strict=True):
-                row = _plain_norm(start + read, self.norms[0])
+                row = plain_layer_norm(start + read, inner)
                 fed = self.feed.weight @ row + self.feed.bias
-                rows.append(_plain_norm(row + torch.where(fed > 0, fed, 0), self.norms[1]))
+                rows.append(plain_layer_norm(row + torch.where(fed > 0, fed, 0), outer))
             points = torch.stack(rows)
         return self.spread.reference(x, points)
-
-
-def _plain_norm(vector: Tensor, norm: nn.LayerNorm) -> Tensor:
-    away = vector - vector.sum() / len(vector)
-    return away / torch.sqrt((away * away).sum() / len(vector) + norm.eps) * norm.weight + norm.bias

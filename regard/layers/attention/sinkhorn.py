@@ -1,4 +1,4 @@
-"""Blocks of keys and values, sorted by a learnt soft permutation before each query reads one."""
+"""Blocks of keys and values, sorted by a learned soft permutation before each query reads one."""
 
 import dataclasses
 from typing import Annotated, Literal
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.numeric import to_wide
-from regard.core.reference import Row, blend
+from regard.core.reference import Row, add_up, blend
 from regard.core.rows import Mask
 from regard.core.shape import Order, Shape
 from regard.kernels.compiling import count_blocks
@@ -76,7 +76,7 @@ class Sinkhorn(Cached):
             Literal["joint", "added", "none"],
             "a query's own block: in one softmax with the sorted one, in a second softmax that is added, or not read",
         ] = "joint",
-        cut: Annotated[int, "SortCut: all queries read the first so many sorted blocks only; 0: no cut"] = 0,
+        cut: Annotated[int, "SortCut: number of sorted blocks that every query reads, and nothing else; 0: no cut"] = 0,
     ):
         if cut:
             why = "the sorted blocks hold the whole row, of which a query may see a part"
@@ -139,9 +139,9 @@ class Sinkhorn(Cached):
         else:
             own = (slot + b * torch.arange(U, device=q.device)[:, None] < mask.end[:, None, None])[:, :, None]
             far = (slot < mask.end[:, None])[:, None, None].expand_as(own)
-        near = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # [B U, H, b, D]
         sorted_k, sorted_v = (torch.einsum("bhuw,bhwsd->buhsd", order, x).flatten(0, 1) for x in (k, v))
-        o = self._read(*near, own.flatten(0, 1)[:, None], sorted_k, sorted_v, far.flatten(0, 1)[:, None])
+        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # [B U, H, b, D]
+        o = self._read(q, k, v, own.flatten(0, 1)[:, None], sorted_k, sorted_v, far.flatten(0, 1)[:, None])
         o = o.unflatten(0, (-1, U)).transpose(1, 2).flatten(2, 3)[:, :, :S]
         return o if T == S else o.gather(2, at)
 
@@ -175,11 +175,11 @@ class Sinkhorn(Cached):
         sorted_k, sorted_v = (torch.einsum("bhuw,bhwsd->bhusd", order, x).flatten(2, 3) for x in (k, v))
         rows = torch.arange(order.shape[2], device=q.device) * self.block < mask.end[:, None]
         slots = torch.arange(self.block, device=q.device) < mask.end[:, None]
-        seen = (rows[:, :, None] & slots[:, None]).flatten(1)[:, None, None]
-        return F.scaled_dot_product_attention(q, sorted_k, sorted_v, attn_mask=seen, scale=self.scale)
+        visible = (rows[:, :, None] & slots[:, None]).flatten(1)[:, None, None]
+        return F.scaled_dot_product_attention(q, sorted_k, sorted_v, attn_mask=visible, scale=self.scale)
 
     def _step(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, order: Tensor) -> Tensor:
-        """One new token a row: its block, and the sorted one, of that block alone."""
+        """One new token per row: its block, and the sorted one, of that block alone."""
         (H, U, b, D), block = k.shape[1:], mask.q0 // self.block
         order = order.gather(2, block[:, None, None, None].expand(-1, H, 1, U))
         sorted_k, sorted_v = (torch.einsum("bhuw,bhwsd->bhsd", order, x) for x in (k, v))
@@ -195,12 +195,11 @@ class Sinkhorn(Cached):
         """Queries over their own block and the sorted one, each with what is visible of it."""
         if self.local == "joint":
             k, v, own = torch.cat([sorted_k, k], 2), torch.cat([sorted_v, v], 2), torch.cat([far, own], 3)
-        o = 0
-        if self.local != "none":
-            o = F.scaled_dot_product_attention(q, k, v, attn_mask=own, scale=self.scale)
-        if self.local != "joint":
-            o = o + F.scaled_dot_product_attention(q, sorted_k, sorted_v, attn_mask=far, scale=self.scale)
-        return o
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=own, scale=self.scale)
+        o = F.scaled_dot_product_attention(q, sorted_k, sorted_v, attn_mask=far, scale=self.scale)
+        if self.local == "none":
+            return o
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=own, scale=self.scale) + o
 
     def plain(self, row: Row) -> Tensor:
         b, zero = self.block, torch.zeros_like(row.v[0])
@@ -231,7 +230,7 @@ class Sinkhorn(Cached):
         order = []
         for u, block in enumerate(blocks):
             tokens = range(block[0] + 1) if row.causal else block
-            hidden = torch.relu(sum(row.values["s"][i] for i in tokens) + self.offset[row.head])
+            hidden = torch.relu(add_up(row.values["s"][i] for i in tokens) + self.offset[row.head])
             logits = [
                 hidden @ self.place[row.head, c] / self.temperature for c in range(u if row.causal else len(blocks))
             ]

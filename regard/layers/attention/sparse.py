@@ -166,7 +166,7 @@ class Sparse(Cached):
         return x.unflatten(dim, (-1, l)).narrow(dim + 1, l - c, c).flatten(dim, dim + 1)
 
     def _step(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """One query a row, over a copy of the keys it sees; what it sees has margin >= 0."""
+        """One query per row, over a copy of the keys it sees; what it sees has margin >= 0."""
         l, S, i, device = self.stride, mask.S, mask.q0[:, None], q.device
         # enough blocks for all slots, and never a single one, for which a compiler would make a graph of its own
         blocks = S // l + 2

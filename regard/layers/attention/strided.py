@@ -41,7 +41,7 @@ class Strided(Cached):
     grouped = True
     piece = 1024  # queries at a time in decoding: the mask of a piece stays linear in the length
 
-    def __init__(self, shape: Shape, *, stride: Annotated[int, "a query sees every so many-th token"] = 128):
+    def __init__(self, shape: Shape, *, stride: Annotated[int, "distance between the tokens that a query sees"] = 128):
         super().__init__(shape)
         if stride < 1:
             raise ValueError(f"option 'stride' of 'strided' must be at least 1, got {stride}")

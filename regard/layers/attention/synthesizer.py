@@ -1,5 +1,7 @@
 """Weights made without comparing queries and keys."""
 
+import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -8,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.core.numeric import to_wide
-from regard.core.reference import Row, blend
+from regard.core.reference import Row, add_up, blend
 from regard.core.rows import Mask
 from regard.core.shape import Order, Shape
 from regard.kernels.compiling import exporting, is_dynamic
@@ -27,7 +29,7 @@ class Synthesizer(Cached):
         factorised-random  S_ij = R1_i . R2_j, R1 and R2 [l, k]
         dot                S_ij = q_i . k_j / sqrt(D), the paper's "vanilla"
 
-    and the alphas of a mixture a softmax of learnt numbers. All tables are those of a head; l is `longest`, k `rank`,
+    and the alphas of a mixture a softmax of learned numbers. All tables are those of a head; l is `longest`, k `rank`,
     W_1 maps to the D numbers of a head, and so do the linear F_A and F_B first (any linear maps where a + b <= D).
     The authors' code (Mesh TensorFlow) reads keys as values where no products are mixed in, and mixes by sigmoids.
     Time N^2, memory N, and N^2 where a random R is trained: its gradient.
@@ -57,12 +59,19 @@ class Synthesizer(Cached):
     reduces_to = (("synthesizer(kinds=('dot',))", "softmax"),)
     independent_queries = True
     piece = 64
+    # parameters, or buffers where the random kinds are not trained
+    dense: Tensor  # W_2 [H, l, D]
+    random: Tensor  # R [H, l, l]
+    coarse: Tensor  # F_A [H, a, D]
+    fine: Tensor  # F_B [H, b, D]
+    left: Tensor  # R1 [H, l, k]
+    right: Tensor  # R2 [H, l, k]
 
     def __init__(
         self,
         shape: Shape,
         *,
-        kinds: Annotated[tuple[Kind, ...], "what the logits are made of; of several, a learnt mixture"] = ("dense",),
+        kinds: Annotated[tuple[Kind, ...], "what the logits are made of; of several, a learned mixture"] = ("dense",),
         longest: Annotated[int, "tokens of the longest input (l in the paper); shorter ones are fine"] = 1024,
         rank: Annotated[int, "width of the two factors of 'factorised-random' (k in the paper)"] = 8,
         trained: Annotated[bool, "False: the tables of the random kinds stay as they are drawn"] = True,
@@ -77,16 +86,16 @@ class Synthesizer(Cached):
         if {"random", "factorised-random"} & set(kinds):
             why = "a random table has a row for each place of a query, and a query of another sequence has none"
             self.facts = replace(self.facts, roles=("self", "causal"), refusals=(("cross", why),))
-        queries = {"dense": "h", "factorised-dense": "f", "dot": "q"}
-        self.inputs = {queries[kind]: "query" for kind in kinds if kind in queries}
+        names = {"dense": "h", "factorised-dense": "f", "dot": "q"}
+        self.inputs = {names[kind]: "query" for kind in kinds if kind in names}
         self.inputs |= {"k": "key", "v": "value"} if "dot" in kinds else {"v": "value"}
         super().__init__(shape)
         self.mixture, self.longest = tuple(kinds), longest
         H, D = shape.heads, shape.head_width
 
-        def draw(name: str, *size: int, deviation: float, learnt: bool = True) -> None:
+        def draw(name: str, *size: int, deviation: float, trained: bool = True) -> None:
             drawn = torch.empty(size).normal_(std=deviation)
-            if learnt:
+            if trained:
                 self.register_parameter(name, nn.Parameter(drawn))
             else:
                 self.register_buffer(name, drawn)
@@ -97,15 +106,15 @@ class Synthesizer(Cached):
             self.hidden_offset = nn.Parameter(torch.zeros(H, D))
             self.dense_offset = nn.Parameter(torch.zeros(H, longest))
         if "random" in kinds:
-            draw("random", H, longest, longest, deviation=1.0, learnt=trained)
+            draw("random", H, longest, longest, deviation=1.0, trained=trained)
         if "factorised-dense" in kinds:
             # about the root, and a power of two: then few lengths leave a part of the last block over
             a = 2 ** (((longest - 1).bit_length() + 1) // 2)
             draw("coarse", H, a, D, deviation=D**-0.5)
             draw("fine", H, -(-longest // a), D, deviation=D**-0.5)
         if "factorised-random" in kinds:
-            draw("left", H, longest, rank, deviation=rank**-0.25, learnt=trained)
-            draw("right", H, longest, rank, deviation=rank**-0.25, learnt=trained)
+            draw("left", H, longest, rank, deviation=rank**-0.25, trained=trained)
+            draw("right", H, longest, rank, deviation=rank**-0.25, trained=trained)
         if len(kinds) > 1:
             self.mixing = nn.Parameter(torch.zeros(len(kinds)))
 
@@ -127,21 +136,21 @@ class Synthesizer(Cached):
         tables = {
             name: self._rows(getattr(self, name), mask, size) for name in ("random", "left") if hasattr(self, name)
         }
-        outs = []
+        outs: list[Tensor] = []
         for piece, (at, part) in enumerate(mask.pieces(size)):
             if part.causal and part.shift is not None:
                 # the host knows that no query of the piece sees the keys behind its last one
                 part = part._replace(S=min(part.S, part.shift + part.T))
-            own = {name: x[:, :, at] for name, x in (("h", h), ("f", f), ("q", q)) if x is not None}
-            own |= {name: rows[piece] for name, rows in tables.items()}
+            queries = {name: x[:, :, at] for name, x in (("h", h), ("f", f), ("q", q)) if x is not None}
+            queries |= {name: rows[piece] for name, rows in tables.items()}
             if torch.is_grad_enabled() and not exporting():
-                out = checkpoint(self._read, part, own, k, v, use_reentrant=False, preserve_rng_state=self.drops)
+                out = checkpoint(self._read, part, queries, k, v, use_reentrant=False, preserve_rng_state=self.drops)
             else:
-                out = self._read(part, own, k, v)
+                out = self._read(part, queries, k, v)
             outs.append(out)
         return torch.cat(outs, 2)
 
-    def _rows(self, table: Tensor, mask: Mask, size: int) -> list[Tensor]:
+    def _rows(self, table: Tensor, mask: Mask, size: int) -> Sequence[Tensor]:
         """The rows of a table for the queries, a piece at a time: [H, t, n], or [B, H, t, n] where they differ."""
         if mask.shift is not None:
             # cut once and then split: the gradient of each cut is as large as what was cut from
@@ -150,33 +159,35 @@ class Synthesizer(Cached):
         at = mask.q0[:, None] + torch.arange(mask.T, device=table.device)
         return [table[:, part].transpose(0, 1) for part in at.split(size, 1)]
 
-    def _read(self, part: Mask, own: dict[str, Tensor], k: Tensor | None, v: Tensor) -> Tensor:
-        scores = [self._score(kind, part.S, own, k) for kind in self.mixture]
+    def _read(self, part: Mask, queries: dict[str, Tensor], k: Tensor | None, v: Tensor) -> Tensor:
+        scores = [self._score(kind, part.S, queries, k) for kind in self.mixture]
         logits = scores[0]
         if len(scores) > 1:
             alphas = torch.softmax(to_wide(self.mixing), 0)
-            logits = sum(alpha * score for alpha, score in zip(alphas, scores, strict=True))
+            logits = functools.reduce(torch.add, (alpha * score for alpha, score in zip(alphas, scores, strict=True)))
         return self.softmax_average(part, logits, v[:, :, : part.S])
 
-    def _score(self, kind: Kind, S: int, own: dict[str, Tensor], k: Tensor | None) -> Tensor:
+    def _score(self, kind: Kind, S: int, queries: dict[str, Tensor], k: Tensor | None) -> Tensor:
         """The logits of one kind, [B, H, t, S] or [H, t, S]."""
         if kind == "dense":
-            hidden = torch.relu(to_wide(own["h"] + self.hidden_offset[:, None]))
+            hidden = torch.relu(to_wide(queries["h"] + self.hidden_offset[:, None]))
             return hidden @ to_wide(self.dense[:, :S]).mT + self.dense_offset[:, None, :S]
         if kind == "random":
-            return to_wide(own["random"][..., :S])
+            return to_wide(queries["random"][..., :S])
         if kind == "factorised-random":
-            return to_wide(own["left"]) @ to_wide(self.right[:, :S]).mT
+            return to_wide(queries["left"]) @ to_wide(self.right[:, :S]).mT
         if kind == "factorised-dense":
-            f, b = to_wide(own["f"]), self.fine.shape[1]
+            f, b = to_wide(queries["f"]), self.fine.shape[1]
             # enough blocks for all slots, and never a single one, for which a compiler would make a graph of its own
             blocks = self.coarse.shape[1] if is_dynamic(S) else S // b + 2
             coarse, fine = f @ to_wide(self.coarse[:, :blocks]).mT, f @ to_wide(self.fine).mT
             return (coarse[..., None] * fine[..., None, :]).flatten(-2)[..., :S]
-        return to_wide(own["q"]) * self.scale @ to_wide(k[:, :, :S]).mT
+        assert k is not None, "products have keys"
+        return to_wide(queries["q"]) * self.scale @ to_wide(k[:, :, :S]).mT
 
     def plain(self, row: Row) -> Tensor:
-        alphas, outs = [1.0], []
+        alphas: Iterable[Tensor | float] = [1.0]
+        outs = []
         if len(self.mixture) > 1:
             alphas = torch.exp(self.mixing) / torch.exp(self.mixing).sum()
 
@@ -187,7 +198,7 @@ class Synthesizer(Cached):
             if kind == "random":
                 return self.random[row.head, i, j]
             if kind == "factorised-random":
-                return sum(self.left[row.head, i, r] * self.right[row.head, j, r] for r in range(self.left.shape[2]))
+                return add_up(self.left[row.head, i, r] * self.right[row.head, j, r] for r in range(self.left.shape[2]))
             if kind == "factorised-dense":
                 b, x = self.fine.shape[1], row.values["f"][i]
                 return (self.coarse[row.head, j // b] @ x) * (self.fine[row.head, j % b] @ x)
