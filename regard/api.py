@@ -18,7 +18,7 @@ from regard.layers.attention.projected import Projected
 from regard.layers.attention.tailed import Tailed
 from regard.layers.feedforward.base import FeedForward, FeedForwardFacts, Sizes
 from regard.layers.position.base import Position, PositionFacts
-from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, REGISTRIES, Spec, parse
+from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, REGISTRIES, Registry, Spec, parse
 
 SMALL = 1024  # sizes in a spec up to which `facts` builds a layer that has numbers
 
@@ -120,27 +120,29 @@ def attend(
     layer = _bare(str(parse(spec)), H, k.shape[1], D, role, q.dtype, q.device)
     allowed = allowed_pairs(layer, mask, len(q), T, S)
     if causal and T < S:
-        by_keys = getattr(type(layer), "attend_self", None) in (Cached.attend_self, Tailed.attend_self)
-        if by_keys and not getattr(layer, "front", 0):
+        if isinstance(layer, Cached | Tailed) and not getattr(layer, "front", 0):
             return _last(layer, q, k, v, keep, allowed)
-        # what is not made of single keys reads the queries of all tokens, of which only the last are wanted
+        # what does not read keys one by one reads the queries of all tokens, of which only the last are returned
         return attend(spec, F.pad(q, (0, 0, S - T, 0)), k, v, keep, causal=True)[:, :, S - T :]
     if keep is None:
         rows = Rows.full(q.transpose(1, 2))._replace(allowed=allowed)
         memory = Memory(k.transpose(1, 2), None, allowed=allowed)
         return layer.attend_projected(rows, {"q": q}, {"k": k, "v": v}, None, memory)[0]
-    packed = {}
-    for name, part in (("q", q), ("k", k), ("v", v)):
-        if name != "q" or role != "cross":
-            flat, rows = pack(part.transpose(1, 2).flatten(2), keep)
-            packed[name] = flat.unflatten(2, (part.shape[1], D)).transpose(1, 2)
+    (k, rows), (v, _) = _pack_heads(k, keep), _pack_heads(v, keep)
     if role == "cross":
         query_rows = Rows.full(q.transpose(1, 2))
-        memory = Memory(packed["k"].transpose(1, 2), rows.count, allowed=pack_pairs(allowed, None, keep))
-        return layer.attend_projected(query_rows, {"q": q}, packed, None, memory)[0]
+        memory = Memory(k.transpose(1, 2), rows.count, allowed=pack_pairs(allowed, None, keep))
+        return layer.attend_projected(query_rows, {"q": q}, {"k": k, "v": v}, None, memory)[0]
     rows = rows._replace(allowed=pack_pairs(allowed, keep))
-    o = layer.attend_projected(rows, {"q": packed["q"]}, {"k": packed["k"], "v": packed["v"]}, None, None)[0]
+    q, _ = _pack_heads(q, keep)
+    o = layer.attend_projected(rows, {"q": q}, {"k": k, "v": v}, None, None)[0]
     return unpack(o, keep[:, None], dim=2)
+
+
+def _pack_heads(x: Tensor, keep: Tensor) -> tuple[Tensor, Rows]:
+    """`pack` of [B, H, n, D]."""
+    packed, rows = pack(x.transpose(1, 2).flatten(2), keep)
+    return packed.unflatten(2, x.shape[1::2]).transpose(1, 2), rows
 
 
 def _last(
@@ -154,11 +156,7 @@ def _last(
     first = end - fresh  # [B] position of the first query
     if keep is not None:
         allowed = pack_pairs(allowed, keep[:, S - T :], keep)
-        q = pack(q.transpose(1, 2).flatten(2), keep[:, S - T :])[0].unflatten(2, q.shape[1::2]).transpose(1, 2)
-        k, v = (
-            pack(part.transpose(1, 2).flatten(2), keep)[0].unflatten(2, part.shape[1::2]).transpose(1, 2)
-            for part in (k, v)
-        )
+        q, k, v = _pack_heads(q, keep[:, S - T :])[0], _pack_heads(k, keep)[0], _pack_heads(v, keep)[0]
     shift = S - T if keep is None else None
     mask = Mask(first, torch.zeros_like(first), end, T, S, True, keep is None, shift, allowed)
     if isinstance(layer, Tailed):
@@ -192,6 +190,7 @@ def facts(spec: str | Spec, kind: str = "attention") -> Facts | FeedForwardFacts
     feeds = registry is FEEDFORWARD
     # PyTorch imports its compiler for most of what it does on the meta device, which is for sizes that need it
     device = torch.device("cpu" if _is_small(spec) and not feeds else "meta")
+    refusals: list[ValueError] = []
     for role in registry.find(spec.name).facts.roles:
         try:
             # a width that options which must divide it mostly do
@@ -199,8 +198,8 @@ def facts(spec: str | Spec, kind: str = "attention") -> Facts | FeedForwardFacts
             with torch.random.fork_rng(devices=[]), device, _Undrawn():
                 return registry.build(spec, shape).facts
         except ValueError as error:
-            refused = error
-    raise refused
+            refusals.append(error)
+    raise refusals[-1]
 
 
 class _Undrawn(TorchFunctionMode):
@@ -222,14 +221,16 @@ def _is_small(spec: Spec) -> bool:
     return small and all(_is_small(part) for part in spec.parts)
 
 
-def _registry(kind: str):
+def _registry(kind: str) -> Registry:
     if kind not in REGISTRIES:
         raise ValueError(f"unknown kind {kind!r}; known: {', '.join(REGISTRIES)}")
     return REGISTRIES[kind]
 
 
 @functools.lru_cache(maxsize=64)
-def _bare(spec: str, H: int, G: int, D: int, role: Role, dtype: torch.dtype, device: torch.device) -> Attention:
+def _bare(
+    spec: str, H: int, G: int, D: int, role: Role, dtype: torch.dtype, device: torch.device
+) -> Projected | MixedHeads:
     """A layer of which only `attend_projected` is used. Its random draws come from a seed of their own."""
     # kept for later calls, whatever mode the first one runs in; one number for each head, for its projections are never
     # used, and what ties the width to the heads has parameters of its own
@@ -238,8 +239,8 @@ def _bare(spec: str, H: int, G: int, D: int, role: Role, dtype: torch.dtype, dev
         shape = Shape.of(width=H, heads=H, kv_heads=G, head_width=D, role=role)
         layer = ATTENTION.build(spec, shape).to(device, dtype)
     for part in _leaves(layer):
-        own = {name for name, _ in part.named_parameters() if not name.startswith(("project.", "output."))}
-        if not isinstance(part, Projected) or own or set(part.inputs) != {"q", "k", "v"}:
+        extra = [name for name, _ in part.named_parameters() if not name.startswith(("project.", "output."))]
+        if not isinstance(part, Projected) or extra or set(part.inputs) != {"q", "k", "v"}:
             raise ValueError(
                 f"attention {part.facts.name!r} has parameters of its own or other inputs than q, k and v, so it is no "
                 f"plain function of them: build it with regard.attention({part.facts.name!r}, width=..., heads=...)"
@@ -249,7 +250,7 @@ def _bare(spec: str, H: int, G: int, D: int, role: Role, dtype: torch.dtype, dev
 
 def _leaves(layer: Attention) -> list[Attention]:
     """The mechanisms of a layer of mixed heads, nested ones too."""
-    return [leaf for part in layer.parts for leaf in _leaves(part)] if isinstance(layer, MixedHeads) else [layer]
+    return [leaf for part in layer.layers() for leaf in _leaves(part)] if isinstance(layer, MixedHeads) else [layer]
 
 
 def _check_heads(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, causal: bool, cross: bool | None) -> None:

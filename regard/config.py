@@ -18,7 +18,7 @@ import reprlib
 import types
 import typing
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from regard.core.files import check_yaml, decoded, parse_yaml, read_bytes
 from regard.core.options import options
@@ -30,6 +30,11 @@ LONGEST_MESSAGE = 1000  # characters that are shown of what a parser says
 def renamed(before: str, default: Any) -> Any:
     """A field of a dataclass that had another name before."""
     return dataclasses.field(default=default, metadata={"before": before})
+
+
+def is_section(hint: Any) -> TypeGuard[type]:
+    """Whether the type of a field is a dataclass of settings of its own."""
+    return isinstance(hint, type) and dataclasses.is_dataclass(hint)
 
 
 def parse(cls: type, argv: list[str], program: str, description: str) -> Any:
@@ -74,7 +79,7 @@ def for_flags(cls: type) -> type:
     fields, lines = [], [f"{title}.\n\nArgs:"]
     for option in options(cls).values():
         kind, default = option.type, option.default
-        if dataclasses.is_dataclass(kind):
+        if is_section(kind):
             kind = for_flags(kind)
             values = {field.name: getattr(default, field.name) for field in dataclasses.fields(default)}
             fields.append((option.name, kind, dataclasses.field(default_factory=functools.partial(kind, **values))))
@@ -88,7 +93,7 @@ def for_flags(cls: type) -> type:
 
 def _with_new_names(cls: type, argv: list[str]) -> list[str]:
     """A command line without the old names of fields. Config files that would not end, or are no text, are refused."""
-    sections = [name for name, hint in typing.get_type_hints(cls).items() if dataclasses.is_dataclass(hint)]
+    sections = [name for name, hint in typing.get_type_hints(cls).items() if is_section(hint)]
     before, argv = old_names(cls), list(argv)
     for index, word in enumerate(argv):
         flag, equals, value = word.partition("=")
@@ -119,7 +124,7 @@ def old_names(cls: type, section: str = "") -> dict[str, str]:
     """The dotted names that fields had before, each with the name that it has now."""
     found, hints = {}, typing.get_type_hints(cls)
     for item in dataclasses.fields(cls):
-        if dataclasses.is_dataclass(hints[item.name]):
+        if is_section(hints[item.name]):
             found |= old_names(hints[item.name], f"{section}{item.name}.")
         elif "before" in item.metadata:
             found[section + item.metadata["before"]] = section + item.name
@@ -135,8 +140,7 @@ def new_names(cls: type, values: Any) -> Any:
     for name, value in values.items():
         if before.get(name) in values:
             raise ValueError(f"{name} is the old name of {before[name]}: give one of them")
-        is_section = dataclasses.is_dataclass(hints.get(name))
-        made[before.get(name, name)] = new_names(hints[name], value) if is_section else value
+        made[before.get(name, name)] = new_names(hints[name], value) if is_section(hints.get(name)) else value
     return made
 
 
@@ -159,7 +163,7 @@ def names(cls: type, before: str = "") -> list[str]:
     """The dotted names of all fields."""
     found = []
     for name, hint in typing.get_type_hints(cls).items():
-        found += names(hint, f"{before}{name}.") if dataclasses.is_dataclass(hint) else [before + name]
+        found += names(hint, f"{before}{name}.") if is_section(hint) else [before + name]
     return found
 
 
@@ -202,7 +206,7 @@ def change(config: Any, name: str, value: Any) -> Any:
 
 def fit(hint: Any, value: Any, name: str) -> Any:
     """The value as the type says: JSON has lists for tuples and whole numbers for fractions."""
-    if dataclasses.is_dataclass(hint):
+    if is_section(hint):
         return from_json(hint, value)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):

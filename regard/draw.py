@@ -5,7 +5,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -18,8 +18,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 import regard
+from regard.core.shape import Role
 from regard.metrics.classification import Choice, Report
-from regard.spec import parse
+from regard.spec import Spec, parse
 
 LONGEST = 1024  # tokens; beyond, cells are smaller than pixels
 MOST_HEADS = 32
@@ -54,7 +55,7 @@ class Pattern(NamedTuple):
 
 
 def measure(
-    spec: str,
+    spec: str | Spec,
     *,
     length: int = 64,
     heads: int | None = None,
@@ -79,7 +80,9 @@ def measure(
     width = 16 * heads
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        layer = regard.attention(spec, width=width, heads=heads, role=role, position=position).double().eval()
+        # what is no role is refused there
+        layer = regard.attention(spec, width=width, heads=heads, role=cast(Role, role), position=position)
+        layer = layer.double().eval()
         x = torch.randn(1, length, width, dtype=torch.float64)
         memory = torch.randn(1, keys or length, width, dtype=torch.float64) if role == "cross" else None
         maps = layer.weights(x, memory=memory)[0].numpy()

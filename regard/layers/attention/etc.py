@@ -78,7 +78,7 @@ class ETC(Cached):
         ] = None,
         projections: Annotated[
             Literal["shared", "query", "pair"],
-            "of q, k and v: one for both sequences, for the queries of each, or for each pair of sequences",
+            "projections of q, k and v: one for both sequences, for the queries of each, or for each pair",
         ] = "shared",
         output: Annotated[Literal["shared", "separate"], "output projection: one, or one for each sequence"] = "shared",
     ):

@@ -1,7 +1,7 @@
 """The contract of a feed-forward layer: what every token goes through on its own, between two attentions.
 
 Letters as in attention: B batch, T tokens, E model width; F is the width inside, N all real tokens of a call. A layer
-sees rows that are real from the left, `forward_packed(x, rows)`, and what it answers at padding is nobody's business.
+sees rows that are real from the left, `forward_packed(x, rows)`; what it answers at padding is never read.
 
 Most layers work on each token alone. Some let tokens compete: for a place at an expert while they train ("earlier": a
 token may be turned away because of tokens before it in its row and of the rows before; "batch": because of any token,
@@ -42,7 +42,7 @@ class FeedForwardFacts:
     training: Literal["token", "row", "earlier", "batch"] = "token"  # what an answer depends on while training
     evaluation: Literal["token", "row"] = "token"  # and otherwise, in decoding too
     random: bool = False  # draws numbers while training
-    auxiliary_loss: bool = False  # trains one beside the loss of the model
+    auxiliary_loss: bool = False  # returns one in training, to be added to the loss of the model
 
 
 @dataclass(frozen=True)
@@ -95,32 +95,30 @@ class FeedForward(nn.Module, ABC):
     @abstractmethod
     def forward_packed(self, x: Tensor, rows: Rows) -> Out:
         """[B, T, E] -> Out(y, auxiliary_loss=..., statistics=...): what a model calls. The loss is already weighted."""
-        raise NotImplementedError
 
     def link_layers(self, first: "FeedForward | None") -> None:
-        """A model says once: the first layer of this kind, where this one is another; what layers share is taken
-        from it."""
+        """A model calls it once for each layer: `first` is the first layer of this kind, None for that layer itself.
+        What layers share is taken from it."""
 
     @abstractmethod
     def reference(self, x: Tensor) -> Out:
-        """The real tokens of one row [N, E] -> y [N, E] and the loss: the formula in loops. What is drawn in training
-        it does not draw: the suite compares where nothing is."""
-        raise NotImplementedError
+        """The real tokens of one row [N, E] -> y [N, E] and the loss: the formula in loops. It draws no random numbers:
+        the suite compares layers that draw none."""
 
     def active(self) -> int:
-        """Parameters that one token takes part in."""
-        return sum(part.numel() for part in self.parameters())
+        """The number of parameters that one token uses."""
+        return sum(parameter.numel() for parameter in self.parameters())
 
 
 def active_parameters(model: nn.Module) -> int:
-    """Parameters of a model that one token takes part in, its layers of experts counted as they say."""
+    """The number of parameters of a model that one token uses; each layer of experts says how many of its own."""
     idle, counted = 0, set()
-    for part in model.modules():
-        if isinstance(part, FeedForward):
-            # what layers share is there once, and each of them takes its own part of it
-            idle += sum(parameter.numel() for parameter in part.parameters() if parameter not in counted)
-            idle -= part.active()
-            counted |= set(part.parameters())
+    for layer in model.modules():
+        if isinstance(layer, FeedForward):
+            # what layers share is there once, and each of them uses its own part of it
+            idle += sum(parameter.numel() for parameter in layer.parameters() if parameter not in counted)
+            idle -= layer.active()
+            counted |= set(layer.parameters())
     return sum(parameter.numel() for parameter in model.parameters()) - idle
 
 

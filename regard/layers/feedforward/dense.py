@@ -1,4 +1,4 @@
-"""The feed-forward layer that all parameters take part in."""
+"""The feed-forward layer whose tokens use all parameters."""
 
 from typing import Annotated
 
@@ -38,14 +38,14 @@ class Dense(FeedForward):
         self,
         sizes: Sizes,
         *,
-        activation: Annotated[Activation, "between the two products"] = "relu",
+        activation: Annotated[Activation, "activation between the two products"] = "relu",
         gated: Annotated[
             bool, "the activation of one product gates another: GEGLU with gelu, SwiGLU with silu"
         ] = False,
-        bias: Annotated[bool, "of the products"] = True,
+        bias: Annotated[bool, "biases of the products"] = True,
     ):
         super().__init__(sizes)
-        self.activation = activation
+        self.activation: Activation = activation
         self.inner = nn.Linear(sizes.width, sizes.inner, bias=bias)
         self.gate = nn.Linear(sizes.width, sizes.inner, bias=bias) if gated else None
         self.outer = nn.Linear(sizes.inner, sizes.width, bias=bias)

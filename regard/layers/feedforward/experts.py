@@ -5,8 +5,8 @@ experts run at once, as grouped products over tokens sorted by expert (kernels/g
 tokens that are sent, whatever the number of experts.
 
 **Capacity.** While it trains, a layer may give each expert no more than ceil(capacity N / experts) of the N real tokens
-of a call, first come, first served: the first choices of all tokens in order, then the second ones. Who comes too late
-is dropped, and gets zeros from that expert. Otherwise, in evaluation and in decoding, nobody is dropped. With `group` =
+of a call, first come, first served: the first choices of all tokens in order, then the second ones. A token that comes
+too late is dropped, and gets zeros from that expert. In evaluation and in decoding no token is dropped. With `group` =
 S the real tokens of a call are dealt out S at a time, the last ones perhaps fewer, as devices do that each have some of
 them: each expert takes ceil(capacity n / experts) of the n tokens of a group, and the balance loss is that of the
 groups, by their tokens.
@@ -15,6 +15,7 @@ groups, by their tokens.
 each expert was chosen for ("load") and of those dropped ("dropped").
 """
 
+import functools
 import math
 from abc import abstractmethod
 from dataclasses import replace
@@ -23,6 +24,7 @@ from typing import Annotated, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
+from regard.core.reference import add_up
 from regard.core.rows import Rows
 from regard.core.state import Out
 from regard.kernels import moves, router
@@ -31,11 +33,13 @@ from regard.kernels.router import product_dtype
 from regard.layers.feedforward.base import Activation, FeedForward, Sizes, activate, plain_activation, plain_linear
 
 # options that layers share
-Experts = Annotated[int, "how many"]
+Experts = Annotated[int, "number of experts"]
 Inner = Annotated[int | None, "width inside an expert (default: that of the model)"]
-Capacity = Annotated[float | None, "of an expert in training, times its share of all tokens; None: any"]
+Capacity = Annotated[
+    float | None, "tokens that an expert takes in training, as a multiple of its even share; None: no limit"
+]
 Balance = Annotated[float, "weight of the loss that keeps the experts alike"]
-ExpertActivation = Annotated[Activation, "inside the experts"]
+ExpertActivation = Annotated[Activation, "activation inside the experts"]
 Gated = Annotated[bool, "gated experts, as in dense"]
 Group = Annotated[int | None, "tokens that are dealt out together in training; None: all of the batch"]
 
@@ -55,25 +59,29 @@ class Networks(nn.Module):
     def __init__(self, sizes: Sizes, experts: int, activation: Activation, gated: bool, scaled: bool = False):
         super().__init__()
         E, F_ = sizes.width, sizes.inner
-        self.activation = activation
+        self.activation: Activation = activation
         self.inner = nn.Parameter(torch.empty(experts, E, F_))
         self.gate = nn.Parameter(torch.empty(experts, E, F_)) if gated else None
         self.outer = nn.Parameter(torch.empty(experts, F_, E))
         self.scale = nn.Parameter(torch.ones(experts, F_)) if scaled else None
         bound = math.sqrt(6 / (E + F_))
-        for weight in filter(lambda part: part is not None, (self.inner, self.gate, self.outer)):
-            nn.init.uniform_(weight, -bound, bound)
+        for weight in (self.inner, self.gate, self.outer):
+            if weight is not None:
+                nn.init.uniform_(weight, -bound, bound)
 
     def forward(self, x: Tensor, dealt: Deal) -> Tensor:
         """Slots in, slots out."""
-        inner, gate, outer, scale = (
-            None if part is None else moves.Narrow.apply(part, x.dtype) if part.dtype != x.dtype else part
-            for part in (self.inner, self.gate, self.outer, self.scale)
-        )
-        h = dealt.product(x, inner)
-        h = activate(self.activation, h) if gate is None else activate(self.activation, dealt.product(x, gate)) * h
-        h = h if scale is None else h * dealt.each(scale)
-        return dealt.product(h, outer)
+
+        def narrow(weight: Tensor) -> Tensor:
+            return weight if weight.dtype == x.dtype else moves.Narrow.apply(weight, x.dtype)
+
+        h = dealt.product(x, narrow(self.inner))
+        if self.gate is None:
+            h = activate(self.activation, h)
+        else:
+            h = activate(self.activation, dealt.product(x, narrow(self.gate))) * h
+        h = h if self.scale is None else h * dealt.each(narrow(self.scale))
+        return dealt.product(h, narrow(self.outer))
 
     def plain(self, expert: int, x: Tensor) -> Tensor:
         """One expert on one token, in loops."""
@@ -85,8 +93,8 @@ class Networks(nn.Module):
         return plain_linear(self.outer[expert].T, h if self.scale is None else h * self.scale[expert])
 
     def each(self) -> int:
-        """Parameters of one expert."""
-        return sum(part.numel() for part in self.parameters()) // len(self.inner)
+        """The number of parameters of one expert."""
+        return sum(parameter.numel() for parameter in self.parameters()) // len(self.inner)
 
 
 class Routed(FeedForward):
@@ -127,14 +135,12 @@ class Routed(FeedForward):
 
     @abstractmethod
     def route(self, logits: Tensor, real: Tensor | None) -> Route:
-        """Tokens, by the router's logits [N, experts] for them, of which `real` are (None: all), to their experts;
-        losses while training."""
-        raise NotImplementedError
+        """The experts of tokens, from the router's logits [N, experts], and the losses in training. `real` [N] says
+        which tokens are real (None: all)."""
 
     @abstractmethod
-    def plain_route(self, x: Tensor) -> tuple[list[list[tuple[int, Tensor]]], Tensor | float]:
+    def plain_route(self, x: Tensor) -> tuple[list[list[tuple[int, Tensor]]], Tensor]:
         """For each real token its experts with their gates, and the weighted loss: the formula in loops."""
-        raise NotImplementedError
 
     @final
     def forward_packed(self, x: Tensor, rows: Rows) -> Out:
@@ -148,8 +154,9 @@ class Routed(FeedForward):
         wished = route.expert if sent is None else torch.where(sent, route.expert, self.experts)
         limit, most = self._limits(tokens, real)
         group = wished
-        if limit is not None and self.group is not None:
-            group, limit, most = self._locally(wished, real)
+        if limit is not None and self.capacity is not None and self.group is not None:
+            group, most = self._drop_locally(wished, real, self.capacity / self.experts, self.group)
+            limit = None
         kind, dtype = x.device.type, product_dtype(x)
         # all first choices, then all second ones
         dealt = deal(group.T, self.experts, dtype, (self.sizes.width, self.sizes.inner), most, limit)
@@ -158,7 +165,8 @@ class Routed(FeedForward):
             y = dealt.collect(y, route.gate.T.flatten().index_select(0, dealt.pair)).view(x.shape)
         if not self.training:
             return Out(y)
-        loss = sum(weight * value for _, weight, value in route.losses) if route.losses else None
+        losses = [weight * value for _, weight, value in route.losses]
+        loss = functools.reduce(torch.add, losses) if losses else None
         statistics = {name: value.detach() for name, _, value in route.losses}
         return Out(y, auxiliary_loss=loss, statistics=statistics | load(wished.flatten(), self.experts, dealt.taken))
 
@@ -173,12 +181,12 @@ class Routed(FeedForward):
             return torch.full((), most, device=tokens.device), most
         return torch.ceil(real.sum().double() * share - 1e-9).long(), most
 
-    def _locally(self, expert: Tensor, real: Tensor | None) -> tuple[Tensor, None, int]:
-        """Experts [N, k] with those left out that have no room for a token in its group; then nobody else is turned
-        away, and the host knows how many an expert takes at most."""
-        N, share = len(expert), self.capacity / self.experts
-        groups = math.ceil(N / self.group)
-        index, sizes = local_groups(N, self.group, real, expert.device)
+    def _drop_locally(self, expert: Tensor, real: Tensor | None, share: float, size: int) -> tuple[Tensor, int]:
+        """Experts [N, k] without those that have no room for a token in its group of `size`, where an expert takes
+        `share` of a group; and the most tokens that an expert takes of all groups."""
+        N = len(expert)
+        groups = math.ceil(N / size)
+        index, sizes = local_groups(N, size, real, expert.device)
         key = torch.where(expert < self.experts, index[:, None] * self.experts + expert, groups * self.experts)
         # all first choices, then all second ones
         key = key.T.flatten()
@@ -189,12 +197,13 @@ class Routed(FeedForward):
         rank = torch.empty_like(key).scatter_(0, order, steps - (count.cumsum(0) - count)[key[order]])
         limit = torch.ceil(sizes.double() * share - 1e-9).long()[index]
         has_room = limit[:, None] > rank.view(-1, N).T
-        most = min(N, groups * room(min(self.group, N) * share))
-        return torch.where(has_room, expert, self.experts), None, most
+        most = min(N, groups * room(min(size, N) * share))
+        return torch.where(has_room, expert, self.experts), most
 
     @final
     def logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The router's, in float32 (or better) whatever the tokens are in; and the tokens, to be read behind it."""
+        """The router's logits in float32 (or better) whatever the dtype of the tokens; and the tokens as the experts
+        read them."""
         return router.logits(x, self.routers(), self.jitter if self.training else 0.0)
 
     def routers(self) -> Tensor:
@@ -207,11 +216,11 @@ class Routed(FeedForward):
     @final
     def reference(self, x: Tensor) -> Out:
         choices, loss = self.plain_route(x)
-        limited = self.training and self.capacity is not None
+        share = self.capacity / self.experts if self.training and self.capacity is not None else None
         y, size = [torch.zeros_like(token) for token in x], self.group or len(x)
         for first in range(0, len(x), size):
             members = range(first, min(first + size, len(x)))
-            limit = room(len(members) * self.capacity / self.experts) if limited else len(x)
+            limit = len(x) if share is None else room(len(members) * share)
             taken = [0] * self.experts
             for turn in range(self.choices):
                 for n in members:
@@ -293,12 +302,12 @@ def plain_softmax(logits: Tensor) -> Tensor:
 
 
 def plain_balance(shares: list[Tensor], firsts: list[int], size: int | None = None) -> Tensor:
-    """The same in loops."""
+    """`balance` in loops."""
     if size is not None:
         cuts = [slice(first, first + size) for first in range(0, len(shares), size)]
-        return sum(len(shares[cut]) / len(shares) * plain_balance(shares[cut], firsts[cut]) for cut in cuts)
-    experts, total = len(shares[0]), 0.0
+        return add_up(len(shares[cut]) / len(shares) * plain_balance(shares[cut], firsts[cut]) for cut in cuts)
+    experts, terms = len(shares[0]), []
     for expert in range(experts):
         chosen = sum(first == expert for first in firsts) / len(firsts)
-        total = total + chosen * sum(share[expert] for share in shares) / len(shares)
-    return experts * total
+        terms.append(chosen * add_up(share[expert] for share in shares) / len(shares))
+    return experts * add_up(terms)

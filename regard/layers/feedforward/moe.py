@@ -6,6 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
+from regard.core.reference import add_up
 from regard.core.shape import Order
 from regard.kernels import moves
 from regard.layers.feedforward.base import FeedForwardFacts, Sizes, plain_linear
@@ -20,7 +21,7 @@ class MoE(Routed):
 
     Two losses keep the experts alike, importance * CV^2(sum_x gates) and load * CV^2(sum_x P(e is chosen)), where CV is
     standard deviation by mean and P the probability that another draw of its own noise would choose e. There is no
-    capacity: nobody is dropped. Both matrices of the router start at zero. Time k N E F, memory k N F."""
+    capacity: no token is dropped. Both matrices of the router start at zero. Time k N E F, memory k N F."""
 
     facts = FeedForwardFacts(
         name="moe",
@@ -44,7 +45,7 @@ class MoE(Routed):
         choices: Annotated[int, "experts of each token"] = 4,
         importance: Annotated[float, "weight of the loss on the sums of the gates"] = 0.1,
         load: Annotated[float, "weight of the loss on how many tokens experts get; not without noise or choice"] = 0.1,
-        noise: Annotated[bool, "on the router's logits, in training"] = True,
+        noise: Annotated[bool, "noise on the router's logits, in training"] = True,
     ):
         super().__init__(sizes, experts=experts, inner=inner, choices=choices)
         self.importance, self.load = importance, load if noise and choices < experts else 0.0
@@ -53,14 +54,11 @@ class MoE(Routed):
         self.facts = replace(self.facts, random=noise, auxiliary_loss=self.importance > 0 or self.load > 0)
 
     def routers(self) -> Tensor:
-        return torch.cat([self.router, self.spread]) if self._noisy() else self.router
-
-    def _noisy(self) -> bool:
-        return self.training and self.spread is not None
+        return torch.cat([self.router, self.spread]) if self.training and self.spread is not None else self.router
 
     def route(self, logits: Tensor, real: Tensor | None) -> Route:
         k, losses, chosen = self.choices, [], None
-        if not self._noisy():
+        if not self.training or self.spread is None:
             top, expert = best(logits, k)
         elif self.load:
             noise = torch.randn_like(logits[:, : self.experts])
@@ -72,15 +70,15 @@ class MoE(Routed):
             top, expert = best(clean + torch.randn_like(clean) * (nn.functional.softplus(spread) + FLOOR), k)
         expert, gate = expert[:, :k], torch.softmax(top[:, :k], 1)
         if self.training:
-            given = gate if real is None else torch.where(real[:, None], gate, 0)
-            gates = gate.new_zeros(self.experts).index_add(0, expert.flatten(), given.flatten())
+            counted = gate if real is None else torch.where(real[:, None], gate, 0)
+            gates = gate.new_zeros(self.experts).index_add(0, expert.flatten(), counted.flatten())
             losses.append(("importance", self.importance, variation(gates)))
         if chosen is not None:
             losses.append(("balance", self.load, variation(chosen)))
         return Route(expert, gate, losses=tuple(losses))
 
-    def plain_route(self, x: Tensor) -> tuple[list[list[tuple[int, Tensor]]], Tensor | float]:
-        choices, importance = [], [0.0] * self.experts
+    def plain_route(self, x: Tensor) -> tuple[list[list[tuple[int, Tensor]]], Tensor]:
+        choices, importance = [], [x.new_zeros(()) for _ in range(self.experts)]
         for token in x:
             h = plain_linear(self.router, token)
             best = sorted(range(self.experts), key=lambda expert, h=h: -h[expert].item())[: self.choices]
@@ -88,8 +86,9 @@ class MoE(Routed):
             choices.append(list(zip(best, gates, strict=True)))
             for expert, gate in choices[-1]:
                 importance[expert] = importance[expert] + gate
-        mean = sum(importance) / self.experts
-        return choices, self.importance * sum((part - mean) ** 2 for part in importance) / self.experts / mean**2
+        mean = add_up(importance) / self.experts
+        variance = add_up((total - mean) ** 2 for total in importance) / self.experts
+        return choices, self.importance * variance / mean**2
 
 
 def variation(sums: Tensor) -> Tensor:
@@ -115,15 +114,18 @@ class _NoisyTop(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits, noise, real, k):
-        logits, noise, ctx.kernel = logits.contiguous(), noise.contiguous(), moves.kernels(logits)
-        found = ctx.kernel.noisy_top(logits, noise, real, k, FLOOR)
-        ctx.save_for_backward(logits, noise, real, *found[:2])
-        ctx.mark_non_differentiable(found[1])
-        return found
+        logits, noise, kernel = logits.contiguous(), noise.contiguous(), moves.kernels(logits)
+        assert kernel is not None, "chosen only where there are kernels"
+        top, expert, chosen = kernel.noisy_top(logits, noise, real, k, FLOOR)
+        ctx.kernel = kernel
+        ctx.save_for_backward(logits, noise, real, top, expert)
+        ctx.mark_non_differentiable(expert)
+        return top, expert, chosen
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, of_top, _, of_chosen):
+    def backward(ctx, *grads: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator hides the name of ctx
+        of_top, _, of_chosen = grads
         logits, noise, real, top, expert = ctx.saved_tensors
         of_logits = ctx.kernel.of_noisy_logits(logits, noise, real, top, expert, of_top, of_chosen, FLOOR)
         return of_logits, None, None, None

@@ -6,6 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from regard.core.reference import add_up
 from regard.layers.feedforward.base import Activation, Sizes, plain_linear
 from regard.layers.feedforward.experts import Route, Routed, balance, best, mean, plain_balance, plain_softmax
 
@@ -65,7 +66,7 @@ class Pairs(Routed):
             losses.append(("z", self.z, mean(torch.logsumexp(logits, 1).square(), real)))
         return Route(expert, gate, sent, tuple(losses))
 
-    def plain_route(self, x: Tensor) -> tuple[list[list[tuple[int, Tensor]]], Tensor | float]:
+    def plain_route(self, x: Tensor) -> tuple[list[list[tuple[int, Tensor]]], Tensor]:
         logits = [plain_linear(self.router, token) for token in x]
         shares = [plain_softmax(row) for row in logits]
         choices = []
@@ -74,5 +75,5 @@ class Pairs(Routed):
             both = share[first] + share[second]
             choices.append([(first, share[first] / both), (second, share[second] / both)])
         loss = self.balance * plain_balance(shares, [named[0][0] for named in choices], self.group)
-        sizes = [torch.log(sum(torch.exp(logit) for logit in row)) ** 2 for row in logits]
-        return choices, loss + self.z * sum(sizes) / len(sizes)
+        sizes = [torch.log(add_up(torch.exp(logit) for logit in row)) ** 2 for row in logits]
+        return choices, loss + self.z * add_up(sizes) / len(sizes)

@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.numeric import wide_dtype
+from regard.core.reference import add_up, plain_layer_norm
 from regard.core.rows import Rows
 from regard.core.shape import Order
 from regard.core.state import Out
@@ -19,6 +20,9 @@ from regard.layers.feedforward.experts import mean, plain_softmax
 
 class Normed(nn.Module):
     """Batch norm over the real tokens [N, C], which padding does not touch; running means outside training."""
+
+    mean: Tensor  # [C]
+    variance: Tensor  # [C]
 
     def __init__(self, width: int, momentum: float = 0.1, epsilon: float = 1e-5):
         super().__init__()
@@ -77,11 +81,11 @@ class ProductKey(FeedForward):
         self,
         sizes: Sizes,
         *,
-        keys: Annotated[int, "of each half; there are keys^2 values"] = 128,
+        keys: Annotated[int, "number of keys of each half; there are keys^2 values"] = 128,
         heads: Annotated[int, "queries of each token"] = 4,
         choices: Annotated[int, "values that each head reads"] = 32,
-        key_width: Annotated[int, "of a query: both halves together"] = 128,
-        norm: Annotated[Literal["batch", "layer"], "of the queries"] = "batch",
+        key_width: Annotated[int, "width of a query, both halves together"] = 128,
+        norm: Annotated[Literal["batch", "layer"], "norm of the queries"] = "batch",
         query_layers: Annotated[tuple[int, ...], "widths inside the network of the queries; none: one layer"] = (),
         shared_values: Annotated[bool, "the same values in all such layers of a model"] = False,
     ):
@@ -101,7 +105,7 @@ class ProductKey(FeedForward):
         self.hidden = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
         self.hidden_norms = nn.ModuleList((Normed if norm == "batch" else nn.LayerNorm)(wide) for wide in query_layers)
         self.query = nn.Linear(widths[-1], heads * key_width)
-        for linear in (*self.hidden, self.query):
+        for linear in (*(linear for linear, _ in self._query_network()), self.query):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
         self.norm = Normed(heads * key_width) if norm == "batch" else nn.LayerNorm(half)
@@ -109,8 +113,13 @@ class ProductKey(FeedForward):
         self.values = nn.Parameter(torch.empty(keys**2, sizes.width).normal_(std=sizes.width**-0.5))
         self.facts = replace(self.facts, training="batch" if norm == "batch" else "token")
 
-    def link_layers(self, first: "ProductKey | None") -> None:
-        if first is None or not self.shared_values:
+    def _query_network(self) -> list[tuple[nn.Linear, Normed | nn.LayerNorm]]:
+        """The layers before the queries; a ModuleList does not say what it holds."""
+        linears = cast(list[nn.Linear], list(self.hidden))
+        return list(zip(linears, cast(list[Normed | nn.LayerNorm], list(self.hidden_norms)), strict=True))
+
+    def link_layers(self, first: FeedForward | None) -> None:
+        if not isinstance(first, ProductKey) or not self.shared_values:
             return
         if not first.shared_values or first.values.shape != self.values.shape:
             raise ValueError(
@@ -134,7 +143,7 @@ class ProductKey(FeedForward):
     def find(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         """Which values the tokens [N, E] read and how much of each, [N, heads * choices]."""
         wide = wide_dtype(x.dtype)
-        for linear, norm in zip(self.hidden, self.hidden_norms, strict=True):
+        for linear, norm in self._query_network():
             h = wide_linear(x, linear.weight)
             h = h + linear.bias.to(h.dtype)
             with torch.autocast(x.device.type, enabled=False):
@@ -164,37 +173,35 @@ class ProductKey(FeedForward):
 
     def reference(self, x: Tensor) -> Out:
         h = list(x)
-        for linear, norm in zip(self.hidden, self.hidden_norms, strict=True):
+        for linear, norm in self._query_network():
             made = [plain_linear(linear.weight, token) + linear.bias for token in h]
-            made = self._plain_batch(made, norm) if isinstance(norm, Normed) else [_plain_norm(v, norm) for v in made]
+            made = (
+                self._plain_batch(made, norm) if isinstance(norm, Normed) else [plain_layer_norm(v, norm) for v in made]
+            )
             h = [vector.clamp(min=0) for vector in made]
         queries = [plain_linear(self.query.weight, token) + self.query.bias for token in h]
-        if isinstance(self.norm, Normed):
-            queries = self._plain_batch(queries, self.norm)
+        norm = self.norm
+        if isinstance(norm, Normed):
+            queries = self._plain_batch(queries, norm)
         else:
             halves = [query.chunk(2 * self.heads) for query in queries]
-            queries = [torch.cat([_plain_norm(half, self.norm) for half in parts]) for parts in halves]
+            queries = [torch.cat([plain_layer_norm(half, norm) for half in parts]) for parts in halves]
         y = []
         for query in queries:
-            total = 0.0
+            total = torch.zeros_like(self.values[0])
             for part, (first, second) in zip(query.chunk(self.heads), self.table, strict=True):
                 one, two = part.chunk(2)
                 scores = torch.stack([one @ a + two @ b for a in first for b in second])
                 best = sorted(range(self.keys**2), key=lambda i, scores=scores: -scores[i].item())[: self.choices]
                 shares = plain_softmax(scores[best])
-                total = total + sum(share * self.values[i] for share, i in zip(shares, best, strict=True))
+                total = total + add_up(share * self.values[i] for share, i in zip(shares, best, strict=True))
             y.append(total)
         return Out(torch.stack(y))
 
     def _plain_batch(self, vectors: list[Tensor], norm: Normed) -> list[Tensor]:
         middle, variance = norm.mean, norm.variance
         if self.training:
-            middle = sum(vectors) / len(vectors)
-            variance = sum((vector - middle) ** 2 for vector in vectors) / len(vectors)
+            middle = add_up(vectors) / len(vectors)
+            variance = add_up((vector - middle) ** 2 for vector in vectors) / len(vectors)
         scaled = [(vector - middle) / torch.sqrt(variance + norm.epsilon) for vector in vectors]
         return [vector * norm.weight + norm.bias for vector in scaled]
-
-
-def _plain_norm(part: Tensor, norm: nn.LayerNorm) -> Tensor:
-    away = part - part.sum() / len(part)
-    return away / torch.sqrt((away * away).sum() / len(part) + norm.eps) * norm.weight + norm.bias

@@ -47,7 +47,7 @@ class Scaling(FeedForward):
         inner: Annotated[int | None, "units in all (default: the width inside that the model has)"] = None,
         block: Annotated[int, "units of which one is allowed"] = 32,
         rank: Annotated[int, "width inside the controller"] = 64,
-        temperature: Annotated[float, "of the Gumbel noise in training"] = 0.1,
+        temperature: Annotated[float, "temperature of the Gumbel noise in training"] = 0.1,
         hard: Annotated[
             float, "share of the batches trained with one unit a block, the others with soft choices"
         ] = 0.3,

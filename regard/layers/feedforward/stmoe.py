@@ -9,8 +9,8 @@ from regard.layers.feedforward.pairs import Pairs, Threshold
 
 
 class STMoE(Pairs):
-    """Zoph et al. 2022: the routing of GShard over experts W2 (GELU(Wg x) * W1 x * b), b a learnt factor for each unit,
-    and an auxiliary loss z * mean((log sum_e exp(W x)_e)^2) that keeps the router's logits from growing.
+    """Zoph et al. 2022: the routing of GShard over experts W2 (GELU(Wg x) * W1 x * b), b a learned factor per unit, and
+    an auxiliary loss z * mean((log sum_e exp(W x)_e)^2) that keeps the router's logits from growing.
 
     Capacity, second choices and the balance loss are as in gshard. In the paper every fourth layer is of this kind.
     Time 2 N E F (three products), memory 2 N F."""

@@ -91,7 +91,7 @@ class Switch(Routed):
             losses = (("balance", self.balance, balance(shares, expert[:, 0], real, self.group)),)
         return Route(expert, gate, losses=losses)
 
-    def plain_route(self, x: Tensor) -> tuple[list[list[tuple[int, Tensor]]], Tensor | float]:
+    def plain_route(self, x: Tensor) -> tuple[list[list[tuple[int, Tensor]]], Tensor]:
         shares = [plain_softmax(plain_linear(self.router, token)) for token in x]
         firsts = [int(share.argmax()) for share in shares]
         choices = [[(first, share[first])] for first, share in zip(firsts, shares, strict=True)]

@@ -21,6 +21,7 @@ class Alibi(Position):
         formula="q_i . k_j / sqrt(D) - m_h |i - j|, m_h = 2^(-8h/H)",
     )
     examples = ("alibi",)
+    powers: Tensor  # [H]
 
     def __init__(self, shape: Shape):
         super().__init__(shape)

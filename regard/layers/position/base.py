@@ -10,7 +10,7 @@ A scheme acts at one of four places, its `kind`; a mechanism says in its facts w
 
 Positions count the real tokens of a row from 0. `gap` is the position of the key minus the position of the query. The
 queries and keys of one call stand in unbroken runs, so all their gaps are one run as well, `span`: what depends on the
-gap alone is computed once for each gap and then laid out by `skew`.
+gap alone is computed once for each gap, and `skew` brings it to the keys.
 
 A model that pools tokens says where its vectors stand: `step` places apart, its queries `pace` keys apart, and the
 first of them, where it is `apart`, at no place.
@@ -18,7 +18,7 @@ first of them, where it is `apart`, at no place.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, final
+from typing import Literal, NoReturn, final
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +32,8 @@ from regard.kernels.runs import Bias
 
 @dataclass(frozen=True)
 class PositionFacts:
+    """What a scheme declares of itself."""
+
     name: str
     paper: str
     link: str
@@ -65,21 +67,21 @@ class Position(nn.Module):
             raise ValueError(f"position {self.facts.name!r} cannot be used with role {shape.role!r}: {why}")
 
     def add(self, x: Tensor, rows: Rows) -> Tensor:
-        """Kind "input": x [B, T, E] with the positions of its rows put in."""
-        raise NotImplementedError
+        """Kind "input": x [B, T, E] with the positions of its rows added."""
+        self._not_written("add")
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """Kind "rotation": x [B, H, T, D] turned by its positions [1 or B, T]."""
-        raise NotImplementedError
+        self._not_written("rotate")
 
     def bias(self, gap: Tensor) -> Tensor:
         """Kind "bias": gap [T, S] -> [H, T, S], gap [B, T, S] -> [B, H, T, S]."""
-        raise NotImplementedError
+        self._not_written("bias")
 
     def scores(self, q: Tensor, k: Tensor, mask: Mask, scale: float) -> Tensor:
         """Kind "content": scale times (q.k and what the scheme puts beside it), [B, H, T, S]; q, k [B, H, T or S, D].
         Scale queries before any product, so that half precision does not overflow."""
-        raise NotImplementedError
+        self._not_written("scores")
 
     @property
     def has_distances(self) -> bool:
@@ -89,7 +91,7 @@ class Position(nn.Module):
     def by_distance(self, q: Tensor, count: int, scale: float) -> tuple[Tensor, Tensor]:
         """Kind "content", causal: the queries whose product with the keys is meant, [B, H, T, D], and what joins the
         scaled logits for the distances 0 ... count - 1 of a key before its query, [B, H, T, count]."""
-        raise NotImplementedError
+        self._not_written("by_distance")
 
     def values(self, weights: Tensor, mask: Mask) -> Tensor | None:
         """Kind "content": what joins weights @ v, [B, H, T, D], or None where the scheme leaves values alone."""
@@ -99,7 +101,7 @@ class Position(nn.Module):
     def biases(self, mask: Mask) -> Tensor:
         """`bias` for the queries and keys of a mask, [H, T, S] or [B, H, T, S]. Final."""
         numbers = self.bias(self.span(mask).unsqueeze(-2))  # [H, 1, C] or [B, H, 1, C]
-        return self.lay_out(numbers.expand(*numbers.shape[:-2], mask.T, -1), mask)
+        return self.to_keys(numbers.expand(*numbers.shape[:-2], mask.T, -1), mask)
 
     # where tokens stand: final
 
@@ -120,10 +122,10 @@ class Position(nn.Module):
         if self.pace == 1:
             return self.step * mask.gap()
         queries, keys = (torch.arange(n, device=mask.k0.device) for n in (mask.T, mask.S))
-        return self.places(keys) - self.places(queries + mask.shift, self.pace)[:, None]
+        return self.places(keys) - self.places(queries + mask.known_shift, self.pace)[:, None]
 
     @final
-    def lay_out(self, x: Tensor, mask: Mask) -> Tensor:
+    def to_keys(self, x: Tensor, mask: Mask) -> Tensor:
         """From a column for each gap to one for each key."""
         return self.without_first(skew(x, mask.S, self.pace), mask)
 
@@ -133,7 +135,7 @@ class Position(nn.Module):
         if not self.apart:
             return x
         queries, keys = (torch.arange(n, device=x.device) for n in (mask.T, mask.S))
-        return torch.where((queries + mask.shift > 0)[:, None] & (keys > 0), x, 0)
+        return torch.where((queries + mask.known_shift > 0)[:, None] & (keys > 0), x, 0)
 
     def slopes(self) -> Tensor | None:
         """Kind "bias": [H] where the bias is -slope |gap|; None where it is another function of the gap."""
@@ -171,6 +173,11 @@ class Position(nn.Module):
         """Twin of `values`: what is added to v_j when query i reads it, [D]."""
         return 0.0
 
+    @final
+    def _not_written(self, method: str) -> NoReturn:
+        """For the methods of other kinds, and those that a scheme forgot."""
+        raise NotImplementedError(f"position {self.facts.name!r} of kind {self.facts.kind!r} does not write {method!r}")
+
 
 def span(mask: Mask, pace: int = 1, apart: bool = False) -> Tensor:
     """The gaps that occur under a mask, rising by one: [C], or [B, C] where rows differ. Query t and key s meet at
@@ -178,7 +185,7 @@ def span(mask: Mask, pace: int = 1, apart: bool = False) -> Tensor:
     is left out; the few gaps too many are for `skew` and for matrix products of round sizes."""
     device = mask.k0.device
     if pace > 1:
-        first = (pace - 1) * apart - pace * (mask.T - 1 + mask.shift)
+        first = (pace - 1) * apart - pace * (mask.T - 1 + mask.known_shift)
         return torch.arange(first, first + mask.S + pace * mask.T, device=device)
     if mask.shift is None:
         return (mask.k0 - mask.q0)[:, None] + torch.arange(1 - mask.T, mask.S + 1, device=device)

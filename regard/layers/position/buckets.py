@@ -1,4 +1,4 @@
-"""A learnt number for each head and bucket of distances."""
+"""A learned number for each head and bucket of distances."""
 
 import math
 from typing import Annotated
@@ -25,13 +25,14 @@ class Buckets(Position):
         formula="q_i . k_j / sqrt(D) + b_h[bucket(i - j)]",
     )
     examples = ("buckets(buckets=8, distance=12)",)
+    starts: Tensor  # the first distance of each bucket but the first
 
     def __init__(
         self,
         shape: Shape,
         *,
-        buckets: Annotated[int, "in all"] = 32,
-        distance: Annotated[int, "from which on all keys share the last bucket"] = 128,
+        buckets: Annotated[int, "number of buckets in all"] = 32,
+        distance: Annotated[int, "distance from which on all keys share the last bucket"] = 128,
     ):
         super().__init__(shape)
         # of one direction

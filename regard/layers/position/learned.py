@@ -1,4 +1,4 @@
-"""A learnt vector for each position, added to the token vectors."""
+"""A learned vector for each position, added to the token vectors."""
 
 from typing import Annotated
 
@@ -19,7 +19,7 @@ class Learned(Position):
         paper="Gehring et al. 2017, Convolutional Sequence to Sequence Learning (section 3.1)",
         link="arXiv 1705.03122",
         kind="input",
-        formula="x_t + p_t, p learnt",
+        formula="x_t + p_t, p learned",
     )
     examples = ("learned(longest=256)",)
 

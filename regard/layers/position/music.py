@@ -1,4 +1,4 @@
-"""Learnt vectors for distances that meet the query, in memory of the length."""
+"""Learned vectors for distances that meet the query, in memory of the length."""
 
 from typing import Annotated
 
@@ -45,7 +45,7 @@ class Music(Position):
         table = F.pad(self.table, (0, 0, 1, 0))  # row 0: zeros
         index = self.span(mask) + self.longest
         rows = lookup(table, torch.where((index > 0) & (index < table.shape[1]), index, 0))
-        return q @ k.mT + self.lay_out(q @ rows.mT, mask)
+        return q @ k.mT + self.to_keys(q @ rows.mT, mask)
 
     def plain_score(self, head: int, q: Tensor, k: Tensor, i: int, j: int) -> Tensor | float:
         return q @ self.table[head % len(self.table)][j - i + self.longest - 1] if abs(i - j) < self.longest else 0.0

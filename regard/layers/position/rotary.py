@@ -33,16 +33,18 @@ class Rotary(Position):
         "rotary(base=100.0, fraction=0.5, layout='interleaved')",
         "rotary(base=500.0, stretch=(8.0, 1.0, 4.0, 12.0))",
     )
+    rates: Tensor  # [turned / 2]
 
     def __init__(
         self,
         shape: Shape,
         *,
         base: Annotated[float, "sets the slowest turn, once in about 2 pi base tokens"] = 10000.0,
-        fraction: Annotated[float, "of the channels of a head that turn"] = 1.0,
+        fraction: Annotated[float, "share of the channels of a head that turn"] = 1.0,
         layout: Annotated[Literal["halves", "interleaved"], "which channels form a pair"] = "halves",
         stretch: Annotated[
-            tuple[float, ...] | None, "of Llama 3.1: factor, fewest and most turns in the first length, that length"
+            tuple[float, ...] | None,
+            "slower turns, as in Llama 3.1: factor, fewest and most turns in the first length, that length",
         ] = None,
     ):
         super().__init__(shape)

@@ -1,4 +1,4 @@
-"""Learnt vectors for clipped distances, joined to keys and values."""
+"""Learned vectors for clipped distances, joined to keys and values."""
 
 from typing import Annotated
 

@@ -23,6 +23,7 @@ class Sinusoidal(Position):
         formula="x_t + PE_t, PE_t = (sin t w_i, cos t w_i)_i, w_i = base^(-2i/E)",
     )
     examples = ("sinusoidal", "sinusoidal(layout='halves', base=50.0)")
+    rates: Tensor  # [E / 2]
 
     def __init__(
         self,

@@ -24,6 +24,7 @@ class TransformerXL(Position):
         formula="((q_i + u) . k_j + (q_i + v) . W_R R_(i-j)) / sqrt(D)",
     )
     examples = ("xl", "xl(clamp=5)")
+    rates: Tensor  # [E / 2]
 
     def __init__(
         self, shape: Shape, *, clamp: Annotated[int | None, "distances beyond are read as this one; None: all"] = None
@@ -50,7 +51,7 @@ class TransformerXL(Position):
             place = place @ self.project.weight.unflatten(0, heads) @ R.unsqueeze(-3).mT
         else:
             place = place @ self.project(R).unflatten(-1, heads).movedim(-3, -1)
-        return content @ k.mT + self.lay_out(place, mask)
+        return content @ k.mT + self.to_keys(place, mask)
 
     @property
     def has_distances(self) -> bool:
