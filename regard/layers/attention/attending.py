@@ -53,10 +53,11 @@ class Attending(Projected):
             return o if some is None else torch.where(some, o, 0)
         if surely_at_most(mask.T, self.few) and not gqa and _plain_cpu(q):
             return self.softmax_average(mask, q * scale @ k.transpose(2, 3), v)
-        attn_mask, is_causal = mask.sdpa()
-        if attn_mask is not None and not mask.causal and mask.shift == 0 and p == 0 and ragged.takes(q, k):
+        count = mask.count if not mask.causal and mask.shift == 0 and p == 0 else None
+        if count is not None and ragged.takes(q, k):
             own = self.shape.role == "self" and mask.T == mask.S
-            return ragged.attend_ragged(q, k, v, mask.count, scale, own=own)
+            return ragged.attend_ragged(q, k, v, count, scale, own=own)
+        attn_mask, is_causal = mask.sdpa()
         if attn_mask is not None and is_dynamic(mask.T):
             # the kernel would ask whether the one row of a mask is all there is
             attn_mask = attn_mask.expand(-1, -1, mask.T, -1)
