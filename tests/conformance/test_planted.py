@@ -354,8 +354,8 @@ def test_the_suite_passes_a_second_loss_that_is_right(role):
 
 
 class SlotsOfPadding(Compressed):
-    def _some(self, count, k):
-        return torch.ones_like(super()._some(count, k))
+    def _filled(self, count, k):
+        return torch.ones_like(super()._filled(count, k))
 
 
 class SlotsOfTheFuture(Compressed):
