@@ -1,5 +1,7 @@
 """The documentation: its links, its navigation, its notebooks. `make docs` builds it whole."""
 
+import ast
+import builtins
 import json
 import operator
 import pkgutil
@@ -159,12 +161,68 @@ def test_what_is_loaded_from_elsewhere_is_found(tmp_path, loads):
         site_check.check(tmp_path)
 
 
+CODE = re.compile(r"`([^`\n]+)`")
+READ_FIRST = ("docs/tour.md", "docs/adding.md")  # pages whose names must all be those of the code
+
+
 def test_files_that_the_docs_name_are_there():
-    """Paths, and files named by their last part in the folder that was named before."""
     wrong = []
     for path in [*paths.DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
         for name in re.findall(r"`((?:regard|tests|bench|docs)/[\w./-]*)", path.read_text(encoding="utf-8")):
             wrong += [] if (ROOT / name.rstrip(".")).exists() else [f"{path.name}: {name}"]
+    assert not wrong
+
+
+@pytest.mark.parametrize("page", READ_FIRST)
+def test_files_named_by_their_last_part_are_in_the_folder_named_before(page):
+    """`softmax.py` is in the folder of the last whole path, or beside that folder."""
+    folder, wrong = ROOT, []
+    for code in CODE.findall(paths.FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))):
+        if re.fullmatch(r"(regard|tests|docs|bench)/[\w./-]*", code):
+            folder = ROOT / code if code.endswith("/") else (ROOT / code).parent
+        elif re.fullmatch(r"[a-z]\w*\.py", code) and not any(
+            (place / code).is_file() for place in (folder, folder.parent)
+        ):
+            wrong.append(f"{code} is not in {folder.relative_to(ROOT)}")
+    assert not wrong
+
+
+def defined_names() -> dict[str, set[str]]:
+    """All names that the package and its tests define, under ""; and under each class those of its body."""
+    found: dict[str, set[str]] = {"": {*dir(builtins)}}
+    for path in [*ROOT.glob("regard/**/*.py"), *ROOT.glob("tests/**/*.py")]:
+        found[""].add(path.stem)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = names_of(node)
+            found[""] |= names
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, set()).update(*(names_of(part) for part in ast.walk(node)))
+    return found
+
+
+def names_of(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return {node.name}
+    if isinstance(node, ast.arg):
+        return {node.arg}
+    if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+        return {node.id if isinstance(node, ast.Name) else node.attr}
+    # a variable of the environment
+    is_variable = isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("REGARD_")
+    return {node.value} if is_variable else set()
+
+
+def test_names_that_the_docs_mention_are_defined():
+    """`name`, `Class.method`, `name(...)` and `name=value`: a renamed one is found here."""
+    defined, wrong = defined_names(), []
+    for page in READ_FIRST:
+        for code in CODE.findall(paths.FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))):
+            match = re.fullmatch(r"([A-Za-z_]\w*)(?:\.(?!py$)([A-Za-z_]\w*))?(?:\(.*\)| ?= ?.+)?", code)
+            if not match or match[1] in ("regard", "torch"):
+                continue
+            name, attribute = match[1], match[2]
+            if name not in defined[""] or (attribute and attribute not in defined.get(name, defined[""])):
+                wrong.append(f"{page}: {code}")
     assert not wrong
 
 
