@@ -28,14 +28,24 @@ def seed():
     torch.manual_seed(0)
 
 
-def by_hand(layer, P: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+def by_hand(layer, P: torch.Tensor, context: torch.Tensor, heads: int = HEADS) -> torch.Tensor:
     """Y_P [l, E] of one row: what P [l, E] packs of the context [S, E]."""
     q, c = (layer.linears[name](part) for name, part in (("packed_q", P), ("packed_k", context)))
-    outs = []
-    for head in range(HEADS):
-        own = slice(head * 4, head * 4 + 4)
-        outs.append(torch.softmax(q[:, own] @ c[:, own].T / 2, -1) @ c[:, own])
+    outs, wide = [], WIDTH // heads
+    for head in range(heads):
+        own = slice(head * wide, (head + 1) * wide)
+        outs.append(torch.softmax(q[:, own] @ c[:, own].T / wide**0.5, -1) @ c[:, own])
     return torch.cat(outs, -1)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 8])
+def test_the_packed_sequence_reads_with_its_own_number_of_heads(heads):
+    layer = layer_of("self", f"luna(length=3, pack_heads={heads})")
+    layer.link_layers(None, False, True)
+    layer.double()
+    x = draw(1, 7, WIDTH)
+    packed = layer.packed + by_hand(layer, layer.packed, x[0], heads)
+    assert_close(layer.forward_packed(x).stream[0], F.layer_norm(packed, (WIDTH,)))
 
 
 @pytest.mark.parametrize("role", ["self", "cross"])
