@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import regard
 from regard.data.documents import Text
 from regard.decoding import DecodingConfig
-from regard.training.loss import text_loss
+from regard.training.loss import next_token_loss
 
 ATTENTIONS = ("softmax", "local(window=256)", "linear")
 WINDOW = 256
@@ -105,7 +105,7 @@ def train(name: str, compiled: bool, rows: int, length: int, small: bool, repeat
         model = regard.Transformer(config(name, small, vocabulary)).to(device()).train()
 
         def loss(ids: Tensor, target: Tensor) -> Tensor:
-            return text_loss(model, Text(ids, target, None, None)).total / target.numel()
+            return next_token_loss(model, Text(ids, target, None, None)).total / target.numel()
 
         loss = torch.compile(loss, dynamic=True) if compiled else loss
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)

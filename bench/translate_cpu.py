@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from regard.core.allocator import keep_memory
 from regard.kernels.packed import pack_linears
 from regard.models.transformer import ModelConfig, Transformer
-from regard.training.loss import loss
+from regard.training.loss import translation_loss
 
 EXAMPLES = """examples:
   python bench/translate_cpu.py                      everything, a few minutes
@@ -327,7 +327,7 @@ def trainers(sizes: Sizes) -> Builders:
 
     def regard_losses() -> Callable[[], Tensor]:
         model = ours(sizes, 0.1).train()
-        return model, lambda: loss(model, batch, SMOOTHING).total / tokens
+        return model, lambda: translation_loss(model, batch, SMOOTHING).total / tokens
 
     def marian_losses() -> Callable[[], Tensor]:
         model = marian(sizes, 0.1).train()

@@ -1,4 +1,4 @@
-"""What verbs print: tables as wide as the terminal."""
+"""Tables as wide as the terminal."""
 
 import dataclasses
 import os
@@ -13,20 +13,20 @@ from rich.text import Text
 
 
 class Pipe(Console):
-    """A console that leaves a closed pipe to `main`."""
+    """A console that raises BrokenPipeError for a closed pipe, which `main` handles."""
 
     def on_broken_pipe(self) -> NoReturn:
         raise BrokenPipeError
 
 
 def open_console(wide: int) -> Console:
-    """As wide as the terminal, or as COLUMNS says; `wide` where the output goes elsewhere."""
+    """A console as wide as the terminal or COLUMNS; `wide` if the output goes to a file or pipe."""
     known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
     return Pipe(width=None if known else wide, highlight=False, markup=False, emoji=False)
 
 
 def plain_table(*titles: str) -> Table:
-    """A table with nothing but a line below its titles."""
+    """A table with one rule, below its titles."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     for title in titles:
         table.add_column(title, no_wrap=True)
@@ -34,8 +34,8 @@ def plain_table(*titles: str) -> Table:
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """One line a row where there is room, and always into a pipe; in a narrow terminal cells are stacked."""
-    # a column of its own only where packages of other people are installed
+    """One line per row if there is room, and always into a pipe; a narrow terminal gets stacked cells."""
+    # a column of its own only if packages of other people are installed
     packages = ("package",) if any(row.get("package") for row in rows) else ()
     titles = ("name", "kind", "family", "time", "memory", "state", "causal", "cross", "decodes", *packages, "paper")
     stacked = ("name", "paper", "kind\nfamily", "time", "memory", "state", "does")
@@ -44,7 +44,9 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         costs = [row[cost]["text"] if row.get(cost) else "-" for cost in ("time", "memory", "state")]
         flags = [{True: "yes", False: "no", None: "-"}[row[flag]] for flag in ("causal", "cross", "decodes")]
         does = " ".join(flag for flag in ("causal", "cross", "decodes") if row[flag])
-        citation = re.match(r".*?\b\d{4}\b|.*", row["paper"])[0]
+        # authors and year, or all of it if there is no year
+        year = re.search(r"\b\d{4}\b", row["paper"])
+        citation = row["paper"] if year is None else row["paper"][: year.end()]
         package = row.get("package")
         whole.append(
             (row["name"], row["kind"], row["family"], *costs, *flags, *(package or "-" for _ in packages), row["paper"])

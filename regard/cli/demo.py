@@ -16,11 +16,11 @@ def add_verbs(verb: AddVerb) -> None:
     added = verb(
         "demo",
         demo,
-        "the mechanisms at work on a sentence, a translator trained in minutes, and the one bundled with Regard",
+        "see the mechanisms on a sentence, train a translator in minutes, and use the bundled one",
         ["regard demo", 'regard demo --part mechanisms --sentence "a rose is a rose is a rose" --out /tmp'],
     )
-    added.add_argument("--out", default="demo", help="folder of pictures and run, made if needed (default: demo)")
-    added.add_argument("--sentence", help="your own words for the mechanisms")
+    added.add_argument("--out", default="demo", metavar="FOLDER", help="folder for pictures and run (default: demo)")
+    added.add_argument("--sentence", help="your own sentence for the mechanisms")
     added.add_argument("--part", choices=("mechanisms", "translate"), help="only this part")
 
 
@@ -36,7 +36,7 @@ def demo(arguments: argparse.Namespace) -> None:
         _demo_mechanisms(console, words, folder)
     if arguments.part != "mechanisms":
         _demo_translator(console, folder)
-    # as it is called from here: an environment in this folder need not be active
+    # the path of the program, since an environment in this folder need not be active
     program = Path(sys.executable).with_name("regard")
     called = program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else "regard"
     run = "" if arguments.part == "mechanisms" else f" {folder / 'translator'}"
@@ -65,7 +65,7 @@ def _demo_translator(console: Console, folder: Path) -> None:
     from regard.training.display import Display
 
     console.print(
-        "\nA translator of numbers, dates, times and amounts, trained now on sentences made up here\n", style="bold"
+        "\nA translator of numbers, dates, times and amounts, trained now on generated sentences\n", style="bold"
     )
     config = content.small_translator(folder / "translator")
     train(Task, config, Display())
@@ -80,9 +80,9 @@ def _demo_translator(console: Console, folder: Path) -> None:
     source = content.SENTENCES[0]
     both = translator.source, translator.target
     (found,) = align(translator.model, *both, [(source, translator(source))])
-    note = "What the aligner learned beside the translator. Ringed: the word links."
+    note = "By the aligner, which was trained beside the translator. Ringed: the word alignment."
     picture = pictures.alignment_picture(
-        found.matrix, found.source, found.target, found.links, "Where each German word comes from", note
+        found.matrix, found.source, found.target, found.links, "Which English words each German word comes from", note
     )
     console.print(f"\nIts word alignment: {pictures.save(picture, folder / 'alignment.png')}")
     console.print("\nThe English-German translator bundled with Regard\n", style="bold")

@@ -1,7 +1,7 @@
 """What `regard demo` computes. PyTorch is imported here, and not by demo.py.
 
 For the mechanisms nothing is trained: a word's vector counts its letters and groups of letters, and queries and keys
-are those vectors as they are, so words that are spelt alike attend to one another: a map one can read.
+are those vectors unchanged, so words of similar spelling attend to one another: a map one can read.
 """
 
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import regard
 from regard import draw as pictures
@@ -45,9 +45,10 @@ ANYTHING = (
     "What would you do if you were in my place?",
 )
 WHAT = (
-    "What it shows: each row is a word that looks, each column a word it looks at. Nothing is trained yet: a word's "
-    "vector counts its letters and letter groups, and the projections leave it as it is, so words spelt alike attend "
-    "to one another, each mechanism within what it can see; performer estimates softmax with random features."
+    "What it shows: each row is a word that attends, each column a word it attends to. Nothing is trained yet: a "
+    "word's vector counts its letters and letter groups, and the projections leave it unchanged, so words of similar "
+    "spelling attend to one another, each mechanism within its pattern; performer estimates softmax with random "
+    "features."
 )
 
 
@@ -66,7 +67,8 @@ def run(words: list[str]) -> dict[str, np.ndarray]:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
             layer = regard.attention(spec, width=WIDTH, heads=1, role="self")
-            leave(layer)
+            assert isinstance(layer, Projected), f"{spec} has no projections to set"
+            set_to_identity(layer)
             maps[spec] = layer.weights(x)[0, 0].numpy()
     return maps
 
@@ -82,29 +84,31 @@ def vector(word: str) -> Tensor:
     return counts / counts.norm()
 
 
-def leave(layer: Projected) -> None:
-    """Projections that change nothing but the length, so that a word's logit with itself is SHARPNESS."""
+def set_to_identity(layer: Projected) -> None:
+    """Makes the projections multiples of the identity, such that a word's logit with itself is SHARPNESS."""
     length = (SHARPNESS / layer.scale) ** 0.5
     for name, kind in layer.inputs.items():
-        layer.project[name].weight.copy_(torch.eye(WIDTH) * (1 if kind == "value" else length))
+        projection = layer.project[name]
+        assert isinstance(projection, nn.Linear)
+        projection.weight.copy_(torch.eye(WIDTH) * (1 if kind == "value" else length))
 
 
 def reading(words: list[str], part: np.ndarray) -> str:
-    """In words: what the longest word reads most, equal words taken together."""
+    """A sentence that says which words the longest word attends to most, equal words taken together."""
     query = max(range(len(words)), key=lambda at: len(words[at]))
     shares: dict[str, float] = {}
     for word, weight in zip(words, part[query], strict=True):
         shares[word] = shares.get(word, 0) + float(weight)
     top = sorted(shares, key=lambda word: -shares[word])[:3]
-    return f"{words[query]!r} reads {', '.join(f'{word!r} {shares[word]:.2f}' for word in top)}"
+    return f"{words[query]!r} attends to {', '.join(f'{word!r} {shares[word]:.2f}' for word in top)}"
 
 
 def draw(words: list[str], maps: dict[str, np.ndarray], folder: Path) -> Path:
     """folder/attention.png"""
     title = "What each word attends to: one sentence, one head, mechanism by mechanism"
     note = (
-        "Not trained: vectors of letters and letter groups, projections that leave them as they are, "
-        "so words spelt alike attend to one another."
+        "Not trained: vectors of letters and letter groups, projections that leave them unchanged, "
+        "so words of similar spelling attend to one another."
     )
     picture = pictures.words_picture(words, np.stack(list(maps.values())), list(maps), title, note)
     return pictures.save(picture, folder / "attention.png")

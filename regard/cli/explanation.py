@@ -109,8 +109,8 @@ def print_model(console: Console, model: Model) -> None:
     console.print(facts.paper)
     console.print(_address(facts.link))
     console.print()
-    # the lines to copy stand at the end
-    console.print(_flowing(inspect.getdoc(first.module).split("\n>>>")[0].strip()))
+    # without the example lines at the end
+    console.print(_flowing((inspect.getdoc(first.module) or "-").split("\n>>>")[0].strip()))
     console.print("\nOptions", style="bold")
     _print_options(console, [(option.name, option) for option in model_options(facts.name).values()])
     console.print("\nFacts", style="bold")
@@ -146,11 +146,11 @@ def _address(link: str) -> str:
 
 
 def example_lines(kind: str, registry: Registry, spec: Spec) -> list[str]:
-    """A line of Python and a line of shell that work as they stand."""
+    """A line of Python and a line of shell to copy and run."""
     cls = registry.find(spec.name)
     small = spec
     if not (spec.parts or spec.options):
-        # the defaults are for long texts: a picture shows more with the small options of the tests
+        # the defaults are for long texts: the small options of the tests make better pictures
         small = parse(cls.examples[0])
         if getattr(cls, "nests", False) or any(option.required for option in registry.options(spec.name)):
             spec = small
@@ -178,7 +178,7 @@ def example_lines(kind: str, registry: Registry, spec: Spec) -> list[str]:
 
 
 def fact_sentences(facts: Any, reduces_to: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
-    """The facts in words. A fact this function has no words for is printed as it is."""
+    """The facts in sentences. A fact without a sentence here is printed as it is."""
     known = dict(fact_items(facts))
     for shown in ("name", "paper", "link", "family", "formula"):
         known.pop(shown, None)
@@ -217,7 +217,7 @@ def _costs(orders: dict[str, Order | None]) -> list[tuple[str, str]]:
     lines = [
         (key, f"{order.text}; twice the length takes {2**order.exponent:.3g} times as much")
         for key, order in orders.items()
-        if key != "state"
+        if key != "state" and order is not None
     ]
     if "state" in orders:
         state = orders["state"]
@@ -228,7 +228,7 @@ def _costs(orders: dict[str, Order | None]) -> list[tuple[str, str]]:
 
 
 def _flowing(doc: str) -> str:
-    """A docstring without the breaks that only its own width asked for: where the next word would not have fitted."""
+    """A docstring without the line breaks that only its width required: the next word would not have fitted."""
     lines = doc.splitlines()
     text = lines[0]
     for last, line in pairwise(lines):

@@ -1,4 +1,4 @@
-"""The verbs over mechanisms: list, explain, draw."""
+"""The verbs over mechanisms and models: list, explain, draw."""
 
 import argparse
 import inspect
@@ -14,14 +14,14 @@ from regard.cli.console import fact_items, list_known, open_console, print_table
 from regard.spec import REGISTRIES, Registry, describe, did_you_mean, parse
 from regard.tasks.command import AddVerb
 
-MODEL = "model"  # the kind of the registry of models, whose entries are no specs
+MODEL = "model"  # the kind of the registry of models, whose entries are not specs
 
 
 def add_verbs(verb: AddVerb) -> None:
     added = verb(
         "list",
         list_mechanisms,
-        "every mechanism and model: paper, family, cost, roles, what decoding keeps",
+        "list every mechanism and model: paper, family, cost, roles, size of the decoding state",
         [
             "regard list",
             "regard list --family scores",
@@ -32,21 +32,23 @@ def add_verbs(verb: AddVerb) -> None:
     )
     added.add_argument("--kind", help="only this kind: attention, feedforward, position or model")
     added.add_argument("--family", help="only this family, such as scores or patterns")
-    added.add_argument("--json", action="store_true", help="all facts and options, one JSON object a line")
-    added.add_argument("--aliases", action="store_true", help="other names that a spec may be written with")
+    added.add_argument("--json", action="store_true", help="print all facts and options, one JSON object per line")
+    added.add_argument("--aliases", action="store_true", help="list other names that specs can be written with")
     added.add_argument(
-        "--recipes", action="store_true", help="settings to train by, for regard train TASK --config NAME"
+        "--recipes", action="store_true", help="list bundled settings, for regard train TASK --config NAME"
     )
-    added.add_argument("--survey", action="store_true", help="the survey's table of efficient Transformers beside ours")
+    added.add_argument(
+        "--survey", action="store_true", help='compare with the table of "Efficient Transformers: A Survey"'
+    )
 
     added = verb(
         "explain",
         explain,
-        "what a mechanism or model is: formula, paper, options, facts, a line to copy",
+        "explain a mechanism or model: formula, paper, options, facts, a line to copy",
         ["regard explain softmax", 'regard explain "heads(softmax, softmax)"', "regard explain perceiver"],
     )
-    added.add_argument("spec", metavar="NAME", help="a name of 'regard list', or a spec with options")
-    added.add_argument("--kind", help="only this kind, where several have the name")
+    added.add_argument("spec", metavar="NAME", help="name from 'regard list', or a spec with options")
+    added.add_argument("--kind", help="only this kind, if several have the name")
     _add_draw(verb)
 
 
@@ -54,22 +56,28 @@ def _add_draw(verb: AddVerb) -> None:
     added = verb(
         "draw",
         draw,
-        "a picture of the keys that each query sees, from the layer that runs",
+        "draw which keys each query attends to, as the layer computes it",
         [
             'regard draw "local(window=8)" --role causal --out local.png',
             'regard draw "heads(local(window=8), strided(stride=8))" --length 64 --heads 8 --out pattern.svg',
             "regard draw softmax --position alibi --role causal --weights --heads 4 --out weights.pdf",
         ],
     )
-    added.add_argument("spec", metavar="SPEC", help='a mechanism with its options, such as "local(window=8)"')
-    added.add_argument("--length", type=int, default=64, help="tokens (default: 64)")
-    added.add_argument("--heads", type=int, help="heads (default: 8, or what the parts of heads(...) divide)")
-    added.add_argument("--role", choices=("self", "causal", "cross"), help="default: the first the mechanism takes")
+    added.add_argument("spec", metavar="SPEC", help='mechanism with its options, such as "local(window=8)"')
+    added.add_argument("--length", type=int, default=64, help="number of tokens (default: 64)")
+    added.add_argument("--heads", type=int, help="number of heads (default: 8, or a number that heads(...) divides)")
+    added.add_argument(
+        "--role", choices=("self", "causal", "cross"), help="role of the layer (default: the first it can take)"
+    )
     added.add_argument("--keys", type=int, help="role cross: tokens of the memory (default: as many as --length)")
-    added.add_argument("--position", help="a position scheme, such as rotary")
-    added.add_argument("--weights", action="store_true", help="how much, and not only whether: a panel a head")
-    added.add_argument("--seed", type=int, default=0, help="of the random projections and tokens (default: 0)")
-    added.add_argument("--out", default="pattern.png", help="a .png, .svg or .pdf file (default: pattern.png)")
+    added.add_argument("--position", help="spec of the positions, such as rotary")
+    added.add_argument(
+        "--weights", action="store_true", help="draw the weights, one panel per head, instead of the pattern"
+    )
+    added.add_argument("--seed", type=int, default=0, help="random seed of weights and tokens (default: 0)")
+    added.add_argument(
+        "--out", metavar="FILE", default="pattern.png", help=".png, .svg or .pdf file (default: pattern.png)"
+    )
 
 
 def list_mechanisms(arguments: argparse.Namespace) -> None:
@@ -114,7 +122,7 @@ def _print_aliases(as_json: bool) -> None:
 
 
 def _print_recipes(as_json: bool) -> None:
-    """The settings that come with Regard, for `regard train TASK --config NAME`."""
+    """The settings bundled with Regard, for `regard train TASK --config NAME`."""
     from regard.recipes import recipes
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
@@ -127,7 +135,7 @@ def _print_recipes(as_json: bool) -> None:
     if not as_json:
         console = open_console(10_000)
         console.print(table)
-        console.print("\nTo train by one: regard train TASK --config NAME, and the data")
+        console.print("\nTo train with one: regard train TASK --config NAME, and your data")
 
 
 def _print_survey(as_json: bool) -> None:
@@ -206,11 +214,13 @@ def draw(arguments: argparse.Namespace) -> None:
     print(f"{drawn.title}: {pictures.save(picture, out)}")
     cls = REGISTRIES["attention"].find(name)
     if drawn.dense and cls.facts.family == "patterns" and not cls.nests:
-        print(f"At this length it sees all there is; smaller options show the pattern, such as {cls.examples[0]}")
+        print(
+            f"At this length every query attends to all keys; smaller options show a pattern, such as {cls.examples[0]}"
+        )
 
 
 def registry_rows(kind: str, registry: Registry) -> list[dict[str, Any]]:
-    """All that a registry knows, a plain dictionary a name."""
+    """All entries of a registry, as plain dictionaries."""
     rows = []
     for name in registry.names():
         cls = registry.find(name)
@@ -240,7 +250,7 @@ def registry_rows(kind: str, registry: Registry) -> list[dict[str, Any]]:
 
 
 def model_rows() -> list[dict[str, Any]]:
-    """All that the registry of models knows, a plain dictionary for each."""
+    """All entries of the registry of models, as plain dictionaries."""
     from regard.models import registry
 
     rows = []

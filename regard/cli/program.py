@@ -1,9 +1,10 @@
-"""The command line. A verb is a function of a module of this package or of a task; nothing imports this package.
+"""The command line. A verb is a function in a module of this package or of a task; nothing imports this package.
 
-Heavy libraries are imported by the verbs that need them.
+A verb imports the heavy libraries it needs when it is called.
 """
 
 import argparse
+import io
 import os
 import platform
 import re
@@ -22,19 +23,19 @@ from regard.plugins import PluginWarning
 
 SHOW_WARNING = warnings.showwarning
 HOME = Path(__file__).resolve().parents[1]
-MEMORY, SOFTWARE = 1, 70  # exit statuses: too little memory; an error of Regard itself, as sysexits.h has it
+MEMORY, SOFTWARE = 1, 70  # exit statuses: too little memory; a bug of Regard, as in sysexits.h
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one verb. Bad input ends the program with status 2 and one line on stderr, what nobody foresaw with status
+    """Runs one verb. Bad input ends the program with status 2 and one line on stderr, an unexpected error with status
     70. --debug, anywhere, adds the traceback."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without é gets ? and no traceback
     given = sys.argv[1:] if argv is None else argv
     words = [word for word in given if word != "--debug"]
     if argv is None and words[:1] != ["show"]:
-        # the process is our own; the page's server, which lives long, gives back what it does not need
+        # the process is our own and short-lived; the page's server lives long, and returns memory it does not need
         keep_memory()
     if argv is None:
         warnings.showwarning = _show_warning
@@ -45,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         return code or 0
     except BrokenPipeError:
-        # the reader (head, less) has seen enough; what is left in the buffer goes nowhere
+        # the reader (head, less) has closed the pipe; the rest of the buffer is discarded
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -69,7 +70,7 @@ def _show_warning(message: Warning | str, category: type[Warning], *where: Any, 
 
 
 def _choose(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.ArgumentParser, Callable[[], Any]]:
-    """The parser of the verb, whose help is the one that helps, and what the verb does."""
+    """The parser of the verb, for its help in errors, and the call of the verb."""
     if argv[:1] == ["train"]:
         # its flags are generated from the config of the task
         parser.prog = "regard train"
@@ -83,7 +84,7 @@ def _choose(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.
 
 
 def _in_words(error: Exception, argv: list[str]) -> str:
-    """What was wrong with the input; a text file comes with the flag that names it."""
+    """The message for bad input; that of a bad file begins with the flag that named it."""
     if isinstance(error, UnicodeEncodeError):
         for index, word in enumerate(argv):
             if any("\ud800" <= letter <= "\udfff" for letter in word):
@@ -98,17 +99,17 @@ def _in_words(error: Exception, argv: list[str]) -> str:
 
 
 def _last_resort(parser: argparse.ArgumentParser, error: BaseException, argv: list[str]) -> int:
-    """Says what happened, over which files, and how to report it, where nothing better was foreseen."""
+    """Reports an unexpected error: what happened, with which files, and how to report it."""
     what = " ".join(f"{type(error).__name__}: {error}".split())[:500]
     if isinstance(error, MemoryError) or re.search(r"out of memory|can't allocate memory|not enough memory", what):
         print(f"{parser.prog}: there is not enough memory: {what}", file=sys.stderr)
-        print("Take less at a time: fewer tokens or texts, a smaller beam, length or model.", file=sys.stderr)
+        print("Use less at a time: fewer tokens or texts, a smaller beam, length or model.", file=sys.stderr)
         return MEMORY
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(HOME)]
     place = f" at regard/{Path(frames[-1].filename).relative_to(HOME)}:{frames[-1].lineno}" if frames else ""
     files = [part for word in argv for part in word.split("=", 1) if os.path.exists(part)]
     lines = [
-        f"{parser.prog}: an error that Regard did not foresee{place}: {what}",
+        f"{parser.prog}: an unexpected error in Regard{place}: {what}",
         *([f"The files it was given: {', '.join(dict.fromkeys(files))}"] if files else []),
         f"Please report it to whoever gave you Regard, with the output of the same command and --debug; this is Regard "
         f"{__version__}, Python {platform.python_version()}, {platform.system()}.",
@@ -118,7 +119,7 @@ def _last_resort(parser: argparse.ArgumentParser, error: BaseException, argv: li
 
 
 class _Parser(argparse.ArgumentParser):
-    """One line for a mistake, where argparse would print its usage too."""
+    """One line for a mistake, without the usage that argparse would print."""
 
     def error(self, message: str) -> NoReturn:
         end(self, f"{message}; see {self.prog} --help")
@@ -148,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="regard",
         description="Every attention, one Transformer: train it, run it, see it, compare it.",
-        epilog="Try it: regard demo. A verb's own help: regard draw --help.",
+        epilog="Try it: regard demo. Help for one verb: regard VERB --help.",
     )
     parser.set_defaults(verb=None)
     parser.add_argument("--version", action="version", version=f"regard {__version__}")

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from regard import tasks
-from regard.tasks.command import AddVerb, EvaluationFlags, add_model, counted, notice
+from regard.tasks.command import AddVerb, EvaluationFlags, add_checkpoint, add_model, add_run, counted, notice
 from regard.training.changes import NAMES, OLD_NAMES
 
 
 def add_verbs(verb: AddVerb) -> None:
-    """The flags of each verb, those of the tasks between the others."""
+    """Adds the verbs over runs, those of the tasks between the others."""
     _add_training(verb)
     for name in tasks.names():
         if (own := tasks.verbs(name)) is not None:
@@ -39,8 +39,8 @@ def _leaving_out(name: str) -> Iterator[None]:
 def _add_training(verb: AddVerb) -> None:
     verb(
         "train",
-        None,
-        "train a model on your own data: regard train --help",
+        lambda arguments: train([]),
+        "train a model on your own data",
         [
             "regard train translate --data.source a.en --data.target a.de --model.attention performer",
             "regard train translate --help",
@@ -49,16 +49,16 @@ def _add_training(verb: AddVerb) -> None:
     added = verb(
         "resume",
         resume,
-        "continue a run exactly where it stopped, make it longer, or change what may change",
+        "continue a run exactly where it stopped, or train it further, also with some settings changed",
         [
             "regard resume runs/translate",
             "regard resume runs/translate --steps 20000",
             "regard resume runs/translate --training.minutes 60 --training.learning_rate 0.0005",
         ],
     )
-    added.add_argument("run", metavar="RUN", help="a run folder")
-    added.add_argument("--steps", type=int, help="as --training.steps")
-    about = "The run records what was changed. All else is as it was begun: for other settings begin a new run."
+    add_run(added)
+    added.add_argument("--steps", type=int, help="short for --training.steps")
+    about = "The run records the changes. All other settings are fixed: to change them, begin a new run."
     group = added.add_argument_group("settings that may change", about)
     for name, help in NAMES.items():
         group.add_argument(f"--{name}", dest=name, metavar="VALUE", help=help)
@@ -70,60 +70,62 @@ def _add_keeping(verb: AddVerb) -> None:
     added = verb(
         "average",
         average,
-        "average the newest checkpoints of a run into one, which is then used",
+        "average the newest checkpoints of a run into one, which other verbs then use",
         ["regard average runs/translate --last 5"],
     )
-    added.add_argument("run", metavar="RUN", help="a run folder")
-    added.add_argument("--last", type=int, default=5, help="how many (default: 5)")
+    add_run(added)
+    added.add_argument("--last", type=int, default=5, help="number of checkpoints to average (default: 5)")
 
     added = verb(
         "compact",
         compact,
-        "a small copy of a run to pass on: one checkpoint, its matrices in 8 bits",
+        "write a small copy of a run to share: one checkpoint, its matrices in 8 bits",
         ["regard compact runs/translate --out english-german"],
     )
-    added.add_argument("run", metavar="RUN", help="a run folder")
-    added.add_argument("--out", required=True, help="a new folder")
-    added.add_argument("--checkpoint", help="best, last, average or a step (default: the average, or else the best)")
+    add_run(added)
+    added.add_argument("--out", metavar="FOLDER", required=True, help="new folder to write")
+    add_checkpoint(added)
 
 
 def _add_exchange(verb: AddVerb) -> None:
     added = verb(
         "import",
         import_model,
-        "make a run of a published model: GPT-2, BERT, RoBERTa, DistilBERT, Marian, Llama and their like, llama2.c",
+        "turn a published model into a run: GPT-2, BERT, RoBERTa, DistilBERT, Marian, Llama and similar, llama2.c",
         [
             "regard import models/gpt2 --out runs/gpt2",
             "regard import models/opus-mt-en-de",
             "regard import stories260K.bin --tokenizer tok512.bin --out runs/stories",
         ],
     )
-    kinds = "a Hugging Face folder (config.json, safetensors, tokenizer), or a llama2.c file"
-    added.add_argument("source", metavar="FOLDER", help=kinds)
-    added.add_argument("--out", metavar="RUN", help="the run folder (default: runs/ and the name of the source)")
-    added.add_argument("--tokenizer", help="folder of the tokenizer (default: FOLDER); of llama2.c the tok*.bin file")
+    about = "Hugging Face folder (config.json, safetensors, tokenizer), or llama2.c file"
+    added.add_argument("source", metavar="FOLDER", help=about)
+    added.add_argument("--out", metavar="RUN", help="run folder to write (default: runs/ and the name of the source)")
+    added.add_argument(
+        "--tokenizer", metavar="FOLDER", help="folder of the tokenizer (default: FOLDER); llama2.c: the tok*.bin file"
+    )
 
     added = verb(
         "export",
         export_run,
-        "write a run for others: a Hugging Face folder, or a CTranslate2 folder of a translator",
+        "write a run as a Hugging Face folder, or a translator as a CTranslate2 folder",
         [
             "regard export runs/gpt2 --format huggingface --out models/mine",
             "regard export runs/translate --format ctranslate2 --out models/fast",
         ],
     )
-    added.add_argument("run", metavar="RUN", help="a run folder")
-    added.add_argument("--format", choices=("huggingface", "ctranslate2"), required=True, help="who is to open it")
-    added.add_argument("--out", metavar="FOLDER", required=True, help="a new folder")
-    added.add_argument("--family", help="of huggingface: gpt2, bert, marian, llama ... (default: the one that fits)")
-    added.add_argument("--checkpoint", help="best, last, average or a step (default: the average, or else the best)")
+    add_run(added)
+    added.add_argument("--format", choices=("huggingface", "ctranslate2"), required=True, help="format to write")
+    added.add_argument("--out", metavar="FOLDER", required=True, help="new folder to write")
+    added.add_argument("--family", help="huggingface: gpt2, bert, marian, llama ... (default: the one that fits)")
+    add_checkpoint(added)
 
 
 def _add_evaluate(verb: AddVerb) -> None:
     added = verb(
         "evaluate",
         evaluate,
-        "how good a model is, in the measures of its task",
+        "measure how good a model is, by the metrics of its task",
         [
             "regard evaluate runs/translate",
             "regard evaluate runs/translate --source test.en --target test.de --beam 5 --out test.out",
@@ -131,8 +133,8 @@ def _add_evaluate(verb: AddVerb) -> None:
             "regard evaluate runs/language --text test.txt.xz --stride 64",
         ],
     )
-    added.add_argument("run", metavar="RUN", help="a run folder")
-    added.add_argument("--json", action="store_true", help="one JSON object")
+    add_run(added)
+    added.add_argument("--json", action="store_true", help="print one JSON object")
     add_model(added)
     known: dict[str, argparse.Action] = {}
     flags = {}
@@ -153,8 +155,8 @@ def train(argv: list[str]) -> int:
         for name, (about, _) in known.items():
             print(f"  {name:<12} {about}")
         print("\nexamples:\n  " + "\n  ".join(examples[0] for _, examples in known.values()))
-        print("\nSettings that come with Regard: --config NAME, for the names of 'regard list --recipes'")
-        print("\nAll keys of a task: " + ", ".join(f"regard train {name} --help" for name in tasks.names()))
+        print("\nRecipes, settings bundled with Regard: --config NAME, see 'regard list --recipes'")
+        print("\nAll settings of a task: " + ", ".join(f"regard train {name} --help" for name in tasks.names()))
         return 0
     from regard import recipes
     from regard.config import parse
@@ -185,7 +187,7 @@ def resume(arguments: argparse.Namespace) -> int:
 
 
 def _value(text: str) -> Any:
-    """What a flag says: a number, true, false, null, or text."""
+    """The value of a flag: a number, true, false, null, or text."""
     try:
         return json.loads(text)
     except ValueError:
@@ -193,7 +195,7 @@ def _value(text: str) -> Any:
 
 
 def _finish(work: Callable[[], Any], run: str) -> int:
-    """Trains, and says how it ended: 0 done, 128 + signal when stopped, 1 when training itself failed."""
+    """Trains, and returns the exit status: 0 done, 128 + signal if stopped, 1 if training itself failed."""
     from regard.training.loop import Stopped, TrainingError
 
     try:
@@ -206,19 +208,19 @@ def _finish(work: Callable[[], Any], run: str) -> int:
         return 1
     best = f"; best at step {state.best_step}: {state.best:.4g}" if state.best is not None else ""
     steps = "1 step" if state.step == 1 else f"{state.step} steps"
-    print(f"done after {steps}{best}; {_use(run)}", file=sys.stderr)
+    print(f"done after {steps}{best}; {_describe_use(run)}", file=sys.stderr)
     return 0
 
 
-def _use(run: str) -> str:
-    """What to do with a run."""
+def _describe_use(run: str) -> str:
+    """What to do with a finished run."""
     from regard.training.run import Run
 
     return tasks.of(Run.open(run)).use.format(run=run)
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    """regard evaluate: the function of the run's task, after the flags of other tasks are refused"""
+    """regard evaluate: calls that of the run's task; refuses flags of other tasks"""
     from regard.training.run import Run
 
     name = tasks.of(Run.open(arguments.run)).name
@@ -226,21 +228,23 @@ def evaluate(arguments: argparse.Namespace) -> None:
     for other, flags in arguments.flags.items():
         for flag in flags:
             if flag not in own and getattr(arguments, flag.dest) != flag.default:
-                raise ValueError(f"{flag.option_strings[0]} is for runs of {other!r}; {arguments.run} is of {name!r}")
+                raise ValueError(
+                    f"{flag.option_strings[0]} is for runs of {other!r}, and {arguments.run} is of {name!r}"
+                )
     own_verbs = tasks.verbs(name)
     if own_verbs is None:
-        raise ValueError(f"the task {name!r} of {arguments.run} has no verbs.py, so that its runs cannot be evaluated")
+        raise ValueError(f"the task {name!r} of {arguments.run} has no verbs.py, so its runs cannot be evaluated")
     own_verbs.evaluate(arguments)
 
 
 def average(arguments: argparse.Namespace) -> None:
     """regard average"""
-    from regard.training.loop import average
+    from regard.training.averaging import average_run
     from regard.training.run import Run
 
     run = Run.open(arguments.run)
     with run.writing("regard average"):
-        names = average(run, arguments.last)
+        names = average_run(run, arguments.last)
     print(
         f"averaged {counted(names, 'checkpoint')} ({names[0]} to {names[-1]}) into {arguments.run}/checkpoints/average"
     )
@@ -252,7 +256,7 @@ def compact(arguments: argparse.Namespace) -> None:
 
     path = compact_run(arguments.run, arguments.out, arguments.checkpoint)
     size = sum(file.stat().st_size for file in path.iterdir())
-    print(f"{arguments.out}: {size / 1e6:.1f} MB of weights; {_use(arguments.out)}")
+    print(f"{arguments.out}: {size / 1e6:.1f} MB of weights; {_describe_use(arguments.out)}")
 
 
 def import_model(arguments: argparse.Namespace) -> None:

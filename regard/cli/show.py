@@ -22,21 +22,25 @@ def add_verbs(verb: AddVerb) -> None:
     added = verb(
         "show",
         show,
-        "a local page: translate and see what attends to what, step by step, head by head, mechanism by mechanism",
+        "open a local page: translate, and see what attends to what, by step, head and mechanism",
         [
             "regard show",
             "regard show runs/translate runs/other --port 8000",
             'regard show runs/translate --text "Where is the station?" --out page.html',
         ],
     )
-    added.add_argument("runs", metavar="RUN", nargs="*", help="run folders, beside the model bundled with Regard")
-    added.add_argument("--text", help="what to read first")
-    added.add_argument("--out", help="write one HTML file that opens without a server, and serve nothing")
-    added.add_argument("--place", choices=("encoder", "decoder", "cross", "aligner"), help="which attention, for --out")
+    added.add_argument("runs", metavar="RUN", nargs="*", help="run folders to show, beside the bundled translator")
+    added.add_argument("--text", help="text to open the page with")
+    added.add_argument(
+        "--out", metavar="FILE", help="write one HTML file that needs no server, instead of serving the page"
+    )
+    added.add_argument(
+        "--place", choices=("encoder", "decoder", "cross", "aligner"), help="attention to draw with --out"
+    )
     added.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
-    added.add_argument("--port", type=int, default=8642, help="0 takes a free one (default: 8642)")
+    added.add_argument("--port", type=int, default=8642, help="port; 0: any free one (default: 8642)")
     added.add_argument("--device", default="cpu", help="cpu, cuda ... (default: cpu)")
-    added.add_argument("--no-browser", action="store_true", help="print the address and open nothing")
+    added.add_argument("--no-browser", action="store_true", help="print the address without opening a browser")
 
 
 def show(arguments: argparse.Namespace) -> None:
@@ -48,7 +52,7 @@ def show(arguments: argparse.Namespace) -> None:
         _write_page(arguments, folders)
         return
     if arguments.place is not None:
-        raise ValueError("--place is for --out: on the page, choose the view")
+        raise ValueError("--place needs --out: on the page, choose the view there")
     engine, first = _open_engine(folders, arguments.device)
     state = {"run": first} | ({"text": arguments.text} if arguments.text else {})
     _serve(engine, arguments, state)

@@ -138,7 +138,7 @@ def export_run(
     """Writes a run in a published format. The folder appears when all of it is written, and not before."""
     run = Run.open(folder)
     parts = load.read_parts(run)
-    config = parts.size
+    config = parts.config
     if not isinstance(config, ModelConfig):
         raise ValueError(f"{run.folder} is a model of kind {config.kind!r}: only Transformers can be exported")
     tensors = expand(run.find(which).tensors["model"])

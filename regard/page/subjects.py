@@ -183,7 +183,7 @@ def open_run(folder: str | Path | None, name: str, device: str = "cpu") -> Subje
         from regard.tasks.translate import Translator
 
         return of_translator(name, "English to German, bundled with Regard", Translator.load(device=device), EXAMPLES)
-    return of_opened(name, name, tasks.of(Run.open(folder)).open(folder, device))
+    return of_opened(name, name, tasks.of(Run.open(folder)).open_for_page(folder, device))
 
 
 EXAMPLES = (

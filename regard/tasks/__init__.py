@@ -1,4 +1,4 @@
-"""What a model can be trained for: a package for each task, found by its name.
+"""What models are trained for: a package for each task, found by its name.
 
 A new task is a package with a class `Task` (see base.py) and a line in TASKS. A task in somebody else's package is an
 entry point of the group `regard.tasks`, whose name is that of the task and whose value is such a package:
@@ -6,12 +6,13 @@ entry point of the group `regard.tasks`, whose name is that of the task and whos
     [project.entry-points."regard.tasks"]
     summarize = "mypackage.summarize"
 
-What belongs to a task of ours lies in its package:
+The package of a task of ours has:
 
-    config.py   what its config file and its flags may say
+    config.py   the settings of its config file and flags
     corpus.py   the data it trains and validates on
     task.py     `Task`: model, batches, loss and evaluation, for training
-    verbs.py    its verbs and its flags of `regard evaluate`, for the command line; PyTorch is imported by the verbs
+    page.py     what the page shows of a run
+    verbs.py    its verbs and its flags of `regard evaluate`; a verb imports PyTorch when it is called
 """
 
 import importlib
@@ -35,7 +36,7 @@ TASKS = {
 
 
 def _check(name: str, value: Any) -> ModuleType:
-    """What an entry point must name: a package, whose verbs can be loaded where it has some."""
+    """Checks the value of an entry point: a package, whose verbs can be loaded if it has some."""
     if not isinstance(value, ModuleType):
         raise ValueError(f"expected a package with a class Task, got {value!r}")
     _verbs(value)
@@ -68,7 +69,7 @@ def find(name: Any) -> "type[Task]":
 
 
 def describe(name: str) -> tuple[str, tuple[str, ...]]:
-    """What a task is, in one sentence, and command lines that train for it; of ours without importing PyTorch."""
+    """What a task is, in one sentence, and command lines that train for it; for our tasks without importing PyTorch."""
     own = verbs(name)
     if own is not None and hasattr(own, "ABOUT"):
         return own.ABOUT, own.EXAMPLES
@@ -82,13 +83,13 @@ def of(run: "Run") -> "type[Task]":
     if not is_known(name):
         packages = facts.get("packages")
         words = packages.get("task") if isinstance(packages, dict) and isinstance(name, str) else None
-        needs = f", a task of the package {words[name]!r}" if isinstance(words, dict) and name in words else ""
-        raise ValueError(f"{run.folder} is a run of {name!r}{needs}, which is none of {', '.join(names())}")
+        needs = f" of the package {words[name]!r}" if isinstance(words, dict) and name in words else ""
+        raise ValueError(f"{run.folder} is a run of the task {name!r}{needs}, expected one of {', '.join(names())}")
     return find(name)
 
 
 def verbs(name: str) -> ModuleType | None:
-    """The module of the verbs of a task, where it has one."""
+    """The module of the verbs of a task, if it has one."""
     return _verbs(package(name))
 
 

@@ -5,25 +5,33 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from torch import nn
-
 from regard import models
+from regard.core.model import Model
 from regard.data.tokenizer import Tokenizer
 from regard.tasks.opened import Opened
+from regard.training.config import TrainingConfig
 from regard.training.task import TrainingTask
 
 
-class Data(Protocol):
-    """What a task trains and validates on. The `sha256` among its facts tells whether it is still the same."""
+def batch_tokens(training: TrainingConfig) -> int:
+    """Tokens per batch, which `train` has chosen if the config did not."""
+    if training.tokens is None:
+        raise ValueError("training.tokens is not chosen yet: give it")
+    return training.tokens
 
-    facts: dict[str, Any]
+
+class Data(Protocol):
+    """The data that a task trains and validates on. The `sha256` among its facts tells whether it is unchanged."""
+
+    @property
+    def facts(self) -> dict[str, Any]: ...
 
 
 class Task(TrainingTask, ABC):
-    """One kind of run: what its command line, its run folder and the training loop ask of it.
+    """One kind of run: what the command line, the run folder and the training loop ask of it.
 
-    The class says how data, tokenizers and model come to be. An instance has them all, and what the loop asks for:
-    `model`, `batches`, `loss`, `tokens` and `evaluate` (training/task.py).
+    The class makes data, tokenizers and model. An instance has them, and what the loop asks for: `model`, `batches`,
+    `loss`, `count_tokens` and `evaluate` (training/task.py).
     """
 
     name: ClassVar[str]
@@ -33,52 +41,52 @@ class Task(TrainingTask, ABC):
     config: ClassVar[type]  # a dataclass with out, data, model and training
     predicts: ClassVar[str] = ""  # what its models predict, see regard.models.registry; empty: it builds its own
     metrics: ClassVar[tuple[str, ...]]  # names in the result of `evaluate` that training.metric may be
-    cpu_tokens: ClassVar[int] = 4096  # of a batch on a CPU, where nothing is said
+    cpu_tokens: ClassVar[int] = 4096  # default of training.tokens on a CPU
 
     @classmethod
     @abstractmethod
-    def read(cls, config: Any) -> Data:
-        """The data that a config names."""
+    def read_data(cls, config: Any) -> Data:
+        """Reads the data that a config names."""
 
     @classmethod
-    def plan(cls, config: Any, data: Any) -> tuple[Any, list[str]]:
-        """The config of a new run with what was left open chosen by the data, and what to say of it."""
+    def complete_config(cls, config: Any, data: Any) -> tuple[Any, list[str]]:
+        """The config of a new run with defaults that follow from the data, and lines that tell the user of them."""
         return config, []
 
     @classmethod
     @abstractmethod
-    def learn(cls, data: Any, config: Any) -> dict[str, Tokenizer]:
+    def train_tokenizers(cls, data: Any, config: Any) -> dict[str, Tokenizer]:
         """The tokenizers of a new run, by the names of their files."""
 
     @classmethod
     @abstractmethod
-    def size(cls, config: Any, tokenizers: dict[str, Tokenizer], data: Any) -> Any:
+    def model_config(cls, config: Any, tokenizers: dict[str, Tokenizer], data: Any) -> Any:
         """The config of the model of a new run."""
 
     @classmethod
-    def build(cls, config: Any, size: Any) -> nn.Module:
-        """The model before its first step: drawn at random, where nothing else is said."""
-        return models.build(size)
+    def build_model(cls, config: Any, model_config: Any) -> Model:
+        """The model before its first step; by default with random weights."""
+        return models.build(model_config)
 
     @abstractmethod
-    def __init__(self, config: Any, data: Any, tokenizers: dict[str, Tokenizer], model: nn.Module):
+    def __init__(self, config: Any, data: Any, tokenizers: dict[str, Tokenizer], model: Model):
         """Everything ready for the first step, on the model's device."""
 
     @classmethod
-    def open(cls, folder: str | Path, device: str) -> Opened:
+    def open_for_page(cls, folder: str | Path, device: str) -> Opened:
         """What the page shows of a run."""
         raise ValueError(f"{folder} is a run of {cls.name!r}, which the page does not show")
 
-    # what the run folder keeps beside config, tokenizers and checkpoints
+    # further contents of the run folder, beside config, tokenizers and checkpoints
 
     def facts(self) -> dict[str, Any]:
-        """What has to be known of the task to use the model, for run.json."""
+        """Entries of run.json that inference needs."""
         return {}
 
     def files(self) -> dict[str, str]:
-        """Texts by the names of their files."""
+        """Text files, by name."""
         return {}
 
     def notes(self) -> list[str]:
-        """What is said before the first step."""
+        """Lines that are shown before the first step."""
         return []

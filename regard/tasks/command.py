@@ -1,4 +1,4 @@
-"""What the verbs of tasks share: flags, warnings, what is read and written. PyTorch is not imported here."""
+"""What the verbs of tasks share: flags, warnings, input and output. PyTorch is not imported here."""
 
 import argparse
 import sys
@@ -11,7 +11,7 @@ AddVerb = Callable[[str, Callable[[argparse.Namespace], Any], str, list[str]], a
 
 
 class EvaluationFlags:
-    """The flags of `regard evaluate` for runs of one task. Tasks may share a flag, which the first one describes."""
+    """The flags of `regard evaluate` for runs of one task. Tasks may share a flag; the help is that of the first."""
 
     def __init__(self, parser: argparse.ArgumentParser, task: str, about: str, known: dict[str, argparse.Action]):
         self.group, self.known = parser.add_argument_group(task, about), known
@@ -23,33 +23,44 @@ class EvaluationFlags:
         self.actions.append(self.known[name])
 
     def add_columns(self) -> None:
-        """Which columns of a table are read."""
-        names = "of --source or --data, two names (text,label) or numbers from 0 (default: text,label; of pairs 0,1)"
-        self.add_argument("--columns", help=f"columns {names}")
+        """The flag for the columns of a table."""
+        about = "two columns of --source or --data, by name or by number from 0 (default: text,label; for pairs 0,1)"
+        self.add_argument("--columns", help=about)
 
     def add_text(self) -> None:
-        """What running text is read."""
-        about = "files, folders, - (default: the run's validation text)"
+        """The flag for the text to evaluate on."""
+        about = "files or folders of text, - for standard input (default: the run's validation text)"
         self.add_argument("--text", nargs="+", metavar="FILE", help=about)
 
 
 def add_model(added: argparse.ArgumentParser) -> None:
-    """Which weights a verb uses, and where."""
-    added.add_argument("--checkpoint", help="best, last, average or a step (default: the average, or else the best)")
-    added.add_argument("--device", default="auto", help="cpu, cuda ... (default: a GPU where there is one)")
+    """The flags for the checkpoint and the device."""
+    add_checkpoint(added)
+    added.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
+
+
+def add_checkpoint(added: argparse.ArgumentParser) -> None:
+    """The flag for the checkpoint."""
+    about = "checkpoint to use: best, last, average or a step (default: the average if there is one, else the best)"
+    added.add_argument("--checkpoint", help=about)
+
+
+def add_run(added: argparse.ArgumentParser) -> None:
+    """The argument for the run folder."""
+    added.add_argument("run", metavar="RUN", help="run folder")
 
 
 def read_columns(text: str) -> tuple[str | int, str | int]:
     """The value of --columns."""
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != 2 or not all(parts):
-        raise ValueError(f"--columns are two, such as text,label or 0,1, got {text!r}")
+        raise ValueError(f"--columns must be two columns, such as text,label or 0,1, got {text!r}")
     first, second = (int(part) for part in parts) if all(part.isdecimal() for part in parts) else parts
     return first, second
 
 
 def check_writable(path: str) -> None:
-    """Ends in words before the work, not after it; leaves no file."""
+    """Fails before the work if a file cannot be written; creates none."""
     is_new = not Path(path).exists()
     with Path(path).open("a"):
         pass
@@ -57,14 +68,21 @@ def check_writable(path: str) -> None:
         Path(path).unlink()
 
 
-def counted(things: Sequence[Any], noun: str) -> str:
-    """Their number with a noun behind it."""
-    return f"{len(things):,} {noun}" + ("" if len(things) == 1 else "s")
+def check_picture(path: str) -> None:
+    """Fails before the work if a picture cannot be drawn into a file of this name."""
+    from regard import draw
+
+    draw.check(path)
+
+
+def counted(items: Sequence[Any], noun: str) -> str:
+    """The number of items with their noun: "1 text", "2 texts"."""
+    return f"{len(items):,} {noun}" + ("" if len(items) == 1 else "s")
 
 
 @contextmanager
 def few_warnings() -> Iterator[Callable[[str], None]]:
-    """For warnings that any line may bring: the first few are said, and how many more there were."""
+    """For warnings that any line may cause: prints the first few, and the number of the others."""
     from regard.data.text import WARNINGS
 
     count = 0
@@ -81,18 +99,19 @@ def few_warnings() -> Iterator[Callable[[str], None]]:
 
 
 def notice(message: str) -> None:
-    """A line on standard error."""
+    """Prints a line to standard error."""
     print(f"regard: {message}", file=sys.stderr, flush=True)
 
 
 def write_out(text: str) -> None:
-    """Text on standard output, at once."""
+    """Writes text to standard output, without buffering."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
 def evaluated_documents(arguments: argparse.Namespace) -> tuple[str, list[str]]:
-    """Those of --text, cut as the run was trained on, or what the run validates on; and their name."""
+    """A name for the documents to evaluate on, and the documents: those of --text, split as for training, or those that
+    the run validates on."""
     from regard.data.documents import read_documents
     from regard.tasks.text import read_valid
     from regard.training.run import Run

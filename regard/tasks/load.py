@@ -1,4 +1,4 @@
-"""Run folders of any task, opened for use: the model and its tokenizers, nothing of the training."""
+"""Runs of any task, opened for inference: the model and its tokenizers, nothing of the training."""
 
 import re
 import reprlib
@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard import models
 from regard.config import from_json
 from regard.core.files import check_inside, parse_yaml
 from regard.core.limits import MOST
+from regard.core.model import Model
 from regard.data.tokenizer import Tokenizer
 from regard.kernels.packed import pack_linears
 from regard.models.registry import PLUGINS as MODEL_PLUGINS
@@ -26,9 +27,9 @@ from regard.training import checkpoint
 from regard.training.compact import compact, expand
 from regard.training.run import MANIFEST, Run
 
-BUNDLED = Path(__file__).parents[1] / "bundled"  # the models that are bundled with Regard
+BUNDLED = Path(__file__).parents[1] / "bundled"  # the models bundled with Regard
 TOKENIZERS = ("source.json", "target.json", "tokenizer.json")  # files of a run
-FACTS = {  # what run.json may say beside the model
+FACTS = {  # the entries of run.json beside the model that are checked: their type, and its name in messages
     "task": (str, "a name"),
     "data": (dict, "an object"),
     "labels": (list, "a list"),
@@ -45,24 +46,24 @@ FACTS = {  # what run.json may say beside the model
 
 
 class Parts(NamedTuple):
-    """What a run folder says of its model."""
+    """The contents of a run folder beside the weights."""
 
     facts: dict[str, Any]  # all of run.json
-    size: Any  # the config of the model
+    config: Any  # of the model
     tokenizers: dict[str, Tokenizer]  # by the names of their files
 
 
 def read_parts(run: Run, task: str | None = None) -> Parts:
-    """Sizes and tokenizers of a run (of a task); what does not belong together is an error in words."""
+    """The model config and the tokenizers of a run, which must fit each other. `task`: the run must be of this one."""
     facts = run.read_json("run.json")
     if task is not None and facts.get("task") != task:
         raise ValueError(f"{run.folder} is a run of {facts.get('task')!r}, not of {task!r}")
     _check_facts(facts, run)
     if not isinstance(facts.get("model"), dict):
-        raise ValueError(f"{run.folder}/run.json is damaged: it does not say the sizes of the model")
+        raise ValueError(f"{run.folder}/run.json is damaged: it has no config of the model")
     check_packages(facts, run)
     values = _modern(facts["model"])
-    size = from_json(models.config_class(values), values)
+    config = from_json(models.config_class(values), values)
     tokenizers, named = {}, tokenizer_names(run)
     needed = "source.json" if facts.get("task") == "translate" else "tokenizer.json"
     if needed not in named:
@@ -70,25 +71,25 @@ def read_parts(run: Run, task: str | None = None) -> Parts:
     for name in named:
         run.read_bytes(name)  # checks it
         tokenizers[name] = Tokenizer.load(run.folder / name)
-        expected = (name == "target.json" and size.target_vocabulary) or size.vocabulary
+        expected = (name == "target.json" and config.target_vocabulary) or config.vocabulary
         digest = facts.get("tokenizers", {}).get(name)
         if tokenizers[name].size != expected or (digest and digest != checkpoint.digest(run.folder / name)):
             raise ValueError(
                 f"{run.folder}/{name} is not the tokenizer of this run: "
                 f"it has {tokenizers[name].size} tokens, the model {expected}"
             )
-    return Parts(facts, size, tokenizers)
+    return Parts(facts, config, tokenizers)
 
 
 def _check_facts(facts: dict[str, Any], run: Run) -> None:
-    """Refuses a run.json whose facts are not of the kind that tasks write."""
+    """Refuses a run.json with an entry of another type than tasks write."""
     for name, (kind, words) in FACTS.items():
         value = facts.get(name)
         sized = not isinstance(value, int) or isinstance(value, bool) or 0 <= value <= MOST
         if name in facts and not (isinstance(value, kind) and sized and isinstance(value, bool) == (kind is bool)):
             raise ValueError(f"{run.folder}/run.json is damaged: {name} must be {words}, got {reprlib.repr(value)}")
     if not all(isinstance(label, str) for label in facts.get("labels", ())):
-        raise ValueError(f"{run.folder}/run.json is damaged: labels must be texts")
+        raise ValueError(f"{run.folder}/run.json is damaged: labels must be strings")
     if "task" not in facts:
         raise ValueError(f"{run.folder}/run.json is damaged: it does not name the task")
 
@@ -120,8 +121,8 @@ def check_packages(facts: dict[str, Any], run: Run) -> None:
 
 
 def _modern(values: dict[str, Any]) -> dict[str, Any]:
-    """Sizes as they are named now. The first runs had one kind of feed-forward layer, and another aligner, which is
-    left out: a model that had it translates."""
+    """The config of a model under the present names. The first runs had one kind of feed-forward layer, and another
+    aligner, which is omitted: such a model still translates."""
     values = dict(values)
     if "activation" in values:
         values["feedforward"] = f"dense(activation={values.pop('activation')!r})"
@@ -131,7 +132,7 @@ def _modern(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def tokenizer_names(run: Run) -> list[str]:
-    """The files of a run that hold its tokenizers; in the first runs run.json did not name them."""
+    """The files of a run's tokenizers; the run.json of the first runs does not name them."""
     named = run.read_json("run.json").get("tokenizers")
     if named is not None and (not isinstance(named, dict) or not set(named) <= set(TOKENIZERS)):
         raise ValueError(
@@ -142,19 +143,19 @@ def tokenizer_names(run: Run) -> list[str]:
 
 
 class Loaded(NamedTuple):
-    """A model that was trained, on its device, and what its run folder says of it. It is not for training on."""
+    """A trained model on its device, and the contents of its run folder. It is for inference, not for training."""
 
-    model: nn.Module
+    model: Model
     parts: Parts
     run: Run
 
 
 def load(folder: str | Path, task: str, *, which: str | int | None = None, device: str = "auto") -> Loaded:
-    """From a run folder. `which` is a checkpoint: best, last, average or a step; None: the average where there is one,
+    """Loads a run folder. `which` is a checkpoint: best, last, average or a step; None: the average if there is one,
     else the best."""
     run = Run.open(folder)
     parts = read_parts(run, task)
-    model = models.build(parts.size)
+    model = models.build(parts.config)
     load_weights(model, run, which)
     model = model.to(pick_device(device)).eval()
     if next(model.parameters()).device.type == "cpu":
@@ -163,10 +164,10 @@ def load(folder: str | Path, task: str, *, which: str | int | None = None, devic
 
 
 def load_weights(model: nn.Module, run: Run, which: str | int | None = None) -> None:
-    """Those of a checkpoint of a run into a model of its sizes."""
+    """Loads the weights of a checkpoint of a run into a model of the same config."""
     found = run.find(which)
     tensors = {
-        # in the first runs a block had its feed-forward layer in itself
+        # in the first runs the feed-forward layer was not a module of its own
         re.sub(r"(blocks\.\d+\.)(inner|outer)\.", r"\1feedforward.\2.", name): part
         for name, part in expand(found.tensors["model"]).items()
         if not name.startswith("aligner.") or getattr(model, "aligner", None) is not None
@@ -176,53 +177,53 @@ def load_weights(model: nn.Module, run: Run, which: str | int | None = None) -> 
         model.load_state_dict(tensors)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"the checkpoint does not fit the sizes in {run.folder}/run.json: {reason}") from error
+        raise ValueError(f"the checkpoint does not fit the model config in {run.folder}/run.json: {reason}") from error
 
 
-def stems(tokenizer: Tokenizer) -> int:
-    """How many beginnings a token can have, for the sizes of a model."""
+def count_stems(tokenizer: Tokenizer) -> int:
+    """The largest number of stems of a token, for the config of a model."""
     return 0 if tokenizer.stems is None else tokenizer.stems.shape[1]
 
 
-def give_stems(model: nn.Module, tokenizer: Tokenizer) -> None:
-    """Tells a new model which tokens are the beginnings of which."""
+def set_stems(model: nn.Module, tokenizer: Tokenizer) -> None:
+    """Gives a new model the stems of each token of a tokenizer of kind "stems"."""
     for part in model.modules():
-        if isinstance(part, Stack) and part.stems is not None:
+        if isinstance(part, Stack) and isinstance(part.stems, Tensor) and tokenizer.stems is not None:
             part.stems.copy_(torch.from_numpy(tokenizer.stems))
 
 
 def read_config(run: Run) -> Any:
-    """What a run was begun with."""
+    """The config that a run was begun with."""
     path = run.folder / "config.yaml"
     if not run.has("config.yaml"):
         raise ValueError(
-            f"{run.folder} has no config.yaml: compact and imported runs are to be used, and cannot be resumed"
+            f"{run.folder} has no config.yaml: compact and imported runs are for inference, and cannot be resumed"
         )
     values = parse_yaml(run.read_text("config.yaml"), path)
     if isinstance(values, dict) and isinstance(values.get("model"), dict):
-        # what was left to the preset is so still, also where there was an option that is no more
+        # null is what the preset says, even for an option that no longer exists
         values["model"] = {name: value for name, value in values["model"].items() if value is not None}
         if "activation" in values["model"]:
             spec = f"dense(activation={values['model']['activation']!r})"
             raise ValueError(
-                f"{path} is of one of the first runs, with model.activation: it can be used, but not gone on with; "
-                f'a new run has --model.feedforward "{spec}"'
+                f"{path} was written by an early version of Regard, with model.activation: the run can be used for "
+                f'inference, but cannot be resumed; for a new run give --model.feedforward "{spec}"'
             )
     if isinstance(values, dict) and isinstance(values.get("training"), dict):
-        # before there was a choice, every parameter decayed: a run keeps the rule that it began with
+        # weight decay was on every parameter before there was a choice: a run keeps the rule that it began with
         values["training"].setdefault("weight_decay_on", "all")
     return from_json(of(run).config, values)
 
 
 def compact_run(folder: str | Path, out: str | Path, which: str | int | None = None) -> Path:
-    """A run folder with one checkpoint in 8 bits and nothing of its training: to be passed on."""
+    """Writes a small run folder to share: one checkpoint in 8 bits, and nothing of the training."""
     run = Run.open(folder)
     facts = run.read_json("run.json") | {"manifest": MANIFEST}
     names = tokenizer_names(run)
     published = run.folder / "published"
     carried = [f"published/{path.name}" for path in sorted(published.iterdir())] if published.is_dir() else []
     for name in (*names, *carried):
-        # what is passed on must be the run's own: a link could lead to anything on this machine
+        # only files of the run are shared: a link could lead to any file of this machine
         check_inside(run.folder / name, run.folder)
     contents = {name: run.read_bytes(name) for name in (*names, *carried)}
     found = run.find(which)
@@ -239,6 +240,7 @@ def compact_run(folder: str | Path, out: str | Path, which: str | int | None = N
 
 
 def pick_device(name: str, precision: str = "float32") -> torch.device:
+    """The device of a setting; auto: a GPU if there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -1,4 +1,4 @@
-"""The model section of a config: a preset, and what to change in it. Its options are those of the models themselves."""
+"""The model section of a config: a preset, and changes to it. Its options are those of the models themselves."""
 
 import dataclasses
 import functools
@@ -13,17 +13,17 @@ from regard.models import registry
 from regard.models.config import check_config
 
 C = TypeVar("C", bound=type[Any])
-# fields of the configs of models that follow from the data or from the task
+# fields of model configs that follow from the data or from the task
 GIVEN = ("kind", "vocabulary", "target_vocabulary", "classes", "segments", "stems", "pooler", "cell", "body")
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """A preset, and what to change in it: whatever is left out is as the preset says."""
+    """A preset, and changes to it."""
 
     predicts: ClassVar[str] = ""  # what the models of the task predict, see regard.models.registry
-    default: ClassVar[str] = ""  # the preset where none is named
-    preset: Annotated[str | None, "the sizes to begin with"] = None
+    default: ClassVar[str] = ""  # the preset if none is named
+    preset: Annotated[str | None, "name of the model and its sizes"] = None
 
     if TYPE_CHECKING:
         # the options of the models are added by `derived`
@@ -37,25 +37,25 @@ class ModelOptions:
             self.find()
 
     def changes(self) -> dict[str, Any]:
-        """What is given beside the preset."""
-        given = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
-        return {name: value for name, value in given.items() if value is not None and name != "preset"}
+        """The options that are set, besides the preset."""
+        values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if value is not None and name != "preset"}
 
     def changes_of_trained(self, *free: str) -> dict[str, Any]:
-        """What is changed in a model that is trained already: nothing but what is free."""
+        """The changes to a pretrained model; only the options named in `free` may change."""
         changes = self.changes()
         fixed = [name for name in changes if name not in free]
         fixed += ["preset"] if self.preset not in (None, self.default) else []
         if fixed:
-            given = ", ".join(f"model.{name}" for name in fixed)
-            raise ValueError(f"{given}: with --init only {', '.join(free)} can change, the rest is as it was trained")
+            options = ", ".join(f"model.{name}" for name in fixed)
+            raise ValueError(f"{options} cannot change with --init: of a pretrained model, only {', '.join(free)} can")
         return changes
 
     def find(self) -> registry.Preset:
         """The preset that is named."""
         known, name = registry.presets(self.predicts), self.preset or self.default
         if name in registry.entries():
-            # a model by its name, in the first of its sizes
+            # the name of a model stands for its first preset
             model = registry.find(name)
             if self.predicts not in model.forms:
                 does = " or ".join(f"a {what}" if what == "class" else what for what in model.predicts)
@@ -69,7 +69,7 @@ class ModelOptions:
         return known[name]
 
     def resolve(self, **sizes: Any) -> Any:
-        """The config of a model: the preset, what is changed in it, and sizes that follow from the data."""
+        """The config of a model: the preset, the changes to it, and sizes that follow from the data."""
         preset = self.find()
         known, changes = options(preset.form.config), self.changes()
         foreign = [name for name in changes if name not in preset.form.options()]
@@ -84,8 +84,8 @@ class ModelOptions:
 
 
 def derived(cls: C) -> C:
-    """A dataclass with the options of every model that predicts what the class says, beside those that it declares. An
-    option that is left out is None."""
+    """Makes a dataclass with the options of every model that predicts `cls.predicts`, beside those that the class
+    declares. All of them are None by default: the preset decides."""
     found: dict[str, dict[str, Option]] = {}
     for preset in registry.presets(cls.predicts).values():
         for name, option in preset.form.options().items():
@@ -95,9 +95,9 @@ def derived(cls: C) -> C:
     for name, by_model in found.items():
         if name not in cls.__annotations__:
             kind = _union([option.type for option in by_model.values()])
-            extras = [_help(by_model, everywhere)]
-            ranges = [option.range for option in by_model.values()]
-            if all(ranges):
+            extras: list[Any] = [_help(by_model, everywhere)]
+            ranges = [option.range for option in by_model.values() if option.range is not None]
+            if len(ranges) == len(by_model):
                 extras.append(functools.reduce(operator.or_, ranges))
             cls.__annotations__[name] = Annotated[kind, *extras]
             setattr(cls, name, None)
@@ -105,13 +105,13 @@ def derived(cls: C) -> C:
 
 
 def _help(by_model: dict[str, Option], everywhere: set[str]) -> str:
-    """The help of an option, and of which models it is where not all have it, or have it in another sense."""
+    """The help of an option, with the models that have it, if not all have it or it means different things."""
     senses: dict[str, list[str]] = {}
     for model, option in by_model.items():
         senses.setdefault(option.help, []).append(model)
     first, *others = senses
-    said = first if set(by_model) == everywhere or "transformer" in by_model else f"{_listed(senses[first])}: {first}"
-    return "; ".join([said, *(f"of {_listed(senses[other])}: {other}" for other in others)])
+    text = first if set(by_model) == everywhere or "transformer" in by_model else f"{_listed(senses[first])}: {first}"
+    return "; ".join([text, *(f"{_listed(senses[other])}: {other}" for other in others)])
 
 
 def _listed(names: list[str]) -> str:
@@ -119,7 +119,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _union(kinds: list[Any]) -> Any:
-    """One type for all, or None."""
+    """One type that admits the values of all of them, and None."""
     unions = (Union, types.UnionType)
     parts = [part for kind in kinds for part in (get_args(kind) if get_origin(kind) in unions else (kind,))]
     words = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]

@@ -1,6 +1,6 @@
 """Training runs of any task.
 
-train    reads the data, learns the tokenizers, builds the model, writes the run folder, and trains
+train    reads the data, trains the tokenizers, builds the model, writes the run folder, and trains
 resume   opens the run folder, reads the data again, and continues
 """
 
@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 import yaml
-from torch import nn
 
 from regard import __version__, models
+from regard.core.model import Model
 from regard.data.tokenizer import Tokenizer
 from regard.layers.feedforward.base import active_parameters
 from regard.tasks import of
@@ -30,16 +30,16 @@ from regard.training.state import State
 
 
 def train(task: type[Task], config: Any, display: Display) -> State:
-    """`regard train`: a new run. Nothing is written before all is known to fit."""
+    """`regard train`: a new run. Nothing is written before data, tokenizers and model are known to fit."""
     began = time.monotonic()
     _check_metric(task, config)
     Run.vacant(config.out)
-    data = task.read(config)
-    config, chosen = task.plan(config, data)
+    data = task.read_data(config)
+    config, chosen = task.complete_config(config, data)
     config, chosen = _batch_size(task, config, chosen)
-    tokenizers = task.learn(data, config)
-    size = task.size(config, tokenizers, data)
-    ready = _ready(task, config, data, tokenizers, partial(task.build, config, size))
+    tokenizers = task.train_tokenizers(data, config)
+    model_config = task.model_config(config, tokenizers, data)
+    ready = _ready(task, config, data, tokenizers, partial(task.build_model, config, model_config))
     with Run.create(config.out, f"regard train {task.name}") as run:
         for name, tokenizer in tokenizers.items():
             tokenizer.save(run.folder / name)
@@ -51,7 +51,7 @@ def train(task: type[Task], config: Any, display: Display) -> State:
             "task": task.name,
             "regard": __version__,
             "manifest": MANIFEST,
-            "model": dataclasses.asdict(size),
+            "model": dataclasses.asdict(model_config),
             **ready.facts(),
             "parameters": sum(part.numel() for part in ready.model.parameters()),
             "active": active_parameters(ready.model),
@@ -67,7 +67,7 @@ def train(task: type[Task], config: Any, display: Display) -> State:
 
 
 def _batch_size(task: type[Task], config: Any, chosen: list[str]) -> tuple[Any, list[str]]:
-    """The config with a batch size that suits the machine, where it has none."""
+    """The config with a batch size for this machine, if it has none."""
     training = config.training
     if training.tokens is not None:
         return config, chosen
@@ -92,15 +92,16 @@ def resume(
 def _resume(run: Run, display: Display, wishes: Mapping[str, Any]) -> State:
     task, (config, plan, made) = of(run), changed(run, read_config(run), plans.read(run), wishes)
     parts = read_parts(run)
-    data = task.read(config)
+    data = task.read_data(config)
     if data.facts["sha256"] != parts.facts.get("data", {}).get("sha256"):
         raise ValueError(
-            f"the training data of {run.folder} has changed since the run began: it cannot be resumed exactly"
+            f"the training data of {run.folder} has changed since the run began, so it cannot be resumed exactly: "
+            "restore the data, or begin a new run"
         )
-    begun, build = config, partial(task.build, config, parts.size)
+    begun, build = config, partial(task.build_model, config, parts.config)
     if checkpoint.names(run.checkpoints):
-        # what it was begun from need not be there any more: the run has all of that
-        build = partial(models.build, parts.size)
+        # the run that --init named may be gone: the checkpoints have all of it
+        build = partial(models.build, parts.config)
         if getattr(config, "init", None) is not None:
             begun = dataclasses.replace(config, init=str(run.folder))
     ready = _ready(task, begun, data, parts.tokenizers, build)
@@ -117,7 +118,7 @@ def _resume(run: Run, display: Display, wishes: Mapping[str, Any]) -> State:
 
 
 def _ready(
-    task: type[Task], config: Any, data: Data, tokenizers: dict[str, Tokenizer], build: Callable[[], nn.Module]
+    task: type[Task], config: Any, data: Data, tokenizers: dict[str, Tokenizer], build: Callable[[], Model]
 ) -> Task:
     device = pick_device(config.training.device, config.training.precision)
     torch.manual_seed(config.training.seed)
@@ -138,7 +139,7 @@ def _go(
     for name, part in data.facts.items():
         if name.startswith("skipped"):
             for reason, skipped in part.items():
-                display.note(f"left out {skipped['count']} lines: {reason}, first at {skipped['first']}")
+                display.note(f"omitted {skipped['count']} lines: {reason}, first at {skipped['first']}")
     count, device = (sum(part.numel() for part in task.model.parameters()), next(task.model.parameters()).device)
     active = active_parameters(task.model)
     of_them = "" if active == count else f", {active:,} of them active"

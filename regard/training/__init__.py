@@ -1,1 +1,1 @@
-"""Training: checkpoint.py keeps what a run needs to go on, safe from crashes, full disks and flipped bits."""
+"""Training: the loop, its settings, and run folders that survive crashes, full disks and flipped bits."""

@@ -1,5 +1,5 @@
-"""What may change in a run that has begun: how long it trains, its learning rate, what is evaluated and kept, and where
-its data are now. Any other change would make it another run."""
+"""The settings of a run that may change later: how long it trains, its learning rate, what is evaluated and kept, and
+where its data are now. Any other change would make it another run."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -28,8 +28,8 @@ NAMES = {
     "data.target": "translate: where their translations are now",
     "data.valid_source": "translate: where the sentences to validate on are now",
     "data.valid_target": "translate: where their translations are now",
-    "data.text": "language, masked, classify: where the same text lies now",
-    "data.valid": "language, masked: where the text to validate on lies now",
+    "data.text": "language, masked, classify: where the same text is now",
+    "data.valid": "language, masked: where the text to validate on is now",
     "data.labels": "classify: where the labels are now",
     "data.valid_text": "classify: where the texts to validate on are now",
     "data.valid_labels": "classify: where their labels are now",
@@ -40,13 +40,13 @@ OLD_NAMES = {"training.goal": "training.stop_at"}
 
 
 def changed(run: "Run", config: Any, plan: "Plan | None", wishes: Mapping[str, Any]) -> "tuple[Any, Plan | None, dict]":
-    """Config and plan of a run with other settings, and what changed: {name: [before, now]}."""
+    """Config and plan of a run with changed settings, and the changes: {name: [before, now]}."""
     from regard.config import change
 
     wishes = {OLD_NAMES.get(name, name): value for name, value in wishes.items()}
     unknown = [name for name in wishes if name not in NAMES]
     if unknown:
-        raise ValueError(f"{unknown[0]} cannot change in a run that has begun; what can: {', '.join(NAMES)}")
+        raise ValueError(f"{unknown[0]} cannot change in a run that has begun; these can: {', '.join(NAMES)}")
     if {"training.steps", "training.minutes"} <= wishes.keys():
         raise ValueError("training.steps and training.minutes both say how long to train: give one of them")
     made = {}
@@ -84,7 +84,7 @@ def _longer(run: "Run", config: Any, plan: "Plan | None", steps: Any) -> "tuple[
 def _more_minutes(run: "Run", config: Any, plan: "Plan | None", minutes: Any) -> "tuple[Any, Plan | None]":
     from regard.config import change
     from regard.training import checkpoint
-    from regard.training.plan import Plan, extend
+    from regard.training.plan import Plan, extend_plan
 
     if minutes is None:
         raise ValueError("training.minutes must be a number of minutes, got null")
@@ -98,7 +98,9 @@ def _more_minutes(run: "Run", config: Any, plan: "Plan | None", minutes: Any) ->
         return config, None
     last = checkpoint.newest(run.checkpoints, only=()).checkpoint
     step, spent = (0, 0.0) if last is None else (last.state["step"], last.state["seconds"])
-    plan = extend(plan or Plan(planned, before.warmup, before.evaluate_every), config.training.minutes, step, spent)
+    plan = extend_plan(
+        plan or Plan(planned, before.warmup, before.evaluate_every), config.training.minutes, step, spent
+    )
     words = f"{minutes:g} minutes in all, about {plan.steps:,} steps at the speed so far,"
     _refuse_shorter(run, words, plan.steps, planned)
     return config, plan

@@ -1,24 +1,24 @@
-"""Checkpoints: folders of safetensors and JSON that are whole or not there, and are verified before they are used.
+"""Checkpoints: folders of safetensors and JSON, written as a whole or not at all, and verified before they are used.
 
     RUN/checkpoints/step-00001000/
         model.safetensors      any number of such files, each a dict of named tensors
         optimizer.safetensors
-        state.json             plain facts: step, place in the epoch, schedule, best so far
+        state.json             plain values: step, place in the epoch, schedule, best so far
         manifest.json          format, the checkpoint's name, size and SHA-256 of every other file
 
 **Atomic.** A checkpoint is written into the hidden folder `.writing-NAME`; every file and the folder are flushed to
-the disk before the folder gets its name, and the name is flushed before `write` returns. So NAME is whole at any time.
+the disk before the folder gets its name, and the name is flushed before `write` returns. So NAME is always complete.
 
 **Replacing** a name takes two renames, since a folder cannot be renamed over a full one: NAME becomes
 `.replaced-NAME`, then `.writing-NAME` becomes NAME. A crash between the two leaves the old one under its hidden name,
-where all readers here look when NAME is missing; the next `write` or `clean` gives it its name back.
+where all readers of this module look when NAME is missing; the next `write` or `clean` restores its name.
 
-**Verified.** safetensors has no checksum: a flipped bit loads in silence. Here every byte is covered: the files by
-the manifest, the manifest by having only one spelling and nothing in it that is not checked.
+**Verified.** safetensors has no checksum: a flipped bit loads without an error. Here every byte is covered: the files
+by the manifest; the manifest because it has only one valid spelling, and every value in it is checked.
 
-**Inert.** Only safetensors and JSON are read, so that a checkpoint from a stranger can be wrong but cannot run code.
+**Inert.** Only safetensors and JSON are read: a checkpoint from a stranger can be wrong, but cannot run code.
 
-One process at a time writes a given name; different names may be written at the same time.
+Only one process at a time may write a name; different names may be written at the same time.
 """
 
 import errno
@@ -28,7 +28,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,7 +42,7 @@ MANIFEST = "manifest.json"
 STATE = "state.json"
 SUFFIX = ".safetensors"
 
-# Far above what a run writes, low enough that a hostile file cannot fill the memory.
+# Far above what a run writes, and low enough that a hostile file cannot fill the memory.
 MANIFEST_LIMIT = 1 << 20
 STATE_LIMIT = 1 << 26
 DEPTH_LIMIT = 64
@@ -73,22 +73,22 @@ class CheckpointError(ValueError):
 
 
 class Checkpoint(NamedTuple):
-    """What was read: tensors by file stem and name, the facts of state.json, and the folder."""
+    """What was read: tensors by file stem and name, the values of state.json, and the folder."""
 
     tensors: dict[str, dict[str, Tensor]]
     state: dict[str, Any]
     path: Path
 
 
-class Found(NamedTuple):
-    """The newest checkpoint that verifies, None where there is none at all, and newer ones that do not, with why."""
+class Newest(NamedTuple):
+    """The newest checkpoint that verifies (None: there is no checkpoint), and newer ones that do not, with why."""
 
     checkpoint: Checkpoint | None
     skipped: list[tuple[Path, str]]
 
 
 class Content(NamedTuple):
-    """A file to be: its size, known before a byte is written, and its bytes, made only while they are written."""
+    """A file to write: its size, known before a byte is written, and its bytes, made only while they are written."""
 
     size: int
     chunks: Iterable[bytes | memoryview]
@@ -99,6 +99,11 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def step_of(name: str) -> int:
+    """The step of a checkpoint, from its name."""
+    return int(name.removeprefix("step-"))
+
+
 def digest(path: Path) -> str:
     """SHA-256 of a file in hexadecimal, read piece by piece."""
     with open(path, "rb") as file:
@@ -106,12 +111,12 @@ def digest(path: Path) -> str:
 
 
 def write(folder: Path, name: str, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Path:
-    """Write checkpoint `name` into `folder`, durably, and give back its path; one of that name is replaced.
+    """Write checkpoint `name` into `folder`, durably, and return its path; a checkpoint of that name is replaced.
 
     `tensors` maps a file stem ("model") to named tensors, on any device. Tensors that are the same memory (tied
     weights) are stored once and come back as one tensor. `state` is plain JSON, without NaN or infinities.
-    When anything fails the checkpoints that were there stay, nothing partial has a final name, and the error says
-    how many bytes were needed.
+    When anything fails, existing checkpoints stay, nothing partial has a final name, and the error says how many bytes
+    were needed.
     """
     folder = Path(folder)
     if not NAME.fullmatch(name):
@@ -150,14 +155,14 @@ def write(folder: Path, name: str, tensors: Mapping[str, Mapping[str, Tensor]], 
                 _finish_interrupted(folder, name)
             raise
         sync(folder)
-    # the new one is safe: what cannot be removed now is no failure, and goes with the next write
+    # the new one is safe: if the old one cannot be removed now, the next write does it
     with suppress(OSError):
         _remove(replaced)
     return final
 
 
 def read(path: Path, *, device: torch.device | str = "cpu", only: Collection[str] | None = None) -> Checkpoint:
-    """Read a checkpoint after verifying all of it; `only` names the stems whose tensors are wanted."""
+    """Read a checkpoint after verifying all of it; `only` names the stems whose tensors are read."""
     path = Path(os.path.abspath(path))
     place = _place(path)
     with _in_words(place, "could not be read"):
@@ -168,13 +173,13 @@ def read(path: Path, *, device: torch.device | str = "cpu", only: Collection[str
         state = _parse(_read_bytes(place / STATE, STATE_LIMIT), place / STATE)
         if not isinstance(state, dict):
             raise CheckpointError(f"{place / STATE}: must be a JSON object, got {type(state).__name__}")
-        wanted = stems if only is None else set(only)
-        tensors = {stem: _read_tensors(place / (stem + SUFFIX), device) for stem in sorted(wanted)}
+        chosen = stems if only is None else set(only)
+        tensors = {stem: _read_tensors(place / (stem + SUFFIX), device) for stem in sorted(chosen)}
     return Checkpoint(tensors, state, path)
 
 
 def exists(path: Path) -> bool:
-    """Whether there is a checkpoint `path`, also in the middle of being replaced; it may still not verify."""
+    """Whether there is a checkpoint `path`, even one whose replacement was interrupted; it may still not verify."""
     return os.path.lexists(_place(Path(path)))
 
 
@@ -185,16 +190,16 @@ def names(folder: Path) -> list[str]:
     return [name for step, name in sorted(steps.items()) if name == step_name(step)]
 
 
-def newest(folder: Path, *, device: torch.device | str = "cpu", only: Collection[str] | None = None) -> Found:
-    """The newest step checkpoint that verifies, and those passed over on the way, for the caller to say so.
+def newest(folder: Path, *, device: torch.device | str = "cpu", only: Collection[str] | None = None) -> Newest:
+    """The newest step checkpoint that verifies, and newer ones that do not, for the caller to report.
 
-    Checkpoints of which none verifies are an error, never a silent start from nothing.
+    If there are checkpoints and none verifies, that is an error, never a silent start from scratch.
     """
     skipped = []
     for name in reversed(names(folder)):
         path = Path(folder) / name
         try:
-            return Found(read(path, device=device, only=only), skipped)
+            return Newest(read(path, device=device, only=only), skipped)
         except CheckpointError as error:
             skipped.append((path, str(error)))
     if skipped:
@@ -203,11 +208,11 @@ def newest(folder: Path, *, device: torch.device | str = "cpu", only: Collection
             f"{folder}: none of its {len(skipped)} checkpoints can be used: {reasons}. "
             "Restore one from a copy, or start again in a new folder"
         )
-    return Found(None, skipped)
+    return Newest(None, skipped)
 
 
 def clean(folder: Path) -> None:
-    """Finish what interrupted writes and removals left. Only while no other process writes into `folder`."""
+    """Finish interrupted writes and removals. Only while no other process writes into `folder`."""
     with _in_words(Path(folder), "could not be cleaned"):
         for name in sorted({match[1] for entry in _entries(folder) if (match := HIDDEN.fullmatch(entry))}):
             _finish_interrupted(Path(folder), name)
@@ -216,14 +221,15 @@ def clean(folder: Path) -> None:
 def prune(folder: Path, keep: Collection[str]) -> list[str]:
     """Remove the step checkpoints not in `keep` and name them. Call it after `write` has returned.
 
-    Each gets a hidden name, durably, before its files go, so that a half-deleted one never looks like a checkpoint.
+    Each gets a hidden name, durably, before its files are deleted, so that a half-deleted one never looks like a
+    checkpoint.
     Other names ("average") are left alone.
     """
     folder = Path(folder)
     present = names(folder)
     removed = [name for name in present if name not in keep]
     if removed and len(removed) == len(present):
-        raise CheckpointError(f"{folder}: not pruned, for none of the checkpoints to keep is there: {sorted(keep)}")
+        raise CheckpointError(f"{folder}: not pruned: none of the checkpoints to keep exists: {sorted(keep)}")
     with _in_words(folder, "could not be pruned"):
         for name in removed:
             _finish_interrupted(folder, name)
@@ -235,51 +241,27 @@ def prune(folder: Path, keep: Collection[str]) -> list[str]:
     return removed
 
 
-def average(paths: Sequence[Path], *, stem: str = "model") -> dict[str, Tensor]:
-    """The mean of the tensors of several checkpoints, summed in float64, in the dtype they are stored in.
-
-    Integers and booleans are taken from the last, and so are random draws. All must have the same names,
-    shapes, dtypes and ties.
-    """
-    if not paths:
-        raise CheckpointError("nothing to average: give at least one checkpoint")
-    sums: dict[str, Tensor] = {}
-    for index, path in enumerate(paths):
-        found = read(path, only=[stem])
-        tensors = found.tensors[stem]
-        form = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
-        ties = _aliases(tensors)
-        if index == 0:
-            first_form, first_ties = form, ties
-        elif form != first_form or ties != first_ties:
-            name = _first_difference(form, first_form) or _first_difference(ties, first_ties)
-            raise CheckpointError(
-                f"{path}: cannot be averaged with {paths[0]}: {name!r} is {_form_words(name, form, ties)} here, "
-                f"{_form_words(name, first_form, first_ties)} there; average checkpoints of one model"
-            )
-        # drawn anew between the checkpoints: a mean of draws is none of them
-        drawn = found.state.get("drawn", ())
-        for name in form.keys() - ties.keys():
-            averaged = tensors[name].is_floating_point() and name not in drawn
-            tensor = tensors[name].double() if averaged else tensors[name]
-            sums[name] = sums[name] + tensor if index and averaged else tensor
-    means = {
-        name: (sums[name] / len(paths)).to(dtype) if dtype.is_floating_point and name not in drawn else sums[name]
-        for name, (_, dtype) in first_form.items()
-        if name not in first_ties
-    }
-    return {name: means[first_ties.get(name, name)] for name in first_form}
+def find_ties(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """For each tensor that shares the memory of an earlier one (tied weights), the name of that one."""
+    first: dict[Any, str] = {}
+    ties = {}
+    for name, tensor in tensors.items():
+        if tensor.numel():
+            memory = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+            if first.setdefault(memory, name) != name:
+                ties[name] = first[memory]
+    return ties
 
 
 def check_dtypes(tensors: Mapping[str, Tensor], model: nn.Module, path: Path) -> None:
-    """Refuse tensors of another dtype than the model's, which loading would convert in silence."""
+    """Refuse tensors of another dtype than the model's, which loading would convert silently."""
     for name, own in model.state_dict().items():
         if name in tensors and tensors[name].dtype != own.dtype:
             raise CheckpointError(f"{path}: {name!r} is {tensors[name].dtype}, the model has {own.dtype}: damaged")
 
 
 def _place(path: Path) -> Path:
-    """Where the checkpoint is: under its name, or hidden in the middle of being replaced."""
+    """Where the checkpoint is: under its name, or under a hidden one if its replacement was interrupted."""
     replaced = path.with_name(f".replaced-{path.name}")
     return replaced if not os.path.lexists(path) and os.path.lexists(replaced) else path
 
@@ -294,12 +276,12 @@ def _entries(folder: Path) -> list[str]:
 
 
 def _finish_interrupted(folder: Path, name: str) -> None:
-    """Bring what an interruption left of `name` to an end: one checkpoint of that name, or none, nothing hidden."""
+    """Leave one checkpoint of that name or none after an interruption, and nothing under a hidden name."""
     final, replaced = folder / name, folder / f".replaced-{name}"
     if os.path.lexists(replaced):
         if not os.path.lexists(final):
             os.rename(replaced, final)
-        # also where the new one is in place: its name may not have reached the disk when the old one goes
+        # also if the new one is in place: its name must have reached the disk before the old one is removed
         sync(folder)
         _remove(replaced)
     _remove(folder / f".writing-{name}")
@@ -338,7 +320,7 @@ def sync(folder: Path) -> None:
 
 
 def _write_file(path: Path, content: Content) -> dict[str, Any]:
-    """Write one file, flush it to the disk, and say what the manifest says of it."""
+    """Write one file, flush it to the disk, and return its entry for the manifest."""
     hasher, size = hashlib.sha256(), 0
     with open(path, "xb") as file:
         for chunk in content.chunks:
@@ -373,7 +355,7 @@ def _state_content(state: Mapping[str, Any], path: Path) -> Content:
 
 
 def _check_plain(value: Any, where: str, depth: int, path: Path) -> None:
-    """Refuse what JSON would not give back as it was, naming the place."""
+    """Refuse values that JSON would not restore exactly, and name the place."""
     if depth > DEPTH_LIMIT:
         raise CheckpointError(f"{path}: at most {DEPTH_LIMIT} levels deep, got more at {where}")
     if isinstance(value, dict):
@@ -401,7 +383,7 @@ def _tensor_content(tensors: Mapping[str, Tensor], path: Path) -> Content:
         if tensor.dtype not in DTYPES:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
             raise CheckpointError(f"{path}: {name!r} has dtype {tensor.dtype}; convert it to one of {known}")
-    aliases = _aliases(tensors)
+    aliases = find_ties(tensors)
     # widest elements first, so that each tensor is aligned to its own
     order = sorted(tensors.keys() - aliases.keys(), key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt", "aliases": json.dumps(aliases, sort_keys=True)}}
@@ -423,23 +405,13 @@ def _tensor_content(tensors: Mapping[str, Tensor], path: Path) -> Content:
 
 
 def _raw(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-
-
-def _aliases(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """For each tensor that is the same memory as one before it, the name of that one."""
-    first: dict[Any, str] = {}
-    aliases = {}
-    for name, tensor in tensors.items():
-        if tensor.numel():
-            memory = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-            if first.setdefault(memory, name) != name:
-                aliases[name] = first[memory]
-    return aliases
+    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    # numpy's stubs declare the buffer protocol for Python 3.12 and later only
+    return memoryview(data)  # pyright: ignore[reportArgumentType]
 
 
 def _verify(folder: Path, name: str) -> set[str]:
-    """Check a checkpoint against its manifest, byte for byte, and give back its stems."""
+    """Check a checkpoint against its manifest, byte for byte, and return its stems."""
     if not os.path.isdir(folder):
         problem = "is not a folder" if os.path.lexists(folder) else "there is no such checkpoint"
         raise CheckpointError(f"{folder}: {problem}")
@@ -490,14 +462,14 @@ def _read_manifest(path: Path, name: str) -> dict[str, dict[str, Any]]:
             f"{path}: is of checkpoint {manifest.get('name')!r}, but the folder is called {name!r}; "
             "give the folder its name back"
         )
-    # one spelling only: whatever a flipped bit does to this file, it is seen
+    # only one spelling is valid, so any flipped bit is detected
     if data != canonical({"format": FORMAT, "name": name, "files": files}):
-        raise CheckpointError(f"{path}: is not as Regard writes it; it was changed or damaged")
+        raise CheckpointError(f"{path}: is not as Regard writes it: it was changed or damaged")
     return files
 
 
 def is_fact(value: Any) -> bool:
-    """Whether it is what a manifest says of a file."""
+    """Whether it is a manifest's entry for a file."""
     return (
         isinstance(value, dict)
         and value.keys() == {"bytes", "sha256"}
@@ -510,7 +482,7 @@ def _read_bytes(path: Path, limit: int) -> bytes:
     with open(path, "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
-        raise CheckpointError(f"{path}: is longer than {limit:,} bytes, no checkpoint of Regard")
+        raise CheckpointError(f"{path}: is longer than {limit:,} bytes: it is not a checkpoint of Regard")
     return data
 
 
@@ -518,31 +490,20 @@ def _parse(data: bytes, path: Path) -> Any:
     try:
         return json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: is not JSON that can be read: {error}") from error
+        raise CheckpointError(f"{path}: is not readable JSON: {error}") from error
 
 
 def _read_tensors(path: Path, device: torch.device | str) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            # a copy: what safe_open gives is a view of the file, and follows it
+            # a copy: safe_open gives views of the file, which would follow its changes
             tensors = {name: file.get_tensor(name).to(device, copy=True) for name in file.keys()}  # noqa: SIM118
             aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
     except (SafetensorError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: is not a safetensors file that can be read: {error}") from error
+        raise CheckpointError(f"{path}: is not a readable safetensors file: {error}") from error
     if not isinstance(aliases, dict):
         raise CheckpointError(f"{path}: its aliases must be a JSON object, got {type(aliases).__name__}")
     for alias, name in aliases.items():
         if not isinstance(name, str) or name not in tensors or alias in tensors:
             raise CheckpointError(f"{path}: says {alias!r} is the same as {name!r}, which is not so")
     return tensors | {alias: tensors[name] for alias, name in aliases.items()}
-
-
-def _first_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
-    return next((name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)), None)
-
-
-def _form_words(name: str, form: Mapping[str, Any], ties: Mapping[str, str]) -> str:
-    if name not in form:
-        return "missing"
-    shape, dtype = form[name]
-    return f"{dtype} of shape {shape}" + (f" tied to {ties[name]!r}" if name in ties else "")

@@ -1,4 +1,4 @@
-"""What a run shows while it trains: a live line in a terminal, plain lines elsewhere, TensorBoard where it is."""
+"""What a run shows while it trains: a live line in a terminal, plain lines elsewhere, and TensorBoard events."""
 
 import time
 from pathlib import Path
@@ -10,7 +10,7 @@ from rich.text import Text
 
 
 class Display:
-    """Progress on stderr, so that stdout stays free for results."""
+    """Progress on standard error: standard output is for results."""
 
     def __init__(self, *, quiet: bool = False, tensorboard: Path | None = None):
         self.console = Console(stderr=True, highlight=False, markup=False, emoji=False, quiet=quiet)
@@ -19,7 +19,7 @@ class Display:
         self.events, self.writer = tensorboard, None
 
     def begin(self, step: int, steps: int | None) -> None:
-        """`steps` are those in all; None: `planned` will say."""
+        """`steps` is the number of steps in all; None: `planned` will tell."""
         self.steps, self.first, self.began = steps, step, time.monotonic()
         if self.events is not None:
             self.writer = _writer(self.events, step)
@@ -39,7 +39,7 @@ class Display:
             self.progress.start()
 
     def planned(self, steps: int, text: str) -> None:
-        """How many steps there will be in all."""
+        """Tells the number of steps in all."""
         self.steps = steps
         self.note(text)
         if self.progress is not None:
@@ -51,19 +51,19 @@ class Display:
 
     def logged(self, record: dict[str, Any]) -> None:
         facts = (
-            f"loss {record['loss']:.3f}  rate {record['learning_rate']:.2e}  "
+            f"loss {record['loss']:.3f}  learning rate {record['learning_rate']:.2e}  "
             f"{record['tokens_per_second']:,} tokens/s  {record['memory'] / 2**20:,.0f} MiB"
         )
-        facts += experts(record.get("layers", {}))
+        facts += describe_experts(record.get("layers", {}))
         if self.progress is not None:
             self.progress.update(self.task, facts=facts)
         else:
             left = self._left(record["step"])
             self.console.print(f"step {record['step']:>6}  epoch {record['epoch']}  {facts}{left}", soft_wrap=True)
         self._scalars(record, "train", ("loss", "learning_rate", "norm", "tokens_per_second"))
-        for layer, told in record.get("layers", {}).items():
-            numbers = {name: value for name, value in told.items() if not isinstance(value, list)}
-            numbers |= {name: max(value) * len(value) for name, value in told.items() if isinstance(value, list)}
+        for layer, statistics in record.get("layers", {}).items():
+            numbers = {name: value for name, value in statistics.items() if not isinstance(value, list)}
+            numbers |= {name: max(value) * len(value) for name, value in statistics.items() if isinstance(value, list)}
             self._scalars(numbers | {"step": record["step"]}, layer, tuple(numbers))
 
     def evaluated(self, record: dict[str, Any], samples: list[dict[str, str]], best: bool) -> None:
@@ -77,7 +77,7 @@ class Display:
         self._scalars(record, record["event"], tuple(metrics))
 
     def note(self, text: str, fleeting: bool = False) -> None:
-        """A line; a fleeting one only shows in a terminal."""
+        """Prints a line; a fleeting one is only shown in a terminal, until the next."""
         if self.progress is not None and fleeting:
             self.progress.update(self.task, facts=text)
         elif not fleeting:
@@ -91,7 +91,7 @@ class Display:
             self.writer.close()
 
     def _left(self, step: int) -> str:
-        """The time to the end, at the pace since this process began to train: an earlier one may have had another."""
+        """The time that is left, at the pace of this process: an earlier one may have run on another machine."""
         if self.steps is None or step <= self.first:
             return ""
         pace = (time.monotonic() - self.began) / (step - self.first)
@@ -103,12 +103,13 @@ class Display:
                 self.writer.add_scalar(f"{group}/{name}", record[name], record["step"])
 
 
-def experts(layers: dict[str, dict[str, Any]]) -> str:
-    """How the experts of a model fare: the share of tokens dropped, and the busiest expert against an even share."""
-    dropped = [told["dropped"] for told in layers.values() if "dropped" in told]
-    busiest = [max(told["load"]) * len(told["load"]) for told in layers.values() if "load" in told]
-    said = f"  dropped {100 * sum(dropped) / len(dropped):.1f}%" if dropped else ""
-    return said + (f"  busiest {max(busiest):.1f}x" if busiest else "")
+def describe_experts(layers: dict[str, dict[str, Any]]) -> str:
+    """The share of tokens that the experts dropped, and the load of the busiest one relative to an even share."""
+    dropped = [statistics["dropped"] for statistics in layers.values() if "dropped" in statistics]
+    loads = [statistics["load"] for statistics in layers.values() if "load" in statistics]
+    busiest = [max(load) * len(load) for load in loads]
+    text = f"  dropped {100 * sum(dropped) / len(dropped):.1f}%" if dropped else ""
+    return text + (f"  busiest {max(busiest):.1f}x" if busiest else "")
 
 
 def _clock(seconds: float) -> str:
@@ -118,7 +119,7 @@ def _clock(seconds: float) -> str:
 
 
 def _writer(folder: Path, step: int) -> Any:
-    """TensorBoard's writer behind a step, or None where it is not installed."""
+    """A TensorBoard writer that continues after a step, or None if TensorBoard is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

@@ -1,8 +1,8 @@
 """CUDA graphs for small models.
 
-A small model keeps a GPU waiting: launching its hundreds of kernels takes the host far longer than running them. Here
-the forward and backward pass of each shape of batch is captured once as a CUDA graph, and from then on replayed in one
-call. The numbers are those of the same kernels; dropout follows the seed of the step as it does without graphs.
+A small model leaves a GPU idle: launching its hundreds of kernels takes the host far longer than running them takes the
+GPU. Here the forward and backward pass of each batch shape is captured once as a CUDA graph, and then replayed in one
+call. The kernels, and so the numbers, are the same; dropout follows the seed of the step as it does without graphs.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-MOST = 128  # shapes that are captured; others run as usual
+MOST = 128  # shapes that are captured; others run without a graph
 
 
 def few_lengths(longest: int) -> int:
-    """What the lengths of rows are rounded up to a multiple of, so that there are few: at most 64."""
+    """The multiple to round lengths of rows up to, so that there are at most 64 different ones."""
     return max(8, 8 * -(-longest // 512))
 
 
 class Captured(NamedTuple):
-    """A graph, what it reads and what it writes: tensors that stay where they are."""
+    """A graph, and the tensors that it reads and writes, which keep their addresses."""
 
     graph: torch.cuda.CUDAGraph
     batch: Any
@@ -29,10 +29,11 @@ class Captured(NamedTuple):
 
 
 class CudaGraphs:
-    """Calls `work(batch, weights) -> named tensors`, which adds gradients to parameters that all have one, by replay.
+    """Calls `work(batch, weights) -> named tensors` by replay. `work` adds to the gradients of parameters, which must
+    exist.
 
-    A shape is run as usual when it is first seen, and captured when it is seen again. What cannot be captured (work
-    that waits for the GPU) is run as usual for good, and `notify` gets the reason once. Everything that touches the
+    A shape runs without a graph the first time, and is captured the second time. If `work` cannot be captured, because
+    it waits for the GPU, it always runs without a graph, and `notify` gets the reason once. All code that touches the
     gradients must run on `stream`.
     """
 

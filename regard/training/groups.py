@@ -1,4 +1,4 @@
-"""Groups of parameters that the optimizer treats differently: learning rates by layer, and weight decay or none."""
+"""Parameter groups of the optimizer: a learning rate for each layer, and weight decay or none."""
 
 import re
 from typing import Any, Literal
@@ -15,21 +15,23 @@ def parameter_groups(
     weight_decay: float = 0.0,
     weight_decay_on: Literal["matrices", "all"] = "matrices",
 ) -> list[dict[str, Any]]:
-    """What an optimizer is built with.
+    """The parameter groups to build an optimizer with. `share` of a group is the fraction of the learning rate that it
+    gets.
 
     `layer_decay` below 1: each layer has this fraction of the learning rate of the layer above it (Howard and Ruder
-    2018, arXiv 1801.06146). Embeddings are below the first layer; what belongs to no layer, such as the output, learns
-    at the full rate.
+    2018, arXiv 1801.06146). Embeddings are below the first layer; parameters that belong to no layer, such as those of
+    the output, have the full learning rate.
 
     `weight_decay_on` "matrices": parameters of fewer than two dimensions, which are biases and the gains of norms, do
-    not decay. Pulling a gain towards zero shrinks what a layer says, and a bias has little to overfit with.
+    not decay. Pulling a gain towards zero shrinks the output of a layer, and a bias has little capacity to overfit.
     """
     depths = {name: _depth(name) for name, _ in model.named_parameters()}
     top = 1 + max((depth for depth in depths.values() if depth is not None), default=0)
     exempts = weight_decay > 0 and weight_decay_on == "matrices"
     groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        depth = top if depths[name] is None or layer_decay == 1 else depths[name]
+        depth = depths[name]
+        depth = top if depth is None or layer_decay == 1 else depth
         groups.setdefault((depth, exempts and parameter.ndim < 2), []).append(parameter)
     return [
         {
@@ -42,7 +44,7 @@ def parameter_groups(
 
 
 def _depth(name: str) -> int | None:
-    """0 for embeddings, 1 for the first layer; None for what is above all layers."""
+    """0 for embeddings, 1 for the first layer; None for parameters above all layers."""
     found = BLOCK.search(name)
     if found is not None and "answer." not in name:
         return int(found[1]) + 1

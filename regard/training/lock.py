@@ -1,10 +1,11 @@
-"""One writer to a run: a lock that the system lets go of when its process ends, however it ends.
+"""One writer to a run: a lock that the operating system releases when its process ends, however it ends.
 
-The lock is on an open file, not the file itself, so that what a killed process left is nobody's. What stands in the
-file is for people: who holds it. Readers need no lock: all they read is replaced as a whole.
+The lock belongs to an open file, not to a file's existence, so a killed process leaves no lock behind. The content of
+the file is for people: who holds the lock. Readers need none: all they read is replaced as a whole.
 """
 
 import errno
+import importlib
 import json
 import os
 import platform
@@ -13,16 +14,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-# Windows keeps others from reading bytes that are locked: one far behind the text.
+# Windows keeps others from reading locked bytes, so the locked byte is far behind the text.
 FAR = 1 << 30
-# What file systems without locks answer.
+# The errors of file systems without locks.
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
 @contextmanager
 def hold(path: Path, doing: str) -> Iterator[None]:
-    """Holds the lock of a folder while the block runs. `path` is the file for it, `doing` what others are told."""
+    """Holds the lock of a folder while the block runs. `path` is the lock file; `doing` is what others are told."""
     handle = _acquire(path)
     try:
         os.ftruncate(handle, 0)
@@ -35,7 +37,7 @@ def hold(path: Path, doing: str) -> Iterator[None]:
         os.write(handle, json.dumps(who).encode() + b"\n")
         yield
     finally:
-        # before it is closed, so that nobody else holds it yet; Windows removes no open file, and it does no harm
+        # before it is closed, so that nobody else holds it yet; Windows cannot remove an open file, and it may stay
         with suppress(OSError):
             os.unlink(path)
         os.close(handle)
@@ -52,18 +54,18 @@ def _acquire(path: Path) -> int:
         except BaseException:
             os.close(handle)
             raise
-        # whoever held it removed the file before we got the lock of it
+        # its former holder removed the file before we got the lock
         os.close(handle)
 
 
 def _try(handle: int, path: Path) -> bool:
-    """Locks an open file, unless another process, or another part of this one, has done so."""
+    """Locks an open file. False: another process, or another thread of this one, holds the lock."""
     try:
         try:
             import fcntl
         except ImportError:
-            import msvcrt
-
+            # not `sys.platform == "win32"`, which the type checker understands: the tests replace both modules
+            msvcrt: Any = importlib.import_module("msvcrt")
             os.lseek(handle, FAR, os.SEEK_SET)
             msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
             os.lseek(handle, 0, os.SEEK_SET)
@@ -72,7 +74,7 @@ def _try(handle: int, path: Path) -> bool:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             return False
-        print(f"regard: {path.parent} is on a file system without locks: only one process may write", file=sys.stderr)
+        print(f"regard: {path.parent} is on a file system without locks: let only one process write", file=sys.stderr)
     return True
 
 

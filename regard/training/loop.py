@@ -2,8 +2,8 @@
 
 Every draw is a function of the seed and the step, and every batch of the seed, the epoch and its index. A checkpoint
 therefore needs weights, optimizer and a few numbers, and a run that resumes from one repeats the bits of a run that was
-never interrupted. What is due at a step is decided from the step alone, and an evaluation that was cut short is done
-again. `Loop._update` is one update of the weights.
+never interrupted. Whether a step is evaluated and saved follows from the step alone, and an interrupted evaluation is
+repeated. `Loop._update` is one update of the weights.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -22,10 +22,12 @@ from regard.core.allocator import hand_back_memory
 from regard.core.draws import list_redrawn, redraw
 from regard.training import checkpoint
 from regard.training import plan as plans
+from regard.training.averaging import average_run
 from regard.training.config import TrainingConfig
 from regard.training.display import Display
 from regard.training.graphs import CudaGraphs
 from regard.training.groups import parameter_groups
+from regard.training.loss import Loss
 from regard.training.optimizer_state import pack_optimizer, unpack_optimizer
 from regard.training.run import Run
 from regard.training.schedule import learning_rate
@@ -39,7 +41,7 @@ PLAIN = "plain"  # the loss of a batch among its results; statistics of layers h
 
 
 class TrainingError(RuntimeError):
-    """Training cannot continue; the message says why and what is left."""
+    """Training cannot continue. The message says why, and which checkpoint remains."""
 
 
 def train(
@@ -51,8 +53,8 @@ def train(
     before: float = 0.0,
     changes: dict[str, Any] | None = None,
 ) -> State:
-    """Trains until the steps, the patience or stop_at is reached, from the newest good checkpoint where there is one.
-    `before` are the seconds that were spent before, `changes` what the log is to say was changed."""
+    """Trains until the steps, the patience or stop_at is reached, from the newest good checkpoint if there is one.
+    `before` is the number of seconds that preparing took, `changes` are settings that were changed, for the log."""
     loop = Loop(task, config, run, display)
     loop.restore()
     if changes:
@@ -61,12 +63,12 @@ def train(
 
 
 def check_compiles(model: nn.Module) -> None:
-    """Refuses what a compiler is known to fail at."""
+    """Refuses models that the compiler is known to fail at."""
     has_data_dependent_shapes = any(getattr(part, "data_dependent_shapes", False) for part in model.modules())
     if torch.__version__ < "2.13" and has_data_dependent_shapes:
         raise ValueError(
-            f"training.compile is for models without experts here: PyTorch {torch.__version__} fails at their sizes, "
-            f"2.13 does not. On a GPU steps are replayed as CUDA graphs anyway"
+            f"training.compile cannot be used for a model with experts: PyTorch {torch.__version__} fails at their "
+            "data-dependent shapes, 2.13 does not. Leave it out; on a GPU, steps are replayed as CUDA graphs instead"
         )
 
 
@@ -76,12 +78,14 @@ class Loop:
     def __init__(self, task: TrainingTask, config: TrainingConfig, run: Run, display: Display):
         self.task, self.requested, self.run, self.display = task, config, run, display
         self.steps_per_epoch = task.batches.count(0) / config.accumulate
-        self.plan = plans.read(run) or plans.given(config, self.steps_per_epoch)
+        self.plan = plans.read(run) or plans.plan_without_timing(config, self.steps_per_epoch)
         self.config = config if self.plan is None else self.plan.apply(config)
         self.step_seconds: list[float] = []  # of the steps that are timed for a plan
         self.device = next(task.model.parameters()).device
-        self.width = task.model.config.width
+        self.width: int = task.model.config.width
         self.state = State()
+        self.saved = -1  # the step of the newest checkpoint
+        self.began = 0.0  # a reading of the clock: when the run would have begun without interruptions
         self.optimizer = torch.optim.AdamW(
             parameter_groups(
                 task.model,
@@ -98,9 +102,11 @@ class Loop:
         self.signals = Signals()
         if config.compile:
             check_compiles(task.model)
-        self.loss = torch.compile(task.loss, dynamic=True) if config.compile else task.loss
-        self.uses_cuda_graphs = config.graphs and self.device.type == "cuda" and not config.compile
-        if self.uses_cuda_graphs:
+        self.loss: Callable[[Any, float], Loss] = task.loss
+        if config.compile:
+            self.loss = torch.compile(task.loss, dynamic=True)
+        self.cuda_graphs: CudaGraphs | None = None
+        if config.graphs and self.device.type == "cuda" and not config.compile:
             for parameter in task.model.parameters():
                 parameter.grad = torch.zeros_like(parameter)
             self.cuda_graphs = CudaGraphs(self._backward, self.device, display.note)
@@ -111,13 +117,13 @@ class Loop:
         if self.plan is not None and not self.run.has(plans.FILE):
             plans.write(self.run, self.plan)
         self.display.begin(self.state.step, self.config.steps)
-        stream = torch.cuda.stream(self.cuda_graphs.stream) if self.uses_cuda_graphs else nullcontext()
+        stream = nullcontext() if self.cuda_graphs is None else torch.cuda.stream(self.cuda_graphs.stream)
         try:
             with self.signals.remembered(), stream, _deterministic(self.config.deterministic):
                 while True:
                     self._evaluate_and_save()
                     self._check_signals()
-                    if self._done():
+                    if self._is_finished():
                         break
                     self._update()
                 self._average()
@@ -143,7 +149,8 @@ class Loop:
             self._skip_update(place, batches, loss)
         self._zero_gradients()
         self.state.step += 1
-        tokens, tokens_read = (sum(map(count, batches)) for count in (self.task.tokens, self.task.tokens_read))
+        tokens = sum(map(self.task.count_tokens, batches))
+        tokens_read = sum(map(self.task.count_tokens_read, batches))
         self.sums.accumulate_loss(loss, tokens, tokens_read, norm)
         self.display.advance(self.state.step)
         if self.state.step % self.config.log_every == 0:
@@ -151,7 +158,7 @@ class Loop:
         self._plan_when_timed(time.monotonic() - began)
 
     def _seed_draws(self) -> None:
-        """Makes the draws of a step, dropout and redrawn projections, a function of the seed and the step."""
+        """Makes all that is random in a step, dropout and redrawn projections, a function of the seed and the step."""
         self.task.model.train()
         torch.manual_seed(step_seed(self.config.seed, self.state.step))
         redraw(self.task.model, seed=self.config.seed, step=self.state.step)
@@ -165,19 +172,20 @@ class Loop:
         return batch
 
     def _accumulate_gradients(self, batches: list[Any]) -> tuple[Tensor, list[dict[str, Tensor]]]:
-        """Adds the gradients of the mean loss over all tokens of the batches, times the loss scale. The plain loss,
-        summed over the tokens, and the statistics of the layers for each batch."""
-        tokens = sum(map(self.task.tokens, batches))
-        weights = (self._scale / tokens, self._scale * self.config.auxiliary / len(batches))
-        if self.uses_cuda_graphs:
+        """Adds the gradients of the mean loss over all tokens of the batches, times the loss scale. Returns the loss
+        without label smoothing, summed over the tokens, and the statistics of the layers for each batch."""
+        tokens = sum(map(self.task.count_tokens, batches))
+        weights = (self._loss_scale / tokens, self._loss_scale * self.config.auxiliary / len(batches))
+        if self.cuda_graphs is not None:
             results = [self.cuda_graphs(batch, weights) for batch in batches]
         else:
             results = [self._backward(batch.to(self.device), weights) for batch in batches]
-        return sum(result.pop(PLAIN) for result in results), results
+        first, *others = (result.pop(PLAIN) for result in results)
+        return sum(others, start=first), results
 
     def _backward(self, batch: Any, weights: Sequence[float] | Tensor) -> dict[str, Tensor]:
-        """Adds the gradients of a batch on the device; weights are those of a token's loss and of the auxiliary loss.
-        The plain loss and the statistics of the layers."""
+        """Adds the gradients of a batch on the device. `weights` are those of a token's loss and of the auxiliary loss.
+        Returns the loss without label smoothing, and the statistics of the layers."""
         with self._precision():
             loss = self.loss(batch, self.config.label_smoothing)
         total = loss.total * weights[0]
@@ -188,26 +196,24 @@ class Loop:
         return [parameter.grad for parameter in self.task.model.parameters() if parameter.grad is not None]
 
     def _gradient_norm(self) -> float:
-        return float(nn.utils.get_total_norm(self._gradients(), foreach=True) / self._scale)
+        return float(nn.utils.get_total_norm(self._gradients(), foreach=True) / self._loss_scale)
 
     def _clip_gradients(self, norm: float) -> None:
         """Undoes the loss scale, and scales a gradient down whose norm is above `clip`."""
         shrink = 1.0 if self.config.clip is None else min(1.0, self.config.clip / (norm + 1e-6))
-        if shrink / self._scale != 1:
-            torch._foreach_mul_(self._gradients(), shrink / self._scale)
+        if shrink / self._loss_scale != 1:
+            # PyTorch has no public name for one kernel over many tensors
+            torch._foreach_mul_(self._gradients(), shrink / self._loss_scale)  # pyright: ignore[reportPrivateImportUsage]
 
     def _step_optimizer(self) -> None:
-        rate = self._learning_rate(self.state.step + 1)
+        learning_rate = self._learning_rate(self.state.step + 1)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate * group.get("share", 1.0)
+            group["lr"] = learning_rate * group.get("share", 1.0)
         self.optimizer.step()
 
     def _zero_gradients(self) -> None:
-        if self.uses_cuda_graphs:
-            # graphs write to where the gradients were when they were captured
-            torch._foreach_zero_([parameter.grad for parameter in self.task.model.parameters()])
-        else:
-            self.optimizer.zero_grad(set_to_none=True)
+        # CUDA graphs write to where the gradients were when they were captured: these are filled with zeros
+        self.optimizer.zero_grad(set_to_none=self.cuda_graphs is None)
 
     def _learning_rate(self, step: int) -> float:
         measured = 0 if self.plan is None else self.plan.measured
@@ -215,15 +221,15 @@ class Loop:
 
     # precision
 
-    def _precision(self) -> Any:
+    def _precision(self) -> AbstractContextManager[Any]:
         if self.config.precision == "float32":
             return nullcontext()
         # a CUDA graph must cast the weights anew each time it is replayed
-        caches = not self.uses_cuda_graphs
+        caches = self.cuda_graphs is None
         return torch.autocast(self.device.type, getattr(torch, self.config.precision), cache_enabled=caches)
 
     @property
-    def _scale(self) -> float:
+    def _loss_scale(self) -> float:
         return self.state.loss_scale.value if self.config.precision == "float16" else 1.0
 
     def _update_loss_scale(self) -> None:
@@ -231,48 +237,49 @@ class Loop:
             self.state.loss_scale.update()
 
     def _skip_update(self, place: tuple[int, int], batches: list[Any], loss: Tensor) -> None:
-        """Under float16 a gradient that overflows only asks for a smaller scale; all else ends the run in words."""
-        weights = [name for name, part in self.task.model.named_parameters() if not part.isfinite().all()]
+        """Halves the loss scale if a float16 gradient overflowed. Whatever else is not finite ends the training."""
+        parameters = dict(self.task.model.named_parameters())
+        weights = [name for name, parameter in parameters.items() if not parameter.isfinite().all()]
         may_shrink = self.config.precision == "float16" and self.state.loss_scale.can_shrink()
         if may_shrink and not weights and loss.isfinite():
             self.state.loss_scale.shrink()
             return
-        gradients = {name: part.grad for name, part in self.task.model.named_parameters() if part.grad is not None}
+        gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
         broken = [name for name, gradient in gradients.items() if not gradient.isfinite().all()]
         if not broken:
             # each is finite, but not the sum of their squares
             broken = [max(gradients, key=lambda name: gradients[name].norm())]
         where = f"weight {weights[0]}" if weights else f"the gradient of {broken[0]}"
-        also = len(weights or broken) - 1
-        what, which = self.task.named([int(index) for batch in batches for index in batch.indices])
+        others = len(weights or broken) - 1
+        what, which = self.task.describe_rows([int(index) for batch in batches for index in batch.indices])
         shown = ", ".join(map(str, which[:10])) + (f" and {len(which) - 10} more" if len(which) > 10 else "")
         names = checkpoint.names(self.run.checkpoints)
         left = f"the last good checkpoint is {names[-1]}" if names else "there is no checkpoint yet"
         raise TrainingError(
-            f"step {self.state.step + 1}: {where} is not finite{f' (and {also} more)' if also else ''}; "
-            f"loss {float(loss):g}; epoch {place[0]}, batch {place[1]}, {what} {shown}; nothing was saved of "
-            f"this step, {left}. A smaller learning_rate, a longer warmup or a smaller clip usually helps"
+            f"step {self.state.step + 1}: {where} is not finite{f' (and {others} more)' if others else ''}; "
+            f"loss {float(loss):g}; epoch {place[0]}, batch {place[1]}, {what} {shown}. Nothing of this step was "
+            f"saved, {left}. A smaller learning_rate, a longer warmup or a smaller clip usually helps"
         )
 
     # the plan of a run whose steps were left open
 
     def _plan_when_timed(self, seconds: float) -> None:
         """Makes the plan as soon as enough steps were timed; `seconds` are those of the latest. A resumed run has its
-        plan, and only says at the same step that it was made."""
+        plan, and only logs it again at the same step."""
         if self.config.steps is not None:
             if self.plan is not None and self.state.step == self.plan.measured:
-                self.append(plans.record(self.plan))
+                self.append(plans.log_record(self.plan))
             return
         self.step_seconds.append(seconds)
-        enough = plans.enough(self.config, self.task.epochs, self.steps_per_epoch)
-        # the slowest may have been compiled first
+        most = plans.most_steps(self.config, self.task.epochs, self.steps_per_epoch)
+        # without the slowest, which may have waited for a compiler
         timed = sum(self.step_seconds) - max(self.step_seconds)
-        if plans.measured_enough(len(self.step_seconds), timed, self.config, enough):
-            self._make_plan(enough)
+        if plans.is_timed_enough(len(self.step_seconds), timed, self.config, most):
+            self._make_plan(most)
 
-    def _make_plan(self, enough: int) -> None:
-        """Fixes the plan, by the later half of the timed steps, an evaluation and a checkpoint; `enough` are the steps
-        that the data are good for."""
+    def _make_plan(self, most: int) -> None:
+        """Makes the plan from the later half of the timed steps, an evaluation and a checkpoint, with at most this
+        number of steps unless minutes were asked for."""
         began = time.monotonic()
         self.display.note("timing an evaluation and a checkpoint for the plan ...", fleeting=True)
         evaluation, evaluated = self._time_validation(), time.monotonic()
@@ -280,11 +287,11 @@ class Loop:
         saved = time.monotonic()
         late = self.step_seconds[len(self.step_seconds) // 2 :]
         speed = plans.Speed(max(1e-9, sum(late) / len(late)), evaluation, saved - evaluated)
-        self.plan = plans.make(self.requested, self.state.step, saved - self.began, speed, enough)
+        self.plan = plans.make_plan(self.requested, self.state.step, saved - self.began, speed, most)
         plans.write(self.run, self.plan)
         self.config = self.plan.apply(self.requested)
-        self.append(plans.record(self.plan))
-        self.display.planned(self.plan.steps, plans.words(self.plan, self.steps_per_epoch))
+        self.append(plans.log_record(self.plan))
+        self.display.planned(self.plan.steps, plans.describe(self.plan, self.steps_per_epoch))
         self.sums.since += time.monotonic() - began
 
     # what is due
@@ -312,19 +319,19 @@ class Loop:
             self._save()
         self.sums.since += time.monotonic() - began
 
-    def _done(self) -> bool:
+    def _is_finished(self) -> bool:
         config, state = self.config, self.state
         if config.patience is not None and state.since_best >= config.patience:
             self.display.note(f"stopping: {state.since_best} evaluations without a better {config.metric}")
             return True
-        reached = state.best is not None and config.stop_at is not None
-        if reached and not _better(config.metric, config.stop_at, state.best):
-            self.display.note(f"stopping: {config.metric} {state.best:.4g} reaches stop_at {config.stop_at:g}")
+        goal, best = config.stop_at, state.best
+        if goal is not None and best is not None and not _better(config.metric, goal, best):
+            self.display.note(f"stopping: {config.metric} {best:.4g} reaches stop_at {goal:g}")
             return True
         return config.steps is not None and state.step >= config.steps
 
     def _check_signals(self) -> None:
-        """Ends the run, saved, if a signal came."""
+        """Saves the run and ends the training if a signal came."""
         if self.signals.received is not None:
             if self.saved != self.state.step:
                 self._save()
@@ -343,8 +350,8 @@ class Loop:
             self.task.model.train()
 
     def _time_validation(self) -> float:
-        """Seconds of an evaluation. One that takes long is cut short: then it is twice as much, or more."""
-        began, limit = time.monotonic(), plans.longest_trial(self.requested)
+        """Seconds that an evaluation takes. A long one is cut short, and counted as twice the time until then."""
+        began, limit = time.monotonic(), plans.longest_trial_evaluation(self.requested)
 
         def check() -> None:
             self._check_signals()
@@ -373,7 +380,7 @@ class Loop:
 
     def _average(self) -> None:
         if self.config.average:
-            average(self.run, self.config.average, self._has_own_checkpoint)
+            average_run(self.run, self.config.average, self._has_own_checkpoint)
             averaged = self.run.find("average").tensors["model"]
             self.task.model.load_state_dict(averaged)
             self.task.model.eval()
@@ -386,7 +393,7 @@ class Loop:
     # the log
 
     def _log(self, place: tuple[int, int]) -> None:
-        """A line of the log; `place` is the epoch and the first batch of the latest update."""
+        """Writes a line of the log. `place` is the epoch and the first batch of the latest update."""
         state, sums = self.state, self.sums
         now = time.monotonic()
         record = {
@@ -412,7 +419,7 @@ class Loop:
         self.sums = LogSums.zero(self.device, time.monotonic())
 
     def append(self, record: dict[str, Any]) -> None:
-        """One line of the log."""
+        """Adds a line to the log."""
         self.run.append(record)
         self.state.logged = max(self.state.logged, record["step"])
 
@@ -436,13 +443,13 @@ class Loop:
             dataclasses.asdict(state) | {"optimizer": facts, "drawn": list_redrawn(model)},
         )
         self.saved = state.step
-        steps = [int(name.removeprefix("step-")) for name in checkpoint.names(self.run.checkpoints)]
+        steps = [checkpoint.step_of(name) for name in checkpoint.names(self.run.checkpoints)]
         own = [step for step in steps if self._has_own_checkpoint(step) and step <= state.step][-self.config.keep :]
         kept = {checkpoint.step_name(step) for step in (*own, state.step, state.best_step) if step is not None}
         checkpoint.prune(self.run.checkpoints, kept)
 
     def restore(self) -> None:
-        """Loads the newest good checkpoint, and says what of the run is not as it was."""
+        """Loads the newest good checkpoint, and warns of what will differ from an uninterrupted run."""
         self._load()
         threads = torch.get_num_threads()
         if self.device.type == "cpu" and self.state.threads not in (None, threads):
@@ -453,11 +460,11 @@ class Loop:
         self.state.threads = threads
 
     def _load(self) -> None:
+        """Loads the newest good checkpoint; none: the run begins, and its log is empty."""
         checkpoint.clean(self.run.checkpoints)
         found, skipped = checkpoint.newest(self.run.checkpoints)
         for path, why in skipped:
             self.display.note(f"{path.name} is damaged ({why}): resuming from an older one")
-        self.saved = -1
         if found is None:
             if self.run.log.exists():
                 self.run.rewind(0)
@@ -468,7 +475,9 @@ class Loop:
             self.task.model.load_state_dict(found.tensors["model"])
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:200]
-            raise checkpoint.CheckpointError(f"{found.path} does not fit the sizes in run.json: {reason}") from error
+            raise checkpoint.CheckpointError(
+                f"{found.path} does not fit the model config in run.json: {reason}"
+            ) from error
         says_states = any("states" in group for group in facts["groups"])
         if self.state.step and not found.tensors["optimizer"] and not says_states:
             raise checkpoint.CheckpointError(f"{found.path}: has no optimizer state: training cannot be resumed")
@@ -486,37 +495,22 @@ class Loop:
             self.sums.statistics[name] = torch.tensor(value, dtype=torch.float64, device=self.device)
 
     def _rewind_log(self) -> None:
-        """Cuts the log to the step of the checkpoint, and says what of it is lost."""
+        """Cuts the log at the step of the checkpoint, and warns if lines before that step are lost."""
         was_there = self.run.log.exists()
         kept = self.run.rewind(self.state.step)
         last = max((record["step"] for record in kept), default=0)
         if last < self.state.logged or (not was_there and self.state.step):
             what = f"ends at step {last}" if was_there else "is missing"
             self.display.note(
-                f"{self.run.log} {what}, the checkpoint is of step {self.state.step}: what was logged between is lost"
+                f"{self.run.log} {what}, the checkpoint is of step {self.state.step}: the lines between are lost"
             )
-        is_planned = self.plan is not None and 0 < self.plan.measured <= self.state.step
-        if is_planned and not any(record["event"] == "plan" for record in kept):
-            self.append(plans.record(self.plan))
-
-
-def average(run: Run, count: int, included: Callable[[int], bool] = lambda step: True) -> list[str]:
-    """Writes checkpoints/average, the mean of the newest `count` checkpoints whose steps are included; returns their
-    names."""
-    names = [name for name in checkpoint.names(run.checkpoints) if included(int(name.removeprefix("step-")))]
-    if count < 1:
-        raise ValueError(f"give at least one checkpoint to average, got {count}")
-    names = names[-count:]
-    if not names:
-        raise ValueError(f"{run.folder} has no checkpoints to average")
-    tensors = checkpoint.average([run.checkpoints / name for name in names])
-    step = int(names[-1].removeprefix("step-"))
-    checkpoint.write(run.checkpoints, "average", {"model": tensors}, {"step": step, "averaged": names})
-    return names
+        is_logged = any(record["event"] == "plan" for record in kept)
+        if self.plan is not None and 0 < self.plan.measured <= self.state.step and not is_logged:
+            self.append(plans.log_record(self.plan))
 
 
 def step_seed(seed: int, step: int) -> int:
-    """A seed for each step: no two steps of a run, and no two runs, share one but by chance."""
+    """A seed for each step. Two steps, or two runs of different seeds, have the same one only by chance."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {step}".encode(), digest_size=8).digest(), "little")
 
 
@@ -539,7 +533,7 @@ def _deterministic(enabled: bool) -> Iterator[None]:
 
 
 def _memory(device: torch.device) -> int:
-    """Bytes: the most a GPU held, or what the process holds now."""
+    """Bytes: the peak of a GPU's allocated memory, or what the process holds now."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:

@@ -1,116 +1,125 @@
 """What training minimises: cross entropy with label smoothing, summed over the real target tokens.
 
 The output layer and the loss are one function here. The logits of a translator are its largest tensor by far, so they
-are written once, read while a few rows of them are still in the cache, and turned into their own gradient in place of
-further tables of the same size. Only real tokens are projected.
+are written once, read while a few rows of them are still in the cache, and overwritten by their own gradient. Only real
+tokens are projected.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from regard.core.model import LinearHead, Model
 from regard.core.rows import pack
 from regard.kernels.compiling import run_eagerly
 
-IGNORED = -100  # a target that counts for nothing
+IGNORED = -100  # a target that is left out of the loss
 CHUNK = {"cpu": 2**20, "cuda": 2**26}  # numbers of logits worked on at a time
 
 
 class Loss(NamedTuple):
     """Sums over the real target tokens: divide by `tokens`. `plain` carries no gradient."""
 
-    total: Tensor  # smoothed: what is trained
-    plain: Tensor  # -log p(token): what perplexity is made of
-    tokens: Tensor  # how many
+    total: Tensor  # with label smoothing: what is minimised
+    plain: Tensor  # -log p(token), without label smoothing: what perplexity is computed from
+    tokens: Tensor  # their number
     auxiliary_loss: Tensor | None = None  # of the layers, already a mean
     statistics: dict[str, Tensor] | None = None  # of the layers, by name, without gradient
 
 
-def loss(model: nn.Module, batch: Any, label_smoothing: float = 0.0) -> Loss:
+def translation_loss(model: Model, batch: Any, label_smoothing: float = 0.0) -> Loss:
     """The loss of a sequence-to-sequence model on a batch (source, source_keep, target_in, target_out, target_keep)."""
-    keeps = {"keep": batch.source_keep, "target_keep": batch.target_keep}
-    return _loss(model, (batch.source, batch.target_in), keeps, batch.target_out, batch.target_keep, label_smoothing)
+    options = {"keep": batch.source_keep, "target_keep": batch.target_keep}
+    return _loss(model, (batch.source, batch.target_in), options, batch.target_out, batch.target_keep, label_smoothing)
 
 
-def text_loss(
-    model: nn.Module,
+def next_token_loss(
+    model: Model,
     batch: Any,
     label_smoothing: float = 0.0,
     *,
     ignores: bool = False,
     prefix: int | Tensor | None = None,
 ) -> Loss:
-    """The loss of a model that reads one sequence, on a batch (tokens, target, keep). `ignores`: some targets are
-    IGNORED, and the loss is of the others. `prefix` is for models with latents for the last tokens of a row only
-    (Perceiver AR): how many tokens of each row are only read; None: all but as many as there are latents."""
+    """The loss of a language model on a batch (tokens, target, keep). `ignores`: some targets are IGNORED. `prefix` is
+    for models that predict the last tokens of a row only (Perceiver AR): the number of tokens of each row that are only
+    read; None: all but as many as there are latents."""
     keep, target, options = batch.keep, batch.target, {"keep": batch.keep}
-    if getattr(model, "predicts_last", None) is not None:
+    latents: int | None = getattr(model, "predicts_last", None)
+    if latents is not None:
         options["prefix"] = prefix
         if prefix is None:
-            target, ignores = only_last(target, keep, model.predicts_last), True
+            target, ignores = ignore_all_but_last(target, keep, latents), True
     return _loss(model, (batch.tokens,), options, target, keep, label_smoothing, ignores)
 
 
-def only_last(target: Tensor, keep: Tensor | None, count: int) -> Tensor:
-    """Targets [B, T], padded on the right, of which only the last `count` of each row are asked for."""
+def ignore_all_but_last(target: Tensor, keep: Tensor | None, count: int) -> Tensor:
+    """Targets [B, T], padded on the right, with all but the last `count` real ones of each row IGNORED."""
     places = torch.arange(target.shape[1], device=target.device)
     lengths = target.shape[1] if keep is None else keep.sum(1, keepdim=True)
     return torch.where(places < lengths - count, IGNORED, target)
 
 
-def hidden_loss(model: nn.Module, batch: Any, label_smoothing: float = 0.0) -> Loss:
-    """The loss of a model that names hidden tokens, on a batch (tokens, keep, places, targets): only these places are
-    projected. Rows are padded on the right."""
-    _check(label_smoothing)
-    x, auxiliary, statistics = model.hidden(batch.tokens, keep=batch.keep)
+def masked_token_loss(model: Model, batch: Any, label_smoothing: float = 0.0) -> Loss:
+    """The loss of a masked language model on a batch (tokens, keep, places, targets): only these places are projected.
+    Rows are padded on the right."""
+    _check_label_smoothing(label_smoothing)
+    head = cast(LinearHead, model)
+    x, auxiliary, statistics = head.hidden(batch.tokens, keep=batch.keep)
     x = x.gather(1, batch.places[..., None].expand(-1, -1, x.shape[2])).flatten(0, 1)
     target, ignores = batch.targets.flatten(), x.is_cuda
     if not ignores:
         asked = target != IGNORED
         x, target = x[asked], target[asked]
-    total, plain = projected(x, model.output.weight, target, label_smoothing, model.output.bias, ignores=ignores)
-    return Loss(total, plain, _count(batch.targets, None), auxiliary, statistics)
+    total, plain = projected_cross_entropy(
+        x, head.output.weight, target, label_smoothing, head.output.bias, ignores=ignores
+    )
+    return Loss(total, plain, _count_targets(batch.targets, None), auxiliary, statistics)
 
 
 def _loss(
-    model: nn.Module,
+    model: Model,
     inputs: tuple[Tensor, ...],
-    keeps: dict[str, Tensor | None],
+    options: dict[str, Any],
     target_ids: Tensor,
     keep: Tensor | None,
     label_smoothing: float,
     ignores: bool = False,
 ) -> Loss:
-    """A model with `hidden` and a linear `output` takes the fast way; of any other the logits are asked."""
-    _check(label_smoothing)
+    """Of a model with a linear head only the logits of real tokens are computed; other models give all of them."""
+    _check_label_smoothing(label_smoothing)
     if not hasattr(model, "hidden"):
-        logits, auxiliary, statistics = model(*inputs, **keeps)
+        logits, auxiliary, statistics = model(*inputs, **options)
         real = target_ids.flatten() if keep is None else target_ids[keep]
-        total, plain = smoothed(logits.flatten(0, 1) if keep is None else logits[keep], real, label_smoothing)
-        return Loss(total, plain, _count(target_ids, keep), auxiliary, statistics)
-    x, auxiliary, statistics = model.hidden(*inputs, **keeps)
+        flat = logits.flatten(0, 1) if keep is None else logits[keep]
+        total, plain = smoothed_cross_entropy(flat, real, label_smoothing)
+        return Loss(total, plain, _count_targets(target_ids, keep), auxiliary, statistics)
+    head = cast(LinearHead, model)
+    x, auxiliary, statistics = head.hidden(*inputs, **options)
     x, target = x.flatten(0, 1), target_ids.flatten()
     if keep is not None:
         packed, rows = pack(target_ids[..., None], keep)
-        real, target = rows.real().flatten(), packed.flatten()
-        if x.is_cuda:
-            # all positions: to pick the real ones, the host would have to wait for their number
-            target, ignores = torch.where(real, target, IGNORED), True
-        else:
-            x, target = x[real], target[real]
+        target, real = packed.flatten(), rows.real()
+        if real is not None and x.is_cuda:
+            # all positions: to select the real ones, the host would have to wait for their number
+            target, ignores = torch.where(real.flatten(), target, IGNORED), True
+        elif real is not None:
+            x, target = x[real.flatten()], target[real.flatten()]
     if ignores and not x.is_cuda:
         asked = target != IGNORED
         x, target, ignores = x[asked], target[asked], False
-    total, plain = projected(x, model.output.weight, target, label_smoothing, model.output.bias, ignores=ignores)
-    return Loss(total, plain, _count(target_ids, keep), auxiliary, statistics)
+    total, plain = projected_cross_entropy(
+        x, head.output.weight, target, label_smoothing, head.output.bias, ignores=ignores
+    )
+    return Loss(total, plain, _count_targets(target_ids, keep), auxiliary, statistics)
 
 
-def smoothed(logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+def smoothed_cross_entropy(logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
     """Logits [N, V], target [N] -> two sums over N, both in float32 (or better): of
     (1 - label_smoothing) * -log p(target) + label_smoothing * mean of -log p, and of -log p(target)."""
-    _check(label_smoothing)
+    _check_label_smoothing(label_smoothing)
     wide = _wide(logits)
     total = F.cross_entropy(wide, target, reduction="sum", label_smoothing=label_smoothing, ignore_index=IGNORED)
     with torch.no_grad():
@@ -122,9 +131,9 @@ def smoothed(logits: Tensor, target: Tensor, label_smoothing: float = 0.0) -> tu
     return total, plain
 
 
-# A compiler would unroll the chunks, anew for each number of tokens, and turn what is written in place into copies.
+# A compiler would unroll the chunks, anew for each number of tokens, and turn in-place writes into copies.
 @run_eagerly
-def projected(
+def projected_cross_entropy(
     x: Tensor,
     weight: Tensor,
     target: Tensor,
@@ -133,20 +142,32 @@ def projected(
     *,
     ignores: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """`smoothed` of the logits x [N, E] @ weight [V, E]^T + bias. `ignores`: some targets are IGNORED."""
-    _check(label_smoothing)
+    """`smoothed_cross_entropy` of the logits x [N, E] @ weight [V, E]^T + bias. `ignores`: some targets are IGNORED."""
+    _check_label_smoothing(label_smoothing)
     kind = x.device.type
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    return _Projected.apply(x, weight, bias, target, label_smoothing, ignores, torch.is_grad_enabled())
+    return cast(
+        tuple[Tensor, Tensor],
+        _ProjectedCrossEntropy.apply(x, weight, bias, target, label_smoothing, ignores, torch.is_grad_enabled()),
+    )
 
 
-class _Projected(torch.autograd.Function):
+class _ProjectedCrossEntropy(torch.autograd.Function):
     """A few rows of logits at a time become the loss, and while they are in the cache their gradient, in place."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, target, label_smoothing, ignores, trains):
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        label_smoothing: float,
+        ignores: bool,
+        trains: bool,
+    ) -> tuple[Tensor, Tensor]:
         logits = F.linear(x, weight, bias)
         V, wide = len(weight), torch.promote_types(logits.dtype, torch.float32)
         total, plain = (torch.zeros((), dtype=wide, device=x.device) for _ in range(2))
@@ -171,7 +192,7 @@ class _Projected(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad, _):
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride] # PyTorch's decorator types it otherwise
         x, weight, slope = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         return (
@@ -186,7 +207,7 @@ class _Projected(torch.autograd.Function):
 
 
 def _scaled(product: Tensor, factor: Tensor) -> Tensor:
-    """In float32 also where the product is not: the factor of a loss scaler can be too large for half precision."""
+    """Multiplied in the dtype of the factor: a loss scale can be too large for half precision."""
     return product.mul_(factor) if product.dtype == factor.dtype else (product.to(factor.dtype) * factor).to(product)
 
 
@@ -194,11 +215,11 @@ def _wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def _count(target: Tensor, keep: Tensor | None) -> Tensor:
+def _count_targets(target: Tensor, keep: Tensor | None) -> Tensor:
     real = target != IGNORED
     return (real if keep is None else real & keep).sum()
 
 
-def _check(label_smoothing: float) -> None:
+def _check_label_smoothing(label_smoothing: float) -> None:
     if not 0 <= label_smoothing < 1:
-        raise ValueError(f"label smoothing must be at least 0 and below 1, got {label_smoothing}")
+        raise ValueError(f"label_smoothing must be at least 0 and below 1, got {label_smoothing}")

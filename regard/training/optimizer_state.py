@@ -8,15 +8,15 @@ from torch import Tensor, nn
 
 from regard.training.checkpoint import CheckpointError
 
-# How a step is computed, not what it computes: these stay as the optimizer that is loaded into has them.
+# How a step is computed, not what it computes: the optimizer that is loaded into keeps its own.
 IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}
 
 
 def pack_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The state of an optimizer as tensors named "parameter/entry" and facts for state.json.
 
-    A tied parameter has one state, under its first name. Made for Adam and AdamW; any optimizer whose state is
-    tensors will do.
+    A tied parameter has one state, under its first name. Written for Adam and AdamW; it takes any optimizer whose state
+    is tensors.
     """
     known = {id(parameter): name for name, parameter in model.named_parameters()}
     tensors, groups = {}, []
@@ -48,9 +48,9 @@ def pack_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> tuple[
 def unpack_optimizer(
     optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
 ) -> None:
-    """Give `optimizer`, made anew for `model`, the state that `pack_optimizer` took, bit for bit.
+    """Restore the state that `pack_optimizer` returned into `optimizer`, a new one for `model`, bit for bit.
 
-    Everything is checked before anything changes. Whether steps are fused or foreach stays as `optimizer` has it.
+    Everything is checked before anything changes. `optimizer` keeps its own choice of fused or foreach steps.
     """
     names, stored = _matching_groups(optimizer, model, facts)
     entries = _by_parameter(tensors)
@@ -82,7 +82,7 @@ def unpack_optimizer(
 def _matching_groups(
     optimizer: torch.optim.Optimizer, model: nn.Module, facts: Mapping[str, Any]
 ) -> tuple[list[list[str]], list[dict[str, Any]]]:
-    """The names of the parameters of each group, and what the checkpoint says of it; they must agree."""
+    """The names of the parameters in each group, and the groups of the checkpoint; they must agree."""
     fresh = pack_optimizer(optimizer, model)[1]
     if facts.get("kind") != fresh["kind"]:
         raise CheckpointError(f"the checkpoint's optimizer is {facts.get('kind')!r}, this one is {fresh['kind']!r}")

@@ -15,11 +15,14 @@ from regard.training.config import TrainingConfig
 from regard.training.run import Run
 
 FILE = "plan.json"
-MINUTES = 15.0  # where nothing is asked for, a plan takes no longer
-STEPS = 500  # and no fewer, if there is time: few data have short epochs
-EVALUATIONS = 10  # at most, where nothing is said about them
+# Where the config does not say how long to train:
+MINUTES = 15.0  # at most
+STEPS = 500  # at least, if there is time: a small corpus has short epochs
+EVALUATIONS = 10  # at most
 EVALUATION_SHARE = 0.1  # of the time, at most
-FEWEST, LONGEST_SHARE, SHARE, SECONDS = 12, 0.1, 0.02, 2.0  # of the measuring: steps, shares of the time, seconds
+# When enough steps are timed: this number of them, in this share of the time and these seconds; or earlier, when they
+# take a tenth of the time or are a tenth of the steps.
+FEWEST, SHARE, SECONDS, LONGEST_SHARE = 12, 0.02, 2.0, 0.1
 
 
 @dataclass(frozen=True)
@@ -32,10 +35,10 @@ class Plan:
     measured: int = 0  # steps before it was made
     seconds_per_step: float | None = None  # without evaluations and checkpoints
     seconds_per_evaluation: float | None = None  # with its checkpoint
-    minutes: float | None = None  # that it was made to fit
+    minutes: float | None = None  # that were asked for
 
     def apply(self, config: TrainingConfig) -> TrainingConfig:
-        """The config with what was left open."""
+        """The config with the settings that it left open."""
         return dataclasses.replace(
             config, steps=self.steps, epochs=None, minutes=None, warmup=self.warmup, evaluate_every=self.evaluate_every
         )
@@ -50,9 +53,9 @@ class Speed:
     save: float
 
 
-def warmup(config: TrainingConfig, steps: int) -> int:
-    """A tenth of the steps, at most 1,000. The paper's schedule peaks the higher the shorter it rises, so it rises for
-    400 to 4,000."""
+def warmup_steps(config: TrainingConfig, steps: int) -> int:
+    """Steps of the warm-up: a tenth of all, at most 1,000. Schedule paper has a higher peak the shorter its warm-up is,
+    so its warm-up takes 400 to 4,000."""
     if config.warmup is not None:
         return config.warmup
     if config.schedule == "paper":
@@ -60,58 +63,69 @@ def warmup(config: TrainingConfig, steps: int) -> int:
     return min(1000, math.ceil(steps / 10))
 
 
-def given(config: TrainingConfig, an_epoch: float) -> Plan | None:
-    """The plan of a config that says how long to train, with so many steps an epoch; None: it has to be measured."""
-    if config.minutes is not None or (config.steps is None and config.epochs is None):
+def plan_without_timing(config: TrainingConfig, steps_per_epoch: float) -> Plan | None:
+    """The plan of a config that says how many steps or epochs to train; None: steps have to be timed first."""
+    if config.minutes is not None:
         return None
-    steps = config.steps or max(1, round(config.epochs * an_epoch))
+    if config.steps is not None:
+        steps = config.steps
+    elif config.epochs is not None:
+        steps = max(1, round(config.epochs * steps_per_epoch))
+    else:
+        return None
     every = config.evaluate_every or min(1000, math.ceil(steps / EVALUATIONS))
-    return Plan(steps, warmup(config, steps), every)
+    return Plan(steps, warmup_steps(config, steps), every)
 
 
-def enough(config: TrainingConfig, epochs: float, an_epoch: float) -> int:
-    """Steps that were asked for in epochs, or that data are good for which are good for so many of them."""
-    return math.ceil(config.epochs * an_epoch) if config.epochs else max(STEPS, math.ceil(epochs * an_epoch))
+def most_steps(config: TrainingConfig, epochs: float, steps_per_epoch: float) -> int:
+    """The number of steps that a plan does not exceed unless minutes are asked for: the epochs of the config, or those
+    that the task trains for by default."""
+    if config.epochs:
+        return math.ceil(config.epochs * steps_per_epoch)
+    return max(STEPS, math.ceil(epochs * steps_per_epoch))
 
 
-def measured_enough(steps: int, seconds: float, config: TrainingConfig, enough: int) -> bool:
-    """Whether so many timed steps tell the speed: some seconds of them, but not too much of a short training."""
+def is_timed_enough(steps: int, seconds: float, config: TrainingConfig, most: int) -> bool:
+    """Whether `steps` timed steps, in `seconds`, tell the speed without taking too much of a short training. `most` is
+    that of `most_steps`."""
     whole = 60 * (config.minutes or MINUTES)
     if steps >= FEWEST and seconds >= max(SECONDS, SHARE * whole):
         return True
     ends_by_steps = config.minutes is None or config.epochs is not None
-    return steps >= 2 and (seconds >= LONGEST_SHARE * whole or (ends_by_steps and steps >= LONGEST_SHARE * enough))
+    return steps >= 2 and (seconds >= LONGEST_SHARE * whole or (ends_by_steps and steps >= LONGEST_SHARE * most))
 
 
-def longest_trial(config: TrainingConfig) -> float:
-    """Seconds of an evaluation after which it is known that there is time for one only."""
+def longest_trial_evaluation(config: TrainingConfig) -> float:
+    """Seconds after which a trial evaluation is cut short: there will be time for one only."""
     return EVALUATION_SHARE / 2 * 60 * (config.minutes or MINUTES)
 
 
-def make(config: TrainingConfig, step: int, spent: float, speed: Speed, enough: int) -> Plan:
-    """The plan of a run that took `step` steps in `spent` seconds. `enough` are the steps asked for in epochs, or those
-    that the data are good for, which count where no time was asked for."""
+def make_plan(config: TrainingConfig, step: int, spent: float, speed: Speed, most: int) -> Plan:
+    """The plan of a run that took `step` steps in `spent` seconds. `most` is that of `most_steps`."""
     minutes = config.minutes or MINUTES
-    left = 60 * minutes - spent
+    seconds_left = 60 * minutes - spent
     evaluation = speed.evaluation + speed.save
-    extra = 0.0 if config.save_every is None else speed.save / config.save_every
+    seconds_per_step = speed.step + (0.0 if config.save_every is None else speed.save / config.save_every)
+    averaging = evaluation * (config.average > 0)
+    count = max(1, min(EVALUATIONS, int(EVALUATION_SHARE * 60 * minutes / max(evaluation, 1e-9))))
     if config.evaluate_every is not None:
-        extra += evaluation / config.evaluate_every
-        # the average is one more
-        last = evaluation * (1 + (config.average > 0))
+        seconds_per_step += evaluation / config.evaluate_every
+        # the last step is evaluated too
+        fixed = evaluation + averaging
     else:
-        most = int(EVALUATION_SHARE * 60 * minutes / max(evaluation, 1e-9))
-        count = max(1, min(EVALUATIONS, most))
-        last = evaluation * (count + (config.average > 0))
-    steps = step + max(1, int((left - last) / (speed.step + extra)))
+        fixed = evaluation * count + averaging
+    steps = step + max(1, int((seconds_left - fixed) / seconds_per_step))
     if config.minutes is None or config.epochs is not None:
-        steps = max(step + 1, min(steps, enough))
-    every = config.evaluate_every or math.ceil(steps / count)
+        steps = max(step + 1, min(steps, most))
+    if config.warmup is not None:
+        warmup = max(config.warmup, step)
+    else:
+        # the learning rate has hardly begun to rise while the steps were timed
+        warmup = min(steps - 1, step + warmup_steps(config, steps))
     return Plan(
         steps=steps,
-        # it has hardly begun to rise while it was measured
-        warmup=max(config.warmup, step) if config.warmup is not None else min(steps - 1, step + warmup(config, steps)),
-        evaluate_every=every,
+        warmup=warmup,
+        evaluate_every=config.evaluate_every or math.ceil(steps / count),
         measured=step,
         seconds_per_step=round(speed.step, 6),
         seconds_per_evaluation=round(evaluation, 6),
@@ -119,18 +133,20 @@ def make(config: TrainingConfig, step: int, spent: float, speed: Speed, enough: 
     )
 
 
-def extend(plan: Plan, minutes: float, step: int, spent: float) -> Plan:
-    """The plan of a run that is to take more minutes in all, `spent` seconds of them for `step` steps already, at the
-    speed so far, evaluations included."""
+def extend_plan(plan: Plan, minutes: float, step: int, spent: float) -> Plan:
+    """The plan of a run that is to train for `minutes` in all, of which `spent` seconds went into `step` steps already,
+    at the speed so far, evaluations included."""
     each = spent / step if step else (plan.seconds_per_step or 1.0)
     return dataclasses.replace(plan, steps=step + max(1, int((60 * minutes - spent) / each)), minutes=minutes)
 
 
-def words(plan: Plan, batches: int) -> str:
-    """The plan for people; an epoch has so many steps' worth of batches."""
+def describe(plan: Plan, steps_per_epoch: float) -> str:
+    """A timed plan for people."""
+    if plan.seconds_per_step is None or plan.seconds_per_evaluation is None:
+        raise ValueError("only a plan whose steps were timed can be described: this one came from the config alone")
     seconds = plan.steps * plan.seconds_per_step + plan.steps / plan.evaluate_every * plan.seconds_per_evaluation
     pace = f"{1 / plan.seconds_per_step:.2g} steps/s"
-    epochs = plan.steps / max(1, batches)
+    epochs = plan.steps / max(1, steps_per_epoch)
     passes = f"{epochs:.2g} epochs" if epochs < 10 else f"{epochs:.0f} epochs"
     rest = f"warm-up {plan.warmup:,}, an evaluation every {plan.evaluate_every:,}"
     if plan.minutes is not None:
@@ -147,7 +163,7 @@ def _minutes(minutes: float) -> str:
 
 
 def read(run: Run) -> Plan | None:
-    """The plan of a run, where one was made."""
+    """The plan of a run; None: it was not made yet."""
     return from_json(Plan, run.read_json(FILE)) if run.has(FILE) else None
 
 
@@ -155,6 +171,6 @@ def write(run: Run, plan: Plan) -> None:
     run.write_json(FILE, dataclasses.asdict(plan))
 
 
-def record(plan: Plan) -> dict[str, Any]:
-    """What the log says of it."""
+def log_record(plan: Plan) -> dict[str, Any]:
+    """The line of the log about it."""
     return {"event": "plan", "step": plan.measured, **dataclasses.asdict(plan)}

@@ -1,17 +1,17 @@
 """A run folder: what a model was made of, its tokenizer, its checkpoints and its log.
 
 RUN/config.yaml      the resolved config; `regard train TASK --config` takes it
-RUN/run.json         task, sizes of the model, facts of the data, settings that were changed on the way
+RUN/run.json         task, config of the model, facts of the data, settings that were changed later
 RUN/source.json      tokenizer of the source, and RUN/target.json where the target has its own
 RUN/published/       of an imported model: the files its tokenizer came from
 RUN/manifest.json    size and SHA-256 of each of these files, which are checked when they are read
 RUN/checkpoints/     step-00001000/ ..., average/, each with a manifest of its own
-RUN/log.jsonl        a line an event; what lies behind the checkpoint a run goes on from is cut off
+RUN/log.jsonl        one line per event; resuming cuts the lines after the checkpoint that it resumes from
 
-**One writer.** Whatever writes into a run does so within `writing`. Readers need nothing of the kind.
+**One writer.** Code that writes into a run does so within `writing`. Readers need no lock.
 
 **Replaced as a whole.** A file is written under a hidden name, then the manifest gets its SHA-256, then it gets its
-name. What the manifest says is what counts: a reader that comes between the last two finds it under the hidden name.
+name. The manifest decides: a reader that comes between the last two steps finds the file under its hidden name.
 """
 
 import hashlib
@@ -29,14 +29,14 @@ from regard.training import checkpoint, lock
 
 MANIFEST = "manifest.json"
 FORMAT = 1  # of the manifest; run.json says that there is one
-TRIES = 20  # to read what is replaced at the same time
+TRIES = 20  # to read a file that is being replaced at the same time
 
-_unchecked: set[Path] = set()  # runs of which it was said
-_damaged_logs: set[tuple[Path, int]] = set()  # logs of which it was said that so many lines are damaged
+_warned_unchecked: set[Path] = set()  # runs without a manifest that the user was warned of
+_warned_damaged: set[tuple[Path, int]] = set()  # logs, and their number of damaged lines, that the user was warned of
 
 
 def _parse_record(line: bytes) -> dict[str, Any] | None:
-    """A line of the log; None where it is damaged."""
+    """A line of the log; None: it is damaged."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -44,7 +44,7 @@ def _parse_record(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) and type(record.get("step")) is int else None
 
 
-def _say(text: str) -> None:
+def _warn(text: str) -> None:
     print(text, file=sys.stderr)
 
 
@@ -63,21 +63,22 @@ class Run:
         run = cls.vacant(folder)
         run.checkpoints.mkdir(parents=True, exist_ok=True)
         with run.writing(doing):
-            # another may have begun in the meantime
+            # another process may have begun one since
             cls.vacant(folder)
             run._write_manifest({})
             yield run
 
     @classmethod
     def vacant(cls, folder: str | Path) -> "Run":
-        """A place for a new run; one that holds a run already is refused."""
+        """A folder for a new run; one that has a run already is refused."""
         run = cls(folder)
         if (run.folder / "run.json").exists():
             raise ValueError(
-                f"{run.folder} holds a run already: go on with 'regard resume {run.folder}', or choose another --out"
+                f"{run.folder} holds a run already: continue it with 'regard resume {run.folder}', "
+                "or choose another --out"
             )
         if run.folder.exists() and not run.folder.is_dir():
-            raise ValueError(f"{run.folder} is a file, not a folder for a run")
+            raise ValueError(f"{run.folder} is a file, expected a folder for a run: choose another --out")
         return run
 
     @classmethod
@@ -91,7 +92,7 @@ class Run:
         return run
 
     def writing(self, doing: str) -> AbstractContextManager[None]:
-        """Held by whoever writes into the run: one at a time. `doing` is what others are told."""
+        """The lock of whoever writes into the run, one at a time. `doing` is what others are told."""
         return lock.hold(self.folder / ".lock", doing)
 
     # files that the manifest lists
@@ -100,23 +101,23 @@ class Run:
         self.write_text(name, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
 
     def write_text(self, name: str, text: str) -> None:
-        """All of it or nothing, with its line in the manifest."""
+        """Writes a file as a whole, with its entry in the manifest."""
         data = text.encode()
         partial = self._write_partial(name, data)
         self._write_manifest((self._listed() or {}) | {name: _fact(data)})
         self._give_name(partial, name)
 
     def record(self, *names: str) -> None:
-        """Puts files that are there into the manifest."""
+        """Adds existing files to the manifest."""
         facts = {name: _fact((self.folder / name).read_bytes()) for name in names}
         self._write_manifest((self._listed() or {}) | facts)
 
     def has(self, name: str) -> bool:
-        """Whether the run has a file, which may still be damaged or lost."""
+        """Whether the run has a file, or its manifest says so; the file may still be damaged."""
         return (self.folder / name).exists() or name in (self._listed() or ())
 
     def read_bytes(self, name: str) -> bytes:
-        """A file of the run, after it was checked. Runs from before there was a manifest are read as they are."""
+        """A file of the run, checked against the manifest. Runs older than manifests are read without a check."""
         path, partial = self.folder / name, self._partial(name)
         for _ in range(TRIES):
             listed = self._listed()
@@ -142,7 +143,7 @@ class Run:
         return _parse(self.read_bytes(name), self.folder / name)
 
     def adopt(self) -> None:
-        """Gives a run from before there was a manifest one, of the files as they are."""
+        """Writes a manifest of the present files for a run older than manifests."""
         if self._listed() is None:
             names = [name for name in ("config.yaml", "valid.jsonl", "run.json") if (self.folder / name).exists()]
             tokenizers = self.read_json("run.json").get("tokenizers") or ("source.json", "target.json")
@@ -151,14 +152,14 @@ class Run:
             self._write_manifest({name: _fact((self.folder / name).read_bytes()) for name in names})
 
     def warn_unchecked(self) -> None:
-        """Says once of a run that it has no manifest."""
+        """Warns once that a run has no manifest."""
         place = self.folder.resolve()
-        if place not in _unchecked and self._listed() is None:
-            _unchecked.add(place)
-            _say(f"regard: {self.folder} is of before runs had a {MANIFEST}: its files are read without being checked")
+        if place not in _warned_unchecked and self._listed() is None:
+            _warned_unchecked.add(place)
+            _warn(f"regard: {self.folder} is older than {MANIFEST} of runs: its files are read without being checked")
 
     def _listed(self) -> dict[str, Any] | None:
-        """What the manifest says of each file; None where there is none, as in the first runs."""
+        """The manifest's entry for each file; None: there is no manifest, as in the first runs."""
         path = self.folder / MANIFEST
         try:
             check_regular(path)
@@ -166,22 +167,24 @@ class Run:
         except FileNotFoundError:
             facts = self.folder / "run.json"
             if facts.exists() and "manifest" in _parse(facts.read_bytes(), facts):
-                raise ValueError(f"{path} is missing, so that nothing can be checked: restore it from a copy") from None
+                raise ValueError(
+                    f"{path} is missing, so no file of the run can be checked: restore it from a copy"
+                ) from None
             return None
         values = _parse(data, path)
         files = values.get("files")
         if values.get("format") != FORMAT:
             raise ValueError(f"{path} has format {values.get('format')!r}, this version of Regard reads {FORMAT}")
         whole = isinstance(files, dict) and all(map(checkpoint.is_fact, files.values()))
-        # one spelling only: whatever a flipped bit does to this file, it is seen
+        # only one spelling is valid, so any flipped bit is detected
         if not whole or data != checkpoint.canonical({"format": FORMAT, "files": files}):
-            raise ValueError(f"{path} is not as Regard writes it; it was changed or damaged: restore it from a copy")
+            raise ValueError(f"{path} is not as Regard writes it: it was changed or damaged; restore it from a copy")
         return files
 
     def _damaged(self, name: str) -> str:
         path = self.folder / name
         if not path.exists():
-            return f"{path} is missing, which {MANIFEST} lists: restore it from a copy"
+            return f"{path} is missing, and {MANIFEST} lists it: restore it from a copy"
         if name != "config.yaml":
             return f"{path} does not match its SHA-256 in {MANIFEST}: it was changed or damaged; restore it from a copy"
         return (
@@ -213,27 +216,27 @@ class Run:
     # the log
 
     def append(self, record: dict[str, Any]) -> None:
-        """One line of the log, in one write."""
+        """Adds a line to the log, in one write."""
         with open(self.log, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
     def records(self) -> list[dict[str, Any]]:
-        """The log: its lines that are records. How many others there are is said once; a last one that was cut off, as
-        by a kill, is none of them."""
+        """The lines of the log. Damaged ones are omitted, with one warning for each log; a last line that was cut off,
+        as by a kill, is not counted among them."""
         if not self.log.exists():
             return []
         check_regular(self.log)
         *lines, last = self.log.read_bytes().split(b"\n")
         parsed = [_parse_record(line) for line in lines]
         damaged = [number for number, record in enumerate(parsed, 1) if record is None]
-        if damaged and (self.log.resolve(), len(damaged)) not in _damaged_logs:
-            _damaged_logs.add((self.log.resolve(), len(damaged)))
+        if damaged and (self.log.resolve(), len(damaged)) not in _warned_damaged:
+            _warned_damaged.add((self.log.resolve(), len(damaged)))
             count = "1 line is" if len(damaged) == 1 else f"{len(damaged)} lines are"
-            _say(f"regard: {self.log}: {count} damaged, the first is line {damaged[0]}; what they logged is left out")
+            _warn(f"regard: {self.log}: {count} damaged and omitted, the first is line {damaged[0]}")
         return [record for record in (*parsed, _parse_record(last)) if record is not None]
 
     def rewind(self, step: int) -> list[dict[str, Any]]:
-        """Cuts from the log what happened after a step; what is left of it."""
+        """Cuts the lines after a step from the log, and returns the others."""
         kept = [record for record in self.records() if record["step"] <= step]
         data = "".join(json.dumps(record) + "\n" for record in kept).encode()
         self._give_name(self._write_partial(self.log.name, data), self.log.name)
@@ -241,33 +244,33 @@ class Run:
 
     # checkpoints
 
-    def find(self, which: str | int | None = None, say: Callable[[str], None] = _say) -> checkpoint.Checkpoint:
-        """A checkpoint by name: best, last, average or a step; None: the average, or the best where there is none or
-        training went on after it. What is passed over is said. Whoever trains may write and remove checkpoints
-        meanwhile."""
-        for attempt in range(TRIES):
-            before, said = self._checkpoints(), []
+    def find(self, which: str | int | None = None, warn: Callable[[str], None] = _warn) -> checkpoint.Checkpoint:
+        """A checkpoint by name: best, last, average or a step. None: the average; or the best, if there is no average
+        or the run was trained further since. `warn` is told of damaged checkpoints. Training may write and remove
+        checkpoints meanwhile: then the search is repeated."""
+        for _ in range(TRIES - 1):
+            before, warnings = self._checkpoints(), []
             try:
-                found = self._find(which, said.append)
+                found = self._find(which, warnings.append)
             except checkpoint.CheckpointError:
-                if attempt == TRIES - 1 or self._checkpoints() == before:
+                if self._checkpoints() == before:
                     raise
                 continue
-            if not said or self._checkpoints() == before:
-                break
-        for text in said:
-            say(text)
-        return found
+            if not warnings or self._checkpoints() == before:
+                for text in warnings:
+                    warn(text)
+                return found
+        return self._find(which, warn)
 
     def _checkpoints(self) -> tuple[list[str], int | None]:
-        """What changes when a checkpoint is written or removed."""
+        """A value that changes when a checkpoint is written or removed."""
         try:
             average = os.stat(self.checkpoints / "average").st_ino
         except OSError:
             average = None
         return checkpoint.names(self.checkpoints), average
 
-    def _find(self, which: str | int | None, say: Callable[[str], None]) -> checkpoint.Checkpoint:
+    def _find(self, which: str | int | None, warn: Callable[[str], None]) -> checkpoint.Checkpoint:
         names = checkpoint.names(self.checkpoints)
         if which is None:
             which = "best"
@@ -275,7 +278,7 @@ class Run:
                 found = checkpoint.read(self.checkpoints / "average", only=("model",))
                 if not names or checkpoint.step_name(_step(found)) >= names[-1]:
                     return found
-                say(f"{self.folder}: the average is older than {names[-1]}: the best checkpoint is used instead")
+                warn(f"{self.folder}: the average is older than {names[-1]}: the best checkpoint is used instead")
         if which == "average":
             if not checkpoint.exists(self.checkpoints / "average"):
                 raise ValueError(
@@ -288,7 +291,7 @@ class Run:
                 other = checkpoint.exists(self.checkpoints / "average")
                 raise ValueError(f"{self.folder} has " + ("only an average" if other else "no checkpoint yet"))
             for path, why in skipped:
-                say(f"{path.name} is damaged ({why}): {last.path.name} is used instead")
+                warn(f"{path.name} is damaged ({why}): {last.path.name} is used instead")
             best = last.state.get("best_step")
             if which == "last" or best is None or best == _step(last):
                 return last
@@ -306,15 +309,17 @@ class Run:
 
 
 def _fact(data: bytes) -> dict[str, Any]:
-    """What the manifest says of a file."""
+    """The manifest's entry for a file."""
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def _step(found: checkpoint.Checkpoint) -> int:
-    """The step of a checkpoint, as its state says."""
+    """The step of a checkpoint, from its state."""
     step = found.state.get("step")
     if type(step) is not int or not 0 <= step < 10**12:
-        raise ValueError(f"{found.path}/state.json is damaged: step must be a number from 0, got {reprlib.repr(step)}")
+        raise ValueError(
+            f"{found.path}/state.json is damaged: step must be a number of at least 0, got {reprlib.repr(step)}"
+        )
     return step
 
 

@@ -8,7 +8,7 @@ from types import FrameType
 
 
 class Stopped(Exception):
-    """A signal came, and the run was saved."""
+    """The training was stopped by a signal, after the run was saved."""
 
     def __init__(self, number: int, step: int):
         super().__init__(f"stopped by {signal.Signals(number).name} after step {step}; saved")
@@ -16,7 +16,7 @@ class Stopped(Exception):
 
 
 class Signals:
-    """The first signal is remembered, for whoever looks between two batches; the second ends the program at once."""
+    """Remembers the first signal, which the loop checks between batches; the second ends the program at once."""
 
     received: int | None = None
 
@@ -27,7 +27,7 @@ class Signals:
 
     @contextmanager
     def remembered(self) -> Iterator[None]:
-        """Inside, signals are remembered; outside, they do what they did before."""
+        """Inside the block signals are remembered; after it the former handlers are back."""
         before = {number: signal.signal(number, self.remember_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield

@@ -1,4 +1,4 @@
-"""What a line of the log is made of: sums over the updates since the line before."""
+"""The sums of a line of the log, over the updates since the line before."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,15 +9,15 @@ from torch import Tensor
 
 @dataclass
 class LogSums:
-    """Tensors stay on the device, so that the host does not wait for them before a line is due."""
+    """Tensors stay on the device, so that the host waits for them only when a line is written."""
 
     loss: Tensor  # float64, without label smoothing
-    since: float  # a reading of the clock, moved on by the time of evaluations and checkpoints
-    tokens: int = 0  # that the loss is a sum over
+    since: float  # a reading of the clock, moved forward by the time of evaluations and checkpoints
+    tokens: int = 0  # the number that the loss is a sum over
     tokens_read: int = 0
     gradient_norm: float = 0.0  # of the latest update
     statistics: dict[str, Tensor] = field(default_factory=dict)  # by LAYER.NAME, float64
-    batches: int = 0  # that the statistics are sums over
+    batches: int = 0  # the number that the statistics are sums over
 
     @classmethod
     def zero(cls, device: torch.device, now: float) -> "LogSums":

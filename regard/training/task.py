@@ -4,43 +4,55 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from torch import nn
-
+from regard.core.model import Model
 from regard.training.loss import Loss
 
 
 class Batches(Protocol):
-    """The batches of an epoch, by their index: a function of nothing but the seed, the epoch and the index."""
+    """The batches of each epoch. A batch is a function of the seed, the epoch and its index, and of nothing else."""
 
-    def count(self, epoch: int) -> int: ...
+    def __len__(self) -> int:
+        """The number of examples in an epoch."""
+        ...
 
-    def get(self, epoch: int, index: int) -> Any:
-        """A NamedTuple of tensors or None on the host, with `to(device)`; `index` among them says which examples."""
+    def count(self, epoch: int, /) -> int:
+        """The number of batches in an epoch."""
+        ...
+
+    def get(self, epoch: int, index: int, /) -> Any:
+        """A NamedTuple of CPU tensors or None, with a method `to(device)`. Its field `indices` says which examples these
+        are."""
+        ...
 
 
 class TrainingTask(Protocol):
     """What the loop asks of a task."""
 
-    model: nn.Module
+    model: Model
     batches: Batches
-    epochs: float = 20  # that the data are good for, where nothing says how long to train
+    epochs: float = 20  # to train for at most, where no setting says how long to train
 
     @abstractmethod
-    def loss(self, batch: Any, label_smoothing: float) -> Loss:
-        """Sums over what is counted in a batch, tokens for the most part."""
+    def loss(self, batch: Any, label_smoothing: float, /) -> Loss:
+        """The loss of a batch, summed over its target tokens (of a classifier: over its texts)."""
+        ...
 
     @abstractmethod
-    def tokens(self, batch: Any) -> int:
-        """How many the loss of the batch is a sum over, known to the host."""
+    def count_tokens(self, batch: Any, /) -> int:
+        """The number of tokens that the loss of a batch is a sum over, without waiting for the device."""
+        ...
 
-    def tokens_read(self, batch: Any) -> int:
-        """Real tokens of a batch, for the speed: those of the loss, where it is a sum over all that is read."""
-        return self.tokens(batch)
+    def count_tokens_read(self, batch: Any, /) -> int:
+        """The number of real tokens in a batch, for the speed in the log."""
+        return self.count_tokens(batch)
 
-    def named(self, rows: list[int]) -> tuple[str, list[int]]:
-        """What a message calls the rows that `index` of a batch has, and their numbers."""
+    def describe_rows(self, rows: list[int], /) -> tuple[str, list[int]]:
+        """What an error message calls the examples whose numbers `indices` of a batch has ("lines of FILE"), and their
+        numbers there."""
         return "examples", rows
 
     @abstractmethod
-    def evaluate(self, check: Callable[[], None]) -> tuple[dict[str, float], list[dict[str, str]]]:
-        """Metrics of the validation, `loss` among them, and a few samples; calls `check` often, which may raise."""
+    def evaluate(self, check: Callable[[], None], /) -> tuple[dict[str, float], list[dict[str, str]]]:
+        """The validation metrics, `loss` among them, and a few samples. Calls `check` between batches, which may
+        raise."""
+        ...

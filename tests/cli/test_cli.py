@@ -243,7 +243,7 @@ def test_demo_draws_and_says_where(capsys, tmp_path):
     assert str(folder / "attention.png") in told
     assert "Nothing is trained" in " ".join(told.split())
     assert {name for _, name in NAMES} <= {line.split()[0] for line in told.splitlines() if line.strip()}
-    assert "softmax: 'rose' reads 'rose'" in told
+    assert "softmax: 'rose' attends to 'rose'" in told
     assert min(imread(folder / "attention.png").shape[:2]) > 400
 
 

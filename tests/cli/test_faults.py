@@ -453,7 +453,7 @@ ALIGN = {
     "--head -1": "--head must be a number from 0 or 'average', got '-1'",
     "--head aligner": "--head must be a number from 0 or 'average', got 'aligner'",
     "--head 99": "head",
-    "--sentence 2": "--sentence is the one that --picture draws",
+    "--sentence 2": "--sentence needs --picture",
 }
 
 
@@ -465,8 +465,8 @@ def test_flags_of_align(capsys, tmp_path, flags):
 
 
 def test_columns_of_nothing(capsys):
-    assert "--columns are those of --source" in refused(capsys, "align", str(ENGLISH_GERMAN), "--columns", "0,2")
-    assert "--place is for --out" in refused(capsys, "show", "--place", "cross")
+    assert "--columns needs --source" in refused(capsys, "align", str(ENGLISH_GERMAN), "--columns", "0,2")
+    assert "--place needs --out" in refused(capsys, "show", "--place", "cross")
 
 
 def test_penalties_are_bounded():

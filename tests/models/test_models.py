@@ -61,6 +61,6 @@ def test_a_run_of_before_keeps_its_meaning(kind, tmp_path):
     old = {name: value for name, value in new.items() if name not in expected}
     for saved, found in ((old, expected), (new, {name: new[name] for name in expected})):
         (tmp_path / "run.json").write_text(json.dumps({"task": "language", "model": saved, "tokenizers": named}))
-        size = read_parts(Run.open(tmp_path)).size
+        size = read_parts(Run.open(tmp_path)).config
         assert {name: getattr(size, name) for name in expected} == found
         assert dataclasses.asdict(size) == new | found

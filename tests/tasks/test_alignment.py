@@ -314,7 +314,7 @@ class TestModels:
 
     @pytest.mark.parametrize("kind", ["encoder", "decoder"])
     def test_a_model_that_does_not_translate(self, kind):
-        with pytest.raises(ValueError, match=f"translates with attention, got kind '{kind}'"):
+        with pytest.raises(ValueError, match=f"needs a translator with attention, got a model of kind '{kind}'"):
             align(self.small(kind=kind), SOURCE, SOURCE, [("a", "a")])
 
     def test_recurrent(self):
@@ -333,18 +333,18 @@ class TestModels:
     def test_a_model_without_maps(self):
         model = nn.Linear(1, 1)
         model.config = SimpleNamespace(kind="convolutional")
-        with pytest.raises(ValueError, match="translates with attention, got kind 'convolutional'"):
+        with pytest.raises(ValueError, match="needs a translator with attention, got a model of kind 'convolutional'"):
             align(model, SOURCE, SOURCE, [("a", "a")])
 
     def test_attention_over_slots(self):
         model = self.small()
         for block in model.decoder.blocks:
             block.cross.facts = replace(block.cross.facts, columns="slots")
-        with pytest.raises(ValueError, match="'softmax' looks at slots"):
+        with pytest.raises(ValueError, match="'softmax' attends to slots"):
             align(model, SOURCE, SOURCE, [("a b c", "a b c")])
         model = self.small(aligner=True, cross_attention="compressed(factor=2)")
         assert align(model, SOURCE, SOURCE, [("a b c", "a b c")])[0].matrix.shape == (3, 3)
-        with pytest.raises(ValueError, match="'compressed' looks at slots"):
+        with pytest.raises(ValueError, match="'compressed' attends to slots"):
             align(model, SOURCE, SOURCE, [("a b c", "a b c")], layer=0)
 
     def test_no_aligner(self):
@@ -434,7 +434,7 @@ class TestBoth:
         one = maps_of([[1.0, 0.0]])
         with pytest.raises(ValueError, match="same pairs: got 1 and 2"):
             align_both([one], [one] * 2)
-        with pytest.raises(ValueError, match=r"pair 2 has 1 target and 2 source words .*, 2 and 1 the other.*flip"):
+        with pytest.raises(ValueError, match=r"pair 2 has 1 target and 2 source words .*, 2 and 1 in the other.*flip"):
             align_both([maps_of([[1.0]]), one], [maps_of([[1.0]]), one])
         with pytest.raises(ValueError, match="layer must be a number from 0 to 0"):
             align_both([maps_of([[1.0]])], [maps_of([[1.0]])], layers=(0, 1))

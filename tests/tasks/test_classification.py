@@ -150,7 +150,7 @@ def test_every_kind_of_classifier_trains_and_loads(tmp_path, options):
     again = Classifier.load(settings.out, device="cpu")
     texts = [text for text, _ in reviews()[:9]]
     assert_close(loaded.probabilities(texts), again.probabilities(texts), rtol=0, atol=0)
-    size = read_parts(Run.open(settings.out)).size
+    size = read_parts(Run.open(settings.out)).config
     expected = {"causal": "last", "funnel": "first", "perceiver": "mean", "tokenlearner": "mean"}
     name = "causal" if options.get("causal") else options.get("preset")
     assert size.pooling == options.get("pooling", expected.get(name, "mean_max"))
@@ -160,12 +160,12 @@ def test_every_kind_of_classifier_trains_and_loads(tmp_path, options):
 def test_trained_layers_are_where_it_begins(bodies, tmp_path, name, pooling):
     chosen = {} if (name, pooling) != ("masked", "first") else {"pooling": pooling}
     settings = config(tmp_path, init=bodies[name], model={**chosen, "dropout": 0.3})
-    data = Task.read(settings)
-    tokenizers = Task.learn(data, settings)
-    size = Task.size(settings, tokenizers, data)
+    data = Task.read_data(settings)
+    tokenizers = Task.train_tokenizers(data, settings)
+    size = Task.model_config(settings, tokenizers, data)
     assert size.pooling == pooling
     assert size.body.dropout == 0.3
-    model = Task.build(settings, size).eval()
+    model = Task.build_model(settings, size).eval()
     body = load(bodies[name], name, device="cpu").model
     ids = torch.tensor([tokenizers["tokenizer.json"].framed(tokenizers["tokenizer.json"].encode("a fine film"))])
     x = body.hidden(ids).x
@@ -177,7 +177,7 @@ def test_trained_layers_are_where_it_begins(bodies, tmp_path, name, pooling):
     finish(settings)
     loaded = Classifier.load(settings.out, device="cpu")
     assert loaded.tokenizer.vocabulary == tokenizers["tokenizer.json"].vocabulary
-    moved = models.build(read_parts(Run.open(settings.out)).size)
+    moved = models.build(read_parts(Run.open(settings.out)).config)
     moved.load_state_dict(Run.open(settings.out).find().tensors["model"])
     assert not torch.equal(moved.stack.blocks[0].norms[0].weight, model.stack.blocks[0].norms[0].weight)
 
@@ -218,10 +218,10 @@ def test_words_of_one_stem_share_a_part(tmp_path, how):
 
 def test_the_loss_is_of_the_right_class(tmp_path):
     settings = config(tmp_path, model={"dropout": 0.0})
-    data = Task.read(settings)
-    tokenizers = Task.learn(data, settings)
+    data = Task.read_data(settings)
+    tokenizers = Task.train_tokenizers(data, settings)
     torch.manual_seed(0)
-    ready = Task(settings, data, tokenizers, models.build(Task.size(settings, tokenizers, data)))
+    ready = Task(settings, data, tokenizers, models.build(Task.model_config(settings, tokenizers, data)))
     batch = ready.batches.get(0, 0)
     found = ready.loss(batch, 0.1)
     rows = [
@@ -230,10 +230,10 @@ def test_the_loss_is_of_the_right_class(tmp_path):
     logits = torch.cat(rows)
     assert_close(found.total, F.cross_entropy(logits, batch.labels, reduction="sum", label_smoothing=0.1))
     assert_close(found.plain, F.cross_entropy(logits, batch.labels, reduction="sum"))
-    assert int(found.tokens) == ready.tokens(batch) == len(batch.labels)
+    assert int(found.tokens) == ready.count_tokens(batch) == len(batch.labels)
     for place, index in enumerate(batch.indices.tolist()):
         text, label = data.train[index]
-        what, (line,) = ready.named([index])
+        what, (line,) = ready.describe_rows([index])
         assert what == f"lines of {settings.data.text}"
         assert Path(settings.data.text).read_text().split("\n")[line - 1] == f"{text}\t{label}"
         assert data.labels[batch.labels[place]] == label
@@ -451,7 +451,7 @@ def test_B1_training_data_with_faults(tmp_path, capsys, monkeypatch):
         monkeypatch, capsys, "train", "classify", "--data.text", str(bad), "--data.skip_bad", "true",
         "--data.valid_text", str(bad), *quick, "--out", str(tmp_path / "skipped"),
     )  # fmt: skip
-    assert "left out 1 lines: not UTF-8" in err
+    assert "omitted 1 lines: not UTF-8" in err
     one = write(tmp_path / "one.tsv", [("a", "x")] * 20)
     assert "needs at least two labels" in refused(capsys, "train", "classify", "--data.text", str(one), *out)
     few = write(tmp_path / "few.tsv", [("a", "x"), ("b", "y")])
@@ -460,7 +460,7 @@ def test_B1_training_data_with_faults(tmp_path, capsys, monkeypatch):
     assert "is a folder" in refused(
         capsys, "train", "classify", "--data.text", str(tmp_path) + "/", "--data.labels", str(one), *out
     )
-    assert "without data.text" in refused(capsys, "train", "classify", "--data.labels", str(one), *out)
+    assert "data.labels needs data.text" in refused(capsys, "train", "classify", "--data.labels", str(one), *out)
     assert "data.blanked must be" in refused(capsys, "train", "classify", "--data.blanked", "1", *out)
     assert not (tmp_path / "none").exists()
 
@@ -468,7 +468,8 @@ def test_B1_training_data_with_faults(tmp_path, capsys, monkeypatch):
 def test_wishes_that_do_not_fit_together(run, bodies, capsys, tmp_path):
     data, out = write(tmp_path / "a.tsv"), ("--out", str(tmp_path / "none"))
     train = ("train", "classify", "--data.text", str(data), *out)
-    assert "model.width: with --init only" in refused(capsys, *train, "--init", bodies["masked"], "--model.width", "8")
+    begun = (*train, "--init", bodies["masked"])
+    assert "model.width cannot change with --init" in refused(capsys, *begun, "--model.width", "8")
     assert "expected masked or language" in refused(capsys, *train, "--init", run)
     assert "there is no run folder" in refused(capsys, *train, "--init", str(tmp_path / "nothing"))
     assert "preset 'tiny' has no model.latents" in refused(capsys, *train, "--model.latents", "3")
@@ -484,15 +485,15 @@ def test_wishes_that_do_not_fit_together(run, bodies, capsys, tmp_path):
     assert "stems is for kind 'encoder'" in refused(capsys, *train, *stems, "--model.causal", "true")
     assert "model.preset must be one of tiny, base, big, perceiver" in refused(capsys, *train, "--model.preset", "x")
     assert "training.metric of classify must be one of accuracy" in refused(capsys, *train, "--training.metric", "bleu")
-    assert "give one of --recall, --precision" in refused(
+    assert "give only one of --recall, --precision" in refused(
         capsys, "evaluate", run, "--recall", "0.5", "--precision", "0.5"
     )
     assert "above 0 and at most 1" in refused(capsys, "evaluate", run, "--recall", "2")
     assert "known: bad, good" in refused(capsys, "evaluate", run, "--recall", "0.5", "--positive", "x")
-    assert "--positive is the label of a threshold" in refused(capsys, "evaluate", run, "--positive", "bad")
+    assert "--positive needs a threshold" in refused(capsys, "evaluate", run, "--positive", "bad")
     assert "--beam is for runs of 'translate'" in refused(capsys, "evaluate", run, "--beam", "3")
     assert "a picture ends in" in refused(capsys, "evaluate", run, "--plot", "report.doc")
-    assert "--columns are two" in refused(capsys, "evaluate", run, "--data", str(data), "--columns", "text")
+    assert "--columns must be two" in refused(capsys, "evaluate", run, "--data", str(data), "--columns", "text")
     assert "no column 'body'" in refused(capsys, "evaluate", run, "--data", str(data), "--columns", "body,label")
     assert "--labels needs --data" in refused(capsys, "evaluate", run, "--labels", str(data))
     assert "from 0 to 1, got 3" in refused(capsys, "evaluate", run, "--threshold", "3")
@@ -524,7 +525,7 @@ def test_a_damaged_run_is_said_to_be(run, tmp_path, capsys):
     facts = json.loads((copy / "run.json").read_text())
     (copy / "run.json").write_text(json.dumps(facts | {"labels": ["one"]}))
     Run(copy).record("run.json")
-    assert "does not say the 2 labels" in refused(capsys, "evaluate", str(copy))
+    assert "it must have the 2 labels" in refused(capsys, "evaluate", str(copy))
 
 
 def test_tokenizers_of_every_kind(tmp_path):

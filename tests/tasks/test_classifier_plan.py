@@ -33,7 +33,7 @@ GERMAN = [
 
 
 @pytest.fixture(scope="module")
-def bundled() -> classifier_plan.Trained:
+def bundled() -> classifier_plan.Pretrained:
     return classification._trained(classifier_plan.ENGLISH)
 
 
@@ -103,7 +103,7 @@ def test_work_is_bounded(planned):
     """All tokens that a training reads, forward and backward, are a few minutes of a CPU."""
     for count in (300, 3000, 9000):
         found, _ = planned([" ".join(ENGLISH) * 12] * count, "--training.device", "cpu")
-        size = read_parts(Run.open(classification.ENGLISH)).size
+        size = read_parts(Run.open(classification.ENGLISH)).config
         tokens = found.training.epochs * count * (found.data.maximum_length + 2)
         each = classifier_plan.operations_per_token(size.width, size.inner, size.layers)
         assert tokens * each <= 1.1 * classifier_plan.OPERATIONS["cpu"]
@@ -140,7 +140,7 @@ def test_the_bundled_encoder_is_small_and_has_a_card():
 def test_without_the_bundled_encoder_training_goes_on_from_scratch(tmp_path, monkeypatch):
     monkeypatch.setattr(classification, "ENGLISH", tmp_path / "nothing")
     settings = ClassifyConfig(data=LabelledData(text=str(write(tmp_path / "texts.tsv"))))
-    found, said = Task.plan(settings, Task.read(settings))
+    found, said = Task.complete_config(settings, Task.read_data(settings))
     assert found.init is None
     assert "no bundled encoder" in said[0]
 
@@ -180,8 +180,8 @@ def test_a_text_that_is_too_long_loses_its_middle():
 def test_epochs_are_counted_in_steps(tmp_path):
     settings = config(tmp_path, steps=None, epochs=2.0, evaluate_every=None, warmup=None)
     state = finish(settings)
-    data = Task.read(settings)
-    ready = Task(settings, data, Task.learn(data, settings), nn.Linear(1, 1))
+    data = Task.read_data(settings)
+    ready = Task(settings, data, Task.train_tokenizers(data, settings), nn.Linear(1, 1))
     assert state.step == round(2.0 * ready.batches.count(0))
 
 
@@ -214,7 +214,7 @@ def test_layer_decay_reaches_the_weights(tmp_path):
         finish(settings)
         run = Run.open(settings.out)
         torch.manual_seed(settings.training.seed)
-        begun, name = Task.build(settings, read_parts(run).size).state_dict(), "stack.embedding.weight"
+        begun, name = Task.build_model(settings, read_parts(run).config).state_dict(), "stack.embedding.weight"
         after = run.find("last").tensors["model"]
         moved[decay] = (after[name] - begun[name]).abs().max()
     assert moved[0.1] < 0.2 * moved[1.0]
@@ -231,7 +231,7 @@ def test_the_baseline_learns_and_chooses_on_validation():
     report = found.report(examples[175:])
     assert report.accuracy == 1.0
     assert report.examples == 25
-    with pytest.raises(ValueError, match="finds no words"):
+    with pytest.raises(ValueError, match="needs words of two letters"):
         baseline.fit([("a", "good"), ("b", "bad")], [("a", "good")], ["bad", "good"])
 
 

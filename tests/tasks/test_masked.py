@@ -25,7 +25,7 @@ from regard.tasks.train import resume, train
 from regard.training import loop
 from regard.training.config import TrainingConfig
 from regard.training.display import Display
-from regard.training.loss import hidden_loss
+from regard.training.loss import masked_token_loss
 
 LINES = [f"the {colour} {animal} eats {food} ." for colour, animal, food in [
     ("black", "cat", "fish"), ("brown", "dog", "meat"), ("grey", "mouse", "cheese"), ("white", "rabbit", "carrots")
@@ -208,7 +208,7 @@ def test_loss_is_cross_entropy_at_the_hidden_places(smoothing):
     )
     texts = [TOKENIZER.framed(TOKENIZER.encode(line)[:size]) for line, size in zip(LINES, range(2, 14), strict=False)]
     batch = MaskedBatches(Texts(texts, length=16, tokens=400), Masking(TOKENIZER, 0.4)).get(0, 0)
-    found = hidden_loss(model, batch, smoothing)
+    found = masked_token_loss(model, batch, smoothing)
     logits = model(batch.tokens, keep=batch.keep).logits
     total, count = 0.0, 0
     for row in range(len(batch.tokens)):
@@ -293,17 +293,17 @@ def test_R1_killed_runs_go_on_bit_for_bit(tmp_path, apart):
 def test_training_goes_on_from_another_run(run, tmp_path):
     settings = config(tmp_path, model=dict.fromkeys(("width", "heads", "inner", "layers", "norm")) | {"dropout": 0.2})
     settings = dataclasses.replace(settings, init=run)
-    data = Task.read(settings)
-    tokenizers = Task.learn(data, settings)
-    model = Task.build(settings, Task.size(settings, tokenizers, data)).eval()
+    data = Task.read_data(settings)
+    tokenizers = Task.train_tokenizers(data, settings)
+    model = Task.build_model(settings, Task.model_config(settings, tokenizers, data)).eval()
     before = MaskedModel.load(run, device="cpu")
     ids = torch.tensor([tokenizers["tokenizer.json"].framed(tokenizers["tokenizer.json"].encode(LINES[0]))])
     assert_close(model(ids).logits, before.model(ids).logits)
     assert model.config.dropout == 0.2
     finish(settings)
     wrong = dataclasses.replace(settings, model=MaskedOptions(width=8))
-    with pytest.raises(ValueError, match=r"^model\.width: with --init only dropout can change"):
-        Task.size(wrong, tokenizers, data)
+    with pytest.raises(ValueError, match=r"^model\.width cannot change with --init: .* only dropout can"):
+        Task.model_config(wrong, tokenizers, data)
 
 
 @pytest.mark.parametrize("preset", BERT)

@@ -16,7 +16,7 @@ from regard.models import build, registry
 from regard.models.perceiver import PerceiverARConfig
 from regard.tasks.language import LanguageModel
 from regard.training import checkpoint
-from regard.training.loss import IGNORED, only_last, text_loss
+from regard.training.loss import IGNORED, ignore_all_but_last, next_token_loss
 
 PREDICTS = {tasks.find(name).predicts: name for name in tasks.names()}
 PAIRS = [(model, what) for model, entry in registry.entries().items() for what in entry.forms]
@@ -130,9 +130,9 @@ def test_perceiver_ar_learns_only_what_it_predicts():
     tokens, target = torch.randint(20, (2, 2, 9))
     keep = torch.arange(9) < torch.tensor([[9], [6]])
     for real, counts in ((None, 8), (keep, 8)):
-        found = text_loss(model, Text(tokens, target, real, torch.arange(2)))
+        found = next_token_loss(model, Text(tokens, target, real, torch.arange(2)))
         logits = model(tokens, keep=real).logits.log_softmax(-1)
-        asked = only_last(target, real, 4)
+        asked = ignore_all_but_last(target, real, 4)
         asked = asked if real is None else torch.where(real, asked, IGNORED)
         assert int(found.tokens) == int((asked != IGNORED).sum()) == counts
         expected = -sum(logits[b, t, asked[b, t]] for b, t in (asked != IGNORED).nonzero().tolist())

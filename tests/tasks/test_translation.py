@@ -385,12 +385,12 @@ def test_runs_of_the_first_version_still_translate(run, tmp_path):
     assert ours == theirs
     wishes = (old / "config.yaml").read_text()
     (old / "config.yaml").write_text(wishes.replace("model:\n", "model:\n  activation: gelu\n", 1))
-    with pytest.raises(ValueError, match=r"not gone on with; .* \"dense\(activation='gelu'\)\"$"):
+    with pytest.raises(ValueError, match=r"cannot be resumed; .* \"dense\(activation='gelu'\)\"$"):
         resume(old, Display(quiet=True))
 
 
 def test_columns_are_of_a_table():
-    with pytest.raises(ValueError, match=r"data\.columns are those of a TSV file"):
+    with pytest.raises(ValueError, match=r"data\.columns needs a TSV file"):
         DataConfig(source="a.en", target="a.de", columns=(2, 0))
     DataConfig(source="a.tsv", columns=(2, 0))
     DataConfig(source="a.en", target="a.de", valid_source="v.tsv", columns=(2, 0))
@@ -501,7 +501,7 @@ def test_a_compact_run_stays_what_it_is(run, tmp_path):
     compact_run(first, second)
     ours, theirs = (Translator.load(folder).model.state_dict() for folder in (first, second))
     assert_close(ours, theirs, rtol=0, atol=0)
-    with pytest.raises(ValueError, match="compact and imported runs are to be used"):
+    with pytest.raises(ValueError, match="compact and imported runs are for inference"):
         resume(first, Display(quiet=True))
 
 
@@ -631,7 +631,7 @@ def test_compact_numbers():
         (["align", "RUN", "--picture", "a.png", "--sentence", "21"], "from 1 to 20"),
         (["align", "RUN", "--picture", "a.bmp"], ".png, .svg, .pdf"),
         (["align", "RUN", "--gold", "missing.gold"], "missing.gold"),
-        (["align", "RUN", "--gold", "one.gold"], "gold links of 1 sentences, and there are 20 pairs"),
+        (["align", "RUN", "--gold", "one.gold"], "gold alignments of 1 sentences, expected 20"),
         (["evaluate", "RUN", "--out", "missing/out.de"], "missing/out.de"),
         (["translate", "RUN", "--top-k", "3"], "give --sample too"),
         (["translate", "RUN", "--temperature", "0.5"], "give --sample too"),
@@ -647,7 +647,7 @@ def test_compact_numbers():
         (["align", "RUN", "--head", "7", "--layer", "0"], "head"),
         (["align", "RUN", "--layer", "top"], "top"),
         (["average", "FOLDER"], "is not a run"),
-        (["average", "RUN", "--last", "0"], "at least one checkpoint"),
+        (["average", "RUN", "--last", "0"], "must be at least 1, got 0"),
         (["evaluate", "RUN", "--target", "a.de"], "--target needs --source"),
         (["align", "RUN", "--symmetrise", "union"], "--symmetrise needs --reverse"),
         (["align", "RUN", "--layer", "aligner", "--head", "1"], "head"),
@@ -687,7 +687,7 @@ def test_B1_bad_training_text_names_file_and_line(tmp_path, capsys, monkeypatch)
     assert "a.tsv:8: not UTF-8" in capsys.readouterr().err
     assert not Path("r").exists()
     assert cli.main([*flags, "--data.skip_bad", "true", "--training.tensorboard", "false"]) == 0
-    assert "left out 1 lines: not UTF-8, first at a.tsv:8" in capsys.readouterr().err
+    assert "omitted 1 lines: not UTF-8, first at a.tsv:8" in capsys.readouterr().err
     facts = json.loads(Path("r/run.json").read_text())["data"]
     assert facts["pairs"] + facts["valid"] == 39
 

@@ -19,6 +19,7 @@ from checkpoints import reseal
 from torch import nn
 
 from regard.training import checkpoint, optimizer_state
+from regard.training.averaging import average_tensors
 from regard.training.checkpoint import CheckpointError
 
 KILLED = 77
@@ -274,7 +275,7 @@ def test_newest_of_nothing_is_none_and_of_nothing_usable_an_error(tmp_path):
 
 def test_prune_removes_only_other_steps_and_never_all(pair):
     save(pair, AVERAGE, 3)
-    with pytest.raises(CheckpointError, match="none of the checkpoints to keep is there"):
+    with pytest.raises(CheckpointError, match="none of the checkpoints to keep exists"):
         checkpoint.prune(pair, {"step-00000001"})
     assert checkpoint.prune(pair, {OLD, NEW}) == []
     assert checkpoint.prune(pair, {NEW}) == [OLD]
@@ -850,7 +851,7 @@ def test_average_is_the_mean_in_float64(tmp_path):
         buffers = {"count": torch.tensor(index), "mask": torch.tensor([index == 2])}
         model = {"weight": value, "tied": value, "half": small, **buffers}
         paths.append(checkpoint.write(tmp_path, checkpoint.step_name(index), {"model": model}, {}))
-    mean = checkpoint.average(paths)
+    mean = average_tensors(paths)
     # in float32 the 1 would have gone under beside 1e8
     torch.testing.assert_close(mean["weight"], torch.tensor([1 / 3, 1.0, 4.0]), rtol=0, atol=0)
     # the sum is past what float16 holds, and equal values stay as they are
@@ -859,8 +860,8 @@ def test_average_is_the_mean_in_float64(tmp_path):
     assert mean["mask"].tolist() == [True]
     assert mean["tied"] is mean["weight"]
     assert mean.keys() == model.keys()
-    assert checkpoint.average(paths[::-1])["count"] == 0
-    torch.testing.assert_close(checkpoint.average(paths[:1])["weight"], values[0], rtol=0, atol=0)
+    assert average_tensors(paths[::-1])["count"] == 0
+    torch.testing.assert_close(average_tensors(paths[:1])["weight"], values[0], rtol=0, atol=0)
 
 
 def test_average_refuses_what_does_not_agree(tmp_path):
@@ -878,9 +879,9 @@ def test_average_refuses_what_does_not_agree(tmp_path):
     ):
         second = checkpoint.write(tmp_path, "b", {"model": tensors}, {})
         with pytest.raises(CheckpointError, match=words):
-            checkpoint.average([first, second])
+            average_tensors([first, second])
     with pytest.raises(CheckpointError, match="nothing to average"):
-        checkpoint.average([])
+        average_tensors([])
 
 
 class Tied(nn.Module):

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from regard.core.model import Prediction
 from regard.models.transformer import ModelConfig, Transformer
 from regard.training import loss as losses
-from regard.training.loss import loss, projected, smoothed
+from regard.training.loss import projected_cross_entropy, smoothed_cross_entropy, translation_loss
 
 V, E = 23, 8
 
@@ -68,7 +68,7 @@ def test_projected_is_cross_entropy(smoothing, with_bias):
     leaves = (x, weight, bias) if with_bias else (x, weight)
     logits = F.linear(*leaves)
     expected = F.cross_entropy(logits, target, reduction="sum", label_smoothing=smoothing)
-    total, plain = projected(x, weight, target, smoothing, bias if with_bias else None)
+    total, plain = projected_cross_entropy(x, weight, target, smoothing, bias if with_bias else None)
     assert_close(total, expected)
     assert_close(plain, F.cross_entropy(logits, target, reduction="sum").detach())
     assert not plain.requires_grad
@@ -84,26 +84,27 @@ def test_ignored_targets_count_for_nothing(smoothing):
     x, weight, bias, target = drawn()
     real = torch.arange(len(x)) % 3 != 1
     some = torch.where(real, target, losses.IGNORED)
-    ours = projected(x, weight, some, smoothing, bias, ignores=True)
-    theirs = projected(x[real], weight, target[real], smoothing, bias)
+    ours = projected_cross_entropy(x, weight, some, smoothing, bias, ignores=True)
+    theirs = projected_cross_entropy(x[real], weight, target[real], smoothing, bias)
     assert_close(ours, theirs)
     assert_close(torch.autograd.grad(ours[0], (x, weight, bias)), torch.autograd.grad(theirs[0], (x, weight, bias)))
-    assert_close(smoothed(F.linear(x, weight, bias), some, smoothing), theirs)
+    assert_close(smoothed_cross_entropy(F.linear(x, weight, bias), some, smoothing), theirs)
 
 
 def test_gradients_of_one_leaf():
     """A frozen embedding, or frozen layers below the output."""
     x, weight, _, target = drawn()
-    expected = torch.autograd.grad(smoothed(x @ weight.T, target, 0.1)[0], (x, weight))
-    assert_close(torch.autograd.grad(projected(x, weight.detach(), target, 0.1)[0], x), expected[:1])
-    assert_close(torch.autograd.grad(projected(x.detach(), weight, target, 0.1)[0], weight), expected[1:])
+    expected = torch.autograd.grad(smoothed_cross_entropy(x @ weight.T, target, 0.1)[0], (x, weight))
+    assert_close(torch.autograd.grad(projected_cross_entropy(x, weight.detach(), target, 0.1)[0], x), expected[:1])
+    assert_close(torch.autograd.grad(projected_cross_entropy(x.detach(), weight, target, 0.1)[0], weight), expected[1:])
     with torch.no_grad():
-        assert_close(projected(x, weight, target, 0.1)[0], smoothed(x @ weight.T, target, 0.1)[0])
+        expected_loss = smoothed_cross_entropy(x @ weight.T, target, 0.1)[0]
+        assert_close(projected_cross_entropy(x, weight, target, 0.1)[0], expected_loss)
 
 
 def test_backward_twice():
     x, weight, _, target = drawn()
-    total = projected(x, weight, target, 0.1)[0]
+    total = projected_cross_entropy(x, weight, target, 0.1)[0]
     first = torch.autograd.grad(total, (x, weight), retain_graph=True)
     assert_close(torch.autograd.grad(total, (x, weight)), first, rtol=0, atol=0)
 
@@ -111,7 +112,7 @@ def test_backward_twice():
 def test_no_result_was_written_in_place():
     """A compiler may take what a tensor was before for one more result, and autograd then follows that one."""
     x, weight, _, target = drawn()
-    assert [part._version for part in projected(x, weight, target, 0.1)] == [0, 0]
+    assert [part._version for part in projected_cross_entropy(x, weight, target, 0.1)] == [0, 0]
 
 
 def test_compiled_gradients():
@@ -124,7 +125,7 @@ def test_compiled_gradients():
     given = Text(tokens[:, :-1], tokens[:, 1:], None)
     found = []
     torch._dynamo.reset()
-    for run in (losses.text_loss, torch.compile(losses.text_loss, backend="eager", dynamic=True)):
+    for run in (losses.next_token_loss, torch.compile(losses.next_token_loss, backend="eager", dynamic=True)):
         made = run(model, given, 0.1)
         found.append((made.total, *torch.autograd.grad(made.total + made.auxiliary_loss, list(model.parameters()))))
     assert_close(found[1], found[0])
@@ -136,7 +137,7 @@ def test_smoothed_by_hand():
     target = torch.tensor([0, 1])
     p = logits.exp() / logits.exp().sum(1, keepdim=True)
     plain = -(p[0, 0].log() + p[1, 1].log())
-    total, nll = smoothed(logits, target, 0.3)
+    total, nll = smoothed_cross_entropy(logits, target, 0.3)
     assert_close(nll, plain)
     assert_close(total, 0.7 * plain - 0.1 * p.log().sum())
 
@@ -145,10 +146,10 @@ def test_smoothed_by_hand():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_low_precision_is_summed_in_float32(dtype):
     x, weight, _, target = drawn(N=4000, dtype=dtype)
-    total, plain = projected(x, weight, target, 0.1)
+    total, plain = projected_cross_entropy(x, weight, target, 0.1)
     assert total.dtype == plain.dtype == torch.float32
     exact_x, exact_weight = (part.detach().double().requires_grad_() for part in (x, weight))
-    exact, exact_plain = smoothed((exact_x @ exact_weight.T), target, 0.1)
+    exact, exact_plain = smoothed_cross_entropy((exact_x @ exact_weight.T), target, 0.1)
     # the products are rounded, the sum of 4,000 losses is not
     torch.testing.assert_close(total.double(), exact, rtol=1e-4, atol=0)
     torch.testing.assert_close(plain.double(), exact_plain, rtol=1e-4, atol=0)
@@ -162,8 +163,8 @@ def test_low_precision_is_summed_in_float32(dtype):
 def test_large_logits():
     """Far beyond where exp overflows, and targets whose probability is 0 in float32."""
     x, weight, _, target = drawn(dtype=torch.float32)
-    total, plain = projected(x * 1e3, weight, target, 0.1)
-    exact, exact_plain = smoothed((x * 1e3 @ weight.T).double(), target, 0.1)
+    total, plain = projected_cross_entropy(x * 1e3, weight, target, 0.1)
+    exact, exact_plain = smoothed_cross_entropy((x * 1e3 @ weight.T).double(), target, 0.1)
     assert_close(total, exact.float())
     assert_close(plain, exact_plain.float())
     assert all(grad.isfinite().all() for grad in torch.autograd.grad(total, (x, weight)))
@@ -173,8 +174,8 @@ def test_autocast():
     """Weights in float32, products in bfloat16: gradients come back in float32."""
     x, weight, _, target = drawn(dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        total, _ = projected(x, weight, target, 0.1)
-    exact = smoothed(x.double() @ weight.double().T, target, 0.1)[0]
+        total, _ = projected_cross_entropy(x, weight, target, 0.1)
+    exact = smoothed_cross_entropy(x.double() @ weight.double().T, target, 0.1)[0]
     torch.testing.assert_close(total.double(), exact, rtol=1e-2, atol=0)
     grads = torch.autograd.grad(total, (x, weight))
     assert all(grad.dtype == torch.float32 for grad in grads)
@@ -186,7 +187,7 @@ def test_autocast():
 @pytest.mark.parametrize("tied", [False, True])
 def test_of_a_model(padded, tied):
     translator, data = model(tied=tied), batch(padded)
-    found = loss(translator, data, 0.1)
+    found = translation_loss(translator, data, 0.1)
     logits = translator(data.source, data.target_in, keep=data.source_keep, target_keep=data.target_keep).logits
     real = torch.ones(3, 5).bool() if data.target_keep is None else data.target_keep
     expected = F.cross_entropy(logits[real], data.target_out[real], reduction="sum", label_smoothing=0.1)
@@ -201,21 +202,21 @@ def test_of_a_model(padded, tied):
 def test_padding_changes_nothing():
     """Other ids at the padded places, and rows of their own, give the same sums and gradients."""
     translator, data = model(), batch()
-    found = loss(translator, data, 0.1)
+    found = translation_loss(translator, data, 0.1)
     grads = torch.autograd.grad(found.total, list(translator.parameters()))
     other = data._replace(
         source=torch.where(data.source_keep, data.source, 7),
         target_in=torch.where(data.target_keep, data.target_in, 7),
         target_out=torch.where(data.target_keep, data.target_out, 7),
     )
-    again = loss(translator, other, 0.1)
+    again = translation_loss(translator, other, 0.1)
     assert_close((again.total, again.plain), (found.total, found.plain), rtol=0, atol=0)
     assert_close(torch.autograd.grad(again.total, list(translator.parameters())), grads)
     alone = []
     for row in range(3):
         source, target = data.source_keep[row], data.target_keep[row]
         ids = data.source[row, source], data.target_in[row, target], data.target_out[row, target]
-        alone.append(loss(translator, Batch(ids[0][None], None, ids[1][None], ids[2][None], None), 0.1))
+        alone.append(translation_loss(translator, Batch(ids[0][None], None, ids[1][None], ids[2][None], None), 0.1))
     assert_close(sum(part.total for part in alone), found.total)
     assert sum(int(part.tokens) for part in alone) == int(found.tokens)
 
@@ -235,7 +236,7 @@ class Logits(nn.Module):
 @pytest.mark.parametrize("padded", [False, True])
 def test_of_a_model_without_hidden(padded):
     translator, data = Logits(), batch(padded)
-    found, expected = loss(translator, data, 0.1), loss(translator.inside, data, 0.1)
+    found, expected = translation_loss(translator, data, 0.1), translation_loss(translator.inside, data, 0.1)
     assert_close((found.total, found.plain, found.tokens), (expected.total, expected.plain, expected.tokens))
     assert found.auxiliary_loss == 5
     leaves = list(translator.parameters())
@@ -244,4 +245,4 @@ def test_of_a_model_without_hidden(padded):
 
 def test_bad_smoothing():
     with pytest.raises(ValueError, match="smoothing must be at least 0 and below 1, got 1"):
-        loss(model(), batch(), 1.0)
+        translation_loss(model(), batch(), 1.0)

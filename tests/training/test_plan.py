@@ -119,9 +119,9 @@ def test_without_a_wish_the_data_decide_or_the_time(tmp_path, clock, monkeypatch
 def _ready(settings):
     from regard import models
 
-    data = Task.read(settings)
-    tokenizers = Task.learn(data, settings)
-    return settings, data, tokenizers, models.build(Task.size(settings, tokenizers, data))
+    data = Task.read_data(settings)
+    tokenizers = Task.train_tokenizers(data, settings)
+    return settings, data, tokenizers, models.build(Task.model_config(settings, tokenizers, data))
 
 
 def test_a_slow_evaluation_is_cut_short_and_planned_once(tmp_path, clock, monkeypatch):
@@ -170,14 +170,14 @@ def test_how_long_is_said_once():
 
 def test_the_measuring_is_long_enough_and_no_longer():
     ten, nothing, many = TrainingConfig(minutes=10), TrainingConfig(), 10**6
-    assert not plan.measured_enough(100, 1.0, ten, many)  # too short to tell
-    assert not plan.measured_enough(5, 20.0, ten, many)  # too few
-    assert plan.measured_enough(12, 12.0, ten, many)
-    assert plan.measured_enough(6, 60.0, ten, many)  # slow steps may not eat the budget
-    assert not plan.measured_enough(1, 60.0, ten, many)  # the first of all is no measure
-    assert plan.measured_enough(12, 18.0, nothing, many)
-    assert plan.measured_enough(12, 1.0, nothing, 120)  # nor a tenth of the training
-    assert not plan.measured_enough(12, 1.0, ten, 120)
+    assert not plan.is_timed_enough(100, 1.0, ten, many)  # too short to tell
+    assert not plan.is_timed_enough(5, 20.0, ten, many)  # too few
+    assert plan.is_timed_enough(12, 12.0, ten, many)
+    assert plan.is_timed_enough(6, 60.0, ten, many)  # slow steps may not eat the budget
+    assert not plan.is_timed_enough(1, 60.0, ten, many)  # the first of all is no measure
+    assert plan.is_timed_enough(12, 18.0, nothing, many)
+    assert plan.is_timed_enough(12, 1.0, nothing, 120)  # nor a tenth of the training
+    assert not plan.is_timed_enough(12, 1.0, ten, 120)
 
 
 def test_a_first_step_that_is_compiled_does_not_count(tmp_path, clock, monkeypatch):
@@ -200,15 +200,15 @@ def test_a_first_step_that_is_compiled_does_not_count(tmp_path, clock, monkeypat
 
 def test_few_data_get_some_steps_all_the_same():
     nothing, epochs = TrainingConfig(), TrainingConfig(epochs=2)
-    assert [plan.enough(nothing, 20, an_epoch) for an_epoch in (1, 25, 1000.5)] == [500, 500, 20010]
-    assert plan.enough(epochs, 20, 3.5) == 7
+    assert [plan.most_steps(nothing, 20, an_epoch) for an_epoch in (1, 25, 1000.5)] == [500, 500, 20010]
+    assert plan.most_steps(epochs, 20, 3.5) == 7
 
 
 def test_a_plan_has_at_least_one_more_step():
     for wish in (TrainingConfig(minutes=0.1), TrainingConfig(), TrainingConfig(minutes=0.1, evaluate_every=3)):
-        found = plan.make(wish, 4, 50.0, Speed(2000.0, 100.0, 1.0), 1)
+        found = plan.make_plan(wish, 4, 50.0, Speed(2000.0, 100.0, 1.0), 1)
         assert (found.steps, found.warmup) == (5, 4)
-    assert plan.make(TrainingConfig(minutes=10, warmup=2), 9, 9.0, Speed(1.0, 0.0, 0.0), 1).warmup == 9
+    assert plan.make_plan(TrainingConfig(minutes=10, warmup=2), 9, 9.0, Speed(1.0, 0.0, 0.0), 1).warmup == 9
 
 
 # the learning rate
@@ -245,7 +245,7 @@ def test_a_run_follows_the_rates_of_its_plan(tmp_path, clock):
 
 DEATHS = {
     "before the plan": [(loop.Loop, "_update", 2)],
-    "before the plan is written": [(plan, "make", 1)],
+    "before the plan is written": [(plan, "make_plan", 1)],
     "in the writing of the plan": [(plan, "write", 1)],
     "just after the plan": [(loop.Loop, "_update", 5)],
     "later": [(loop.Loop, "_update", 15)],
@@ -326,7 +326,7 @@ def test_what_would_shorten_a_run_is_refused(run, capsys):
     ):
         assert words in refused(capsys, "resume", str(run), *flags)
     with pytest.raises(
-        ValueError, match=r"training\.seed cannot change in a run that has begun; what can: training\.steps"
+        ValueError, match=r"training\.seed cannot change in a run that has begun; these can: training\.steps"
     ):
         resume(run, Display(quiet=True), changes={"training.seed": 3})
     after = {path: path.read_bytes() for path in run.rglob("[!.]*") if path.is_file()}
@@ -349,7 +349,7 @@ def test_settings_that_may_change_do_and_the_run_records_it(run, tmp_path, capsy
         "training.save_every": None,
         "data.source": str(data),
     }
-    monkeypatch.setattr(loop.Loop, "_done", lambda self: self.state.step == 9)
+    monkeypatch.setattr(loop.Loop, "_is_finished", lambda self: self.state.step == 9)
     resume(run, Display(), changes=wishes)
     said = capsys.readouterr().err
     assert "training.learning_rate: 0.5, was 0.003" in said
@@ -368,7 +368,7 @@ def test_settings_that_may_change_do_and_the_run_records_it(run, tmp_path, capsy
     assert known["step"] == 7
     assert known["training.evaluate_every"] == [100, 4]
     # and goes on with them, without being told again
-    monkeypatch.setattr(loop.Loop, "_done", lambda self: self.state.step == 12)
+    monkeypatch.setattr(loop.Loop, "_is_finished", lambda self: self.state.step == 12)
     assert resume(run, Display(quiet=True)).evaluated == 12
     assert len(json.loads((run / "run.json").read_text())["changes"]) == 1
 
@@ -404,7 +404,7 @@ def test_every_name_that_may_change_is_a_setting():
 
 def test_another_number_of_threads_is_said(run, capsys, monkeypatch):
     assert checkpoint.newest(run / "checkpoints").checkpoint.state["threads"] == 1
-    monkeypatch.setattr(loop.Loop, "_done", lambda self: self.state.step == 8)
+    monkeypatch.setattr(loop.Loop, "_is_finished", lambda self: self.state.step == 8)
     resume(run, Display())
     assert "trained with" not in capsys.readouterr().err
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
@@ -413,7 +413,7 @@ def test_another_number_of_threads_is_said(run, capsys, monkeypatch):
 
 
 def test_a_lost_log_is_said(run, capsys, monkeypatch):
-    monkeypatch.setattr(loop.Loop, "_done", lambda self: True)
+    monkeypatch.setattr(loop.Loop, "_is_finished", lambda self: True)
     lines = (run / "log.jsonl").read_text().splitlines(keepends=True)
     for content, words in (
         (None, "log.jsonl is missing, the checkpoint is of step 7"),
@@ -431,7 +431,7 @@ def test_a_lost_log_is_said(run, capsys, monkeypatch):
 
 def test_the_time_left_is_that_of_this_process(run, clock, capsys, monkeypatch):
     """The process before was slower, or faster: its seconds say nothing."""
-    monkeypatch.setattr(loop.Loop, "_done", lambda self: self.state.step == 10)
+    monkeypatch.setattr(loop.Loop, "_is_finished", lambda self: self.state.step == 10)
     resume(run, Display())
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step")]
     assert [line.rsplit("  ", 1)[1] for line in lines] == ["0:04:52 left", "0:04:51 left", "0:04:50 left"]
@@ -455,12 +455,12 @@ def test_the_speed_counts_tokens_that_are_read(tmp_path, clock, monkeypatch):
     tokens = torch.zeros(2, 3, dtype=torch.long)
     examples = Examples(**{name: None for name in Examples._fields} | {"tokens": tokens, "keep": keep})
     hidden = Hidden(**{name: None for name in Hidden._fields} | {"tokens": tokens, "keep": keep})
-    assert classification.Task.tokens_read(None, examples) == masked.Task.tokens_read(None, hidden) == 4
-    assert classification.Task.tokens_read(None, examples._replace(keep=None)) == 6
-    assert masked.Task.tokens_read(None, hidden._replace(keep=None)) == 6
+    assert classification.Task.count_tokens_read(None, examples) == masked.Task.count_tokens_read(None, hidden) == 4
+    assert classification.Task.count_tokens_read(None, examples._replace(keep=None)) == 6
+    assert masked.Task.count_tokens_read(None, hidden._replace(keep=None)) == 6
     # a line of the log that two processes share: the speed is that of the second
     settings = config(tmp_path, log_every=5, save_every=3, steps=5)
-    monkeypatch.setattr(Task, "tokens_read", lambda self, batch: 1000)
+    monkeypatch.setattr(Task, "count_tokens_read", lambda self, batch: 1000)
     assert in_child(lambda: (dying(loop.Loop, "_update", 5), finish(settings))) == -signal.SIGKILL
     resume(settings.out, Display(quiet=True))
     (line,) = [record for record in Run(settings.out).records() if record["event"] == "step"]
@@ -500,7 +500,7 @@ def test_what_is_left_open_is_chosen_and_said(tmp_path, monkeypatch, capsys):
 def test_what_is_given_is_not_chosen(tmp_path):
     settings = config(tmp_path, learning_rate=0.02)
     given = dataclasses.replace(settings, model=dataclasses.replace(settings.model, preset="lstm"))
-    assert Task.plan(given, Task.read(given)) == (given, [])
+    assert Task.complete_config(given, Task.read_data(given)) == (given, [])
     paper = config(tmp_path, schedule="paper")
-    assert Task.plan(paper, Task.read(paper))[0].training.learning_rate is None
+    assert Task.complete_config(paper, Task.read_data(paper))[0].training.learning_rate is None
     assert [vocabulary(pairs) for pairs in (10, 5_000, 30_000, 120_000, 10**7)] == [1000, 1500, 4000, 8000, 8000]

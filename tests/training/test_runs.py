@@ -182,7 +182,7 @@ def test_every_file_is_checked_before_it_is_read(run, name):
         with pytest.raises(ValueError, match=r"was changed or damaged|was changed after Regard wrote it"):
             Run(run).read_bytes(name)
     path.unlink()
-    with pytest.raises(ValueError, match=rf"{name} is missing, which manifest.json lists"):
+    with pytest.raises(ValueError, match=rf"{name} is missing, and manifest.json lists it"):
         Run(run).read_bytes(name)
 
 
@@ -228,7 +228,7 @@ def test_the_manifest_itself_is_covered(run):
         with pytest.raises(ValueError, match=r"manifest.json is not as Regard writes it"):
             Run(run).read_bytes("run.json")
     path.unlink()
-    with pytest.raises(ValueError, match=r"manifest.json is missing, so that nothing can be checked"):
+    with pytest.raises(ValueError, match=r"manifest.json is missing, so no file of the run can be checked"):
         Run.open(run)
     path.write_bytes(good)
     (run / "target.json").write_bytes((run / "source.json").read_bytes())
@@ -289,7 +289,7 @@ def test_a_reader_between_two_writes_tries_again(run, monkeypatch):
 def test_runs_of_before_are_read_with_one_warning(tmp_path, monkeypatch, capsys):
     place = shutil.copytree(BEFORE, tmp_path / "old")
     monkeypatch.chdir(place)
-    monkeypatch.setattr(runs, "_unchecked", set())
+    monkeypatch.setattr(runs, "_warned_unchecked", set())
     for _ in range(2):
         LanguageModel.load("run", device="cpu")
     assert capsys.readouterr().err.count("files are read without being checked") == 1
@@ -456,9 +456,7 @@ def test_damaged_lines_of_a_log_are_counted_once(tmp_path, capsys):
     ]
     run.log.write_bytes(b"\n".join([*lines, b'{"step": 6']))
     assert [record["step"] for record in run.records()] == [1, 5]
-    assert (
-        "log.jsonl: 5 lines are damaged, the first is line 2; what they logged is left out" in capsys.readouterr().err
-    )
+    assert "log.jsonl: 5 lines are damaged and omitted, the first is line 2" in capsys.readouterr().err
     assert [record["step"] for record in Run(tmp_path).rewind(1)] == [1]
     assert not capsys.readouterr().err
     run.log.write_bytes(b'{"step": 1}\n{"step"')

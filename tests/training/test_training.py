@@ -273,13 +273,13 @@ def test_R8_rows_have_the_lines_of_the_file(tmp_path):
     file.write_text("\n".join(lines))
     wishes = dataclasses.replace(settings.data, tokenizer="units", skip_bad=True, maximum_length=40)
     settings = dataclasses.replace(settings, data=wishes)
-    data = Task.read(settings)
-    tokenizers = Task.learn(data, settings)
-    ready = Task(settings, data, tokenizers, models.build(Task.size(settings, tokenizers, data)))
+    data = Task.read_data(settings)
+    tokenizers = Task.train_tokenizers(data, settings)
+    ready = Task(settings, data, tokenizers, models.build(Task.model_config(settings, tokenizers, data)))
     assert len(data.lines) == len(data.train) == len(ready.batches) + 1
     for index in range(ready.batches.count(0)):
         batch = ready.batches.get(0, index)
-        what, numbers = ready.named(batch.indices.tolist())
+        what, numbers = ready.describe_rows(batch.indices.tolist())
         assert what == f"lines of {file}"
         for ids, number in zip(batch.source.tolist(), numbers, strict=True):
             expected = ready.translator.source.encode(lines[number - 1].split("\t")[0])
@@ -384,7 +384,7 @@ def test_matrices_decay_and_nothing_else(tmp_path, monkeypatch):
         finish(settings)
         run = Run.open(settings.out)
         torch.manual_seed(settings.training.seed)
-        before = models.build(read_parts(run).size).named_parameters()
+        before = models.build(read_parts(run).config).named_parameters()
         after = run.find("last").tensors["model"]
         decayed = set()
         for name, part in before:
@@ -417,7 +417,7 @@ def test_the_logged_loss_is_over_all_its_tokens(tmp_path, monkeypatch):
 
     def noted(self, batch, weights):
         found = backward(self, batch, weights)
-        sums.append((float(found[loop.PLAIN]), self.task.tokens(batch)))
+        sums.append((float(found[loop.PLAIN]), self.task.count_tokens(batch)))
         return found
 
     monkeypatch.setattr(loop.Loop, "_backward", noted)
@@ -460,7 +460,7 @@ def test_long_pairs_are_left_out_and_said(tmp_path, capsys):
         file.write("one two\t" + "zwei " * 60 + "\n")
     data = dataclasses.replace(settings.data, maximum_length=50)
     train(Task, dataclasses.replace(settings, data=data), Display())
-    assert "left out 1 pairs of more than 50 tokens" in capsys.readouterr().err
+    assert "omitted 1 pairs of more than 50 tokens" in capsys.readouterr().err
 
 
 def test_a_start_that_fails_leaves_nothing(tmp_path):

@@ -1,7 +1,7 @@
-"""What a classifier of texts has to beat: TF-IDF of words and pairs of words, with logistic regression.
+"""The baseline that a classifier has to beat: TF-IDF of words and pairs of words, with logistic regression.
 
-Two lines of scikit-learn that learn in seconds. The one number to choose, C, is chosen by the accuracy on the
-validation texts, as the checkpoint of a Transformer is.
+Two lines of scikit-learn that train in seconds. The one hyperparameter, C, is chosen by the accuracy on the validation
+texts, as the checkpoint of a Transformer is.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ import numpy as np
 from regard.data.labelled import Example, class_numbers
 from regard.metrics.classification import Report, report
 
-STRENGTHS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # values of C that are tried, the strongest regularisation first
+STRENGTHS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # values of C to try, the strongest regularisation first
 ITERATIONS = 1000
 
 
 class Baseline(NamedTuple):
-    """What was learned from texts, and how it did on those that C was chosen on."""
+    """A trained baseline, and its accuracy on the texts that C was chosen on."""
 
     vectorizer: Any
     model: Any
@@ -26,17 +26,17 @@ class Baseline(NamedTuple):
     validation: float  # accuracy
 
     def report(self, examples: Sequence[Example], name: str = "the data") -> Report:
-        """Everything about the answers to some examples."""
+        """All measures of its answers to some examples."""
         truth = class_numbers([label for _, label in examples], self.labels, name)
-        found = self.model.predict_proba(self.vectorizer.transform([text for text, _ in examples]))
-        # a label that no training text has is never answered
+        known = self.model.predict_proba(self.vectorizer.transform([text for text, _ in examples]))
+        # the model does not know labels that no training text has
         probabilities = np.zeros((len(examples), len(self.labels)))
-        probabilities[:, self.model.classes_] = found
-        return report(np.array(truth), probabilities, self.labels)
+        probabilities[:, self.model.classes_] = known
+        return report(truth, probabilities, self.labels)
 
 
 def fit(train: Sequence[Example], valid: Sequence[Example], labels: Sequence[str]) -> Baseline:
-    """Learns from `train` and chooses C on `valid`; of equally good ones the smallest."""
+    """Trains on `train` and chooses C on `valid`; of equally good values the smallest."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
 
@@ -45,15 +45,16 @@ def fit(train: Sequence[Example], valid: Sequence[Example], labels: Sequence[str
         x = vectorizer.fit_transform([text for text, _ in train])
     except ValueError as error:
         raise ValueError(
-            f"the baseline finds no words of two letters or more in the training texts: {error}"
+            f"the baseline needs words of two letters or more, and the training texts have none: {error}"
         ) from error
     y = class_numbers([label for _, label in train], labels, "the training data")
     valid_x = vectorizer.transform([text for text, _ in valid])
     valid_y = class_numbers([label for _, label in valid], labels, "the validation data")
-    best: Baseline | None = None
-    for strength in STRENGTHS:
+
+    def fit_with(strength: float) -> Baseline:
         model = LogisticRegression(C=strength, max_iter=ITERATIONS).fit(x, y)
         accuracy = float((model.predict(valid_x) == np.array(valid_y)).mean())
-        if best is None or accuracy > best.validation:
-            best = Baseline(vectorizer, model, list(labels), strength, accuracy)
-    return best
+        return Baseline(vectorizer, model, list(labels), strength, accuracy)
+
+    # of equals `max` takes the first
+    return max(map(fit_with, STRENGTHS), key=lambda baseline: baseline.validation)

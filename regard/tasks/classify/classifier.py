@@ -1,4 +1,4 @@
-"""A classifier of texts: loaded from a run, asked for labels and their probabilities."""
+"""A classifier of texts: loaded from a run, it gives labels and their probabilities."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, islice
@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
 
+from regard.core.model import Model
 from regard.data.batches import padded, similar
 from regard.data.labelled import Example, class_numbers
 from regard.data.tokenizer import Tokenizer
@@ -16,7 +16,7 @@ from regard.metrics.classification import Choice, choose
 from regard.tasks.load import load
 
 TOKENS_AT_ONCE = {"cpu": 8192, "cuda": 65536}  # padded, in a batch that is classified
-HEAD = 0.25  # share of the beginning in a text that lost its middle
+HEAD = 0.25  # share of the beginning in a text whose middle is cut
 
 
 class Answer(NamedTuple):
@@ -31,7 +31,7 @@ class Answer(NamedTuple):
 
 
 class Threshold(NamedTuple):
-    """From which probability on a text is given the label; below, it gets the most probable other one."""
+    """The least probability at which a text gets the label; below, it gets the most probable other one."""
 
     label: str
     value: float
@@ -45,22 +45,22 @@ class Classifier:
     'positive'
     """
 
-    def __init__(
-        self, model: nn.Module, tokenizer: Tokenizer, labels: Sequence[str], longest: int, *, cut: str = "end"
-    ):
+    def __init__(self, model: Model, tokenizer: Tokenizer, labels: Sequence[str], longest: int, *, cut: str = "end"):
         self.model, self.tokenizer, self.labels = model, tokenizer, list(labels)
-        self.longest = longest  # tokens of a text; more are cut off
-        self.cut = cut  # where: at the end, or in the middle
+        self.longest = longest  # tokens of a text
+        self.cut = cut  # where longer texts are cut: at the end, or in the middle
 
     @classmethod
     def load(cls, folder: str | Path, *, which: str | int | None = None, device: str = "auto") -> "Classifier":
-        """From a run folder. `which` is a checkpoint: best, last, average or a step; None: the average where there is
+        """Loads a run folder. `which` is a checkpoint: best, last, average or a step; None: the average if there is
         one, else the best."""
         model, parts, run = load(folder, "classify", which=which, device=device)
         labels, longest, cut = (parts.facts.get(name) for name in ("labels", "longest", "cut"))
-        named = isinstance(labels, list) and all(isinstance(label, str) for label in labels)
-        if not named or len(labels) != parts.size.classes or not isinstance(longest, int):
-            raise ValueError(f"{run.folder}/run.json is damaged: it does not say the {parts.size.classes} labels")
+        count = parts.config.classes
+        if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels) or len(labels) != count:
+            raise ValueError(f"{run.folder}/run.json is damaged: it must have the {count} labels of the model")
+        if not isinstance(longest, int):
+            raise ValueError(f"{run.folder}/run.json is damaged: it must have the longest text in tokens")
         (tokenizer,) = parts.tokenizers.values()
         return cls(model, tokenizer, labels, longest, cut=cut or "end")
 
@@ -78,7 +78,7 @@ class Classifier:
         numbers: Iterable[int] | None = None,
         warn: Callable[[str], None] = lambda message: None,
     ) -> list[list[int]]:
-        """bos, the ids of each text (cut where it is too long), eos. `numbers` are those of the texts in warnings."""
+        """bos, the ids of each text (cut if it is too long), eos. `numbers` are those of the texts in warnings."""
         rows = self.tokenizer.encode_batch(texts)
         for number, row in zip(numbers or count(1), rows, strict=False):
             if len(row) > self.longest:
@@ -88,7 +88,7 @@ class Classifier:
         return [self.tokenizer.framed(self._shortened(row)) for row in rows]
 
     def _head(self) -> int:
-        """Tokens of the beginning that are read of a text that is too long."""
+        """Tokens of its beginning that are kept of a text that is too long."""
         return self.longest if self.cut == "end" else int(HEAD * self.longest)
 
     def _shortened(self, row: list[int]) -> list[int]:
@@ -133,7 +133,7 @@ class Classifier:
         warn: Callable[[str], None] = lambda message: None,
         check: Callable[[], None] = lambda: None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers of the right classes [N], and the probabilities of all [N, classes]."""
+        """The indices of the true classes [N], and the probabilities of all classes [N, classes]."""
         truth = class_numbers([label for _, label in examples], self.labels, name)
         return np.array(truth), self.probabilities([text for text, _ in examples], warn=warn, check=check)
 
@@ -146,7 +146,7 @@ class Classifier:
         first: int = 1,
         warn: Callable[[str], None] = lambda message: None,
     ) -> Iterator[Answer | None]:
-        """The answer to each line, in order; None to a blank one. `first` is the number of the first in warnings."""
+        """The answer for each line, in order; None for a blank one. `first` is the number of the first in warnings."""
         lines = iter(lines)
         while some := list(islice(lines, at_once)):
             real = [number for number, line in enumerate(some) if line.strip()]
@@ -165,8 +165,8 @@ class Classifier:
         recall: float | None = None,
         precision: float | None = None,
     ) -> tuple[Threshold, Choice]:
-        """The threshold of a label (of two, the second unless said otherwise) that reaches a recall or a precision on
-        some examples, and what it does to them."""
+        """The threshold of a label (by default the second of two) that reaches a recall or a precision on some
+        examples, and what it achieves on them."""
         label = self.positive(label)
         truth, probabilities = self.answers(examples)
         index = self.labels.index(label)
@@ -177,16 +177,16 @@ class Classifier:
         return Threshold(label, found.threshold), found
 
     def positive(self, label: str | None) -> str:
-        """The label that a threshold is of."""
+        """The label of a threshold."""
         if label is None and len(self.labels) == 2:
             return self.labels[1]
         if label not in self.labels:
-            said = "say which label it is of" if label is None else f"no label is called {label!r}"
-            raise ValueError(f"a threshold is of one label: {said} (--positive); known: {', '.join(self.labels)}")
+            problem = "give --positive" if label is None else f"--positive {label!r} is not a label"
+            raise ValueError(f"a threshold needs one label: {problem}; known: {', '.join(self.labels)}")
         return label
 
 
 def mean_loss(truth: np.ndarray, probabilities: np.ndarray) -> float:
-    """Mean of -log p(right class)."""
+    """Mean of -log p(true class)."""
     right = probabilities[np.arange(len(truth)), truth]
     return float(-np.log(np.maximum(right, np.finfo(np.float64).tiny)).mean())

@@ -13,50 +13,51 @@ from regard.training.config import TrainingConfig
 
 @dataclass(frozen=True)
 class LabelledData:
-    """Where texts and their labels come from, and how text becomes tokens."""
+    """Texts, their labels, and the tokenizer."""
 
     text: Annotated[
         str | None,
-        "file of texts and labels: .csv, .tsv or .jsonl, plain, .gz or .xz; with labels: of texts alone, one per line",
+        "training file of texts and labels: .csv, .tsv or .jsonl, plain, .gz or .xz; with data.labels: a file of texts "
+        "alone, one per line",
     ] = None
-    labels: Annotated[str | None, "file of their labels, line by line"] = None
+    labels: Annotated[str | None, "file of labels, one per line of data.text"] = None
     columns: Annotated[
         tuple[str | int, str | int],
-        "columns of text and label: names, or numbers from 0 where a CSV or TSV file has no line of names",
+        "columns of text and label: names, or numbers from 0 if a CSV or TSV file has no header",
     ] = ("text", "label")
-    valid_text: Annotated[str | None, "file to validate on, as text; none: some texts are held out"] = None
-    valid_labels: Annotated[str | None, "file of their labels, as labels"] = None
+    valid_text: Annotated[str | None, "validation file, in the form of data.text (default: texts are held out)"] = None
+    valid_labels: Annotated[str | None, "file of labels, one per line of data.valid_text"] = None
     held_out: Annotated[
         int,
-        "texts held out where there is no validation file, at most a tenth of all; none of them is trained on",
+        "texts held out if there is no validation file, at most a tenth of all",
         Range(1),
     ] = 1000
-    skip_bad: Annotated[bool, "leave out bad lines and count them, instead of stopping at the first"] = False
+    skip_bad: Annotated[bool, "omit and count bad lines, instead of stopping at the first"] = False
     tokenizer: Annotated[
         Literal["bpe", "uncased", "words", "stems", "characters", "bytes"] | None,
-        "bpe: learn byte pairs from the text; uncased: of small letters, words and signs apart; words: what white"
-        " space separates; stems: words whose vectors share those of their first letters; or characters; or bytes"
-        " (default: that of init, or uncased)",
+        "bpe: byte pairs learned from the texts; uncased: the same on lower-cased text, words and punctuation split; "
+        "words: split at white space; stems: words that share vectors with words of the same beginning; characters; "
+        "bytes (default: that of init, or uncased)",
     ] = None
     vocabulary: Annotated[
         int | None,
-        "tokens to learn, at most (default: follows the number of words, up to 8,000)",
+        "vocabulary size, at most (default: by the number of words, up to 8,000)",
         Range(5),
     ] = None
     maximum_length: Annotated[
         int | None,
-        "longest text in tokens; what is longer is cut (default: follows the number of texts, up to 512)",
+        "longest text in tokens; longer ones are cut (default: by the number of texts, up to 512)",
         Range(1),
     ] = None
     cut: Annotated[
         Literal["end", "middle"] | None,
-        "what a text that is too long loses: its end, or its middle, so that a quarter is of its beginning and "
-        "the rest of its end (default: middle)",
+        "where a text that is too long is cut: its end, or its middle, which keeps a quarter of the tokens from its "
+        "beginning and the rest from its end (default: middle)",
     ] = None
     blanked: Annotated[
         float | None,
-        "share of the tokens that training replaces by the unknown one, drawn anew each time a text comes "
-        "(default: 0.15, with init 0)",
+        "share of the tokens that training replaces by the unknown token, drawn anew for each epoch (default: 0.15, "
+        "with init 0)",
         Range(0, below=1),
     ] = None
 
@@ -65,30 +66,30 @@ class LabelledData:
         for name in ("labels", "valid_labels"):
             before = name.replace("labels", "text")
             if getattr(self, name) is not None and getattr(self, before) is None:
-                raise ValueError(f"data.{name} is given without data.{before}")
+                raise ValueError(f"data.{name} needs data.{before}, the texts of these labels: give both")
         if len(self.columns) != 2:
-            raise ValueError(f"data.columns must be those of text and label, got {list(self.columns)}")
+            raise ValueError(f"data.columns must be two, of text and label, got {list(self.columns)}")
 
 
 @derived
 class ClassifierOptions(ModelOptions):
-    """A preset, and what to change in it: whatever is left out is as the preset says. With init: only dropout, pooling,
-    seeds and seed_layers; the rest comes from that run."""
+    """A preset, and changes to it. With init, only dropout, pooling, seeds and seed_layers can change: the rest comes
+    from that run."""
 
     predicts = "class"
     default = "tiny"
     preset: Annotated[
         str | None,
-        "tiny, base or big (Transformers), perceiver, funnel or tokenlearner (which shorten the text); default: two "
-        "layers of width 64 to 128, which follows the number of texts",
+        "tiny, base or big (Transformers); perceiver, funnel or tokenlearner (which shorten the text) (default: two "
+        "layers of width 64 or 128, by the number of texts)",
     ] = None
     pooling: Annotated[
         How | None,
-        f"{POOLING} (default: mean; from scratch without a preset: mean_max; of causal layers: last; of funnel: first)",
+        f"{POOLING} (default: mean; from scratch without a preset: mean_max; causal: last; funnel: first)",
     ] = None
 
     def resolve(self, *, body: ModelConfig | None = None, **sizes: Any) -> Any:
-        """The config of the model; a `body` is that of a trained model, whose layers it takes."""
+        """The config of the model; `body` is the config of a pretrained model whose layers it takes."""
         if body is not None:
             self.changes_of_trained("dropout", "pooling", "seeds", "seed_layers")
             body = dataclasses.replace(body, dropout=body.dropout if self.dropout is None else self.dropout)
@@ -104,17 +105,17 @@ class ClassifierOptions(ModelOptions):
 class ClassifyConfig:
     """A classifier: its data, its model and its training."""
 
-    out: Annotated[str, "the run folder: config, tokenizer, checkpoints and log"] = "runs/classify"
+    out: Annotated[str, "run folder to write: config, tokenizer, checkpoints and log"] = "runs/classify"
     init: Annotated[
         str | None,
-        "a run of masked or language whose tokenizer and layers to begin with; english: the encoder that is "
-        "bundled with Regard; none: train from scratch (default: english where the texts are, unless a tokenizer "
-        "or sizes are given)",
+        "pretrained run of masked or language, whose tokenizer and layers to begin with; english: the encoder bundled "
+        "with Regard; none: train from scratch (default: english for English texts, unless a tokenizer or a model "
+        "option is given)",
     ] = None
     data: LabelledData = field(default_factory=LabelledData)
     model: ClassifierOptions = field(default_factory=ClassifierOptions)
     training: TrainingConfig = field(
-        # what docs/classify.md publishes was measured with a decay of every parameter
+        # the results in docs/classify.md were measured with weight decay on every parameter
         default_factory=lambda: TrainingConfig(
             weight_decay=None, weight_decay_on="all", layer_decay=None, metric="loss", patience=4, keep=1
         )

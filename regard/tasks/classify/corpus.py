@@ -1,4 +1,4 @@
-"""Texts with labels: read from files, and those that a run validates on."""
+"""Labelled texts: read from files, or the validation texts of a run."""
 
 import hashlib
 import json
@@ -13,8 +13,8 @@ from regard.training.run import Run
 
 
 class Corpus(NamedTuple):
-    """Texts with labels to train on and to validate on, the classes, what was done to get them, and the line of each of
-    the first."""
+    """Labelled texts to train and to validate on, the classes, facts about the files, and the line of each training
+    text."""
 
     train: list[Example]
     valid: list[Example]
@@ -24,9 +24,11 @@ class Corpus(NamedTuple):
 
 
 def read_corpus(config: LabelledData, seed: int) -> Corpus:
-    """The texts a config names. Without a validation file, some are held out."""
+    """Reads the texts that a config names. Without a validation file, some are held out."""
     if config.text is None:
-        raise ValueError("training data: give data.text, a .csv, .tsv or .jsonl file, or texts beside data.labels")
+        raise ValueError(
+            "there is no training data: give data.text, a .csv, .tsv or .jsonl file, or a file of texts and data.labels"
+        )
 
     def read(text: str, labels: str | None) -> Labelled:
         return read_labelled(text, labels, columns=config.columns, skip_bad=config.skip_bad)
@@ -49,8 +51,11 @@ def read_corpus(config: LabelledData, seed: int) -> Corpus:
 
 
 def read_valid(folder: str | Path) -> list[Example]:
-    """The texts a run validates on."""
+    """The validation texts of a run."""
     run = Run.open(folder)
     if not run.has("valid.jsonl"):
-        raise ValueError(f"{folder} keeps no validation texts: give --data, and --threshold instead of a wish")
-    return parse_rows(run.read_text("valid.jsonl"), run.folder / "valid.jsonl", ("text", "label"))
+        raise ValueError(
+            f"{folder} has no validation texts: give --data, and --threshold instead of --recall or --precision"
+        )
+    rows = parse_rows(run.read_text("valid.jsonl"), run.folder / "valid.jsonl", ("text", "label"))
+    return [(text, label) for text, label in rows]

@@ -1,4 +1,4 @@
-"""How good a classifier is, and how good the baseline is on the same texts."""
+"""The quality of a classifier, and of the baseline on the same texts."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,13 +14,13 @@ from regard.training.run import Run
 
 
 class Evaluation(NamedTuple):
-    """What `regard evaluate` says of a classifier."""
+    """What `regard evaluate` prints of a classifier."""
 
     loss: float
     report: Report
     threshold: Threshold | None
-    chosen: Choice | None  # on the validation texts of the run, where the threshold was chosen
-    reached: Choice | None  # on these texts
+    chosen: Choice | None  # what the threshold achieves on the validation texts of the run, where it was chosen
+    reached: Choice | None  # and on these texts
     baseline: "Compared | None" = None
 
     def to_json(self) -> dict[str, Any]:
@@ -28,7 +28,7 @@ class Evaluation(NamedTuple):
         if self.threshold is not None:
             values["threshold"] = self.threshold._asdict() | {
                 "validation": None if self.chosen is None else self.chosen._asdict(),
-                "here": self.reached._asdict(),
+                "here": None if self.reached is None else self.reached._asdict(),
             }
         if self.baseline is not None:
             values["baseline"] = self.baseline.to_json()
@@ -86,7 +86,7 @@ class Evaluation(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """The baseline, trained on the texts of a run, on the same examples as the run."""
+    """The baseline, trained on the texts of a run, evaluated on the same examples as the run."""
 
     strength: float  # C of the logistic regression, chosen on the validation texts
     validation: float  # its accuracy there
@@ -97,12 +97,13 @@ class Compared(NamedTuple):
 
 
 def measure_baseline(folder: str | Path, examples: Sequence[Example], name: str = "the data") -> Compared:
-    """TF-IDF with logistic regression, trained on the training texts of a run, asked some examples."""
+    """Trains TF-IDF with logistic regression on the training texts of a run, and evaluates it on some examples."""
     run = Run.open(folder)
-    data = Task.read(read_config(run))
+    data = Task.read_data(read_config(run))
     if data.facts["sha256"] != read_parts(run).facts.get("data", {}).get("sha256"):
         raise ValueError(
-            f"the training data of {folder} has changed since: the baseline would not be of the same texts"
+            f"the training data of {folder} has changed since the run began, so the baseline would be of other texts: "
+            "restore the data"
         )
     found = baseline.fit(data.train, data.valid, data.labels)
     return Compared(found.strength, found.validation, found.report(examples, name))
@@ -117,13 +118,13 @@ def evaluate(
     chosen: Choice | None = None,
     warn: Callable[[str], None] = lambda message: None,
 ) -> Evaluation:
-    """Everything about the answers to some examples."""
+    """All measures of the answers to some examples."""
     truth, probabilities = classifier.answers(examples, name=name, warn=warn)
     reached = None
     if threshold is not None:
         index = classifier.labels.index(threshold.label)
         reached = decide(truth == index, probabilities[:, index], threshold.value)
-    found = report(truth, probabilities, classifier.labels)
+    found = report(truth.tolist(), probabilities, classifier.labels)
     return Evaluation(mean_loss(truth, probabilities), found, threshold, chosen, reached)
 
 

@@ -1,8 +1,8 @@
-"""What a classifier is trained with where nothing is said: it follows the texts.
+"""Default settings of a classifier, which follow from the texts.
 
-Two recipes, for layers that are trained already and for new ones. Both say their length in epochs, the fewer the more
-texts there are, and read a number of tokens that a machine without a GPU gets through in minutes: where that does not
-suffice, long texts lose their middle first, and then there are fewer epochs.
+Two recipes, for pretrained layers and for new ones. Both count in epochs, the fewer the more texts there are, and are
+limited to the tokens that a machine without a GPU reads in minutes: if these are too few, long texts are cut in their
+middle first, and then there are fewer epochs.
 """
 
 import dataclasses
@@ -18,14 +18,14 @@ from regard.models.transformer import ModelConfig
 from regard.tasks.classify.config import ClassifyConfig
 
 ENGLISH, NONE = "english", "none"  # values of --init: the bundled encoder, and none
-KNOWN = 0.6  # share of words that are one token of the bundled encoder, from which on texts are taken for English
-SAMPLE = 1000  # texts that are looked at
-LENGTHS = (382, 254, 190, 126)  # tokens of a text that are read, without the first and the last
-OPERATIONS = {"cpu": 2.8e13, "cuda": 6e14}  # of a training: some minutes of two cores, or of a GPU that is hardly busy
-MOST_READ = 8_000_000  # tokens, of layers that are small
-EVALUATIONS, EVALUATION_SHARE = 10, 0.1  # at most, and of the time
-FEW_EPOCHS = 3  # texts are shortened until this number of epochs fits
-BATCH = 32  # texts, of mean length
+KNOWN = 0.6  # least share of words that are one token of the bundled encoder for texts to count as English
+SAMPLE = 1000  # texts that are examined
+LENGTHS = (382, 254, 190, 126)  # candidates for the longest text, in tokens without bos and eos
+OPERATIONS = {"cpu": 2.8e13, "cuda": 6e14}  # of a training: some minutes of two cores, or of a GPU with little load
+MOST_READ = 8_000_000  # tokens to read at most, however small the layers are
+EVALUATIONS, EVALUATION_SHARE = 10, 0.1  # at most, and their share of the time
+FEW_EPOCHS = 3  # texts are cut shorter until this number of epochs fits
+BATCH = 32  # texts of mean length in a batch
 WORD = re.compile(r"[^\W\d_]+")
 UNIT = re.compile(r"\w+|[^\w\s]")
 
@@ -43,40 +43,39 @@ SCRATCH_MODEL = {
 }
 
 
-class Trained(NamedTuple):
-    """What a classifier takes of a run of another task."""
+class Pretrained(NamedTuple):
+    """The parts of a run of another task that a classifier begins with."""
 
     tokenizer: Tokenizer
-    size: ModelConfig
-    length: int | None  # tokens that it was trained to read at a time
+    config: ModelConfig
+    length: int | None  # tokens per row that it was trained with
 
 
 def plan(
-    config: ClassifyConfig, texts: Sequence[str], valid: int, *, trained: Trained | None, bundled: Trained | None
+    config: ClassifyConfig, texts: Sequence[str], valid: int, *, trained: Pretrained | None, bundled: Pretrained | None
 ) -> tuple[ClassifyConfig, list[str]]:
-    """The config with everything that was left open, and what to say of it. `valid` is the number of texts to validate
-    on, `trained` is what --init names, `bundled`
-    the encoder that is taken for English where --init names nothing."""
+    """The config with all default settings, and lines that explain them. `valid` is the number of validation texts,
+    `trained` the run that --init names, `bundled` the encoder for English texts if --init names nothing."""
     sample = texts[:: max(1, len(texts) // SAMPLE)]
     init, reason = config.init, ""
     if config.init == NONE:
         init, reason = None, "from scratch: --init none"
     elif config.init is None:
-        given = _given_sizes(config)
-        known = 0.0 if given or bundled is None else known_share(sample, bundled.tokenizer)
+        options = _own_options(config)
+        known = 0.0 if options or bundled is None else known_share(sample, bundled.tokenizer)
         if bundled is None:
             reason = "from scratch: this installation of Regard has no bundled encoder"
-        elif given:
-            reason = f"from scratch: {given} is given; --init english would begin with the bundled encoder"
+        elif options:
+            reason = f"from scratch: {options} is given; --init english would begin with the bundled encoder"
         elif known < KNOWN:
             reason = (
-                f"from scratch: the texts do not look English ({100 * known:.0f} % of their words are words of the "
-                "bundled encoder); --init english takes it all the same"
+                f"from scratch: the texts do not look English (the bundled encoder knows {100 * known:.0f} % of their "
+                "words); --init english uses it nevertheless"
             )
         else:
             init, trained = ENGLISH, bundled
             reason = (
-                f"begins with the bundled English encoder: {100 * known:.0f} % of the words are words of it; "
+                f"begins with the bundled English encoder, which knows {100 * known:.0f} % of the words; "
                 "--init none trains from scratch"
             )
     config = dataclasses.replace(config, init=init)
@@ -85,17 +84,17 @@ def plan(
     lengths = token_lengths(sample, config.data.tokenizer, trained)
     recipe, length = _training(config, len(texts), valid, lengths, trained)
     config = _fill(_fill(config, "data", {"maximum_length": length}), "training", recipe)
-    return config, [part for part in (reason, _said(config)) if part]
+    return config, [line for line in (reason, _describe(config)) if line]
 
 
 def known_share(texts: Sequence[str], tokenizer: Tokenizer) -> float:
-    """How many of the words of some texts are one token each."""
+    """The share of the words in some texts that are one token each."""
     words = [word for text in texts for word in WORD.findall(text[:1000].lower())][:50_000]
     return sum(len(ids) == 1 for ids in tokenizer.encode_batch(words)) / max(1, len(words))
 
 
-def token_lengths(texts: Sequence[str], kind: str | None, trained: Trained | None) -> list[int]:
-    """About how many tokens each text has."""
+def token_lengths(texts: Sequence[str], kind: str | None, trained: Pretrained | None) -> list[int]:
+    """An estimate of the number of tokens of each text."""
     if trained is not None:
         return [len(ids) for ids in trained.tokenizer.encode_batch(texts)]
     if kind in ("characters", "bytes"):
@@ -105,21 +104,21 @@ def token_lengths(texts: Sequence[str], kind: str | None, trained: Trained | Non
 
 
 def epochs_for(texts: int, trained: bool) -> float:
-    """Fewer, the more texts there are."""
+    """Epochs to train for: the fewer, the more texts there are."""
     most = 10 if trained else 40
     return min(most, max(4.0, most * math.sqrt(500 / max(1, texts))))
 
 
-def _given_sizes(config: ClassifyConfig) -> str:
-    """What was said of tokens or layers, which the bundled encoder has already."""
+def _own_options(config: ClassifyConfig) -> str:
+    """The options of a config that contradict the bundled encoder, which has a tokenizer and layers of its own."""
     free = ("dropout", "pooling", "seeds", "seed_layers")
-    given = [f"data.{name}" for name in ("tokenizer", "vocabulary") if getattr(config.data, name) is not None]
-    given += ["model.preset"] * (config.model.preset is not None)
-    return ", ".join(given + [f"model.{name}" for name in config.model.changes() if name not in free])
+    names = [f"data.{name}" for name in ("tokenizer", "vocabulary") if getattr(config.data, name) is not None]
+    names += ["model.preset"] * (config.model.preset is not None)
+    return ", ".join(names + [f"model.{name}" for name in config.model.changes() if name not in free])
 
 
 def _data(
-    config: ClassifyConfig, texts: Sequence[str], sample: Sequence[str], trained: Trained | None
+    config: ClassifyConfig, texts: Sequence[str], sample: Sequence[str], trained: Pretrained | None
 ) -> dict[str, Any]:
     if trained is not None:
         return {"cut": "middle", "blanked": 0.0}
@@ -129,10 +128,10 @@ def _data(
     return {"tokenizer": "uncased", "vocabulary": vocabulary, "cut": "middle", "blanked": blanked}
 
 
-def _model(config: ClassifyConfig, count: int, trained: Trained | None) -> dict[str, Any]:
+def _model(config: ClassifyConfig, count: int, trained: Pretrained | None) -> dict[str, Any]:
     if trained is not None:
-        # so few steps need no dropout: on four sets it lost a point
-        pooling = {"pooling": "mean"} if trained.size.kind == "encoder" and not _pools(config) else {}
+        # so few steps need no dropout: on four datasets it lost a point
+        pooling = {"pooling": "mean"} if trained.config.kind == "encoder" and not _pools(config) else {}
         return {"dropout": 0.0} | pooling
     if config.model.preset is not None:
         return {}
@@ -150,14 +149,15 @@ def _pools(config: ClassifyConfig) -> bool:
 
 
 def operations_per_token(width: int, inner: int, layers: int) -> float:
-    """Of a step of training: a forward pass multiplies and adds once a weight of the layers, a backward pass twice."""
+    """Operations per token of a training step: a forward pass multiplies and adds once per weight of the layers, a
+    backward pass twice."""
     return 6.0 * layers * (4 * width**2 + 2 * width * inner)
 
 
-def _affordable(config: ClassifyConfig, trained: Trained | None) -> float:
-    """How many tokens may be read, all epochs together."""
+def _affordable(config: ClassifyConfig, trained: Pretrained | None) -> float:
+    """The number of tokens that a training may read, over all epochs."""
     model, device = config.model, config.training.device
-    size = model if trained is None else trained.size
+    size = model if trained is None else trained.config
     width, inner, layers = size.width or 128, size.inner or 256, size.layers or 4
     each = operations_per_token(width, inner, sum(layers) if isinstance(layers, list | tuple) else layers)
     kind = "cuda" if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()) else "cpu"
@@ -165,18 +165,19 @@ def _affordable(config: ClassifyConfig, trained: Trained | None) -> float:
 
 
 def _training(
-    config: ClassifyConfig, count: int, valid: int, lengths: Sequence[int], trained: Trained | None
+    config: ClassifyConfig, count: int, valid: int, lengths: Sequence[int], trained: Pretrained | None
 ) -> tuple[dict[str, Any], int]:
-    """The recipe, and how long a text may be."""
+    """The recipe, and the longest text in tokens."""
     training, most = config.training, _affordable(config, trained)
     epochs = training.epochs or epochs_for(count, trained is not None)
     choices = LENGTHS if config.data.maximum_length is None else (config.data.maximum_length,)
     if trained is not None and trained.length is not None and config.data.maximum_length is None:
         choices = [length for length in choices if length <= trained.length - 2] or (trained.length - 2,)
-    for length in choices:
-        mean = sum(min(found, length) + 2 for found in lengths) / max(1, len(lengths))
-        if count * mean * FEW_EPOCHS <= most:
-            break
+    means = [sum(min(tokens, length) + 2 for tokens in lengths) / max(1, len(lengths)) for length in choices]
+    fits = [count * mean * FEW_EPOCHS <= most for mean in means]
+    # the longest that fits, or the shortest of all
+    index = fits.index(True) if any(fits) else len(fits) - 1
+    length, mean = choices[index], means[index]
     epochs = max(1.0, min(epochs, most / (count * mean)))
     texts = BATCH if count >= 2000 else BATCH // 2
     recipe: dict[str, Any] = {"tokens": max(int(texts * mean), length + 2)}
@@ -188,18 +189,18 @@ def _training(
         recipe["evaluate_every"] = max(1, round(steps / evaluations))
     if trained is None:
         return recipe | SCRATCH_TRAINING, length
-    # the wider, the slower: 5e-4 of width 256, 5.6e-5 of BERT's 768
-    return recipe | TUNED_TRAINING | {"learning_rate": 5e-4 * (256 / trained.size.width) ** 2}, length
+    # the wider the model, the lower its learning rate: 5e-4 for width 256, 5.6e-5 for BERT's 768
+    return recipe | TUNED_TRAINING | {"learning_rate": 5e-4 * (256 / trained.config.width) ** 2}, length
 
 
 def _fill(config: ClassifyConfig, section: str, values: dict[str, Any]) -> ClassifyConfig:
-    """Gives values to the options of a section that have none."""
-    part = getattr(config, section)
-    missing = {name: value for name, value in values.items() if getattr(part, name) is None}
-    return dataclasses.replace(config, **{section: dataclasses.replace(part, **missing)})
+    """Sets the options of a section that are None."""
+    options = getattr(config, section)
+    missing = {name: value for name, value in values.items() if getattr(options, name) is None}
+    return dataclasses.replace(config, **{section: dataclasses.replace(options, **missing)})
 
 
-def _said(config: ClassifyConfig) -> str:
+def _describe(config: ClassifyConfig) -> str:
     training = config.training
     long = f"{training.epochs:g} epochs" if training.epochs is not None else f"{training.steps} steps"
     stops = f"early stopping after {training.patience} evaluations without a better {training.metric}"

@@ -1,4 +1,4 @@
-"""The verb of classifiers, classify, and their part of evaluate."""
+"""The verb of classifiers, classify, and their flags of evaluate."""
 
 import argparse
 import json
@@ -6,10 +6,20 @@ import sys
 from itertools import islice
 from typing import Any
 
-from regard.tasks.command import AddVerb, EvaluationFlags, add_model, counted, few_warnings, notice, read_columns
+from regard.tasks.command import (
+    AddVerb,
+    EvaluationFlags,
+    add_model,
+    add_run,
+    check_picture,
+    counted,
+    few_warnings,
+    notice,
+    read_columns,
+)
 
-# for `regard train --help`, which imports no PyTorch
-ABOUT = "A classifier from texts and labels, from scratch or over a trained run of masked or language."
+# here, so that `regard train --help` does not import PyTorch
+ABOUT = "A classifier of texts, trained from scratch or from a run of masked or language."
 EXAMPLES = (
     "regard train classify --data.text reviews.csv --out runs/reviews",
     "regard train classify --data.text train.tsv --data.columns '[sentence, label]' --data.valid_text dev.tsv",
@@ -17,33 +27,35 @@ EXAMPLES = (
     "regard train classify --data.text reviews.jsonl.xz --init runs/masked --out runs/tuned",
     "regard train classify --data.text reviews.csv --data.tokenizer bytes --model.preset perceiver",
 )
-EVALUATION = "accuracy, confusion, precision, recall and F1 of each class, macro and micro, average precision"
+EVALUATION = "accuracy, confusion matrix, precision, recall and F1 (per class, macro, micro), average precision"
 
 
 def add_verbs(verb: AddVerb) -> None:
     added = verb(
         "classify",
         classify,
-        "the label of each line of standard input and its probability; as many lines out as in",
+        "label each line of standard input, with the probability; one line out for each line in",
         [
             'echo "A fine film." | regard classify runs/classify',
             "regard classify runs/classify --recall 0.95 --positive spam < texts.txt > labels.tsv",
             "regard classify runs/classify --input texts.txt.xz --json",
         ],
     )
-    added.add_argument("run", metavar="RUN", help="a run folder")
-    added.add_argument("--input", default="-", help="a file instead of standard input; .gz and .xz too")
-    added.add_argument("--json", action="store_true", help="a JSON object a line, with the probability of each label")
+    add_run(added)
+    added.add_argument("--input", default="-", metavar="FILE", help="file to read (default: standard input)")
+    added.add_argument(
+        "--json", action="store_true", help="print a JSON object per line, with the probability of each label"
+    )
     add_model(added)
     _add_threshold(added)
 
 
 def _add_threshold(added: argparse.ArgumentParser | EvaluationFlags) -> None:
-    told = "the threshold on the validation texts with the best {} that has at least this {}, such as {}"
-    added.add_argument("--recall", type=float, help=told.format("precision", "recall", "0.95"))
-    added.add_argument("--precision", type=float, help=told.format("recall", "precision", "0.9"))
-    added.add_argument("--threshold", type=float, help="from this probability on the answer is --positive")
-    added.add_argument("--positive", metavar="LABEL", help="of which label (default: of two labels, the second)")
+    about = "choose the threshold that has at least this {} and the best {} on the validation texts, such as {}"
+    added.add_argument("--recall", type=float, help=about.format("recall", "precision", "0.95"))
+    added.add_argument("--precision", type=float, help=about.format("precision", "recall", "0.9"))
+    added.add_argument("--threshold", type=float, help="least probability at which the answer is --positive")
+    added.add_argument("--positive", metavar="LABEL", help="label of the threshold (default: the second of two labels)")
 
 
 def classify(arguments: argparse.Namespace) -> None:
@@ -55,8 +67,8 @@ def classify(arguments: argparse.Namespace) -> None:
     threshold, chosen = _threshold(classifier, arguments)
     if chosen is not None:
         notice(
-            f"{threshold.label!r} from probability {threshold.value:.6g} on: recall {chosen.recall:.4f} and precision "
-            f"{chosen.precision:.4f} on the validation texts of the run"
+            f"{threshold.label!r} at a probability of at least {threshold.value:.6g}: recall {chosen.recall:.4f} and "
+            f"precision {chosen.precision:.4f} on the validation texts of the run"
         )
     with opened(arguments.input) as stream, few_warnings() as warn:
         # a person at a terminal gets each answer at once
@@ -74,35 +86,35 @@ def classify(arguments: argparse.Namespace) -> None:
 
 
 def _threshold(classifier: Any, arguments: argparse.Namespace) -> tuple[Any, Any]:
-    """The threshold that --threshold gives, or that --recall or --precision asks for; and what the latter does to the
-    validation texts of the run, where it is chosen. None without any of the three."""
+    """The threshold of --threshold, or the one that --recall or --precision asks for with what it achieves on the
+    validation texts of the run. None without any of the three flags."""
     from regard.tasks.classify import Threshold, read_valid
 
     wishes = {name: getattr(arguments, name) for name in ("threshold", "recall", "precision")}
     given = {name: wish for name, wish in wishes.items() if wish is not None}
     if len(given) > 1:
-        raise ValueError(f"give one of {', '.join(f'--{name}' for name in given)}")
+        raise ValueError(f"give only one of {', '.join(f'--{name}' for name in given)}")
     if not given:
         if arguments.positive is not None:
-            raise ValueError("--positive is the label of a threshold: give --recall, --precision or --threshold too")
+            raise ValueError("--positive needs a threshold: give --recall, --precision or --threshold too")
         return None, None
     if "threshold" in given:
         if not 0 <= given["threshold"] <= 1:
-            raise ValueError(f"--threshold is a probability, from 0 to 1, got {given['threshold']:g}")
+            raise ValueError(f"--threshold must be a probability, from 0 to 1, got {given['threshold']:g}")
         return Threshold(classifier.positive(arguments.positive), given["threshold"]), None
     return classifier.choose(read_valid(arguments.run), label=arguments.positive, **given)
 
 
 def add_evaluation(flags: EvaluationFlags) -> None:
-    flags.add_argument("--data", help="texts and labels: .csv, .tsv, .jsonl (default: the run's validation texts)")
-    flags.add_argument("--labels", help="file of the labels, line by line; --data is then texts, one per line")
+    flags.add_argument("--data", help="file of texts and labels: .csv, .tsv, .jsonl (default: the validation texts)")
+    flags.add_argument("--labels", help="file of labels, one per line of --data, which has texts alone")
     flags.add_columns()
     _add_threshold(flags)
-    flags.add_argument("--plot", help="draw confusion matrix and precision-recall curve: .png, .svg or .pdf")
+    flags.add_argument("--plot", help="draw confusion matrix and precision-recall curve into a .png, .svg or .pdf file")
     flags.add_argument(
         "--baseline",
         action="store_true",
-        help="train TF-IDF (1-2-grams) with logistic regression on the same texts, and print it beside the run",
+        help="also train TF-IDF (1- and 2-grams) with logistic regression on the training texts, and compare",
     )
 
 
@@ -111,18 +123,16 @@ def evaluate(arguments: argparse.Namespace) -> None:
     from regard.tasks.classify import Classifier, evaluation, read_valid
 
     if arguments.plot is not None:
-        from regard import draw as pictures
-
-        pictures.check(arguments.plot)
+        check_picture(arguments.plot)
     classifier = Classifier.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
     threshold, chosen = _threshold(classifier, arguments)
     if arguments.data is None:
         if arguments.labels is not None:
-            raise ValueError("--labels needs --data, the texts they are of")
+            raise ValueError("--labels needs --data, the texts of these labels")
         if arguments.columns is not None:
-            raise ValueError("--columns are those of --data: give that too")
+            raise ValueError("--columns needs --data, the file with these columns")
         examples, name = read_valid(arguments.run), f"the validation texts of {arguments.run}"
-        chosen = None  # on the very same texts
+        chosen = None  # it was chosen on these texts
     else:
         from regard.data.labelled import read_labelled
 
@@ -134,11 +144,13 @@ def evaluate(arguments: argparse.Namespace) -> None:
         notice("training the baseline on the texts of the run ...")
         found = found._replace(baseline=evaluation.measure_baseline(arguments.run, examples, name))
     if arguments.plot is not None:
+        from regard import draw
+
         note = f"{counted(examples, 'text')}: {name}"
         only = classifier.labels.index(threshold.label) if threshold else 1 if len(classifier.labels) == 2 else None
-        title = f"{arguments.run}: what it answers, and what a threshold would do"
-        picture = pictures.report_picture(found.report, title, note, only=only, chosen=found.reached)
-        notice(f"picture: {pictures.save(picture, arguments.plot)}")
+        title = f"{arguments.run}: its answers, and what a threshold would do"
+        picture = draw.report_picture(found.report, title, note, only=only, chosen=found.reached)
+        notice(f"picture: {draw.save(picture, arguments.plot)}")
     if arguments.json:
         print(json.dumps({"run": arguments.run, "data": name} | found.to_json(), ensure_ascii=False))
         return

@@ -10,14 +10,14 @@ from regard.training.config import TrainingConfig
 
 @derived
 class LanguageOptions(ModelOptions):
-    """A preset, and what to change in it: whatever is left out is as the preset says."""
+    """A preset, and changes to it."""
 
     predicts = "next token"
     default = "gpt-nano"
     preset: Annotated[
         str,
-        "gpt-nano, gpt2, gpt2-medium, gpt2-large or gpt2-xl; modern or smollm2-135m (RMSNorm, SwiGLU, rotary, shared "
-        "keys); feedback; perceiver-ar",
+        "gpt-nano, gpt2, gpt2-medium, gpt2-large or gpt2-xl; modern or smollm2-135m (RMSNorm, SwiGLU, rotary, "
+        "grouped-query attention); feedback; perceiver-ar",
     ] = "gpt-nano"
 
 
@@ -25,8 +25,10 @@ class LanguageOptions(ModelOptions):
 class LanguageConfig:
     """A language model: its data, its model and its training."""
 
-    out: Annotated[str, "the run folder: config, tokenizer, checkpoints and log"] = "runs/language"
-    init: Annotated[str | None, "a run of language to begin with: its weights, its sizes and its tokenizer"] = None
+    out: Annotated[str, "run folder to write: config, tokenizer, checkpoints and log"] = "runs/language"
+    init: Annotated[
+        str | None, "pretrained run of language to begin with: its weights, its model options and its tokenizer"
+    ] = None
     data: LanguageData = field(default_factory=LanguageData)
     model: LanguageOptions = field(default_factory=LanguageOptions)
     training: TrainingConfig = field(

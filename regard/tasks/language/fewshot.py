@@ -1,12 +1,12 @@
 """Zero-, one- and few-shot tasks (Brown et al. 2020, arXiv 2005.14165): a description, some solved examples and a query
-become one prompt, and the answer is what the language model finds likely, or writes.
+become one prompt, and the answer is the most probable choice, or the generated text.
 
     description: Is the review good or bad?
     prompt: "Review: {text}\\nAnswer:"
     answer: " {label}"
     choices: [good, bad]
     examples: [{text: What a film!, label: good}, {text: I fell asleep., label: bad}]
-    queries: test.jsonl        # one JSON object a line; or a list, as above
+    queries: test.jsonl        # one JSON object per line; or a list, as above
 """
 
 import json
@@ -32,32 +32,32 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class PromptTask:
-    """What is asked. `{name}` in prompt and answer stands for a field of the example or query."""
+    """A task file. `{name}` in prompt and answer stands for a field of the example or query."""
 
-    queries: str | list[dict]  # rows, or a file of JSON objects, one a line
+    queries: str | list[dict]  # rows, or a file of JSON objects, one per line
     examples: str | list[dict] = field(default_factory=list)
-    description: str = ""  # before all else
-    prompt: str = "{text}\n"  # what comes before an answer
+    description: str = ""  # at the beginning of the prompt
+    prompt: str = "{text}\n"  # the text before an answer
     answer: str = "{label}"
     separator: str = "\n\n"  # between description, examples and query
-    label: str = "label"  # the field to be answered
-    choices: list[str] | None = None  # what it can be
+    label: str = "label"  # the field that is the answer
+    choices: list[str] | None = None  # its possible values
     score: Literal["likelihood", "generation"] = "likelihood"
     normalise: Literal["none", "tokens", "characters", "prior"] = (
-        "none"  # what a log probability is divided by, or less
+        "none"  # a log probability is divided by the number of these, or has that without the prompt subtracted
     )
-    stop: list[str] = field(default_factory=lambda: ["\n"])  # generation: ends before one of these
-    maximum: int = 32  # generation: most tokens
+    stop: list[str] = field(default_factory=lambda: ["\n"])  # generation ends before any of these
+    maximum: int = 32  # most tokens to generate
 
     def __post_init__(self) -> None:
         if self.score == "likelihood" and not self.choices:
-            raise ValueError("score 'likelihood' needs choices: the answers there are")
+            raise ValueError("score 'likelihood' needs choices, the possible answers")
         if self.choices is not None and len(set(self.choices)) < max(2, len(self.choices)):
             raise ValueError(f"choices must be at least two different answers, got {self.choices}")
         if self.label not in FIELD.findall(self.answer):
-            raise ValueError(f"answer must hold {{{self.label}}}, the field to be answered, got {self.answer!r}")
+            raise ValueError(f"answer must contain {{{self.label}}}, the field that is the answer, got {self.answer!r}")
         if self.label in FIELD.findall(self.prompt):
-            raise ValueError(f"prompt gives {{{self.label}}} away: it belongs to answer")
+            raise ValueError(f"prompt must not contain {{{self.label}}}, the answer: move it to answer")
         if self.maximum < 1:
             raise ValueError(f"maximum must be at least 1, got {self.maximum}")
         if not all(self.stop):
@@ -73,7 +73,7 @@ class Loaded(NamedTuple):
 
 
 class Accuracy(NamedTuple):
-    """Of one number of shots: the share of right answers in each draw of the examples."""
+    """The share of right answers with one number of shots, for each draw of the examples."""
 
     shots: int
     draws: list[float]
@@ -89,44 +89,45 @@ class Accuracy(NamedTuple):
 
 
 def load(path: str | Path) -> Loaded:
-    """A task file and the rows it names, which lie beside it."""
+    """Reads a task file and the files of rows it names, which are relative to it."""
     values = parse_yaml("\n".join(open_lines(path)), path)
     try:
         task = from_json(PromptTask, values)
     except (TypeError, ValueError) as error:
+        # the one field without a default
         missing = "queries is missing" if isinstance(error, TypeError) else error
         raise ValueError(f"{path}: {missing}") from error
     needed = set(FIELD.findall(task.prompt + task.answer))
     examples, queries = (_rows(part, Path(path), needed) for part in (task.examples, task.queries))
     if not queries:
-        raise ValueError(f"{path}: there is no query")
+        raise ValueError(f"{path}: queries must have at least one row")
     for number, row in enumerate(examples + queries, 1):
         if task.choices is not None and row[task.label] not in task.choices:
-            raise ValueError(f"{path}: row {number} has {row[task.label]!r}, which is none of {task.choices}")
+            raise ValueError(f"{path}: row {number} has the answer {row[task.label]!r}, expected one of {task.choices}")
     return Loaded(task, examples, queries)
 
 
 def _rows(source: str | list[dict], path: Path, needed: set[str]) -> list[Row]:
-    rows, name = source, str(path)
     if isinstance(source, str):
-        file = path.parent / source
-        rows, name = [], str(file)
-        for number, line in enumerate(open_lines(file), 1):
-            rows += [parse_json(line, f"{file}:{number}")] if line.strip() else []
+        name = str(path.parent / source)
+        lines = enumerate(open_lines(name), 1)
+        rows = [parse_json(line, f"{name}:{number}") for number, line in lines if line.strip()]
+    else:
+        name, rows = str(path), source
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict) or not needed <= set(row):
-            gone = ", ".join(sorted(needed - set(row if isinstance(row, dict) else ())))
-            raise ValueError(f"{name}: row {number} has no {gone}")
+            missing = ", ".join(sorted(needed - set(row if isinstance(row, dict) else ())))
+            raise ValueError(f"{name}: row {number} has no {missing}")
     return [{key: value if isinstance(value, str) else json.dumps(value) for key, value in row.items()} for row in rows]
 
 
 def fill(template: str, row: Row) -> str:
-    """Fields put in; no other name means anything."""
+    """Replaces each {field} of a template by its value in the row."""
     return FIELD.sub(lambda found: row[found[1]], template)
 
 
 def prompt(task: PromptTask, shots: Sequence[Row], query: Row) -> str:
-    """All that comes before the answer to a query."""
+    """The whole text before the answer to a query."""
     solved = [fill(task.prompt, row) + fill(task.answer, row) for row in shots]
     return task.separator.join([*filter(None, [task.description]), *solved, fill(task.prompt, query)])
 
@@ -134,8 +135,8 @@ def prompt(task: PromptTask, shots: Sequence[Row], query: Row) -> str:
 def run(
     language: LanguageModel, loaded: Loaded, shots: Sequence[int], *, draws: int = 5, seed: int = 0
 ) -> list[Accuracy]:
-    """The accuracy with so many examples before each query. A draw is one choice of examples, the same for all queries;
-    without examples there is nothing to draw."""
+    """The accuracy for each number of examples before the query. A draw is one choice of examples, the same for all
+    queries; without examples there is one draw."""
     if not 1 <= draws <= MOST_DRAWS:
         raise ValueError(f"--draws must be from 1 to {MOST_DRAWS:,}, got {draws:,}")
     for count in shots:
@@ -143,22 +144,23 @@ def run(
             raise ValueError(f"{count} shots need as many examples; the task has {len(loaded.examples)}")
     found = []
     for count in shots:
-        chances = []
+        accuracies = []
         for draw in range(draws if count else 1):
             generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, count, draw])))
             order = np.argsort(generator.random(len(loaded.examples)), kind="stable")[:count]
             prompts = [prompt(loaded.task, [loaded.examples[at] for at in order], query) for query in loaded.queries]
             answers = (choose if loaded.task.score == "likelihood" else write)(language, loaded, prompts)
             right = [fill(loaded.task.answer, query).strip() for query in loaded.queries]
-            chances.append(sum(map(str.__eq__, answers, right)) / len(right))
-        found.append(Accuracy(count, chances))
+            accuracies.append(sum(map(str.__eq__, answers, right)) / len(right))
+        found.append(Accuracy(count, accuracies))
     return found
 
 
 def choose(language: LanguageModel, loaded: Loaded, prompts: Sequence[str]) -> list[str]:
-    """The likeliest of the choices behind each prompt."""
+    """The most probable of the choices after each prompt."""
     task = loaded.task
-    options = [[fill(task.answer, query | {task.label: choice}) for choice in task.choices] for query in loaded.queries]
+    choices = task.choices or []
+    options = [[fill(task.answer, query | {task.label: choice}) for choice in choices] for query in loaded.queries]
     pairs = [(before, text) for before, texts in zip(prompts, options, strict=True) for text in texts]
     likely = language.likelihoods(pairs)
     prior = language.likelihoods([("", text) for _, text in pairs]) if task.normalise == "prior" else None
@@ -170,16 +172,17 @@ def choose(language: LanguageModel, loaded: Loaded, prompts: Sequence[str]) -> l
     for number, texts in enumerate(options):
         own = scores[number * len(texts) : (number + 1) * len(texts)]
         if not all(map(math.isfinite, own)):
-            raise ValueError(f"the model gives query {number + 1} no numbers: its weights are broken")
+            raise ValueError(f"the probabilities for query {number + 1} are not finite: are the weights damaged?")
         answers.append(texts[own.index(max(own))].strip())
     return answers
 
 
 def write(language: LanguageModel, loaded: Loaded, prompts: Sequence[str]) -> list[str]:
-    """What the model writes behind each prompt, the most probable token each time."""
+    """What the model generates after each prompt, the most probable token each time."""
     decoding = DecodingConfig(beam=1, minimum=0, maximum=loaded.task.maximum)
     return [language.generate(text, decoding, stop=loaded.task.stop)[0].text.strip() for text in prompts]
 
 
 def report(found: Sequence[Accuracy]) -> list[dict[str, Any]]:
+    """For JSON."""
     return [{"shots": part.shots, "accuracy": part.mean, "spread": part.spread, "draws": part.draws} for part in found]

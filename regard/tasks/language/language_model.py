@@ -1,14 +1,15 @@
-"""A language model: loaded from a run, measured on text, and asked to continue a text."""
+"""A language model: loaded from a run, it is evaluated on text and continues a text."""
 
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard import models
+from regard.core.model import LinearHead, Model
 from regard.data.batches import padded, similar
 from regard.data.documents import Blocks, Pieces, Text, stream
 from regard.data.tokenizer import Streamed, Tokenizer
@@ -16,32 +17,32 @@ from regard.decoding import DecodingConfig, Sliding, generate
 from regard.layers.attention.base import Attention
 from regard.tasks.load import load
 from regard.tasks.text import FILE, TOKENS_AT_ONCE
-from regard.training.loss import IGNORED, text_loss
+from regard.training.loss import IGNORED, next_token_loss
 
 
 class Measures(NamedTuple):
-    """How well a text was predicted. Bits are spread over all its characters or bytes, and `word_perplexity` over its
-    words and line ends, however it was cut into tokens: these can be compared between tokenizers."""
+    """How well a text was predicted. Bits are divided by all its characters or bytes, and `word_perplexity` by its
+    words and line ends, whatever its tokens are: these can be compared between tokenizers."""
 
-    loss: float  # nats a token
-    perplexity: float  # of a token
+    loss: float  # nats per token
+    perplexity: float  # per token
     bits_per_character: float
     bits_per_byte: float
     word_perplexity: float
     tokens: int
     characters: int
     bytes: int
-    words: int  # what white space separates, and ends of lines
+    words: int  # between white space, and line ends
     unknown: int  # tokens
 
 
 class Continuation(NamedTuple):
-    """What a model wrote behind a prompt."""
+    """What a model generated after a prompt."""
 
     text: str
     ids: list[int]
     logprob: float
-    ended: Literal["end", "stop", "length"]  # by the model, at a stop string, at the most tokens
+    ended: Literal["end", "stop", "length"]  # by the end token, at a stop string, at the largest number of tokens
 
 
 class LanguageModel:
@@ -51,20 +52,20 @@ class LanguageModel:
     >>> language("ROMEO:")
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Tokenizer, length: int, start: int | None, apart: bool = False):
+    def __init__(self, model: Model, tokenizer: Tokenizer, length: int, start: int | None, apart: bool = False):
         self.model, self.tokenizer = model, tokenizer
-        self.length = length  # tokens it was trained to read at a time
-        self.start = start  # the token that stands before a text; None: the text begins at once
-        self.apart = apart  # whether it was trained on one document at a time
-        self.limit = models.positions(model)  # None: no end
+        self.length = length  # tokens per row that it was trained with
+        self.start = start  # the token before a text; None: there is none
+        self.apart = apart  # whether every row was from one document
+        self.limit = models.positions(model)  # the number of positions; None: any
 
     @classmethod
     def load(cls, folder: str | Path, *, which: str | int | None = None, device: str = "auto") -> "LanguageModel":
-        """From a run folder; see `regard.tasks.load.load`."""
+        """Loads a run folder; see `regard.tasks.load.load`."""
         model, parts, run = load(folder, "language", which=which, device=device)
         length, start = parts.facts.get("length"), parts.facts.get("start")
         if not isinstance(length, int) or not isinstance(start, int | None) or FILE not in parts.tokenizers:
-            raise ValueError(f"{run.folder}/run.json is damaged: it does not say how a text begins and how long it is")
+            raise ValueError(f"{run.folder}/run.json is damaged: it must have length, start and {FILE}")
         return cls(model, parts.tokenizers[FILE], length, start, bool(parts.facts.get("apart")))
 
     @property
@@ -73,7 +74,7 @@ class LanguageModel:
 
     @property
     def decodes(self) -> bool:
-        """Whether every layer can continue token by token."""
+        """Whether every layer can decode token by token."""
         return all(part.facts.state is not None for part in self._attentions())
 
     def __call__(self, prompt: str) -> str:
@@ -82,7 +83,7 @@ class LanguageModel:
         return found.text
 
     def encode(self, prompt: str) -> list[int]:
-        """A prompt as the model reads it. An empty one is the start of a document, or of a line."""
+        """The ids of a prompt. An empty one is the start of a document, or of a line."""
         ids = ([] if self.start is None else [self.start]) + self.tokenizer.encode(prompt)
         return ids or self.tokenizer.encode("\n") or [self.tokenizer.eos]
 
@@ -96,9 +97,9 @@ class LanguageModel:
         say: Callable[[int, str], None] | None = None,
     ) -> list[Continuation]:
         """Continues a prompt, `decoding.nbest` times, by at most `decoding.maximum` tokens. `say(sample, text)` gets
-        each text piece by piece, as it comes. A text ends before the first of the `stop` strings. Where the positions
-        of the model end, or the length it was trained for if they do not, `slide` lets it continue from the last half
-        of its context."""
+        each text piece by piece, as it is generated. A text ends before the first of the `stop` strings. With `slide`,
+        a text that reaches the last position (or the length of training rows) continues from the last half of its
+        context."""
         self._check_decodes()
         if not all(stop):
             raise ValueError("a stop string must not be empty")
@@ -109,8 +110,8 @@ class LanguageModel:
         elif self.limit is not None:
             if len(ids) >= self.limit:
                 raise ValueError(
-                    f"the prompt has {len(ids)} tokens and the model {self.limit} positions: shorten it, or let the "
-                    "context slide (--slide), which reads its last half"
+                    f"the prompt has {len(ids)} tokens, and the model {self.limit} positions: shorten it, or use "
+                    "--slide, which reads its last half"
                 )
             most = min(most, self.limit - len(ids))
         listeners = [Listener(self.tokenizer, ids, stop) for _ in range(decoding.nbest)]
@@ -146,14 +147,19 @@ class LanguageModel:
         stride: int | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> Measures:
-        """How well it predicts documents, read `length` tokens at a time as in training. With a `stride`, of blocks
-        that overlap only the last `stride` tokens count, so that each has at least length - stride before it."""
-        sizes = {"length": self.length, "tokens": max(TOKENS_AT_ONCE, self.length), "shuffle": False}
+        """How well it predicts documents, in rows of `length` tokens as in training. With a `stride`, rows overlap and
+        only the last `stride` tokens of each count, so that each has a context of at least length - stride tokens."""
+        sizes: dict[str, Any] = {
+            "length": self.length,
+            "tokens": max(TOKENS_AT_ONCE, self.length),
+            "shuffle": False,
+        }
         stride = self._stride(stride)
         if self.apart:
             if stride is not None:
                 raise ValueError(
-                    "a stride is for models that read all documents as one text; this one reads them apart"
+                    "a stride needs a model that reads all documents as one text, and this one was trained with "
+                    "data.apart: leave the stride out"
                 )
             ids = [self.tokenizer.encode_text(text) for text in documents]
             batches, unknown = (
@@ -168,7 +174,7 @@ class LanguageModel:
         with torch.inference_mode():
             for index in range(batches.count(0)):
                 batch = batches.get(0, index).to(self.device)
-                part = text_loss(self.model, batch, ignores=stride is not None, prefix=_unasked(batch))
+                part = next_token_loss(self.model, batch, ignores=stride is not None, prefix=_unasked(batch))
                 total += part.plain.double()
                 tokens += part.tokens
                 check()
@@ -189,7 +195,7 @@ class LanguageModel:
         )
 
     def _stride(self, stride: int | None) -> int | None:
-        """That of a measure: a model with latents for the last tokens only cannot predict more than those."""
+        """The stride of an evaluation: a model with latents for the last tokens only can predict no others."""
         latents = getattr(self.model, "predicts_last", None)
         if latents is None or self.apart or self.length <= latents:
             return stride
@@ -198,12 +204,12 @@ class LanguageModel:
         return latents if stride is None else stride
 
     def likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, int]]:
-        """Of each (context, rest): log p(rest | context), and over how many tokens."""
+        """log p(rest | context) of each (context, rest), and its number of tokens."""
         rows, known = [], []
         for context, rest in pairs:
             before = self.encode(context)
             whole = self.encode(context + rest) if context else before + self.tokenizer.encode(rest)
-            # a token may begin in the context and end in the rest: it belongs to the rest
+            # a token that begins in the context and ends in the rest belongs to the rest
             same = next(
                 (n for n, (one, other) in enumerate(zip(before, whole, strict=False)) if one != other), len(before)
             )
@@ -219,18 +225,23 @@ class LanguageModel:
                 x = self._hidden(ids[:, :-1], None if keep is None else keep[:, 1:], first)
                 for line, place in enumerate(group):
                     at, end = known[place] - 1, len(rows[place]) - 1
-                    logp = self.model.output(x[line, at:end]).float().log_softmax(1)
+                    logp = self._head.output(x[line, at:end]).float().log_softmax(1)
                     values = logp.gather(1, ids[line, at + 1 : end + 1, None])
                     found[place] = (float(values.double().sum()), end - at)
         return found
 
+    @property
+    def _head(self) -> LinearHead:
+        """The model: every one that predicts the next token has a linear head."""
+        return cast(LinearHead, self.model)
+
     def _hidden(self, ids: Tensor, keep: Tensor | None, first: Tensor) -> Tensor:
-        """What the output layer reads, [B, T, E], of rows that are asked about from their token `first` [B] on."""
+        """The input of the output layer, [B, T, E], for rows whose predictions count from their token `first` [B]."""
         latents = getattr(self.model, "predicts_last", None)
         if latents is None:
-            return self.model.hidden(ids, keep=keep).x
+            return self._head.hidden(ids, keep=keep).x
         lengths = torch.full_like(first, ids.shape[1]) if keep is None else keep.sum(1)
-        return self.model.hidden(ids, keep=keep, prefix=(lengths - latents).clamp(min=0).minimum(first)).x
+        return self._head.hidden(ids, keep=keep, prefix=(lengths - latents).clamp(min=0).minimum(first)).x
 
     def _check_decodes(self) -> None:
         if not self.decodes:
@@ -242,7 +253,7 @@ class LanguageModel:
 
 
 class Listener:
-    """The text of one continuation while it comes, held back where it may be the beginning of a stop string."""
+    """The text of one continuation while it is generated, held back while it may be the beginning of a stop string."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str]):
         self.stream, self.stop = Streamed(tokenizer, prompt), tuple(stop)
@@ -256,21 +267,21 @@ class Listener:
         return "".join(self.given)
 
     def add(self, token: int) -> tuple[str, bool]:
-        """What can be given of the text now, and whether it ends here."""
+        """The text that can be shown now, and whether it ends here."""
         self.ids.append(token)
         self.held += self.stream.add(token)
         places = [at for word in self.stop if (at := self.held.find(word)) >= 0]
         if places:
             self.held, self.stopped = self.held[: min(places)], True
             return self._give(len(self.held)), True
-        # the longest end of it that a stop string begins with
+        # the longest end of the text that is the beginning of a stop string
         most = max(
             (size for word in self.stop for size in range(1, len(word)) if self.held.endswith(word[:size])), default=0
         )
         return self._give(len(self.held) - most), False
 
     def rest(self) -> str:
-        """What was held back, when nothing comes any more."""
+        """The text that was held back, after the last token."""
         if not self.stopped:
             self.held += self.stream.pending()
         return self._give(len(self.held))
@@ -282,7 +293,7 @@ class Listener:
 
 
 def _unasked(batch: Text) -> Tensor:
-    """Tokens of each row that stand before the first one whose successor is asked for, [B]."""
+    """The number of tokens of each row before the first one whose target counts, [B]."""
     asked = batch.target != IGNORED
     return torch.where(asked.any(1), asked.int().argmax(1), batch.target.shape[1])
 

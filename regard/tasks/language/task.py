@@ -1,15 +1,16 @@
-"""The task of language modelling: text in, the next token out."""
+"""The task of language modelling: predicting the next token."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
+from regard.core.model import Model
 from regard.data.documents import Blocks, Documents, Pieces, Text, stream
 from regard.data.tokenizer import Tokenizer
 from regard.decoding import DecodingConfig
+from regard.tasks import base
 from regard.tasks.language import page
 from regard.tasks.language.config import LanguageConfig
 from regard.tasks.language.language_model import LanguageModel
@@ -17,14 +18,14 @@ from regard.tasks.language.verbs import ABOUT, EXAMPLES
 from regard.tasks.load import read_parts
 from regard.tasks.opened import Opened
 from regard.tasks.text import FILE, TextTask
-from regard.training.loss import Loss, text_loss
+from regard.training.loss import Loss, next_token_loss
 from regard.training.run import Run
 
 SAMPLE = 100  # tokens shown at each evaluation
 
 
 class Task(TextTask):
-    """Text in, the next token out."""
+    """Predicts the next token of a text."""
 
     name = "language"
     about, examples = ABOUT, EXAMPLES
@@ -33,21 +34,25 @@ class Task(TextTask):
     predicts = "next token"
     metrics = ("loss",)
 
-    def __init__(self, config: LanguageConfig, data: Documents, tokenizers: dict[str, Tokenizer], model: nn.Module):
+    def __init__(self, config: LanguageConfig, data: Documents, tokenizers: dict[str, Tokenizer], model: Model):
         self.model, self.data, self.unit = model, data, config.data.documents
-        # where all is one document, the end token was hardly seen and tells nothing
+        # in a single document the end token occurs once, and means nothing to the model
         several = config.data.apart or len(data.train) > 1
         tokenizer, length = tokenizers[FILE], config.data.length
         start = tokenizer.eos if several else None
         if config.init is not None:
             start = read_parts(Run.open(config.init)).facts.get("start")
         self.language = LanguageModel(model, tokenizer, length, start, config.data.apart)
-        self.prefix: int | None = None  # as the model has it
-        sizes = {"length": length, "tokens": config.training.tokens, "seed": config.training.seed}
+        self.prefix: int | None = None  # of each row, only read; None: the choice of the model
+        sizes: dict[str, Any] = {
+            "length": length,
+            "tokens": base.batch_tokens(config.training),
+            "seed": config.training.seed,
+        }
         if config.data.apart:
-            # pieces of documents begin at the same places each time: all of their tokens are to be predicted
+            # pieces of documents begin at the same places in every epoch: all of their tokens have to be predicted
             self.prefix = 0
-            # few shapes, so that the steps can be captured
+            # few shapes, so that few CUDA graphs are captured
             multiple = 8 if config.training.graphs and next(model.parameters()).is_cuda else 1
             ids = [tokenizer.encode_text(text) for text in data.train]
             self.batches = Pieces(ids, tokenizer.eos, multiple=multiple, **sizes)
@@ -57,9 +62,9 @@ class Task(TextTask):
             self.batches, self.count = Blocks(ids, **sizes), len(ids)
 
     def loss(self, batch: Text, label_smoothing: float) -> Loss:
-        return text_loss(self.model, batch, label_smoothing, prefix=self.prefix)
+        return next_token_loss(self.model, batch, label_smoothing, prefix=self.prefix)
 
-    def tokens(self, batch: Text) -> int:
+    def count_tokens(self, batch: Text) -> int:
         latents = getattr(self.model, "predicts_last", None)
         if latents is None or self.prefix is not None:
             return batch.target.numel() if batch.keep is None else int(batch.keep.sum())
@@ -77,7 +82,7 @@ class Task(TextTask):
         return {name: value for name, value in found._asdict().items() if isinstance(value, float)}, samples
 
     @classmethod
-    def open(cls, folder: str | Path, device: str) -> Opened:
+    def open_for_page(cls, folder: str | Path, device: str) -> Opened:
         return page.open_run(folder, device)
 
     def facts(self) -> dict[str, Any]:
@@ -86,4 +91,4 @@ class Task(TextTask):
         return unit | {"documents": self.unit}
 
     def notes(self) -> list[str]:
-        return [self.note(f"{self.count:,} tokens", self.language.tokenizer)]
+        return [self.describe_data(f"{self.count:,} tokens", self.language.tokenizer)]

@@ -1,4 +1,4 @@
-"""Models that name hidden tokens from both sides (BERT): trained from text, asked to fill gaps or for vectors."""
+"""Masked language models (BERT): trained on text, to fill gaps and to turn texts into vectors."""
 
 from typing import TYPE_CHECKING
 

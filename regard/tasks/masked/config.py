@@ -11,40 +11,45 @@ from regard.training.config import TrainingConfig
 
 @dataclass(frozen=True)
 class MaskedData(LanguageData):
-    """Where the text comes from, how it becomes tokens, and which of them are hidden."""
+    """The text, its tokenizer, and which tokens are masked."""
 
-    tokenizer: Annotated[
+    # more choices than the text of a language model has, which pyright takes for an incompatible override: the field is
+    # never assigned
+    tokenizer: Annotated[  # pyright: ignore[reportIncompatibleVariableOverride]
         Literal["bpe", "uncased", "characters", "bytes", "words", "stems"],
-        "bpe: learn byte pairs from the text; uncased: of small letters, words and signs apart; words: what "
-        "spaces separate, and the ends of lines; stems: words whose vectors share those of their first letters",
+        "bpe: byte pairs learned from the text; uncased: the same on lower-cased text, words and punctuation split; "
+        "words: split at spaces, with line ends as words; stems: words that share vectors with words of the same "
+        "beginning",
     ] = "bpe"
     masked: Annotated[
         float,
-        "share of the tokens to name: 80 % of them are hidden, 10 % replaced by others, 10 % stay",
+        "share of the tokens to predict: 80 % of them are masked, 10 % replaced by random ones, 10 % unchanged",
         Range(above=0, below=1),
     ] = 0.15
-    whole_words: Annotated[bool, "choose whole words instead of single tokens"] = False
+    whole_words: Annotated[bool, "mask whole words instead of single tokens"] = False
 
 
 @derived
 class MaskedOptions(ModelOptions):
-    """A preset, and what to change in it: whatever is left out is as the preset says."""
+    """A preset, and changes to it."""
 
     predicts = "hidden tokens"
     default = "bert-tiny"
     preset: Annotated[
         str,
-        "bert-tiny, bert-mini, bert-small, bert or bert-large; perceiver, funnel or tokenlearner, which shorten the "
-        "text on the way",
+        "bert-tiny, bert-mini, bert-small, bert or bert-large; perceiver, funnel or tokenlearner (which shorten the "
+        "text inside)",
     ] = "bert-tiny"
 
 
 @dataclass(frozen=True)
 class MaskedConfig:
-    """A model that names hidden tokens: its data, its model and its training."""
+    """A masked language model: its data, its model and its training."""
 
-    out: Annotated[str, "the run folder: config, tokenizer, checkpoints and log"] = "runs/masked"
-    init: Annotated[str | None, "a run of masked to begin with: its weights, its sizes and its tokenizer"] = None
+    out: Annotated[str, "run folder to write: config, tokenizer, checkpoints and log"] = "runs/masked"
+    init: Annotated[
+        str | None, "pretrained run of masked to begin with: its weights, its model options and its tokenizer"
+    ] = None
     data: MaskedData = field(default_factory=MaskedData)
     model: MaskedOptions = field(default_factory=MaskedOptions)
     training: TrainingConfig = field(

@@ -1,16 +1,17 @@
-"""Texts as vectors: what an encoder makes of each, to be compared by their angle."""
+"""Texts as vectors, by an encoder; their cosine tells how similar two texts are."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
 
+from regard.core.model import Model
 from regard.data.batches import padded, similar
 from regard.data.tokenizer import Tokenizer
+from regard.models.transformer import Transformer
 from regard.tasks.load import load
 
 TOKENS_AT_ONCE = 16384
@@ -25,18 +26,20 @@ class Embedder:
     >>> likeness = one @ other
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Tokenizer, length: int):
+    def __init__(self, model: Model, tokenizer: Tokenizer, length: int):
         self.model, self.tokenizer, self.length = model, tokenizer, length
 
     @classmethod
     def load(cls, folder: str | Path, *, which: str | int | None = None, device: str = "auto") -> "Embedder":
-        """From a run of task "masked", trained here or imported."""
+        """Loads a run of the task "masked", trained with Regard or imported."""
         model, parts, run = load(folder, "masked", which=which, device=device)
         if not hasattr(model, "encode"):
-            raise ValueError(f"{run.folder} has a model of kind {parts.size.kind!r}, which gives no vectors of tokens")
+            raise ValueError(
+                f"{run.folder} has a model of kind {parts.config.kind!r}, which gives no vectors of tokens"
+            )
         length, tokenizer = parts.facts.get("length"), parts.tokenizers.get("tokenizer.json")
         if not isinstance(length, int) or tokenizer is None:
-            raise ValueError(f"{run.folder}/run.json is damaged: it does not say how long a text may be")
+            raise ValueError(f"{run.folder}/run.json is damaged: it must have length and tokenizer.json")
         return cls(model, tokenizer, length)
 
     def embed(
@@ -48,11 +51,12 @@ class Embedder:
         first: int = 1,
         warn: Callable[[str], None] = lambda message: None,
     ) -> np.ndarray:
-        """[texts, width] in float32: the mean over the tokens of a text, its first token, or what a pooler makes of
-        that; of length one where `normalized`. `first` is the number of the first text in warnings."""
+        """[texts, width] in float32: the mean over the tokens of a text, its first token, or the pooler's output for
+        it. `normalized`: of length one. `first` is the number of the first text in warnings."""
         if pooling not in ("mean", "first", "pooler"):
             raise ValueError(f"pooling must be 'mean', 'first' or 'pooler', got {pooling!r}")
-        if pooling == "pooler" and self.model.pooler is None:
+        encoder = cast(Transformer, self.model)  # or a model with the same `encode`, `pooler` and `pooled`
+        if pooling == "pooler" and encoder.pooler is None:
             raise ValueError("this model has no pooler: use pooling 'mean' or 'first'")
         device = next(self.model.parameters()).device
         rows = []
@@ -65,9 +69,9 @@ class Embedder:
             tokens, keep = padded([rows[place] for place in group], device)
             with torch.inference_mode():
                 if pooling == "pooler":
-                    vectors = self.model.pooled(tokens, keep=keep)
+                    vectors = encoder.pooled(tokens, keep=keep)
                 else:
-                    x = self.model.encode(tokens, keep=keep).x
+                    x = encoder.encode(tokens, keep=keep).x
                     if pooling == "first":
                         vectors = x[:, 0]
                     elif keep is None:

@@ -1,14 +1,15 @@
-"""A model that names hidden tokens from both sides: loaded from a run, measured, and asked to fill gaps."""
+"""A masked language model: loaded from a run, it is evaluated on text and fills gaps."""
 
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard import models
+from regard.core.model import LinearHead, Model
 from regard.data.documents import Blocks, stream
 from regard.data.masking import Hidden, MaskedBatches, Masking, Texts
 from regard.data.text import BREAKS
@@ -17,21 +18,21 @@ from regard.tasks.load import load
 from regard.tasks.text import FILE, TOKENS_AT_ONCE
 from regard.training.loss import IGNORED
 
-MARK = "[mask]"  # where a token is hidden, in a text that is to be filled
+MARK = "[mask]"  # marks a gap in a text
 SAMPLES = 2  # shown at each evaluation
 
 
 class Measures(NamedTuple):
-    """How well hidden tokens were named."""
+    """How well masked tokens were predicted."""
 
-    loss: float  # nats a hidden token
+    loss: float  # nats per masked token
     perplexity: float
-    accuracy: float  # how many of 100 were the most probable
-    tokens: int  # hidden ones
+    accuracy: float  # per cent
+    tokens: int  # masked ones
 
 
 class Candidate(NamedTuple):
-    """A token that may stand in a gap. `text` may begin with a space, or be part of a word."""
+    """A token that may fill a gap. `text` may begin with a space, or be a part of a word."""
 
     text: str
     probability: float
@@ -39,8 +40,8 @@ class Candidate(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """A text whose gaps are filled. The candidates of each gap are named while all gaps are open; in `text` they are
-    filled one after the other, the surest first, each in sight of those before."""
+    """A text whose gaps are filled. The candidates of each gap are predicted while all gaps are open; in `text` the
+    gaps are filled one after the other, the most probable first, each in the context of those before."""
 
     text: str
     gaps: list[list[Candidate]]
@@ -54,19 +55,19 @@ class MaskedModel:
     'I took my dog for a walk.'
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Tokenizer, length: int, apart: bool):
+    def __init__(self, model: Model, tokenizer: Tokenizer, length: int, apart: bool):
         self.model, self.tokenizer = model, tokenizer
-        self.length = length  # tokens it was trained to read at a time
-        self.apart = apart  # whether it was trained on one document at a time
-        self.limit = models.positions(model)
+        self.length = length  # tokens per row that it was trained with
+        self.apart = apart  # whether every row was from one document
+        self.limit = models.positions(model)  # the number of positions; None: any
 
     @classmethod
     def load(cls, folder: str | Path, *, which: str | int | None = None, device: str = "auto") -> "MaskedModel":
-        """From a run folder; see `regard.tasks.load.load`."""
+        """Loads a run folder; see `regard.tasks.load.load`."""
         model, parts, run = load(folder, "masked", which=which, device=device)
         length, apart = parts.facts.get("length", models.positions(model)), parts.facts.get("apart", True)
         if not isinstance(length, int) or not isinstance(apart, bool) or FILE not in parts.tokenizers:
-            raise ValueError(f"{run.folder}/run.json is damaged: it does not say how long a text may be")
+            raise ValueError(f"{run.folder}/run.json is damaged: it must have length, apart and {FILE}")
         return cls(model, parts.tokenizers[FILE], length, apart)
 
     @property
@@ -76,24 +77,24 @@ class MaskedModel:
     def rows(
         self, documents: Sequence[str], *, tokens: int, seed: int = 0, shuffle: bool = True, multiple: int = 1
     ) -> Blocks | Texts:
-        """Batches of text as the model reads it."""
-        sizes = {"length": self.length, "tokens": tokens, "seed": seed, "shuffle": shuffle}
+        """Batches of text, in rows as the model was trained with."""
+        sizes: dict[str, Any] = {"length": self.length, "tokens": tokens, "seed": seed, "shuffle": shuffle}
         if not self.apart:
             return Blocks(stream(documents, self.tokenizer), **sizes)
         return Texts(self.frames(documents), multiple=multiple, **sizes)
 
     def frames(self, documents: Sequence[str]) -> list[list[int]]:
-        """Documents that stand alone: between bos and eos, without the end of their last line."""
+        """Documents between bos and eos, without the end of their last line."""
         texts = [text.removesuffix("\n") for text in documents]
         if max(map(len, texts), default=0) > LONG:
             return [self.tokenizer.framed(self.tokenizer.encode_text(text).tolist()) for text in texts]
-        # all at once, by as many threads as there are cores
+        # in one call, which uses all cores
         return [self.tokenizer.framed(ids) for ids in self.tokenizer.encode_batch(texts)]
 
     def measure(
         self, documents: Sequence[str], masking: Masking, *, check: Callable[[], None] = lambda: None
     ) -> Measures:
-        """How well it names tokens of documents that are hidden as in training, the same each time."""
+        """How well it predicts masked tokens of documents, chosen as in training, and the same in every call."""
         batches = self._checks(documents, masking)
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         tokens = 0
@@ -109,7 +110,7 @@ class MaskedModel:
                 sums[1] += (asked & (logits.argmax(-1) == target)).sum()
                 check()
         if tokens == 0:
-            raise ValueError("the text is too short: none of its tokens was drawn to be hidden")
+            raise ValueError("the text is too short: none of its tokens was chosen to be masked; give more text")
         loss, right = (sums / tokens).tolist()
         return Measures(loss, math.exp(min(loss, 50.0)), 100 * right, tokens)
 
@@ -119,17 +120,28 @@ class MaskedModel:
 
     def _logits(self, batch: Hidden) -> Tensor:
         """[B, P, V] at the places."""
-        x = self.model.hidden(batch.tokens, keep=batch.keep).x
+        x = self._head.hidden(batch.tokens, keep=batch.keep).x
         x = x.gather(1, batch.places[..., None].expand(-1, -1, x.shape[2]))
-        return self.model.output(x).float()
+        return self._head.output(x).float()
+
+    @property
+    def _head(self) -> LinearHead:
+        """The model: every one that predicts masked tokens has a linear head."""
+        return cast(LinearHead, self.model)
 
     def samples(self, documents: Sequence[str], masking: Masking) -> list[dict[str, str]]:
-        """Some rows with hidden tokens, and what the model makes of them."""
+        """Some rows with masked tokens, and the model's predictions."""
         batches = self._checks(documents, masking)
-        # where rows go from short to long, those in the middle are neither
+        # rows are sorted by length: those in the middle are typical
         batch = batches.get(0, batches.count(0) // 2)
         some = (batch.targets != IGNORED).any(1).nonzero()[:SAMPLES, 0]
-        batch = Hidden(*(None if part is None else part[some].to(self.device) for part in batch))
+        batch = Hidden(
+            tokens=batch.tokens[some],
+            keep=None if batch.keep is None else batch.keep[some],
+            places=batch.places[some],
+            targets=batch.targets[some],
+            indices=batch.indices[some],
+        ).to(self.device)
         with torch.inference_mode():
             best = self._logits(batch).argmax(-1)
         found = []
@@ -144,23 +156,25 @@ class MaskedModel:
         return found
 
     def fill(self, text: str, *, top: int = 5, mark: str = MARK) -> Filled:
-        """Names the token in each gap of a text, with the `top` most probable ones."""
-        if self.model.output is None:
-            raise ValueError("this encoder gives vectors and names no tokens: use regard embed")
+        """Fills each gap of a text, and gives the `top` most probable tokens for it."""
+        if self._head.output is None:
+            raise ValueError("this encoder gives vectors and predicts no tokens: use regard embed")
         if not mark:
             raise ValueError("the mark of a gap must not be empty")
         if top < 1:
             raise ValueError(f"top must be at least 1, got {top}")
         parts = text.split(mark)
         if self.tokenizer.mask is None:
-            raise ValueError("the tokenizer of this run has no mask, so the model was not trained to fill gaps")
+            raise ValueError("the tokenizer of this run has no mask token, so the model cannot fill gaps")
         if len(parts) == 1:
-            raise ValueError(f"there is no {mark} in the text: put it where a word is to be filled in")
+            raise ValueError(f"there is no {mark} in the text: put it where the gap is")
         ids = self.tokenizer.encode_around(parts)
-        # as it stands in training: a text alone, or what begins behind the end of another
+        # as in training: between bos and eos, or after the end of another text
         ids = self.tokenizer.framed(ids) if self.apart else [self.tokenizer.eos, *ids]
         if len(ids) > self.length:
-            raise ValueError(f"the text has {len(ids)} tokens, the model learned to read {self.length}: shorten it")
+            raise ValueError(
+                f"the text has {len(ids)} tokens, the model was trained on rows of {self.length}: shorten it"
+            )
         row = torch.tensor(ids, device=self.device)
         open_gaps = [place for place, id in enumerate(ids) if id == self.tokenizer.mask]
         chances = self._chances(row, open_gaps)
@@ -177,15 +191,15 @@ class MaskedModel:
         return Filled(self._text(row.tolist()), gaps)
 
     def _chances(self, row: Tensor, places: list[int]) -> Tensor:
-        """The probabilities of all tokens at some places of a row, [P, V]; special ones have none."""
+        """The probabilities of all tokens at some places of a row, [P, V]; those of special tokens are 0."""
         with torch.inference_mode():
-            x = self.model.hidden(row[None]).x[0, places]
-            logits = self.model.output(x).float()
+            x = self._head.hidden(row[None]).x[0, places]
+            logits = self._head.output(x).float()
             logits[:, self.tokenizer.special] = -math.inf
             return logits.softmax(1)
 
     def _piece(self, id: int) -> str:
-        """A token as it is to be read; "▁" is a space."""
+        """The printable form of a token; "▁" is a space."""
         return self.tokenizer.tokens([id])[0]
 
     def _text(self, ids: Sequence[int]) -> str:

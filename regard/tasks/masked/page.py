@@ -1,18 +1,18 @@
-"""What the page shows of a model that names hidden tokens."""
+"""What the page shows of a masked language model."""
 
 import re
 from pathlib import Path
 
 from regard.tasks.masked.masked_model import MARK, MaskedModel
-from regard.tasks.opened import Opened, beginnings, of_text
+from regard.tasks.opened import Opened, beginnings, of_reader
 from regard.tasks.text import read_valid
 
 
 def open_run(folder: str | Path, device: str) -> Opened:
-    """Of a run folder. A gap is written as for `regard fill`."""
+    """Opens a run folder. A gap is written as for `regard fill`."""
     masked = MaskedModel.load(folder, device=device)
     tokenizer = masked.tokenizer
-    found = of_text("masked", masked, "encoder", masked.length, masked.limit)
+    found = of_reader("masked", masked, "encoder", masked.length, masked.limit)
     found.examples = beginnings(read_valid, folder)
     encode, names = found.encode, found.names
     if tokenizer.mask is not None:
@@ -26,7 +26,7 @@ def open_run(folder: str | Path, device: str) -> Opened:
 
 
 def _with_a_gap(text: str) -> str:
-    """A text with its middle word hidden."""
+    """A text with a gap for its middle word."""
     words = text.split(" ")
     words[len(words) // 2] = re.sub(r"\w+", MARK, words[len(words) // 2], count=1)
     return " ".join(words)

@@ -1,15 +1,15 @@
-"""The task of naming hidden tokens: text with gaps in, the hidden tokens out."""
+"""The task of masked language modelling: predicting masked tokens from both sides."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
+from regard.core.model import Model
 from regard.data.documents import Documents
 from regard.data.masking import Hidden, MaskedBatches, Masking
 from regard.data.tokenizer import Tokenizer
-from regard.tasks.load import give_stems
+from regard.tasks import base
+from regard.tasks.load import set_stems
 from regard.tasks.masked import page
 from regard.tasks.masked.config import MaskedConfig
 from regard.tasks.masked.masked_model import MaskedModel
@@ -17,11 +17,11 @@ from regard.tasks.masked.verbs import ABOUT, EXAMPLES
 from regard.tasks.opened import Opened
 from regard.tasks.text import FILE, TextTask
 from regard.training.graphs import few_lengths
-from regard.training.loss import IGNORED, Loss, hidden_loss
+from regard.training.loss import IGNORED, Loss, masked_token_loss
 
 
 class Task(TextTask):
-    """Text with gaps in, the hidden tokens out."""
+    """Predicts the masked tokens of a text."""
 
     name = "masked"
     about, examples = ABOUT, EXAMPLES
@@ -29,27 +29,29 @@ class Task(TextTask):
     config = MaskedConfig
     predicts = "hidden tokens"
     metrics = ("loss", "accuracy")
-    epochs = 40  # a token is hidden in one of seven only
+    epochs = 40  # more than of other tasks: only one token in seven is predicted
 
-    def __init__(self, config: MaskedConfig, data: Documents, tokenizers: dict[str, Tokenizer], model: nn.Module):
-        self.model, self.data, wishes = model, data, config.data
-        give_stems(model, tokenizers[FILE])
-        self.unit = wishes.documents
-        self.masked = MaskedModel(model, tokenizers[FILE], wishes.length, wishes.apart)
-        self.masking = Masking(tokenizers[FILE], wishes.masked, whole_words=wishes.whole_words)
+    def __init__(self, config: MaskedConfig, data: Documents, tokenizers: dict[str, Tokenizer], model: Model):
+        self.model, self.data, options = model, data, config.data
+        set_stems(model, tokenizers[FILE])
+        self.unit = options.documents
+        self.masked = MaskedModel(model, tokenizers[FILE], options.length, options.apart)
+        self.masking = Masking(tokenizers[FILE], options.masked, whole_words=options.whole_words)
         # few shapes, so that few CUDA graphs are captured
         uses_cuda_graphs = config.training.graphs and next(model.parameters()).is_cuda
-        multiple = few_lengths(wishes.length) if uses_cuda_graphs else 1
-        sizes = {"tokens": config.training.tokens, "seed": config.training.seed, "multiple": multiple}
-        self.batches = MaskedBatches(self.masked.rows(data.train, **sizes), self.masking)
+        multiple = few_lengths(options.length) if uses_cuda_graphs else 1
+        rows = self.masked.rows(
+            data.train, tokens=base.batch_tokens(config.training), seed=config.training.seed, multiple=multiple
+        )
+        self.batches = MaskedBatches(rows, self.masking)
 
     def loss(self, batch: Hidden, label_smoothing: float) -> Loss:
-        return hidden_loss(self.model, batch, label_smoothing)
+        return masked_token_loss(self.model, batch, label_smoothing)
 
-    def tokens(self, batch: Hidden) -> int:
+    def count_tokens(self, batch: Hidden) -> int:
         return max(1, int((batch.targets != IGNORED).sum()))
 
-    def tokens_read(self, batch: Hidden) -> int:
+    def count_tokens_read(self, batch: Hidden) -> int:
         return batch.tokens.numel() if batch.keep is None else int(batch.keep.sum())
 
     def evaluate(self, check: Callable[[], None]) -> tuple[dict[str, float], list[dict[str, str]]]:
@@ -58,7 +60,7 @@ class Task(TextTask):
         return metrics, self.masked.samples(self.data.valid, self.masking)
 
     @classmethod
-    def open(cls, folder: str | Path, device: str) -> Opened:
+    def open_for_page(cls, folder: str | Path, device: str) -> Opened:
         return page.open_run(folder, device)
 
     def facts(self) -> dict[str, Any]:
@@ -71,4 +73,4 @@ class Task(TextTask):
         }
 
     def notes(self) -> list[str]:
-        return [self.note(f"{len(self.batches):,} rows", self.masked.tokenizer)]
+        return [self.describe_data(f"{len(self.batches):,} rows", self.masked.tokenizer)]

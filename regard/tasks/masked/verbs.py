@@ -1,4 +1,4 @@
-"""The verbs of masked language models: fill, embed, and their part of evaluate."""
+"""The verbs of masked language models, fill and embed, and their flags of evaluate."""
 
 import argparse
 import json
@@ -9,14 +9,15 @@ from regard.tasks.command import (
     AddVerb,
     EvaluationFlags,
     add_model,
+    add_run,
     check_writable,
     counted,
     evaluated_documents,
     few_warnings,
 )
 
-# for `regard train --help`, which imports no PyTorch
-ABOUT = "A model that names hidden words (BERT), from running text: an encoder with any attention."
+# here, so that `regard train --help` does not import PyTorch
+ABOUT = "A masked language model (BERT), trained on running text: an encoder with any attention."
 EXAMPLES = (
     "regard train masked --data.text books/ --model.preset bert-small --out runs/masked",
     "regard train masked --data.text lines.txt.xz --data.documents line --data.apart true --data.whole_words true",
@@ -24,7 +25,7 @@ EXAMPLES = (
     "regard train masked --config runs/masked/config.yaml --out runs/b --training.seed 2",
     "regard train masked --init runs/bert --data.text mine/ --training.learning_rate 3e-5 --out runs/mine",
 )
-EVALUATION = "loss, perplexity and accuracy of hidden tokens"
+EVALUATION = "loss, perplexity and accuracy of the masked tokens"
 
 
 def add_verbs(verb: AddVerb) -> None:
@@ -36,18 +37,20 @@ def _add_fill(verb: AddVerb) -> None:
     added = verb(
         "fill",
         fill,
-        "name the hidden words of a text, with their probabilities; the text is an argument or standard input",
+        "fill the gaps of a text: an argument, or each line of standard input",
         [
             'regard fill runs/masked "I took my [mask] for a walk"',
             'regard fill runs/masked "The [mask] of the [mask] was cold." --top 10',
             "regard fill runs/masked < gaps.txt > filled.txt",
         ],
     )
-    added.add_argument("run", metavar="RUN", help="a run folder")
-    added.add_argument("text", metavar="TEXT", nargs="?", help="with [mask] in it (default: each line of stdin)")
-    added.add_argument("--top", type=int, default=5, help="candidates of each gap (default: 5)")
-    added.add_argument("--mark", default="[mask]", help="what stands for a hidden token (default: [mask])")
-    added.add_argument("--json", action="store_true", help="one JSON object a text, with candidates and probabilities")
+    add_run(added)
+    added.add_argument("text", metavar="TEXT", nargs="?", help="text with [mask] in it (default: standard input)")
+    added.add_argument("--top", type=int, default=5, help="candidates to show for each gap (default: 5)")
+    added.add_argument("--mark", default="[mask]", help="text that marks a gap (default: [mask])")
+    added.add_argument(
+        "--json", action="store_true", help="print a JSON object per text, with candidates and probabilities"
+    )
     add_model(added)
 
 
@@ -55,19 +58,19 @@ def _add_embed(verb: AddVerb) -> None:
     added = verb(
         "embed",
         embed,
-        "turn each line of standard input into a vector, by an encoder (BERT and its like)",
+        "turn each line of standard input into a vector, by an encoder such as BERT",
         [
             "regard embed runs/minilm < sentences.txt > vectors.jsonl",
             "regard embed runs/minilm --input sentences.txt --out vectors.npy",
         ],
     )
-    added.add_argument("run", metavar="RUN", help="a run folder")
-    added.add_argument("--input", default="-", help="a file instead of standard input; .gz and .xz too")
-    added.add_argument("--out", help="a .npy file, [lines, width] (default: a JSON list a line)")
+    add_run(added)
+    added.add_argument("--input", default="-", metavar="FILE", help="file to read (default: standard input)")
+    added.add_argument("--out", metavar="FILE", help=".npy file to write, [lines, width] (default: print JSON lists)")
     added.add_argument(
-        "--pooling", choices=("mean", "first", "pooler"), default="mean", help="over the tokens of a line"
+        "--pooling", choices=("mean", "first", "pooler"), default="mean", help="pooling over the tokens (default: mean)"
     )
-    added.add_argument("--raw", action="store_true", help="vectors as they are, instead of length one")
+    added.add_argument("--raw", action="store_true", help="do not normalize the vectors to length one")
     add_model(added)
 
 
@@ -77,7 +80,7 @@ def fill(arguments: argparse.Namespace) -> None:
     from regard.tasks.masked import Filled, MaskedModel
 
     masked = MaskedModel.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
-    options = {"top": arguments.top, "mark": arguments.mark}
+    options: dict[str, Any] = {"top": arguments.top, "mark": arguments.mark}
     if arguments.text is not None:
         found = masked.fill(arguments.text, **options)
         if arguments.json:
@@ -96,7 +99,7 @@ def fill(arguments: argparse.Namespace) -> None:
                 try:
                     found = masked.fill(line, **options)
                 except ValueError as error:
-                    warn(f"line {number}: {error}; it goes out as it came in")
+                    warn(f"line {number}: {error}; it is printed unchanged")
             print(json.dumps(_filled(found), ensure_ascii=False) if arguments.json else BREAKS.sub(" ", found.text))
 
 
@@ -114,10 +117,10 @@ def embed(arguments: argparse.Namespace) -> None:
 
     if arguments.out is not None:
         if not arguments.out.endswith(".npy"):
-            raise ValueError(f"--out is a .npy file, got {arguments.out!r}")
+            raise ValueError(f"--out must be a .npy file, got {arguments.out!r}")
         check_writable(arguments.out)
     embedder = Embedder.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
-    options = {"pooling": arguments.pooling, "normalized": not arguments.raw}
+    options: dict[str, Any] = {"pooling": arguments.pooling, "normalized": not arguments.raw}
     parts, number = [], 1
     with opened(arguments.input) as stream, few_warnings() as warn:
         lines = read_sentences(stream, name=shown(arguments.input))
@@ -139,7 +142,7 @@ def add_evaluation(flags: EvaluationFlags) -> None:
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    """regard evaluate: loss, perplexity and accuracy of hidden tokens"""
+    """regard evaluate: loss, perplexity and accuracy of masked tokens"""
     from regard.data.masking import Masking
     from regard.tasks.load import read_parts
     from regard.tasks.masked import MaskedModel
@@ -153,6 +156,6 @@ def evaluate(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps({"documents": len(documents), **found._asdict()}))
         return
-    print(f"{counted(documents, 'document')}, {found.tokens:,} hidden tokens: {what}")
-    print(f"loss = {found.loss:.4f} a hidden token, perplexity = {found.perplexity:.2f}")
+    print(f"{counted(documents, 'document')}, {found.tokens:,} masked tokens: {what}")
+    print(f"loss = {found.loss:.4f} per masked token, perplexity = {found.perplexity:.2f}")
     print(f"accuracy = {found.accuracy:.2f} %")

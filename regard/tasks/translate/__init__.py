@@ -1,4 +1,4 @@
-"""Translators: trained from pairs of sentences, asked for translations, scores and word links."""
+"""Translators: trained on pairs of sentences; translations, scores and word alignments."""
 
 from typing import TYPE_CHECKING
 

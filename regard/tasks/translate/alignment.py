@@ -1,18 +1,19 @@
-"""Word links out of a translator's attention.
+"""Word alignments from a translator's attention.
 
-The model reads a pair of sentences (forced decoding) and the attention from target to source is merged to words: a
-source word gets the sum over its pieces, a target word the mean over its own. Each target word is linked to the source
-word that gets most. What goes to the end of the source sentence belongs to no word: it is dropped, and the rest is left
-as it is, so that a piece that mostly looks there counts less among the pieces of its word.
+The model reads a pair of sentences (forced decoding), and the attention from target to source is merged to words: the
+sum over the tokens of a source word, the mean over those of a target word. Each target word is linked to the source
+word with the largest weight. The weight on the end of the source sentence belongs to no word. It is dropped without
+normalizing the others, so that a token that mostly attends to the end counts less among the tokens of its word.
 """
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, Protocol, cast, get_args
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from regard.core.model import Model
 from regard.data import placeholders
 from regard.data.batches import padded, similar
 from regard.data.placeholders import Marked
@@ -21,7 +22,7 @@ from regard.layers.attention.base import Attention
 from regard.metrics.alignment import Links, Method, flip, format_links, symmetrise
 
 Read = Literal["consume", "predict"]
-AGREED = 0.25  # product of the two probabilities of a link
+AGREED = 0.25  # least product of the probabilities that two models give to a link
 
 
 class Alignment(NamedTuple):
@@ -49,11 +50,11 @@ class Agreement(NamedTuple):
 
     forward: int
     backward: int
-    rates: np.ndarray  # [layers, layers]: error rate of the one direction with the other as gold
+    rates: np.ndarray  # [layers, layers]: error rate of one direction with the other as gold
 
 
 def align(
-    model: nn.Module,
+    model: Model,
     source_tokenizer: Tokenizer,
     target_tokenizer: Tokenizer,
     pairs: Sequence[tuple[str, str]],
@@ -63,17 +64,17 @@ def align(
     read: Read = "predict",
     tokens: int = 4096,
 ) -> list[Alignment]:
-    """Links of each pair of sentences, one a target word (none where it looks at no source word at all).
+    """Links of each pair of sentences, one per target word (none for a word that attends to no source word at all).
 
-    layer counts from 0, or back from -1; None is the model's aligner where it has one, else the last but one. Which
-    layer aligns best differs a lot between models: with a second model of the opposite direction, `choose_layers` finds
-    it without gold links.
+    layer counts from 0, or back from -1; None is the model's aligner if it has one, else the last but one. Which layer
+    aligns best differs a lot between models: with a second model of the opposite direction, `choose_layers` finds it
+    without gold links.
 
     read="predict", the default, takes the attention of the decoder step that predicts a target token, "consume" that of
-    the step after it, which gets the token as input and so knows what to look for (Chen et al. 2020, Accurate Word
+    the step after it, which has the token as input and so can attend to its source (Chen et al. 2020, Accurate Word
     Alignment Induction from Neural Machine Translation). Which is better depends on the model: the decoders of three or
     four layers that were measured here attend to a word when they predict it, the deep ones of that paper at "consume".
-    An aligner knows both: its row is of the step that predicts, and of the token that came.
+    An aligner uses both: the state of the step that predicts, and the token that was predicted.
 
     tokens bounds the padded tokens of a batch.
     """
@@ -92,12 +93,12 @@ def align_both(
     layers: tuple[int, int] | None = None,
     method: Method | Literal["agreement"] = "grow-diagonal",
 ) -> list[Alignment]:
-    """Links of two models made one. The second translates the other way round: its maps are those of the flipped pairs.
-    Without layers it is those that agree best. The matrix is the mean of the two directions.
+    """Combines the links of two models. The second translates in the opposite direction: its maps are of the flipped
+    pairs. Without layers, those that agree best are used. The matrix is the mean of the two directions.
 
-    "agreement" takes a pair of words where the geometric mean of what the two models give to it is above one half, a
-    word with several others too (Liang, Taskar & Klein 2006, Alignment by Agreement); it is for aligners, whose maps
-    are probabilities. The other methods make one of two sets of links: see `symmetrise`.
+    "agreement" links two words if the geometric mean of their two weights is above one half, so a word can have several
+    links (Liang, Taskar & Klein 2006, Alignment by Agreement); it is for aligners, whose maps are probabilities. The
+    other methods combine two sets of links: see `symmetrise`.
 
     >>> forward = read_maps(english_german, english, german, pairs)
     >>> backward = read_maps(german_english, german, english, [(b, a) for a, b in pairs])
@@ -135,7 +136,7 @@ def choose_layers(forward: Sequence[WordMaps], backward: Sequence[WordMaps]) -> 
 
 
 def strongest(matrix: np.ndarray) -> Links:
-    """Each target word with the source word that gets most of it, the first of equals."""
+    """Links each target word to the source word with the largest weight, the first of equals."""
     if matrix.size == 0:
         return frozenset()
     best = matrix.argmax(1)
@@ -143,7 +144,7 @@ def strongest(matrix: np.ndarray) -> Links:
 
 
 def read_maps(
-    model: nn.Module,
+    model: Model,
     source_tokenizer: Tokenizer,
     target_tokenizer: Tokenizer,
     pairs: Sequence[tuple[str, str]],
@@ -161,10 +162,10 @@ def read_maps(
         raise ValueError(f"tokens must be at least 1, got {tokens}")
     both = source_tokenizer, target_tokenizer
     sides = [
-        tuple(_Side.of(tokenizer, marked) for tokenizer, marked in zip(both, marks, strict=True))
-        for marks in (placeholders.mark_pair(*both, pair) for pair in pairs)
+        (_Side.of(source_tokenizer, source), _Side.of(target_tokenizer, target))
+        for source, target in (placeholders.mark_pair(*both, pair) for pair in pairs)
     ]
-    found: list[WordMaps | None] = [None] * len(sides)
+    found: dict[int, WordMaps] = {}
     training = model.training
     model.eval()
     try:
@@ -173,19 +174,25 @@ def read_maps(
                 sources, targets = zip(*(sides[index] for index in group), strict=True)
                 maps = _word_maps(model, sources, targets, layer, head, read)
                 for index, one, two, part in zip(group, sources, targets, maps, strict=True):
-                    # a copy, since a view would hold on to the padded batch
+                    # a copy, since a view would keep the padded batch in memory
                     words = part[:, : len(two.words), : len(one.words)].copy()
                     if not np.isfinite(words).all():
-                        raise ValueError(f"the attention over pair {index + 1} is not finite: are the weights?")
+                        raise ValueError(f"the attention of pair {index + 1} is not finite: are the weights damaged?")
                     found[index] = WordMaps(words, one.words, two.words)
     finally:
         model.train(training)
-    return found
+    return [found[index] for index in range(len(sides))]
 
 
-def has_aligner(model: nn.Module) -> bool:
-    """Whether the model learned to align beside translating."""
+def has_aligner(model: Model) -> bool:
+    """Whether the model has an aligner, trained beside the translation."""
     return getattr(model, "aligner", None) is not None
+
+
+class _Attending(Protocol):
+    """A translator that can give its attention."""
+
+    maps: Callable[..., list[Tensor]]  # (source, target, place=, keep=, target_keep=)
 
 
 class _Side(NamedTuple):
@@ -204,7 +211,7 @@ class _Side(NamedTuple):
 
 
 def _word_maps(
-    model: nn.Module,
+    model: Model,
     sources: Sequence[_Side],
     targets: Sequence[_Side],
     layer: int | Literal["average", "all", "aligner"] | None,
@@ -216,16 +223,17 @@ def _word_maps(
     source, source_keep = padded([[*side.ids, side.eos] for side in sources], device)
     target, target_keep = padded([[side.bos, *side.ids] for side in targets], device)
     keeps = {"keep": source_keep, "target_keep": target_keep}
-    # an aligner has one head: to ask for another is to ask for a layer that translates
+    attending = cast(_Attending, model)  # which _check_model has made sure of
+    # an aligner has one head: another head is that of a layer of the decoder
     if layer == "aligner" or (layer is None and head == "average" and has_aligner(model)):
         if not has_aligner(model):
             raise ValueError("the model has no aligner: train one with --model.aligner true, or give another layer")
         if read == "consume":
-            raise ValueError("the aligner's links are of the step that predicts: read='consume' is for other layers")
-        layers = [_head(part, head) for part in model.maps(source, target, place="aligner", **keeps)]
+            raise ValueError("the aligner reads the step that predicts: read='consume' is for other layers")
+        layers = [_head(part, head) for part in attending.maps(source, target, place="aligner", **keeps)]
     else:
         _check_columns(model)
-        layers = _pick([_head(part, head) for part in model.maps(source, target, **keeps)], layer)
+        layers = _pick([_head(part, head) for part in attending.maps(source, target, **keeps)], layer)
     maps = torch.stack(layers, 1).float()  # [B, layers, T, S]
     # bos is the input of row 0, so that row t predicts token t and row t + 1 consumes it
     rows = _members(targets, target.shape[1], int(read == "consume")).to(device)
@@ -235,7 +243,7 @@ def _word_maps(
 
 
 def _members(sides: Sequence[_Side], length: int, shift: int) -> Tensor:
-    """[B, words, length]: 1 where a token, moved right by `shift`, is a piece of the word."""
+    """[B, words, length]: 1 if the token, moved right by `shift`, belongs to the word."""
     members = torch.zeros(len(sides), max(len(side.words) for side in sides), length)
     for row, side in zip(members, sides, strict=True):
         row[side.owners, torch.arange(len(side.ids)) + shift] = 1
@@ -261,17 +269,18 @@ def _index(name: str, value: int | str, count: int) -> int:
     return value
 
 
-def _check_model(model: nn.Module) -> None:
+def _check_model(model: Model) -> None:
     kind = model.config.kind
     if kind in ("encoder", "decoder") or not hasattr(model, "maps"):
-        raise ValueError(f"word links need a model that translates with attention, got kind {kind!r}")
+        raise ValueError(f"word alignment needs a translator with attention, got a model of kind {kind!r}")
 
 
-def _check_columns(model: nn.Module) -> None:
+def _check_columns(model: Model) -> None:
     for part in model.modules():
         if isinstance(part, Attention) and part.shape.role == "cross" and part.facts.columns != "tokens":
             raise ValueError(
-                f"the cross-attention {part.facts.name!r} looks at slots, not at source words: word links need another"
+                f"the cross-attention {part.facts.name!r} attends to slots, not to source words: word alignment needs "
+                "another one"
             )
 
 
@@ -282,8 +291,8 @@ def _check_pairs(forward: Sequence[WordMaps], backward: Sequence[WordMaps]) -> N
         there, back = ours.maps.shape[1:], theirs.maps.shape[:0:-1]
         if there != back:
             raise ValueError(
-                f"pair {number} has {there[0]} target and {there[1]} source words one way, {back[0]} and {back[1]} the "
-                "other: flip the pairs for the second model"
+                f"pair {number} has {there[0]} target and {there[1]} source words in one direction, {back[0]} and "
+                f"{back[1]} in the other: flip the pairs for the second model"
             )
 
 

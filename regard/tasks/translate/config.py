@@ -12,54 +12,55 @@ from regard.training.config import TrainingConfig
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where the pairs come from, and how text becomes tokens."""
+    """Pairs of sentences, and their tokenizers."""
 
     source: Annotated[
         str | None,
-        "file of source sentences, one per line; plain, .gz or .xz, or - for standard input; without a target: a "
-        "TSV file",
+        "training file of source sentences, one per line; plain, .gz or .xz, or - for standard input; without "
+        "data.target: a TSV file of pairs",
     ] = None
-    target: Annotated[str | None, "file of their translations, line by line"] = None
+    target: Annotated[str | None, "file of translations, one per line of data.source"] = None
     generated: Annotated[
         int | None,
-        "instead of files: this number of pairs of numbers, dates, times and amounts, English to German, made on "
-        "the spot",
+        "instead of files: number of English-German pairs to generate, of numbers, dates, times and amounts",
         Range(20),
     ] = None
     columns: Annotated[
         tuple[int, int],
-        "columns of source and target in a TSV file, the first is 0",
+        "columns of source and target in a TSV file, numbered from 0",
         Range(0),
     ] = (0, 1)
     valid_source: Annotated[
         str | None,
-        "file of source sentences to validate on; none: some pairs are held out of the training files",
+        "validation file of source sentences (default: some training pairs are held out)",
     ] = None
-    valid_target: Annotated[str | None, "file of their translations; without it, valid_source is a TSV file"] = None
+    valid_target: Annotated[
+        str | None, "file of their translations; without it, data.valid_source is a TSV file of pairs"
+    ] = None
     held_out: Annotated[
         int,
-        "pairs held out where there is no validation file, at most a tenth of all; none of their sources is trained on",
+        "pairs held out if there is no validation file, at most a tenth of all",
         Range(1),
     ] = 1000
-    skip_bad: Annotated[bool, "leave out bad lines and count them, instead of stopping at the first"] = False
+    skip_bad: Annotated[bool, "omit and count bad lines, instead of stopping at the first"] = False
     tokenizer: Annotated[
         Literal["bpe", "units"],
-        "bpe: learn byte pairs from the text; units: the text is split by spaces already, @@ where a word continues",
+        "bpe: byte pairs learned from the text; units: tokens are separated by spaces already, @@ joins parts of words",
     ] = "bpe"
     vocabulary: Annotated[
         int | None,
-        "tokens to learn, at most (default: follows the number of pairs, 1,000 to 8,000)",
+        "vocabulary size, at most (default: by the number of pairs, 1,000 to 8,000)",
         Range(5),
     ] = None
     shared: Annotated[bool, "one vocabulary for source and target"] = True
     protect: Annotated[
         bool | None,
-        "bpe: learn to copy what is not language (numbers, addresses, tags, emoji) by placeholders in the "
-        "vocabulary (default: true, but for generated pairs, whose numbers are what is learned)",
+        "bpe: learn to copy numbers, addresses, tags and emoji by placeholders in the vocabulary (default: true, "
+        "except for generated pairs)",
     ] = None
     maximum_length: Annotated[
         int,
-        "longest sentence in tokens; longer pairs are left out and counted",
+        "longest sentence in tokens; pairs with a longer one are omitted and counted",
         Range(2),
     ] = 256
 
@@ -70,28 +71,28 @@ class DataConfig:
         for name in ("target", "valid_target"):
             before = name.replace("target", "source")
             if getattr(self, name) is not None and getattr(self, before) is None:
-                raise ValueError(f"data.{name} is given without data.{before}")
+                raise ValueError(f"data.{name} needs data.{before}, the sentences it translates: give both")
         if len(self.columns) != 2:
             raise ValueError(f"data.columns must be two columns, got {list(self.columns)}")
         pairs = (self.source, self.target), (self.valid_source, self.valid_target)
         has_table = any(source is not None and target is None for source, target in pairs)
         if tuple(self.columns) != (0, 1) and not has_table:
-            raise ValueError("data.columns are those of a TSV file, which is a data.source without a data.target")
+            raise ValueError("data.columns needs a TSV file: data.source without data.target")
 
 
 @derived
 class TranslatorOptions(ModelOptions):
-    """A preset, and what to change in it: whatever is left out is as the preset says."""
+    """A preset, and changes to it."""
 
     predicts = "translation"
     default = "tiny"
     preset: Annotated[
         str | None,
-        "tiny, base or big (Transformers), lstm or gru (recurrent), or mini, two layers, for minutes on a CPU "
-        "(default: mini on a CPU, tiny on a GPU)",
+        "mini (two layers, for minutes on a CPU), tiny, base or big (Transformers); lstm or gru (recurrent) (default: "
+        "mini on a CPU, tiny on a GPU)",
     ] = None
     bottleneck: Annotated[
-        bool | None, "lstm and gru: no attention, only the last state of the encoder is handed over"
+        bool | None, "lstm and gru: no attention, the decoder gets only the last state of the encoder"
     ] = None
 
     def resolve(self, **sizes: Any) -> Any:
@@ -109,7 +110,7 @@ class TranslatorOptions(ModelOptions):
 class TranslateConfig:
     """A translator: its data, its model and its training."""
 
-    out: Annotated[str, "the run folder: config, tokenizer, checkpoints and log"] = "runs/translate"
+    out: Annotated[str, "run folder to write: config, tokenizer, checkpoints and log"] = "runs/translate"
     data: DataConfig = field(default_factory=DataConfig)
     model: TranslatorOptions = field(default_factory=TranslatorOptions)
     training: TrainingConfig = field(default_factory=TrainingConfig)

@@ -1,4 +1,4 @@
-"""Pairs of sentences: read from files or generated, and those that a run validates on."""
+"""Pairs of sentences: read from files, generated, or the validation pairs of a run."""
 
 import hashlib
 import json
@@ -14,8 +14,7 @@ Pair = tuple[str, str]
 
 
 class Corpus(NamedTuple):
-    """Pairs to train on and to validate on, what was done to get them, and which line or number each of the first has
-    where it came from."""
+    """Pairs to train and to validate on, facts about the files, and the line of each training pair."""
 
     train: list[Pair]
     valid: list[Pair]
@@ -24,21 +23,21 @@ class Corpus(NamedTuple):
 
 
 def read_corpus(config: DataConfig, seed: int) -> Corpus:
-    """The pairs a config names. Without a validation file, some pairs are held out."""
-    if (config.source is None) == (config.generated is None):
-        raise ValueError(
-            "training data: give data.source and data.target (two files of equally many lines), data.source alone "
-            "(a TSV file), or data.generated (how many pairs to make up)"
-        )
+    """Reads the pairs that a config names. Without a validation file, some pairs are held out."""
     facts: dict[str, Any] = {}
-    if config.generated is not None:
+    if config.generated is not None and config.source is None:
         from regard.data.generated import pairs
 
         train = [(*pair, number) for number, pair in enumerate(pairs(config.generated, seed), 1)]
-    else:
+    elif config.source is not None and config.generated is None:
         found = read_pairs(config.source, config.target, columns=config.columns, skip_bad=config.skip_bad)
         train = list(zip(found.source, found.target, found.lines, strict=True))
         facts["skipped"] = {reason: part._asdict() for reason, part in found.skipped.items()}
+    else:
+        raise ValueError(
+            "training data: give either data.source and data.target (two files with the same number of lines), "
+            "data.source alone (a TSV file of pairs), or data.generated (the number of pairs to generate)"
+        )
     if config.valid_source is not None:
         found = read_pairs(config.valid_source, config.valid_target, columns=config.columns, skip_bad=config.skip_bad)
         valid = list(zip(found.source, found.target, strict=True))
@@ -52,8 +51,9 @@ def read_corpus(config: DataConfig, seed: int) -> Corpus:
 
 
 def read_valid(folder: str | Path) -> list[Pair]:
-    """The pairs a run validates on."""
+    """The validation pairs of a run."""
     run = Run.open(folder)
     if not run.has("valid.jsonl"):
-        raise ValueError(f"{folder} keeps no validation pairs: give --source and --target")
-    return parse_rows(run.read_text("valid.jsonl"), run.folder / "valid.jsonl", ("source", "target"))
+        raise ValueError(f"{folder} has no validation pairs: give --source and --target")
+    rows = parse_rows(run.read_text("valid.jsonl"), run.folder / "valid.jsonl", ("source", "target"))
+    return [(source, target) for source, target in rows]

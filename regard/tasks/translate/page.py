@@ -3,12 +3,13 @@
 from pathlib import Path
 
 from regard.tasks.opened import Opened
+from regard.tasks.translate.alignment import has_aligner
 from regard.tasks.translate.corpus import read_valid
 from regard.tasks.translate.translator import Translator
 
 
 def open_run(folder: str | Path, device: str) -> Opened:
-    """Of a run folder."""
+    """Opens a run folder."""
     translator = Translator.load(folder, device=device)
     try:
         examples = tuple(source for source, _ in read_valid(folder)[:4])
@@ -18,11 +19,11 @@ def open_run(folder: str | Path, device: str) -> Opened:
 
 
 def opened(translator: Translator, examples: tuple[str, ...] = ()) -> Opened:
-    """Of a translator."""
+    """What the page shows of a translator."""
     model = translator.model
     places: tuple[str, ...] = ("cross",)
     if model.config.kind == "encoder-decoder":
-        places = ("cross", "encoder", "decoder", *(() if model.aligner is None else ("aligner",)))
+        places = ("cross", "encoder", "decoder", *(("aligner",) if has_aligner(model) else ()))
     return Opened(
         "translate",
         model,

@@ -1,4 +1,4 @@
-"""The task of translation: pairs in, translations out."""
+"""The task of translation."""
 
 import dataclasses
 import json
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
 
+from regard.core.model import Model
 from regard.data import placeholders
 from regard.data.batches import Batch, Batches, keep_short
 from regard.data.entities import Entity, Style
@@ -24,16 +24,16 @@ from regard.tasks.translate.config import DataConfig, TranslateConfig
 from regard.tasks.translate.corpus import Corpus, Pair, read_corpus
 from regard.tasks.translate.translator import FILES, Translator
 from regard.tasks.translate.verbs import ABOUT, EXAMPLES
-from regard.training.loss import Loss, loss
+from regard.training.loss import Loss, translation_loss
 
 SAMPLES = 2  # shown at each evaluation
-# Shares of the training sentences that are at most as long as `usual_length` and `trained_length` say. Of longer ones
-# a model knows too little: the bundled one translates news of 33 to 44 tokens to chrF 25.6 whole, to 30.9 in clauses.
+# Shares of the training sentences that are at most as long as `usual_length` and `trained_length`. A model translates
+# longer ones badly: the bundled one reaches chrF 25.6 on whole news sentences of 33 to 44 tokens, 30.9 in clauses.
 USUAL, TRAINED = 0.99, 0.999
 
 
 class Task(base.Task):
-    """Pairs in, translations out."""
+    """Translates sentences."""
 
     name = "translate"
     about, examples = ABOUT, EXAMPLES
@@ -45,12 +45,12 @@ class Task(base.Task):
     epochs = 30
 
     @classmethod
-    def read(cls, config: TranslateConfig) -> Corpus:
+    def read_data(cls, config: TranslateConfig) -> Corpus:
         return read_corpus(config.data, config.training.seed)
 
     @classmethod
-    def plan(cls, config: TranslateConfig, data: Corpus) -> tuple[TranslateConfig, list[str]]:
-        """Vocabulary by the number of pairs, sizes by the machine, and a learning rate that such a model bears."""
+    def complete_config(cls, config: TranslateConfig, data: Corpus) -> tuple[TranslateConfig, list[str]]:
+        """Vocabulary by the number of pairs, preset by the machine, and learning rate by the model."""
         data_options, model, training = config.data, config.model, config.training
         on_cpu, chosen = pick_device(training.device, training.precision).type == "cpu", []
         if data_options.vocabulary is None:
@@ -62,8 +62,8 @@ class Task(base.Task):
             model = dataclasses.replace(model, preset="mini" if on_cpu else "tiny", norm=norm)
             chosen.append(f"model.preset {model.preset}, model.norm {norm}")
         if training.learning_rate is None and training.schedule != "paper":
-            size = model.resolve(vocabulary=data_options.vocabulary)
-            high = getattr(size, "norm", None) == "pre" and size.width <= 256
+            model_config = model.resolve(vocabulary=data_options.vocabulary)
+            high = getattr(model_config, "norm", None) == "pre" and model_config.width <= 256
             training = dataclasses.replace(training, learning_rate=0.003 if high else 0.001)
             chosen.append(f"training.learning_rate {training.learning_rate}")
         note = f"chosen for {len(data.train):,} pairs on a {'CPU' if on_cpu else 'GPU'}: {', '.join(chosen)}"
@@ -71,8 +71,8 @@ class Task(base.Task):
         return config, [note] if chosen else []
 
     @classmethod
-    def learn(cls, data: Corpus, config: TranslateConfig) -> dict[str, Tokenizer]:
-        """One for both sides where they share it."""
+    def train_tokenizers(cls, data: Corpus, config: TranslateConfig) -> dict[str, Tokenizer]:
+        """One for both sides if they share it."""
         sides = [[pair[side] for pair in data.train] for side in (0, 1)]
         texts = {"source.json": sides[0] + sides[1]} if config.data.shared else dict(zip(FILES, sides, strict=True))
         size, kind = config.data.vocabulary or vocabulary(len(data.train)), config.data.tokenizer
@@ -84,54 +84,52 @@ class Task(base.Task):
         }
 
     @classmethod
-    def size(cls, config: TranslateConfig, tokenizers: dict[str, Tokenizer], data: Corpus) -> Any:
+    def model_config(cls, config: TranslateConfig, tokenizers: dict[str, Tokenizer], data: Corpus) -> Any:
         source, target = tokenizers["source.json"], tokenizers.get("target.json")
         return config.model.resolve(vocabulary=source.size, target_vocabulary=None if target is None else target.size)
 
-    def __init__(self, config: TranslateConfig, data: Corpus, tokenizers: dict[str, Tokenizer], model: nn.Module):
+    def __init__(self, config: TranslateConfig, data: Corpus, tokenizers: dict[str, Tokenizer], model: Model):
         source, target = (tokenizers.get(name, tokenizers["source.json"]) for name in FILES)
         self.model, self.valid, self.beam = model, data.valid, config.training.beam
-        training = config.training
+        training, tokens = config.training, base.batch_tokens(config.training)
         pairs, lines = marked_pairs(source, target, data.train, training.seed)
-        sides = [
-            placeholders.encode(tokenizer, [pair[side] for pair in pairs])
-            for side, tokenizer in enumerate((source, target))
-        ]
+        source_ids = placeholders.encode(source, [pair[0] for pair in pairs])
+        target_ids = placeholders.encode(target, [pair[1] for pair in pairs])
         style = Style.learn(
             entities for pair in pairs[: len(data.train)] for entities in by_marks(source, target, pair)
         )
         self.translator = translator = Translator(
-            model, source, target, config.data.maximum_length, style=style, **lengths_of(sides[0], config.data)
+            model, source, target, config.data.maximum_length, style=style, **lengths_of(source_ids, config.data)
         )
         # few shapes, so that few CUDA graphs are captured
         multiple = 8 if training.graphs and translator.device.type == "cuda" else 1
         # a row of a batch is its tokens and one special one, padded to a multiple
-        self.most = min(config.data.maximum_length, training.tokens // multiple * multiple - 1)
-        short = keep_short(*sides, self.most)
+        self.most = min(config.data.maximum_length, tokens // multiple * multiple - 1)
+        short = keep_short(source_ids, target_ids, self.most)
         if not short.source:
             name = "data.maximum_length" if self.most == config.data.maximum_length else "training.tokens"
-            raise ValueError(f"no pair has at most {self.most} tokens: raise {name}")
+            raise ValueError(f"no pair has at most {self.most} tokens on both sides: raise {name}")
         self.dropped = short.dropped
-        self.origin = config.data.source or "what was generated"
+        self.origin = config.data.source or "the generated pairs"
         self.lines = [data.lines[lines[index]] for index in short.indices]
         self.copied = sum(index >= len(data.train) for index in short.indices)
         self.batches = Batches(
             short.source,
             short.target,
-            tokens=training.tokens,
+            tokens=tokens,
             seed=training.seed,
             multiple=multiple,
             special=translator.special,
         )
-        self.checks = translator.batches(data.valid, training.tokens)
+        self.checks = translator.batches(data.valid, tokens)
 
     def loss(self, batch: Batch, label_smoothing: float) -> Loss:
-        return loss(self.model, batch, label_smoothing)
+        return translation_loss(self.model, batch, label_smoothing)
 
-    def tokens(self, batch: Batch) -> int:
+    def count_tokens(self, batch: Batch) -> int:
         return batch.target_out.numel() if batch.target_keep is None else int(batch.target_keep.sum())
 
-    def named(self, rows: list[int]) -> tuple[str, list[int]]:
+    def describe_rows(self, rows: list[int]) -> tuple[str, list[int]]:
         return f"lines of {self.origin}", [self.lines[row] for row in rows]
 
     def evaluate(self, check: Callable[[], None]) -> tuple[dict[str, float], list[dict[str, str]]]:
@@ -148,7 +146,7 @@ class Task(base.Task):
         return {"loss": plain, "perplexity": math.exp(min(plain, 50.0)), **metrics}, samples
 
     @classmethod
-    def open(cls, folder: str | Path, device: str) -> Opened:
+    def open_for_page(cls, folder: str | Path, device: str) -> Opened:
         return page.open_run(folder, device)
 
     def facts(self) -> dict[str, Any]:
@@ -162,11 +160,11 @@ class Task(base.Task):
 
     def notes(self) -> list[str]:
         source, target = self.translator.source, self.translator.target
-        left_out = [f"left out {self.dropped} pairs of more than {self.most} tokens"] if self.dropped else []
+        omitted = [f"omitted {self.dropped} pairs of more than {self.most} tokens"] if self.dropped else []
         sizes = f"{source.size:,}" + (f" and {target.size:,}" if target is not source else "")
-        copied = f" ({self.copied:,} of them made to teach copying)" if self.copied else ""
+        copied = f" ({self.copied:,} of them made up to teach copying)" if self.copied else ""
         return [
-            *left_out,
+            *omitted,
             f"{len(self.batches):,} pairs{copied}, {len(self.valid):,} to validate on; vocabulary {sizes}",
         ]
 
@@ -174,8 +172,8 @@ class Task(base.Task):
 def marked_pairs(
     source: Tokenizer, target: Tokenizer, pairs: Sequence[Pair], seed: int
 ) -> tuple[list[tuple[Marked, Marked]], list[int]]:
-    """Pairs to train on, with placeholders where the tokenizers have them, and made-up ones behind; and which of the
-    given pairs each is."""
+    """Pairs to train on, with placeholders if the tokenizers have them, then made-up ones that teach copying; and the
+    index of the original pair of each."""
     count = 1 if source.reserved is None else source.reserved.count
     marked = [
         placeholders.mark_pair(source, target, pair, shift=(seed + index) % count) for index, pair in enumerate(pairs)
@@ -193,12 +191,12 @@ def by_marks(source: Tokenizer, target: Tokenizer, pair: tuple[Marked, Marked]) 
 
 
 def lengths_of(sources: Sequence[Sequence[int]], config: DataConfig) -> dict[str, int]:
-    """How long the sentences are that a run is trained on."""
+    """The usual and the longest length of training sentences, in tokens."""
     lengths = [len(ids) for ids in sources if len(ids) <= config.maximum_length] or [config.maximum_length]
     usual, trained = (int(np.quantile(lengths, share, method="higher")) for share in (USUAL, TRAINED))
     return {"usual_length": max(usual, 2), "trained_length": max(trained, 2)}
 
 
 def vocabulary(pairs: int) -> int:
-    """Tokens to learn from this number of pairs: fewer pairs show each of them too seldom. 4,000 for 30,000."""
+    """The vocabulary size for a number of pairs, 4,000 for 30,000: few pairs would show each token too seldom."""
     return min(8000, max(1000, 500 * round(8 * (pairs / 30_000) ** 0.5)))

@@ -1,4 +1,4 @@
-"""A translator: loaded from a run, asked for translations, losses and scores."""
+"""A translator: loaded from a run, it translates, and computes losses and scores."""
 
 import dataclasses
 import re
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from regard.core.allocator import hand_back_memory
+from regard.core.model import Model
 from regard.data import placeholders
 from regard.data.batches import Batches, padded, similar
 from regard.data.entities import Entity, Style, find
@@ -24,17 +24,17 @@ from regard.decoding.copying import Copying
 from regard.metrics.translation import Score, bleu, chrf, exact_match
 from regard.tasks.load import BUNDLED, load
 from regard.tasks.translate.corpus import Pair
-from regard.training.loss import loss
+from regard.training.loss import translation_loss
 
 FILES = ("source.json", "target.json")  # of the tokenizers; the second where the target has its own
 ENGLISH_GERMAN = BUNDLED / "english-german"
 TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 16384}  # of the source, in a batch that is translated
-ITEM = re.compile(r"\s*(?:\(?\d{1,3}[.)]|[-*–—]|[a-z]\))\s+(?=\S)")  # what begins the line of a list
-TAG = re.compile(r"</?(?!br\b|hr\b|img\b)(\w+)[^<>]*(?<!/)>")  # one that needs another
+ITEM = re.compile(r"\s*(?:\(?\d{1,3}[.)]|[-*–—]|[a-z]\))\s+(?=\S)")  # the bullet or number of a list item
+TAG = re.compile(r"</?(?!br\b|hr\b|img\b)(\w+)[^<>]*(?<!/)>")  # one that opens or closes
 
 
 class Translation(NamedTuple):
-    """One translation of a sentence: its text, its score and what the search found."""
+    """One translation of a sentence: its text, its score and the hypothesis of the search."""
 
     text: str
     score: float
@@ -51,7 +51,7 @@ class Translator:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Model,
         source: Tokenizer,
         target: Tokenizer,
         longest: int,
@@ -71,12 +71,12 @@ class Translator:
     def load(
         cls, folder: str | Path | None = None, *, which: str | int | None = None, device: str = "auto"
     ) -> "Translator":
-        """From a run folder; None: the translator bundled with Regard. `which` is a checkpoint: best, last, average
-        or a step; None: the average where there is one, else the best. It translates; it is not for training on."""
+        """Loads a run folder; None: the translator bundled with Regard. `which` is a checkpoint: best, last, average
+        or a step; None: the average if there is one, else the best. It is for inference, not for training."""
         model, parts, run = load(ENGLISH_GERMAN if folder is None else folder, "translate", which=which, device=device)
         longest = parts.facts.get("longest")
         if not isinstance(longest, int):
-            raise ValueError(f"{run.folder}/run.json is damaged: it does not say how long a sentence may be")
+            raise ValueError(f"{run.folder}/run.json is damaged: it must have the longest sentence in tokens")
         source, target = (parts.tokenizers.get(name, parts.tokenizers["source.json"]) for name in FILES)
         numbers = parts.facts.get("numbers") or {}
         try:
@@ -111,8 +111,8 @@ class Translator:
         check: Callable[[], None] = lambda: None,
     ) -> Iterator[list[Translation]]:
         """The n best of each line, in order; an empty line stays empty. `at_once` lines are sorted by length and
-        translated together; what comes out does not depend on it. `first` is the number of the first line in warnings;
-        `check` is called between batches and may raise."""
+        translated together, which does not change the translations. `first` is the number of the first line in
+        warnings; `check` is called between batches and may raise."""
         decoding = decoding or DecodingConfig()
         chunk: list[str] = []
         done = first - 1
@@ -140,7 +140,7 @@ class Translator:
             parts = [part if isinstance(part, str) else missed.get(part, found[part]) for part in plan]
             yield joined(parts, decoding) if line.strip() else [NOTHING]
 
-    # from lines to what is searched for, and back
+    # from lines to sentences with placeholders, and back
 
     @property
     def protects(self) -> bool:
@@ -148,13 +148,13 @@ class Translator:
         return self.source.reserved is not None and self.target.reserved is not None
 
     def entities(self, text: str) -> list[Entity]:
-        """What is not language in a text; nothing where the text is no plain text."""
+        """The entities (numbers, addresses, tags ...) of a text; none if it is not plain text."""
         if self.protects:
             return placeholders.entities(self.source, text)
         return find(text) if self.source.kind != "units" else []
 
     def mark(self, text: str) -> Marked:
-        """A source with placeholders, where the model knows them."""
+        """A source with placeholders, if the model knows them."""
         return placeholders.mark(self.source, text) if self.protects else Marked(text)
 
     def encode(self, text: str) -> list[int]:
@@ -167,17 +167,17 @@ class Translator:
         return placeholders.encode(self.target, [marked])[0]
 
     def text(self, ids: Sequence[int], marked: Marked) -> str:
-        """What the model writes, on one line and in one column, with the entities of its source in their places."""
+        """The text of a translation, without line breaks and tabs, with the entities of its source restored."""
         surfaces = self._surfaces(marked)
         return BREAKS.sub(" ", self.target.decode_between(ids, surfaces) if surfaces else self.target.decode(ids))
 
     def _surfaces(self, marked: Marked) -> dict[int, str]:
-        """What each placeholder of the target stands for."""
+        """The text that replaces each placeholder of the target."""
         offset = self.target.placeholders.start - self.source.placeholders.start
         return {mark + offset: surface for mark, surface in marked.surfaces(self.style).items()}
 
     def source_names(self, ids: Sequence[int], text: str) -> list[str]:
-        """Tokens of a source to print: a placeholder as what it stands for."""
+        """Printable tokens of a source: a placeholder as the text it stands for."""
         surfaces = self.mark(text).surfaces()
         return [
             visible(surfaces[id]) if id in surfaces else name
@@ -185,7 +185,7 @@ class Translator:
         ]
 
     def target_names(self, ids: Sequence[int], source: str) -> list[str]:
-        """Tokens of a translation of a source to print."""
+        """Printable tokens of a translation of a source."""
         surfaces = self._surfaces(self.mark(source))
         return [
             visible(surfaces[id]) if id in surfaces else name
@@ -193,7 +193,7 @@ class Translator:
         ]
 
     def _plan(self, line: str, number: int, warn: Callable[[str], None]) -> list[str | Marked]:
-        """A line as text to be copied and sentences to be translated, in order."""
+        """A line as text to copy and sentences to translate, in order."""
         found = self.entities(line)
         kept = [(entity.start, entity.end) for entity in found]
         core = line.strip()
@@ -207,11 +207,10 @@ class Translator:
             pieces = list(clauses(line, span, fits, kept)) if self._has_words(line[span.start : span.end]) else [span]
             if len(pieces) > 1:
                 tokens = len(self.encode(line[span.start : span.end]))
-                why = f"nearly all that the run was trained on have at most {self.trained_length}"
-                if tokens <= self.trained_length:
-                    why = (
-                        f"it has more numbers or names than there are placeholders, {self.source.reserved.count} a kind"
-                    )
+                why = f"nearly all sentences that the run was trained on have at most {self.trained_length}"
+                if tokens <= self.trained_length and self.source.reserved is not None:
+                    count = self.source.reserved.count
+                    why = f"it has more numbers or names than there are placeholders, {count} of each kind"
                 warn(f"line {number}: a sentence of {tokens} tokens is translated in {len(pieces)} parts: {why}")
             for piece in pieces:
                 plan += [line[end : piece.start], *self._protected(line[piece.start : piece.end])]
@@ -232,8 +231,8 @@ class Translator:
         return any(letter.isalpha() for part in Marked(text, tuple(self.entities(text))).parts for letter in part)
 
     def _protected(self, text: str) -> list[str | Marked]:
-        """A sentence without what can be copied as it is: signs at its ends, the mark of a list, or all of it where
-        there is no word. Without placeholders things at its ends too, since the model would not keep them."""
+        """A sentence without the parts that are copied: signs at its ends, the bullet of a list, or all of it if it has
+        no word. Without placeholders also things at its ends, since the model would not keep them."""
         if self.source.kind == "units":
             return [self.mark(text)]
         item = ITEM.match(text)
@@ -246,8 +245,8 @@ class Translator:
         return [text[:start], self.mark(stripped), text[start + len(stripped) :]]
 
     def _without_ends(self, text: str, start: int) -> tuple[int, int]:
-        """Where a sentence begins and ends without what is copied at its ends. A tag goes only with the one that closes
-        it, since what they enclose may move."""
+        """The begin and end of a sentence without the parts copied at its ends. A tag is copied only with the one that
+        closes it, since the text between them may move."""
         free = ("sign",) if self.protects else ("sign", "thing")
         found, end = deque(entity for entity in self.entities(text) if entity.start >= start), len(text)
         while found:
@@ -274,8 +273,8 @@ class Translator:
     def _search(
         self, pieces: Sequence[Marked], decoding: DecodingConfig, check: Callable[[], None]
     ) -> dict[Marked, list[Translation]]:
-        """The n best of each piece; equal pieces are translated once. Of those with placeholders, what has all of them
-        comes first."""
+        """The n best translations of each piece; equal pieces are translated once. Translations that keep all
+        placeholders come first."""
         found: dict[Marked, list[Translation]] = {}
         for has_marks in (False, True):
             some = list(dict.fromkeys(piece for piece in pieces if bool(piece.marks) == has_marks))
@@ -292,13 +291,13 @@ class Translator:
         special = {"bos": self.target.bos, "eos": self.target.eos, "forbidden": (self.target.pad, self.target.bos)}
         source, keep = padded([[*row, self.source.eos] for row in rows], self.device)
         if has_marks and not decoding.sample:
-            # to choose among all that the beam finds
+            # to choose among all hypotheses of the beam
             decoding = dataclasses.replace(decoding, nbest=decoding.beam)
         with torch.inference_mode():
             return decode(self.copying(source), source, keep, decoding, **special)
 
     def copying(self, source: torch.Tensor) -> Any:
-        """The model, which can write the placeholders of each source [B, S] and no others."""
+        """The model, restricted to the placeholders that each source [B, S] has."""
         if not self.protects:
             return self.model
         places = torch.tensor(list(self.source.placeholders), device=source.device)
@@ -323,15 +322,15 @@ class Translator:
         warn: Callable[[str], None],
         check: Callable[[], None],
     ) -> dict[Marked, list[Translation]]:
-        """Pieces whose best translation lost an entity, anew: what stands before and behind it is translated alone, and
-        the entity keeps its place between them."""
+        """Translates pieces again whose best translation lost an entity: the text before and after it is translated
+        alone, and the entity stays between them."""
         again: dict[Marked, list[str | Marked]] = {}
         for number, plan in enumerate(plans, done + 1):
             for piece in plan:
                 if isinstance(piece, Marked) and (lost := self._lost(piece, found[piece][0])):
                     again[piece] = self._around(piece.text, lost)
                     shown = ", ".join(entity.text[:60] for entity in lost)
-                    warn(f"line {number}: translated in parts around {shown}, which the model would have lost")
+                    warn(f"line {number}: translated in parts around {shown}, which the model would have dropped")
         if not again:
             return {}
         parts = self._search(
@@ -359,7 +358,7 @@ class Translator:
     def batches(
         self, pairs: Sequence[Pair], tokens: int, warn: Callable[[str], None] = lambda message: None
     ) -> Batches:
-        """Pairs as batches for the loss, from short to long, cut where they are too long."""
+        """Pairs as batches for the loss, sorted by length, cut if they are too long."""
         most = min(self.longest, tokens - 1)
         marked = [placeholders.mark_pair(self.source, self.target, pair) for pair in pairs]
         source, target = (
@@ -368,23 +367,23 @@ class Translator:
         )
         cut = sum(most in (len(one), len(other)) for one, other in zip(source, target, strict=True))
         if cut:
-            warn(f"the loss is of the first {most} tokens of {cut} pairs that are as long or longer")
+            warn(f"the loss covers only the first {most} tokens of {cut} pairs that are as long or longer")
         return Batches(source, target, tokens=tokens, shuffle=False, special=self.special)
 
     def loss(self, batches: Batches, check: Callable[[], None] = lambda: None) -> float:
-        """Mean over target tokens of -log p(token), without smoothing."""
+        """Mean over target tokens of -log p(token), without label smoothing."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         tokens = 0
         with torch.inference_mode():
             for index in range(batches.count(0)):
-                part = loss(self.model, batches.get(0, index).to(self.device), 0.0)
+                part = translation_loss(self.model, batches.get(0, index).to(self.device), 0.0)
                 total += part.plain.double()
                 tokens += part.tokens
                 check()
         return float(total) / int(tokens)
 
     def scores(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Score]:
-        """BLEU, chrF and exact match. Text that came as units is scored on its tokens as they are."""
+        """BLEU, chrF and exact match. Text of tokenizer units is scored on its tokens as they are."""
         units = self.target.kind == "units"
         if units:
             references = [" ".join(self.target.split_words(line)) for line in references]
@@ -405,9 +404,9 @@ NOTHING = Translation("", 0.0, Hypothesis([], 0.0, 0.0, True))
 
 
 def joined(parts: Sequence[str | Sequence[Translation]], decoding: DecodingConfig) -> list[Translation]:
-    """The n best of a line, out of the n best of its parts, with copied text between them."""
+    """The n best translations of a line, from the n best of its parts, with copied text between them."""
     if sum(not isinstance(part, str) for part in parts) == 1:
-        # as the search scored it
+        # its score is that of the search
         before, best, after = [], [], []
         for part in parts:
             if isinstance(part, str):

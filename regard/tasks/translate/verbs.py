@@ -1,4 +1,4 @@
-"""The verbs of translators: translate, align, and their part of evaluate."""
+"""The verbs of translators, translate and align, and their flags of evaluate."""
 
 import argparse
 import gzip
@@ -18,6 +18,8 @@ from regard.tasks.command import (
     AddVerb,
     EvaluationFlags,
     add_model,
+    add_run,
+    check_picture,
     check_writable,
     counted,
     few_warnings,
@@ -26,8 +28,8 @@ from regard.tasks.command import (
     write_out,
 )
 
-# for `regard train --help`, which imports no PyTorch
-ABOUT = "A translator from pairs of sentences: Transformer or recurrent, with any attention."
+# here, so that `regard train --help` does not import PyTorch
+ABOUT = "A translator, trained on pairs of sentences: Transformer or recurrent, with any attention."
 EXAMPLES = (
     "regard train translate --data.generated 20000 --training.minutes 3",
     "regard train translate --data.source a.en --data.target a.de --out runs/a --model.attention performer",
@@ -47,7 +49,7 @@ def _add_translate(verb: AddVerb) -> None:
     added = verb(
         "translate",
         translate,
-        "translate files or standard input, line by line; without RUN by the English-German model bundled with Regard",
+        "translate files or standard input, line by line; without RUN from English to German",
         [
             'echo "Where is the station?" | regard translate',
             "regard translate letter.txt -o brief.txt",
@@ -57,65 +59,81 @@ def _add_translate(verb: AddVerb) -> None:
             "regard translate runs/translate --sample --temperature 0.8 --top-p 0.9 --seed 7 < in.en",
         ],
     )
-    added.add_argument("run", metavar="RUN", nargs="?", help="a run folder (default: the model bundled with Regard)")
-    added.add_argument("files", metavar="FILE", nargs="*", help="text, .gz and .xz too (default: standard input)")
-    added.add_argument("--input", help="the same for one file")
     added.add_argument(
-        "-o", "--out", help="write here instead of standard output, whole or not at all; .gz and .xz too"
+        "run", metavar="RUN", nargs="?", help="run folder (default: the English-German model bundled with Regard)"
+    )
+    added.add_argument(
+        "files", metavar="FILE", nargs="*", help="text files, plain, .gz or .xz (default: standard input)"
+    )
+    added.add_argument("--input", metavar="FILE", help="another way to name one file")
+    added.add_argument(
+        "-o", "--out", metavar="FILE", help="file to write, complete or not at all, also .gz or .xz (default: print)"
     )
     add_model(added)
     _add_decoding(added)
     added.add_argument(
-        "--nbest", type=int, help="number of translations per line, each behind its line number and a tab"
+        "--nbest", type=int, help="number of translations per line, each after its line number and a tab"
     )
-    added.add_argument("--scores", action="store_true", help="add a column: log probability over the length penalty")
-    added.add_argument("--alignments", action="store_true", help="add a column: word links, source-target from 0")
-    added.add_argument("--sample", action="store_true", help="draw tokens instead of searching for the best")
-    added.add_argument("--temperature", type=float, default=1.0, help="of the draws (default: 1)")
-    added.add_argument("--top-k", type=int, help="draw among the k most probable tokens")
-    added.add_argument("--top-p", type=float, help="draw among the fewest tokens with this much probability")
-    added.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    added.add_argument(
+        "--scores", action="store_true", help="add a column: log probability divided by the length penalty"
+    )
+    added.add_argument(
+        "--alignments", action="store_true", help="add a column: word alignment, source-target pairs from 0"
+    )
+    added.add_argument("--sample", action="store_true", help="sample tokens instead of beam search")
+    added.add_argument("--temperature", type=float, default=1.0, help="sampling temperature (default: 1)")
+    added.add_argument("--top-k", type=int, help="sample from the k most probable tokens")
+    added.add_argument("--top-p", type=float, help="sample from the fewest tokens that have this probability together")
+    added.add_argument("--seed", type=int, default=0, help="random seed of the sampling (default: 0)")
 
 
 def _add_align(verb: AddVerb) -> None:
     added = verb(
         "align",
         align_pairs,
-        "word links of given pairs from the attention, one line a pair, source-target from 0",
+        "align the words of sentence pairs, one line per pair, as source-target pairs from 0",
         [
             "regard align runs/en-de --source a.en --target a.de > a.links",
             "regard align runs/en-fr --reverse runs/fr-en --source a.en --target a.fr --gold a.gold > a.links",
             "regard align runs/en-de --picture alignment.png --sentence 3",
         ],
     )
-    added.add_argument("run", metavar="RUN", help="a run folder")
-    added.add_argument("--source", help="file of source sentences, or a TSV of pairs (default: the run's validation)")
-    added.add_argument("--target", help="file of their translations")
-    added.add_argument("--columns", help="of a TSV, source and target, from 0 (default: 0,1)")
-    added.add_argument("--reverse", metavar="RUN", help="a run of the opposite direction: links of both become one")
-    methods = ("intersection", "union", "grow-diagonal", "grow-diagonal-final-and", "agreement")
-    added.add_argument("--symmetrise", choices=methods, help="how, with --reverse (default: grow-diagonal)")
+    add_run(added)
     added.add_argument(
-        "--layer", help="from 0, average or aligner (default: the aligner, the last but one, or by agreement)"
+        "--source", metavar="FILE", help="source sentences, or a TSV file of pairs (default: the validation pairs)"
     )
-    added.add_argument("--head", default="average", help="one head, from 0 (default: the average)")
+    added.add_argument("--target", metavar="FILE", help="translations, one per line of --source")
+    added.add_argument("--columns", help="columns of source and target in a TSV file, from 0 (default: 0,1)")
+    added.add_argument("--reverse", metavar="RUN", help="run of the opposite direction, to combine both alignments")
+    methods = ("intersection", "union", "grow-diagonal", "grow-diagonal-final-and", "agreement")
+    added.add_argument("--symmetrise", choices=methods, help="how to combine (default: grow-diagonal)")
+    added.add_argument(
+        "--layer",
+        help="layer of the decoder, from 0; average; or aligner (default: the aligner if there is one, else the last "
+        "but one, or with --reverse those that agree best)",
+    )
+    added.add_argument("--head", default="average", help="head of the layer, from 0, or average (default: average)")
     added.add_argument(
         "--read",
         choices=("consume", "predict"),
         default="predict",
-        help="at the step that reads the target word, or the one that predicts it (default: predict)",
+        help="attention of the step that predicts a target token, or of the one that reads it (default: predict)",
     )
-    added.add_argument("--gold", help="links to compare with, S-S sure and SpS possible, from 1: AER on stderr")
-    added.add_argument("--picture", help="draw one sentence into this .png, .svg or .pdf")
-    added.add_argument("--sentence", type=int, help="which one to draw, from 1 (default: 1)")
+    added.add_argument(
+        "--gold",
+        metavar="FILE",
+        help="gold alignments, from 1, sure as S-T and possible as SpT: prints the alignment error rate",
+    )
+    added.add_argument("--picture", metavar="FILE", help="draw one sentence into a .png, .svg or .pdf file")
+    added.add_argument("--sentence", type=int, help="number of the sentence to draw, from 1 (default: 1)")
     add_model(added)
 
 
 def _add_decoding(added: argparse.ArgumentParser | EvaluationFlags) -> None:
-    added.add_argument("--beam", type=int, default=5, help="hypotheses followed at a time; 1: greedy (default: 5)")
+    added.add_argument("--beam", type=int, default=5, help="beam size; 1: greedy (default: 5)")
     added.add_argument("--penalty", type=float, default=1.0, help="alpha of the GNMT length penalty (default: 1)")
-    added.add_argument("--minimum", type=int, default=1, help="fewest tokens (default: 1)")
-    added.add_argument("--maximum", type=int, help="most tokens (default: 1.5 times the source, and 10)")
+    added.add_argument("--minimum", type=int, default=1, help="fewest tokens of a translation (default: 1)")
+    added.add_argument("--maximum", type=int, help="most tokens of a translation (default: 1.5 times the source + 10)")
 
 
 def _decoding(arguments: argparse.Namespace) -> Any:
@@ -125,7 +143,7 @@ def _decoding(arguments: argparse.Namespace) -> Any:
     given = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
     drawn = [f"--{name.replace('_', '-')}" for name in ("temperature", "top_k", "top_p") if given.get(name, 1.0) != 1.0]
     if drawn and not given.get("sample"):
-        raise ValueError(f"{', '.join(drawn)} changes how tokens are drawn: give --sample too")
+        raise ValueError(f"{', '.join(drawn)} is for sampling: give --sample too")
     if not given.get("sample"):
         given["beam"] = max(given["beam"], given.get("nbest", given["beam"]))
     return DecodingConfig(**given)
@@ -154,12 +172,12 @@ def _translate_file(
     write: Callable[[str], Any],
     warn: Callable[[str], None],
 ) -> int:
-    """Translates the lines of a file, and gives their number."""
+    """Translates the lines of a file, and returns their number."""
     from regard.data.text import opened, read_sentences, shown
 
     number = 0
     with opened(path) as stream:
-        # a person at a terminal gets each answer at once
+        # a person at a terminal gets each answer immediately
         at_once = 1 if stream.isatty() else 1024
         lines = read_sentences(stream, name=shown(path))
         while some := list(islice(lines, at_once)):
@@ -185,7 +203,7 @@ def _say_where(warn: Callable[[str], None], path: str, message: str) -> None:
 
 
 def _inputs(arguments: argparse.Namespace) -> list[str]:
-    """The files to translate. A first argument that is a file is text for the model bundled with Regard."""
+    """The files to translate. If the first argument is a file, it is text for the model bundled with Regard."""
     run, files = arguments.run, list(arguments.files)
     if run is not None and (run == "-" or Path(run).is_file()):
         arguments.run, files = None, [run, *files]
@@ -198,9 +216,9 @@ def _inputs(arguments: argparse.Namespace) -> list[str]:
 
 
 @contextmanager
-def _written_whole(out: str | None, inputs: Sequence[str]) -> Iterator[Callable[[str], None]]:
-    """What writes a text: to standard output, or into a file that is there as a whole when all went well, and otherwise
-    stays as it was. Packed where its name ends in .gz or .xz."""
+def _written_whole(out: str | None, inputs: Sequence[str]) -> Iterator[Callable[[str], Any]]:
+    """A function that writes text: to standard output, or into a file, which appears only when all is written and stays
+    as it was if anything fails. A name that ends in .gz or .xz is compressed."""
     if out is None or out == "-":
         yield write_out
         return
@@ -208,7 +226,7 @@ def _written_whole(out: str | None, inputs: Sequence[str]) -> Iterator[Callable[
     if path.is_dir():
         raise ValueError(f"--out {out} is a folder: give the name of a file")
     if any(name != "-" and Path(name).resolve() == path for name in inputs):
-        raise ValueError(f"--out {out} is the text to translate: give another file, so that it is kept")
+        raise ValueError(f"--out {out} is the text to translate: give another file")
     if path.exists() and not path.is_file():
         # a device or a pipe cannot be replaced
         with path.open("w", encoding="utf-8", newline="\n") as file:
@@ -233,7 +251,7 @@ def _written_whole(out: str | None, inputs: Sequence[str]) -> Iterator[Callable[
 
 
 def _links(translator: Any, pairs: list[tuple[str, str]]) -> list[str]:
-    """Word links of each pair; none where a side is empty or was cut."""
+    """The word alignment of each pair; empty if a side is blank or was cut."""
     from regard.tasks.translate import align
 
     fits = [len(translator.encode(source)) <= translator.longest for source, _ in pairs]
@@ -247,10 +265,12 @@ def _links(translator: Any, pairs: list[tuple[str, str]]) -> list[str]:
 
 
 def add_evaluation(flags: EvaluationFlags) -> None:
-    flags.add_argument("--source", help="source sentences, or a TSV of pairs (default: the run's validation pairs)")
-    flags.add_argument("--target", help="file of references")
+    flags.add_argument(
+        "--source", help="file of source sentences, or a TSV file of pairs (default: the validation pairs)"
+    )
+    flags.add_argument("--target", help="file of references, one per line of --source")
     flags.add_columns()
-    flags.add_argument("--out", help="write the translations to this file")
+    flags.add_argument("--out", help="file to write the translations to")
     _add_decoding(flags)
 
 
@@ -279,7 +299,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     print(f"{counted(pairs, 'pair')}: {what}")
     for score in scores.values():
         print(score.text)
-    print(f"loss = {loss:.4f} a token, perplexity = {math.exp(min(loss, 50.0)):.2f}")
+    print(f"loss = {loss:.4f} per token, perplexity = {math.exp(min(loss, 50.0)):.2f}")
 
 
 def align_pairs(arguments: argparse.Namespace) -> None:
@@ -289,30 +309,28 @@ def align_pairs(arguments: argparse.Namespace) -> None:
 
     forward = Translator.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
     if arguments.symmetrise is not None and arguments.reverse is None:
-        raise ValueError("--symmetrise needs --reverse, a run of the opposite direction")
+        raise ValueError("--symmetrise needs --reverse, a run of the opposite direction: give that too")
     pairs = _pairs(arguments)
     gold = None if arguments.gold is None else read_gold(arguments.gold)
     if gold is not None and len(gold) != len(pairs):
-        raise ValueError(f"{arguments.gold} has gold links of {len(gold)} sentences, and there are {len(pairs)} pairs")
+        raise ValueError(f"{arguments.gold} has gold alignments of {len(gold)} sentences, expected {len(pairs)}")
     sentence = 1 if arguments.sentence is None else arguments.sentence
     if arguments.picture is None and arguments.sentence is not None:
-        raise ValueError("--sentence is the one that --picture draws: give that too")
+        raise ValueError("--sentence needs --picture, the file to draw it into")
     if arguments.picture is not None:
-        from regard import draw as pictures
-
-        pictures.check(arguments.picture)
+        check_picture(arguments.picture)
         if not 1 <= sentence <= len(pairs):
             raise ValueError(f"--sentence must be from 1 to {len(pairs)}, got {sentence}")
     _refuse_long(forward, pairs)
-    options = {"read": arguments.read, "head": _whole(arguments.head, "--head", "average")}
-    layer = _whole(arguments.layer, "--layer", "average", "aligner")
+    options: dict[str, Any] = {"read": arguments.read, "head": _whole(arguments.head, "--head", "average")}
+    layer: Any = _whole(arguments.layer, "--layer", "average", "aligner")
     if arguments.reverse is None:
         found = alignment.align(forward.model, forward.source, forward.target, pairs, layer=layer, **options)
     else:
         backward = Translator.load(arguments.reverse, which=arguments.checkpoint, device=arguments.device)
         flipped = [(target, source) for source, target in pairs]
-        learned = alignment.has_aligner(forward.model) and alignment.has_aligner(backward.model)
-        options["layer"] = layer if layer is not None else ("aligner" if learned else "all")
+        have_aligners = alignment.has_aligner(forward.model) and alignment.has_aligner(backward.model)
+        options["layer"] = layer if layer is not None else ("aligner" if have_aligners else "all")
         there = alignment.read_maps(forward.model, forward.source, forward.target, pairs, **options)
         back = alignment.read_maps(backward.model, backward.source, backward.target, flipped, **options)
         agreed = alignment.choose_layers(there, back)
@@ -323,40 +341,42 @@ def align_pairs(arguments: argparse.Namespace) -> None:
     for part in found:
         print(part)
     if arguments.picture is not None:
+        from regard import draw
+
         chosen = found[sentence - 1]
-        title, note = "Where each target word comes from", "Ringed: the word links."
-        picture = pictures.alignment_picture(chosen.matrix, chosen.source, chosen.target, chosen.links, title, note)
-        notice(f"picture of sentence {sentence}: {pictures.save(picture, arguments.picture)}")
+        title, note = "Which source words each target word attends to", "Ringed: the word alignment."
+        picture = draw.alignment_picture(chosen.matrix, chosen.source, chosen.target, chosen.links, title, note)
+        notice(f"picture of sentence {sentence}: {draw.save(picture, arguments.picture)}")
     if gold is not None:
         print(error_rate([part.links for part in found], gold), file=sys.stderr)
 
 
 def _pairs(arguments: argparse.Namespace) -> list[tuple[str, str]]:
-    """Those of --source and --target, or what the run validates on."""
+    """The pairs of --source and --target, or the validation pairs of the run."""
     from regard.data.text import read_pairs
     from regard.tasks.translate import read_valid
 
     if arguments.source is None:
         if arguments.target is not None:
-            raise ValueError("--target needs --source, the sentences it translates")
+            raise ValueError("--target needs --source, the sentences it translates: give that too")
         if arguments.columns is not None:
-            raise ValueError("--columns are those of --source, a TSV of pairs: give that too")
+            raise ValueError("--columns needs --source, a TSV file of pairs: give that too")
         return read_valid(arguments.run)
-    columns = read_columns(arguments.columns or "0,1")
-    if not all(isinstance(column, int) for column in columns):
-        raise ValueError(f"--columns of a TSV of pairs are two numbers from 0, such as 0,1, got {arguments.columns!r}")
-    found = read_pairs(arguments.source, arguments.target, columns=columns)
+    first, second = read_columns(arguments.columns or "0,1")
+    if not isinstance(first, int) or not isinstance(second, int):
+        raise ValueError(f"--columns must be two numbers from 0 for pairs, such as 0,1, got {arguments.columns!r}")
+    found = read_pairs(arguments.source, arguments.target, columns=(first, second))
     return list(zip(found.source, found.target, strict=True))
 
 
 def _refuse_long(translator: Any, pairs: list[tuple[str, str]]) -> None:
-    """Attention between all words of a very long pair would not end."""
+    """Refuses pairs whose attention would take too long."""
     for side, tokenizer in enumerate((translator.source, translator.target)):
         for number, ids in enumerate(tokenizer.encode_batch([pair[side] for pair in pairs]), 1):
             if len(ids) > 4 * translator.longest:
                 raise ValueError(
-                    f"pair {number} has {len(ids)} tokens, far more than the {translator.longest} the run was trained "
-                    "for: split it into sentences"
+                    f"pair {number} has {len(ids)} tokens, far more than the {translator.longest} that the run was "
+                    "trained on: split it into sentences"
                 )
 
 

@@ -38,7 +38,7 @@ from regard.spec import FEEDFORWARD
 from regard.tasks.train import resume
 from regard.training import checkpoint, loop
 from regard.training.compact import compact, expand
-from regard.training.display import Display, experts
+from regard.training.display import Display, describe_experts
 from regard.training.graphs import CudaGraphs
 from regard.training.run import Run
 
@@ -697,8 +697,8 @@ def test_the_progress_line_sums_it_up():
         "encoder.0": {"load": [0.5, 0.25, 0.25, 0.0], "dropped": 0.1},
         "decoder.0": {"load": [0.25] * 4, "dropped": 0.0},
     }
-    assert experts(layers) == "  dropped 5.0%  busiest 2.0x"
-    assert experts({}) == ""
+    assert describe_experts(layers) == "  dropped 5.0%  busiest 2.0x"
+    assert describe_experts({}) == ""
 
 
 def test_padded_tokens_count_in_no_loss_of_moe(monkeypatch):
