@@ -126,12 +126,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Verb(_Parser):
-    """Flags may stand between the positional arguments: `translate RUN --beam 5 in.txt`. Plain argparse gives FILE what
-    stands right behind RUN, which is nothing, and knows no place for in.txt."""
+    """Flags may be between the positional arguments: `translate RUN --beam 5 in.txt`. Plain argparse ends the list FILE
+    before the first flag, and does not accept in.txt."""
 
     _intermixed = False
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    # one signature for what the stubs declare as overloads
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         if self._intermixed:
             return super().parse_known_args(args, namespace)
         self._intermixed = True

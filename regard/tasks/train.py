@@ -58,7 +58,7 @@ def train(task: type[Task], config: Any, display: Display) -> State:
             "tokenizers": {name: checkpoint.digest(run.folder / name) for name in tokenizers},
             "data": data.facts,
         }
-        if packages := needed_packages(task.name, size):
+        if packages := needed_packages(task.name, model_config):
             facts["packages"] = packages
         run.write_json("run.json", facts)
         for note in chosen:
