@@ -20,8 +20,8 @@ class Batches(Protocol):
         ...
 
     def get(self, epoch: int, index: int, /) -> Any:
-        """A NamedTuple of CPU tensors or None, with a method `to(device)`. Its field `indices` says which examples these
-        are."""
+        """A NamedTuple of CPU tensors or None, with a method `to(device)`. Its field `indices` has the numbers of its
+        examples."""
         ...
 
 
