@@ -1,6 +1,6 @@
 """Dataclasses as config files and as flags of the command line.
 
-`parse` reads a command line: a YAML file first (`--config`), then dotted flags over it. A key that nobody knows is an
+`parse` reads a command line: a YAML file first (`--config`), then dotted flags over it. An unknown key is an
 error. `from_json` reads back what a run keeps of its config.
 
 A field that was renamed says its old name in its metadata, `renamed("old name", default)`. Files and flags with the old
@@ -20,7 +20,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any, Literal, TypeGuard
 
-from regard.core.files import check_yaml, decoded, parse_yaml, read_bytes
+from regard.core.files import check_yaml, decode_text, parse_yaml, read_bytes
 from regard.core.options import options
 from regard.spec import describe
 
@@ -115,20 +115,20 @@ def _renamed_file(cls: type, path: str, flag: str) -> str | None:
     # what is no file is YAML itself, or said to be missing
     if len(path) >= 4096 or not os.path.exists(path):
         return None
-    values = parse_yaml(decoded(read_bytes(path), f"{flag} {path}"), f"{flag} {path}")
+    values = parse_yaml(decode_text(read_bytes(path), f"{flag} {path}"), f"{flag} {path}")
     made = new_names(cls, values)
     return None if made == values else json.dumps(made, default=str)
 
 
 def old_names(cls: type, section: str = "") -> dict[str, str]:
     """The dotted names that fields had before, each with the name that it has now."""
-    found, hints = {}, typing.get_type_hints(cls)
+    renames, hints = {}, typing.get_type_hints(cls)
     for item in dataclasses.fields(cls):
         if is_section(hints[item.name]):
-            found |= old_names(hints[item.name], f"{section}{item.name}.")
+            renames |= old_names(hints[item.name], f"{section}{item.name}.")
         elif "before" in item.metadata:
-            found[section + item.metadata["before"]] = section + item.name
-    return found
+            renames[section + item.metadata["before"]] = section + item.name
+    return renames
 
 
 def new_names(cls: type, values: Any) -> Any:
@@ -161,10 +161,10 @@ def _bound_yaml() -> None:
 
 def names(cls: type, before: str = "") -> list[str]:
     """The dotted names of all fields."""
-    found = []
+    dotted = []
     for name, hint in typing.get_type_hints(cls).items():
-        found += names(hint, f"{before}{name}.") if is_section(hint) else [before + name]
-    return found
+        dotted += names(hint, f"{before}{name}.") if is_section(hint) else [before + name]
+    return dotted
 
 
 def _described(cls: type, name: str) -> str:
@@ -176,12 +176,13 @@ def _described(cls: type, name: str) -> str:
 
 
 def near(name: str, known: list[str]) -> str:
+    """The end of an error about an unknown name, where a known one is like it."""
     close = difflib.get_close_matches(name, known, n=1)
     return f", did you mean {close[0]!r}?" if close else ""
 
 
 def from_json(cls: type, values: dict[str, Any]) -> Any:
-    """A config from plain values, field by field: a name nobody knows, or a value of the wrong type, is an error."""
+    """A config from plain values, field by field: an unknown name, or a value of the wrong type, is an error."""
     fields = {item.name: item for item in dataclasses.fields(cls)}
     if not isinstance(values, dict):
         raise ValueError(f"expected the fields of {cls.__name__}: {', '.join(fields)}; got {reprlib.repr(values)}")

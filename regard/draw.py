@@ -95,39 +95,39 @@ def measure(
 
 def pattern_picture(drawn: Drawn) -> Figure:
     """Which keys each query sees; heads with a pattern of their own in a colour of their own."""
-    found = patterns(drawn)
-    T, S = found[0].seen.shape
-    together = np.any([pattern.seen for pattern in found], 0)
-    shared = np.all([pattern.seen for pattern in found], 0)
-    many = len(found) > 1
-    columns = -(-len(found) // 4) if many else 0
+    unique = patterns(drawn)
+    T, S = unique[0].seen.shape
+    together = np.any([pattern.seen for pattern in unique], 0)
+    shared = np.all([pattern.seen for pattern in unique], 0)
+    many = len(unique) > 1
+    columns = -(-len(unique) // 4) if many else 0
     figure = Figure(figsize=(6.6 + 1.9 * columns, 7.0), dpi=200, layout="constrained")
     _words(
         figure,
         drawn.title,
         f"{drawn.note}; {_share(together)} of the pairs seen" + many * "; the sparser drawn over the denser",
     )
-    grid = figure.add_gridspec(-(-len(found) // max(columns, 1)), 1 + columns, width_ratios=[6.2, *[1.9] * columns])
+    grid = figure.add_gridspec(-(-len(unique) // max(columns, 1)), 1 + columns, width_ratios=[6.2, *[1.9] * columns])
     ax = figure.add_subplot(grid[:, 0])
     image = np.broadcast_to(to_rgb(UNSEEN), (T, S, 3)).copy()
-    colours = [to_rgb(COLOURS[index % len(COLOURS)]) for index in range(len(found))]
+    colours = [to_rgb(COLOURS[index % len(COLOURS)]) for index in range(len(unique))]
     # the sparser over the denser, so that none is hidden whole
-    for index in sorted(range(len(found)), key=lambda index: -found[index].seen.sum()):
-        image[found[index].seen] = colours[index]
+    for index in sorted(range(len(unique)), key=lambda index: -unique[index].seen.sum()):
+        image[unique[index].seen] = colours[index]
     # what all heads see belongs to none of them, unless it is all that one of them sees
-    neutral = many and shared.any() and not any(np.array_equal(shared, pattern.seen) for pattern in found)
+    neutral = many and shared.any() and not any(np.array_equal(shared, pattern.seen) for pattern in unique)
     if neutral:
         image[shared] = to_rgb(SHARED)
     _matrix(ax, image, drawn.columns)
-    for index, (colour, pattern) in enumerate(zip(colours, found, strict=True) if many else ()):
+    for index, (colour, pattern) in enumerate(zip(colours, unique, strict=True) if many else ()):
         small = figure.add_subplot(grid[index // columns, 1 + index % columns])
         _matrix(small, np.where(pattern.seen[..., None], colour, to_rgb(UNSEEN)), drawn.columns, small=True)
         label = "\n".join(textwrap.wrap(pattern.label, 24, max_lines=2, placeholder=" ..."))
         small.set_title(f"{label}\n{_share(pattern.seen)}", fontsize=7, color=INK)
     if many:
-        patches = [Patch(color=colour, label=pattern.label) for colour, pattern in zip(colours, found, strict=True)]
+        patches = [Patch(color=colour, label=pattern.label) for colour, pattern in zip(colours, unique, strict=True)]
         patches += [Patch(color=SHARED, label="all heads")] if neutral else []
-        longest = max(len(pattern.label) for pattern in found)
+        longest = max(len(pattern.label) for pattern in unique)
         ax.legend(
             handles=patches,
             loc="upper center",
@@ -287,13 +287,13 @@ def patterns(drawn: Drawn) -> list[Pattern]:
     for head, seen in enumerate(drawn.maps != 0):
         groups.setdefault(seen.tobytes(), []).append(head)
     mixed = len(set(drawn.parts)) > 1
-    found = []
+    distinct = []
     for group in groups.values():
         label = f"head{'s' * (len(group) > 1)} {', '.join(str(head + 1) for head in group)}"
         if mixed:
             label = " and ".join(dict.fromkeys(drawn.parts[head] for head in group))
-        found.append(Pattern(label, drawn.maps[group[0]] != 0))
-    return found
+        distinct.append(Pattern(label, drawn.maps[group[0]] != 0))
+    return distinct
 
 
 def shades(maps: np.ndarray) -> tuple[Colormap, Normalize, str]:

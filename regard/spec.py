@@ -158,12 +158,12 @@ class Registry:
     def own(self) -> dict[str, type]:
         """Those of Regard itself."""
         if self._own is None:
-            found: dict[str, type] = {}
+            classes: dict[str, type] = {}
             path = importlib.import_module(self.package).__path__
             for module_name in sorted(module.name for module in pkgutil.iter_modules(path)):
                 module = importlib.import_module(f"{self.package}.{module_name}")
-                found |= {cls.facts.name: cls for cls in classes_of(module)}
-            self._own = found
+                classes |= {cls.facts.name: cls for cls in classes_of(module)}
+            self._own = classes
         return self._own
 
     @property
@@ -254,13 +254,13 @@ class Registry:
         ]
         # a class without options may inherit a signature that only type checkers can resolve
         hints = get_type_hints(init, include_extras=True) if parameters else {}
-        found = []
+        options = []
         for parameter in parameters:
             hint = hints[parameter.name]
             meaning = hint.__metadata__[0] if get_origin(hint) is Annotated else ""
             kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-            found.append(Option(parameter.name, kind, parameter.default, meaning))
-        return found
+            options.append(Option(parameter.name, kind, parameter.default, meaning))
+        return options
 
     def build(self, spec: "str | Spec", shape: Any) -> Any:
         """What a spec names: `Class(shape, **options)`, or `Class(shape, parts, **options)` where it nests specs."""
@@ -340,7 +340,7 @@ def describe(kind: Any) -> str:
 
 
 def did_you_mean(name: str, known: list[str]) -> str:
-    """What is to be said behind a name that nobody knows, where one is like it."""
+    """The end of an error about an unknown name, where a known one is like it."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
@@ -381,9 +381,9 @@ def use_canonical_names(config: Any) -> None:
         specs = getattr(config, name, None)
         if not specs:
             continue
-        given = spec_list(specs)
-        meant = [registry.canonical(spec) for spec in given]
-        if meant != given:
+        written = spec_list(specs)
+        meant = [registry.canonical(spec) for spec in written]
+        if meant != written:
             many = len(meant) > 1 or not isinstance(specs, str)
             value = [str(spec) for spec in meant] if many else str(meant[0])
             # configs are frozen

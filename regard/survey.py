@@ -1,7 +1,7 @@
 """The table of efficient Transformers (Tay et al., arXiv 2009.06732, version 3 of March 2022, table 1), with what is
 counted here beside it.
 
-Classes: FP fixed pattern, M memory, LP learnt pattern, LR low rank, KR kernel, RC recurrence, DS downsampling, Sparse
+Classes: FP fixed pattern, M memory, LP learned pattern, LR low rank, KR kernel, RC recurrence, DS downsampling, Sparse
 sparse parameters or weights. N is the length. Our exponents are those that the tests count on a training step.
 """
 
@@ -22,9 +22,9 @@ class System(NamedTuple):
     exponent: float | None  # None: the survey's figure is not in N
     decodes: bool
     classes: str
-    word: str | None = None  # of the attentions
-    model: str | None = None  # a name of the registry of models
-    feedforward: str | None = None  # of the feed-forward layers; the attention beside it is softmax
+    word: str | None = None  # the name of an attention
+    model: str | None = None  # the name of a model
+    feedforward: str | None = None  # the name of a feed-forward layer; the attention beside it is softmax
     note: str = ""  # where ours differs: why
 
 
@@ -135,7 +135,7 @@ SYSTEMS = (
         False,
         "DS",
         model="tokenlearner",
-        note="k learnt tokens are what the layers behind the learner see; those before it see all N",
+        note="k learned tokens are what the layers behind the learner see; those before it see all N",
     ),
     System("Adaptive Sparse Transformer", "O(N^2)", 2, True, "Sparse", "entmax"),
     System("Product Key Memory", "O(N^2)", 2, True, "Sparse", feedforward="productkey"),
@@ -164,6 +164,6 @@ def here(system: System) -> Here:
 
 def differs(system: System) -> bool:
     """Whether what is counted here is not what was published."""
-    found = here(system)
-    off = system.exponent is None or abs(found.time - system.exponent) > CLOSE
-    return off or found.decodes != system.decodes
+    ours = here(system)
+    off = system.exponent is None or abs(ours.time - system.exponent) > CLOSE
+    return off or ours.decodes != system.decodes

@@ -1,10 +1,10 @@
-"""What the C library does with memory that is given back."""
+"""What the C library does with memory that is freed."""
 
 import ctypes
 import os
 import sys
 
-# of mallopt in glibc's malloc.h
+# parameters of mallopt, from glibc's malloc.h
 TRIM_THRESHOLD, MMAP_MAX = -1, -4
 LARGEST = 2**31 - 1
 IDLE = 2**30  # bytes that may lie idle between steps
@@ -13,11 +13,11 @@ _kept = False
 
 
 def keep_memory() -> bool:
-    """From now on, large tensors that are given back stay with this process, for the next ones; whether that is so.
+    """Keeps the memory of large tensors that are freed in this process, for later ones. Returns whether it could.
 
-    By default glibc hands them to the system and asks for them again, and the system clears every page: a twentieth to
-    a fifth of a training step on a CPU, where each step asks for what the one before gave back. Nothing changes on
-    other systems, or where the environment says how to allocate.
+    By default glibc returns it to the system and asks for it again, and the system clears every page: a twentieth to a
+    fifth of a training step on a CPU, where each step asks for what the one before freed. Nothing changes on other
+    systems, or where the environment says how to allocate.
     """
     global _kept
     if any(name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD") for name in os.environ):
@@ -28,18 +28,19 @@ def keep_memory() -> bool:
 
 
 def hand_back_memory() -> bool:
-    """Hands the system what has come to lie idle, if memory is kept and that is much; whether it was. Tensors of ever
-    other sizes leave gaps that add up. For now and then: the system has to clear the pages that are needed again."""
+    """Returns free memory to the system, where memory is kept and more than IDLE bytes of it lie idle. Returns whether
+    it did. Tensors of ever new sizes leave gaps that add up. Call it rarely: the system has to clear the pages that are
+    needed again."""
     usage, trim = _function("mallinfo2"), _function("malloc_trim")
     if not _kept or usage is None or trim is None:
         return False
     usage.restype = Usage
-    # gaps that were handed back still count as idle: only what has pages does lie there
+    # gaps that were returned still count as idle: only what has pages takes memory
     with open("/proc/self/statm") as file:
         pages, of_files = map(int, file.read().split()[1:3])
     held = (pages - of_files) * os.sysconf("SC_PAGE_SIZE")
-    given = usage()
-    return held - given.used - given.mapped_bytes > IDLE and bool(trim(0))
+    heap = usage()
+    return held - heap.used - heap.mapped_bytes > IDLE and bool(trim(0))
 
 
 class Usage(ctypes.Structure):
@@ -52,5 +53,5 @@ class Usage(ctypes.Structure):
 
 
 def _function(name: str) -> "ctypes._NamedFuncPointer | None":
-    """Of the C library of Linux, where it has one."""
+    """A function of the C library of Linux, where it has one."""
     return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None

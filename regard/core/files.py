@@ -1,4 +1,4 @@
-"""Small files of settings, read within bounds: whoever wrote them, reading ends soon, in little memory, or in words.
+"""Small files of settings, read within bounds: reading ends soon, in little memory, or with an error in words.
 
 A pipe could block forever, a device never end; a few lines of YAML can stand for gigabytes (aliases of aliases) or nest
 so deep that a parser overflows its stack.
@@ -40,31 +40,31 @@ def read_bytes(path: str | Path, limit: int = LARGEST) -> bytes:
     return data
 
 
-def decoded(data: bytes, name: str | Path) -> str:
+def decode_text(data: bytes, name: str | Path) -> str:
     """UTF-8 text; for other bytes the error names the encoding that they look like."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"{name}:{line}: not UTF-8{foreign(data, error.start)}") from error
+        raise ValueError(f"{name}:{line}: not UTF-8{describe_bad_byte(data, error.start)}") from error
 
 
-def foreign(data: bytes, at: int) -> str:
-    """What stands at a byte that is not UTF-8, and what to do about it, as the end of a sentence."""
+def describe_bad_byte(data: bytes, at: int) -> str:
+    """The byte that is not UTF-8 and what to do about it, as the end of a sentence."""
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return ": the file begins like UTF-16; convert it: iconv -f UTF-16 -t UTF-8"
     place = f": byte 0x{data[at]:02x} at byte {at + 1}"
     try:
-        seen = data[at : at + 1].decode("cp1252")
+        character = data[at : at + 1].decode("cp1252")
     except UnicodeDecodeError:
         return place
-    return f"{place}, which is {seen!r} in Windows-1252 (cp1252); convert the file: iconv -f CP1252 -t UTF-8"
+    return f"{place}, which is {character!r} in Windows-1252 (cp1252); convert the file: iconv -f CP1252 -t UTF-8"
 
 
 def parse_json(text: str | bytes, name: str | Path) -> Any:
     """What JSON stands for; `name` is said in errors."""
     try:
-        return json.loads(text if isinstance(text, str) else decoded(text, name))
+        return json.loads(text if isinstance(text, str) else decode_text(text, name))
     except RecursionError as error:
         raise ValueError(f"{name} is not readable JSON: it nests too deep") from error
     except UnicodeDecodeError:
@@ -74,13 +74,13 @@ def parse_json(text: str | bytes, name: str | Path) -> Any:
 
 
 def parse_rows(text: str, name: str | Path, fields: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """The texts of these fields, of a JSON object a line."""
+    """The texts of these fields, from one JSON object per line."""
     rows = []
     for number, line in enumerate(text.split("\n"), 1):
         if line:
             values = parse_json(line, f"{name}:{number}")
             row = tuple(values.get(field) if isinstance(values, dict) else None for field in fields)
-            if not all(isinstance(part, str) for part in row):
+            if not all(isinstance(text, str) for text in row):
                 raise ValueError(f"{name}:{number} must be a JSON object with texts as {' and '.join(fields)}")
             rows.append(row)
     return rows

@@ -1,5 +1,5 @@
-"""Bounds on sizes, checked before memory is asked for. They are far above what anybody trains, and below what a machine
-dies of: a number in a file that somebody sent is no reason to fill the memory."""
+"""Bounds on sizes, checked before memory is allocated. They are far above what is ever trained, and below what fills a
+machine: a number in a file from elsewhere must not do that."""
 
 import dataclasses
 import os
@@ -33,7 +33,7 @@ SIZES = {
     "seed": 2**63 - 1,
 }
 MOST = 2**40
-BYTES = 4  # of a parameter
+BYTES = 4  # per parameter in float32
 
 
 def check_sizes(config: Any, section: str = "") -> None:

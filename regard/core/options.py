@@ -16,7 +16,7 @@ from regard.core.limits import check_sizes
 
 @dataclass(frozen=True)
 class Range:
-    """The finite numbers that an option may be; of a list, each of its numbers."""
+    """The finite numbers that an option takes; in a list, each number must be one of them."""
 
     least: float = -math.inf
     most: float = math.inf
@@ -50,7 +50,7 @@ class Option(NamedTuple):
 @functools.cache
 def options(cls: type) -> dict[str, Option]:
     """The options of a dataclass by their names."""
-    hints, found = get_type_hints(cls, include_extras=True), {}
+    hints, by_name = get_type_hints(cls, include_extras=True), {}
     for field in dataclasses.fields(cls):
         hint, extras = hints[field.name], ()
         if get_origin(hint) is Annotated:
@@ -59,13 +59,13 @@ def options(cls: type) -> dict[str, Option]:
         ranges = [extra for extra in extras if isinstance(extra, Range)]
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         option = Option(field.name, hint, default, texts[0] if texts else "", ranges[0] if ranges else None)
-        found[field.name] = option
-    return found
+        by_name[field.name] = option
+    return by_name
 
 
 def check_options(config: Any, section: str = "") -> None:
-    """Refuses a config with a number out of its range, or a word that is none of its field's; `section` is said before
-    the name of the option."""
+    """Refuses a config with a number out of its range, or a word that its field does not take; errors say `section`
+    before the name of the option."""
     check_sizes(config, section)
     for option in options(type(config)).values():
         value, name = getattr(config, option.name), f"{section}{option.name}"

@@ -1,7 +1,7 @@
 """The role and the sizes that attention layers and position schemes are built with, and how costs are written."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 Role = Literal["self", "causal", "cross"]
 
@@ -11,6 +11,28 @@ class Order(NamedTuple):
 
     text: str
     exponent: float
+
+
+class RoleFacts(Protocol):
+    """What a layer declares about roles."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def roles(self) -> tuple[str, ...]: ...
+
+    @property
+    def refusals(self) -> tuple[tuple[str, str], ...]: ...  # (role, why not)
+
+
+def check_role(kind: str, facts: RoleFacts, role: str, why: str) -> None:
+    """Refuses a role that a layer does not take, for the reason that it declares, or for `why`."""
+    if role not in facts.roles:
+        raise ValueError(
+            f"{kind} {facts.name!r} cannot take role {role!r}: {dict(facts.refusals).get(role, why)}; "
+            f"it takes {' and '.join(map(repr, facts.roles))}"
+        )
 
 
 @dataclass(frozen=True)
@@ -26,7 +48,7 @@ class Shape:
     out_width: int
     bias: bool | Literal["inputs"] = False
     position: str | None = None
-    dropout: float = 0.0  # of the attention weights, in training
+    dropout: float = 0.0  # attention dropout, in training
     first_head: int = 0  # where these heads stand among `all_heads`, inside heads(...)
     all_heads: int = 0
     pace: int | None = None  # role "cross": the queries stand among the keys, this many apart; None: two sequences
@@ -63,7 +85,7 @@ class Shape:
                 f"heads {heads} is not divisible by kv_heads {kv_heads}: each must serve equally many heads"
             )
         if not isinstance(bias, bool) and bias != "inputs":
-            raise ValueError(f"bias must be True, False or 'inputs' (not of the projection behind), got {bias!r}")
+            raise ValueError(f"bias must be True, False or 'inputs' (all but the output projection), got {bias!r}")
         if not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {dropout!r}")
         if memory_width is not None and role != "cross":

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 
-from regard.core.files import foreign
+from regard.core.files import describe_bad_byte
 
 Some = TypeVar("Some", bound=tuple[Any, ...])
 
@@ -256,7 +256,7 @@ def checked(data: bytes, is_whole: bool, name: str, number: int, longest: int) -
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        return BadText(name, number, "not UTF-8", foreign(data, error.start))
+        return BadText(name, number, "not UTF-8", describe_bad_byte(data, error.start))
     if len(text) > longest:
         return BadText(name, number, f"line longer than {longest} characters", f": it has {len(text)}")
     if control := CONTROL.search(text):

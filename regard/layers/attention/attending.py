@@ -34,7 +34,7 @@ class Attending(Projected):
 
     @final
     def product(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """softmax(scale q K^T) V with the position scheme put in; keys and values may have G heads."""
+        """softmax(scale q K^T) V with the position scheme; keys and values may have G heads."""
         gqa, content, bias = q.shape[1] != k.shape[1], self.scheme("content"), self.scheme("bias")
         if content is not None:
             return self._product_with_content(content, mask, q, k, v, scale)
@@ -55,8 +55,8 @@ class Attending(Projected):
             return self.softmax_average(mask, q * scale @ k.transpose(2, 3), v)
         count = mask.count if not mask.causal and mask.shift == 0 and p == 0 else None
         if count is not None and ragged.takes(q, k):
-            own = self.shape.role == "self" and mask.T == mask.S
-            return ragged.attend_ragged(q, k, v, count, scale, own=own)
+            same_tokens = self.shape.role == "self" and mask.T == mask.S
+            return ragged.attend_ragged(q, k, v, count, scale, own=same_tokens)
         attn_mask, is_causal = mask.sdpa()
         if attn_mask is not None and is_dynamic(mask.T):
             # the kernel would ask whether the one row of a mask is all there is

@@ -184,8 +184,8 @@ class Axial(Attention):
                 first, (rows.start // w).repeat_interleave(w), columns, state.progress.longest // w
             )
             above = torch.cat([above, out.unflatten(0, (B, w)).transpose(1, 2)], 1)  # [B, m + 1, w, E]
-        own = inside[:, None] + torch.arange(T, device=x.device)
-        h = x + take_tokens(above.flatten(1, 2), own.clamp(max=above.shape[1] * w - 1))
+        cells = inside[:, None] + torch.arange(T, device=x.device)  # of the new tokens
+        h = x + take_tokens(above.flatten(1, 2), cells.clamp(max=above.shape[1] * w - 1))
         query, source = self.inner.project_inputs(h, rows, None)
         q = take_tokens(query["q"].transpose(1, 2), (cell - inside[:, None]).clamp(0, T - 1))
         k, v = (lay(old, new.transpose(1, 2)) for old, new in zip(state.inner, source.values(), strict=True))
@@ -193,7 +193,7 @@ class Axial(Attention):
         o = self.inner.attend_projected(Rows.full(q[:, 0]), {"q": q}, {"k": k, "v": v})[0].transpose(
             1, 2
         )  # [B m, w, H, D]
-        y = self.inner.output(take_tokens(o.unflatten(0, (B, m)).flatten(1, 2), own).flatten(2))
+        y = self.inner.output(take_tokens(o.unflatten(0, (B, m)).flatten(1, 2), cells).flatten(2))
         k, v = (last(part.transpose(1, 2).unflatten(0, (B, m)).flatten(1, 2)) for part in (k, v))
         above = take_tokens(above, (after // w)[:, None].clamp(max=above.shape[1] - 1))[:, 0]
         return Out(y, AxialState(last(grid), above, (k, v), columns, state.progress.advance(rows)))

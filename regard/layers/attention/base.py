@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core.rows import Memory, Rows, blank, pack, pack_memory, pack_pairs, unpack
-from regard.core.shape import Order, Role, Shape
+from regard.core.shape import Order, Role, Shape, check_role
 from regard.core.state import Initial, Out, fix_bound, trim
 from regard.layers.attention import checks
 
@@ -79,12 +79,7 @@ class Attention(nn.Module, ABC):
     def __init__(self, shape: Shape):
         super().__init__()
         self.shape = shape
-        if shape.role not in self.facts.roles:
-            why = dict(self.facts.refusals).get(shape.role, "the mechanism is not defined for it")
-            raise ValueError(
-                f"attention {self.facts.name!r} cannot take role {shape.role!r}: {why}; "
-                f"it takes {' and '.join(repr(role) for role in self.facts.roles)}"
-            )
+        check_role("attention", self.facts, shape.role, "the mechanism is not defined for it")
         if shape.dropout and not self.facts.pairs:
             raise ValueError(
                 f"attention {self.facts.name!r} has no attention dropout: it forms no weights of single pairs to drop; "

@@ -315,15 +315,15 @@ class Compressive(Segmented):
         asked = (places >= rows.start[:, None, None]) & (places < end[:, None, None])
         # split once: the gradient of each slice of a whole would be as large as the whole
         windows = zip(*(part.unfold(2, M + n, n).mT.unbind(2) for part in grid.tokens), strict=True)
-        for i, (own, tokens) in enumerate(zip(q.split(n, 2), windows, strict=True)):
+        for i, (queries, tokens) in enumerate(zip(q.split(n, 2), windows, strict=True)):
             start = places[:, i, 0]
             at = rows._replace(start=start, count=end - start)
-            part = grid._replace(q=own, tokens=tokens, inside=start % n, m=1)
+            part = grid._replace(q=queries, tokens=tokens, inside=start % n, m=1)
             outs.append(self._attend_segments(at, part, slots))
             with torch.no_grad():
-                given = self._read_units(at, part, slots, oldest, nothing).to(usage.dtype).mean(1)  # [B, n, n]
-                given = torch.where(asked[:, i, :, None], given, 0).sum(1)
-                usages.append(usage + given if i == 0 else given)
+                weights = self._read_units(at, part, slots, oldest, nothing).to(usage.dtype).mean(1)  # [B, n, n]
+                weights = torch.where(asked[:, i, :, None], weights, 0).sum(1)
+                usages.append(usage + weights if i == 0 else weights)
                 chosen = usages[-1].topk(self.slots_per_segment, 1).indices.sort(1).values[:, None, :, None]
             kept = tuple(part.gather(2, chosen.expand(-1, part.shape[1], -1, part.shape[3])) for part in tokens)
             kept = kept if probe else self._full(kept[:1])

@@ -116,8 +116,8 @@ class Longformer(Tailed):
             wide = wide._replace(k0=torch.zeros_like(mask.k0), S=global_k.shape[2], full=True)
             wide = wide if mask.aligned else wide._replace(shift=None)
         if in_runs and not mask.causal:
-            given = {"scale": self.scale, "where": mask.where(), "bias": bias}
-            o = runs.attend(global_q[:, :, :first], global_k, global_v, [Pass()], **given)
+            options = {"scale": self.scale, "where": mask.where(), "bias": bias}
+            o = runs.attend(global_q[:, :, :first], global_k, global_v, [Pass()], **options)
         else:
             o = self.product(wide, global_q[:, :, :first], global_k, global_v, self.scale)
         if mask.aligned and first == mask.T:
@@ -149,8 +149,8 @@ class Longformer(Tailed):
         far = Far(at_most(self.front, mask.S) if front_k is None else front_k.shape[2]) if self.front else None
         after = 0 if mask.causal else self.window
         near = Pass(Bound(plus=-self.window), Bound(plus=after + 1), far, fold=self.dilation)
-        given = {"scale": self.scale, "where": mask.where(first=self.front), "bias": bias}
-        return runs.attend(q, k, v, [near], far_k=front_k, far_v=front_v, head=head, **given)
+        options = {"scale": self.scale, "where": mask.where(first=self.front), "bias": bias}
+        return runs.attend(q, k, v, [near], far_k=front_k, far_v=front_v, head=head, **options)
 
     def _near(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, front_k: Tensor, front_v: Tensor) -> Tensor:
         """The queries that are not global, over the global keys and the window; aligned rows drop the global ones."""

@@ -32,7 +32,7 @@ class LunaState(NamedTuple):
     keys: tuple[Tensor, Tensor]  # sum_j k_j w_j^T [B, H, D, l], and the sum of k
     values: tuple[Tensor, Tensor]  # sum_j w_j v_j^T [B, H, l, D], and the sum of w
     packed: Tensor  # [B, H, l, D]
-    given: bool  # P came with a stream, it is not the layer's own
+    from_stream: bool  # P came with a stream, it is not the layer's own
     progress: Progress
 
 
@@ -269,7 +269,7 @@ class Luna(Attention):
         self, x: Tensor, rows: Rows, state: LunaState | None, stream: Tensor | None
     ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
         """w and a [B, H, T, l], and the sums of k_j w_j^T after the last token."""
-        if state is None or (torch.is_grad_enabled() and not state.given):
+        if state is None or (torch.is_grad_enabled() and not state.from_stream):
             # what a state keeps may have been cut from the gradients of P
             packed = self._split("packed_q", self._packed(len(x), stream))
         else:

@@ -129,7 +129,7 @@ class Performer(Scanned):
         if real is not None:
             largest = torch.where(real[:, None, :, None], largest, -torch.inf)
         top = largest.detach().amax(over, keepdim=True).clamp(min=torch.finfo(logits.dtype).min)
-        # padded keys may lie above the largest real one, and are left out by whoever sums
+        # padded keys may lie above the largest real one, and are left out of the sums
         return (logits - top).clamp(max=0).exp() + self.epsilon
 
     @property

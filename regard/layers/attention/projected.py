@@ -319,7 +319,7 @@ class Projected(Attention):
 
     @final
     def softmax_average(self, mask: Mask, logits: Tensor, v: Tensor) -> Tensor:
-        """Softmax of logits [B, H, T, S] over what is visible, times v, with the position scheme put in."""
+        """Softmax of logits [B, H, T, S] over what is visible, times v, with the position scheme."""
         bias, content = self.scheme("bias"), self.scheme("content")
         if bias is not None:
             logits = logits + bias.biases(mask)

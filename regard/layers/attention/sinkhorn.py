@@ -134,14 +134,14 @@ class Sinkhorn(Cached):
         U, slot = q.shape[2], torch.arange(b, device=q.device)
         if mask.causal:
             # padding stands behind all queries
-            own = (slot <= slot[:, None])[None, None].expand(len(q), U, -1, -1)
+            in_block = (slot <= slot[:, None])[None, None].expand(len(q), U, -1, -1)
             far = (torch.arange(U, device=q.device) > 0)[None, :, None, None].expand(len(q), -1, b, b)
         else:
-            own = (slot + b * torch.arange(U, device=q.device)[:, None] < mask.end[:, None, None])[:, :, None]
-            far = (slot < mask.end[:, None])[:, None, None].expand_as(own)
+            in_block = (slot + b * torch.arange(U, device=q.device)[:, None] < mask.end[:, None, None])[:, :, None]
+            far = (slot < mask.end[:, None])[:, None, None].expand_as(in_block)
         sorted_k, sorted_v = (torch.einsum("bhuw,bhwsd->buhsd", order, x).flatten(0, 1) for x in (k, v))
         q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # [B U, H, b, D]
-        o = self._read(q, k, v, own.flatten(0, 1)[:, None], sorted_k, sorted_v, far.flatten(0, 1)[:, None])
+        o = self._read(q, k, v, in_block.flatten(0, 1)[:, None], sorted_k, sorted_v, far.flatten(0, 1)[:, None])
         o = o.unflatten(0, (-1, U)).transpose(1, 2).flatten(2, 3)[:, :, :S]
         return o if T == S else o.gather(2, at)
 
@@ -185,21 +185,21 @@ class Sinkhorn(Cached):
         sorted_k, sorted_v = (torch.einsum("bhuw,bhwsd->bhsd", order, x) for x in (k, v))
         at = block[:, None, None, None, None].expand(-1, H, 1, b, D)
         k, v = (x.gather(2, at)[:, :, 0] for x in (k, v))
-        own = torch.arange(b, device=q.device) <= (mask.q0 % b)[:, None]
-        far = (block > 0)[:, None].expand_as(own)
-        return self._read(q, k, v, own[:, None, None], sorted_k, sorted_v, far[:, None, None])
+        in_block = torch.arange(b, device=q.device) <= (mask.q0 % b)[:, None]
+        far = (block > 0)[:, None].expand_as(in_block)
+        return self._read(q, k, v, in_block[:, None, None], sorted_k, sorted_v, far[:, None, None])
 
     def _read(
-        self, q: Tensor, k: Tensor, v: Tensor, own: Tensor, sorted_k: Tensor, sorted_v: Tensor, far: Tensor
+        self, q: Tensor, k: Tensor, v: Tensor, in_block: Tensor, sorted_k: Tensor, sorted_v: Tensor, far: Tensor
     ) -> Tensor:
         """Queries over their own block and the sorted one, each with what is visible of it."""
         if self.local == "joint":
-            k, v, own = torch.cat([sorted_k, k], 2), torch.cat([sorted_v, v], 2), torch.cat([far, own], 3)
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=own, scale=self.scale)
+            k, v, in_block = torch.cat([sorted_k, k], 2), torch.cat([sorted_v, v], 2), torch.cat([far, in_block], 3)
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=in_block, scale=self.scale)
         o = F.scaled_dot_product_attention(q, sorted_k, sorted_v, attn_mask=far, scale=self.scale)
         if self.local == "none":
             return o
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=own, scale=self.scale) + o
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=in_block, scale=self.scale) + o
 
     def plain(self, row: Row) -> Tensor:
         b, zero = self.block, torch.zeros_like(row.v[0])
@@ -211,11 +211,11 @@ class Sinkhorn(Cached):
 
         outs = []
         for i in range(row.T):
-            own = [] if self.cut or self.local == "none" else [j for j in blocks[i // b] if j in row.past(i)]
+            in_block = [] if self.cut or self.local == "none" else [j for j in blocks[i // b] if j in row.past(i)]
             places = range(min(self.cut, len(blocks))) if self.cut else [i // b]
             far = [(u, slot) for u in places if order[u] for slot in range(min(b, row.S))]
-            keys = [[mixed(u, slot, row.k) for u, slot in far], [row.k[j] for j in own]]
-            values = [[mixed(u, slot, row.v) for u, slot in far], [row.v[j] for j in own]]
+            keys = [[mixed(u, slot, row.k) for u, slot in far], [row.k[j] for j in in_block]]
+            values = [[mixed(u, slot, row.v) for u, slot in far], [row.v[j] for j in in_block]]
             if self.local == "joint":
                 keys, values = [keys[0] + keys[1]], [values[0] + values[1]]
             out = zero

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.rows import Rows, pack, unpack
-from regard.core.shape import Order
+from regard.core.shape import Order, check_role
 from regard.core.state import Out
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
@@ -72,12 +72,7 @@ class FeedForward(nn.Module, ABC):
     def __init__(self, sizes: Sizes):
         super().__init__()
         self.sizes = sizes
-        if sizes.role not in self.facts.roles:
-            why = dict(self.facts.refusals).get(sizes.role, "the layer is not defined for it")
-            raise ValueError(
-                f"feedforward {self.facts.name!r} cannot take role {sizes.role!r}: {why}; "
-                f"it takes {' and '.join(repr(role) for role in self.facts.roles)}"
-            )
+        check_role("feedforward", self.facts, sizes.role, "the layer is not defined for it")
 
     @final
     def forward(self, x: Tensor, *, keep: Tensor | None = None) -> Tensor:

@@ -96,8 +96,8 @@ class Choice(FeedForward):
             out = Out(dealt.collect(y, gate.flatten()).view(x.shape))
         if not self.training:
             return out
-        found = x.new_zeros(B * T, dtype=torch.long).index_add_(0, token.flatten(), took.flatten().long()) > 0
-        return out._replace(statistics={"dropped": 1 - found.sum() / rows.count.sum().clamp(min=1)})
+        chosen_tokens = x.new_zeros(B * T, dtype=torch.long).index_add_(0, token.flatten(), took.flatten().long()) > 0
+        return out._replace(statistics={"dropped": 1 - chosen_tokens.sum() / rows.count.sum().clamp(min=1)})
 
     def active(self) -> int:
         return super().active() - round((self.experts - self.capacity) * self.networks.each())

@@ -15,7 +15,7 @@ class GShard(Pairs):
     balance * experts * sum_e f_e P_e (the paper's loss times experts^2, so that 1 is even). Gates are as they were
     before anybody was dropped. When capacity binds, later tokens can take an earlier one its second expert. `group` are
     the paper's local groups: tokens compete with those of their group only, and the loss is the mean of the groups'.
-    Outside training nothing is drawn and nobody dropped, where the authors' code keeps to a capacity and, unless told
+    Outside training nothing is drawn and no token dropped, where the authors' code keeps to a capacity and, unless told
     otherwise, asks the second expert always; it rounds capacities down, and up to a multiple of four. Time 2 N E F,
     memory 2 N F."""
 

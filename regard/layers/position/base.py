@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from regard.core.numeric import wide_dtype
 from regard.core.rows import Mask, Rows
-from regard.core.shape import Shape
+from regard.core.shape import Shape, check_role
 from regard.kernels.runs import Bias
 
 
@@ -58,13 +58,11 @@ class Position(nn.Module):
             # queries and memory stand on one line
             shape = replace(shape, role="self")
         self.shape, self.pace = shape, shape.pace or 1
-        if shape.role not in self.facts.roles:
-            why = dict(self.facts.refusals).get(
-                shape.role,
-                "queries and memory are two sequences without common positions; add positions to each before the layer "
-                "and give this one position='none'",
-            )
-            raise ValueError(f"position {self.facts.name!r} cannot be used with role {shape.role!r}: {why}")
+        why = (
+            "queries and memory are two sequences without common positions; add positions to each before the layer "
+            "and give this one position='none'"
+        )
+        check_role("position", self.facts, shape.role, why)
 
     def add(self, x: Tensor, rows: Rows) -> Tensor:
         """Kind "input": x [B, T, E] with the positions of its rows added."""

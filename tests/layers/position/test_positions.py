@@ -39,7 +39,7 @@ def test_none_is_no_position():
 @pytest.mark.parametrize("spec", [spec for spec in SCHEMES if spec != "none"])
 def test_cross_refuses(spec):
     name = spec.split("(")[0]
-    with pytest.raises(ValueError, match=f"position '{name}' cannot be used with role 'cross': .*position='none'"):
+    with pytest.raises(ValueError, match=f"position '{name}' cannot take role 'cross': .*position='none'"):
         regard.attention("softmax", width=16, heads=4, role="cross", position=spec)
 
 
