@@ -74,7 +74,7 @@ class Axial(Attention):
     )
     examples = ("axial(width=6)",)
 
-    def __init__(self, shape: Shape, *, width: Annotated[int, "columns of the grid: tokens in a row of it (w)"] = 32):
+    def __init__(self, shape: Shape, *, width: Annotated[int, "width of the grid: tokens per row (w)"] = 32):
         super().__init__(shape)
         if width < 1:
             raise ValueError(f"option 'width' of 'axial' must be at least 1, got {width}")

@@ -59,10 +59,10 @@ class BigBird(Cached):
         self,
         shape: Shape,
         *,
-        block: Annotated[int, "tokens in a block (b)"] = 64,
-        window: Annotated[int, "blocks seen around a block, itself among them: odd (w)"] = 3,
-        globals: Annotated[int, "blocks that see all and are seen by all: half at the start, half at the end (g)"] = 2,
-        random: Annotated[int, "random blocks seen by each block (r)"] = 3,
+        block: Annotated[int, "block size in tokens (b)"] = 64,
+        window: Annotated[int, "number of blocks seen around a block, itself included; odd (w)"] = 3,
+        globals: Annotated[int, "number of global blocks: half at the start, half at the end (g)"] = 2,
+        random: Annotated[int, "number of random blocks that each block sees (r)"] = 3,
     ):
         super().__init__(shape)
         sizes = (("block", block, 1), ("window", window, 1), ("globals", globals, 0), ("random", random, 0))

@@ -69,11 +69,11 @@ class Clustered(Cached):
         self,
         shape: Shape,
         *,
-        clusters: Annotated[int, "clusters of the queries of each head (C in the paper)"] = 64,
-        topk: Annotated[int, "keys that each query weighs by itself (k); 0: none, plain clustered attention"] = 32,
-        bits: Annotated[int, "random planes that make the code of a query"] = 32,
-        iterations: Annotated[int, "times that queries are assigned to centroids"] = 10,
-        redraw: Annotated[int, "training steps from one draw of the planes to the next; 0: one draw for good"] = 1,
+        clusters: Annotated[int, "number of clusters of queries per head (C in the paper)"] = 64,
+        topk: Annotated[int, "number of keys that each query weighs by itself (k); 0: plain clustered attention"] = 32,
+        bits: Annotated[int, "number of random planes in the hash of a query"] = 32,
+        iterations: Annotated[int, "number of k-means iterations"] = 10,
+        redraw: Annotated[int, "training steps between draws of the planes; 0: drawn once"] = 1,
     ):
         super().__init__(shape)
         for name, size in (("clusters", clusters), ("bits", bits), ("iterations", iterations)):

@@ -59,11 +59,11 @@ class Clusterformer(Attention):
         self,
         shape: Shape,
         *,
-        clusters: Annotated[int, "centroids of the layer (p in the paper)"] = 64,
-        chunk: Annotated[int, "tokens of the sorted row that attend to each other"] = 256,
-        bank: Annotated[int, "tokens that k-means looks back on, at least clusters"] = 4096,
-        every: Annotated[int, "calls in training from one k-means to the next"] = 100,
-        iterations: Annotated[int, "times that k-means assigns the tokens of the bank"] = 10,
+        clusters: Annotated[int, "number of centroids (p in the paper)"] = 64,
+        chunk: Annotated[int, "chunk size: tokens of the sorted row that attend to each other"] = 256,
+        bank: Annotated[int, "number of recent tokens that k-means clusters, at least clusters"] = 4096,
+        every: Annotated[int, "calls in training between two runs of k-means"] = 100,
+        iterations: Annotated[int, "number of k-means iterations"] = 10,
     ):
         super().__init__(shape)
         sizes = (("clusters", clusters), ("chunk", chunk), ("every", every), ("iterations", iterations))

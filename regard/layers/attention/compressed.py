@@ -62,7 +62,7 @@ class Compressed(Projected):
         self,
         shape: Shape,
         *,
-        factor: Annotated[int, "tokens that become one slot: the width and the stride of the convolution"] = 3,
+        factor: Annotated[int, "compression factor: tokens per slot, the width and stride of the convolution"] = 3,
         first: Annotated[
             Literal["token", "learned", "none"],
             "the slot before the blocks: the first token as it is, or a learned key and value; with 'none' the first "

@@ -116,14 +116,16 @@ class Compressive(Segmented):
         self,
         shape: Shape,
         *,
-        segment: Annotated[int, "tokens of a segment (n_s in the paper)"] = 512,
-        memory: Annotated[int, "tokens of the memory (n_m), a multiple of segment"] = 512,
-        compressed: Annotated[int, "slots of the compressed memory (n_cm)"] = 512,
-        rate: Annotated[int, "tokens that become one slot (c), a divisor of segment"] = 4,
-        function: Annotated[Function, "how they become one (f_c)"] = "conv",
-        loss: Annotated[Loss, "what the convolutions learn from; 'none': the output"] = "attention",
-        relative: Annotated[bool, "the positions of Transformer-XL, where the layer is given no other scheme"] = True,
-        clamp: Annotated[int | None, "distances beyond are read as this one; None: all"] = None,
+        segment: Annotated[int, "segment length in tokens (n_s in the paper)"] = 512,
+        memory: Annotated[int, "memory length in tokens (n_m), a multiple of segment"] = 512,
+        compressed: Annotated[int, "number of slots of the compressed memory (n_cm)"] = 512,
+        rate: Annotated[int, "compression rate: tokens per slot (c), a divisor of segment"] = 4,
+        function: Annotated[Function, "compression function (f_c)"] = "conv",
+        loss: Annotated[
+            Loss, "auxiliary loss that trains the convolutions; 'none': they learn from the output"
+        ] = "attention",
+        relative: Annotated[bool, "relative positions of Transformer-XL, unless the layer has another scheme"] = True,
+        clamp: Annotated[int | None, "largest relative distance, to which others are clamped; None: no limit"] = None,
     ):
         sizes = (("segment", segment), ("memory", memory), ("compressed", compressed), ("rate", rate))
         for name, size in sizes:

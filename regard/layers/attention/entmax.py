@@ -51,7 +51,7 @@ class Entmax(Cached):
         *,
         alpha: Annotated[
             float | Literal["learned"],
-            "from 1, softmax, to 2, sparsemax: higher is sparser; 'learned': one for each head, between the two",
+            "sparsity, from 1 (softmax) to 2 (sparsemax); 'learned': one alpha per head",
         ] = "learned",
     ):
         super().__init__(shape)

@@ -69,12 +69,12 @@ class ETC(Cached):
         self,
         shape: Shape,
         *,
-        globals: Annotated[int, "tokens at the start of a row that form the global sequence"] = 256,
-        radius: Annotated[int, "how far a long token sees to each side"] = 84,
-        distance: Annotated[int, "distances from this one on are told apart no more"] = 12,
+        globals: Annotated[int, "number of tokens at the start of a row that form the global sequence"] = 256,
+        radius: Annotated[int, "number of tokens that a long token sees on each side"] = 84,
+        distance: Annotated[int, "largest distance that has a relation of its own"] = 12,
         segment: Annotated[
             int | tuple[int, ...] | None,
-            "long tokens of each global token in turn, one number for all or one for each; None: of none",
+            "number of long tokens per global token, one for all or one each; None: no segments",
         ] = None,
         projections: Annotated[
             Literal["shared", "query", "pair"],

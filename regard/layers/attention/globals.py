@@ -42,7 +42,7 @@ class Globals(Tailed):
     grouped = True
     reach = 0
 
-    def __init__(self, shape: Shape, *, tokens: Annotated[int, "number of tokens at the front that are global"] = 16):
+    def __init__(self, shape: Shape, *, tokens: Annotated[int, "number of global tokens, at the start of a row"] = 16):
         super().__init__(shape)
         if tokens < 1:
             raise ValueError(f"option 'tokens' of 'globals' must be at least 1, got {tokens}")

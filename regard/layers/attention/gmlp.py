@@ -49,7 +49,7 @@ class Gated(Mixing):
         self,
         shape: Shape,
         *,
-        longest: Annotated[int, "tokens of the longest input (n in the paper); shorter ones are fine"] = 1024,
+        longest: Annotated[int, "maximum input length in tokens (n in the paper)"] = 1024,
         expansion: Annotated[int, "width of Z in widths of the model (e / d in the paper), even"] = 6,
         attention: Annotated[int, "width of the tiny attention beside the gate, in the paper 64; 0: none"] = 0,
     ):

@@ -65,9 +65,11 @@ class Image(Tailed):
         self,
         shape: Shape,
         *,
-        block: Annotated[int | tuple[int, ...], "tokens of a query block (l_q); [h, w]: rows and columns of it"] = 256,
-        memory: Annotated[int | tuple[int, ...], "tokens seen on either side of a block (l_m); [f_h, f_w] of it"] = 256,
-        width: Annotated[int | None, "columns of the image, where block is [h, w]"] = None,
+        block: Annotated[int | tuple[int, ...], "query block: tokens (l_q), or [rows, columns]"] = 256,
+        memory: Annotated[
+            int | tuple[int, ...], "tokens seen on either side of a block (l_m), or [rows, columns]"
+        ] = 256,
+        width: Annotated[int | None, "width of the image, for a block of rows and columns"] = None,
     ):
         super().__init__(shape)
         if isinstance(block, int) and isinstance(memory, int) and width is None:

@@ -47,8 +47,8 @@ class Linformer(Digested):
         self,
         shape: Shape,
         *,
-        rank: Annotated[int, "slots that the keys and values are mixed into (k in the paper)"] = 256,
-        longest: Annotated[int, "tokens of the longest input (n in the paper); shorter ones are fine"] = 4096,
+        rank: Annotated[int, "number of slots that keys and values are projected to (k in the paper)"] = 256,
+        longest: Annotated[int, "maximum input length in tokens (n in the paper)"] = 4096,
         sharing: Annotated[
             Sharing,
             "'none': E and F for each key/value head; 'headwise': one E and one F for all heads; "

@@ -46,7 +46,7 @@ class Local(Tailed):
         self,
         shape: Shape,
         *,
-        window: Annotated[int, "distance of the farthest key that a query sees, on each side"] = 256,
+        window: Annotated[int, "window size: tokens seen on each side, besides the query's own"] = 256,
     ):
         super().__init__(shape)
         if window < 1:

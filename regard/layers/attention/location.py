@@ -33,7 +33,7 @@ class Location(Cached):
     independent_queries = True
     inputs = {"q": "query", "v": "value"}
 
-    def __init__(self, shape: Shape, *, longest: Annotated[int, "positions that can be attended to"] = 1024):
+    def __init__(self, shape: Shape, *, longest: Annotated[int, "maximum number of tokens to attend to"] = 1024):
         super().__init__(shape)
         if longest < 1:
             raise ValueError(f"longest must be at least 1, got {longest}: give the greatest length to come")

@@ -59,9 +59,9 @@ class Longformer(Tailed):
         self,
         shape: Shape,
         *,
-        window: Annotated[int, "tokens seen to each side, besides the query's own"] = 256,
-        globals: Annotated[int, "tokens at the start of a row that see all and are seen by all"] = 1,
-        dilation: Annotated[int, "distance between the tokens of the window"] = 1,
+        window: Annotated[int, "window size: tokens seen on each side, besides the query's own"] = 256,
+        globals: Annotated[int, "number of global tokens, at the start of a row"] = 1,
+        dilation: Annotated[int, "dilation: distance between the tokens of the window"] = 1,
     ):
         for name, size, least in (("window", window, 1), ("globals", globals, 0), ("dilation", dilation, 1)):
             if size < least:

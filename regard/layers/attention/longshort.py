@@ -88,9 +88,13 @@ class LongShort(Attention):
         self,
         shape: Shape,
         *,
-        window: Annotated[int, "tokens of a window (w in the paper); causal: the last w, the query's own too"] = 128,
-        rank: Annotated[int, "summaries of a head: of the row, or (causal) of each chunk (r in the paper)"] = 8,
-        chunk: Annotated[int, "causal: tokens that are summarised together (l in the paper), at most window"] = 64,
+        window: Annotated[int, "window size in tokens (w in the paper); causal: the last w, the query's own too"] = 128,
+        rank: Annotated[
+            int, "number of summaries per head: of the row, or (causal) of each chunk (r in the paper)"
+        ] = 8,
+        chunk: Annotated[
+            int, "causal: chunk size, tokens that are summarised together (l in the paper), at most window"
+        ] = 64,
         norm: Annotated[bool, "DualLN: a norm for the tokens and one for the summaries"] = True,
         lra: Annotated[bool, "summaries of normed tokens, as in the authors' code for the Long Range Arena"] = False,
         relative: Annotated[bool, "causal: the relative positions of the authors' language model"] = False,

@@ -77,13 +77,13 @@ class Luna(Attention):
         self,
         shape: Shape,
         *,
-        length: Annotated[int, "vectors of the packed sequence (l in the paper)"] = 16,
-        tied: Annotated[bool, "keys and values of one projection"] = True,
+        length: Annotated[int, "length of the packed sequence (l in the paper)"] = 16,
+        tied: Annotated[bool, "one projection for keys and values"] = True,
         activation: Annotated[
             Literal["softplus", "elu"], "causal: f of the pack weights, log2(1 + 2^s) or elu(s) + 1"
         ] = "softplus",
         pack_heads: Annotated[
-            int | None, "heads with which P reads the context; None: as many as the layer has"
+            int | None, "number of heads with which P reads the context; None: that of the layer"
         ] = None,
     ):
         if pack_heads is not None:

@@ -47,8 +47,8 @@ class TokenMixer(Mixing):
         self,
         shape: Shape,
         *,
-        longest: Annotated[int, "tokens of the longest input (the paper's S patches); shorter ones are fine"] = 1024,
-        inner: Annotated[int, "hidden units of the network over tokens (D_S in the paper)"] = 256,
+        longest: Annotated[int, "maximum input length in tokens (S patches in the paper)"] = 1024,
+        inner: Annotated[int, "hidden size of the network over tokens (D_S in the paper)"] = 256,
     ):
         super().__init__(shape)
         for name, size in (("longest", longest), ("inner", inner)):

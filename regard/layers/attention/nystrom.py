@@ -55,9 +55,9 @@ class Nystrom(Projected):
         self,
         shape: Shape,
         *,
-        landmarks: Annotated[int, "segments whose means stand for their tokens (m in the paper)"] = 64,
-        kernel: Annotated[int, "tokens under the convolution of the values that is added, odd; 0: none is added"] = 33,
-        iterations: Annotated[int, "steps towards the pseudo-inverse"] = 6,
+        landmarks: Annotated[int, "number of landmarks, the means of segments (m in the paper)"] = 64,
+        kernel: Annotated[int, "kernel size of the convolution of the values that is added, odd; 0: none"] = 33,
+        iterations: Annotated[int, "number of iterations of the pseudo-inverse"] = 6,
     ):
         super().__init__(shape)
         for name, size in (("landmarks", landmarks), ("iterations", iterations)):

@@ -58,12 +58,14 @@ class Performer(Scanned):
         self,
         shape: Shape,
         *,
-        features: Annotated[int, "R, the number of random features: more are closer to softmax"] = 256,
-        kernel: Annotated[Literal["softmax", "relu"], "'softmax': positive features of exp(q . k); 'relu'"] = "softmax",
-        orthogonal: Annotated[bool, "rows of a block of D features orthogonal, which lowers the variance"] = True,
-        epsilon: Annotated[float, "added to each softmax feature (authors: 1e-6); not causal"] = 0.0,
-        projection: Annotated[bool, "False: kernel 'relu' of the vectors themselves, R = D"] = True,
-        redraw: Annotated[int, "training steps from one draw of W to the next; 0: one draw for good"] = 1,
+        features: Annotated[int, "number of random features (R): more are closer to softmax"] = 256,
+        kernel: Annotated[
+            Literal["softmax", "relu"], "kernel: 'softmax', by positive features of exp(q . k), or 'relu'"
+        ] = "softmax",
+        orthogonal: Annotated[bool, "orthogonal random features, which lowers the variance"] = True,
+        epsilon: Annotated[float, "constant added to each softmax feature (authors: 1e-6); not causal"] = 0.0,
+        projection: Annotated[bool, "random projection; False: kernel 'relu' of the vectors themselves, R = D"] = True,
+        redraw: Annotated[int, "training steps between draws of W; 0: drawn once"] = 1,
     ):
         if epsilon:
             leak = "relative to the largest of all keys, epsilon would let the future change the past; leave it out"

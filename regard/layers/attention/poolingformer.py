@@ -84,11 +84,11 @@ class Poolingformer(Attention):
         self,
         shape: Shape,
         *,
-        window: Annotated[int, "first level: tokens seen to each side, besides the query's own (w1)"] = 128,
+        window: Annotated[int, "first level: tokens seen on each side, besides the query's own (w1)"] = 128,
         wide: Annotated[int, "second level: distance of the farthest middle of a slot that a query sees (w2)"] = 512,
-        kernel: Annotated[int, "tokens that are pooled into a slot (kappa)"] = 5,
-        stride: Annotated[int, "tokens from one slot to the next (xi)"] = 4,
-        pooling: Annotated[Pooling, "'ldconv': weights made from the token in the middle"] = "ldconv",
+        kernel: Annotated[int, "pooling kernel size in tokens (kappa)"] = 5,
+        stride: Annotated[int, "pooling stride in tokens (xi)"] = 4,
+        pooling: Annotated[Pooling, "pooling function; 'ldconv': weights made from the token in the middle"] = "ldconv",
     ):
         super().__init__(shape)
         for name, size in (("window", window), ("wide", wide), ("kernel", kernel), ("stride", stride)):

@@ -38,7 +38,9 @@ class Predictive(Cached):
     inputs = {"q": "query", "p": "query", "k": "key", "v": "value"}
     grouped = True
 
-    def __init__(self, shape: Shape, *, window: Annotated[int, "keys on each side of the predicted position"] = 10):
+    def __init__(
+        self, shape: Shape, *, window: Annotated[int, "window size: keys on each side of the predicted position"] = 10
+    ):
         super().__init__(shape)
         if window < 1:
             raise ValueError(f"window must be at least 1, got {window}: a narrower one may hold no key")

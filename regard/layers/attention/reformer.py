@@ -70,15 +70,13 @@ class Reformer(Cached):
         self,
         shape: Shape,
         *,
-        chunk: Annotated[int, "tokens in a chunk of the sorted row (m in the paper)"] = 64,
-        buckets: Annotated[
-            int | tuple[int, ...], "buckets of a hash, even (b); a list: the factors of their number"
-        ] = 64,
-        rounds: Annotated[int, "rounds of hashing: more are closer to full attention"] = 2,
+        chunk: Annotated[int, "chunk size in tokens of the sorted row (m in the paper)"] = 64,
+        buckets: Annotated[int | tuple[int, ...], "number of hash buckets, even (b); a list: its factors"] = 64,
+        rounds: Annotated[int, "number of hashing rounds: more are closer to full attention"] = 2,
         once: Annotated[
             bool, "a key met in several rounds counts once (the paper); False: each time (its code, Hugging Face)"
         ] = False,
-        redraw: Annotated[int, "training steps from one draw of R to the next; 0: one draw for good"] = 1,
+        redraw: Annotated[int, "training steps between draws of R; 0: drawn once"] = 1,
     ):
         super().__init__(shape)
         self.chunk, self.rounds, self.once = chunk, rounds, once

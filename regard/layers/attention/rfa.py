@@ -53,12 +53,14 @@ class RandomFeatures(Scanned):
         self,
         shape: Shape,
         *,
-        features: Annotated[int, "R, random directions; each gives a sine and a cosine"] = 64,
-        gate: Annotated[bool, "a learned gate lets the sums forget; causal only"] = False,
-        temperature: Annotated[float, "sigma starts at 1 / temperature: higher spreads the attention"] = 1.0,
-        floor: Annotated[float, "the least denominator"] = 0.01,
-        orthogonal: Annotated[bool, "directions of a block of D orthogonal, which lowers the variance"] = False,
-        redraw: Annotated[int, "training steps from one draw of w~ to the next; 0: one draw for good"] = 1,
+        features: Annotated[int, "number of random directions (R); each gives a sine and a cosine"] = 64,
+        gate: Annotated[bool, "learned forget gate; causal only"] = False,
+        temperature: Annotated[
+            float, "temperature: sigma starts at 1 / temperature, higher spreads the attention"
+        ] = 1.0,
+        floor: Annotated[float, "smallest denominator"] = 0.01,
+        orthogonal: Annotated[bool, "orthogonal random directions, which lowers the variance"] = False,
+        redraw: Annotated[int, "training steps between draws of w~; 0: drawn once"] = 1,
     ):
         if gate:
             self.inputs = {**self.inputs, "gate": "gate"}

@@ -93,14 +93,16 @@ class Routing(Cached):
         self,
         shape: Shape,
         *,
-        clusters: Annotated[int, "centroids of each head (k in the paper)"] = 16,
-        window: Annotated[int | None, "tokens each centroid picks (w); None: N / clusters, rounded up"] = None,
+        clusters: Annotated[int, "number of centroids per head (k in the paper)"] = 16,
+        window: Annotated[
+            int | None, "number of tokens that each centroid picks (w); None: N / clusters, rounded up"
+        ] = None,
         shared: Annotated[
-            bool, "queries and keys are one projection; False: not in role 'causal'; never in 'cross'"
+            bool, "one projection for queries and keys; False is not for role 'causal', and 'cross' has two"
         ] = True,
         strided: Annotated[bool, "a centroid picks every s-th of all tokens from near to far, not the nearest"] = False,
-        scaled: Annotated[bool, "logits are divided by sqrt(D); False: not, as in the authors' code"] = True,
-        decay: Annotated[float, "how much of the old centroid a training step keeps"] = 0.999,
+        scaled: Annotated[bool, "divide the logits by sqrt(D); False: as in the authors' code"] = True,
+        decay: Annotated[float, "share of the old centroid that a training step keeps"] = 0.999,
         commitment: Annotated[float, "weight of the auxiliary loss (beta)"] = 1e-4,
     ):
         if window is not None:

@@ -74,10 +74,10 @@ class Scaling(Attention):
         self,
         shape: Shape,
         *,
-        share_qk: Annotated[bool, "queries and keys are the same, made by one convolution"] = False,
+        share_qk: Annotated[bool, "one convolution for queries and keys, which are then the same"] = False,
         output: Annotated[
             Literal["dense", "none", "mult", "conv", "multconv"],
-            "behind attention: dense, nothing, or the sparse layers",
+            "layer behind attention: dense, none, or the sparse layers",
         ] = "dense",
     ):
         super().__init__(shape)

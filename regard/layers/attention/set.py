@@ -58,7 +58,7 @@ class Induced(Attention):
         self,
         shape: Shape,
         *,
-        points: Annotated[int, "inducing points that read the set and are read by it (m in the paper)"] = 32,
+        points: Annotated[int, "number of inducing points (m in the paper)"] = 32,
         block: Annotated[bool, "True: the points pass through residual, norms and rFF; False: attention alone"] = True,
     ):
         super().__init__(shape)

@@ -68,7 +68,7 @@ class Sparse(Cached):
             int | None, "l in the paper: the width of the window or block, and the step of the far keys; default 128"
         ] = None,
         summary: Annotated[int, "c in the paper, for 'fixed': keys at the end of each block that other blocks see"] = 8,
-        longest: Annotated[int | None, "tokens of the longest input, in place of stride: l is near its root"] = None,
+        longest: Annotated[int | None, "maximum input length in tokens, instead of stride: l is near its root"] = None,
     ):
         if longest is not None:
             self.facts = replace(self.facts, time=Order("N sqrt(N)", 1.5))

@@ -71,9 +71,9 @@ class Synthesizer(Cached):
         self,
         shape: Shape,
         *,
-        kinds: Annotated[tuple[Kind, ...], "what the logits are made of; of several, a learned mixture"] = ("dense",),
-        longest: Annotated[int, "tokens of the longest input (l in the paper); shorter ones are fine"] = 1024,
-        rank: Annotated[int, "width of the two factors of 'factorised-random' (k in the paper)"] = 8,
+        kinds: Annotated[tuple[Kind, ...], "kinds of logits; several are mixed by learned weights"] = ("dense",),
+        longest: Annotated[int, "maximum input length in tokens (l in the paper)"] = 1024,
+        rank: Annotated[int, "rank of 'factorised-random' (k in the paper)"] = 8,
         trained: Annotated[bool, "False: the tables of the random kinds stay as they are drawn"] = True,
     ):
         for name, size in (("longest", longest), ("rank", rank)):

@@ -67,10 +67,10 @@ class XL(Segmented):
         self,
         shape: Shape,
         *,
-        segment: Annotated[int, "tokens of a segment (n)"] = 512,
-        memory: Annotated[int, "tokens before its segment that a query sees (M)"] = 512,
-        relative: Annotated[bool, "the paper's relative positions, where the layer is given no other scheme"] = True,
-        clamp: Annotated[int | None, "distances beyond are read as this one; None: all"] = None,
+        segment: Annotated[int, "segment length in tokens (n)"] = 512,
+        memory: Annotated[int, "memory length in tokens (M)"] = 512,
+        relative: Annotated[bool, "the paper's relative positions, unless the layer has another scheme"] = True,
+        clamp: Annotated[int | None, "largest relative distance, to which others are clamped; None: no limit"] = None,
     ):
         super().__init__(shape, segment=segment, memory=memory, relative=relative, clamp=clamp)
 

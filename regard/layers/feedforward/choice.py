@@ -60,7 +60,7 @@ class Choice(FeedForward):
         *,
         experts: Experts = 8,
         inner: Inner = None,
-        capacity: Annotated[float, "experts of a token, on average"] = 2.0,
+        capacity: Annotated[float, "average number of experts per token"] = 2.0,
         activation: ExpertActivation = "relu",
         gated: Gated = False,
     ):

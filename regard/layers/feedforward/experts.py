@@ -34,14 +34,14 @@ from regard.layers.feedforward.base import Activation, FeedForward, Sizes, activ
 
 # options that layers share
 Experts = Annotated[int, "number of experts"]
-Inner = Annotated[int | None, "width inside an expert (default: that of the model)"]
+Inner = Annotated[int | None, "feed-forward width of an expert; None: that of the model"]
 Capacity = Annotated[
     float | None, "tokens that an expert takes in training, as a multiple of its even share; None: no limit"
 ]
-Balance = Annotated[float, "weight of the loss that keeps the experts alike"]
+Balance = Annotated[float, "weight of the load-balancing loss"]
 ExpertActivation = Annotated[Activation, "activation inside the experts"]
 Gated = Annotated[bool, "gated experts, as in dense"]
-Group = Annotated[int | None, "tokens that are dealt out together in training; None: all of the batch"]
+Group = Annotated[int | None, "number of tokens routed together in training; None: the whole batch"]
 
 
 class Route(NamedTuple):

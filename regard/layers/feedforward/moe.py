@@ -42,9 +42,9 @@ class MoE(Routed):
         *,
         experts: Experts = 8,
         inner: Inner = None,
-        choices: Annotated[int, "experts of each token"] = 4,
+        choices: Annotated[int, "number of experts per token"] = 4,
         importance: Annotated[float, "weight of the loss on the sums of the gates"] = 0.1,
-        load: Annotated[float, "weight of the loss on how many tokens experts get; not without noise or choice"] = 0.1,
+        load: Annotated[float, "weight of the load loss; unused without noise or where every expert is chosen"] = 0.1,
         noise: Annotated[bool, "noise on the router's logits, in training"] = True,
     ):
         super().__init__(sizes, experts=experts, inner=inner, choices=choices)

@@ -10,7 +10,7 @@ from regard.core.reference import add_up
 from regard.layers.feedforward.base import Activation, Sizes, plain_linear
 from regard.layers.feedforward.experts import Route, Routed, balance, best, mean, plain_balance, plain_softmax
 
-Threshold = Annotated[float, "gate from which on the second expert is always asked in training; 0: always"]
+Threshold = Annotated[float, "gate from which on the second expert is always used in training; 0: always"]
 
 
 class Pairs(Routed):

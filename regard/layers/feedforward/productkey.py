@@ -82,12 +82,12 @@ class ProductKey(FeedForward):
         sizes: Sizes,
         *,
         keys: Annotated[int, "number of keys of each half; there are keys^2 values"] = 128,
-        heads: Annotated[int, "queries of each token"] = 4,
-        choices: Annotated[int, "values that each head reads"] = 32,
+        heads: Annotated[int, "number of queries per token"] = 4,
+        choices: Annotated[int, "number of values that each head reads"] = 32,
         key_width: Annotated[int, "width of a query, both halves together"] = 128,
         norm: Annotated[Literal["batch", "layer"], "norm of the queries"] = "batch",
-        query_layers: Annotated[tuple[int, ...], "widths inside the network of the queries; none: one layer"] = (),
-        shared_values: Annotated[bool, "the same values in all such layers of a model"] = False,
+        query_layers: Annotated[tuple[int, ...], "hidden sizes of the query network; (): one layer"] = (),
+        shared_values: Annotated[bool, "share the values among all such layers of a model"] = False,
     ):
         super().__init__(sizes)
         if min(keys, heads, key_width) < 1 or not 1 <= choices <= keys:

@@ -44,12 +44,12 @@ class Scaling(FeedForward):
         self,
         sizes: Sizes,
         *,
-        inner: Annotated[int | None, "units in all (default: the width inside that the model has)"] = None,
-        block: Annotated[int, "units of which one is allowed"] = 32,
-        rank: Annotated[int, "width inside the controller"] = 64,
+        inner: Annotated[int | None, "number of units; None: the feed-forward width of the model"] = None,
+        block: Annotated[int, "block size: one unit of each block is used"] = 32,
+        rank: Annotated[int, "rank of the controller"] = 64,
         temperature: Annotated[float, "temperature of the Gumbel noise in training"] = 0.1,
         hard: Annotated[
-            float, "share of the batches trained with one unit a block, the others with soft choices"
+            float, "share of the batches trained with one unit per block, the others with soft choices"
         ] = 0.3,
     ):
         super().__init__(sizes if inner is None else replace(sizes, inner=inner))

@@ -23,7 +23,7 @@ class Learned(Position):
     )
     examples = ("learned(longest=256)",)
 
-    def __init__(self, shape: Shape, *, longest: Annotated[int, "positions of the table"] = 1024):
+    def __init__(self, shape: Shape, *, longest: Annotated[int, "maximum number of positions"] = 1024):
         super().__init__(shape)
         if longest < 1:
             raise ValueError(f"option 'longest' of 'learned' must be at least 1, got {longest}")

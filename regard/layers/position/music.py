@@ -29,7 +29,7 @@ class Music(Position):
         self,
         shape: Shape,
         *,
-        longest: Annotated[int, "distances of the table, 0 included (L in the paper)"] = 1024,
+        longest: Annotated[int, "number of distances in the table, 0 included (L in the paper)"] = 1024,
         shared: Annotated[bool, "one table for all heads"] = False,
     ):
         super().__init__(shape)

@@ -39,7 +39,7 @@ class Rotary(Position):
         self,
         shape: Shape,
         *,
-        base: Annotated[float, "sets the slowest turn, once in about 2 pi base tokens"] = 10000.0,
+        base: Annotated[float, "base of the angles: the slowest pair turns once in about 2 pi base tokens"] = 10000.0,
         fraction: Annotated[float, "share of the channels of a head that turn"] = 1.0,
         layout: Annotated[Literal["halves", "interleaved"], "which channels form a pair"] = "halves",
         stretch: Annotated[

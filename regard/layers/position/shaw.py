@@ -28,7 +28,7 @@ class Shaw(Position):
         self,
         shape: Shape,
         *,
-        distance: Annotated[int, "distances beyond are read as this one (k in the paper)"] = 16,
+        distance: Annotated[int, "largest relative distance, to which others are clamped (k in the paper)"] = 16,
         values: Annotated[bool, "a table for the values too"] = True,
         shared: Annotated[bool, "one table for all heads; the paper's base model has one each"] = True,
     ):

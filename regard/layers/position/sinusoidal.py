@@ -32,7 +32,9 @@ class Sinusoidal(Position):
         layout: Annotated[
             Literal["interleaved", "halves"], "sine and cosine in turn, or all sines before all cosines"
         ] = "interleaved",
-        base: Annotated[float, "sets the slowest sinusoid, which turns once in about 2 pi base tokens"] = 10000.0,
+        base: Annotated[
+            float, "base of the angles: the slowest sinusoid turns once in about 2 pi base tokens"
+        ] = 10000.0,
     ):
         super().__init__(shape)
         if base <= 1:

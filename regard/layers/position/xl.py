@@ -27,7 +27,10 @@ class TransformerXL(Position):
     rates: Tensor  # [E / 2]
 
     def __init__(
-        self, shape: Shape, *, clamp: Annotated[int | None, "distances beyond are read as this one; None: all"] = None
+        self,
+        shape: Shape,
+        *,
+        clamp: Annotated[int | None, "largest relative distance, to which others are clamped; None: no limit"] = None,
     ):
         super().__init__(shape)
         if clamp is not None and clamp < 1:
