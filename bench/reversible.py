@@ -17,7 +17,8 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "9")
 
 import torch
 
-from regard.models.transformer import ModelConfig, Transformer
+from regard.models.config import ModelConfig
+from regard.models.transformer import Transformer
 
 
 def measure(layers: int, reversible: bool, arguments: argparse.Namespace) -> dict[str, float]:

@@ -37,7 +37,8 @@ from torch import Tensor, nn
 
 from regard.core.allocator import keep_memory
 from regard.kernels.packed import pack_linears
-from regard.models.transformer import ModelConfig, Transformer
+from regard.models.config import ModelConfig
+from regard.models.transformer import Transformer
 from regard.training.loss import translation_loss
 
 EXAMPLES = """examples:

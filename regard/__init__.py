@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from regard.core.state import detach, select
     from regard.interop.torch import from_torch, to_torch
     from regard.layers.attention.base import Attention, Facts
-    from regard.models.transformer import ModelConfig, Transformer
+    from regard.models.config import ModelConfig
+    from regard.models.transformer import Transformer
     from regard.page.notebook import show
     from regard.spec import over_layers
 

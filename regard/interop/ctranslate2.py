@@ -17,7 +17,7 @@ from regard.core.shape import Role, Shape
 from regard.data.tokenizer import Tokenizer
 from regard.interop.families.base import Tensors, option_value
 from regard.interop.matching import full_settings
-from regard.models.transformer import ModelConfig
+from regard.models.config import ModelConfig
 from regard.spec import FEEDFORWARD, POSITIONS
 
 # the stacks of a translator, and the role of their own attention

@@ -19,7 +19,7 @@ from regard.core.files import parse_json, read_bytes
 from regard.interop.families import find
 from regard.interop.families.base import Family, Tensors, Values, option_value
 from regard.interop.matching import choose_family, with_layout
-from regard.models.transformer import ModelConfig
+from regard.models.config import ModelConfig
 from regard.spec import POSITIONS
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"

@@ -15,7 +15,7 @@ from regard.data.published import Published
 from regard.interop.families.base import Tensors
 from regard.interop.huggingface import check_numbers, complete
 from regard.interop.vocabularies import SPACE, Pieces, from_pieces, prepend
-from regard.models.transformer import ModelConfig
+from regard.models.config import ModelConfig
 
 HEADER = struct.Struct("<7i")
 MOST = 2**24  # the largest size that a header may give

@@ -8,7 +8,7 @@ import torch
 
 from regard.interop.families import FAMILIES, find
 from regard.interop.families.base import Family, Tensors, Values, option_value
-from regard.models.transformer import ModelConfig
+from regard.models.config import ModelConfig
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Registry, Spec, over_layers, parse
 
 

@@ -19,7 +19,7 @@ from regard.data.tokenizer import BYTE_PAIRS, SPECIAL, Tokenizer
 from regard.interop import huggingface, llama2c
 from regard.interop.families.base import Values, table_length
 from regard.interop.vocabularies import read_tokenizers
-from regard.models.transformer import ModelConfig
+from regard.models.config import ModelConfig
 from regard.tasks import load
 from regard.training import checkpoint
 from regard.training.compact import expand

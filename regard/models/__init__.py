@@ -104,5 +104,5 @@ def completed(values: dict[str, Any]) -> dict[str, Any]:
 
 def positions(model: nn.Module) -> int | None:
     """How many positions the layers of a model have, where they have an end."""
-    found = [part.longest for part in model.modules() if isinstance(getattr(part, "longest", None), int)]
-    return min(found, default=None)
+    bounds = (getattr(module, "longest", None) for module in model.modules())
+    return min((longest for longest in bounds if isinstance(longest, int)), default=None)

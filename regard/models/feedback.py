@@ -6,6 +6,7 @@ memory of a token is needed by all layers of the next. Padding is met once: ids 
 
 import math
 from dataclasses import dataclass
+from functools import reduce
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -19,9 +20,12 @@ from regard.core.shape import Shape
 from regard.core.state import Progress, check_rows, take_rows, trim
 from regard.kernels.dropout import Dropout
 from regard.layers.attention.cached import Cached
-from regard.layers.feedforward.base import Sizes
+from regard.layers.feedforward.base import FeedForward, Sizes
+from regard.layers.position.base import Position
 from regard.models.config import Norm, Specs, check_config
-from regard.models.transformer import look_up, pack_ids
+from regard.models.modules import ModuleListOf
+from regard.models.stack import look_up
+from regard.models.transformer import pack_ids
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Spec, over_layers, parse
 
 
@@ -95,16 +99,17 @@ class FeedbackBlock(nn.Module):
         inside = POSITIONS.find(parse(config.position).name).facts.kind != "input"
         # the role of one sequence, though queries and keys are made of different vectors: it has positions
         shape = Shape.of(role="causal", position=config.position if inside else None, **sizes)
-        self.attention = ATTENTION.build(config.attention, shape)
-        facts = self.attention.facts
-        by_pairs = isinstance(self.attention, Cached) and set(self.attention.inputs) == {"q", "k", "v"}
+        attention = ATTENTION.build(config.attention, shape)
+        facts = attention.facts
+        by_pairs = isinstance(attention, Cached) and set(attention.inputs) == {"q", "k", "v"}
         if not by_pairs or "cross" not in facts.roles:
             raise ValueError(
                 f"a feedback model cannot take attention {facts.name!r}: it must compare a query with keys one by one, "
                 f"wherever they stand, such as softmax or additive"
             )
+        self.attention: Cached = attention
         self.attention.link_layers(None, False, False)
-        self.feedforward = FEEDFORWARD.build(feedforward, Sizes(config.width, config.inner, "causal"))
+        self.feedforward: FeedForward = FEEDFORWARD.build(feedforward, Sizes(config.width, config.inner, "causal"))
         feeds = self.feedforward.facts
         if feeds.auxiliary_loss or feeds.training != "token":
             raise ValueError(
@@ -115,7 +120,8 @@ class FeedbackBlock(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.pre = config.norm == "pre"
         self.normed_memory = self.pre and config.normed_memory
-        self.spans, self.span, self.ramp = None, config.span, config.span_ramp
+        self.spans: nn.Parameter | None = None
+        self.span, self.ramp = config.span, config.span_ramp
         if config.adaptive_span:
             if getattr(self.attention.position, "value_table", None) is not None:
                 raise ValueError(
@@ -127,7 +133,7 @@ class FeedbackBlock(nn.Module):
     def forward(self, x: Tensor, past: tuple[Tensor, Tensor], mask: Mask, maps: list[Tensor] | None = None) -> Tensor:
         """One token [B, 1, E]; `maps` collects [B, H, 1, S]."""
 
-        def attend(x: Tensor) -> Tensor:
+        def attend_memories(x: Tensor) -> Tensor:
             if maps is not None:
                 maps.append(self._map(x, past[0], mask))
             if mask.S == 0:
@@ -140,22 +146,23 @@ class FeedbackBlock(nn.Module):
         def feed(x: Tensor) -> Tensor:
             return self.feedforward.forward_packed(x, Rows.full(x)).y
 
-        for sublayer, norm in zip((attend, feed), self.norms, strict=True):
+        for sublayer, norm in zip((attend_memories, feed), self.norms, strict=True):
             x = x + self.dropout(sublayer(norm(x))) if self.pre else norm(x + self.dropout(sublayer(x)))
         return x
 
-    def sources(self, memory: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    def project_memory(self, memory: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [B, G, 1, D] of a memory [B, 1, E] at its places [B]."""
         source = self.attention.sources(self.norms[0](memory) if self.normed_memory else memory)
         return self._placed(source["k"], at), source["v"]
 
     def shares(self) -> Tensor:
         """Adaptive spans [H], as shares of the longest."""
+        assert self.spans is not None, "spans are learned where the config says adaptive_span"
         return self.spans.clamp(0, 1)
 
     def _read(self, x: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         q = self._placed(self.attention.split("q", x), mask.q0)
-        if self.spans is None:
+        if self.spans is None or self.span is None:
             return self.attention.attend(mask, q=q, **self.attention.repeated({"k": k, "v": v}))
         times = self.attention.shape.heads // k.shape[1]
         k, v = (part.repeat_interleave(times, 1) for part in (k, v))
@@ -170,8 +177,9 @@ class FeedbackBlock(nn.Module):
 
     def _placed(self, part: Tensor, at: Tensor) -> Tensor:
         scheme = self.attention.position
-        turns = scheme is not None and scheme.facts.kind == "rotation"
-        return scheme.rotate(part, at[:, None]) if turns else part
+        if scheme is None or scheme.facts.kind != "rotation":
+            return part
+        return scheme.rotate(part, at[:, None])
 
     def _map(self, x: Tensor, k: Tensor, mask: Mask) -> Tensor:
         """By values that are unit vectors, less what a position scheme adds to values of zero."""
@@ -213,8 +221,8 @@ class Feedback(Model):
         nn.init.normal_(self.embedding.weight, std=config.width**-0.5)
         kind = POSITIONS.find(parse(config.position).name).facts.kind
         shape = Shape.of(width=config.width, heads=config.heads, role="causal")
-        self.position = POSITIONS.build(config.position, shape) if kind == "input" else None
-        self.blocks = nn.ModuleList(
+        self.position: Position | None = POSITIONS.build(config.position, shape) if kind == "input" else None
+        self.blocks: ModuleListOf[FeedbackBlock] = ModuleListOf(
             FeedbackBlock(config, feedforward) for feedforward in over_layers(config.feedforward, config.layers)
         )
         first = self.blocks[0]
@@ -243,15 +251,15 @@ class Feedback(Model):
         packed, _ = pack_ids(tokens, keep)
         # nobody reads the state behind the last token, so that padding needs no care here
         x = self._read(packed, Rows.full(packed), self.start(len(packed)))[0]
-        if not self.training or not self.config.adaptive_span or not self.config.span_loss:
+        if not self.training or not self.config.adaptive_span or not self.config.span_loss or self.config.span is None:
             return Hidden(x, None)
-        spans = sum(block.shares().mean() for block in self.blocks) * self.config.span
+        spans = reduce(torch.add, [block.shares().mean() for block in self.blocks]) * self.config.span
         return Hidden(x, self.config.span_loss * spans, {"span": spans.detach() / len(self.blocks)})
 
     def maps(self, tokens: Tensor, *, keep: Tensor | None = None) -> list[Tensor]:
-        """How much of each memory reaches each token, [B, H, T, T] a layer."""
+        """How much of each memory reaches each token, [B, H, T, T] per layer."""
         packed, rows = pack_ids(tokens, keep)
-        steps = []
+        steps: list[Tensor] = []
         self._read(packed, Rows.full(packed), self.start(len(packed)), maps=steps)
         found = []
         for layer in range(self.config.layers):
@@ -263,9 +271,9 @@ class Feedback(Model):
         return found
 
     def start(self, batch: int, *, memory: None = None, capacity: int | None = None) -> FeedbackState:
-        """The state before the first token; it grows by a memory a token, so that `capacity` reserves nothing."""
+        """The state before the first token; it grows by one memory per token, so that `capacity` reserves nothing."""
         if memory is not None:
-            raise ValueError("a feedback model has no memory to read but its own: leave memory out")
+            raise ValueError("a feedback model reads only its own memories: call start without memory")
         weight, shape = self.output.weight, self.blocks[0].attention.shape
         empty = weight.new_zeros(batch, shape.kv_heads, 0, shape.head_width)
         kept = 1 if self.config.shared else self.config.layers
@@ -288,7 +296,7 @@ class Feedback(Model):
         # padding takes no room: no row has more memories than the longest
         progress = trim(state.progress)
         longest = progress.longest
-        parts = tuple(tuple(part[:, :, max(part.shape[2] - longest, 0) :] for part in pair) for pair in state.parts)
+        parts = tuple((_newest(keys, longest), _newest(values, longest)) for keys, values in state.parts)
         return unpack(logits, keep), FeedbackState(parts, progress)
 
     def _read(
@@ -311,15 +319,16 @@ class Feedback(Model):
             x = block(x, state.parts[0 if self.config.shared else index], mask, maps)
             levels.append(x)
         shares = torch.softmax(self.mixing, 0)
-        return x, sum(share * level for share, level in zip(shares, levels, strict=True))
+        return x, reduce(torch.add, (share * level for share, level in zip(shares, levels, strict=True)))
 
     @torch.no_grad()
     def _reach(self) -> int | None:
         """The memories that some head reads."""
-        if not self.config.adaptive_span:
+        if not self.config.adaptive_span or self.config.span is None:
             return self.config.span
         for block in self.blocks if self.training else ():
             # as the authors do behind every update: beyond these bounds no gradient would bring a span back
+            assert block.spans is not None, "spans are learned where the config says adaptive_span"
             block.spans.clamp_(0, 1)
         longest = max(block.shares().max().item() for block in self.blocks)
         return max(1, min(self.config.span, math.ceil(longest * self.config.span + self.config.span_ramp)))
@@ -328,12 +337,18 @@ class Feedback(Model):
         """The state with a memory more in the rows where the token was real."""
         blocks = self.blocks[:1] if self.config.shared else self.blocks
         parts = []
-        for block, pair in zip(blocks, state.parts, strict=True):
-            made = zip(pair, block.sources(memory, state.progress.length), strict=True)
-            parts.append(tuple(_append(old, new, real)[:, :, -(reach or 0) :] for old, new in made))
+        for block, (old_keys, old_values) in zip(blocks, state.parts, strict=True):
+            key, value = block.project_memory(memory, state.progress.length)
+            keys, values = _append(old_keys, key, real), _append(old_values, value, real)
+            parts.append((keys[:, :, -(reach or 0) :], values[:, :, -(reach or 0) :]))
         length, longest, uniform, _ = state.progress
         progress = Progress(length + (1 if real is None else real), longest + 1, uniform and real is None)
         return FeedbackState(tuple(parts), progress)
+
+
+def _newest(x: Tensor, longest: int) -> Tensor:
+    """The last `longest` of the memories [B, G, S, D]."""
+    return x[:, :, max(x.shape[2] - longest, 0) :]
 
 
 def _append(old: Tensor, new: Tensor, real: Tensor | None) -> Tensor:

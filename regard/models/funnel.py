@@ -15,9 +15,12 @@ from regard.core.options import Range
 from regard.core.rows import Memory, Rows, blank
 from regard.core.state import Out
 from regard.layers.position.base import Position
+from regard.models.block import Block, gather_auxiliary
 from regard.models.config import Norm
+from regard.models.modules import ModuleListOf
 from regard.models.pooling import POOLING, Answer, EncoderConfig
-from regard.models.transformer import Block, Stack, gather_auxiliary, link_layers, pack_ids, through
+from regard.models.stack import Stack, link_layers, through
+from regard.models.transformer import pack_ids
 from regard.spec import Spec, over_layers
 
 
@@ -89,12 +92,12 @@ class Funnel(Model):
         self.first = Stack(layer, config.vocabulary, first, specs[:first], None, feeds[:first])
         # pre-norm layers are followed by one norm, behind the last of them
         self.first.norm = nn.Identity()
-        self.blocks = nn.ModuleList()
+        self.blocks: ModuleListOf[ModuleListOf[Block]] = ModuleListOf()
         for count in others:
             done = first + sum(len(block) for block in self.blocks)
             self.blocks.append(self._block(specs[done : done + count], feeds[done : done + count]))
             self._place(self.blocks[-1], len(self.blocks))
-        self.decoder = nn.ModuleList()
+        self.decoder: ModuleListOf[Block] = ModuleListOf()
         if config.classes is None and config.decoder_layers:
             self.decoder.extend(Block(layer, spec, None) for spec in over_layers(specs[:1], config.decoder_layers))
             link_layers(self.decoder)
@@ -133,13 +136,13 @@ class Funnel(Model):
             outs.append(out)
         return outs, rows, short
 
-    def _block(self, specs: list[Spec], feeds: list[Spec]) -> nn.ModuleList:
-        layer, entry = self.config.layer(), (specs[0], None)
+    def _block(self, specs: list[Spec], feeds: list[Spec]) -> "ModuleListOf[Block]":
+        layer = self.config.layer()
+        pairs: list[tuple[Spec | None, str | None]] = [(spec, None) for spec in specs]
         if self.config.queries_only:
-            entry = (None, self.config.cross_attention)
-        pairs = [entry, *((spec, None) for spec in specs[1:])]
+            pairs[0] = (None, self.config.cross_attention)
         pace = 2 if self.config.places == "tokens" else None
-        block = nn.ModuleList(
+        block: ModuleListOf[Block] = ModuleListOf(
             Block(layer, *pair, feedforward=feed, pace=pace) for pair, feed in zip(pairs, feeds, strict=True)
         )
         link_layers(block)
@@ -154,7 +157,7 @@ class Funnel(Model):
                 # with pooled queries a step is that of the keys, which are of the block before
                 part.step, part.apart = 2**index // part.pace, self.config.apart
 
-    def _shorten(self, block: nn.ModuleList, x: Tensor, rows: Rows) -> tuple[Out, Rows]:
+    def _shorten(self, block: "ModuleListOf[Block]", x: Tensor, rows: Rows) -> tuple[Out, Rows]:
         """What a block makes of rows that it halves, and the rows."""
         pooled, short = halve(x, rows, self.config.apart)
         memory = None

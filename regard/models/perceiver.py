@@ -20,19 +20,12 @@ from regard.core.state import Out, Progress, check_rows, take_rows
 from regard.kernels.dropout import Dropout
 from regard.layers.attention.base import Attention
 from regard.layers.attention.cached import Cached, CacheState, append_to_cache
+from regard.models.block import Block, BlockState, gather_auxiliary, gathered
 from regard.models.config import ModelConfig, Norm, Specs, check_config
+from regard.models.modules import ModuleListOf
 from regard.models.pooling import Answer, EncoderConfig
-from regard.models.transformer import (
-    Block,
-    BlockState,
-    Stack,
-    gather_auxiliary,
-    gathered,
-    link_layers,
-    look_up,
-    pack_ids,
-    through,
-)
+from regard.models.stack import Stack, link_layers, look_up, through
+from regard.models.transformer import pack_ids
 from regard.spec import POSITIONS, over_layers, parse
 
 
@@ -88,7 +81,7 @@ class Reader(nn.Module):
 class Perceiver(Model):
     """Jaegle et al. 2021 (Perceiver, arXiv 2103.03206) and 2022 (Perceiver IO, arXiv 2107.14795).
 
-    M latents z, learnt, read the input x once or, with reads="each", before every block; a block is `layers` of
+    M learned latents z read the input x once or, with reads="each", before every block; a block is `layers` of
     self-attention among the latents, and all blocks are the same one. A second reading has weights of its own, which
     all later ones share. In the papers' pre-norm form, with Z = LN(z) and X = LN(x),
 
@@ -119,12 +112,12 @@ class Perceiver(Model):
         self.latents = nn.Parameter(torch.empty(config.latents, wide).normal_(std=0.02))
         reading = config.layer(width=wide, heads=heads, kv_heads=None)
         again = config.reads == "each" and config.blocks > 1
-        self.readers = nn.ModuleList(
+        self.readers: ModuleListOf[Reader] = ModuleListOf(
             Reader(reading, config.cross_attention, config.width) for _ in range(2 if again else 1)
         )
         layer = config.layer(width=wide, position="none")
         specs = (over_layers(part, config.layers) for part in (config.attention, config.feedforward))
-        self.blocks = nn.ModuleList(
+        self.blocks: ModuleListOf[Block] = ModuleListOf(
             Block(layer, spec, None, feedforward=feed) for spec, feed in zip(*specs, strict=True)
         )
         link_layers(self.blocks)
@@ -219,7 +212,7 @@ class PerceiverARState(NamedTuple):
 
     def select(self, rows: Tensor) -> "PerceiverARState":
         check_rows(rows, self)
-        blocks = tuple(BlockState(take_rows(own, rows), None) for own, _ in self.blocks)
+        blocks = tuple(BlockState(take_rows(kept, rows), None) for kept, _ in self.blocks)
         prefix, progress = take_rows(self.prefix, rows), take_rows(self.progress, rows)
         return self._replace(blocks=blocks, prefix=prefix, progress=progress)
 
@@ -294,8 +287,8 @@ class PerceiverAR(Model):
             if least < 0:
                 raise ValueError(f"prefix must not be negative, got {least}")
         blocks = []
-        for block in self.stack.blocks:
-            made = block.attention.initial_state(batch, capacity=capacity, dtype=weight.dtype, device=weight.device)
+        for layer in self.stack.self_attentions():
+            made = layer.initial_state(batch, capacity=capacity, dtype=weight.dtype, device=weight.device)
             blocks.append(BlockState(made.state, None))
         return PerceiverARState(tuple(blocks), prefix, fixed, True, Progress.initial(batch, weight.device))
 
@@ -315,29 +308,33 @@ class PerceiverAR(Model):
     def _read(self, ids: Tensor, rows: Rows, state: PerceiverARState, whole: bool) -> tuple[Out, PerceiverARState]:
         """Ids that are real from the left -> what predicts, [B, T, E] in their places, with the auxiliary losses, and
         the next state. Of a whole sequence only the prefix goes by way of the state, and the next one is of no use."""
-        if state.prefix is None:
+        starts = state.prefix
+        if starts is None:
             fixed = None if rows.uniform_start is None else max(0, rows.T - self.config.latents)
-            state = state._replace(prefix=(rows.count - self.config.latents).clamp(min=0), fixed=fixed)
+            starts = (rows.count - self.config.latents).clamp(min=0)
+            state = state._replace(prefix=starts, fixed=fixed)
         rows = state.progress.place(rows if state.fixed is not None else rows._replace(uniform_start=None))
         even = rows.uniform_start is not None
         after = state._replace(progress=state.progress.advance(rows))
-        prefix, latents = _part(rows, state)
+        prefix, latents = _part(rows, starts, state.fixed, state.waiting)
         if not even and state.waiting:
-            after = after._replace(waiting=bool((after.progress.length < state.prefix).any()))
+            after = after._replace(waiting=bool((after.progress.length < starts).any()))
         x = self.stack.embed(ids, rows)
         first, *others = self.stack.blocks
         own, rest = state.blocks[0], state.blocks[1:]
         if prefix.T:
             read = x[:, : prefix.T]
             read = first.norms[0](read) if first.pre else read
-            own = BlockState(_absorb(first.attention, read, prefix, own.own), None)
+            own = BlockState(_absorb(self.stack.self_attentions()[0], read, prefix, own.attention), None)
         if not latents.T:
             return Out(torch.zeros_like(x)), after._replace(blocks=(own, *rest))
         steps = torch.arange(rows.T, device=x.device)
         y = x[:, prefix.T :] if even else _gather(x, prefix.count[:, None] + steps[: latents.T])
         read = first(y, latents, state=None if whole and not prefix.T else own)
-        at = None if latents.uniform_start is None else latents.uniform_start - state.fixed
-        among = latents._replace(start=(latents.start - state.prefix).clamp(min=0), uniform_start=at)
+        at = None
+        if latents.uniform_start is not None and state.fixed is not None:
+            at = latents.uniform_start - state.fixed
+        among = latents._replace(start=(latents.start - starts).clamp(min=0), uniform_start=at)
         out = through(others, read.y, among, states=None if whole else rest)
         y = self.stack.norm(out.y)
         if even:
@@ -348,17 +345,17 @@ class PerceiverAR(Model):
         return Out(y, None, None, loss, statistics), after._replace(blocks=(read.state, *out.state))
 
 
-def _part(rows: Rows, state: PerceiverARState) -> tuple[Rows, Rows]:
-    """The tokens of a call that belong to the prefix, and those behind it."""
-    if rows.uniform_start is not None:
-        P = min(max(state.fixed - rows.uniform_start, 0), rows.T)
+def _part(rows: Rows, prefix: Tensor, fixed: int | None, waiting: bool) -> tuple[Rows, Rows]:
+    """The tokens of a call that belong to the prefix, and those behind it; see `PerceiverARState`."""
+    if rows.uniform_start is not None and fixed is not None:
+        P = min(max(fixed - rows.uniform_start, 0), rows.T)
         skip, T = torch.full_like(rows.count, P), rows.T - P
         return Rows(rows.start, skip, P, rows.uniform_start), Rows(
             rows.start + P, rows.count - P, T, rows.uniform_start + P
         )
-    if not state.waiting:
+    if not waiting:
         return rows._replace(count=torch.zeros_like(rows.count), T=0), rows
-    skip = torch.minimum((state.prefix - rows.start).clamp(min=0), rows.count)
+    skip = torch.minimum((prefix - rows.start).clamp(min=0), rows.count)
     P, T = torch.stack([skip.max(), (rows.count - skip).max()]).tolist()
     return Rows(rows.start, skip, P, None), Rows(rows.start + skip, rows.count - skip, T, None)
 

@@ -14,8 +14,11 @@ from regard.core.model import Hidden, Model, Prediction
 from regard.core.options import Range
 from regard.core.rows import Memory, Rows, blank, pack_memory, unpack
 from regard.core.state import Out
+from regard.models.block import Block, gather_auxiliary
 from regard.models.config import ModelConfig, Norm, Specs, check_config
-from regard.models.transformer import Block, Transformer, gather_auxiliary, link_layers, pack_ids, through
+from regard.models.modules import ModuleListOf
+from regard.models.stack import link_layers, through
+from regard.models.transformer import Transformer, pack_ids
 
 How = Literal["pma", "mean", "root", "max", "mean_max", "first", "last"]
 POOLING = (
@@ -62,11 +65,12 @@ class EncoderConfig:
         if self.pooling != "pma" and (self.seeds > 1 or self.seed_layers):
             raise ValueError(f"seeds and seed_layers are for pooling 'pma', got pooling {self.pooling!r}")
 
-    def layer(self, **changes: int | str) -> ModelConfig:
+    def layer(self, **changes: Any) -> ModelConfig:
         """What a Block reads, perhaps of another width."""
         shared = {field.name for field in fields(ModelConfig)} - {"kind", "layers", "decoder_layers", "cross_attention"}
         own = {field.name: getattr(self, field.name) for field in fields(self) if field.name in shared}
-        return ModelConfig(**({"kind": "encoder"} | own | changes))
+        values: dict[str, Any] = {"kind": "encoder"} | own | changes
+        return ModelConfig(**values)
 
 
 class Pooling(nn.Module):
@@ -107,7 +111,7 @@ class Pooling(nn.Module):
         if seeds < 1:
             raise ValueError(f"seeds must be at least 1, got {seeds}")
         self.how, self.seeds = how, 2 if how == "mean_max" else seeds
-        self.blocks = nn.ModuleList()
+        self.blocks: ModuleListOf[Block] = ModuleListOf()
         if how == "pma":
             self.seed = nn.Parameter(nn.init.xavier_uniform_(torch.empty(seeds, config.width)))
             self.feed = nn.Linear(config.width, config.width)
@@ -140,9 +144,9 @@ class Pooling(nn.Module):
             return Out(x.new_zeros(len(x), self.seeds, x.shape[2]))
         if self.how == "first":
             return Out(x[:, :1] if count is None else blank(x[:, :1], count[:, None] > 0))
-        if self.how == "last" and count is None:
-            return Out(x[:, -1:])
         if self.how == "last":
+            if count is None:
+                return Out(x[:, -1:])
             at = (count - 1).clamp(min=0)[:, None, None].expand(-1, 1, x.shape[2])
             return Out(blank(x.gather(1, at), count[:, None] > 0))
         parts = {"mean_max": ("mean", "max")}.get(self.how, (self.how,))
@@ -166,7 +170,7 @@ class Answer(nn.Module):
 
     def __init__(self, config: EncoderConfig, embedding: nn.Embedding, width: int):
         super().__init__()
-        self.pooling = None
+        self.pooling: Pooling | None = None
         if config.classes is None:
             self.output = nn.Linear(width, config.vocabulary, bias=False)
             if config.tied:
@@ -180,6 +184,8 @@ class Answer(nn.Module):
 
     def forward(self, memory: Memory) -> tuple[Tensor, Out]:
         """Rows that are real from the left -> [B, classes], and what the pooling has to say besides."""
+        if self.pooling is None:
+            raise ValueError("this model predicts tokens and no classes: build it with classes")
         pooled = self.pooling.forward_packed(memory)
         return self.output(self.norm(pooled.y).flatten(1)), pooled
 
@@ -234,7 +240,7 @@ class Classifier(Model):
         self.config: ClassifierConfig = config
         kind = "decoder" if config.causal else "encoder"
         body = Transformer(config.body or config.layer(kind=kind, layers=config.layers))
-        self.stack = body.encoder or body.decoder
+        self.stack = body.last_stack
         self.answer = Answer(config, self.stack.embedding, config.width)
 
     def forward(self, tokens: Tensor, *, keep: Tensor | None = None) -> Prediction:

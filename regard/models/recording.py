@@ -5,7 +5,7 @@ from typing import Any, Literal, Protocol
 
 from torch import nn
 
-Place = Literal["own", "cross", "none"]
+Place = Literal["self", "cross", "none"]
 
 
 class Recorder(Protocol):
@@ -15,13 +15,14 @@ class Recorder(Protocol):
     def __call__(self, layer: nn.Module, *arguments: Any, **options: Any) -> Any: ...
 
 
-def take_map(layer: nn.Module, *arguments: Any, **options: Any) -> Any:
+def take_map(layer: Any, *arguments: Any, **options: Any) -> Any:
+    """The map of a layer: of attention, or of an aligner."""
     return layer.map(*arguments, **options)
 
 
 @dataclass
 class Recording:
-    """What a pass collects, layer by layer: of the attention to the own sequence, or to the memory; of no layer, for
+    """What a pass collects, layer by layer: of self-attention, or of the attention to the memory; of no layer, for
     what stands behind them all."""
 
     place: Place

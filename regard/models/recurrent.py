@@ -5,6 +5,7 @@ here too: ids are moved to the left, and the recurrence of a row ends with its l
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -17,9 +18,11 @@ from regard.core.options import Range
 from regard.core.rows import Memory, Rows, unpack
 from regard.core.shape import Shape
 from regard.core.state import check_rows, take_rows
+from regard.layers.attention.base import Attention
 from regard.models.config import check_config
 from regard.models.recording import Recorder, take_map
-from regard.models.transformer import check_rows_match, look_up, pack_ids
+from regard.models.stack import look_up
+from regard.models.transformer import check_rows_match, pack_ids
 from regard.spec import ATTENTION
 
 
@@ -63,20 +66,20 @@ class Encoding(NamedTuple):
     """A `Memory`, and the state in which the encoder left each layer: h, and for an LSTM c."""
 
     x: Tensor  # [B, S, E], the real tokens of each row on the left
-    count: Tensor | None  # [B]
+    lengths: Tensor | None  # [B]
     last: tuple[Tensor, ...]  # [B, layers, hidden]
 
     @property
     def memory(self) -> Memory:
         """What cross-attention reads."""
-        return Memory(self.x, self.count)
+        return Memory(self.x, self.lengths)
 
 
 class RecurrentState(NamedTuple):
     """What the decoder keeps. `select` copies rows of it all; `reorder` only those of the tokens, for beams over one
     memory."""
 
-    own: tuple[Tensor, ...]  # h, and for an LSTM c: [B, layers, hidden]
+    hidden: tuple[Tensor, ...]  # h, and for an LSTM c: [B, layers, hidden]
     fed: Tensor | None  # [B, width], what predicted the last token
     cross: Any
 
@@ -84,8 +87,8 @@ class RecurrentState(NamedTuple):
         return self.reorder(rows)._replace(cross=take_rows(self.cross, rows))
 
     def reorder(self, rows: Tensor) -> "RecurrentState":
-        check_rows(rows, self.own[0])
-        return self._replace(own=take_rows(self.own, rows), fed=take_rows(self.fed, rows))
+        check_rows(rows, self.hidden[0])
+        return self._replace(hidden=take_rows(self.hidden, rows), fed=take_rows(self.fed, rows))
 
 
 class Recurrent(Model):
@@ -112,11 +115,12 @@ class Recurrent(Model):
         self.encoder = cell(width, hidden // 2, bidirectional=True, **options)
         self.feeds = config.input_feeding and config.attention is not None
         self.decoder = cell(2 * width if self.feeds else width, hidden, **options)
-        self.cross = None
+        self.cross: Attention | None = None
         if config.attention is not None:
             shape = Shape.of(width=hidden, heads=config.heads, role="cross")
-            self.cross = ATTENTION.build(config.attention, shape)
-            self.cross.link_layers(None, False, False)
+            cross: Attention = ATTENTION.build(config.attention, shape)
+            cross.link_layers(None, False, False)
+            self.cross = cross
         self.mix = nn.Linear(hidden if self.cross is None else 2 * hidden, width)
         self.output = nn.Linear(width, self.target_embedding.num_embeddings, bias=False)
         if config.tied:
@@ -154,8 +158,9 @@ class Recurrent(Model):
         memory, states, _ = self._read(source, target, keep, target_keep)
         found = recorder(self.cross, states, memory=memory.memory)
         found = found if target_keep is None else unpack(found, target_keep[:, None], dim=2)
-        padded = keep is not None and self.cross.facts.columns == "tokens"
-        return [unpack(found, keep[:, None, None], dim=3) if padded else found]
+        if keep is not None and self.cross.facts.columns == "tokens":
+            found = unpack(found, keep[:, None, None], dim=3)
+        return [found]
 
     def encode(self, source: Tensor, *, keep: Tensor | None = None) -> Encoding:
         """The encoder's last layer with the real tokens of each row on the left, and its last states."""
@@ -172,13 +177,13 @@ class Recurrent(Model):
         rows = len(memory.x)
         if batch < 1 or batch % rows:
             raise ValueError(f"a memory of {rows} rows serves a multiple of {rows} rows, got batch {batch}")
-        own = tuple(part.repeat_interleave(batch // rows, 0) for part in memory.last)
+        hidden = tuple(part.repeat_interleave(batch // rows, 0) for part in memory.last)
         fed = memory.x.new_zeros(batch, self.config.width) if self.feeds else None
         cross = None
         if self.cross is not None:
             options = {"dtype": memory.x.dtype, "device": memory.x.device}
             cross = self.cross.initial_state(rows, memory=memory.memory, **options).state
-        return RecurrentState(own, fed, cross)
+        return RecurrentState(hidden, fed, cross)
 
     def extend(
         self, tokens: Tensor, state: RecurrentState, *, keep: Tensor | None = None
@@ -187,8 +192,9 @@ class Recurrent(Model):
         packed, rows = pack_ids(tokens, keep)
         if not isinstance(state, RecurrentState):
             raise ValueError(f"expected the state of this model, from start() or extend(), got {type(state).__name__}")
-        if len(tokens) != len(state.own[0]):
-            raise ValueError(f"tokens have {len(tokens)} rows and the state {len(state.own[0])}: select rows to match")
+        batch = len(state.hidden[0])
+        if len(tokens) != batch:
+            raise ValueError(f"tokens have {len(tokens)} rows and the state {batch}: select rows to match")
         _, vectors, state = self._decode(packed, state, None if keep is None else rows.count)
         return self._predict(vectors, keep), state
 
@@ -216,18 +222,18 @@ class Recurrent(Model):
         """States [B, n, hidden], vectors that predict [B, n, width], and the state after `count` tokens of each row
         (None: after all)."""
         x = self._embed(self.target_embedding, ids)
-        if self.feeds:
-            return self._decode_fed(x, state, count)
-        states, own = _recur(self.decoder, x, count, state.own)
-        return states, self._attend(states, state.cross, None), state._replace(own=own)
+        if state.fed is not None:
+            return self._decode_fed(x, state, state.fed, count)
+        states, hidden = _recur(self.decoder, x, count, state.hidden)
+        return states, self._attend(states, state.cross, None), state._replace(hidden=hidden)
 
     def _decode_fed(
-        self, x: Tensor, state: RecurrentState, count: Tensor | None
+        self, x: Tensor, state: RecurrentState, fed: Tensor, count: Tensor | None
     ) -> tuple[Tensor, Tensor, RecurrentState]:
-        """One step a token, since each needs the vector of the one before."""
-        layers = list(zip(*(part.unbind(1) for part in state.own), strict=True))  # of each: h, and for an LSTM c
-        fed, states, vectors = state.fed, [], []
-        real = [None] * x.shape[1]
+        """One step per token, since each needs the vector of the one before."""
+        layers = list(zip(*(part.unbind(1) for part in state.hidden), strict=True))  # of each: h, and for an LSTM c
+        states, vectors = [], []
+        real: Sequence[Tensor | None] = [None] * x.shape[1]
         if count is not None:
             real = (torch.arange(x.shape[1], device=x.device)[:, None] < count).unsqueeze(-1).unbind(0)
         memories = len(state.cross.count)
@@ -243,8 +249,8 @@ class Recurrent(Model):
             else:
                 layers = [_choose(is_real, new, old) for new, old in zip(after, layers, strict=True)]
                 fed = torch.where(is_real, vector, fed)
-        own = tuple(torch.stack(parts, 1) for parts in zip(*layers, strict=True))
-        return torch.stack(states, 1), torch.stack(vectors, 1), state._replace(own=own, fed=fed)
+        hidden = tuple(torch.stack(parts, 1) for parts in zip(*layers, strict=True))
+        return torch.stack(states, 1), torch.stack(vectors, 1), state._replace(hidden=hidden, fed=fed)
 
     def _step(self, x: Tensor, layers: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
         """One token [B, 2 width] through the layers of the decoder, with the weights that `nn.LSTM` or `nn.GRU` holds.

@@ -1,14 +1,16 @@
-"""Residual layers that are undone on the way back, so that no activation of theirs is kept."""
+"""Residual layers that are undone in the backward pass, so that no activation of theirs is kept."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from regard.core.state import Out
+from regard.kernels.autograd import Function
 
 Sublayer = Callable[[Tensor, Tensor | None], Out]
 Sublayers = list[list[Sublayer]]
@@ -60,7 +62,7 @@ class Coupled(Function):
 
     @staticmethod
     def forward(
-        ctx,
+        ctx: Any,
         layers: Sequence[nn.Module],
         sublayers: Callable[[Tensor | None], Sublayers],
         passed: Callable[[Tensor, Tensor, Out], None],
@@ -70,8 +72,11 @@ class Coupled(Function):
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         a = b = x
-        streams, losses, ctx.reruns = [], [], []
+        streams: list[Tensor | None] = []
+        losses: list[Tensor] = []
+        ctx.reruns = []
         for layer, parts in zip(layers, sublayers(memory), strict=True):
+            outs = []
             for part in parts:
                 rerun = Rerun(layer, x.device)
                 streams.append(stream)
@@ -79,42 +84,45 @@ class Coupled(Function):
                 ctx.reruns.append(rerun.trim())
                 a, b, stream = b, a + out.y, out.stream
                 losses += [] if out.auxiliary_loss is None else [out.auxiliary_loss]
-            passed(a, b, out)
+                outs.append(out._replace(y=x.new_empty(0)))
+            passed(a, b, outs[-1])
         ctx.layers, ctx.sublayers, ctx.parameters = layers, sublayers, parameters
         ctx.autocast = torch.is_autocast_enabled(x.device.type), torch.get_autocast_dtype(x.device.type)
         ctx.save_for_backward(a, b, memory, *streams)
-        return a, b, stream, sum(losses) if losses else None
+        return a, b, stream, reduce(torch.add, losses) if losses else None
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_a, grad_b, grad_stream, grad_loss):
+    def backward(
+        ctx: Any, grad_a: Tensor, grad_b: Tensor, grad_stream: Tensor | None, grad_loss: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         a, b, memory, *streams = ctx.saved_tensors
         memory, grad_memory = _leaf(memory), None
         place = {id(parameter): index for index, parameter in enumerate(ctx.parameters)}
         grads: list[Tensor | None] = [None] * len(place)
         enabled, dtype = ctx.autocast
         for layer, parts in reversed(list(zip(ctx.layers, ctx.sublayers(memory), strict=True))):
-            own = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+            learned = [parameter for parameter in layer.parameters() if parameter.requires_grad]
             for part in reversed(parts):
-                read, stream = _leaf(a), _leaf(streams.pop())
+                read, stream = a.detach().requires_grad_(), _leaf(streams.pop())
                 with ctx.reruns.pop().again():
                     with torch.enable_grad(), torch.autocast(a.device.type, dtype, enabled):
                         out = part(read, stream)
-                    given = [(out.y, grad_b), (out.stream, grad_stream), (out.auxiliary_loss, grad_loss)]
-                    given = [pair for pair in given if pair[0] is not None and pair[0].requires_grad]
+                    pairs = [(out.y, grad_b), (out.stream, grad_stream), (out.auxiliary_loss, grad_loss)]
+                    made = [(x, grad) for x, grad in pairs if x is not None and x.requires_grad]
                     leaves = [leaf for leaf in (stream, memory) if leaf is not None]
                     found = torch.autograd.grad(
-                        [made for made, _ in given],
-                        [read, *leaves, *own],
-                        [grad for _, grad in given],
+                        [x for x, _ in made],
+                        [read, *leaves, *learned],
+                        [grad for _, grad in made],
                         allow_unused=True,
                     )
                 a, b = b - out.y.detach(), a
-                grad_a, grad_b = grad_b, _sum(grad_a, found[0])
+                grad_a, grad_b = grad_b, grad_a if found[0] is None else grad_a + found[0]
                 beside = iter(found[1 : 1 + len(leaves)])
                 grad_stream = None if stream is None else next(beside)
                 grad_memory = grad_memory if memory is None else _sum(grad_memory, next(beside))
-                for parameter, grad in zip(own, found[1 + len(leaves) :], strict=True):
+                for parameter, grad in zip(learned, found[1 + len(leaves) :], strict=True):
                     index = place[id(parameter)]
                     grads[index] = _sum(grads[index], grad)
         return None, None, None, grad_a + grad_b, grad_stream, grad_memory, *grads

@@ -16,8 +16,11 @@ from regard.core.options import Range
 from regard.core.rows import Memory, Rows, unpack
 from regard.core.state import Out
 from regard.kernels.dropout import Dropout
+from regard.models.block import Block, gather_auxiliary
+from regard.models.modules import ModuleListOf
 from regard.models.pooling import Answer, EncoderConfig
-from regard.models.transformer import Block, Stack, gather_auxiliary, link_layers, pack_ids, through
+from regard.models.stack import Stack, link_layers, through
+from regard.models.transformer import pack_ids
 from regard.spec import over_layers
 
 
@@ -92,7 +95,7 @@ class Learner(nn.Module):
         return self.map(x, rows).to(x.dtype) @ x
 
     def map(self, x: Tensor, rows: Rows) -> Tensor:
-        """How much of each token goes into each learnt one, [B, S, T]."""
+        """How much of each token goes into each learned one, [B, S, T]."""
         real = rows.real()
         return masked_softmax(self.scores(x).mT, None if real is None else real[:, None])
 
@@ -103,6 +106,7 @@ class GridLearner(nn.Module):
 
     def __init__(self, config: TokenLearnerConfig):
         super().__init__()
+        assert config.grid is not None, "version 1.0 needs a grid"
         self.grid = config.grid
         self.norm = nn.LayerNorm(config.width)
         widths = [config.width, *[config.tokens] * 3]
@@ -127,7 +131,7 @@ class GridLearner(nn.Module):
 
 
 class Fuser(nn.Module):
-    """y_t = sum_s sigmoid(MLP(LN(x)))_ts u_s, u = LN(W LN(z)) with W [S, S] across the learnt tokens, zero at first."""
+    """y_t = sum_s sigmoid(MLP(LN(x)))_ts u_s, u = LN(W LN(z)) with W [S, S] across the S tokens, zero at first."""
 
     def __init__(self, config: TokenLearnerConfig):
         super().__init__()
@@ -172,16 +176,17 @@ class TokenLearner(Model):
         # pre-norm layers are followed by one norm, behind the last of them
         self.first.norm = nn.Identity()
         unplaced = config.layer(position="none")
-        self.blocks = nn.ModuleList(
+        self.blocks: ModuleListOf[Block] = ModuleListOf(
             Block(unplaced, spec, None, feedforward=feed)
             for spec, feed in zip(specs[before:], feeds[before:], strict=True)
         )
         link_layers(self.blocks)
         learner = Learner if config.version == "1.1" else GridLearner
-        self.learner = self.fuser = None
+        self.learner: Learner | GridLearner | None = None
+        self.fuser: Fuser | None = None
         if config.fuses == "layers":
-            self.learners = nn.ModuleList(learner(config) for _ in self.blocks)
-            self.fusers = nn.ModuleList(Fuser(config) for _ in self.blocks)
+            self.learners: ModuleListOf[Learner | GridLearner] = ModuleListOf(learner(config) for _ in self.blocks)
+            self.fusers: ModuleListOf[Fuser] = ModuleListOf(Fuser(config) for _ in self.blocks)
         else:
             self.learner = learner(config)
             self.fuser = Fuser(config) if config.classes is None else None
@@ -209,15 +214,15 @@ class TokenLearner(Model):
         return Hidden(y, *gather_auxiliary(outs))
 
     def _read(self, tokens: Tensor, keep: Tensor | None) -> tuple[Tensor, dict[str, Out], Tensor | None]:
-        """What all layers make of the tokens, what they have to say besides, and how many vectors of a row are real."""
+        """What all layers make of the tokens, the auxiliary outputs, and how many vectors of a row are real."""
         packed, rows = pack_ids(tokens, keep)
         first = self.first(packed, rows)
         y, out, count = self._learned(first.y, rows)
         return self.norm(y), {"first": first, "learned": out}, count
 
     def _learned(self, x: Tensor, rows: Rows) -> tuple[Tensor, Out, Tensor | None]:
-        """What the layers from the learner on make of x, what they have to say besides, and how many tokens of a row
-        are real where it has its length again."""
+        """What the layers from the learner on make of x, the auxiliary outputs of the layers, and how many tokens of
+        a row are real where it has its length again."""
         if self.learner is not None:
             z = self.learner(x, rows)
             out = through(self.blocks, z, Rows.full(z))

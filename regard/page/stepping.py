@@ -13,7 +13,7 @@ from regard.core.rows import Rows
 from regard.layers.attention.base import Attention
 from regard.layers.attention.projected import Projected
 from regard.layers.attention.softmax import Softmax
-from regard.models.transformer import Stack
+from regard.models.stack import Stack
 from regard.page import maps
 from regard.page.maps import LayerCall
 from regard.page.subjects import Reading, Subject

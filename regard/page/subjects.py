@@ -113,7 +113,7 @@ class Subject:
             if isinstance(self.model, HasMaps):
                 self.model.maps(*ids, **places, recorder=recorder)
             elif isinstance(self.model, Classifier) and self.model.stack is not None:
-                self.model.stack(ids[0], Rows.full(ids[0]), maps=Recording("own", recorder))
+                self.model.stack(ids[0], Rows.full(ids[0]), maps=Recording("self", recorder))
 
         calls = record_calls(read, most)
         _check_finite(calls)

@@ -18,7 +18,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.kernels.packed import pack_linears
 from regard.models.registry import PLUGINS as MODEL_PLUGINS
 from regard.models.registry import packages_of
-from regard.models.transformer import Stack
+from regard.models.stack import Stack
 from regard.plugins import PluginWarning
 from regard.spec import REGISTRIES
 from regard.tasks import PLUGINS as TASK_PLUGINS

@@ -10,7 +10,8 @@ from regard.data.generated import pairs
 from regard.data.placeholders import Marked, copies, encode, mark, mark_pair, mark_target, reserve, words
 from regard.data.tokenizer import SPECIAL, Tokenizer
 from regard.decoding import DecodingConfig, decode
-from regard.models.transformer import ModelConfig, Transformer
+from regard.models.config import ModelConfig
+from regard.models.transformer import Transformer
 
 TEXTS = [
     "Visit https://example.com today.",

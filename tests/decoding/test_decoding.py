@@ -16,7 +16,8 @@ from regard.decoding import DecodingConfig, decode, generate
 from regard.decoding.base import highest, log_probabilities
 from regard.decoding.beam import beam
 from regard.decoding.greedy import draw
-from regard.models.transformer import ModelConfig, Transformer
+from regard.models.config import ModelConfig
+from regard.models.transformer import Transformer
 from regard.spec import ATTENTION
 
 BOS, EOS, FORBIDDEN = 2, 3, (0, 2)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from regard.models.transformer import Block
+from regard.models.block import Block
 
 VOCABULARY = 50
 KEEP = torch.tensor(

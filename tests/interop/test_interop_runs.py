@@ -25,8 +25,8 @@ from regard.decoding import DecodingConfig
 from regard.interop import huggingface, llama2c, matching, vocabularies
 from regard.interop.runs import export_run, import_model
 from regard.interop.runs import published as published_tokenizer
+from regard.models.config import ModelConfig
 from regard.models.registry import presets
-from regard.models.transformer import ModelConfig
 from regard.tasks.language import LanguageModel
 from regard.tasks.load import load
 from regard.tasks.masked import Embedder, MaskedModel

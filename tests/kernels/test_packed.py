@@ -8,7 +8,8 @@ from torch.testing import assert_close
 
 from regard.kernels.dropout import Dropout
 from regard.kernels.packed import Packed, pack_linears
-from regard.models.transformer import ModelConfig, Transformer
+from regard.models.config import ModelConfig
+from regard.models.transformer import Transformer
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
 

@@ -317,7 +317,7 @@ def test_refusals():
     model = build()
     with pytest.raises(ValueError, match="tokens have 2 rows and the state 3"):
         model.extend(ids(B=2), model.start(3))
-    with pytest.raises(ValueError, match="no memory to read"):
+    with pytest.raises(ValueError, match="reads only its own memories"):
         model.start(3, memory=torch.zeros(3, 5, 16))
 
 

@@ -22,8 +22,9 @@ from torch.testing import assert_close
 import regard
 from regard.core.rows import Memory, Rows
 from regard.decoding import DecodingConfig, generate
+from regard.models.config import ModelConfig
 from regard.models.perceiver import Perceiver, PerceiverAR, PerceiverARConfig, PerceiverConfig
-from regard.models.transformer import ModelConfig, Transformer
+from regard.models.transformer import Transformer
 from regard.spec import ATTENTION
 
 SPECS = [ATTENTION.find(name).examples[0] for name in ATTENTION.names()]

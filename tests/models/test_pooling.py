@@ -10,8 +10,10 @@ from torch.testing import assert_close
 
 import regard
 from regard.core.rows import Memory, Rows
+from regard.models.config import ModelConfig
 from regard.models.pooling import Classifier, ClassifierConfig, Pooling
-from regard.models.transformer import ModelConfig, Transformer, through
+from regard.models.stack import through
+from regard.models.transformer import Transformer
 from regard.spec import ATTENTION
 
 WIDTH = 16

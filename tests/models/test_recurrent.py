@@ -137,7 +137,7 @@ def test_a_padded_token_leaves_the_state_alone(cell, kind):
 
 def leaves(state) -> list[Tensor]:
     """The decoder's own part."""
-    return [*state.own, *([] if state.fed is None else [state.fed])]
+    return [*state.hidden, *([] if state.fed is None else [state.fed])]
 
 
 def test_a_source_without_tokens():
@@ -419,7 +419,7 @@ def test_dropout_between_the_layers_of_the_decoder(kind):
     memory = model.eval().encode(ids())
     model.train()
     model._embed = lambda embedding, tokens: embedding(tokens)
-    ends = [model.extend(ids(T=1, seed=2), model.start(3, memory=memory))[1].own[0] for _ in range(2)]
+    ends = [model.extend(ids(T=1, seed=2), model.start(3, memory=memory))[1].hidden[0] for _ in range(2)]
     assert torch.equal(ends[0][:, 0], ends[1][:, 0])
     assert not torch.allclose(ends[0][:, 1], ends[1][:, 1])
 

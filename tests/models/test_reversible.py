@@ -12,8 +12,10 @@ import regard
 from regard import models
 from regard.core.rows import Memory, Rows
 from regard.interop import ctranslate2, matching
+from regard.models.config import ModelConfig
 from regard.models.reversible import Coupled
-from regard.models.transformer import ModelConfig, Transformer, through_pair
+from regard.models.stack import through_pair
+from regard.models.transformer import Transformer
 from regard.spec import ATTENTION, FEEDFORWARD
 from regard.tasks.classify import ClassifierOptions
 from regard.tasks.language import LanguageOptions

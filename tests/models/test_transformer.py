@@ -8,8 +8,9 @@ from torch.testing import assert_close
 
 import regard
 from regard.core.rows import Memory, Rows
+from regard.models.config import ModelConfig
 from regard.models.registry import PAPER
-from regard.models.transformer import ModelConfig, Transformer
+from regard.models.transformer import Transformer
 from regard.spec import ATTENTION
 
 SMALL = {"vocabulary": 50, "width": 16, "heads": 4, "inner": 32, "layers": 2, "dropout": 0.0}

@@ -9,7 +9,8 @@ from torch.testing import assert_close
 
 import regard
 from regard.core.rows import Rows
-from regard.models.transformer import ModelConfig, Transformer
+from regard.models.config import ModelConfig
+from regard.models.transformer import Transformer
 
 WIDTH, HEADS, N = 16, 4, 6
 

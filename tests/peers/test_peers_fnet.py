@@ -8,7 +8,8 @@ from transformers.models.fnet.modeling_fnet import FNetBasicFourierTransform, FN
 
 import regard
 from regard.core.rows import Rows, pack, unpack
-from regard.models.transformer import Block, ModelConfig
+from regard.models.block import Block
+from regard.models.config import ModelConfig
 from regard.spec import parse
 
 WIDTH, INNER = 12, 20

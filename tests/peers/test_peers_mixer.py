@@ -9,7 +9,8 @@ from torch.testing import assert_close
 import regard
 from regard.core.rows import Rows
 from regard.layers.attention.base import Attention
-from regard.models.transformer import Block, ModelConfig
+from regard.models.block import Block
+from regard.models.config import ModelConfig
 from regard.spec import parse
 
 WIDTH, LONGEST, INNER = 12, 10, 7

@@ -11,8 +11,9 @@ from torch import nn
 from regard import draw
 from regard.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from regard.metrics.alignment import error_rate, flip, parse_gold, parse_links
+from regard.models.config import ModelConfig
 from regard.models.recurrent import Recurrent, RecurrentConfig
-from regard.models.transformer import ModelConfig, Transformer
+from regard.models.transformer import Transformer
 from regard.tasks.translate.alignment import WordMaps, align, align_both, choose_layers, read_maps, strongest
 
 UNITS = "a b c d e@@ f@@ g@@ h i j k"

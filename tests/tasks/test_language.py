@@ -25,8 +25,9 @@ from regard.data.text import BadText
 from regard.data.tokenizer import EOS, Streamed, Tokenizer
 from regard.decoding import DecodingConfig, Sliding, generate
 from regard.decoding.greedy import draw, repeated_less
+from regard.models.config import ModelConfig
 from regard.models.registry import GPT
-from regard.models.transformer import ModelConfig, Transformer
+from regard.models.transformer import Transformer
 from regard.tasks.language import LanguageConfig, LanguageOptions, fewshot
 from regard.tasks.language.language_model import LanguageModel, Listener
 from regard.tasks.language.task import Task

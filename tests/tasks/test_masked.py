@@ -17,8 +17,9 @@ from regard.data.documents import IGNORED
 from regard.data.masking import MaskedBatches, Masking, Texts, word_edges
 from regard.data.tokenizer import BOS, EOS, PAD, SPECIAL, Tokenizer
 from regard.models import build
+from regard.models.config import ModelConfig
 from regard.models.registry import BERT, presets
-from regard.models.transformer import ModelConfig, Transformer
+from regard.models.transformer import Transformer
 from regard.tasks.masked import MaskedConfig, MaskedData, MaskedModel, MaskedOptions
 from regard.tasks.masked.task import Task
 from regard.tasks.train import resume, train

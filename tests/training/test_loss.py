@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from regard.core.model import Prediction
-from regard.models.transformer import ModelConfig, Transformer
+from regard.models.config import ModelConfig
+from regard.models.transformer import Transformer
 from regard.training import loss as losses
 from regard.training.loss import projected_cross_entropy, smoothed_cross_entropy, translation_loss
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core.limits import MOST, SIZES
-from regard.models.transformer import ModelConfig
+from regard.models.config import ModelConfig
 from regard.spec import FEEDFORWARD, POSITIONS, Registry, Spec, over_layers, parse
 
 Tensors = dict[str, Tensor]

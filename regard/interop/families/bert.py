@@ -14,7 +14,7 @@ from regard.interop.families.base import (
     skip_rows,
     table_length,
 )
-from regard.models.transformer import ModelConfig
+from regard.models.config import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)

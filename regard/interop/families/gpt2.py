@@ -14,7 +14,7 @@ from regard.interop.families.base import (
     published_activation,
     table_length,
 )
-from regard.models.transformer import ModelConfig
+from regard.models.config import ModelConfig
 
 
 class GPT2Family(Family):

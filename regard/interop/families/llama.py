@@ -14,7 +14,7 @@ from regard.interop.families.base import (
     option_value,
     published_activation,
 )
-from regard.models.transformer import ModelConfig
+from regard.models.config import ModelConfig
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, over_layers
 
 STRETCH = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")

@@ -18,7 +18,7 @@ from regard.interop.families.base import (
     link_output,
     published_activation,
 )
-from regard.models.transformer import ModelConfig
+from regard.models.config import ModelConfig
 from regard.spec import POSITIONS
 
 

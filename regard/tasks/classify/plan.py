@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from regard.data.tokenizer import Tokenizer
-from regard.models.transformer import ModelConfig
+from regard.models.config import ModelConfig
 from regard.tasks.classify.config import ClassifyConfig
 
 ENGLISH, NONE = "english", "none"  # values of --init: the bundled encoder, and none

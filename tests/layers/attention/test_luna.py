@@ -10,7 +10,8 @@ from torch.testing import assert_close
 import regard
 from regard.core.rows import Memory, Rows
 from regard.layers.attention.base import Attention
-from regard.models.transformer import ModelConfig, Transformer
+from regard.models.config import ModelConfig
+from regard.models.transformer import Transformer
 
 WIDTH, HEADS = 16, 4
 

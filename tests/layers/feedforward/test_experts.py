@@ -28,12 +28,13 @@ from regard.kernels.packed import pack_linears
 from regard.layers.feedforward import moe
 from regard.layers.feedforward.experts import one_by_one
 from regard.models import build
+from regard.models.config import ModelConfig
 from regard.models.feedback import FeedbackConfig
 from regard.models.funnel import FunnelConfig
 from regard.models.perceiver import PerceiverARConfig, PerceiverConfig
 from regard.models.pooling import ClassifierConfig
 from regard.models.tokenlearner import TokenLearnerConfig
-from regard.models.transformer import ModelConfig, Transformer
+from regard.models.transformer import Transformer
 from regard.spec import FEEDFORWARD
 from regard.tasks.train import resume
 from regard.training import checkpoint, loop

@@ -1,0 +1,151 @@
+"""A layer of a Transformer: attention, cross-attention, feed-forward, each around a residual."""
+
+from collections.abc import Iterable
+from functools import reduce
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.core.rows import Memory, Rows
+from regard.core.shape import Shape
+from regard.core.state import Out
+from regard.kernels.dropout import Dropout
+from regard.layers.attention.base import Attention
+from regard.layers.feedforward.base import FeedForward, Sizes
+from regard.models.config import ModelConfig
+from regard.models.recording import Recording
+from regard.models.reversible import Sublayer
+from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Spec, parse, spec_list
+
+
+def normalization(config: ModelConfig) -> nn.Module:
+    """A norm of vectors, of the kind that the config names."""
+    kinds = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+    return kinds[config.norm_kind](config.width, eps=config.norm_epsilon)
+
+
+class BlockState(NamedTuple):
+    """What one layer of a decoder keeps: the states of its self-attention and of its cross-attention."""
+
+    attention: Any
+    cross: Any
+
+
+class Block(nn.Module):
+    """Attention, cross-attention where there is a memory, feed-forward: each around a residual. Without a spec of
+    self-attention it only reads a memory, of any length and width: what changes the length is made of it."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        spec: Spec | str | None,
+        cross: Spec | str | None,
+        role: Literal["self", "causal"] = "self",
+        memory_width: int | None = None,
+        feedforward: Spec | str | None = None,
+        pace: int | None = None,
+    ):
+        """`feedforward` None: the first that the config names. `pace`: the number of tokens of the memory that are as
+        far apart as two queries, where positions inside attention count both on one line; None: they have no common
+        places."""
+        super().__init__()
+        sizes = {name: getattr(config, name) for name in ("width", "heads", "kv_heads", "head_width", "bias")}
+        inside = POSITIONS.find(parse(config.position).name).facts.kind != "input"
+        position = config.position if inside else None
+        shape = Shape.of(role=role, position=position, **sizes)
+        placed = {} if pace is None else {"position": position, "pace": pace}
+        cross_shape = Shape.of(role="cross", memory_width=memory_width, **placed, **sizes)
+        self.attention: Attention | None = None if spec is None else ATTENTION.build(spec, shape)
+        self.cross: Attention | None = None if cross is None else ATTENTION.build(cross, cross_shape)
+        feedforward = spec_list(config.feedforward)[0] if feedforward is None else feedforward
+        self.feedforward: FeedForward = FEEDFORWARD.build(feedforward, Sizes(config.width, config.inner, role))
+        sublayers = 1 + (spec is not None) + (cross is not None)
+        self.norms = nn.ModuleList(normalization(config) for _ in range(sublayers))
+        self.dropout = Dropout(config.dropout)
+        self.pre = config.norm == "pre"
+
+    def forward(
+        self,
+        x: Tensor,
+        rows: Rows,
+        *,
+        state: BlockState | None = None,
+        memory: Memory | None = None,
+        stream: Tensor | None = None,
+        maps: Recording | None = None,
+    ) -> Out:
+        """`maps` collects [B, H, T, S] of the place it names, "self" or "cross"."""
+        outs: list[Out] = []
+        for add, norm in zip(self.sublayers(rows, state=state, memory=memory, maps=maps), self.norms, strict=True):
+            outs.append(add(x, stream))
+            x = x + outs[-1].y if self.pre else norm(x + outs[-1].y)
+            stream = outs[-1].stream
+        return gathered(x, stream, outs, state)
+
+    def sublayers(
+        self,
+        rows: Rows,
+        *,
+        state: BlockState | None = None,
+        memory: Memory | None = None,
+        maps: Recording | None = None,
+    ) -> list[Sublayer]:
+        """In order, functions of x and the stream that give what is added to x, and the stream behind it."""
+        attention, cross = self.attention, self.cross
+        kept, kept_cross = (None, None) if state is None else state
+        found: list[Sublayer] = []
+
+        if attention is not None:
+
+            def attend_self(x: Tensor, stream: Tensor | None) -> Out:
+                if maps is not None:
+                    maps.add("self", attention, x, rows, state=kept, stream=stream)
+                return attention.forward_packed(x, rows, state=kept, stream=stream)
+
+            found.append(attend_self)
+
+        if cross is not None:
+
+            def attend_memory(x: Tensor, stream: Tensor | None) -> Out:
+                if maps is not None:
+                    maps.add("cross", cross, x, rows, memory=memory, stream=stream)
+                if kept_cross is None:
+                    return cross.forward_packed(x, rows, memory=memory, stream=stream)._replace(state=None)
+                # beams of one sentence fold into the queries of its memory
+                folded = x.reshape(len(kept_cross.count), -1, x.shape[2])
+                return Out(cross.forward_packed(folded, Rows.full(folded), state=kept_cross).y.reshape(x.shape))
+
+            found.append(attend_memory)
+
+        def feed(x: Tensor, stream: Tensor | None) -> Out:
+            return self.feedforward.forward_packed(x, rows)
+
+        def adding(sublayer: Sublayer, norm: nn.Module) -> Sublayer:
+            def add(x: Tensor, stream: Tensor | None) -> Out:
+                out = sublayer(norm(x) if self.pre else x, stream)
+                # a layer without a stream of its own lets it pass
+                return out._replace(y=self.dropout(out.y), stream=stream if out.stream is None else out.stream)
+
+            return add
+
+        found.append(feed)
+        return [adding(*pair) for pair in zip(found, self.norms, strict=True)]
+
+
+def gathered(x: Tensor, stream: Tensor | None, outs: list[Out], state: BlockState | None) -> Out:
+    """What a layer gives, of what its sublayers gave."""
+    after = state and state._replace(attention=outs[0].state)
+    return Out(x, after, stream, sum_losses(outs), outs[-1].statistics)
+
+
+def sum_losses(outs: Iterable[Out]) -> Tensor | None:
+    """The auxiliary losses added up; None where there are none."""
+    losses = [out.auxiliary_loss for out in outs if out.auxiliary_loss is not None]
+    return reduce(torch.add, losses) if losses else None
+
+
+def gather_auxiliary(parts: dict[str, Out]) -> tuple[Tensor | None, dict[str, Tensor] | None]:
+    """The auxiliary losses of the parts added up, and their statistics as PART.NAME."""
+    found = {f"{part}.{name}": value for part, out in parts.items() for name, value in (out.statistics or {}).items()}
+    return sum_losses(parts.values()), found or None
