@@ -5,7 +5,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TOKENS = 128  # at a time
 ROUNDS = 16  # times that a program does so before it adds its votes to those of others
 
 
@@ -17,8 +16,10 @@ def assign(codes: Tensor, centroids: Tensor, lengths: Tensor | None, last: bool)
     group = torch.empty(B, H, T, dtype=torch.long, device=codes.device)
     votes = torch.zeros(B, H, C, bits, device=codes.device)
     members = torch.zeros(B, H, C, device=codes.device)
-    rounds = min(ROUNDS, triton.cdiv(T, TOKENS))
-    grid = (triton.cdiv(T, TOKENS * rounds), B * H)
+    # as many tokens at a time as leave room on the chip for their distances to all clusters
+    tokens = 128 if C <= 128 and codes.dtype != torch.float32 else 32
+    rounds = min(ROUNDS, triton.cdiv(T, tokens))
+    grid = (triton.cdiv(T, tokens * rounds), B * H)
     _assign[grid](
         codes,
         centroids,
@@ -35,7 +36,7 @@ def assign(codes: Tensor, centroids: Tensor, lengths: Tensor | None, last: bool)
         "ieee" if codes.dtype == torch.float32 else "tf32",
         max(16, triton.next_power_of_2(C)),
         max(16, triton.next_power_of_2(bits)),
-        TOKENS,
+        tokens,
         rounds,
     )
     return group, votes, members
