@@ -25,9 +25,9 @@ def largest(x: Tensor, count: int, each: Tensor | None = None) -> Tensor:
         refusal = "torch.compile records no kernel of ours here"
     if use_triton("largest", x, refusal=refusal):
         # imported late: not every PyTorch for a CPU comes with Triton
-        from regard.kernels import largest_triton
+        from regard.kernels import picks_triton
 
-        return largest_triton.largest(x, count, each)
+        return picks_triton.largest(x, count, each)
     at = x.topk(count, -1).indices
     if each is not None:
         at = torch.where(torch.arange(count, device=x.device) < each.view(-1, 1, 1, 1), at, S)

@@ -4,11 +4,12 @@ PyTorch's attention for variable lengths takes such a packing. It needs a GPU an
 computes nothing for padding. The number of real tokens stays on the device: padding lies behind the last row's end.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
+from regard.kernels.autograd import Function, refuse_second_derivative
 from regard.kernels.choose import portable_only
 
 # Keys from which on the copies cost less than a mask: on an H200 rows of a quarter to all of the length train 1.2
@@ -43,7 +44,7 @@ def attend_ragged(q: Tensor, k: Tensor, v: Tensor, count: Tensor, scale: float, 
     else:
         starts = torch.arange(0, (B + 1) * T, T, dtype=torch.int32, device=q.device)
         queries = q.transpose(1, 2).reshape(B * T, H, -1)
-    o = varlen_attn(queries, keys, values, starts, ends, T, S, scale=scale)
+    o: Any = varlen_attn(queries, keys, values, starts, ends, T, S, scale=scale)
     if own:
         return UnpackRows.apply(o, order, place, count)
     return o.view(B, T, H, -1).transpose(1, 2)
@@ -66,13 +67,13 @@ class PackRows(Function):
     """[B, H, S, D] -> [B S, H, D], real tokens first. The gradient of padding is zero, whatever comes back for it."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, order: Tensor, place: Tensor, count: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, order: Tensor, place: Tensor, count: Tensor) -> Tensor:
         ctx.save_for_backward(order, place, count)
         return _pack(x, order)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
         _, place, count = ctx.saved_tensors
         return _unpack(grad, place, count), None, None, None
 
@@ -81,13 +82,13 @@ class UnpackRows(Function):
     """The way back; padding is zero, whatever lies behind the packed tokens."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, order: Tensor, place: Tensor, count: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, order: Tensor, place: Tensor, count: Tensor) -> Tensor:
         ctx.save_for_backward(order)
         return _unpack(x, place, count)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative()
         (order,) = ctx.saved_tensors
         return _pack(grad, order), None, None, None
 

@@ -22,7 +22,9 @@ def attend_next(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, s
     # laid out as heads side by side, as the projection behind reads it
     o = q.new_empty(B, 1, H, D).transpose(1, 2)
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    splits = max(1, min(triton.cdiv(R, 2 * BLOCK), PROGRAMS // (B * G), MOST))
+    few, many = PROGRAMS // (B * G), 8 * PROGRAMS // (B * G)
+    # enough programs for every multiprocessor; of long rings several waves of them, so that the last one is short
+    splits = max(1, min(triton.cdiv(R, 2 * BLOCK), few, MOST), min(triton.cdiv(R, 1024), many, MOST))
     sums = q.new_empty(splits, B, H, D + 2, dtype=torch.float32) if splits > 1 else None
     sizes = {"H": H, "D": D, "BLOCK_D": triton.next_power_of_2(max(D, 16)), "SPLITS": splits}
     group = H // G

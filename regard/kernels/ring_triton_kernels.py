@@ -1,7 +1,7 @@
 """The kernels of ring_triton.py: a share of the slots for each program, and the merging of shares."""
 
 # Triton's compiler reads these bodies, in which types are not those of Python.
-# pyright: reportArgumentType=false, reportOperatorIssue=false
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 
 import triton.language as tl
 
@@ -76,28 +76,42 @@ def read_kernel(
     share = tl.cdiv(tl.cdiv(filled, SPLITS), BLOCK) * BLOCK
     first = split * share
     last = tl.minimum(first + share, filled)
-    for start in range(first, last, BLOCK):
-        slots = start + tl.arange(0, BLOCK)
-        old = (slots < last) & (slots != slot)
-        k_at = tl.load(keys + slots[:, None] * keys_s + d[None, :], mask=old[:, None] & inside[None, :], other=0.0)
-        v_at = tl.load(values + slots[:, None] * values_s + d[None, :], mask=old[:, None] & inside[None, :], other=0.0)
-        if ROWS == 1:
-            logits = tl.sum(k_at.to(tl.float32) * query.to(tl.float32), 1)[None, :] * scale
-        else:
-            logits = tl.dot(query, tl.trans(k_at), input_precision="ieee") * scale
-        logits = tl.where(old[None, :], logits, -float("inf"))
-        higher = tl.maximum(top, tl.max(logits, 1))
-        # a share that has met no key yet
+    if ROWS == 1:
+        # each place of a block has sums of its own, which are merged once: warps need not wait for each other
+        tops = tl.full([BLOCK], -float("inf"), tl.float32)
+        totals = tl.zeros([BLOCK], tl.float32)
+        means = tl.zeros([BLOCK, BLOCK_D], tl.float32)
+        for start in tl.range(first, last, BLOCK, num_stages=3):
+            k_at, v_at, old = old_block(keys, values, start, last, slot, keys_s, values_s, d, inside, BLOCK)
+            logits = tl.sum(k_at.to(tl.float32) * query.to(tl.float32), 1) * scale
+            logits = tl.where(old, logits, -float("inf"))
+            higher = tl.maximum(tops, logits)
+            safe = tl.where(higher == -float("inf"), 0.0, higher)
+            weight = tl.exp2(logits - safe)
+            shrink = tl.exp2(tops - safe)
+            totals = totals * shrink + weight
+            means = means * shrink[:, None] + weight[:, None] * v_at.to(tl.float32)
+            tops = higher
+        higher = tl.maximum(top, tl.max(tops, 0))
         safe = tl.where(higher == -float("inf"), 0.0, higher)
-        weight = tl.exp2(logits - safe[:, None])
+        weight = tl.exp2(tops - tl.max(safe, 0))
         shrink = tl.exp2(top - safe)
-        total = total * shrink + tl.sum(weight, 1)
-        if ROWS == 1:
-            added = tl.sum(tl.trans(weight) * v_at.to(tl.float32), 0)[None, :]
-        else:
-            added = tl.dot(weight.to(v_at.dtype), v_at, input_precision="ieee")
-        mean = mean * shrink[:, None] + added
+        total = total * shrink + tl.sum(totals * weight, 0)
+        mean = mean * shrink[:, None] + tl.sum(means * weight[:, None], 0)[None, :]
         top = higher
+    else:
+        for start in range(first, last, BLOCK):
+            k_at, v_at, old = old_block(keys, values, start, last, slot, keys_s, values_s, d, inside, BLOCK)
+            logits = tl.dot(query, tl.trans(k_at), input_precision="ieee") * scale
+            logits = tl.where(old[None, :], logits, -float("inf"))
+            higher = tl.maximum(top, tl.max(logits, 1))
+            # a share that has met no key yet
+            safe = tl.where(higher == -float("inf"), 0.0, higher)
+            weight = tl.exp2(logits - safe[:, None])
+            shrink = tl.exp2(top - safe)
+            total = total * shrink + tl.sum(weight, 1)
+            mean = mean * shrink[:, None] + tl.dot(weight.to(v_at.dtype), v_at, input_precision="ieee")
+            top = higher
 
     if SPLITS == 1:
         place = o + b * o_b + heads[:, None] * o_h + d[None, :]
@@ -107,6 +121,17 @@ def read_kernel(
         tl.store(place[:, None] + d[None, :], mean, mask=real)
         tl.store(place + D, total, mask=rows < GROUP)
         tl.store(place + D + 1, top, mask=rows < GROUP)
+
+
+@jit
+def old_block(keys, values, start, last, slot, keys_s, values_s, d, inside, BLOCK: tl.constexpr):
+    """Keys and values of the slots from `start` on, and which of them are read: not the one just written."""
+    slots = start + tl.arange(0, BLOCK)
+    old = (slots < last) & (slots != slot)
+    some = old[:, None] & inside[None, :]
+    k_at = tl.load(keys + slots[:, None] * keys_s + d[None, :], mask=some, other=0.0)
+    v_at = tl.load(values + slots[:, None] * values_s + d[None, :], mask=some, other=0.0)
+    return k_at, v_at, old
 
 
 @jit

@@ -5,11 +5,12 @@ Those in Triton move many at a time, read heads where they lie, and add in float
 PyTorch's run where deterministic algorithms are asked for.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
+from regard.kernels.autograd import Function, refuse_second_derivative
 from regard.kernels.choose import DTYPES, use_triton
 
 WIDEST = 512
@@ -53,32 +54,33 @@ def _in_triton(x: Tensor) -> bool:
 
 class _Take(Function):
     @staticmethod
-    def forward(ctx, x: Tensor, at: Tensor) -> Tensor:
-        from regard.kernels import take_triton
+    def forward(ctx: Any, x: Tensor, at: Tensor) -> Tensor:
+        from regard.kernels import picks_triton
 
         ctx.save_for_backward(at)
         ctx.N = x.shape[2]
-        return take_triton.take(x, at)
+        return picks_triton.take(x, at)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor):
-        from regard.kernels import take_triton
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        from regard.kernels import picks_triton
 
-        return take_triton.add(grad, *ctx.saved_tensors, ctx.N), None
+        refuse_second_derivative()
+        (at,) = ctx.saved_tensors
+        return picks_triton.add(grad, at, ctx.N), None
 
 
 class _Add(Function):
     @staticmethod
-    def forward(ctx, y: Tensor, at: Tensor, N: int) -> Tensor:
-        from regard.kernels import take_triton
+    def forward(ctx: Any, y: Tensor, at: Tensor, N: int) -> Tensor:
+        from regard.kernels import picks_triton
 
         ctx.save_for_backward(at)
-        return take_triton.add(y, at, N)
+        return picks_triton.add(y, at, N)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor):
-        from regard.kernels import take_triton
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        from regard.kernels import picks_triton
 
-        return take_triton.take(grad, *ctx.saved_tensors), None, None
+        refuse_second_derivative()
+        return picks_triton.take(grad, *ctx.saved_tensors), None, None

@@ -24,22 +24,18 @@ def group_codes(codes: Tensor, centroids: Tensor, lengths: Tensor | None, iterat
         refusal = "torch.compile records no kernel of ours here"
     if use_triton("votes", codes, refusal=refusal):
         # imported late: not every PyTorch for a CPU comes with Triton
-        from regard.kernels import votes_triton
+        from regard.kernels import picks_triton
 
-        assign = votes_triton.assign
+        assign = picks_triton.assign
     else:
         assign = _assign
-    for step in range(iterations):
-        last = step == iterations - 1
-        group, votes, members = assign(codes, centroids, lengths, last)
-        if not last:
-            centroids = torch.where(members[..., None] > 0, torch.where(votes > 0, 1, -1).to(codes.dtype), centroids)
-    return group
+    for _ in range(iterations - 1):
+        _, votes, members = assign(codes, centroids, lengths, False)
+        centroids = torch.where(members[..., None] > 0, torch.where(votes > 0, 1, -1).to(codes.dtype), centroids)
+    return assign(codes, centroids, lengths, True)[0]
 
 
-def _assign(
-    codes: Tensor, centroids: Tensor, lengths: Tensor | None, last: bool
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def _assign(codes: Tensor, centroids: Tensor, lengths: Tensor | None, last: bool) -> tuple[Tensor, Tensor, Tensor]:
     # tokens last: a GPU looks for the largest of neighbours many times slower
     near = centroids @ codes.mT  # [B, H, C, T]
     if lengths is not None:
@@ -47,7 +43,7 @@ def _assign(
         near = torch.where(used[:, None, :, None], near, -torch.inf)
     group = near.argmax(2)
     if last:
-        return group, None, None
+        return group, centroids, centroids[..., 0]
     hot = torch.zeros_like(near).scatter_(2, group[:, :, None], 1)
     if lengths is not None:
         real = torch.arange(codes.shape[2], device=codes.device) < lengths[:, None]

@@ -121,6 +121,6 @@ def test_kernels_compile(which, tmp_path):
     script = SCRIPTS / "gathers_compile.py"
     clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment = {**clean, "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, script, "chunks", which]
+    command = [sys.executable, script, "chunks", "picks", which]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,6 @@
-"""Compiles kernels for a GPU that need not be there: of a step of decoding, of sorted chunks, of norms. Run by
-test_captured.py and test_chunks.py, for here they are not interpreted. Arguments: `ring`, `chunks`, or both; `all` for
-more sizes of each."""
+"""Compiles kernels for a GPU that need not be there: of a step of decoding, of sorted chunks and norms, of
+what centroids pick. Run by test_captured.py and test_chunks.py, for here they are not interpreted.
+Arguments: `ring`, `chunks`, `picks`; `all` for more sizes of each."""
 
 import sys
 
@@ -8,7 +8,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from triton.runtime import JITFunction
 
-from regard.kernels import chunks_triton_kernels, norm_triton_kernels, ring_triton, ring_triton_kernels
+from regard.kernels import (
+    chunks_triton_kernels,
+    norm_triton_kernels,
+    picks_triton_kernels,
+    ring_triton,
+    ring_triton_kernels,
+)
 
 HOPPER = GPUTarget("cuda", 90, 32)
 ALL = "all" in sys.argv
@@ -17,7 +23,7 @@ POINTERS = dict.fromkeys(BF16, "*bf16") | dict.fromkeys(("sums", "lse", "total",
 POINTERS |= {"seen": "*i64", "ends": "*i64", "order": "*i32", "scale": "fp32", "log2e": "fp32"}
 
 
-def compiled(kernel: JITFunction, fixed: dict[str, int | bool | None], **types: str) -> None:
+def compiled(kernel: JITFunction, fixed: dict[str, int | bool | str | None], **types: str) -> None:
     names = kernel.arg_names
     given = POINTERS | types
     kinds = {name: "constexpr" if name in fixed else given.get(name, "i32") for name in names}
@@ -50,6 +56,28 @@ def chunks() -> None:
     compiled(norm_triton_kernels.backward_kernel, rows, scale="*fp32", out="*bf16")
 
 
-for name, work in (("ring", ring), ("chunks", chunks)):
+def picks() -> None:
+    numbers = {"x": "*fp32", "out": "*i64", "counts": "*i64"}
+    sizes = ((16384, 128), (65536, 512)) if ALL else ((1024, 16),)
+    for block, count in sizes:
+        compiled(picks_triton_kernels.largest_kernel, {"RAGGED": True, "BLOCK": block, "COUNT": count}, **numbers)
+    pointers = {"codes": "*bf16", "centroids": "*bf16", "lengths": "*i64", "group": "*i64"}
+    pointers |= {"votes": "*fp32", "members": "*fp32", "at": "*i64", "total": "*fp32"}
+    fixed = {
+        "RAGGED": True,
+        "LAST": False,
+        "PRECISION": "tf32",
+        "CLUSTERS": 64,
+        "BITS": 32,
+        "TOKENS": 128,
+        "ROUNDS": 16,
+    }
+    compiled(picks_triton_kernels.assign_kernel, fixed, **pointers)
+    tile = {"WIDTH": 64, "ROWS": 64}
+    compiled(picks_triton_kernels.take_kernel, tile, **pointers)
+    compiled(picks_triton_kernels.add_kernel, tile, **pointers)
+
+
+for name, work in (("ring", ring), ("chunks", chunks), ("picks", picks)):
     if name in sys.argv:
         work()
