@@ -22,7 +22,7 @@ What is known when a kernel is compiled stays so only where it is not unpacked: 
 """
 
 # Triton's compiler reads these bodies, in which types are not those of Python.
-# pyright: reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
 
 import triton.language as tl
 
