@@ -15,7 +15,7 @@ from statistics import median
 import side
 from multi30k import flags
 
-from regard.training.display import experts
+from regard.training.display import describe_experts
 
 FEEDS = {
     "dense, seed 1": [],
@@ -56,7 +56,7 @@ def main() -> None:
         steps = [record for record in log if record["event"] == "step"]
         counts = " | ".join(f"{run[key] / 1e6:.2f}M" for key in ("parameters", "active"))
         tokens = f"{median(record['tokens_per_second'] for record in steps):,.0f}"
-        told = experts(steps[-1].get("layers", {})).strip() or "-"
+        told = describe_experts(steps[-1].get("layers", {})).strip() or "-"
         print(f"| {name} | {found['bleu']['value']:.2f} | {counts} | {run['steps']} | {tokens} | {told} |")
     if given.speed:
         print("\n| feed-forward | target tokens/s |\n|---|---|")

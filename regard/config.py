@@ -42,13 +42,14 @@ def parse(cls: type, argv: list[str], program: str, description: str) -> Any:
     from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter
 
     class Formatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
-        pass
+        def _expand_help(self, action: argparse.Action) -> str:
+            return _without_null(super()._expand_help(action))
 
     argv = _with_new_names(cls, argv)
     _bound_yaml()
     parser = ArgumentParser(prog=program, description=description, exit_on_error=False, formatter_class=Formatter)
     parser.add_argument(
-        "--config", action="config", help="a recipe, or a YAML file with any of the keys below; flags go over it"
+        "--config", action="config", help="recipe, or YAML file with any of the keys below; flags override it"
     )
     parser.add_class_arguments(for_flags(cls), as_group=False)
     try:
@@ -70,6 +71,15 @@ def parse(cls: type, argv: list[str], program: str, description: str) -> Any:
         raise ValueError(f"{message}{hint}; see {program} --help") from error
     values.pop("config", None)
     return from_json(cls, values)
+
+
+def _without_null(text: str) -> str:
+    """The help of a flag whose default is null, without it: the text says what is done then."""
+    found = re.search(r" \(type: (.*), default: null\)$", text)
+    if found is None:
+        return text
+    kind = re.sub(r"^Optional\[(.*)\]$", r"\1", found[1]).replace(" | null", "").replace(", null]", "]")
+    return f"{text[: found.start()]} (type: {kind})"
 
 
 @functools.cache

@@ -17,14 +17,14 @@ from regard.core.shape import Order
 from regard.models.registry import Model, model_options
 from regard.spec import REGISTRIES, Registry, Spec, describe, parse
 
-# facts in words
+# facts as sentences
 PLACES = {
     "input": "added to the token vectors, so every mechanism takes it",
     "rotation": "turns queries and keys",
     "bias": "added to the scaled logits",
     "content": "a term of the logits that reads queries or keys",
 }
-# (fact, if so, if not); None: nothing to say
+# fact: (sentence if it holds, sentence if not); None: no sentence
 SAYS = {
     "prefix_invariant": ("an output does not move when later tokens come", "an output may move when later tokens come"),
     "dynamic_length": (

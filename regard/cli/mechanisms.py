@@ -165,7 +165,7 @@ def _print_survey(as_json: bool) -> None:
         console.print()
         for number, note in enumerate(notes, 1):
             console.print(f"[{number}] {note}")
-        console.print("A feed-forward layer stands beside softmax attention, whose exponents these are.")
+        console.print("A feed-forward layer is listed with the exponents of the softmax attention beside it.")
 
 
 def explain(arguments: argparse.Namespace) -> None:

@@ -182,8 +182,8 @@ def resume(arguments: argparse.Namespace) -> int:
     run = Run.open(arguments.run)
     events = run.folder / "tensorboard" if read_config(run).training.tensorboard else None
     display = Display(tensorboard=events)
-    wishes = {name: _value(text) for name in NAMES if (text := getattr(arguments, name)) is not None}
-    return _finish(lambda: resume(arguments.run, display, arguments.steps, wishes), arguments.run)
+    requests = {name: _value(text) for name in NAMES if (text := getattr(arguments, name)) is not None}
+    return _finish(lambda: resume(arguments.run, display, arguments.steps, requests), arguments.run)
 
 
 def _value(text: str) -> Any:

@@ -39,7 +39,7 @@ def add_verbs(verb: AddVerb) -> None:
     )
     added.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     added.add_argument("--port", type=int, default=8642, help="port; 0: any free one (default: 8642)")
-    added.add_argument("--device", default="cpu", help="cpu, cuda ... (default: cpu)")
+    added.add_argument("--device", default="cpu", help="device: cpu, cuda ... (default: cpu)")
     added.add_argument("--no-browser", action="store_true", help="print the address without opening a browser")
 
 

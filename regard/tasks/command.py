@@ -36,7 +36,7 @@ class EvaluationFlags:
 def add_model(added: argparse.ArgumentParser) -> None:
     """The flags for the checkpoint and the device."""
     add_checkpoint(added)
-    added.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ... (default: a GPU if there is one)")
+    added.add_argument("--device", default="auto", help="device: cpu, cuda ... (default: a GPU if there is one)")
 
 
 def add_checkpoint(added: argparse.ArgumentParser) -> None:

@@ -25,7 +25,7 @@ TOKENS_AT_ONCE = 16384  # in a batch of an evaluation
 
 @dataclass(frozen=True)
 class LanguageData:
-    """Where the text comes from, and how it becomes tokens."""
+    """The data: text, and its tokenizer."""
 
     text: Annotated[
         str | list[str] | None,

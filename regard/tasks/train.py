@@ -23,7 +23,7 @@ from regard.tasks.base import Data, Task
 from regard.tasks.load import needed_packages, pick_device, read_config, read_parts
 from regard.training import checkpoint, loop
 from regard.training import plan as plans
-from regard.training.changes import changed
+from regard.training.changes import apply_changes
 from regard.training.display import Display
 from regard.training.run import MANIFEST, Run
 from regard.training.state import State
@@ -83,14 +83,14 @@ def resume(
     """`regard resume`: continues a run, or makes a finished one longer. `changes` are settings that may change, by
     their dotted names (`regard.training.changes.NAMES`); `steps` is one of them."""
     run = Run.open(folder)
-    wishes = dict(changes or {}) | ({} if steps is None else {"training.steps": steps})
+    requests = dict(changes or {}) | ({} if steps is None else {"training.steps": steps})
     with run.writing("regard resume"):
         run.adopt()
-        return _resume(run, display, wishes)
+        return _resume(run, display, requests)
 
 
-def _resume(run: Run, display: Display, wishes: Mapping[str, Any]) -> State:
-    task, (config, plan, made) = of(run), changed(run, read_config(run), plans.read(run), wishes)
+def _resume(run: Run, display: Display, requests: Mapping[str, Any]) -> State:
+    task, (config, plan, made) = of(run), apply_changes(run, read_config(run), plans.read(run), requests)
     parts = read_parts(run)
     data = task.read_data(config)
     if data.facts["sha256"] != parts.facts.get("data", {}).get("sha256"):

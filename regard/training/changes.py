@@ -14,15 +14,15 @@ NAMES = {
     "training.minutes": "minutes in all, more than were planned",
     "training.learning_rate": "peak learning rate; a factor for schedule paper",
     "training.evaluate_every": "updates between evaluations",
-    "training.beam": "translate: beam size of the validation",
+    "training.beam": "translate: beam size in evaluations",
     "training.patience": "stop after this number of evaluations without a better one; null: never",
     "training.stop_at": "stop as soon as the metric is this good; null: never",
     "training.save_every": "updates between checkpoints; null: as evaluate_every",
     "training.keep": "number of newest checkpoints to keep, besides the best",
     "training.average": "number of newest checkpoints to average at the end",
     "training.log_every": "updates between lines of the log",
-    "training.threads": "CPU threads",
-    "training.device": "cpu, cuda, cuda:1 ...",
+    "training.threads": "number of CPU threads",
+    "training.device": "device: cpu, cuda, cuda:1 ...",
     "training.tensorboard": "write events for TensorBoard",
     "data.source": "translate: where the same sentences are now",
     "data.target": "translate: where their translations are now",
@@ -39,18 +39,20 @@ NAMES = {
 OLD_NAMES = {"training.goal": "training.stop_at"}
 
 
-def changed(run: "Run", config: Any, plan: "Plan | None", wishes: Mapping[str, Any]) -> "tuple[Any, Plan | None, dict]":
+def apply_changes(
+    run: "Run", config: Any, plan: "Plan | None", requests: Mapping[str, Any]
+) -> "tuple[Any, Plan | None, dict[str, list[Any]]]":
     """Config and plan of a run with changed settings, and the changes: {name: [before, now]}."""
     from regard.config import change
 
-    wishes = {OLD_NAMES.get(name, name): value for name, value in wishes.items()}
-    unknown = [name for name in wishes if name not in NAMES]
+    requests = {OLD_NAMES.get(name, name): value for name, value in requests.items()}
+    unknown = [name for name in requests if name not in NAMES]
     if unknown:
         raise ValueError(f"{unknown[0]} cannot change in a run that has begun; these can: {', '.join(NAMES)}")
-    if {"training.steps", "training.minutes"} <= wishes.keys():
+    if {"training.steps", "training.minutes"} <= requests.keys():
         raise ValueError("training.steps and training.minutes both say how long to train: give one of them")
     made = {}
-    for name, value in wishes.items():
+    for name, value in requests.items():
         section, _, field = name.partition(".")
         before = getattr(getattr(config, section), field, None)
         if name == "training.steps":
@@ -106,11 +108,11 @@ def _more_minutes(run: "Run", config: Any, plan: "Plan | None", minutes: Any) ->
     return config, plan
 
 
-def _refuse_shorter(run: "Run", wish: str, steps: int, planned: int | None) -> None:
+def _refuse_shorter(run: "Run", request: str, steps: int, planned: int | None) -> None:
     from regard.training import checkpoint
 
     names = checkpoint.names(run.checkpoints)
     at = int(names[-1].removeprefix("step-")) if names else 0
     if steps < max(at, planned or 0):
         plan = "" if planned is None else f"is planned for {planned:,} steps and "
-        raise ValueError(f"{wish} would shorten {run.folder}, which {plan}stands at step {at:,}: ask for more")
+        raise ValueError(f"{request} would shorten {run.folder}, which {plan}stands at step {at:,}: ask for more")

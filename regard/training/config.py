@@ -1,4 +1,4 @@
-"""How a model is trained: a section of every config."""
+"""The settings of training, a section of every config."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -9,18 +9,17 @@ from regard.core.options import Range, check_options
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How a model is trained. Every draw is a function of the seed and the step, so a run can be resumed exactly."""
+    """The training. Every random draw is a function of the seed and the step, so a run can be resumed exactly."""
 
     steps: Annotated[
         int | None,
-        "number of updates (default: as many as the data are good for, within 15 minutes on this machine)",
+        "number of updates (default: by the amount of data, for at most 15 minutes on this machine)",
         Range(1),
     ] = None
     epochs: Annotated[float | None, "passes over the training data, instead of steps", Range(above=0)] = None
     minutes: Annotated[
         float | None,
-        "training time, evaluations and checkpoints included: steps and warm-up are fitted to the speed of this "
-        "machine",
+        "training time, with evaluations and checkpoints; steps and warm-up follow from the speed of this machine",
         Range(above=0),
     ] = None
     tokens: Annotated[
@@ -40,8 +39,7 @@ class TrainingConfig:
     ] = None
     schedule: Annotated[
         Literal["paper", "inverse_root", "cosine", "constant"],
-        "shape of the learning rate; paper: width^-0.5 min(step^-0.5, step warmup^-1.5); others follow a linear "
-        "warm-up",
+        "learning-rate schedule, after a linear warm-up; paper: width^-0.5 min(step^-0.5, step warmup^-1.5)",
     ] = "cosine"
     warmup: Annotated[
         int | None,
@@ -57,17 +55,17 @@ class TrainingConfig:
     ] = "matrices"
     layer_decay: Annotated[
         float | None,
-        "learning rate of a layer as a fraction of the rate of the layer above it; the embedding has the lowest",
+        "learning rate of a layer as a fraction of that of the layer above it; the embedding has the lowest",
         Range(above=0, most=1),
     ] = 1.0
     clip: Annotated[
         float | None,
-        "largest norm of the gradient; a larger one is scaled down (null: no clipping)",
+        "largest norm of the gradient; larger gradients are scaled down (null: no clipping)",
         Range(above=0),
     ] = 1.0
     label_smoothing: Annotated[
         float,
-        "label smoothing: the share of probability that is spread evenly over all classes",
+        "label smoothing: share of the probability that is spread evenly over all classes",
         Range(0, below=1),
     ] = renamed("smoothing", 0.1)
     precision: Annotated[
@@ -76,11 +74,11 @@ class TrainingConfig:
     ] = "float32"
     graphs: Annotated[
         bool,
-        "on a GPU: capture a CUDA graph of the step for each batch shape and replay it, much faster for small models",
+        "on a GPU: capture a CUDA graph of the step for each batch shape and replay it; much faster for small models",
     ] = True
     compile: Annotated[
         bool,
-        "compile the model instead of capturing CUDA graphs: minutes before the first step, faster steps",
+        "compile the model instead of capturing CUDA graphs: minutes before the first step, then faster steps",
     ] = False
     evaluate_every: Annotated[
         int | None,
@@ -91,22 +89,22 @@ class TrainingConfig:
     log_every: Annotated[int, "updates between lines of the log", Range(1)] = 50
     metric: Annotated[
         str,
-        "validation metric, such as loss or bleu, that picks the best checkpoint and that patience and stop_at read",
+        "validation metric, such as loss or bleu, for the best checkpoint, patience and stop_at",
     ] = "bleu"
-    beam: Annotated[int, "translate: beam size of the validation", Range(1)] = 1
+    beam: Annotated[int, "translate: beam size in evaluations", Range(1)] = 1
     patience: Annotated[int | None, "stop after this number of evaluations without a better one", Range(1)] = None
     stop_at: Annotated[float | None, "stop as soon as the metric is this good"] = renamed("goal", None)
     keep: Annotated[int, "number of newest checkpoints to keep, besides the best", Range(1)] = 5
     average: Annotated[int, "number of newest checkpoints to average at the end (at most `keep`)", Range(0)] = 0
     seed: Annotated[int, "random seed of weights, data order and dropout", Range(0, below=2**63)] = 1
-    device: Annotated[str, "cpu, cuda, cuda:1 ...; auto: a GPU where there is one"] = "auto"
-    threads: Annotated[int | None, "CPU threads (default: PyTorch's own choice)", Range(1)] = None
+    device: Annotated[str, "device: cpu, cuda, cuda:1 ...; auto: a GPU if there is one"] = "auto"
+    threads: Annotated[int | None, "number of CPU threads (default: chosen by PyTorch)", Range(1)] = None
     deterministic: Annotated[
         bool,
         "on a GPU: deterministic operations only, so that a resumed run equals an uninterrupted one bit for bit",
     ] = False
     auxiliary: Annotated[float, "weight of the auxiliary losses that some mechanisms have"] = 1.0
-    tensorboard: Annotated[bool, "write events for TensorBoard where it is installed"] = True
+    tensorboard: Annotated[bool, "write events for TensorBoard if it is installed"] = True
 
     def __post_init__(self) -> None:
         check_options(self, "training.")
@@ -114,7 +112,7 @@ class TrainingConfig:
             if self.steps is not None and getattr(self, other) is not None:
                 raise ValueError(
                     f"training.steps {self.steps} and training.{other} {getattr(self, other):g} both say how long to "
-                    "train: give one of them, and null for the other where a config file has it"
+                    "train: give one of them, and null for the other if a config file has it"
                 )
         if self.average > self.keep:
             raise ValueError(f"training.average must be at most training.keep ({self.keep}), got {self.average}")

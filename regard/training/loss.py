@@ -71,8 +71,8 @@ def masked_token_loss(model: Model, batch: Any, label_smoothing: float = 0.0) ->
     x = x.gather(1, batch.places[..., None].expand(-1, -1, x.shape[2])).flatten(0, 1)
     target, ignores = batch.targets.flatten(), x.is_cuda
     if not ignores:
-        asked = target != IGNORED
-        x, target = x[asked], target[asked]
+        counted = target != IGNORED
+        x, target = x[counted], target[counted]
     total, plain = projected_cross_entropy(
         x, head.output.weight, target, label_smoothing, head.output.bias, ignores=ignores
     )
@@ -108,8 +108,8 @@ def _loss(
         elif real is not None:
             x, target = x[real.flatten()], target[real.flatten()]
     if ignores and not x.is_cuda:
-        asked = target != IGNORED
-        x, target, ignores = x[asked], target[asked], False
+        counted = target != IGNORED
+        x, target, ignores = x[counted], target[counted], False
     total, plain = projected_cross_entropy(
         x, head.output.weight, target, label_smoothing, head.output.bias, ignores=ignores
     )

@@ -814,6 +814,6 @@ def test_embed(tmp_path, byte_level, capsys):
     assert cli.main(["embed", str(tmp_path / "run"), *arguments]) == 0
     assert_close(torch.tensor(rows), torch.from_numpy(np.load(tmp_path / "v.npy")), rtol=0, atol=1e-6)
     assert "is a run of 'translate', not of 'masked'" in refused(capsys, "embed", str(ENGLISH_GERMAN))
-    assert "--out is a .npy file" in refused(capsys, "embed", str(tmp_path / "run"), "--out", str(tmp_path / "v"))
+    assert "--out must be a .npy file" in refused(capsys, "embed", str(tmp_path / "run"), "--out", str(tmp_path / "v"))
     gone = str(tmp_path / "gone" / "v.npy")
     assert gone in refused(capsys, "embed", str(tmp_path / "run"), "--out", gone)

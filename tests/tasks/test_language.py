@@ -421,7 +421,7 @@ def test_text_comes_as_it_is_written_and_the_same_again(language):
         def say(sample, text, pieces=pieces):
             pieces[sample] = pieces.get(sample, "") + text
 
-        found = language.generate("Three", decoding, say=say)
+        found = language.generate("Three", decoding, on_text=say)
         assert sorted(part.text for part in found) == sorted(pieces.values())
         assert [part.text for part in language.generate("Three", decoding)] == [part.text for part in found]
         for part in found:
@@ -445,7 +445,7 @@ def test_stop_strings(language):
     (whole,) = language.generate("Three", greedy(60))
     word = whole.text[10:14]
     heard = []
-    (found,) = language.generate("Three", greedy(60), stop=[word, "never"], say=lambda _, text: heard.append(text))
+    (found,) = language.generate("Three", greedy(60), stop=[word, "never"], on_text=lambda _, text: heard.append(text))
     assert found.ended == "stop"
     assert found.text == whole.text[: whole.text.index(word)] == "".join(heard)
     with pytest.raises(ValueError, match="must not be empty"):
@@ -587,7 +587,7 @@ def test_a_late_token_costs_what_an_early_one_costs(attention):
     """Everything that generation does for one token, counted: the mechanism, the choice, the text that is given."""
     language = untrained(attention=attention, position="sinusoidal")
     with Counted() as counted:
-        language.generate("Three", greedy(800, repetition=1.01), say=lambda sample, text: counted.mark())
+        language.generate("Three", greedy(800, repetition=1.01), on_text=lambda sample, text: counted.mark())
     steps = counted.steps
     if len(steps) < 700:
         pytest.fail(f"the model ended after {len(steps)} tokens: it shows nothing")

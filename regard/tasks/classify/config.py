@@ -13,7 +13,7 @@ from regard.training.config import TrainingConfig
 
 @dataclass(frozen=True)
 class LabelledData:
-    """Texts, their labels, and the tokenizer."""
+    """The data: texts, their labels, and the tokenizer."""
 
     text: Annotated[
         str | None,
@@ -73,8 +73,8 @@ class LabelledData:
 
 @derived
 class ClassifierOptions(ModelOptions):
-    """A preset, and changes to it. With init, only dropout, pooling, seeds and seed_layers can change: the rest comes
-    from that run."""
+    """The model: a preset, and changes to it; options that are not given are those of the preset. With init, only
+    dropout, pooling, seeds and seed_layers can change: the rest comes from that run."""
 
     predicts = "class"
     default = "tiny"

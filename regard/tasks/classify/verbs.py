@@ -42,7 +42,7 @@ def add_verbs(verb: AddVerb) -> None:
         ],
     )
     add_run(added)
-    added.add_argument("--input", default="-", metavar="FILE", help="file to read (default: standard input)")
+    added.add_argument("--input", default="-", metavar="FILE", help="file to read, plain, .gz or .xz (default: stdin)")
     added.add_argument(
         "--json", action="store_true", help="print a JSON object per line, with the probability of each label"
     )
@@ -90,8 +90,8 @@ def _threshold(classifier: Any, arguments: argparse.Namespace) -> tuple[Any, Any
     validation texts of the run. None without any of the three flags."""
     from regard.tasks.classify import Threshold, read_valid
 
-    wishes = {name: getattr(arguments, name) for name in ("threshold", "recall", "precision")}
-    given = {name: wish for name, wish in wishes.items() if wish is not None}
+    values = {name: getattr(arguments, name) for name in ("threshold", "recall", "precision")}
+    given = {name: value for name, value in values.items() if value is not None}
     if len(given) > 1:
         raise ValueError(f"give only one of {', '.join(f'--{name}' for name in given)}")
     if not given:

@@ -1,4 +1,4 @@
-"""Language models: trained from running text, measured, and asked to continue a text."""
+"""Language models: trained on running text, to continue a text."""
 
 from typing import TYPE_CHECKING
 

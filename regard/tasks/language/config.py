@@ -10,7 +10,7 @@ from regard.training.config import TrainingConfig
 
 @derived
 class LanguageOptions(ModelOptions):
-    """A preset, and changes to it."""
+    """The model: a preset, and changes to it; options that are not given are those of the preset."""
 
     predicts = "next token"
     default = "gpt-nano"

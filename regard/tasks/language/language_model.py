@@ -94,10 +94,10 @@ class LanguageModel:
         *,
         stop: Sequence[str] = (),
         slide: bool = False,
-        say: Callable[[int, str], None] | None = None,
+        on_text: Callable[[int, str], None] | None = None,
     ) -> list[Continuation]:
-        """Continues a prompt, `decoding.nbest` times, by at most `decoding.maximum` tokens. `say(sample, text)` gets
-        each text piece by piece, as it is generated. A text ends before the first of the `stop` strings. With `slide`,
+        """Continues a prompt, `decoding.nbest` times, by at most `decoding.maximum` tokens. `on_text(sample, text)`
+        gets each text piece by piece. A text ends before the first of the `stop` strings. With `slide`,
         a text that reaches the last position (or the length of training rows) continues from the last half of its
         context."""
         self._check_decodes()
@@ -118,8 +118,8 @@ class LanguageModel:
 
         def watch(row: int, sample: int, token: int) -> bool:
             text, stops = listeners[sample].add(token)
-            if say is not None and text:
-                say(sample, text)
+            if on_text is not None and text:
+                on_text(sample, text)
             return stops
 
         config = DecodingConfig(**{**vars(decoding), "maximum": most, "maximum_ratio": 0, "maximum_extra": most})
@@ -129,8 +129,8 @@ class LanguageModel:
         (found,) = generate(model, prompts, config=config, eos=self.tokenizer.eos, forbidden=forbidden, watch=watch)
         for sample, listener in enumerate(listeners):
             rest = listener.rest()
-            if say is not None and rest:
-                say(sample, rest)
+            if on_text is not None and rest:
+                on_text(sample, rest)
         # best first, while the listeners are in the order of the draws
         heard = {tuple(listener.ids): listener for listener in listeners}
         results = []
@@ -174,7 +174,7 @@ class LanguageModel:
         with torch.inference_mode():
             for index in range(batches.count(0)):
                 batch = batches.get(0, index).to(self.device)
-                part = next_token_loss(self.model, batch, ignores=stride is not None, prefix=_unasked(batch))
+                part = next_token_loss(self.model, batch, ignores=stride is not None, prefix=_first_counted(batch))
                 total += part.plain.double()
                 tokens += part.tokens
                 check()
@@ -292,10 +292,10 @@ class Listener:
         return text
 
 
-def _unasked(batch: Text) -> Tensor:
+def _first_counted(batch: Text) -> Tensor:
     """The number of tokens of each row before the first one whose target counts, [B]."""
-    asked = batch.target != IGNORED
-    return torch.where(asked.any(1), asked.int().argmax(1), batch.target.shape[1])
+    counted = batch.target != IGNORED
+    return torch.where(counted.any(1), counted.int().argmax(1), batch.target.shape[1])
 
 
 def _exp(value: float) -> float:

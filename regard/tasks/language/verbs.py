@@ -136,7 +136,7 @@ def generate(arguments: argparse.Namespace) -> None:
     for number, prompt in enumerate(prompts):
         before = [prompt]  # written with the first piece of text, so that a refused prompt is not written
 
-        def say(sample: int, text: str, before: list[str] = before) -> None:
+        def show(sample: int, text: str, before: list[str] = before) -> None:
             write_out("".join(before) + text)
             before.clear()
 
@@ -145,7 +145,7 @@ def generate(arguments: argparse.Namespace) -> None:
             decoding,
             stop=arguments.stop or (),
             slide=arguments.slide,
-            say=say if live else None,
+            on_text=show if live else None,
         )
         for part in found:
             if arguments.json:

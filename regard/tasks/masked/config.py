@@ -11,7 +11,7 @@ from regard.training.config import TrainingConfig
 
 @dataclass(frozen=True)
 class MaskedData(LanguageData):
-    """The text, its tokenizer, and which tokens are masked."""
+    """The data: text, its tokenizer, and which tokens are masked."""
 
     # more choices than the text of a language model has, which pyright takes for an incompatible override: the field is
     # never assigned
@@ -31,7 +31,7 @@ class MaskedData(LanguageData):
 
 @derived
 class MaskedOptions(ModelOptions):
-    """A preset, and changes to it."""
+    """The model: a preset, and changes to it; options that are not given are those of the preset."""
 
     predicts = "hidden tokens"
     default = "bert-tiny"

@@ -105,9 +105,9 @@ class MaskedModel:
                 batch = batch.to(self.device)
                 target, logits = batch.targets, self._logits(batch)
                 missed = logits.log_softmax(-1).gather(2, target.clamp(min=0)[..., None])[..., 0]
-                asked = target != IGNORED
-                sums[0] -= torch.where(asked, missed, 0).double().sum()
-                sums[1] += (asked & (logits.argmax(-1) == target)).sum()
+                counted = target != IGNORED
+                sums[0] -= torch.where(counted, missed, 0).double().sum()
+                sums[1] += (counted & (logits.argmax(-1) == target)).sum()
                 check()
         if tokens == 0:
             raise ValueError("the text is too short: none of its tokens was chosen to be masked; give more text")
@@ -147,8 +147,8 @@ class MaskedModel:
         found = []
         for row in range(len(batch.tokens)):
             ids = batch.tokens[row] if batch.keep is None else batch.tokens[row, batch.keep[row]]
-            filled, asked = ids.clone(), batch.targets[row] != IGNORED
-            filled[batch.places[row, asked]] = best[row, asked]
+            filled, counted = ids.clone(), batch.targets[row] != IGNORED
+            filled[batch.places[row, counted]] = best[row, counted]
             marked = self.tokenizer.tokens(ids.tolist()[:40])
             marked = [MARK if id == self.tokenizer.mask else name for id, name in zip(ids, marked, strict=False)]
             shown = " ".join(marked) if self.tokenizer.kind in ("words", "stems", "units") else "".join(marked)

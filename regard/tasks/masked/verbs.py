@@ -65,7 +65,7 @@ def _add_embed(verb: AddVerb) -> None:
         ],
     )
     add_run(added)
-    added.add_argument("--input", default="-", metavar="FILE", help="file to read (default: standard input)")
+    added.add_argument("--input", default="-", metavar="FILE", help="file to read, plain, .gz or .xz (default: stdin)")
     added.add_argument("--out", metavar="FILE", help=".npy file to write, [lines, width] (default: print JSON lists)")
     added.add_argument(
         "--pooling", choices=("mean", "first", "pooler"), default="mean", help="pooling over the tokens (default: mean)"

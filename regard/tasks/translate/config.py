@@ -12,7 +12,7 @@ from regard.training.config import TrainingConfig
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Pairs of sentences, and their tokenizers."""
+    """The data: pairs of sentences, and their tokenizers."""
 
     source: Annotated[
         str | None,
@@ -82,7 +82,7 @@ class DataConfig:
 
 @derived
 class TranslatorOptions(ModelOptions):
-    """A preset, and changes to it."""
+    """The model: a preset, and changes to it; options that are not given are those of the preset."""
 
     predicts = "translation"
     default = "tiny"
