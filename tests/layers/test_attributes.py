@@ -1,4 +1,4 @@
-"""No attribute of a layer hides a method, and no layer depends on PyTorch's default dtype."""
+"""No attribute of a layer hides a method, no layer depends on PyTorch's default dtype, and each takes half precision."""
 
 import pytest
 import torch
@@ -59,3 +59,18 @@ def test_attention_under_a_double_default_dtype(double_by_default):
             assert layer.eval().weights(x, **memory).dtype == torch.float64
             if role == "causal":
                 assert layer.extend(x, layer.start(2))[0].dtype == torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_attention_in_half_precision(dtype):
+    """All a layer can do, and what it shows of itself."""
+    for name in ATTENTION.names():
+        spec = ATTENTION.find(name).examples[0]
+        for role in regard.facts(spec).roles:
+            layer = regard.attention(spec, width=16, heads=4, role=role).to(dtype)
+            x = torch.randn(2, 9, 16, dtype=dtype)
+            memory = {"memory": torch.randn(2, 7, 16, dtype=dtype)} if role == "cross" else {}
+            assert layer.train()(x, **memory).dtype == dtype, spec
+            assert layer.eval().weights(x, **memory).isfinite().all(), spec
+            if role != "self":
+                assert layer.extend(x, layer.start(2, **memory))[0].dtype == dtype, spec

@@ -188,7 +188,9 @@ class Luna(Attention):
         if self.pack_heads != self.shape.heads:
             # every head reads what all of them packed
             reading = reading.mean(1, keepdim=True)
-        return self._attention(self._split("q", x), self._pack(memory, stream)[0].parts[0]) @ (reading @ values)
+        weights = self._attention(self._split("q", x), self._pack(memory, stream)[0].parts[0])
+        # weights are wider than the values of a layer in half precision
+        return (weights @ (reading @ values.to(weights.dtype))).to(values.dtype)
 
     @property
     def scale(self) -> float:
