@@ -1,4 +1,4 @@
-"""No attribute of a layer hides a method, no layer depends on PyTorch's default dtype, and each takes half precision."""
+"""No attribute of a layer hides a method; no layer depends on the default dtype, and each takes half precision."""
 
 import pytest
 import torch
