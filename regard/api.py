@@ -166,7 +166,7 @@ def _last(
         index = at.clamp(0, S - 1)[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[3])
         k, v = k.gather(2, index), v.gather(2, index)
         mask = mask._replace(k0=at[:, 0], S=shift + T, shift=shift)
-    o = layer.attend(mask, q=q, **layer.repeated({"k": k, "v": v}))
+    o = layer.attend(mask, q=q, **layer.repeat_heads({"k": k, "v": v}))
     return o if keep is None else unpack(o, keep[:, None, S - T :], dim=2)
 
 

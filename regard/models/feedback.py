@@ -152,7 +152,7 @@ class FeedbackBlock(nn.Module):
 
     def project_memory(self, memory: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [B, G, 1, D] of a memory [B, 1, E] at its places [B]."""
-        source = self.attention.sources(self.norms[0](memory) if self.normed_memory else memory)
+        source = self.attention.project_sources(self.norms[0](memory) if self.normed_memory else memory)
         return self._placed(source["k"], at), source["v"]
 
     def shares(self) -> Tensor:
@@ -161,9 +161,9 @@ class FeedbackBlock(nn.Module):
         return self.spans.clamp(0, 1)
 
     def _read(self, x: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
-        q = self._placed(self.attention.split("q", x), mask.q0)
+        q = self._placed(self.attention.project_heads("q", x), mask.q0)
         if self.spans is None or self.span is None:
-            return self.attention.attend(mask, q=q, **self.attention.repeated({"k": k, "v": v}))
+            return self.attention.attend(mask, q=q, **self.attention.repeat_heads({"k": k, "v": v}))
         times = self.attention.shape.heads // k.shape[1]
         k, v = (part.repeat_interleave(times, 1) for part in (k, v))
         # a step back from the newest, at the right
@@ -185,7 +185,7 @@ class FeedbackBlock(nn.Module):
         """By values that are unit vectors, less what a position scheme adds to values of zero."""
         at, maps = torch.arange(mask.S, device=x.device)[None], [k.new_zeros(len(x), self.attention.shape.heads, 1, 0)]
         for first in range(0, mask.S, self.attention.shape.head_width):
-            unit = self.attention.unit(at, first, len(x), k.dtype)
+            unit = self.attention.unit_vectors(at, first, len(x), k.dtype)
             maps.append(self._read(x, k, unit, mask) - self._read(x, k, torch.zeros_like(unit), mask))
         return torch.cat(maps, -1)[..., : mask.S]
 

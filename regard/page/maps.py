@@ -282,8 +282,8 @@ def _rows_by_formula(call: LayerCall, layer: Attending, first: int, last: int) -
     """Softmax of the logits, with the position scheme applied."""
     mask, query, source = _inputs_of(call, first, last)
     times = layer.shape.heads // layer.shape.kv_heads
-    keys = {name: source[name].repeat_interleave(times, 1) for name in layer.kinds("key")}
-    keys |= {name: source[name] for name in layer.kinds("gate")}
+    keys = {name: source[name].repeat_interleave(times, 1) for name in layer.input_names("key")}
+    keys |= {name: source[name] for name in layer.input_names("gate")}
     position = layer.position
     if isinstance(layer, Scored):
         logits = layer.score(mask, **query, **keys)
@@ -299,10 +299,10 @@ def _rows_by_formula(call: LayerCall, layer: Attending, first: int, last: int) -
 def _rows_of_queries(call: LayerCall, layer: Attending, first: int, last: int) -> Tensor:
     """Rows of a mechanism whose queries are independent: only those in question are computed."""
     mask, query, source = _inputs_of(call, first, last)
-    names = layer.kinds("value")
+    names = layer.input_names("value")
 
     def attended(v: Tensor) -> Tensor:
-        return layer.attend(mask, **query, **layer.repeated(source | dict.fromkeys(names, v)))
+        return layer.attend(mask, **query, **layer.repeat_heads(source | dict.fromkeys(names, v)))
 
     return _rows_by_gradient(call, range(last - first), lambda values: layer.in_widths(values, attended)[0])
 

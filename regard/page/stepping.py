@@ -106,10 +106,10 @@ def contributions(call: LayerCall, at: int) -> tuple[Tensor, float]:
     The step is a sum over tokens, d = sum_j c_j with c_j = sum_h a_hj v_hj W_h; the share of j is c_j . d / |d|^2.
     """
     layer = call.layer
-    if not isinstance(layer, Projected) or not layer.facts.linear or len(layer.kinds("value")) != 1:
+    if not isinstance(layer, Projected) or not layer.facts.linear or len(layer.input_names("value")) != 1:
         raise ValueError(f"attention {layer.facts.name!r} is not a sum over words: choose another run")
     weights = maps.rows(call, [at])[:, 0]  # [H, S]
-    values = call.projected[1][layer.kinds("value")[0]][0]
+    values = call.projected[1][layer.input_names("value")[0]][0]
     values = values.repeat_interleave(layer.shape.heads // layer.shape.kv_heads, 0)  # [H, S, D]
     out = layer.output.weight.detach().unflatten(1, (layer.shape.heads, -1))  # [E, H, D]
     parts = torch.einsum("hs,hsd,ehd->se", weights, values, out)

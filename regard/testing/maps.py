@@ -46,9 +46,9 @@ def check_weights(case: Case) -> None:
         return
     # attend(V) = weights @ V for any V put in the place of every value
     query, source = layer.project_inputs(x, rows, memory)
-    values = {n: torch.randn_like(source[layer.kinds("value")[0]]) for n in layer.kinds("value")[:1]}
-    swapped = source | dict.fromkeys(layer.kinds("value"), next(iter(values.values())))
-    nothing = source | {n: torch.zeros_like(source[n]) for n in layer.kinds("value")}
+    values = {n: torch.randn_like(source[layer.input_names("value")[0]]) for n in layer.input_names("value")[:1]}
+    swapped = source | dict.fromkeys(layer.input_names("value"), next(iter(values.values())))
+    nothing = source | {n: torch.zeros_like(source[n]) for n in layer.input_names("value")}
     o = (
         layer.attend_projected(rows, query, swapped, None, memory)[0]
         - layer.attend_projected(rows, query, nothing, None, memory)[0]

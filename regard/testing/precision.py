@@ -22,8 +22,8 @@ def check_low_precision(case: Case) -> None:
         given = {n: torch.randn(2, t.shape[1], 64, generator=draw) for n, t in inputs(case, B=2).items()}
         if hasattr(layer, "project") and {"q", "k"} <= set(layer.inputs):
             source = given.get("memory", given["x"])
-            keys = layer.split("k", source).repeat_interleave(4 // layer.shape.kv_heads, 1)
-            top = (layer.split("q", given["x"]) @ keys.mT).abs().max()
+            keys = layer.project_heads("k", source).repeat_interleave(4 // layer.shape.kv_heads, 1)
+            top = (layer.project_heads("q", given["x"]) @ keys.mT).abs().max()
             factor = math.sqrt(logits / (layer.shape.head_width**-0.5 * top.item()))
         else:
             factor = math.sqrt(logits / 4)

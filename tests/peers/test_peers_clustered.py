@@ -17,7 +17,7 @@ def build(options: str, seed: int = 0):
 
 def dense(layer, x: torch.Tensor) -> torch.Tensor:
     """Every weight of every query, [B, H, T, S]."""
-    q, k = layer.split("q", x), layer.split("k", x)
+    q, k = layer.project_heads("q", x), layer.project_heads("k", x)
     group = layer.group(q, None)
     together = (group[..., None] == group[..., None, :]).double()
     means = together @ q / together.sum(-1, keepdim=True)
@@ -39,7 +39,7 @@ def test_dense(options):
     x = torch.randn(2, N, WIDTH, dtype=torch.float64)
     mine, other = x.clone().requires_grad_(), x.clone().requires_grad_()
     y = layer(mine)
-    z = layer.output((dense(layer, other) @ layer.split("v", other)).transpose(1, 2).flatten(2))
+    z = layer.output((dense(layer, other) @ layer.project_heads("v", other)).transpose(1, 2).flatten(2))
     assert_close(y, z)
     toward = torch.randn_like(y)
     (y * toward).sum().backward()

@@ -202,7 +202,7 @@ def test_training_by_segments_stops_at_the_memory():
 def test_the_map_is_what_reaches_a_query(function):
     """Where slots are linear in the tokens the layer is so in its values, and the map can be told from outside."""
     layer, x = layer_of(f", function='{function}'").eval(), draw(2, 5 * N + 1)
-    o = layer.weights(x) @ layer.split("v", x)
+    o = layer.weights(x) @ layer.project_heads("v", x)
     assert_close(layer.output(o.transpose(1, 2).flatten(2)), layer(x))
 
 

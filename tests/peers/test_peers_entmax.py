@@ -78,7 +78,7 @@ def test_layer(role, spec):
     layer = regard.attention(spec, width=WIDTH, heads=HEADS, role=role).double()
     x, memory = torch.randn(3, 11, WIDTH).double(), torch.randn(3, 11, WIDTH).double()
     source = memory if role == "cross" else x
-    q, k, v = (layer.split(name, x if name == "q" else source) for name in "qkv")
+    q, k, v = (layer.project_heads(name, x if name == "q" else source) for name in "qkv")
     logits = q @ k.mT / (WIDTH // HEADS) ** 0.5
     hidden = ~KEEP[:, None, None] | (torch.ones(11, 11).triu(1).bool() if role == "causal" else False)
     # theirs stop with an error at a query that sees nothing, which only padding does

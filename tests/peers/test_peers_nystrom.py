@@ -102,7 +102,7 @@ def test_many_steps_are_the_inverse(tokens):
     torch.manual_seed(0)
     layer = regard.attention("nystrom(landmarks=4, kernel=0, iterations=20)", width=WIDTH, heads=HEADS).double()
     x = torch.randn(2, tokens, WIDTH, dtype=torch.float64)
-    q, k, v = (layer.split(name, x) for name in "qkv")
+    q, k, v = (layer.project_heads(name, x) for name in "qkv")
     segments = torch.arange(tokens) * 4 // tokens
     assert segments.bincount().max() - segments.bincount().min() <= 1
     q_mean, k_mean = (torch.stack([part[:, :, segments == s].mean(2) for s in range(4)], 2) for part in (q, k))

@@ -71,7 +71,7 @@ def test_full(spec, role):
     torch.manual_seed(0)
     layer = regard.attention(spec, width=WIDTH, heads=HEADS, role=role).double()
     x = torch.randn(2, 21, WIDTH, dtype=torch.float64)
-    k, v = layer.split("k", x), layer.split("v", x)
+    k, v = layer.project_heads("k", x), layer.project_heads("v", x)
     others = ~torch.eye(21, dtype=torch.bool)
     others = others.tril() if role == "causal" else others
     # the first token has none to look back at

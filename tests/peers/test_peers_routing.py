@@ -34,8 +34,8 @@ def test_same_centroids(role, shared):
     theirs.kmeans.means.copy_(ours.centroids)
     x = torch.randn(2, N, WIDTH, dtype=torch.float64)
     mine, other = x.clone().requires_grad_(), x.clone().requires_grad_()
-    k, v = (ours.split(name, other) for name in "kv")
-    q = k if shared else ours.split("q", other)
+    k, v = (ours.project_heads(name, other) for name in "kv")
+    q = k if shared else ours.project_heads("q", other)
     z = theirs(F.layer_norm(q, (D,), eps=1e-6), F.layer_norm(k, (D,), eps=1e-6), v)[0]
     z = ours.output(z.transpose(1, 2).flatten(2))
     y = ours(mine)
@@ -53,7 +53,7 @@ def test_full(role):
     torch.manual_seed(0)
     layer = regard.attention("routing(clusters=1)", width=WIDTH, heads=HEADS, role=role).double().eval()
     x = torch.randn(2, N, WIDTH, dtype=torch.float64)
-    k, v = F.layer_norm(layer.split("k", x), (D,), eps=1e-6), layer.split("v", x)
+    k, v = F.layer_norm(layer.project_heads("k", x), (D,), eps=1e-6), layer.project_heads("v", x)
     expected = F.scaled_dot_product_attention(k, k, v, is_causal=role == "causal")
     assert_close(layer(x), layer.output(expected.transpose(1, 2).flatten(2)))
 
@@ -76,7 +76,7 @@ def test_centroids_follow_the_tokens(shared):
     squares = []
     for h in range(HEADS):
         tokens = [
-            F.layer_norm(layer.split(name, x)[b, h, i], (D,), eps=1e-6)
+            F.layer_norm(layer.project_heads(name, x)[b, h, i], (D,), eps=1e-6)
             for name in (("k",) if shared else ("q", "k"))
             for b, i in keep.nonzero().tolist()
         ]
@@ -109,12 +109,12 @@ def test_across():
     torch.manual_seed(0)
     layer = regard.attention("routing(clusters=4, window=5)", width=WIDTH, heads=HEADS, role="cross").double().eval()
     x, memory = torch.randn(2, N, WIDTH, dtype=torch.float64), torch.randn(2, 30, WIDTH, dtype=torch.float64)
-    q, k = (F.layer_norm(layer.split(name, y), (D,), eps=1e-6) for name, y in (("q", x), ("k", memory)))
+    q, k = (F.layer_norm(layer.project_heads(name, y), (D,), eps=1e-6) for name, y in (("q", x), ("k", memory)))
     near = torch.einsum("hcd,bhsd->bhcs", layer.centroids, k)
     own = torch.einsum("bhtd,hcd->bhtc", q, layer.centroids).argmax(-1)
     seen = torch.zeros_like(near, dtype=torch.bool).scatter(3, near.topk(5, 3).indices, True)
     seen = seen.gather(2, own[..., None].expand(-1, -1, -1, 30))
-    expected = F.scaled_dot_product_attention(q, k, layer.split("v", memory), attn_mask=seen)
+    expected = F.scaled_dot_product_attention(q, k, layer.project_heads("v", memory), attn_mask=seen)
     expected = layer.output(expected.transpose(1, 2).flatten(2))
     assert_close(layer(x, memory=memory), expected)
     state = layer.start(2, memory=memory)
@@ -141,7 +141,7 @@ def test_strided(role):
     """Of all tokens from near to far every s-th: with w = 5 of 18, those at ranks 0, 3, 6, 9 and 12."""
     layer = build(role, spec=", strided=True").eval()
     x = torch.randn(2, N, WIDTH, dtype=torch.float64)
-    k, v = F.layer_norm(layer.split("k", x), (D,), eps=1e-6), layer.split("v", x)
+    k, v = F.layer_norm(layer.project_heads("k", x), (D,), eps=1e-6), layer.project_heads("v", x)
     ranked = torch.einsum("hcd,bhsd->bhcs", layer.centroids, k).argsort(-1, descending=True)
     total, times = torch.zeros_like(v), torch.zeros_like(v[..., :1])
     for b, h, c in itertools.product(range(2), range(HEADS), range(CLUSTERS)):

@@ -24,14 +24,14 @@ def build(role: str = "self", **options) -> Attention:
 def sort(layer: Attention, x: torch.Tensor) -> torch.Tensor:
     """S [B, H, U, U] of a layer."""
     mask: Mask = layer.whole_mask(Rows.full(x))
-    return layer._sort(mask, layer.split("s", x).unflatten(2, (-1, BLOCK)))
+    return layer._sort(mask, layer.project_heads("s", x).unflatten(2, (-1, BLOCK)))
 
 
 def test_same_order():
     peer = importlib.import_module("sinkhorn_transformer.sinkhorn_transformer")
     layer = build(iterations=5, temperature=0.6)
     x = torch.randn(2, N, WIDTH, dtype=torch.float64)
-    hidden = torch.relu(layer.split("s", x.unflatten(1, (-1, BLOCK)).sum(2)) + layer.offset[:, None])
+    hidden = torch.relu(layer.project_heads("s", x.unflatten(1, (-1, BLOCK)).sum(2)) + layer.offset[:, None])
     logits = torch.einsum("bhud,hwd->bhuw", hidden, layer.place) / 0.6
     expected = peer.sinkhorn_sorting_operator(logits.flatten(0, 1), 5)
     assert_close(sort(layer, x).flatten(0, 1), expected)
@@ -70,7 +70,7 @@ def test_hard_permutation():
     x[..., : N // BLOCK] = F.one_hot(torch.arange(N) // BLOCK, N // BLOCK).double()
     block = torch.arange(N) // BLOCK
     gap = (block - block[:, None]) % (N // BLOCK)
-    q, k, v = (layer.split(name, x) for name in "qkv")
+    q, k, v = (layer.project_heads(name, x) for name in "qkv")
     expected = F.scaled_dot_product_attention(q, k, v, attn_mask=gap <= 1)
     assert_close(layer(x), layer.output(expected.transpose(1, 2).flatten(2)))
 

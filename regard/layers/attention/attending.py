@@ -40,13 +40,13 @@ class Attending(Projected):
             return self._product_with_content(content, mask, q, k, v, scale)
         if bias is not None:
             return self._product_with_bias(bias, mask, q, k, v, scale)
-        if self.drops and q.device.type == "cpu":
+        if self.has_dropout and q.device.type == "cpu":
             # drawn a piece at a time and cheaply: PyTorch's own takes 18 times as long on a CPU
             k, v = (_repeat_heads(x, q.shape[1]) for x in (k, v))
             return self.in_pieces(
                 mask, q, lambda q, part: self.softmax_average(part, q * scale @ k[:, :, : part.S].mT, v[:, :, : part.S])
             )
-        p = self.shape.dropout if self.drops else 0.0
+        p = self.shape.dropout if self.has_dropout else 0.0
         if mask.allowed is not None:
             visible, some = mask.safe()
             o = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, dropout_p=p, scale=scale, enable_gqa=gqa)
@@ -81,7 +81,7 @@ class Attending(Projected):
 
         def read(q: Tensor, part: Mask) -> Tensor:
             keys, values = k[:, :, : part.S], v[:, :, : part.S]
-            if self.drops:
+            if self.has_dropout:
                 keys, values = (_repeat_heads(x, q.shape[1]) for x in (keys, values))
                 return self.softmax_average(part, q * scale @ keys.mT, values)
             logits, (visible, some) = scheme.biases(part).to(q.dtype), part.safe()
@@ -125,7 +125,7 @@ class Attending(Projected):
                 # the host knows that no query of the piece sees the keys behind its last one
                 part = part._replace(S=min(part.S, part.shift + part.T))
             if torch.is_grad_enabled():
-                outs.append(checkpoint(read, piece, part, use_reentrant=False, preserve_rng_state=self.drops))
+                outs.append(checkpoint(read, piece, part, use_reentrant=False, preserve_rng_state=self.has_dropout))
             else:
                 outs.append(read(piece, part))
         return torch.cat(outs, 2)
@@ -140,11 +140,11 @@ class Attending(Projected):
         zero = torch.zeros_like(state.count)
         T = next(iter(query.values())).shape[2]
         mask = Mask(zero, zero, state.count, T, state.S, False, state.full, 0, state.allowed)
-        source = dict(zip(self.kinds("key", "value", "gate"), state.parts, strict=True))
-        return self.attend(mask, **query, **self.repeated(source))
+        source = dict(zip(self.input_names("key", "value", "gate"), state.parts, strict=True))
+        return self.attend(mask, **query, **self.repeat_heads(source))
 
     def probe_state(self, state: Any, first: int) -> Any:
-        crosses, names = self.shape.role == "cross", self.kinds("key", "value", "gate")
+        crosses, names = self.shape.role == "cross", self.input_names("key", "value", "gate")
         state = take_rows(state, torch.arange(len(state.count if crosses else state.progress.length)))
         if crosses:
             at = torch.arange(state.S, device=state.count.device)[None]
@@ -158,9 +158,9 @@ class Attending(Projected):
     @final
     def _with_units(self, names: list[str], parts: tuple[Tensor, ...], at: Tensor, first: int) -> tuple[Tensor, ...]:
         """The parts of a state by the names of their inputs, unit vectors of the positions `at` for the values."""
-        values = self.kinds("value")
+        values = self.input_names("value")
         return tuple(
-            self.unit(at, first, len(part), part.dtype) if name in values else part
+            self.unit_vectors(at, first, len(part), part.dtype) if name in values else part
             for name, part in zip(names, parts, strict=True)
         )
 

@@ -60,7 +60,7 @@ class Cached(Attending):
         state: CacheState | RingState | None,
     ) -> tuple[Tensor, CacheState | RingState | None]:
         if state is None:
-            return self.attend(self.whole_mask(rows), **query, **self.repeated(source)), None
+            return self.attend(self.whole_mask(rows), **query, **self.repeat_heads(source)), None
         if isinstance(state, RingState):
             return self.attend_next(query, source, state)
         before, after = state.progress.longest, state.progress.advance(rows)
@@ -71,7 +71,7 @@ class Cached(Attending):
         shift, S, end = 0 if before == 0 else rows.uniform_start, after.longest, after.length
         mask = Mask(rows.start, torch.zeros_like(end), end, rows.T, S, True, after.uniform, shift)
         filled = dict(zip(source, (part[:, :, :S] for part in parts), strict=True))
-        return self.attend(mask, **query, **self.repeated(filled)), CacheState(parts, after)
+        return self.attend(mask, **query, **self.repeat_heads(filled)), CacheState(parts, after)
 
     @final
     def empty_state(self, batch: int, capacity: int | None, dtype: torch.dtype, device: torch.device) -> CacheState:
@@ -79,7 +79,7 @@ class Cached(Attending):
         sizes = {"gate": (batch, self.shape.heads, C)}
         parts = (
             torch.zeros(sizes.get(self.inputs[name], (batch, G, C, D)), dtype=dtype, device=device)
-            for name in self.kinds("key", "value", "gate")
+            for name in self.input_names("key", "value", "gate")
         )
         return CacheState(tuple(parts), Progress.initial(batch, device, self.facts.name))
 

@@ -173,8 +173,8 @@ class Compressive(Segmented):
             "on the whole sequence"
         )
 
-    def sources(self, x: Tensor) -> dict[str, Tensor]:
-        return {"x": x[:, None]} | super().sources(x)
+    def project_sources(self, x: Tensor) -> dict[str, Tensor]:
+        return {"x": x[:, None]} | super().project_sources(x)
 
     def attend_self(
         self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], state: CompressiveState | None
@@ -225,7 +225,7 @@ class Compressive(Segmented):
     def _full(self, parts: Parts) -> Parts:
         if len(parts) == 3:
             return parts
-        return (parts[0], *(self.split(name, parts[0][:, 0]) for name in "kv"))
+        return (parts[0], *(self.project_heads(name, parts[0][:, 0]) for name in "kv"))
 
     def _attend_grid(
         self, rows: Rows, grid: Grid, source: dict[str, Tensor], state: CompressiveState | None, probe: bool = False
@@ -355,7 +355,7 @@ class Compressive(Segmented):
         x, _, v = (part[:, :, : part.shape[2] - self.memory] for part in grid.tokens)
         slots = self._squeezed(x[:, 0].unflatten(1, (grid.m, self.segment))).flatten(1, 2)
         slots = slots if self.loss == "none" else slots.detach()
-        k, projected = (self.split(name, slots) for name in "kv")
+        k, projected = (self.project_heads(name, slots) for name in "kv")
         return slots[:, None], k, v.unflatten(2, (-1, self.rate)).mean(3) if probe else projected
 
     def _squeezed(self, x: Tensor) -> Tensor:

@@ -25,12 +25,12 @@ class Digested(Projected):
     def attend_self(
         self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], state: Any
     ) -> tuple[Tensor, Any]:
-        return self.consult(self.digest(rows.real(), **self.repeated(source)), **query), None
+        return self.consult(self.digest(rows.real(), **self.repeat_heads(source)), **query), None
 
     @final
     def project_memory(self, source: dict[str, Tensor], memory: Memory) -> CrossState:
         rows = memory.rows()
-        digest = self.digest(rows.real(), **self.repeated(source))
+        digest = self.digest(rows.real(), **self.repeat_heads(source))
         return CrossState(digest, rows.count, memory.count is None, rows.T, mechanism=self.facts.name)
 
     @final

@@ -89,7 +89,7 @@ class Entmax(Cached):
                 logits = to_wide(q) * self.scale @ to_wide(keys).mT
             if bias is not None:
                 logits = logits + bias.biases(part)
-            weights = self.drop(entmax(logits, beta, part.dense()))
+            weights = self.drop_weights(entmax(logits, beta, part.dense()))
             o = weights.to(v.dtype) @ values
             added = None if content is None else content.values(weights, part)
             return o if added is None else o + added.to(v.dtype)

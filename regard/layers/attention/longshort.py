@@ -176,7 +176,7 @@ class LongShort(Attention):
     def _read(self, x: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """q, k, v [B, H, T, D], lra: normed, and the logits p of the summaries, [B, H, T, r]."""
         x = x if self.position is None else self.position.add(x, rows)
-        q, k, v = (self.split(name, x) for name in "qkv")
+        q, k, v = (self.project_heads(name, x) for name in "qkv")
         k, v = (part.repeat_interleave(self.shape.heads // self.shape.kv_heads, 1) for part in (k, v))
         if self.lra:
             k, v = (self._norm(self.near_norm, part) for part in (k, v))
@@ -184,7 +184,7 @@ class LongShort(Attention):
             return q, k, v, q[..., :0]
         return q, k, v, self.summary(x).unflatten(2, (-1, self.rank)).transpose(1, 2)
 
-    def split(self, name: str, x: Tensor) -> Tensor:
+    def project_heads(self, name: str, x: Tensor) -> Tensor:
         """[B, n, E] -> [B, H or G, n, D]"""
         return self.project[name](x).unflatten(2, (-1, self.shape.head_width)).transpose(1, 2)
 

@@ -75,7 +75,7 @@ class Nystrom(Projected):
     def attend_self(
         self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], state: None
     ) -> tuple[Tensor, None]:
-        q, source, real = query["q"], self.repeated(source), rows.real()
+        q, source, real = query["q"], self.repeat_heads(source), rows.real()
         k, v = source["k"], source["v"]
         if real is not None:
             # zero vectors in the padding still have values: the biases

@@ -157,7 +157,7 @@ class Projected(Attention):
         if self.position is not None and self.position.facts.kind != "input":
             raise ValueError("queries that stand among their keys are read as a whole: call the layer, not start")
         # every step reads them: the tokens of a head are made contiguous once
-        source = {name: projected.contiguous() for name, projected in self.sources(memory.x).items()}
+        source = {name: projected.contiguous() for name, projected in self.project_sources(memory.x).items()}
         return Initial(self.project_memory(source, memory))
 
     def empty_state(self, batch: int, capacity: int | None, dtype: torch.dtype, device: torch.device) -> Any:
@@ -199,8 +199,8 @@ class Projected(Attention):
         def probe(first: int) -> Tensor:
             positions = rows.positions()
             units = {
-                name: self.unit(positions, first, len(x), source[name].dtype)
-                for name in (self.kinds("value") if source else ())
+                name: self.unit_vectors(positions, first, len(x), source[name].dtype)
+                for name in (self.input_names("value") if source else ())
             }
             return self.attend_projected(rows, query, source | units, self.probe_state(state, first))[0]
 
@@ -233,7 +233,7 @@ class Projected(Attention):
         memory: Memory | None,
     ) -> Tensor:
         """`apply_map` behind the projections. Default: the values take the place of the projected ones."""
-        names = self.kinds("value")
+        names = self.input_names("value")
         return self.in_widths(
             values, lambda v: self.attend_values(rows, query, source | dict.fromkeys(names, v), memory)
         )
@@ -261,14 +261,14 @@ class Projected(Attention):
         return self.scheme("content") is not None
 
     @final
-    def unit(self, at: Tensor, first: int, batch: int, dtype: torch.dtype) -> Tensor:
+    def unit_vectors(self, at: Tensor, first: int, batch: int, dtype: torch.dtype) -> Tensor:
         """[B, G, n, D]: 1 where the position [1 or B, n] is first + d."""
         columns = torch.arange(first, first + self.shape.head_width, device=at.device)
         hits = (at[..., None] == columns).to(dtype)
         return hits[:, None].expand(batch, self.shape.kv_heads, -1, -1).contiguous()
 
     @final
-    def kinds(self, *kinds: str) -> list[str]:
+    def input_names(self, *kinds: str) -> list[str]:
         """The names of the inputs of these kinds, in order."""
         return [name for name, kind in self.inputs.items() if kind in kinds]
 
@@ -280,13 +280,13 @@ class Projected(Attention):
         added, rotation = self.scheme("input"), self.scheme("rotation")
         if added is not None:
             x = added.add(x, rows)
-        query = {name: self.split(name, x) for name in self.kinds("query")}
+        query = {name: self.project_heads(name, x) for name in self.input_names("query")}
         read = x
         if self.shape.role == "cross":
             if memory is None:
                 return query, {}
             read = memory.x
-        source = self.sources(read)
+        source = self.project_sources(read)
         if rotation is not None:
             slots = rows.positions()
             query_places = key_places = rotation.places(slots)
@@ -294,15 +294,15 @@ class Projected(Attention):
                 query_places = rotation.places(slots, rotation.pace)
                 key_places = rotation.places(torch.arange(read.shape[1], device=x.device)[None])
             query = {name: rotation.rotate(projected, query_places) for name, projected in query.items()}
-            source |= {name: rotation.rotate(source[name], key_places) for name in self.kinds("key")}
+            source |= {name: rotation.rotate(source[name], key_places) for name in self.input_names("key")}
         return query, source
 
-    def sources(self, x: Tensor) -> dict[str, Tensor]:
+    def project_sources(self, x: Tensor) -> dict[str, Tensor]:
         """The projected keys, values and gates of the tokens or of the memory."""
-        return {name: self.split(name, x) for name in self.kinds("key", "value", "gate")}
+        return {name: self.project_heads(name, x) for name in self.input_names("key", "value", "gate")}
 
     @final
-    def split(self, name: str, x: Tensor) -> Tensor:
+    def project_heads(self, name: str, x: Tensor) -> Tensor:
         """[B, n, E] -> [B, H or G, n, D], a gate [B, H, n]"""
         projected = self.project[name](x)
         if self.inputs[name] == "gate":
@@ -310,7 +310,7 @@ class Projected(Attention):
         return projected.unflatten(2, (-1, self.shape.head_width)).transpose(1, 2)
 
     @final
-    def repeated(self, source: dict[str, Tensor]) -> dict[str, Tensor]:
+    def repeat_heads(self, source: dict[str, Tensor]) -> dict[str, Tensor]:
         """Keys and values of G heads as H, for mechanisms that do not group."""
         times = self.shape.heads // self.shape.kv_heads
         if self.grouped or times == 1:
@@ -323,20 +323,20 @@ class Projected(Attention):
         bias, content = self.scheme("bias"), self.scheme("content")
         if bias is not None:
             logits = logits + bias.biases(mask)
-        weights = self.drop(masked_softmax(logits, mask.dense()))
+        weights = self.drop_weights(masked_softmax(logits, mask.dense()))
         o = weights.to(v.dtype) @ v
         added = None if content is None else content.values(weights, mask)
         return o if added is None else o + added.to(v.dtype)
 
     @property
-    def drops(self) -> bool:
+    def has_dropout(self) -> bool:
         """Whether attention dropout acts: in training, where it is not 0."""
         return self.training and self.shape.dropout > 0
 
     @final
-    def drop(self, weights: Tensor) -> Tensor:
+    def drop_weights(self, weights: Tensor) -> Tensor:
         """Attention dropout, in training."""
-        return dropped(weights, self.shape.dropout) if self.drops else weights
+        return dropped(weights, self.shape.dropout) if self.has_dropout else weights
 
     def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         outs = [self.plain(self.plain_row(head, x, memory)) for head in range(self.shape.heads)]

@@ -239,7 +239,7 @@ class Routing(Cached):
         if not source:
             # steps over a memory that is projected already
             return None
-        keys = self.repeated({"k": source["k"]})
+        keys = self.repeat_heads({"k": source["k"]})
         x = norm(torch.cat([*query.values(), *keys.values()], 2))  # [B, H, n, D]
         centroids = self.centroids.to(x.dtype)
         hot = x.new_zeros(*x.shape[:3], self.clusters).scatter_(3, self._nearest(x)[..., None], 1)

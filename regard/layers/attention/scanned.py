@@ -47,7 +47,7 @@ class Scanned(Digested):
     ) -> tuple[Tensor, ScanState | None]:
         if self.shape.role == "self":
             return super().attend_self(rows, query, source, state)
-        o, sums = self.scan(rows.real(), None if state is None else state.sums, **query, **self.repeated(source))
+        o, sums = self.scan(rows.real(), None if state is None else state.sums, **query, **self.repeat_heads(source))
         if state is None:
             return o, None
         assert sums is not None, "a scan that was given sums returns them"

@@ -144,7 +144,9 @@ class Synthesizer(Cached):
             queries = {name: x[:, :, at] for name, x in (("h", h), ("f", f), ("q", q)) if x is not None}
             queries |= {name: rows[piece] for name, rows in tables.items()}
             if torch.is_grad_enabled() and not exporting():
-                out = checkpoint(self._read, part, queries, k, v, use_reentrant=False, preserve_rng_state=self.drops)
+                out = checkpoint(
+                    self._read, part, queries, k, v, use_reentrant=False, preserve_rng_state=self.has_dropout
+                )
             else:
                 out = self._read(part, queries, k, v)
             outs.append(out)

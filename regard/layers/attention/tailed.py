@@ -52,7 +52,7 @@ class Tailed(Attending):
         if state is None:
             front = {f"front_{name}": part[:, :, : self.front] for name, part in source.items()} if self.front else {}
             mask = self.whole_mask(rows)
-            return self.attend(mask, **query, **self.repeated(source), **self.repeated(front)), None
+            return self.attend(mask, **query, **self.repeat_heads(source), **self.repeat_heads(front)), None
         after = state.progress.advance(rows)
         joined = {name: torch.cat([old, source[name]], 2) for name, old in zip(source, state.tail, strict=True)}
         front = {
@@ -63,7 +63,7 @@ class Tailed(Attending):
         S = shift + rows.T
         mask = Mask(rows.start, rows.start - shift, after.length, rows.T, S, True, after.uniform, shift)
         seen_front = {name: part[:, :, : self.front] for name, part in front.items()}
-        o = self.attend(mask, **query, **self.repeated(joined), **self.repeated(seen_front))
+        o = self.attend(mask, **query, **self.repeat_heads(joined), **self.repeat_heads(seen_front))
         W = min(self.reach, S)
         if after.uniform:
             # a copy, lest a window hold on to a whole prompt
@@ -85,7 +85,7 @@ class Tailed(Attending):
     def empty_state(self, batch: int, capacity: int | None, dtype: torch.dtype, device: torch.device) -> TailState:
         def zeros(slots: int) -> tuple[Tensor, ...]:
             size = (batch, self.shape.kv_heads, slots, self.shape.head_width)
-            return tuple(torch.zeros(size, dtype=dtype, device=device) for _ in self.kinds("key", "value"))
+            return tuple(torch.zeros(size, dtype=dtype, device=device) for _ in self.input_names("key", "value"))
 
         front = zeros(self.front + 1) if self.front else ()
         return TailState(zeros(0), front, Progress.initial(batch, device, self.facts.name))

@@ -74,8 +74,8 @@ class XL(Segmented):
     ):
         super().__init__(shape, segment=segment, memory=memory, relative=relative, clamp=clamp)
 
-    def sources(self, x: Tensor) -> dict[str, Tensor]:
-        return super().sources(x) | {"x": x[:, None]}
+    def project_sources(self, x: Tensor) -> dict[str, Tensor]:
+        return super().project_sources(x) | {"x": x[:, None]}
 
     def attend_self(
         self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], state: XLState | None
@@ -119,7 +119,7 @@ class XL(Segmented):
             k, v = state.tail
             return k, v
         x = state.tail[0][:, 0]
-        k, v, rotation = self.split("k", x), self.split("v", x), self.scheme("rotation")
+        k, v, rotation = self.project_heads("k", x), self.project_heads("v", x), self.scheme("rotation")
         if rotation is not None:
             at = state.progress.length[:, None] + torch.arange(-self.reach, 0, device=x.device)
             k = rotation.rotate(k, at.clamp(min=0))

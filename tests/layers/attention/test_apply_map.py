@@ -21,7 +21,7 @@ def built(spec, role="self"):
 
 def test_clusterformer_mixes_the_values_of_its_attention():
     layer, x, _ = built("clusterformer(clusters=4, chunk=5)")
-    v = layer.inner.split("v", x)
+    v = layer.inner.project_heads("v", x)
     assert_close(layer.inner.output((layer.weights(x) @ v).transpose(1, 2).flatten(2)), layer(x))
 
 
@@ -122,7 +122,7 @@ def test_poolingformer_reads_the_window_and_what_it_has_read(pooling, role):
     far = layer.far.apply_map(torch.eye(T, dtype=x.dtype).expand(2, 1, -1, -1), read, Rows.full(read))
     assert_close(layer.weights(x), near + far @ near)
     if pooling != "max":
-        v = layer.far.split("v", read)
+        v = layer.far.project_heads("v", read)
         assert_close((far @ v).transpose(1, 2).flatten(2), layer.far(read))
         return
     # of a maximum, the mean over the features of which token each is of
@@ -139,12 +139,12 @@ def test_poolingformer_reads_the_window_and_what_it_has_read(pooling, role):
 @pytest.mark.parametrize("role", ["self", "causal"])
 def test_longshort_mixes_values_and_their_summaries(role):
     layer, x, _ = built("longshort(window=5, rank=3, chunk=4, norm=False)", role)
-    assert_close(layer.output((layer.weights(x) @ layer.split("v", x)).transpose(1, 2).flatten(2)), layer(x))
+    assert_close(layer.output((layer.weights(x) @ layer.project_heads("v", x)).transpose(1, 2).flatten(2)), layer(x))
 
 
 def test_compressive_mixes_values_and_their_means():
     layer, x, _ = built("compressive(segment=4, memory=4, compressed=5, rate=2, function='mean')", "causal")
-    assert_close(layer.output((layer.weights(x) @ layer.split("v", x)).transpose(1, 2).flatten(2)), layer(x))
+    assert_close(layer.output((layer.weights(x) @ layer.project_heads("v", x)).transpose(1, 2).flatten(2)), layer(x))
 
 
 def test_mixer_is_its_slope():

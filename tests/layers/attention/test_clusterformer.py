@@ -32,7 +32,7 @@ def test_a_chunk_for_each_cluster_is_softmax_among_its_tokens():
     cluster = torch.randperm(12) % 3
     x = x + 50 * layer.centroids[cluster]
     together = cluster[:, None] == cluster
-    q, k, v = (layer.inner.split(name, x) for name in "qkv")
+    q, k, v = (layer.inner.project_heads(name, x) for name in "qkv")
     o = F.scaled_dot_product_attention(q, k, v, attn_mask=together)
     assert_close(layer(x), layer.inner.output(o.transpose(1, 2).flatten(2)))
     assert torch.equal(layer.weights(x)[0].amax(0) > 0, together)

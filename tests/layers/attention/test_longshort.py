@@ -16,7 +16,7 @@ def test_the_map_is_what_reaches_a_query(role):
     x = torch.randn(2, 21, 16, dtype=torch.float64)
     keep = torch.rand(2, 21) < 0.7
     for kept in (None, keep):
-        v = layer.split("v", x)
+        v = layer.project_heads("v", x)
         v = v if kept is None else torch.where(kept[:, None, :, None], v, 0)
         o = layer.weights(x, keep=kept) @ v
         assert_close(layer.output(o.transpose(1, 2).flatten(2)), layer(x, keep=kept))
