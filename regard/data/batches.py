@@ -13,7 +13,8 @@ from torch import Tensor
 
 from regard.data.tokenizer import BOS, EOS, PAD
 
-NOISE = 1.0  # tokens: how far lengths are moved before sorting, so that pairs meet others in each epoch
+# tokens by which lengths are shifted at random before sorting, so that each epoch batches other pairs together
+NOISE = 1.0
 
 
 Tensors = TypeVar("Tensors", bound=tuple[Tensor | None, ...])
@@ -58,10 +59,10 @@ def keep_short(source_ids: Sequence[Sequence[int]], target_ids: Sequence[Sequenc
 
 
 class Planned:
-    """Every row once an epoch, in batches of at most `tokens` padded tokens: rows times the longest of `lengths`.
+    """Every row once per epoch, in batches of at most `tokens` padded tokens: rows times the longest of `lengths`.
 
-    With `shuffle`, rows of about equal length are put together anew in each epoch and the batches are shuffled;
-    without, they come from short to long. `key` tells rows of equal length apart, if it is below 1.
+    With `shuffle`, each epoch groups rows of about equal length anew and shuffles the batches; without, batches come
+    from short to long. `key`, below 1, orders rows of equal length.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Planned:
 
 
 class Batches(Planned):
-    """Every pair once an epoch. A pair is as long as its source (with eos) or target (with bos or eos), the longer of
+    """Every pair once per epoch. A pair is as long as its source (with eos) or target (with bos or eos), the longer of
     the two, rounded up to a `multiple`, to which both sides are padded."""
 
     def __init__(
@@ -137,7 +138,7 @@ class Batches(Planned):
         multiple: int = 1,
         special: tuple[int, int, int] = (EOS, BOS, EOS),
     ) -> None:
-        """`special`: what ends a source, begins a target and ends it."""
+        """`special`: the ids that end a source, begin a target and end a target."""
         if len(source_ids) != len(target_ids):
             raise ValueError(f"expected as many targets as sources, got {len(source_ids)} and {len(target_ids)}")
         if len(source_ids) == 0:
@@ -146,13 +147,13 @@ class Batches(Planned):
             raise ValueError(f"multiple must be at least 1, got {multiple}")
         self.multiple, self.special = multiple, special
         self.sources, self.targets = Ragged(source_ids), Ragged(target_ids)
-        # Of what a row takes in a batch: its tokens and one special one.
+        # A row takes its tokens and one special one.
         longest = np.maximum(self.sources.lengths, self.targets.lengths) + 1
         lengths = -(-longest // multiple) * multiple
         if (worst := lengths.max()) > tokens:
             raise ValueError(
                 f"pair {int(lengths.argmax()) + 1} is too long: it takes {worst} tokens and a batch has at most "
-                f"{tokens}. Allow more tokens in a batch or leave out long pairs"
+                f"{tokens}. Raise the tokens of a batch, or drop long pairs"
             )
         # Source lengths too, so that the shorter side is padded little.
         key = self.sources.lengths / (self.sources.lengths.max() + 1)
@@ -181,8 +182,8 @@ class Examples(NamedTuple):
 
 
 class LabelledBatches(Planned):
-    """Every text once an epoch, with its class. A share of `blanked` of the tokens, the first and the last
-    left alone, is replaced by the unknown one: a draw of seed, epoch and batch alone."""
+    """Every text once per epoch, with its class. A share `blanked` of the tokens, but not the first and the last, is
+    replaced by the unknown token; which ones depends on seed, epoch and batch alone."""
 
     def __init__(
         self,
@@ -221,12 +222,12 @@ class LabelledBatches(Planned):
 
 
 def drawing(seed: int, epoch: int, i: int) -> np.random.Generator:
-    """What is drawn for one batch. The plan of the epoch draws from [seed, epoch]."""
+    """The random numbers of one batch. The plan of the epoch draws from [seed, epoch]."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch, i, 1])))
 
 
 def similar(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Places of similar length, longest first, as many as fit into the padded tokens, one at least."""
+    """Indices in groups of similar length, longest first: as many as fit into `tokens` padded tokens, at least one."""
     group: list[int] = []
     for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
         if group and (len(group) + 1) * lengths[group[0]] > tokens:

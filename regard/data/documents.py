@@ -19,7 +19,7 @@ from regard.data.text import STANDARD_INPUT, BadText, Skipped, checked_lines, le
 from regard.data.tokenizer import PAD, Tokenizer
 
 Unit = Literal["file", "line", "blank"]
-IGNORED = -100  # a target that is not asked for, as in regard.training.loss
+IGNORED = -100  # a target that the loss ignores, as in regard.training.loss
 LONGEST = 1 << 31  # characters of a line: all of a text is kept, so there is no reason to cut it
 
 
@@ -32,7 +32,7 @@ class Documents(NamedTuple):
 
 
 def files_under(paths: Sequence[str]) -> list[str]:
-    """Files as they are, folders as all the files in them, by name; hidden ones are left out."""
+    """Files as they are, folders as all the files in them, by name, without hidden ones."""
     found: list[str] = []
     for path in paths:
         if path == STANDARD_INPUT or not os.path.isdir(path):
@@ -50,8 +50,8 @@ def files_under(paths: Sequence[str]) -> list[str]:
 
 
 def read_documents(paths: Sequence[str], unit: Unit, skip_bad: bool = False) -> tuple[list[str], dict[str, Skipped]]:
-    """The documents of files and folders (.gz, .xz and "-" too), and the bad lines left out: reason -> `Skipped`.
-    Without `skip_bad` the first bad line is an error. A document without ink is none."""
+    """The documents of files and folders (.gz, .xz and "-" too), and the bad lines skipped: reason -> `Skipped`.
+    Without `skip_bad` the first bad line is an error. A document of white space alone does not count."""
     documents: list[str] = []
     skipped: dict[str, Skipped] = {}
     for path in files_under(paths):
@@ -116,10 +116,10 @@ def stream(documents: Sequence[str], tokenizer: Tokenizer) -> np.ndarray:
 
 
 class Blocks:
-    """A stream of tokens in blocks of `length`, `tokens // length` of them a batch. Each epoch cuts the stream at other
-    places and shuffles the blocks, so that a token is learnt once an epoch (but for fewer than two blocks at the ends)
-    and each time behind another context. Without `shuffle`, blocks come in order and the last may be shorter; with a
-    `stride` they overlap, and only what no block before had to foretell is asked for."""
+    """A stream of tokens in blocks of `length`, `tokens // length` of them per batch. Each epoch cuts the stream at
+    other places and shuffles the blocks, so that a token is trained on once per epoch (but for fewer than two blocks at
+    the ends), each time behind another context. Without `shuffle`, blocks come in order and the last may be shorter;
+    with a `stride` they overlap, and the targets are only what no earlier block predicted."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Blocks:
         return (len(self.ids) - 1) // self.length
 
     def starts(self, epoch: int) -> np.ndarray:
-        """Where the blocks of an epoch begin, in the order they are learnt."""
+        """Where the blocks of an epoch begin, in the order of training."""
         if self.planned is None or self.planned[0] != epoch:
             # drawn and sorted as in batches.py, for the same reason
             generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.seed, epoch])))
@@ -175,7 +175,7 @@ class Blocks:
 
 
 class Pieces(Planned):
-    """Every row is of one document, so that whatever the attention, no token sees another document: a text longer than
+    """Rows of one document each, so that no token sees another document, whatever the attention. A text longer than
     `length` is cut into several rows. Rows of similar length share a batch."""
 
     def __init__(

@@ -3,7 +3,7 @@
     number   1,234.56  -5 %  $3.50  2024-05-17  3/4  223-1374     what is said with it is language: "3rd" is 3 and "rd"
     time     7:45  14:30:05
     thing    what stands for a noun: https://a.org  a@b.de  ~/notes.txt  @name  #tag  v1.2.3  A380  {name}  `code`,
-             and words of a script that the model has not learned
+             and words of a script that the model was not trained on
     sign     what stands beside the words: emoji, emoticons, <b>, &amp;, arrows and other symbols
 
 `find` gives them with their places. `match` pairs those of a sentence with those of its translation: a number is the
@@ -194,7 +194,7 @@ def comparable(one: Entity, other: Entity) -> bool:
 
 class Style(NamedTuple):
     """How numbers change on the way: the decimal signs of the two languages, and whether the target puts the sign of a
-    currency behind the amount. None: nothing is known, and they stay as they are."""
+    currency behind the amount. None: unknown, and they stay as they are."""
 
     source: str | None = None
     target: str | None = None
@@ -202,7 +202,7 @@ class Style(NamedTuple):
 
     @classmethod
     def learn(cls, pairs: Iterable[tuple[Entity, Entity]]) -> "Style":
-        """By the majority among matched entities that could tell."""
+        """By the majority of the matched entities that show one."""
         swapped, same, last, first = {".": 0, ",": 0}, 0, 0, 0
         for ours, theirs in pairs:
             one, other = PARTS.match(ours.text), PARTS.match(theirs.text)

@@ -157,7 +157,7 @@ class Noun(NamedTuple):
     dative: str  # plural
 
     def counted(self, n: int, as_digits: bool = False) -> Phrase:
-        """So many of it. One is written as a word, and inflected."""
+        """A number of it. One is written as a word, and inflected."""
         if n == 1:
             article = {"m": ("ein", "einen", "einem"), "f": ("eine", "eine", "einer"), "n": ("ein", "ein", "einem")}
             cases = [f"{form} {self.german}" for form in article[self.gender]]

@@ -1,7 +1,7 @@
 """Texts and their labels: CSV, TSV and JSON lines by the name of the file, or two files with a line for a line.
 
-Each may be packed (.gz, .xz). Faults are those of data/text.py, with file and line, or left out and counted. A text
-may hold line breaks where its format can write them: in quotes in CSV, as \\n in JSON.
+Each may be compressed (.gz, .xz). Faults are those of data/text.py, reported with file and line, or skipped and
+counted. A text may hold line breaks where its format can write them: in quotes in CSV, as \\n in JSON.
 """
 
 import csv
@@ -35,7 +35,7 @@ Example = tuple[str, str]
 
 
 class Labelled(NamedTuple):
-    """Texts, the label of each, what was left out on the way: reason -> `Skipped`, and the line where each begins,
+    """Texts, the label of each, the lines that were skipped: reason -> `Skipped`, and the line where each begins,
     counted from 1."""
 
     texts: list[str]
@@ -55,7 +55,7 @@ def read_labelled(
     """Texts and labels from one .csv, .tsv or .jsonl file, whose `columns` are names (of the first line, or of the JSON
     objects) or, where there is no line of names, numbers counted from 0; or from two files, line by line.
 
-    The first bad line is an error; with `skip_bad`, it is left out and counted.
+    The first bad line is an error; with `skip_bad`, it is skipped and counted.
     """
     found = Labelled([], [], {}, [])
     with ExitStack() as stack:
@@ -84,9 +84,7 @@ def read_labelled(
             found.lines.append(number)
     if not found.texts:
         summary = "; ".join(f"{reason}: {skipped.count}" for reason, skipped in found.skipped.items())
-        raise BadText(
-            shown(texts), None, "no example left", f" after leaving out bad lines ({summary})" * bool(summary)
-        )
+        raise BadText(shown(texts), None, "no example left", f" after skipping bad lines ({summary})" * bool(summary))
     return found
 
 
@@ -97,7 +95,7 @@ def file_format(path: str | Path) -> str:
     known = FORMATS.get(suffixes[-1].lower()) if suffixes else None
     if known is None:
         raise ValueError(
-            f"{shown(path)}: cannot tell where its labels are: name a file that ends in {', '.join(FORMATS)} "
+            f"{shown(path)}: does not say where its labels are: name a file that ends in {', '.join(FORMATS)} "
             "(packed as .gz or .xz, if you like), or give a second file of labels, line by line"
         )
     return known
@@ -193,7 +191,7 @@ def csv_cells(
             line = checked(data, is_whole, name, number, longest)
             if isinstance(line, BadText):
                 bad.append(line)
-            # a bad line is read on all the same: its quotes say where its record ends
+            # a bad line is parsed all the same: its quotes say where its record ends
             yield data.decode(errors="replace") + "\n"
 
     csv.field_size_limit(LONGEST)

@@ -1,8 +1,8 @@
-"""Texts with some tokens hidden, for models that name them from both sides.
+"""Texts with some tokens hidden, for models that predict them from both sides.
 
 Devlin et al. 2019 (BERT, arXiv 1810.04805): of the tokens of a text a share is chosen, and of those 80 % are replaced
-by the mask, 10 % by a token drawn at random, and 10 % stay as they are; the model must name all of the chosen. What is
-chosen is drawn anew each time a text comes (Liu et al. 2019, RoBERTa, arXiv 1907.11692), by seed, epoch and batch.
+by the mask, 10 % by a token drawn at random, and 10 % stay as they are; the model must predict all of the chosen. What
+is chosen is drawn anew each time a text comes (Liu et al. 2019, RoBERTa, arXiv 1907.11692), by seed, epoch and batch.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from regard.data.batches import Planned, Ragged, drawing, to_device
 from regard.data.documents import IGNORED
 from regard.data.tokenizer import CONTINUES, Tokenizer
 
-PIECE = "##"  # before what goes on inside a word, in the vocabularies of BERT
+PIECE = "##"  # before a token that continues a word, in the vocabularies of BERT
 HIDDEN, RANDOM = 0.8, 0.1  # of the chosen tokens; the others stay
 
 
@@ -51,7 +51,7 @@ class Masking:
         """ids [B, T], real [B, T] -> (ids with some replaced, places [B, P], targets [B, P])."""
         B, T = ids.shape
         free = real & ~self.special[ids]
-        # on average the share of each row, and a row of few tokens is not left out for good
+        # on average the share of each row, so that a row of few tokens has its turn too
         budget = np.floor(self.share * free.sum(1) + draw.random(B)).astype(np.int64)
         P = int(np.floor(self.share * T + 1))
         scores = draw.random((B, T))
@@ -82,8 +82,8 @@ class Masking:
 
 
 def whole_words(scores: np.ndarray, free: np.ndarray, budget: np.ndarray) -> np.ndarray:
-    """Which of sorted tokens are taken, where equal scores are a word: word by word, but none that goes over what is
-    left of the budget of its row."""
+    """Which of sorted tokens are taken, where tokens of one word have equal scores: word by word, but no word that
+    exceeds the rest of the budget of its row."""
     places = np.arange(scores.shape[1] + 1)
     taken = places[:-1] < budget[:, None]
     # a word that begins just behind the budget, or nothing at all: then what comes before are whole words
@@ -155,7 +155,7 @@ class Rows(Protocol):
 
 
 class Texts(Planned):
-    """Every text once an epoch, alone in its row; one that is longer than `length` goes on in further rows."""
+    """Every text once per epoch, alone in its row; one that is longer than `length` continues in further rows."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class Texts(Planned):
 
 
 class MaskedBatches:
-    """Batches of rows, masked. Without `anew`, each epoch hides the same, to compare models by."""
+    """Batches of rows, masked. Without `anew`, each epoch hides the same tokens, so that models can be compared."""
 
     def __init__(self, rows: Rows, masking: Masking, *, anew: bool = True) -> None:
         self.rows, self.masking, self.anew = rows, masking, anew

@@ -115,7 +115,7 @@ def packed(
     text: str, pieces: Sequence[Span], fits: Callable[[str], bool], kept: Sequence[tuple[int, int]]
 ) -> Iterator[Span]:
     """Neighbours put together while they fit; what does not fit alone is cut further. How many fit is searched by
-    halves, so that a long line is not read once a word."""
+    halves, so that a long line is not read once per word."""
     at = 0
     while at < len(pieces):
         low, high = at, at + 1

@@ -1,6 +1,6 @@
-"""Tasks that a program makes up, to see what an attention can learn: copy, reverse, recall, listops.
+"""Synthetic tasks, to see what an attention can learn: copy, reverse, recall, listops.
 
-Each gives batches of tokens and of answers, drawn from a generator alone. An answer of IGNORED is not asked for. Tasks
+Each gives batches of tokens and of answers, drawn from a generator alone. An answer of IGNORED does not count. Tasks
 for a decoder are read from left to right; in those for an encoder every token sees every other.
 """
 
@@ -31,7 +31,7 @@ class Task(NamedTuple):
 
 
 def copy(batch: int, length: int, generator: torch.Generator) -> Examples:
-    """x1 ... xn | x1 ... xn: behind the bar each symbol must be foretold from n tokens back."""
+    """x1 ... xn | x1 ... xn: behind the bar each symbol must be predicted from n tokens back."""
     n = (length - 1) // 2
     x = torch.randint(SYMBOLS, (batch, n), generator=generator)
     tokens = torch.cat([x, torch.full((batch, 1), SYMBOLS), x], 1)

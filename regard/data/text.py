@@ -32,7 +32,8 @@ CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # what would end a line or a column of output
 MARK = b"\xef\xbb\xbf"
 PACKED = {".gz": gzip.open, ".xz": lzma.open}
-UNPACKED, RATIO = 16 * 2**20, 50  # a packed file gives at most so many bytes, or so many times its own
+# a compressed file may unpack to this many bytes, or to this multiple of its own size, whichever is more
+UNPACKED, RATIO = 16 * 2**20, 50
 SKIPPED_AT_ONCE = 1 << 16  # bytes, of a line that is too long to be kept
 WARNINGS = 10  # lines that are warned of one by one
 
@@ -47,7 +48,7 @@ class BadText(ValueError):
 
 
 class Skipped(NamedTuple):
-    """How many lines were left out for one reason, and the first of them as file:line."""
+    """How many lines were skipped for one reason, and the first of them as file:line."""
 
     count: int  # pyright: ignore[reportIncompatibleMethodOverride] - saved runs have this name
     first: str
@@ -62,7 +63,7 @@ def leave_out(bad: BadText, skipped: dict[str, Skipped], skip_bad: bool) -> None
 
 
 class Pairs(NamedTuple):
-    """Sentences and their translations, what was left out on the way: reason -> `Skipped`, and the line of each pair,
+    """Sentences and their translations, the lines that were skipped: reason -> `Skipped`, and the line of each pair,
     counted from 1."""
 
     source: list[str]
@@ -95,9 +96,9 @@ def read_pairs(
     """Sentence pairs from two files with a line for a line, or from one TSV file (`target` None) whose `columns` hold
     source and target, counted from 0, without quoting.
 
-    The first bad line is an error; with `skip_bad`, pairs with a bad line are left out and counted. Files that end
-    early or do not have equally many lines are an error in any case, for then no pair is sure. `limit` stops after so
-    many pairs.
+    The first bad line is an error; with `skip_bad`, pairs with a bad line are skipped and counted. Files that end
+    early or do not have equally many lines are an error in any case, for then no pair is sure. `limit` is the number of
+    pairs after which reading stops.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1 pair, got {limit}")
@@ -126,7 +127,7 @@ def read_pairs(
                 break
     if not found.source:
         summary = "; ".join(f"{reason}: {skipped.count}" for reason, skipped in found.skipped.items())
-        raise BadText(shown(source), None, "no pair left", f" after leaving out bad lines ({summary})")
+        raise BadText(shown(source), None, "no pair left", f" after skipping bad lines ({summary})")
     return found
 
 
@@ -180,7 +181,7 @@ def shown(path: str | Path) -> str:
 @contextmanager
 def opened(path: str | Path) -> Iterator[BinaryIO]:
     """The bytes of a file, unpacked. Only regular files and standard input: a pipe could block forever, and a device
-    could go on forever."""
+    could never end."""
     if str(path) == STANDARD_INPUT:
         if sys.stdin is None:
             raise BadText(shown(path), None, "standard input is closed")

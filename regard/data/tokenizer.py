@@ -13,8 +13,8 @@ Kind "units" is for text that is split into units by spaces already, where a uni
 next one (subword-nmt). Kind "words" is for running text: what white space separates, and the end of each line; other
 white space is not kept. Kind "stems" are words too, and the beginnings that words share, "perce…": a word that it does
 not know is read as the longest beginning that it does, and a model can give words of one stem a common part (`stems`).
-Kind "characters" are the characters of the text it learnt from. What is not in the vocabulary of these four is unknown.
-Kind "bytes" are the 256 bytes of UTF-8, and learns nothing.
+Kind "characters" are the characters of the text it was trained on. What is not in the vocabulary of these four is
+unknown. Kind "bytes" are the 256 bytes of UTF-8, and learns nothing.
 
 Text never turns into one of the special tokens, whatever it looks like. One tokenizer trained on both languages is a
 shared vocabulary, two are separate ones.
@@ -91,7 +91,7 @@ class Tokenizer:
             raise ValueError(f"placeholders are for kind 'bpe', got {kind!r}")
         self.kind, self.pieces, self.reserved = kind, pieces, reserved
         self.pad, self.unk, self.bos, self.eos = PAD, UNK, BOS, EOS
-        # a padded place is told by `keep` and not by its id, so the same id can hide a token at a real one
+        # padding is marked by `keep` and not by its id, so the same id can hide a real token
         self.mask = PAD
         if kind in (*BYTE_PAIRS, "bytes"):
             merges = [(left, right) for left, right in pieces]
@@ -99,7 +99,7 @@ class Tokenizer:
             self.vocabulary = list(dict.fromkeys([*BYTES, *(left + right for left, right in merges)]))
             self.vocabulary += reserved.names if reserved is not None else []
             self.bpe = byte_pair_encoder(self.vocabulary, merges, kind)
-            # for what goes on inside a text
+            # for what continues a text
             self.bare = self.bpe if kind == "uncased" else byte_pair_encoder(self.vocabulary, merges, "bare")
         else:
             self.vocabulary = [unit for unit in pieces if isinstance(unit, str)]
@@ -116,7 +116,7 @@ class Tokenizer:
         reserved: Reserved | None = None,
     ) -> "Tokenizer":
         """Learn a vocabulary of at most `size` ids, the special and reserved ones included, from lines of text. Merges
-        or units seen fewer than `minimum` times are left out. Equal lines give equal ids, on every machine."""
+        or units seen fewer than `minimum` times are dropped. Equal lines give equal ids, on every machine."""
         if kind not in get_args(Kind):
             raise ValueError(f"unknown kind of tokenizer {kind!r}, expected one of: {', '.join(get_args(Kind))}")
         kept = len(SPECIAL) + (0 if reserved is None else len(reserved.names))
@@ -235,7 +235,7 @@ class Tokenizer:
         return sorted({id for id in (self.pad, self.unk, self.bos, self.eos, self.mask) if id is not None})
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids. Special ones are left out, but an unknown unit is shown as <unk>. A text may hold any
+        """The text of ids. Special ones are omitted, but an unknown unit is shown as <unk>. A text may hold any
         character, also "\\n", if the ids say so; bytes that are not UTF-8 become U+FFFD."""
         ids = self.checked(ids)
         if any(id in self.placeholders for id in ids):

@@ -1,6 +1,6 @@
 """Decoding, written once over `start` and `extend`: greedy, beam search, sampling.
 
-Read base.py first, then greedy.py (one token a row) and beam.py.
+Read base.py first, then greedy.py (one token per row) and beam.py.
 """
 
 from regard.decoding.base import DecodingConfig, Hypothesis

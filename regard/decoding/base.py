@@ -1,7 +1,7 @@
 """What greedy, sampling and beam search share: the config, hypotheses, the best tokens, rows that leave a batch.
 
-Letters: B sentences still open, K rows a sentence (beams or samples, adjacent rows of the model), V vocabulary,
-N hypotheses kept a sentence, L columns for tokens.
+Letters: B sentences still open, K rows per sentence (beams or samples, adjacent rows of the model), V vocabulary,
+N hypotheses kept per sentence, L columns for tokens.
 """
 
 import math
@@ -24,16 +24,16 @@ class DecodingConfig:
 
     beam: int = 5  # hypotheses followed at a time; 1 is greedy
     penalty: float = 1.0  # alpha of GNMT: score = log probability / ((5 + |Y|) / 6) ** alpha, |Y| counts eos
-    nbest: int = 1  # hypotheses (or samples) returned a sentence, best first
+    nbest: int = 1  # hypotheses (or samples) returned per sentence, best first
     minimum: int = 1
     maximum: int | None = None
     maximum_ratio: float = 1.5
     maximum_extra: int = 10
     stops_early: bool = True  # done at `beam` finished hypotheses; False: only when no other can score better
-    sample: bool = False  # draw tokens instead of searching; `beam` then says nothing
+    sample: bool = False  # draw tokens instead of searching; `beam` then has no effect
     temperature: float = 1.0
     top_k: int | None = None  # draw among the k most probable tokens
-    top_p: float | None = None  # draw among the fewest tokens that hold this much of the probability
+    top_p: float | None = None  # draw among the fewest tokens that together have this probability
     min_p: float | None = None  # draw among the tokens with at least this share of the best one's probability
     repetition: float = 1.0  # of tokens that were there before, positive logits are divided by this, others multiplied
     seed: int = 0
@@ -163,7 +163,7 @@ def log_probabilities(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 def candidates(logits: Tensor, count: int, blocked: Tensor) -> tuple[Tensor, Tensor]:
-    """The best `count` tokens of each row that are not blocked, among others at -inf: log probabilities and ids."""
+    """The best `count` tokens of each row, blocked ones at -inf: log probabilities and ids."""
     ids = highest(logits, count + len(blocked))
     return log_probabilities(logits, ids).masked_fill((ids[..., None] == blocked).any(-1), -torch.inf), ids
 
@@ -174,14 +174,14 @@ def crowded(still: int, present: int) -> bool:
 
 
 def narrow(state: Any, rows: Tensor, sentences: Tensor) -> Any:
-    """The state of some sentences: these rows of the decoder's own part, and of the memory these sentences."""
+    """The state of some sentences: these rows of what the decoder has written, and these sentences of the memory."""
     if len(rows) == len(sentences):
         return state.select(rows)
     return _join(state, state.reorder(rows), state.select(sentences))
 
 
 def _join(old: Any, own: Any, memory: Any) -> Any:
-    # what reorder hands on untouched is of the memory
+    # what reorder returns unchanged belongs to the memory
     if own is old:
         return memory
     if not isinstance(own, tuple):

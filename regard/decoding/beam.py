@@ -19,9 +19,9 @@ def beam(
 ) -> Pool:
     """From the logits [B, V] of the first token and the state before it to the N best hypotheses of each sentence.
 
-    A step ranks all continuations of a sentence. Those that end among the first K are finished; the K best others live
-    on. A sentence is done at its limit, when no living one can beat the worst of its N best, or (`stops_early`) when K
-    are finished, which makes K = 1 greedy. The most a living one can reach is its log probability, which only
+    A step ranks all continuations of a sentence. Those that end among the first K are finished; the K best others
+    continue. A sentence is done at its limit, when no living one can beat the worst of its N best, or (`stops_early`)
+    when K are finished, which makes K = 1 greedy. The most a living one can reach is its log probability, which only
     falls, under the penalty of the longest output. There are fewer than K beams until there is a choice for K.
     """
     B, K, N, L, device = len(limits), config.beam, config.nbest, max(limits) + 1, logits.device
@@ -34,7 +34,7 @@ def beam(
     finished, done, places = torch.zeros_like(limit), limit < 0, torch.arange(N, device=device)
     for step in range(L):
         width = live.shape[1]
-        # of one beam, at most K that go on and one that ends can matter
+        # of one beam, at most K that continue and one that ends can matter
         values, tokens = candidates(logits, K + 1, blocked if step < config.minimum else blocked[:-1])
         ranked = (live.view(-1, 1) + values).view(len(who), -1)
         ranked, at = ranked.topk(min(2 * K, ranked.shape[1]))

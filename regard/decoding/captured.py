@@ -1,8 +1,8 @@
-"""Greedy decoding and sampling on a GPU, without a word between host and GPU at each token.
+"""Greedy decoding and sampling on a GPU, without synchronising host and GPU at each token.
 
 Launching the hundreds of small kernels of a step takes the host longer than the GPU takes to run them, and a look at
-whether all sentences are done makes it wait. Here a step (the model on one token a row, and the choice of the next) is
-captured once as a CUDA graph over buffers of fixed size and replayed for each token; the host looks after every 16.
+whether all sentences are done makes it wait. Here a step (the model on one token per row, and the choice of the next)
+is captured once as a CUDA graph over buffers of fixed size and replayed for each token; the host looks after every 16.
 The first steps run as they are, so that short outputs need no graph. Tokens are those of greedy.py.
 """
 
@@ -25,7 +25,7 @@ Capture = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 def refusal(model: Any, logits: Tensor) -> str | None:
-    """Why steps of this model are not captured; what only shows when it is tried is not among it."""
+    """Why steps of this model are not captured, as far as that is known before it is tried."""
     if logits.device.type != "cuda":
         return f"CUDA graphs need a CUDA device, and the model is on {logits.device.type}"
     if not hasattr(model, "fixed_state"):
@@ -46,8 +46,8 @@ def walk(
     watch: Watch | None = None,
     capture: Capture | None = None,
 ) -> Pool:
-    """As `greedy.walk`. `capture` makes of a step what repeats it: None for a CUDA graph. With `watch` the host looks
-    at each token."""
+    """As `greedy.walk`. `capture` turns a step into a function that repeats it; None: a CUDA graph. With `watch` the
+    host looks at each token."""
     B, L, device = len(limits), max(limits) + 1, logits.device
     K = 1 if draws is None else draws.shape[1]
     if K > 1:
@@ -104,8 +104,8 @@ def walk(
 
 
 class CudaGraph:
-    """Captures work as a CUDA graph: what it returns replays it. Work that cannot be captured is returned as it is, and
-    a warning says why."""
+    """Captures work as a CUDA graph, and returns the function that replays it. Work that cannot be captured is returned
+    as it is, and a warning says why."""
 
     def __init__(self, device: torch.device):
         self.device, self.works = device, True
@@ -150,7 +150,7 @@ def sizes_changed(before: Any, after: Any) -> str | None:
 
 
 def apart(state: Any, taken: set[int]) -> Any:
-    """The same state, where no two tensors share memory; `taken` are the memories that others have."""
+    """The same state with no two tensors in the same memory; `taken` are the addresses in use."""
     if isinstance(state, Tensor):
         memory = state.untyped_storage().data_ptr()
         state = state.clone(memory_format=torch.contiguous_format) if memory in taken else state

@@ -1,4 +1,4 @@
-"""Placeholders in a search: each may be written as often as it was read, and no other."""
+"""Placeholders in a search: each is written at most as often as it was read."""
 
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ class CopyingState(NamedTuple):
 
 
 class Copying:
-    """Stands before a model in a search. `first` is the id of the first placeholder, of which there are as many as
+    """Wraps a model in a search. `first` is the id of the first placeholder, of which there are as many as
     `left` [B, placeholders] has columns: True for those in the source of each row. `pad` is an id that the search is
     forbidden to take."""
 

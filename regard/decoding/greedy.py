@@ -1,4 +1,4 @@
-"""One token a row and step: the best (greedy), or a drawn one."""
+"""One token per row and step: the best (greedy), or a drawn one."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,9 +23,9 @@ def walk(
     used: Tensor | None = None,
     watch: Watch | None = None,
 ) -> Pool:
-    """From the logits [B, V] of the first token and the state before it to K hypotheses a sentence: one, or with
+    """From the logits [B, V] of the first token and the state before it to K hypotheses per sentence: one, or with
     `draws` [B, K, L], a uniform number for each token, K samples. `used` [B, V] are the tokens that were there before,
-    for the penalty on repetition; `watch` is told of each token and may end its hypothesis."""
+    for the penalty on repetition; `watch` is called with each token and may end its hypothesis."""
     B, L, device = len(limits), max(limits) + 1, logits.device
     K = 1 if draws is None else draws.shape[1]
     if K > 1:
@@ -87,8 +87,8 @@ class Walked(NamedTuple):
         draws: Tensor | None,
         config: DecodingConfig,
     ) -> tuple["Walked", Tensor, Tensor]:
-        """Chooses token `step` [1] of each hypothesis from logits [B K, V], without a word to the host: what is written
-        then, the tokens [B, K], and which of them count."""
+        """Chooses token `step` [1] of each hypothesis from logits [B K, V], without synchronising with the host: what
+        is written then, the tokens [B, K], and which of them count."""
         K = self.going.shape[1]
         weighed = logits if self.used is None else repeated_less(logits, self.used, config.repetition)
         if draws is None:
@@ -111,7 +111,7 @@ class Walked(NamedTuple):
         return Walked(pool, self.going & ~ends & room, self.used, bad), token, taken
 
     def stopped(self, stops: Tensor) -> "Walked":
-        """What is told to stop counts as finished."""
+        """Hypotheses that `watch` ended count as finished."""
         return self._replace(pool=self.pool._replace(finished=self.pool.finished | stops), going=self.going & ~stops)
 
     def rows(self, sentences: Tensor, rows: Tensor) -> "Walked":

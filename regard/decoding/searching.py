@@ -26,7 +26,7 @@ def decode(
     eos: int = EOS,
     forbidden: tuple[int, ...] = (PAD, BOS),
 ) -> list[list[Hypothesis]]:
-    """Source ids [B, S] -> the n best outputs of each row, best first (fewer where there are not so many).
+    """Source ids [B, S] -> the n best outputs of each row, best first (fewer where there are not that many).
 
     A sentence gets the same output alone and in any batch; samples too, which depend on the seed and the sentence.
 
@@ -56,7 +56,7 @@ def generate(
 ) -> list[list[Hypothesis]]:
     """Prompt ids [B, T], with any padding -> the n best continuations of each row, as `decode` gives them. The limits
     take the prompt for the source, so set `maximum`. `watch(row, sample, token)` is called for each token as soon as it
-    is chosen, and ends what it returns True for: to show text while it comes, and to stop at a word."""
+    is chosen, and ends the output where it returns True: to show text as it comes, and to stop at a word."""
     config = config or DecodingConfig()
     lengths, keep = _lengths(model, prompt, keep, "prompt")
     if not lengths:
@@ -94,8 +94,8 @@ def search(
     used: Tensor | None = None,
     watch: Watch | None = None,
 ) -> list[list[Hypothesis]]:
-    """The search itself, from the logits [B, V] of the first token and the state that gave them, one row a sentence.
-    `limits` are the most tokens of each; `draws` [B, nbest, max(limits) + 1] in [0, 1) decide the samples; `used`
+    """The search itself, from the logits [B, V] of the first token and the state that gave them, one row per sentence.
+    `limits` are the maximum numbers of tokens; `draws` [B, nbest, max(limits) + 1] in [0, 1) decide the samples; `used`
     [B, V] are the tokens of the prompt."""
     V = logits.shape[1]
     if eos in forbidden or not all(0 <= token < V for token in (eos, *forbidden)):
@@ -114,7 +114,7 @@ def search(
 
 
 def _lengths(model: Any, ids: Tensor, keep: Tensor | None, name: str) -> tuple[list[int], Tensor | None]:
-    """Real tokens a row, and `keep` where there is any padding."""
+    """The number of real tokens of each row, and `keep` where there is any padding."""
     if model.training:
         raise ValueError("the model is in training mode, where dropout makes outputs random: call model.eval() first")
     if ids.dim() != 2 or ids.is_floating_point():

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class SlidingState(NamedTuple):
-    """The model's own state, and the tokens that would have to be read again."""
+    """The model's state, and the tokens to read again when it starts anew."""
 
     inner: Any
     ids: Tensor  # [B, <= longest]
@@ -20,8 +20,8 @@ class SlidingState(NamedTuple):
 
 
 class Sliding:
-    """A decoder whose positions end at `longest`, made to go on: when the next tokens do not fit, it begins anew and
-    reads the last half of its context at the first positions. Rows have no padding."""
+    """A decoder whose positions end at `longest`, extended beyond them: when the next tokens do not fit, it starts
+    again from the last half of its context, at the first positions. Rows have no padding."""
 
     def __init__(self, model: Any, longest: int):
         self.model, self.longest, self.training = model, longest, model.training
@@ -32,7 +32,7 @@ class Sliding:
         return SlidingState(inner, torch.zeros((batch, 0), dtype=torch.long, device=inner.progress.length.device))
 
     def extend(self, tokens: Tensor, state: SlidingState, *, keep: Tensor | None = None) -> tuple[Tensor, SlidingState]:
-        """Logits of the tokens that were read, the last one for sure."""
+        """Logits of the tokens that were read, at least of the last one."""
         if keep is not None:
             raise ValueError("a sliding context takes rows of equal length, without padding")
         ids = torch.cat([state.ids, tokens], 1)[:, -self.longest :]

@@ -1,4 +1,4 @@
-"""Backward passes written by hand."""
+"""Custom backward passes."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -7,7 +7,7 @@ import torch
 if TYPE_CHECKING:
 
     class Function(torch.autograd.Function):
-        """PyTorch declares backward(ctx, *grad_outputs) and tells nothing of `apply`. Ours name the gradients that
+        """PyTorch declares backward(ctx, *grad_outputs) and does not type `apply`. Ours name the gradients that
         they take, as its documentation does, so a checker must not compare the signatures."""
 
         backward: Any
@@ -18,8 +18,8 @@ else:
 
 
 def refuse_second_derivative() -> None:
-    """Called by a backward pass written by hand: its own derivative would be wrong, silently."""
+    """Called by a custom backward pass, whose own derivative would be silently wrong."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise RuntimeError(
-            "this attention has no second derivative: leave create_graph out, or use softmax or additive"
+            "this attention has no second derivative: call backward without create_graph, or use softmax or additive"
         )

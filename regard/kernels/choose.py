@@ -5,7 +5,7 @@
 process, `use` that of a block of code. On a CPU Triton runs interpreted only, with TRITON_INTERPRET=1: for tests.
 
 A program that `torch.export` records holds no kernels of ours unless "triton" is chosen, so that it can be loaded
-without Regard: `portable_only` tells.
+without Regard: see `portable_only`.
 
 A kernel asks `use_triton(name, *tensors)`; tests read what was answered inside `with record() as answers`.
 """

@@ -103,7 +103,7 @@ def backward(
 
 
 def _added(parts: Tensor) -> Tensor:
-    """The sum over rounds [R, B, H, S, D], laid out as heads are split from a projection."""
+    """The sum over rounds [R, B, H, S, D], in the memory order of heads that were split from a projection."""
     return parts.transpose(2, 3).sum(0).transpose(1, 2)
 
 

@@ -1,4 +1,4 @@
-"""Dropout that draws 16 bits a number on the CPU, where PyTorch's takes four times as long."""
+"""Dropout that draws 16 bits per number on the CPU, where PyTorch's takes four times as long."""
 
 import torch
 import torch.nn.functional as F

@@ -58,7 +58,7 @@ def deal(
 ) -> Deal:
     """Deals rows to groups [k, N], 0 to groups - 1, or `groups` for nobody's.
 
-    `limit` is how many each group takes, the first ones; `most`, known to the host, how many it can be at most.
+    `limit` is the number of rows that each group takes, the first ones; `most`, known to the host, a bound of it.
     `dtype` and `widths` are those of the products to come.
     """
     shape, group = group.shape, group.flatten()
@@ -89,7 +89,7 @@ def deal(
 
 
 def chosen(row: Tensor, took: Tensor, rows: int) -> Deal:
-    """Groups that choose as many rows each, row [G, R] of so many, where they `took` one: padded, R slots a group."""
+    """Groups that choose R of `rows` rows each, row [G, R], where they `took` one: padded, R slots per group."""
     places = moves.places_by_row(row.flatten(), took.flatten(), rows)
     return Deal(places.row, places, took, None, row.shape[1])
 

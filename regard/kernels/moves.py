@@ -18,7 +18,7 @@ from regard.kernels.choose import use_triton
 
 
 def kernels(*tensors: Tensor) -> ModuleType | None:
-    """Those in Triton, where they take these; compilers make their own."""
+    """The kernels in Triton, where they take these tensors; compilers generate their own."""
     compiling = "torch.compile makes kernels of its own in its place" if torch.compiler.is_compiling() else None
     if not use_triton("experts", *tensors, refusal=compiling):
         return None
@@ -39,7 +39,7 @@ class Places(NamedTuple):
 
 
 def places_by_row(row: Tensor, used: Tensor, rows: int) -> Places:
-    """Any number of slots for each of so many rows."""
+    """Any number of slots for each of `rows` rows."""
     key = torch.where(used, row, rows)
     count = torch.zeros(rows + 1, dtype=torch.long, device=row.device).scatter_add_(0, key, torch.ones_like(key))
     return Places(row, used, torch.argsort(key, stable=True), None, count.cumsum(0) - count)

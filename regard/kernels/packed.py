@@ -1,7 +1,7 @@
-"""Linear layers with their weights laid out once, for a model that only translates and on a CPU.
+"""Linear layers with prepacked weights, for inference on a CPU.
 
-A product of few rows spends much of its time on rearranging the weights for the processor, at every call. Laid out in
-advance they give the same numbers faster; in bfloat16 or int8 they also take half or a quarter of the multiplications,
+A product of few rows spends much of its time on rearranging the weights for the processor, at every call. Prepacked
+weights give the same numbers faster; in bfloat16 or int8 they also take half or a quarter of the multiplications,
 where the processor has instructions for those.
 
 Activations are rounded row by row, so that the result for a sentence does not depend on the others of its batch.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 Precision = Literal["float32", "bfloat16", "int8"]
-ROWS = 64  # for how many rows the layout is chosen; it serves any number
+ROWS = 64  # the number of rows that the layout is chosen for; it serves any number
 
 
 class Packed(nn.Module):
@@ -59,7 +59,7 @@ class PackedInteger(Packed):
 
 
 def pack_linears(model: nn.Module, precision: Precision = "float32") -> nn.Module:
-    """Swaps the linear layers of a model on the CPU in place, which from then on only infers."""
+    """Replaces the linear layers of a model on the CPU in place; the model then only does inference."""
     weight = next(model.parameters())
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         raise ValueError(f"only a float32 model on the CPU can be packed, got {weight.dtype} on {weight.device}")

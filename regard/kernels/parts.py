@@ -119,7 +119,7 @@ class _Union(Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, plan: list[int], *tensors: Tensor | None
     ) -> Tensor:
-        # `tensors` are odd in number: dynamo leaves out ctx if forward has as many parameters as there are arguments.
+        # `tensors` are odd in number: dynamo omits ctx if forward has as many parameters as there are arguments.
         run = _forward_operator if torch.compiler.is_compiling() else _forward
         o, lse = run(q, k, v, scale, plan, tensors)
         ctx.scale, ctx.plan = scale, plan
@@ -146,7 +146,7 @@ def _forward(
         (_, cols, causal, mask), at = parts[0], (slice(0, q.shape[0]), slice(0, 1), slice(0, q.shape[1]))
         seen = _mask(mask, real, cols, at)
         o, lse = partial(q, _take(k, cols, at), _take(v, cols, at), causal=causal, mask=seen, scale=scale)
-        # in the layout that compilers are told of
+        # in the layout that the fake operator promises to compilers
         return _empty(q, o.shape[3], o.dtype).copy_(o), _empty(q, 1, lse.dtype).copy_(lse.unsqueeze(-1))
     dtype = _accumulator(q)
     o = _empty(q, v.shape[3], dtype).zero_()

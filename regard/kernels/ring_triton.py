@@ -2,7 +2,7 @@
 
 A program takes the heads of one key/value head and a share of the filled slots, with a running maximum and sum in base
 2. Where batch and heads are few, the slots are split over the grid and a second kernel merges the shares. The number of
-splits depends on sizes alone, and how far to read is told by a tensor.
+splits depends on sizes alone, and how far to read is in a tensor.
 """
 
 import torch
@@ -19,7 +19,7 @@ MOST = 32  # splits
 
 def attend_next(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: float) -> Tensor:
     (B, H, _, D), (G, R) = q.shape, keys.shape[1:3]
-    # laid out as heads side by side, as the projection behind reads it
+    # heads side by side in memory, as the projection behind reads them
     o = q.new_empty(B, 1, H, D).transpose(1, 2)
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     few, many = PROGRAMS // (B * G), 8 * PROGRAMS // (B * G)

@@ -1,5 +1,5 @@
-"""What routers of experts compute: x W^T in float32 (or better), also under autocast, for they are sensitive to
-rounding. Gradients are not, and are made in what autocast says: on a GPU products in float32 cost ten times as much.
+"""The logits of expert routers: x W^T in float32 (or better), also under autocast, for routing is sensitive to
+rounding. Gradients are not, and have autocast's dtype: on a GPU products in float32 cost ten times as much.
 """
 
 from types import ModuleType

@@ -164,7 +164,7 @@ def attend(
     """q [B, H, T, D], k [B, G, S, D], v [B, G, S, E] -> [B, H, T, E]; queries that see no key give 0.
 
     far_k [B, G, F, D] and far_v [B, G, F, E] are the far keys and values, where these are no keys of k. `head`
-    [B, H, n, E] is the output of the first n queries, which are computed elsewhere and left out here.
+    [B, H, n, E] is the output of the first n queries, which are computed elsewhere and skipped here.
     """
     where, bias = where or Where(), bias or Bias()
     scale = default_scale(q) if scale is None else scale
@@ -211,7 +211,7 @@ class _Attend(Function):
         numbers: list[int],
         *tensors: Tensor | None,
     ) -> Tensor:
-        # `tensors` are odd in number: dynamo leaves out ctx if forward has as many parameters as there are arguments.
+        # `tensors` are odd in number: dynamo omits ctx if forward has as many parameters as there are arguments.
         run = _forward_operator if torch.compiler.is_compiling() else _forward
         o, lse = run(q, k, v, far_k, far_v, head, related, scale, numbers, tensors)
         ctx.scale, ctx.numbers, ctx.head = scale, numbers, 0 if head is None else head.shape[2]

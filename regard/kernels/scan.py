@@ -2,7 +2,7 @@
 
     S_t = g_t S_{t-1} + k_t v_t^T      z_t = g_t z_{t-1} + k_t      numerator_t = q_t S_t      denominator_t = q_t . z_t
 
-q, k [B, H, T, R] are features already, v [B, H, T, D], and g_t = exp(decay_t) <= 1 is one number a head and token.
+q, k [B, H, T, R] are features already, v [B, H, T, D], and g_t = exp(decay_t) <= 1 is one number per head and token.
 `scan` is this recurrence: g = 1 is plain linear attention, a gate is a decay, and so is a running maximum M of
 log-features (`stabilise`): sums kept in units of exp(M) shrink by exp(M_{t-1} - M_t) when it grows. `feature_scan` has
 a running maximum and a denominator for each feature. `absorb` and `read` are the two halves without an order.
@@ -259,7 +259,7 @@ def _lengths(real: Tensor | None) -> Tensor | None:
 
 
 def _rest(state: State | None, decay: Tensor | None, starts: Tensor | None, real: Tensor | None) -> dict[str, Any]:
-    """What the kernel in Triton is given beside q, k and v."""
+    """The arguments of the kernel in Triton beside q, k and v."""
     first = None
     if starts is not None:
         at = torch.arange(starts.shape[1], device=starts.device, dtype=torch.int32)

@@ -301,7 +301,7 @@ def options_of(
     map: int,
     norm: int,
 ) -> dict[str, Any]:
-    """What all kernels of a scan are told when they are compiled."""
+    """The constants that all kernels of a scan are compiled with."""
     H, K = q.shape[1::2]
     sizes = {"H": H, "GROUP": H // k.shape[1], "K": K, "V": v.shape[3], "BK": p.block_k, "BV": p.block_v}
     return sizes | {

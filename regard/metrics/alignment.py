@@ -1,7 +1,7 @@
 """Word links: files of them, their error rate against gold links, and the links of two directions made one.
 
-A link is (source word, target word), counted from 0. Files (Pharaoh format, .talp) have one sentence a line and spaces
-between links: "0-0 1-2". In gold files a sure link is written "1-2" and a possible one "1p2"; most count from 1.
+A link is (source word, target word), counted from 0. Files (Pharaoh format, .talp) have one sentence per line and
+spaces between links: "0-0 1-2". In gold files a sure link is written "1-2" and a possible one "1p2"; most count from 1.
 """
 
 import re

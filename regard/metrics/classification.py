@@ -30,7 +30,7 @@ class ClassScore(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Precision and recall of a class when it is answered from a threshold of its probability on, lowest first."""
+    """Precision and recall of a class when it is answered from a threshold of its probability upwards, lowest first."""
 
     thresholds: np.ndarray
     precision: np.ndarray
@@ -38,7 +38,7 @@ class Curve(NamedTuple):
 
 
 class Report(NamedTuple):
-    """All that is said of a set of answers."""
+    """Every measure of a set of answers."""
 
     labels: list[str]
     examples: int
@@ -114,7 +114,7 @@ def report(truth: Sequence[int], probabilities: np.ndarray, labels: Sequence[str
 
 
 def curve(positive: np.ndarray, scores: np.ndarray) -> Curve | None:
-    """One point for each score that occurs: taken is what scores at least so much. None where nothing is positive."""
+    """One point for each score that occurs: what scores at least that much is taken. None where nothing is positive."""
     from sklearn.metrics import precision_recall_curve
 
     if not positive.any():
@@ -153,7 +153,7 @@ def choose(
 
 
 def decide(positive: np.ndarray, scores: np.ndarray, threshold: float) -> Choice:
-    """What a threshold does: taken are the examples that score at least so much."""
+    """What a threshold does: the examples that score at least that much are taken."""
     positive, taken = np.asarray(positive, bool), np.asarray(scores) >= threshold
     right, count, positives = int((positive & taken).sum()), int(taken.sum()), int(positive.sum())
     return Choice(threshold, right / max(1, count), right / max(1, positives), count, right, positives)

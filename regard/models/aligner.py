@@ -1,4 +1,4 @@
-"""Word alignment that is learnt beside a translation."""
+"""Word alignment, learned beside a translation."""
 
 import math
 
@@ -15,7 +15,7 @@ class Aligner(nn.Module):
         p(y_t | y_<t, x) = sum over s of  p(s | y_<t, x) p(y_t | x_s).
 
     The first factor is an attention from the decoder, before it has seen y_t, to the encoder: where the translation
-    goes on. The second is a dictionary that knows the source token s alone, without its context, so only a token that
+    continues. The second is a dictionary that knows the source token s alone, without its context, so only a token that
     means y_t can explain it. The last source token, which ends the sentence, is no choice: it would come to explain
     every frequent word. Trained for the sum, the two find the links by themselves, as the IBM models do (Brown et al.
     1993) and neural hidden Markov models (Wang et al. 2018, aclanthology.org/P18-2060); the link is the posterior
@@ -57,7 +57,7 @@ class Aligner(nn.Module):
         x, keys, output = x.detach().to(dtype), memory.x.detach().to(dtype), output.detach().to(dtype)
         scores = self.query(self.norm(x)) @ self.key(self.memory_norm(keys)).mT / math.sqrt(E)
         scores = torch.where(_words(memory)[:, None], scores, torch.finfo(dtype).min)
-        # a dictionary entry a different token on the CPU; to count them, a GPU would have to be waited for
+        # on the CPU one dictionary entry per distinct token; counting them would synchronise with a GPU
         tokens, where = source.unique(return_inverse=True) if source.device.type == "cpu" else (source, None)
         tokens = F.embedding(tokens, embedding.detach().to(dtype)) * math.sqrt(E)
         tokens = self.token_norm(tokens + self.outer(torch.relu(self.inner(tokens))))

@@ -52,18 +52,16 @@ class ModelConfig:
         Specs | None, "spec of the decoder's feed-forward layers (default: as feedforward)"
     ] = None
     reversible: Annotated[
-        bool, "layers that are undone in the backward pass, so that their number costs no memory; with norm pre"
+        bool, "reversible layers, recomputed in the backward pass, so that depth costs no memory; with norm pre"
     ] = False
     bias: Annotated[
         bool | Literal["inputs"], "biases of the projections of attention; inputs: of queries, keys and values only"
     ] = False
     scaled_embedding: Annotated[bool, "token vectors times the root of their width, as in the paper"] = True
     normed_embedding: Annotated[bool, "a norm over the sum of token vectors and positions, as in BERT"] = False
-    segments: Annotated[
-        int, "learned vectors that tell the parts of a text apart, added to its token vectors", Range(0)
-    ] = 0
+    segments: Annotated[int, "learned segment vectors, added to the token vectors of each part of a text", Range(0)] = 0
     stems: Annotated[
-        int, "tokens whose vectors are added to that of a token: the beginnings of a word, see Tokenizer", Range(0)
+        int, "stems per token, whose vectors are added to its own: the beginnings of a word, see Tokenizer", Range(0)
     ] = 0
     dropout: Annotated[float, "dropout of the embeddings and of what each sublayer adds", Range(0, below=1)] = 0.1
     tied: Annotated[bool, "the output layer is the embedding of the tokens"] = True
@@ -71,9 +69,9 @@ class ModelConfig:
         Literal["linear", "transform", "none"],
         "transform: a dense layer, GELU and a norm before the output layer, as in BERT; none: no logits",
     ] = "linear"
-    head_bias: Annotated[bool, "a number for each token, added to its logit"] = False
-    pooler: Annotated[bool, "`pooled`: a dense layer and tanh over the first token, as in BERT"] = False
-    aligner: Annotated[bool, "one more layer, which learns word alignments beside the translation"] = False
+    head_bias: Annotated[bool, "a bias for each token, added to its logit"] = False
+    pooler: Annotated[bool, "a pooler: a dense layer and tanh over the first token, as in BERT"] = False
+    aligner: Annotated[bool, "an extra layer that learns word alignments beside the translation"] = False
 
     def __post_init__(self) -> None:
         check_config(self)

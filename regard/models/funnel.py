@@ -59,9 +59,10 @@ class Funnel(Model):
 
         h <- LN(h' + Attention(h', h, h)),    h <- LN(h + FFN(h)),
 
-    so that what is kept of the window is learnt; the other layers of the block see the short sequence only. The last
-    window of an odd number of tokens is one token. Without classes a decoder predicts every token: the last block's
-    vectors, each repeated over the tokens it stands for, plus the first block's output, through `decoder_layers` more.
+    so that the model learns what to keep of the window; the other layers of the block see the short sequence only. The
+    last window of an odd number of tokens is one token. Without classes a decoder predicts every token: the last
+    block's vectors, each repeated over the tokens it stands for, plus the first block's output, through
+    `decoder_layers` more.
 
     Positions inside attention (relative ones, as in the paper) count tokens: slot i of block b stands at
     2^b (i - c) + c, where c = 1 if the first token is apart and 0 otherwise, so that with position="xl" the pooled

@@ -91,7 +91,7 @@ class Perceiver(Model):
     vector with the token's position put in, y = Attention(LN(o), LN(z)), y + MLP(LN(y)). The query itself is not added,
     as in the authors' decoder and its language model; `query_residual` adds it, as their script for ImageNet and
     Hugging Face's decoders of images do. The authors' MLPs have the GELU by tanh, and their queries and keys are as
-    wide as what is read, or as told, where here they are as wide as the vectors that ask. With classes the latents are
+    wide as what is read, or as configured; here they are as wide as the querying vectors. With classes the latents are
     pooled: "mean" is the Perceiver's, "pma" reads them by one more layer, as IO does. A padded token is read by nobody.
     Time N M + layers M^2, memory N.
 
@@ -235,7 +235,7 @@ class PerceiverAR(Model):
 
     One norm serves queries and keys of the first layer, where the authors have two: both are affine, so that they
     differ by what projections with bias can hold. Their activation is the square of ReLU, their rotations turn a
-    quarter of the channels (position="rotary(fraction=0.25)" here), and in training they may leave out keys of the
+    quarter of the channels (position="rotary(fraction=0.25)" here), and in training they may drop keys of the
     first layer and latents at random. Time N M + layers M^2, memory N; state N + layers M.
 
     >>> model = PerceiverAR(PerceiverARConfig(vocabulary=256, latents=512))
@@ -282,7 +282,9 @@ class PerceiverAR(Model):
         if prefix is not None:
             if not isinstance(prefix, Tensor) or prefix.shape != (batch,) or prefix.dtype != torch.long:
                 got = f"{prefix.dtype} {list(prefix.shape)}" if isinstance(prefix, Tensor) else repr(prefix)
-                raise ValueError(f"prefix must be a whole number, or {batch} of them as a tensor, one a row; got {got}")
+                raise ValueError(
+                    f"prefix must be a whole number, or {batch} of them as a tensor, one per row; got {got}"
+                )
             least = int(prefix.min()) if fixed is None else fixed
             if least < 0:
                 raise ValueError(f"prefix must not be negative, got {least}")
@@ -295,7 +297,7 @@ class PerceiverAR(Model):
     def extend(
         self, tokens: Tensor, state: PerceiverARState, *, keep: Tensor | None = None
     ) -> tuple[Tensor, PerceiverARState]:
-        """New ids [B, n] -> logits [B, n, V], zeros at the prefix, and the next state; the old one is used up."""
+        """New ids [B, n] -> logits [B, n, V], zeros at the prefix, and the next state; the old one is consumed."""
         packed, rows = pack_ids(tokens, keep)
         if not isinstance(state, PerceiverARState):
             raise ValueError(f"expected the state of this model, from start() or extend(), got {type(state).__name__}")

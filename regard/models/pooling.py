@@ -76,7 +76,7 @@ class EncoderConfig:
 class Pooling(nn.Module):
     """[B, T, E] -> [B, k, E], of the real tokens.
 
-    "mean" is their mean, "root" their sum over the root of their number, which a long text does not water down, "max"
+    "mean" is their mean, "root" their sum over the root of their number, which does not shrink with the length, "max"
     the largest of each number, "mean_max" the two side by side (k = 2), "first" and "last" the first and the last of
     them (k = 1), zeros where there is none. "pma" is pooling by multihead attention of Lee et al. 2019 (Set
     Transformer, arXiv 1810.00825): k learned seeds
@@ -183,7 +183,7 @@ class Answer(nn.Module):
         self.output = nn.Linear(self.pooling.seeds * width, config.classes)
 
     def forward(self, memory: Memory) -> tuple[Tensor, Out]:
-        """Rows that are real from the left -> [B, classes], and what the pooling has to say besides."""
+        """Rows that are real from the left -> [B, classes], and the auxiliary outputs of the pooling."""
         if self.pooling is None:
             raise ValueError("this model predicts tokens and no classes: build it with classes")
         pooled = self.pooling.forward_packed(memory)
@@ -195,7 +195,7 @@ class Answer(nn.Module):
         return Prediction(logits if keep is None else unpack(logits, keep), *hidden[1:])
 
     def check_tokens(self) -> None:
-        """Refuses to predict tokens by a model that has classes."""
+        """Refuses to predict tokens with a model that has classes."""
         if self.pooling is not None:
             raise ValueError("this model predicts classes and no tokens: build it with classes=None")
 
@@ -212,9 +212,9 @@ class ClassifierConfig(EncoderConfig):
     scaled_embedding: Annotated[bool, "token vectors times the root of their width, as in the paper"] = True
     final_norm: Annotated[bool | None, "one more norm after the last layer (default: where norm is pre)"] = None
     reversible: Annotated[
-        bool, "layers that are undone in the backward pass, so that their number costs no memory; with norm pre"
+        bool, "reversible layers, recomputed in the backward pass, so that depth costs no memory; with norm pre"
     ] = False
-    stems: Annotated[int, "beginnings that a word can have, see ModelConfig", Range(0)] = 0
+    stems: Annotated[int, "stems per token, see ModelConfig", Range(0)] = 0
     # the layers of a model that is trained already; None: as the other fields say
     body: ModelConfig | None = None
 

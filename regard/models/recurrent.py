@@ -256,7 +256,8 @@ class Recurrent(Model):
         """One token [B, 2 width] through the layers of the decoder, with the weights that `nn.LSTM` or `nn.GRU` holds.
 
         The library's cell is two products and, on a GPU, one kernel for all gates. Taking the embedding's share of the
-        gates out of the loop would save no launch and need the gates by hand; on a CPU it measures the same."""
+        gates out of the loop would save no launch and require computing the gates here; on a CPU it measures the
+        same."""
         after = []
         for index, (old, weights) in enumerate(zip(layers, self.decoder.all_weights, strict=True)):
             x = self.dropout(x) if index else x

@@ -17,8 +17,8 @@ Sublayers = list[list[Sublayer]]
 
 
 class Rerun:
-    """What a sublayer reads beside its input: random numbers, and buffers it may write. Taken before its first run, it
-    makes the second see the same."""
+    """What a sublayer reads beside its input: random numbers, and buffers it may write. Taken before the first
+    computation, it makes the second see the same."""
 
     def __init__(self, layer: nn.Module, device: torch.device):
         self.devices = [device] if layer.training and device.type == "cuda" else []
@@ -27,7 +27,7 @@ class Rerun:
         self.buffers = [(part, part._version, part.clone()) for part in layer.buffers()] if layer.training else []
 
     def trim(self) -> "Rerun":
-        """After the first run: keeps only what it has written."""
+        """After the first computation: keeps only what it has written."""
         self.buffers = [(part, version, old) for part, version, old in self.buffers if part._version != version]
         return self
 
@@ -56,8 +56,8 @@ class Coupled(Function):
     a and b, runs each f again, the same to the random number, and keeps nothing else of the size of the input. What
     goes from layer to layer beside x (a stream) is kept; it does not grow with the length.
 
-    `sublayers(memory)` gives those of each layer, for the memory that they read; `passed` is told of a and b behind
-    each layer, without gradients, and of what its last sublayer gave.
+    `sublayers(memory)` gives those of each layer, for the memory that they read; `passed` is called with a and b behind
+    each layer, without gradients, and with what its last sublayer gave.
     """
 
     @staticmethod

@@ -205,7 +205,7 @@ def through_pair(
 
 def look_up(table: nn.Embedding, ids: Tensor) -> Tensor:
     """The vectors of token ids. On a CPU an id that the table does not have is refused in words, at no cost; elsewhere
-    looking for one would take a synchronisation."""
+    looking for one would synchronise with the device."""
     if ids.device.type != "cpu" or torch.compiler.is_compiling():
         return table(ids)
     try:

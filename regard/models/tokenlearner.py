@@ -1,4 +1,4 @@
-"""TokenLearner: half-way through, a Transformer goes on with a few tokens that it has learned to make of all.
+"""TokenLearner: half-way through, a Transformer replaces its tokens by a few learned ones.
 
 Padding is met once, on token ids, as in the Transformer: a padded token goes into none of the learned ones.
 """
@@ -68,7 +68,7 @@ class TokenLearnerConfig(EncoderConfig):
 
 
 class Scores(nn.Module):
-    """One number of each token for each learnt one: MLP(LN(x)), [B, T, E] -> [B, T, S]."""
+    """One score of each token for each learned one: MLP(LN(x)), [B, T, E] -> [B, T, S]."""
 
     def __init__(self, config: TokenLearnerConfig):
         super().__init__()
@@ -161,7 +161,8 @@ class TokenLearner(Model):
     one by tanh, and scores have dropout as well.
 
     Not causal: a learned token knows the whole sequence. The learned ones have no order, so that positions inside
-    attention act before them only. Time N E R for R = learner_inner, once or in each layer, and S^2 a layer; memory N.
+    attention act before them only. Time N E R for R = learner_inner, once or in each layer, and S^2 per layer; memory
+    N.
 
     >>> model = TokenLearner(TokenLearnerConfig(vocabulary=8000, tokens=8, classes=2))
     >>> logits = model(ids, keep=keep).logits

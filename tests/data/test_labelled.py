@@ -129,7 +129,7 @@ def test_skip_bad_leaves_out_and_counts(tmp_path):
     [
         (lambda folder: folder, "is a folder"),
         (lambda folder: folder / "none.csv", "no such file"),
-        (lambda folder: write(folder / "texts.txt", "a\n"), "cannot tell where its labels are"),
+        (lambda folder: write(folder / "texts.txt", "a\n"), "does not say where its labels are"),
         (lambda folder: (os.mkfifo(folder / "pipe.csv"), folder / "pipe.csv")[1], "is a pipe"),
     ],
     ids=["folder", "missing", "unknown format", "pipe"],
