@@ -45,7 +45,8 @@ def test_attend_is_the_layer_without_its_projections(spec):
         given = inputs(case, B=6)
         source = given.get("memory", given["x"])
         q, k, v = (
-            torch.cat([part.project_heads(name, given["x"] if name == "q" else source) for part in parts], 1) for name in "qkv"
+            torch.cat([part.project_heads(name, given["x"] if name == "q" else source) for part in parts], 1)
+            for name in "qkv"
         )
         keep = holes(source.shape[1])
         o = regard.attend(spec, q, k, v, keep=keep, causal=role == "causal")
