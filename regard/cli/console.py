@@ -4,6 +4,7 @@ import dataclasses
 import os
 import re
 import sys
+from collections.abc import Collection
 from typing import Any, NoReturn
 
 from rich import box
@@ -25,11 +26,11 @@ def open_console(wide: int) -> Console:
     return Pipe(width=None if known else wide, highlight=False, markup=False, emoji=False)
 
 
-def plain_table(*titles: str) -> Table:
-    """A table with one rule, below its titles."""
+def plain_table(*titles: str, wrapped: Collection[str] = ()) -> Table:
+    """A table with one rule, below its titles. Cells of the columns named in `wrapped` may take several lines."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     for title in titles:
-        table.add_column(title, no_wrap=True)
+        table.add_column(title, overflow="fold", no_wrap=title not in wrapped)
     return table
 
 

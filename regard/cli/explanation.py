@@ -73,28 +73,16 @@ def print_explanation(console: Console, kind: str, registry: Registry, spec: Spe
     console.print(Padding(Text(facts.formula, style="bold"), (0, 2)))
     console.print()
     console.print(_flowing(inspect.getdoc(cls) or "-"))
-    console.print("\nOptions", style="bold")
-    options = registry.options(spec.name)
     given = dict(spec.options)
-    table = Table(box=None, padding=(0, 2), show_header=bool(options))
-    for title in ("name", "type", "default", "meaning"):
-        table.add_column(title, style="cyan" if title == "name" else None, no_wrap=title == "name")
-    for option in options:
-        default = "needed" if option.required else repr(option.default)
+    rows = []
+    for option in registry.options(spec.name):
+        default = "required" if option.required else repr(option.default)
         default += f" (here {given[option.name]!r})" if option.name in given else ""
-        table.add_row(*map(Text, (option.name, describe(option.type), default, option.meaning)))
+        rows.append((option.name, describe(option.type), default, option.meaning))
     if getattr(cls, "nests", False):
-        table.add_row("", "specs", "needed", f"in parentheses, such as {cls.examples[0]}")
-    elif not options:
-        table.add_row("none")
-    console.print(table)
-    console.print("\nFacts", style="bold")
-    table = Table(box=None, padding=(0, 2), show_header=False)
-    table.add_column(no_wrap=True, style="cyan")
-    table.add_column()
-    for title, sentence in fact_sentences(facts, getattr(cls, "reduces_to", ())):
-        table.add_row(Text(title), Text(sentence))
-    console.print(table)
+        rows.append(("", "specs", "required", f"in parentheses, such as {cls.examples[0]}"))
+    _print_options(console, rows)
+    _print_facts(console, fact_sentences(facts, getattr(cls, "reduces_to", ())))
     lines = example_lines(kind, registry, spec)
     if lines:
         console.print("\nTo copy", style="bold")
@@ -111,19 +99,14 @@ def print_model(console: Console, model: Model) -> None:
     console.print()
     # without the example lines at the end
     console.print(_flowing((inspect.getdoc(first.module) or "-").split("\n>>>")[0].strip()))
-    console.print("\nOptions", style="bold")
-    _print_options(console, [(option.name, option) for option in model_options(facts.name).values()])
-    console.print("\nFacts", style="bold")
-    table = Table(box=None, padding=(0, 2), show_header=False)
-    table.add_column(no_wrap=True, style="cyan")
-    table.add_column()
+    options = [option for option in model_options(facts.name).values() if option.name != "kind"]
+    _print_options(console, [(one.name, describe(one.type), repr(one.default), one.help) for one in options])
+    sentences = []
     for predicts, form in model.forms.items():
         task = next((name for name in tasks.names() if tasks.find(name).predicts == predicts), None)
         where = f", in regard train {task}" if task else ""
-        table.add_row(Text("predicts"), Text(f"{predicts}{where}: --model.preset {', '.join(form.presets)}"))
-    for title, sentence in _costs({"time": facts.time, "memory": facts.memory, "state": facts.state}):
-        table.add_row(Text(title), Text(sentence))
-    console.print(table)
+        sentences.append(("predicts", f"{predicts}{where}: --model.preset {', '.join(form.presets)}"))
+    _print_facts(console, sentences + _costs({"time": facts.time, "memory": facts.memory, "state": facts.state}))
     console.print("\nTo copy", style="bold")
     config = first.config.__name__
     fixed = "".join(f", {name}={value!r}" for name, value in first.fixed.items())
@@ -131,13 +114,25 @@ def print_model(console: Console, model: Model) -> None:
     console.print(f"  model = build({config}(vocabulary=8000{fixed}))\n", soft_wrap=True)
 
 
-def _print_options(console: Console, options: list[tuple[str, Any]]) -> None:
-    table = Table(box=None, padding=(0, 2))
+def _print_options(console: Console, rows: list[tuple[str, str, str, str]]) -> None:
+    """Name, type, default and meaning of each option."""
+    console.print("\nOptions", style="bold")
+    table = Table(box=None, padding=(0, 2), show_header=bool(rows))
     for title in ("name", "type", "default", "meaning"):
         table.add_column(title, style="cyan" if title == "name" else None, no_wrap=title == "name")
-    for name, option in options:
-        if name != "kind":
-            table.add_row(*map(Text, (name, describe(option.type), repr(option.default), option.help)))
+    for row in rows or [("none",)]:
+        table.add_row(*map(Text, row))
+    console.print(table)
+
+
+def _print_facts(console: Console, sentences: list[tuple[str, str]]) -> None:
+    """Titles and sentences."""
+    console.print("\nFacts", style="bold")
+    table = Table(box=None, padding=(0, 2), show_header=False)
+    table.add_column(no_wrap=True, style="cyan")
+    table.add_column()
+    for title, sentence in sentences:
+        table.add_row(Text(title), Text(sentence))
     console.print(table)
 
 

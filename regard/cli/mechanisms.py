@@ -5,12 +5,10 @@ import inspect
 import json
 from typing import Any
 
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from regard.aliases import ALIASES, SETTINGS
-from regard.cli.console import fact_items, list_known, open_console, print_table
+from regard.cli.console import fact_items, list_known, open_console, plain_table, print_table
 from regard.spec import REGISTRIES, Registry, describe, did_you_mean, parse
 from regard.tasks.command import AddVerb
 
@@ -109,9 +107,7 @@ def list_mechanisms(arguments: argparse.Namespace) -> None:
 
 def _print_aliases(as_json: bool) -> None:
     """Other names that a spec may be written with."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    for title in ("alias", "kind", "stands for"):
-        table.add_column(title, no_wrap=True)
+    table = plain_table("alias", "kind", "stands for")
     for kind, names in ALIASES.items():
         for alias, spec in names.items():
             if as_json:
@@ -125,9 +121,7 @@ def _print_recipes(as_json: bool) -> None:
     """The settings bundled with Regard, for `regard train TASK --config NAME`."""
     from regard.recipes import recipes
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    for title in ("name", "task", "what it is for"):
-        table.add_column(title, overflow="fold", no_wrap=title != "what it is for")
+    table = plain_table("name", "task", "what it is for", wrapped=["what it is for"])
     for recipe in recipes():
         if as_json:
             print(json.dumps(recipe._asdict(), default=str))
@@ -143,9 +137,8 @@ def _print_survey(as_json: bool) -> None:
     from regard.survey import SYSTEMS, differs, here
 
     notes: list[str] = []
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    for title in ("system", "class", "published", "decodes", "here", "kind", "time", "memory", "decodes", ""):
-        table.add_column(title, overflow="fold")
+    titles = ("system", "class", "published", "decodes", "here", "kind", "time", "memory", "decodes", "")
+    table = plain_table(*titles, wrapped=titles)
     for system in SYSTEMS:
         name, found = system.word or system.model or system.feedforward, here(system)
         kind = "attention" if system.word else "model" if system.model else "feed-forward"

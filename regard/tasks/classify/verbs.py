@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING
 
 from regard.tasks.command import (
     AddVerb,
@@ -17,6 +17,10 @@ from regard.tasks.command import (
     notice,
     read_columns,
 )
+
+if TYPE_CHECKING:
+    from regard.metrics.classification import Choice
+    from regard.tasks.classify import Classifier, Threshold
 
 # here, so that `regard train --help` does not import PyTorch
 ABOUT = "A classifier of texts, trained from scratch or from a run of masked or language."
@@ -65,7 +69,7 @@ def classify(arguments: argparse.Namespace) -> None:
 
     classifier = Classifier.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
     threshold, chosen = _threshold(classifier, arguments)
-    if chosen is not None:
+    if threshold is not None and chosen is not None:
         notice(
             f"{threshold.label!r} at a probability of at least {threshold.value:.6g}: recall {chosen.recall:.4f} and "
             f"precision {chosen.precision:.4f} on the validation texts of the run"
@@ -85,7 +89,7 @@ def classify(arguments: argparse.Namespace) -> None:
             sys.stdout.flush()
 
 
-def _threshold(classifier: Any, arguments: argparse.Namespace) -> tuple[Any, Any]:
+def _threshold(classifier: "Classifier", arguments: argparse.Namespace) -> "tuple[Threshold | None, Choice | None]":
     """The threshold of --threshold, or the one that --recall or --precision asks for with what it achieves on the
     validation texts of the run. None without any of the three flags."""
     from regard.tasks.classify import Threshold, read_valid

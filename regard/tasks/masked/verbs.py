@@ -3,7 +3,7 @@
 import argparse
 import json
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regard.tasks.command import (
     AddVerb,
@@ -15,6 +15,9 @@ from regard.tasks.command import (
     evaluated_documents,
     few_warnings,
 )
+
+if TYPE_CHECKING:
+    from regard.tasks.masked import Filled
 
 # here, so that `regard train --help` does not import PyTorch
 ABOUT = "A masked language model (BERT), trained on running text: an encoder with any attention."
@@ -103,7 +106,7 @@ def fill(arguments: argparse.Namespace) -> None:
             print(json.dumps(_filled(found), ensure_ascii=False) if arguments.json else BREAKS.sub(" ", found.text))
 
 
-def _filled(found: Any) -> dict[str, Any]:
+def _filled(found: "Filled") -> dict[str, Any]:
     gaps = [[{"text": one.text, "probability": one.probability} for one in gap] for gap in found.gaps]
     return {"text": found.text, "gaps": gaps}
 

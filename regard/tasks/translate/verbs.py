@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regard.tasks.command import (
     AddVerb,
@@ -27,6 +27,10 @@ from regard.tasks.command import (
     read_columns,
     write_out,
 )
+
+if TYPE_CHECKING:
+    from regard.decoding import DecodingConfig
+    from regard.tasks.translate import Translator
 
 # here, so that `regard train --help` does not import PyTorch
 ABOUT = "A translator, trained on pairs of sentences: Transformer or recurrent, with any attention."
@@ -136,7 +140,7 @@ def _add_decoding(added: argparse.ArgumentParser | EvaluationFlags) -> None:
     added.add_argument("--maximum", type=int, help="most tokens of a translation (default: 1.5 times the source + 10)")
 
 
-def _decoding(arguments: argparse.Namespace) -> Any:
+def _decoding(arguments: argparse.Namespace) -> "DecodingConfig":
     from regard.decoding import DecodingConfig
 
     names = ("beam", "penalty", "minimum", "maximum", "nbest", "sample", "temperature", "top_k", "top_p", "seed")
@@ -164,8 +168,8 @@ def translate(arguments: argparse.Namespace) -> None:
 
 
 def _translate_file(
-    translator: Any,
-    decoding: Any,
+    translator: "Translator",
+    decoding: "DecodingConfig",
     path: str,
     done: int,
     arguments: argparse.Namespace,
@@ -250,7 +254,7 @@ def _written_whole(out: str | None, inputs: Sequence[str]) -> Iterator[Callable[
         part.unlink(missing_ok=True)
 
 
-def _links(translator: Any, pairs: list[tuple[str, str]]) -> list[str]:
+def _links(translator: "Translator", pairs: list[tuple[str, str]]) -> list[str]:
     """The word alignment of each pair; empty if a side is blank or was cut."""
     from regard.tasks.translate import align
 
@@ -369,7 +373,7 @@ def _pairs(arguments: argparse.Namespace) -> list[tuple[str, str]]:
     return list(zip(found.source, found.target, strict=True))
 
 
-def _refuse_long(translator: Any, pairs: list[tuple[str, str]]) -> None:
+def _refuse_long(translator: "Translator", pairs: list[tuple[str, str]]) -> None:
     """Refuses pairs whose attention would take too long."""
     for side, tokenizer in enumerate((translator.source, translator.target)):
         for number, ids in enumerate(tokenizer.encode_batch([pair[side] for pair in pairs]), 1):
