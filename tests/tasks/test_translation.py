@@ -16,9 +16,10 @@ from torch.testing import assert_close
 from regard import cli
 from regard.cli import demo_content as demo
 from regard.data import placeholders
+from regard.data.batches import padded
 from regard.data.generated import pairs
 from regard.data.placeholders import Marked
-from regard.decoding import DecodingConfig
+from regard.decoding import DecodingConfig, decode
 from regard.tasks.load import compact_run
 from regard.tasks.train import resume, train
 from regard.tasks.translate import (
@@ -205,6 +206,21 @@ def test_no_entity_is_lost_whatever_the_model_does(run, plain, decoding):
                     assert translator.style.write(entity, line) in text
         assert any("translated in parts around" in said for said in warnings)
         assert [next(translator.translate([line], decoding))[0].text for line in lines[1:3]] == found[1:3]
+
+
+def test_only_the_placeholders_of_a_source_are_written(run):
+    """Nearly uniform draws would write others, and some of them twice."""
+    translator = Translator.load(run)
+    wild = DecodingConfig(sample=True, temperature=100.0, maximum=40)
+    offset = translator.target.placeholders.start - translator.source.placeholders.start
+    for line in ("a plain sentence", "it costs $5 at 7:45"):
+        known = {mark + offset for mark in translator.mark(line).marks}
+        source, keep = padded([translator.encode(line)] * 8, translator.device)
+        special = {"bos": translator.target.bos, "eos": translator.target.eos, "forbidden": (translator.target.pad,)}
+        for (one,) in decode(translator.copying(source), source, keep, wild, **special):
+            written = [id for id in one.ids if id in translator.target.placeholders]
+            assert set(written) <= known
+            assert len(set(written)) == len(written)
 
 
 def test_what_has_no_words_is_copied(run, plain):
