@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 
 import regard
+from regard import tasks
 
 ROOT = Path(regard.__file__).parent
 NEUTRAL = {"aliases", "lazy", "plugins", "spec"}  # top-level modules that import no package of ours
@@ -174,6 +175,19 @@ def test_nobody_imports_the_command_line_or_the_suite(top):
         if package(other) == top
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def reads_arguments(known: dict[str, str]) -> list[str]:
+    """Modules that parse a command line."""
+    return [module for module in known if any(one.module == "argparse" for one in parsed(known[module]))]
+
+
+def test_only_verbs_know_the_command_line():
+    """`config` makes flags of dataclasses; what a verb does, the others offer as functions."""
+    allowed = ("config", "tasks.command", *(f"tasks.{name}.verbs" for name in tasks.TASKS))
+    wrong = [module for module in reads_arguments(KNOWN) if package(module) != "cli" and module not in allowed]
+    assert not wrong, wrong
+    assert reads_arguments({"page.engine": "import argparse\n", "page.maps": "import torch\n"}) == ["page.engine"]
 
 
 @pytest.mark.parametrize(
