@@ -23,6 +23,7 @@ from folders import ROOT
 import regard.tasks
 from regard.core.shape import Shape
 from regard.spec import REGISTRIES
+from regard.tasks.translate import Translator
 
 SLUG = re.compile(r"[^\w\- ]")
 
@@ -260,6 +261,13 @@ def test_names_that_the_tour_gives_are_there():
     layer = regard.attention("linear", width=6, heads=2, role="causal")
     assert isinstance(layer, Linear)
     assert [list(part.shape) for part in layer.zero(1, torch.float32, torch.device("cpu"))] == [[1, 2, 3, 3], [1, 2, 3]]
+
+
+def test_the_translation_on_the_front_page_is_that_of_the_bundled_translator():
+    torch.set_num_threads(1)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    sentence, translation = re.search(r'\$ echo "(.+)" \| regard translate\n(.+)\n', readme).groups()
+    assert Translator.load(device="cpu")(sentence) == translation
 
 
 @pytest.mark.parametrize(("name", "roles"), [("Warm", ("self", "causal", "cross")), ("Retention", ("causal",))])
