@@ -168,7 +168,7 @@ def candidates(logits: Tensor, count: int, blocked: Tensor) -> tuple[Tensor, Ten
     return log_probabilities(logits, ids).masked_fill((ids[..., None] == blocked).any(-1), -torch.inf), ids
 
 
-def crowded(still: int, present: int) -> bool:
+def worth_narrowing(still: int, present: int) -> bool:
     """Whether enough sentences are done to pay for copying the others: one in eight."""
     return 8 * (present - still) >= present
 

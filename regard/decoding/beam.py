@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.decoding.base import DecodingConfig, Pool, candidates, crowded, narrow, refuse, take
+from regard.decoding.base import DecodingConfig, Pool, candidates, narrow, refuse, take, worth_narrowing
 
 
 def beam(
@@ -62,7 +62,7 @@ def beam(
         beams = torch.arange(live.shape[1], device=device)
         still, moved, bad = torch.stack([(~done).sum(), (parent != beams).sum(), values.isnan().any(1).sum()]).tolist()
         refuse(bad, step)
-        if crowded(still, len(who)):
+        if worth_narrowing(still, len(who)):
             result.put(who, pool)
             if not still:
                 break

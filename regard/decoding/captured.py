@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from regard.decoding.base import DecodingConfig, Pool, refuse
-from regard.decoding.greedy import Walked, Watch, ranked, watched
+from regard.decoding.greedy import Watch, Written, ask_watch, ranked
 
 EVERY = 16  # steps between two looks
 WARM = 2  # steps before one is captured: what is compiled or set up at first use must be there
@@ -33,7 +33,7 @@ def refusal(model: Any, logits: Tensor) -> str | None:
     return None
 
 
-def walk(
+def search_greedily(
     model: Any,
     logits: Tensor,
     state: Any,
@@ -46,24 +46,24 @@ def walk(
     watch: Watch | None = None,
     capture: Capture | None = None,
 ) -> Pool:
-    """As `greedy.walk`. `capture` turns a step into a function that repeats it; None: a CUDA graph. With `watch` the
-    host looks at each token."""
+    """As `greedy.search_greedily`. `capture` turns a step into a function that repeats it; None: a CUDA graph. With
+    `watch` the host looks at each token."""
     B, L, device = len(limits), max(limits) + 1, logits.device
     K = 1 if draws is None else draws.shape[1]
     if K > 1:
         logits = logits.repeat_interleave(K, 0)
         state = state.reorder(torch.arange(B, device=device).repeat_interleave(K))
     # the last token is chosen and not read
-    state = apart(model.fixed_state(state, state.progress.longest + L - 1), set())
+    state = unshared(model.fixed_state(state, state.progress.longest + L - 1), set())
     blocked = torch.tensor([*forbidden, eos], device=device)
     limit, step = torch.tensor(limits, device=device), torch.zeros(1, dtype=torch.long, device=device)
-    now = Walked.begin(logits, used, B, K, L, config)
+    now = Written.nothing(logits, used, B, K, L, config)
     token = torch.zeros(B, K, dtype=torch.long, device=device)
-    told = torch.zeros_like(token, dtype=torch.bool)
+    reported = torch.zeros_like(token, dtype=torch.bool)
 
     def choose(logits: Tensor, barred: Tensor) -> None:
         after, chosen, taken = now.advance(logits, step, limit, barred, eos, draws, config)
-        put((now, token, told), (after, chosen, taken & (chosen != eos)))
+        put((now, token, reported), (after, chosen, taken & (chosen != eos)))
         step.add_(1)
 
     def advance(barred: Tensor) -> None:
@@ -85,7 +85,7 @@ def walk(
         choose(logits, _barred(blocked, 0, config))
         for t in range(1, L + 1):
             if watch is not None:
-                put(now, now.stopped(watched(watch, told, token, torch.arange(B))))
+                put(now, now.stopped(ask_watch(watch, reported, token, torch.arange(B))))
             if t % every == 0 or t == L:
                 still, bad = torch.stack([now.going.any(1).sum(), now.bad]).tolist()
                 refuse(bad, t - 1)
@@ -149,14 +149,14 @@ def sizes_changed(before: Any, after: Any) -> str | None:
     return None
 
 
-def apart(state: Any, taken: set[int]) -> Any:
+def unshared(state: Any, taken: set[int]) -> Any:
     """The same state with no two tensors in the same memory; `taken` are the addresses in use."""
     if isinstance(state, Tensor):
         memory = state.untyped_storage().data_ptr()
         state = state.clone(memory_format=torch.contiguous_format) if memory in taken else state
         taken.add(state.untyped_storage().data_ptr())
     elif isinstance(state, tuple):
-        parts = [apart(part, taken) for part in state]
+        parts = [unshared(part, taken) for part in state]
         return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
     return state
 

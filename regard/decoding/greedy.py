@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.decoding.base import DecodingConfig, Pool, candidates, crowded, log_probabilities, narrow, refuse
+from regard.decoding.base import DecodingConfig, Pool, candidates, log_probabilities, narrow, refuse, worth_narrowing
 
 Watch = Callable[[int, int, int], bool]  # sentence, sample, token -> whether it ends here
 
 
-def walk(
+def search_greedily(
     model: Any,
     logits: Tensor,
     state: Any,
@@ -33,17 +33,17 @@ def walk(
         state = state.reorder(torch.arange(B, device=device).repeat_interleave(K))
     blocked = torch.tensor([*forbidden, eos], device=device)
     limit, who, steps = (torch.tensor(x, device=device) for x in (limits, range(B), range(L)))
-    now = Walked.begin(logits, used, B, K, L, config)
+    now = Written.nothing(logits, used, B, K, L, config)
     result = now.pool.rows(who)
     for step in range(L):
         barred = blocked if step < config.minimum else blocked[:-1]
         now, token, taken = now.advance(logits, steps[step : step + 1], limit, barred, eos, draws, config)
         if watch is not None:
-            now = now.stopped(watched(watch, taken & (token != eos), token, who))
+            now = now.stopped(ask_watch(watch, taken & (token != eos), token, who))
         undone = now.going.any(1)
         still, bad = torch.stack([undone.sum(), now.bad]).tolist()
         refuse(bad, step)
-        if crowded(still, len(who)):
+        if worth_narrowing(still, len(who)):
             result.put(who, now.pool)
             if not still:
                 break
@@ -57,7 +57,7 @@ def walk(
     return ranked(result, config)
 
 
-class Walked(NamedTuple):
+class Written(NamedTuple):
     """What the steps so far have written. A score waits for the end; what is finished or cut is no longer going."""
 
     pool: Pool
@@ -66,7 +66,7 @@ class Walked(NamedTuple):
     bad: Tensor  # () rows of all steps whose logits were no numbers
 
     @classmethod
-    def begin(cls, logits: Tensor, used: Tensor | None, B: int, K: int, L: int, config: DecodingConfig) -> "Walked":
+    def nothing(cls, logits: Tensor, used: Tensor | None, B: int, K: int, L: int, config: DecodingConfig) -> "Written":
         wide = logits.new_zeros((), dtype=torch.promote_types(logits.dtype, torch.float32))
         pool = Pool.empty(wide, B, K, L)
         if config.repetition == 1:
@@ -86,11 +86,11 @@ class Walked(NamedTuple):
         eos: int,
         draws: Tensor | None,
         config: DecodingConfig,
-    ) -> tuple["Walked", Tensor, Tensor]:
+    ) -> tuple["Written", Tensor, Tensor]:
         """Chooses token `step` [1] of each hypothesis from logits [B K, V], without synchronising with the host: what
         is written then, the tokens [B, K], and which of them count."""
         K = self.going.shape[1]
-        weighed = logits if self.used is None else repeated_less(logits, self.used, config.repetition)
+        weighed = logits if self.used is None else penalize_repetition(logits, self.used, config.repetition)
         if draws is None:
             value, token = best(weighed, barred)
         else:
@@ -108,15 +108,15 @@ class Walked(NamedTuple):
             finished=self.pool.finished | (taken & ends),
         )
         bad = self.bad + value.isnan().sum()
-        return Walked(pool, self.going & ~ends & room, self.used, bad), token, taken
+        return Written(pool, self.going & ~ends & room, self.used, bad), token, taken
 
-    def stopped(self, stops: Tensor) -> "Walked":
+    def stopped(self, stops: Tensor) -> "Written":
         """Hypotheses that `watch` ended count as finished."""
         return self._replace(pool=self.pool._replace(finished=self.pool.finished | stops), going=self.going & ~stops)
 
-    def rows(self, sentences: Tensor, rows: Tensor) -> "Walked":
+    def rows(self, sentences: Tensor, rows: Tensor) -> "Written":
         used = None if self.used is None else self.used[rows]
-        return Walked(self.pool.rows(sentences), self.going[sentences], used, self.bad)
+        return Written(self.pool.rows(sentences), self.going[sentences], used, self.bad)
 
 
 def ranked(pool: Pool, config: DecodingConfig) -> Pool:
@@ -125,14 +125,16 @@ def ranked(pool: Pool, config: DecodingConfig) -> Pool:
     return pool._replace(score=score).take(score.sort(dim=1, descending=True, stable=True).indices)
 
 
-def watched(watch: Watch, told: Tensor, token: Tensor, who: Tensor) -> Tensor:
+def ask_watch(watch: Watch, reported: Tensor, token: Tensor, who: Tensor) -> Tensor:
     """Which hypotheses [B, K] `watch` ends, asked for each token that counts."""
-    stops = torch.zeros_like(told, device="cpu")
-    for place, (sentence, tokens, counts) in enumerate(zip(who.tolist(), token.tolist(), told.tolist(), strict=True)):
+    stops = torch.zeros_like(reported, device="cpu")
+    for place, (sentence, tokens, counts) in enumerate(
+        zip(who.tolist(), token.tolist(), reported.tolist(), strict=True)
+    ):
         for sample, (one, counted) in enumerate(zip(tokens, counts, strict=True)):
             if counted:
                 stops[place, sample] = bool(watch(sentence, sample, one))
-    return stops.to(told.device)
+    return stops.to(reported.device)
 
 
 def best(logits: Tensor, blocked: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,7 +144,7 @@ def best(logits: Tensor, blocked: Tensor) -> tuple[Tensor, Tensor]:
     return value[:, 0], ids.gather(1, at)[:, 0]
 
 
-def repeated_less(logits: Tensor, used: Tensor, penalty: float) -> Tensor:
+def penalize_repetition(logits: Tensor, used: Tensor, penalty: float) -> Tensor:
     """Keskar et al. 2019 (arXiv 1909.05858, section 4.1), for logits of either sign."""
     return torch.where(used, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.decoding import captured
 from regard.decoding.base import DecodingConfig, Hypothesis
 from regard.decoding.beam import beam
-from regard.decoding.greedy import Watch, walk
+from regard.decoding.greedy import Watch, search_greedily
 
 # as in regard.data.tokenizer, of which decoding needs nothing else
 PAD, BOS, EOS = 0, 2, 3
@@ -104,7 +104,7 @@ def search(
         raise ValueError("draws are needed for sampling, and only there")
     if config.sample or config.beam == 1:
         fixed = config.graphs and max(limits) > captured.EVERY and captured.refusal(model, logits) is None
-        way = captured.walk if fixed else walk
+        way = captured.search_greedily if fixed else search_greedily
         pool = way(model, logits, state, limits, config, eos, forbidden, draws, used, watch)
     else:
         if watch is not None:

@@ -20,7 +20,10 @@ from regard.models.tokenlearner import TokenLearner, TokenLearnerConfig
 from regard.models.transformer import Transformer
 from regard.spec import FIELDS, Spec, spec_list
 
-LARGE, LARGE_OPTION = 10**8, 10**4  # parameters and options from which on a model is measured before it is built
+LARGE, LARGE_OPTION = (
+    10**8,
+    10**4,
+)  # from this many parameters, or this large an option, a model is measured before it is built
 
 __all__ = [
     "Classifier",
@@ -40,10 +43,10 @@ __all__ = [
     "TokenLearnerConfig",
     "Transformer",
     "build",
-    "completed",
+    "complete_config",
     "config_class",
     "kinds",
-    "positions",
+    "max_positions",
 ]
 
 
@@ -67,7 +70,7 @@ def build(config: Any) -> Model:
 
 
 def _check_fits(config: Any) -> None:
-    """Refuses a model that is larger than the memory before any of it is asked for."""
+    """Refuses a model that is larger than the memory before any of it is allocated."""
     if torch.get_default_device().type == "meta":
         return
     layers = sum(config.layers) if isinstance(config.layers, tuple | list) else config.layers
@@ -89,20 +92,20 @@ def _sizes(spec: Spec) -> list[int]:
 
 
 def config_class(values: dict[str, Any]) -> type:
-    """Which config plain values belong to."""
+    """The config class that plain values belong to."""
     kind = values.get("kind")
     if not isinstance(kind, str) or kind not in kinds():
         raise ValueError(f"no model is of kind {kind!r}; known: {', '.join(kinds())}")
     return kinds()[kind][0]
 
 
-def completed(values: dict[str, Any]) -> dict[str, Any]:
-    """The plain values of a saved config, with the fields that it does not name as they were before there was a choice:
+def complete_config(values: dict[str, Any]) -> dict[str, Any]:
+    """The plain values of a saved config, with omitted fields as they were before there was a choice:
     a default may follow a paper more closely than it did when a run was saved, and the run keeps its meaning."""
     return dict(getattr(config_class(values), "earlier", {})) | values
 
 
-def positions(model: nn.Module) -> int | None:
-    """How many positions the layers of a model have, where they have an end."""
+def max_positions(model: nn.Module) -> int | None:
+    """The number of positions that the layers of a model have, where it is bounded."""
     bounds = (getattr(module, "longest", None) for module in model.modules())
     return min((longest for longest in bounds if isinstance(longest, int)), default=None)

@@ -10,7 +10,7 @@ from regard.core.rows import Memory, Rows
 
 
 class Aligner(nn.Module):
-    """Which source token a target token comes from, as a hidden choice between them:
+    """Which source token a target token comes from, as a latent variable:
 
         p(y_t | y_<t, x) = sum over s of  p(s | y_<t, x) p(y_t | x_s).
 
@@ -19,7 +19,7 @@ class Aligner(nn.Module):
     means y_t can explain it. The last source token, which ends the sentence, is no choice: it would come to explain
     every frequent word. Trained for the sum, the two find the links by themselves, as the IBM models do (Brown et al.
     1993) and neural hidden Markov models (Wang et al. 2018, aclanthology.org/P18-2060); the link is the posterior
-    p(s | y_<=t, x). Gradients go no further than this layer: the translator is as it would be without it.
+    p(s | y_<=t, x). Gradients stop at this layer: the translator is trained as it would be without it.
     """
 
     def __init__(self, width: int, vocabulary: int):

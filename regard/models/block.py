@@ -34,7 +34,7 @@ class BlockState(NamedTuple):
 
 class Block(nn.Module):
     """Attention, cross-attention where there is a memory, feed-forward: each around a residual. Without a spec of
-    self-attention it only reads a memory, of any length and width: what changes the length is made of it."""
+    self-attention it only reads a memory, of any length and width: models that change the length are built on it."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class Block(nn.Module):
         feedforward: Spec | str | None = None,
         pace: int | None = None,
     ):
-        """`feedforward` None: the first that the config names. `pace`: the number of tokens of the memory that are as
-        far apart as two queries, where positions inside attention count both on one line; None: they have no common
+        """`feedforward`: None is the first that the config names. `pace`: the number of tokens of the memory that are
+        as far apart as two queries, where positions inside attention count both on one line; None: they have no common
         places."""
         super().__init__()
         sizes = {name: getattr(config, name) for name in ("width", "heads", "kv_heads", "head_width", "bias")}
@@ -81,7 +81,7 @@ class Block(nn.Module):
             outs.append(add(x, stream))
             x = x + outs[-1].y if self.pre else norm(x + outs[-1].y)
             stream = outs[-1].stream
-        return gathered(x, stream, outs, state)
+        return combine_outputs(x, stream, outs, state)
 
     def sublayers(
         self,
@@ -124,7 +124,7 @@ class Block(nn.Module):
         def adding(sublayer: Sublayer, norm: nn.Module) -> Sublayer:
             def add(x: Tensor, stream: Tensor | None) -> Out:
                 out = sublayer(norm(x) if self.pre else x, stream)
-                # a layer without a stream of its own lets it pass
+                # a layer without a stream of its own passes it on
                 return out._replace(y=self.dropout(out.y), stream=stream if out.stream is None else out.stream)
 
             return add
@@ -133,8 +133,8 @@ class Block(nn.Module):
         return [adding(*pair) for pair in zip(found, self.norms, strict=True)]
 
 
-def gathered(x: Tensor, stream: Tensor | None, outs: list[Out], state: BlockState | None) -> Out:
-    """What a layer gives, of what its sublayers gave."""
+def combine_outputs(x: Tensor, stream: Tensor | None, outs: list[Out], state: BlockState | None) -> Out:
+    """The output of a layer, from those of its sublayers."""
     after = state and state._replace(attention=outs[0].state)
     return Out(x, after, stream, sum_losses(outs), outs[-1].statistics)
 

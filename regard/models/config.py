@@ -1,4 +1,4 @@
-"""What a Transformer is made of. The config of every other model is beside the model."""
+"""The config of a Transformer. That of every other model is beside the model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,21 +9,22 @@ from regard.spec import use_canonical_names
 
 Specs = str | Sequence[str]
 Norm = Annotated[
-    Literal["post", "pre"], "where the norm stands: after the residual as in the paper, or before the sublayer"
+    Literal["post", "pre"],
+    "position of the norm: post, after the residual as in the paper, or pre, before the sublayer",
 ]
 
 
 def check_config(config: object, section: str = "") -> None:
     """Refuses a config with a value that its field does not take. Aliases in specs become the names they stand for, so
-    that what is saved has one name for one thing."""
+    that saved configs have one name for one thing."""
     check_options(config, section)
     use_canonical_names(config)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What a Transformer is made of. Attentions and feed-forward layers take a spec, or a list of specs that is
-    repeated over the layers."""
+    """The config of a Transformer. Attentions and feed-forward layers take a spec, or a list of specs that is repeated
+    over the layers."""
 
     kind: Literal["encoder", "decoder", "encoder-decoder"] = "encoder-decoder"
     vocabulary: Annotated[int, "tokens of the vocabulary", Range(1)] = 37000
@@ -32,19 +33,17 @@ class ModelConfig:
     heads: Annotated[int, "heads of each attention", Range(1)] = 8
     kv_heads: Annotated[int | None, "key and value heads, fewer than heads to share them", Range(1)] = None
     head_width: Annotated[int | None, "width of a head (default: width / heads)", Range(1)] = None
-    inner: Annotated[int, "feed-forward width: that inside the feed-forward layers", Range(1)] = 2048
-    layers: Annotated[int, "number of layers; of an encoder-decoder, in each of the two", Range(1)] = 6
-    decoder_layers: Annotated[int | None, "layers of the decoder (default: as layers)", Range(1)] = None
+    inner: Annotated[int, "feed-forward width (d_ff)", Range(1)] = 2048
+    layers: Annotated[int, "number of layers; of an encoder-decoder, in the encoder and in the decoder", Range(1)] = 6
+    decoder_layers: Annotated[int | None, "number of decoder layers (default: layers)", Range(1)] = None
     attention: Annotated[Specs, "spec of the attention, or a list repeated over the layers"] = "softmax"
     decoder_attention: Annotated[Specs | None, "spec of the decoder's self-attention (default: as attention)"] = None
     cross_attention: Annotated[Specs, "spec of the attention from target to source"] = "softmax"
     position: Annotated[str, "spec of the positions, such as sinusoidal, rotary, alibi"] = "sinusoidal"
     norm: Norm = "post"
-    norm_kind: Annotated[Literal["layer", "rms"], "layer norm, or the root mean square alone (RMSNorm)"] = "layer"
-    norm_epsilon: Annotated[
-        float, "added to the variance in each norm: what is much smaller than its root stays small", Range(above=0)
-    ] = 1e-5
-    final_norm: Annotated[bool | None, "one more norm after the last layer (default: where norm is pre)"] = None
+    norm_kind: Annotated[Literal["layer", "rms"], "kind of the norms: layer norm or RMSNorm"] = "layer"
+    norm_epsilon: Annotated[float, "epsilon of the norms, added to the variance", Range(above=0)] = 1e-5
+    final_norm: Annotated[bool | None, "a final norm after the last layer (default: where norm is pre)"] = None
     feedforward: Annotated[
         Specs, "spec of the feed-forward layers, or a list repeated over them, such as \"dense(activation='gelu')\""
     ] = "dense"
@@ -57,14 +56,14 @@ class ModelConfig:
     bias: Annotated[
         bool | Literal["inputs"], "biases of the projections of attention; inputs: of queries, keys and values only"
     ] = False
-    scaled_embedding: Annotated[bool, "token vectors times the root of their width, as in the paper"] = True
-    normed_embedding: Annotated[bool, "a norm over the sum of token vectors and positions, as in BERT"] = False
-    segments: Annotated[int, "learned segment vectors, added to the token vectors of each part of a text", Range(0)] = 0
+    scaled_embedding: Annotated[bool, "token embeddings times the square root of width, as in the paper"] = True
+    normed_embedding: Annotated[bool, "a norm over the sum of token and position embeddings, as in BERT"] = False
+    segments: Annotated[int, "number of segments, each with a learned embedding added to its tokens", Range(0)] = 0
     stems: Annotated[
-        int, "stems per token, whose vectors are added to its own: the beginnings of a word, see Tokenizer", Range(0)
+        int, "stems per token, whose embeddings are added to its own: the beginnings of a word, see Tokenizer", Range(0)
     ] = 0
     dropout: Annotated[float, "dropout of the embeddings and of what each sublayer adds", Range(0, below=1)] = 0.1
-    tied: Annotated[bool, "the output layer is the embedding of the tokens"] = True
+    tied: Annotated[bool, "the output layer shares its weights with the token embedding"] = True
     head: Annotated[
         Literal["linear", "transform", "none"],
         "transform: a dense layer, GELU and a norm before the output layer, as in BERT; none: no logits",
@@ -76,7 +75,9 @@ class ModelConfig:
     def __post_init__(self) -> None:
         check_config(self)
         if self.reversible and self.norm != "pre":
-            raise ValueError("reversible layers need norm='pre': what a norm behind the residual did cannot be undone")
+            raise ValueError(
+                "reversible layers need norm='pre', got norm='post': a norm after the residual cannot be undone"
+            )
         for names, kind in ((("segments", "stems", "pooler"), "encoder"), (("aligner",), "encoder-decoder")):
             for name in names:
                 if getattr(self, name) and self.kind != kind:
@@ -85,4 +86,4 @@ class ModelConfig:
             raise ValueError(f"target_vocabulary is for kind 'encoder-decoder', got kind {self.kind!r}")
         if self.head == "none" and (self.kind != "encoder" or self.head_bias):
             got = f"kind {self.kind!r}" if self.kind != "encoder" else "head_bias"
-            raise ValueError(f"head 'none' is an encoder that gives vectors and no logits, got {got}")
+            raise ValueError(f"head 'none' is for an encoder that gives vectors and no logits, got {got}")

@@ -31,35 +31,35 @@ from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Spec, over_layers, pa
 
 @dataclass(frozen=True)
 class FeedbackConfig:
-    """What a Feedback Transformer is made of. `attention` takes a spec that compares a query with keys one by one."""
+    """The config of a Feedback Transformer. `attention` takes a spec that compares a query with keys one by one."""
 
     kind: Literal["feedback"] = "feedback"
     vocabulary: Annotated[int, "tokens of the vocabulary", Range(1)] = 37000
     width: Annotated[int, "model width (d_model)", Range(1)] = 512
     heads: Annotated[int, "heads of each attention", Range(1)] = 8
     kv_heads: Annotated[int | None, "key and value heads, fewer than heads to share them", Range(1)] = None
-    inner: Annotated[int, "feed-forward width: that inside the feed-forward layers", Range(1)] = 2048
+    inner: Annotated[int, "feed-forward width (d_ff)", Range(1)] = 2048
     layers: Annotated[int, "number of layers", Range(1)] = 6
     attention: Annotated[str, "spec of the attention to the memories"] = "softmax"
     # the paper's: a learned vector for each distance, with the keys
     position: Annotated[str, "spec of the positions, such as rotary or shaw"] = "shaw(distance=128, values=False)"
-    span: Annotated[int | None, "memories that a token reads, the newest ones (default: all)", Range(1)] = None
+    span: Annotated[int | None, "number of newest memories that a token reads (default: all)", Range(1)] = None
     adaptive_span: Annotated[bool, "each head learns how many of the span newest memories it reads"] = False
     span_ramp: Annotated[int, "memories over which an adaptive span fades out", Range(1)] = 32
-    span_begin: Annotated[float, "adaptive spans at first, as a share of span", Range(0, 1)] = 0.0
+    span_begin: Annotated[float, "initial adaptive spans, as a share of span", Range(0, 1)] = 0.0
     span_loss: Annotated[
         float, "weight of the auxiliary loss that keeps adaptive spans short; the paper's for enwik8 is 5e-7", Range(0)
     ] = 0.0
-    shared: Annotated[bool, "keys and values of a memory are made once, for all layers; false: by each layer"] = True
+    shared: Annotated[bool, "keys and values of a memory projected once for all layers; false: by each layer"] = True
     shared_position: Annotated[bool, "one position scheme inside attention for all layers"] = True
     normed_memory: Annotated[
-        bool, "with norm pre: keys and values are made of the memory behind the norm of the layer"
+        bool, "with norm pre: keys and values projected from the memory after the norm of the layer"
     ] = True
     norm: Norm = "post"
     feedforward: Annotated[Specs, "spec of the feed-forward layers, or a list repeated over them"] = "dense"
     bias: Annotated[bool, "biases of the projections of attention"] = False
     dropout: Annotated[float, "dropout of the embeddings and of what each sublayer adds", Range(0, below=1)] = 0.1
-    tied: Annotated[bool, "the output layer is the embedding of the tokens"] = True
+    tied: Annotated[bool, "the output layer shares its weights with the token embedding"] = True
     earlier: ClassVar[dict[str, Any]] = {"shared_position": False, "normed_memory": False}
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class FeedbackConfig:
             raise ValueError(f"kind must be 'feedback', got {self.kind!r}: other kinds are built from ModelConfig")
         check_config(self)
         if self.adaptive_span and self.span is None:
-            raise ValueError("adaptive_span needs span, the longest that it may become; give one")
+            raise ValueError("adaptive_span needs span, the longest that it may become: set span")
 
 
 class FeedbackState(NamedTuple):
@@ -249,7 +249,7 @@ class Feedback(Model):
     def hidden(self, tokens: Tensor, *, keep: Tensor | None = None) -> Hidden:
         """`forward` before the output layer, which a loss puts on the real tokens only."""
         packed, _ = pack_ids(tokens, keep)
-        # nobody reads the state behind the last token, so that padding needs no care here
+        # the state behind the last token is not used, so that padding needs no care here
         x = self._read(packed, Rows.full(packed), self.start(len(packed)))[0]
         if not self.training or not self.config.adaptive_span or not self.config.span_loss or self.config.span is None:
             return Hidden(x, None)
@@ -327,7 +327,7 @@ class Feedback(Model):
         if not self.config.adaptive_span or self.config.span is None:
             return self.config.span
         for block in self.blocks if self.training else ():
-            # as the authors do behind every update: beyond these bounds no gradient would bring a span back
+            # as the authors do after every update: beyond these bounds no gradient would bring a span back
             assert block.spans is not None, "spans are learned where the config says adaptive_span"
             block.spans.clamp_(0, 1)
         longest = max(block.shares().max().item() for block in self.blocks)

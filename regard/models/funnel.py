@@ -19,14 +19,14 @@ from regard.models.block import Block, gather_auxiliary
 from regard.models.config import Norm
 from regard.models.modules import ModuleListOf
 from regard.models.pooling import POOLING, Answer, EncoderConfig
-from regard.models.stack import Stack, link_layers, through
+from regard.models.stack import Stack, forward_blocks, link_layers
 from regard.models.transformer import pack_ids
 from regard.spec import Spec, over_layers
 
 
 @dataclass(frozen=True)
 class FunnelConfig(EncoderConfig):
-    """What a Funnel-Transformer is made of. `attention` takes specs of role "self", repeated over all layers;
+    """The config of a Funnel-Transformer. `attention` takes specs of role "self", repeated over all layers;
     `cross_attention` a spec of role "cross", for the pooled queries over what is not pooled yet."""
 
     kind: Literal["funnel"] = "funnel"
@@ -125,7 +125,7 @@ class Funnel(Model):
         self.answer.check_tokens()
         outs, rows, _ = self._encode(tokens, keep)
         x = outs[0].y + stretch(outs[-1].y, rows.T, 2 ** len(self.blocks), self.config.apart)
-        outs.append(through(self.decoder, x, rows))
+        outs.append(forward_blocks(self.decoder, x, rows))
         return Hidden(self.norm(outs[-1].y), *gather_auxiliary(_named(outs)))
 
     def _encode(self, tokens: Tensor, keep: Tensor | None) -> tuple[list[Out], Rows, Rows]:
@@ -165,7 +165,7 @@ class Funnel(Model):
         if self.config.queries_only:
             keys = block[0].norms[0](x) if block[0].pre else x
             memory = Memory(keys, None if rows.uniform_start is not None else rows.count)
-        return through(block, pooled, short, memory=memory), short
+        return forward_blocks(block, pooled, short, memory=memory), short
 
 
 def _named(outs: list[Out]) -> dict[str, Out]:

@@ -20,25 +20,27 @@ from regard.core.state import Out, Progress, check_rows, take_rows
 from regard.kernels.dropout import Dropout
 from regard.layers.attention.base import Attention
 from regard.layers.attention.cached import Cached, CacheState, append_to_cache
-from regard.models.block import Block, BlockState, gather_auxiliary, gathered
+from regard.models.block import Block, BlockState, combine_outputs, gather_auxiliary
 from regard.models.config import ModelConfig, Norm, Specs, check_config
 from regard.models.modules import ModuleListOf
 from regard.models.pooling import Answer, EncoderConfig
-from regard.models.stack import Stack, link_layers, look_up, through
+from regard.models.stack import Stack, forward_blocks, link_layers, look_up
 from regard.models.transformer import pack_ids
 from regard.spec import POSITIONS, over_layers, parse
 
 
 @dataclass(frozen=True)
 class PerceiverConfig(EncoderConfig):
-    """What a Perceiver is made of. `attention` (among the latents) takes specs of role "self", `cross_attention`
+    """The config of a Perceiver. `attention` (among the latents) takes specs of role "self", `cross_attention`
     (latents to input, outputs to latents) a spec of role "cross". Of `width` are the input and the outputs."""
 
     kind: Literal["perceiver"] = "perceiver"
-    latents: Annotated[int, "latent vectors that read the text", Range(1)] = 256
+    latents: Annotated[int, "number of latent vectors, which read the text", Range(1)] = 256
     latent_width: Annotated[int | None, "width of the latents (default: as width)", Range(1)] = None
     layers: Annotated[int, "layers of self-attention in a block", Range(1)] = 6
-    blocks: Annotated[int, "how often the latents pass through these layers, with the same weights", Range(1)] = 1
+    blocks: Annotated[
+        int, "number of times that the latents pass through these layers, with the same weights", Range(1)
+    ] = 1
     reads: Annotated[Literal["once", "each"], "each: the latents read the input again before every block"] = "once"
     cross_attention: Annotated[str, "spec of the attention from latents to input and outputs to latents"] = "softmax"
     cross_heads: Annotated[int | None, "heads of that attention (default: as heads)", Range(1)] = None
@@ -75,7 +77,7 @@ class Reader(nn.Module):
         looked = look(x, None)
         x = looked.y if self.block.pre else first(looked.y)
         fed = feed(x, None)
-        return gathered(x + fed.y if self.block.pre else second(x + fed.y), None, [looked, fed], None)
+        return combine_outputs(x + fed.y if self.block.pre else second(x + fed.y), None, [looked, fed], None)
 
 
 class Perceiver(Model):
@@ -164,7 +166,7 @@ class Perceiver(Model):
             if index < len(self.readers) or self.config.reads == "each":
                 outs[f"reader{index}"] = out = self.readers[min(index, 1)](z, rows, memory)
                 z = out.y
-            outs[f"block{index}"] = out = through(self.blocks, z, rows)
+            outs[f"block{index}"] = out = forward_blocks(self.blocks, z, rows)
             z = out.y
         loss, statistics = gather_auxiliary(outs)
         return Out(z, None, None, loss, statistics)
@@ -172,15 +174,15 @@ class Perceiver(Model):
 
 @dataclass(frozen=True)
 class PerceiverARConfig:
-    """What a Perceiver AR is made of. Both attentions take specs of role "causal"."""
+    """The config of a Perceiver AR. Both attentions take specs of role "causal"."""
 
     kind: Literal["perceiver-ar"] = "perceiver-ar"
     vocabulary: Annotated[int, "tokens of the vocabulary", Range(1)] = 37000
     width: Annotated[int, "model width (d_model)", Range(1)] = 512
     heads: Annotated[int, "heads of each attention", Range(1)] = 8
     kv_heads: Annotated[int | None, "key and value heads, fewer than heads to share them", Range(1)] = None
-    inner: Annotated[int, "feed-forward width: that inside the feed-forward layers", Range(1)] = 2048
-    latents: Annotated[int, "tokens at the end of a sequence that have latents and predict", Range(2)] = 1024
+    inner: Annotated[int, "feed-forward width (d_ff)", Range(1)] = 2048
+    latents: Annotated[int, "number of latents: the last tokens of a sequence, which predict", Range(2)] = 1024
     layers: Annotated[int, "layers of attention among the latents, after the one that reads", Range(1)] = 6
     attention: Annotated[
         Specs | None, "spec of the attention among the latents (default: local(window=latents - 1))"
@@ -193,7 +195,7 @@ class PerceiverARConfig:
     )
     bias: Annotated[bool, "biases of the projections of attention"] = True
     dropout: Annotated[float, "dropout of the embeddings and of what each sublayer adds", Range(0, below=1)] = 0.1
-    tied: Annotated[bool, "the output layer is the embedding of the tokens"] = True
+    tied: Annotated[bool, "the output layer shares its weights with the token embedding"] = True
 
     def __post_init__(self) -> None:
         if self.kind != "perceiver-ar":
@@ -337,7 +339,7 @@ class PerceiverAR(Model):
         if latents.uniform_start is not None and state.fixed is not None:
             at = latents.uniform_start - state.fixed
         among = latents._replace(start=(latents.start - starts).clamp(min=0), uniform_start=at)
-        out = through(others, read.y, among, states=None if whole else rest)
+        out = forward_blocks(others, read.y, among, states=None if whole else rest)
         y = self.stack.norm(out.y)
         if even:
             y = F.pad(y, (0, 0, prefix.T, 0))

@@ -17,7 +17,7 @@ from regard.core.state import Out
 from regard.models.block import Block, gather_auxiliary
 from regard.models.config import ModelConfig, Norm, Specs, check_config
 from regard.models.modules import ModuleListOf
-from regard.models.stack import link_layers, through
+from regard.models.stack import forward_blocks, link_layers
 from regard.models.transformer import Transformer, pack_ids
 
 How = Literal["pma", "mean", "root", "max", "mean_max", "first", "last"]
@@ -39,22 +39,20 @@ class EncoderConfig:
     width: Annotated[int, "model width (d_model)", Range(1)] = 512
     heads: Annotated[int, "heads of each attention", Range(1)] = 8
     kv_heads: Annotated[int | None, "key and value heads, fewer than heads to share them", Range(1)] = None
-    inner: Annotated[int, "feed-forward width: that inside the feed-forward layers", Range(1)] = 2048
+    inner: Annotated[int, "feed-forward width (d_ff)", Range(1)] = 2048
     attention: Annotated[Specs, "spec of the attention, or a list repeated over the layers"] = "softmax"
     position: Annotated[str, "spec of the positions, such as sinusoidal, rotary, alibi"] = "sinusoidal"
     norm: Norm = "pre"
-    norm_epsilon: Annotated[
-        float, "added to the variance in each norm: what is much smaller than its root stays small", Range(above=0)
-    ] = 1e-5
+    norm_epsilon: Annotated[float, "epsilon of the norms, added to the variance", Range(above=0)] = 1e-5
     feedforward: Annotated[
         Specs, "spec of the feed-forward layers, or a list repeated over them, such as \"dense(activation='gelu')\""
     ] = "dense(activation='gelu')"
     bias: Annotated[bool, "biases of the projections of attention"] = True
     dropout: Annotated[float, "dropout of the embeddings and of what each sublayer adds", Range(0, below=1)] = 0.1
-    tied: Annotated[bool, "without classes: the output layer is the embedding of the tokens"] = True
+    tied: Annotated[bool, "without classes: the output layer shares its weights with the token embedding"] = True
     pooling: Annotated[How, POOLING] = "mean"
-    seeds: Annotated[int, "of pma: vectors that it leaves", Range(1)] = 1
-    seed_layers: Annotated[int, "of pma: layers of self-attention among these vectors", Range(0)] = 0
+    seeds: Annotated[int, "pma: number of vectors that it leaves", Range(1)] = 1
+    seed_layers: Annotated[int, "pma: layers of self-attention among these vectors", Range(0)] = 0
     earlier: ClassVar[dict[str, Any]] = {}  # fields that a saved run may not name, and what they were then
 
     def __post_init__(self) -> None:
@@ -137,7 +135,7 @@ class Pooling(nn.Module):
             seeds = self.seed.expand(len(x), -1, -1)
             rows = Rows.full(seeds)
             first = self.blocks[0](seeds, rows, memory=Memory(torch.relu(self.feed(x)), count))
-            others = through(self.blocks[1:], first.y, rows)
+            others = forward_blocks(self.blocks[1:], first.y, rows)
             loss, statistics = gather_auxiliary({"seeds": first, "others": others})
             return Out(others.y, None, None, loss, statistics)
         if not x.shape[1]:
@@ -208,9 +206,9 @@ class ClassifierConfig(EncoderConfig):
     kind: Literal["classifier"] = "classifier"
     classes: Annotated[int | None, "number of classes", Range(2)] = 2
     layers: Annotated[int, "number of layers", Range(1)] = 6
-    causal: Annotated[bool, "a token sees those before it only, as in a decoder"] = False
-    scaled_embedding: Annotated[bool, "token vectors times the root of their width, as in the paper"] = True
-    final_norm: Annotated[bool | None, "one more norm after the last layer (default: where norm is pre)"] = None
+    causal: Annotated[bool, "causal attention: a token sees only those before it, as in a decoder"] = False
+    scaled_embedding: Annotated[bool, "token embeddings times the square root of width, as in the paper"] = True
+    final_norm: Annotated[bool | None, "a final norm after the last layer (default: where norm is pre)"] = None
     reversible: Annotated[
         bool, "reversible layers, recomputed in the backward pass, so that depth costs no memory; with norm pre"
     ] = False

@@ -28,7 +28,7 @@ from regard.spec import ATTENTION
 
 @dataclass(frozen=True)
 class RecurrentConfig:
-    """What a recurrent model is made of. `attention` takes a spec of role "cross"; None is the bottleneck, where the
+    """The config of a recurrent model. `attention` takes a spec of role "cross"; None is the bottleneck, where the
     decoder gets the encoder's last state and nothing else, and `input_feeding` has nothing to feed."""
 
     kind: Literal["recurrent"] = "recurrent"
@@ -205,7 +205,7 @@ class Recurrent(Model):
         packed, _ = pack_ids(target, target_keep)
         check_rows_match(source, target)
         memory = self.encode(source, keep=keep)
-        # nobody reads the state behind the last token, so that padding needs no care here
+        # the state behind the last token is not used, so that padding needs no care here
         states, vectors, _ = self._decode(packed, self.start(len(target), memory=memory), None)
         return memory, states, vectors
 

@@ -257,12 +257,12 @@ PLUGINS = Plugins("model", GROUP, lambda: [model.facts.name for model in MODELS]
 
 @functools.cache
 def entries() -> dict[str, Model]:
-    """All models by their names: those of other people, which cannot take the names of ours, stand behind."""
+    """All models by name: those of other packages, which cannot take the names of ours, come last."""
     return {model.facts.name: model for model in MODELS} | PLUGINS.load_all()
 
 
 def packages_of(config: Any) -> dict[str, dict[str, str]]:
-    """The packages that a model of this config needs beside Regard, by kind and name."""
+    """The packages that a model of this config needs besides Regard, by kind and name."""
     found = spec.packages_of(config)
     for name, model in entries().items():
         own = any(form.config is type(config) for form in model.forms.values())

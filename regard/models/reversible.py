@@ -56,8 +56,8 @@ class Coupled(Function):
     a and b, runs each f again, the same to the random number, and keeps nothing else of the size of the input. What
     goes from layer to layer beside x (a stream) is kept; it does not grow with the length.
 
-    `sublayers(memory)` gives those of each layer, for the memory that they read; `passed` is called with a and b behind
-    each layer, without gradients, and with what its last sublayer gave.
+    `sublayers(memory)` gives those of each layer, for the memory that they read; `collect` is called with a and b
+    behind each layer, without gradients, and with what its last sublayer gave.
     """
 
     @staticmethod
@@ -65,7 +65,7 @@ class Coupled(Function):
         ctx: Any,
         layers: Sequence[nn.Module],
         sublayers: Callable[[Tensor | None], Sublayers],
-        passed: Callable[[Tensor, Tensor, Out], None],
+        collect: Callable[[Tensor, Tensor, Out], None],
         x: Tensor,
         stream: Tensor | None,
         memory: Tensor | None,
@@ -85,7 +85,7 @@ class Coupled(Function):
                 a, b, stream = b, a + out.y, out.stream
                 losses += [] if out.auxiliary_loss is None else [out.auxiliary_loss]
                 outs.append(out._replace(y=x.new_empty(0)))
-            passed(a, b, outs[-1])
+            collect(a, b, outs[-1])
         ctx.layers, ctx.sublayers, ctx.parameters = layers, sublayers, parameters
         ctx.autocast = torch.is_autocast_enabled(x.device.type), torch.get_autocast_dtype(x.device.type)
         ctx.save_for_backward(a, b, memory, *streams)

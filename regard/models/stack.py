@@ -14,7 +14,7 @@ from regard.kernels.compiling import run_eagerly
 from regard.kernels.dropout import Dropout
 from regard.layers.attention.base import Attention
 from regard.layers.position.base import Position
-from regard.models.block import Block, BlockState, gather_auxiliary, gathered, normalization
+from regard.models.block import Block, BlockState, combine_outputs, gather_auxiliary, normalization
 from regard.models.config import ModelConfig, Specs
 from regard.models.modules import ModuleListOf
 from regard.models.recording import Recording
@@ -36,7 +36,7 @@ class Stack(nn.Module):
         cross: Specs | None,
         feedforward: Specs | Sequence[Spec] | None = None,
     ):
-        """`feedforward` None: as the config says."""
+        """`feedforward`: None is what the config names."""
         super().__init__()
         role = "self" if cross is None and config.kind != "decoder" else "causal"
         self.embedding = nn.Embedding(vocabulary, config.width)
@@ -68,7 +68,7 @@ class Stack(nn.Module):
         link_layers(self.blocks)
 
     def embed(self, ids: Tensor, rows: Rows, segments: Tensor | None = None) -> Tensor:
-        """[B, T] -> [B, T, E]; without `segments` all tokens are of the first."""
+        """[B, T] -> [B, T, E]; without `segments` all tokens belong to the first."""
         x = look_up(self.embedding, ids)
         if self.stems is not None:
             stems = self.stems[ids]
@@ -92,12 +92,12 @@ class Stack(nn.Module):
     ) -> Out:
         """`maps` and `outputs` collect those of each layer."""
         x = self.embed(ids, rows, segments)
-        walk = through_pair if self.reversible else through
-        out = walk(self.blocks, x, rows, states=states, memory=memory, maps=maps, outputs=outputs)
+        forward = forward_reversible if self.reversible else forward_blocks
+        out = forward(self.blocks, x, rows, states=states, memory=memory, maps=maps, outputs=outputs)
         return out._replace(y=self.norm(out.y), stream=None if out.stream is None else self.stream_norm(out.stream))
 
     def give_stream_norm(self, reader: "Stack") -> None:
-        """Norms the stream behind the last layer, as `norm` does the tokens, where it is made here and read there."""
+        """Adds a norm of the stream after the last layer, as `norm` is for the tokens, where `reader` reads it."""
         made, read = (any(layer.facts.stream for layer in stack.attentions()) for stack in (self, reader))
         if made and read and not isinstance(self.norm, nn.Identity):
             self.stream_norm = nn.LayerNorm(self.embedding.embedding_dim)
@@ -133,7 +133,7 @@ def link_layers(*stacks: Blocks) -> None:
         feed.link_layers(None if like is feed else like)
 
 
-def through(
+def forward_blocks(
     blocks: Blocks,
     x: Tensor,
     rows: Rows,
@@ -158,7 +158,7 @@ def through(
 
 # A compiler may compute a layer differently the second time, and both times must give the same numbers.
 @run_eagerly
-def through_pair(
+def forward_reversible(
     blocks: Blocks,
     x: Tensor,
     rows: Rows,
@@ -168,8 +168,8 @@ def through_pair(
     maps: Recording | None = None,
     outputs: list[Tensor] | None = None,
 ) -> Out:
-    """`through` with two streams of residuals that read each other in turn, and their mean behind the last layer. In
-    training each sublayer is undone and computed again in the backward pass: see `Coupled`."""
+    """`forward_blocks` with two streams of residuals that read each other in turn, and their mean behind the last
+    layer. In training each sublayer is undone and computed again in the backward pass: see `Coupled`."""
     outs: list[Out] = []
     stream = None if memory is None else memory.stream
 
@@ -178,7 +178,7 @@ def through_pair(
         pairs = zip(blocks, states or [None] * len(blocks), strict=True)
         return [block.sublayers(rows, state=state, memory=leaf, maps=maps) for block, state in pairs]
 
-    def passed(a: Tensor, b: Tensor, out: Out) -> None:
+    def collect(a: Tensor, b: Tensor, out: Out) -> None:
         if outputs is not None:
             outputs.append((a + b) / 2)
         # without what is as large as the input
@@ -186,10 +186,10 @@ def through_pair(
 
     read = None if memory is None else memory.x
     if torch.is_grad_enabled() and states is None and maps is None:
-        # one that several layers share is given once
+        # a parameter that several layers share is passed once
         parameters = dict.fromkeys(p for block in blocks for p in block.parameters() if p.requires_grad)
-        a, b, stream, loss = Coupled.apply(blocks, sublayers, passed, x, stream, read, *parameters)
-        # what the layers made in there has no gradients, and what they counted needs none
+        a, b, stream, loss = Coupled.apply(blocks, sublayers, collect, x, stream, read, *parameters)
+        # outputs of the layers in there have no gradients, and statistics need none
         statistics = gather_auxiliary({str(index): out for index, out in enumerate(outs)})[1]
         return Out((a + b) / 2, (None,) * len(blocks), stream, loss, statistics)
     a = b = x
@@ -198,7 +198,7 @@ def through_pair(
         for part in parts:
             made.append(part(b, stream))
             a, b, stream = b, a + made[-1].y, made[-1].stream
-        passed(a, b, gathered(b, stream, made, state))
+        collect(a, b, combine_outputs(b, stream, made, state))
     loss, statistics = gather_auxiliary({str(index): out for index, out in enumerate(outs)})
     return Out((a + b) / 2, tuple(out.state for out in outs), stream, loss, statistics)
 

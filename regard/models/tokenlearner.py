@@ -19,20 +19,20 @@ from regard.kernels.dropout import Dropout
 from regard.models.block import Block, gather_auxiliary
 from regard.models.modules import ModuleListOf
 from regard.models.pooling import Answer, EncoderConfig
-from regard.models.stack import Stack, link_layers, through
+from regard.models.stack import Stack, forward_blocks, link_layers
 from regard.models.transformer import pack_ids
 from regard.spec import over_layers
 
 
 @dataclass(frozen=True)
 class TokenLearnerConfig(EncoderConfig):
-    """What such a model is made of. `attention` takes specs of role "self", repeated over all layers."""
+    """The config of a TokenLearner. `attention` takes specs of role "self", repeated over all layers."""
 
     kind: Literal["tokenlearner"] = "tokenlearner"
     layers: Annotated[int, "number of layers in all", Range(2)] = 12
     learn_after: Annotated[int | None, "layers before the tokens are learned (default: half of them)"] = None
     tokens: Annotated[int, "learned tokens", Range(1)] = 8
-    learner_inner: Annotated[int, "width inside what learns the tokens and what spreads them", Range(1)] = 64
+    learner_inner: Annotated[int, "hidden width of the MLPs that learn the tokens and give them back", Range(1)] = 64
     fuse: Annotated[
         Literal["layers", "end"] | None,
         "layers: every layer from the learner on learns tokens and gives them back; end: they are learned once, and "
@@ -226,7 +226,7 @@ class TokenLearner(Model):
         a row are real where it has its length again."""
         if self.learner is not None:
             z = self.learner(x, rows)
-            out = through(self.blocks, z, Rows.full(z))
+            out = forward_blocks(self.blocks, z, Rows.full(z))
             if self.fuser is None:
                 return out.y, out, None
             return x + self.dropout(self.fuser(out.y, x)), out, rows.count
@@ -236,7 +236,7 @@ class TokenLearner(Model):
         return x, Out(x, None, None, *gather_auxiliary(outs)), rows.count
 
     def _fused(self, index: int, x: Tensor, rows: Rows) -> tuple[Tensor, Out]:
-        """One layer that learns tokens, thinks about them and gives them back."""
+        """One layer that learns tokens, applies a block to them and gives them back."""
         z = self.learners[index](x, rows)
         out = self.blocks[index](z, Rows.full(z))
         return x + self.dropout(self.fusers[index](out.y, x)), out

@@ -155,8 +155,8 @@ class Transformer(Model):
     ) -> list[Tensor]:
         """What attends to what, [B, H, T, S] per layer: in the encoder, the decoder, or from target to source.
 
-        Without a place it is the attention that reads the source, or the only one there is. A `recorder` is called in
-        place of each layer's map, and what it keeps is given back; it is for rows without padding.
+        `place` defaults to the attention that reads the source, or the only one there is. A `recorder` is called in
+        place of each layer's map, and what it returns is collected; it is for rows without padding.
         """
         places = self._map_places()
         place = place or places[0]
@@ -265,13 +265,13 @@ class Transformer(Model):
 
     def fixed_state(self, state: ModelState, capacity: int) -> ModelState:
         """A state that keeps the sizes of its tensors while single tokens are added, up to `capacity` in all: for steps
-        that are captured as a CUDA graph. The tensors of what `extend` returns are to be written into those of it."""
+        that are captured as a CUDA graph. What `extend` returns is to be copied into its tensors."""
         pairs = zip(self.last_stack.self_attentions(), state.blocks, strict=True)
         blocks = (kept._replace(attention=layer.fixed_state(kept.attention, capacity)) for layer, kept in pairs)
         return ModelState(tuple(blocks), state.progress.bounded(capacity))
 
     def _check_state(self, state: Any, batch: int) -> Stack:
-        """The decoder. Refuses what is no state of this model, or of other rows than the tokens."""
+        """The decoder. Refuses a state of another model, or of a different number of rows."""
         if not isinstance(state, ModelState) or self.decoder is None or len(state.blocks) != len(self.decoder.blocks):
             raise ValueError(f"expected the state of this model, from start() or extend(), got {type(state).__name__}")
         rows = len(state.progress.length)

@@ -128,7 +128,7 @@ def _modern(values: dict[str, Any]) -> dict[str, Any]:
         values["feedforward"] = f"dense(activation={values.pop('activation')!r})"
     if not isinstance(values.get("aligner", False), bool):
         values["aligner"] = False
-    return models.completed(values)
+    return models.complete_config(values)
 
 
 def tokenizer_names(run: Run) -> list[str]:

@@ -114,7 +114,7 @@ class TextTask(base.Task):
     @classmethod
     def build_model(cls, config: Any, model_config: Any) -> Model:
         model = models.build(model_config)
-        limit, length = models.positions(model), config.data.length
+        limit, length = models.max_positions(model), config.data.length
         if limit is not None and length > limit:
             raise ValueError(
                 f"data.length {length} exceeds the {limit} positions of the model: lower it, or give model.position or "

@@ -87,25 +87,25 @@ CONFIGS = {
 @pytest.fixture
 def fixed_walks(monkeypatch) -> list[int]:
     """Searches go over states of fixed size; on the CPU, what would be captured is run."""
-    calls, plain = [], captured.walk
+    calls, plain = [], captured.search_greedily
 
-    def walk(*given):
+    def search_greedily(*given):
         calls.append(1)
         return plain(*given, capture=None if ON_GPU else lambda work: work)
 
     monkeypatch.setattr(searching.captured, "refusal", lambda *_: None)
-    monkeypatch.setattr(searching.captured, "walk", walk)
+    monkeypatch.setattr(searching.captured, "search_greedily", search_greedily)
     return calls
 
 
 def check_same_tokens(made: nn.Module, keep: Tensor | None, config: DecodingConfig, calls: list[int]) -> None:
-    told = {True: [], False: []}
+    reported = {True: [], False: []}
     for watches in (False, True):
         found = {}
         for graphs in (False, True):
 
             def watch(*token: int, graphs: bool = graphs) -> bool:
-                told[graphs].append(token)
+                reported[graphs].append(token)
                 return token[2] == 5
 
             asked = DecodingConfig(**{**vars(config), "graphs": graphs})
@@ -113,7 +113,7 @@ def check_same_tokens(made: nn.Module, keep: Tensor | None, config: DecodingConf
         for ours, plain in zip(found[True], found[False], strict=True):
             assert [(one.ids, one.finished) for one in ours] == [(one.ids, one.finished) for one in plain]
             assert_close(torch.tensor([one.score for one in ours]), torch.tensor([one.score for one in plain]))
-    assert told[True] == told[False] != []
+    assert reported[True] == reported[False] != []
     assert len(calls) == 2
 
 

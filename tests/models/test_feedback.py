@@ -306,7 +306,7 @@ def test_refusals():
         build(attention="location", position="none")
     with pytest.raises(ValueError, match="span must be at least 1, got 0"):
         build(span=0)
-    with pytest.raises(ValueError, match="adaptive_span needs span, the longest that it may become; give one"):
+    with pytest.raises(ValueError, match="adaptive_span needs span, the longest that it may become: set span"):
         build(adaptive_span=True)
     with pytest.raises(ValueError, match="span_begin must be at least 0 and at most 1, got 2"):
         build(span=4, adaptive_span=True, span_begin=2)

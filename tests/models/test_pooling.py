@@ -12,7 +12,7 @@ import regard
 from regard.core.rows import Memory, Rows
 from regard.models.config import ModelConfig
 from regard.models.pooling import Classifier, ClassifierConfig, Pooling
-from regard.models.stack import through
+from regard.models.stack import forward_blocks
 from regard.models.transformer import Transformer
 from regard.spec import ATTENTION
 
@@ -165,7 +165,7 @@ def test_a_set_transformer_reads_a_set():
 @pytest.mark.parametrize("spec", [spec for spec in SELF if regard.facts(spec).auxiliary_loss])
 def test_second_losses_are_handed_on(spec):
     model, tokens = classifier(attention=["softmax", spec]), ids()
-    x = through(model.stack.blocks[:1], model.stack.embed(tokens, Rows.full(tokens)), Rows.full(tokens)).y
+    x = forward_blocks(model.stack.blocks[:1], model.stack.embed(tokens, Rows.full(tokens)), Rows.full(tokens)).y
     last = copy.deepcopy(model.stack.blocks[1]).train()  # which may learn from what it reads
     found = model.train()(tokens).auxiliary_loss
     assert_close(found, last.attention.forward_packed(last.norms[0](x), Rows.full(x)).auxiliary_loss)

@@ -14,7 +14,7 @@ from regard.core.rows import Memory, Rows
 from regard.interop import ctranslate2, matching
 from regard.models.config import ModelConfig
 from regard.models.reversible import Coupled
-from regard.models.stack import through_pair
+from regard.models.stack import forward_reversible
 from regard.models.transformer import Transformer
 from regard.spec import ATTENTION, FEEDFORWARD
 from regard.tasks.classify import ClassifierOptions
@@ -128,7 +128,7 @@ def test_two_sublayers_are_the_formula_of_the_paper():
     y2 = x + block.feedforward.outer(torch.relu(block.feedforward.inner(block.norms[1](y1))))
     for grad in (True, False):
         with torch.set_grad_enabled(grad):
-            assert_close(through_pair([block], x, Rows.full(x)).y, (y1 + y2) / 2)
+            assert_close(forward_reversible([block], x, Rows.full(x)).y, (y1 + y2) / 2)
 
 
 def test_three_sublayers_take_turns():
@@ -140,7 +140,7 @@ def test_three_sublayers_take_turns():
     z1 = y1 + block.feedforward.outer(torch.relu(block.feedforward.inner(block.norms[2](y2))))
     for grad in (True, False):
         with torch.set_grad_enabled(grad):
-            assert_close(through_pair([block], x, Rows.full(x), memory=Memory(memory, None)).y, (y2 + z1) / 2)
+            assert_close(forward_reversible([block], x, Rows.full(x), memory=Memory(memory, None)).y, (y2 + z1) / 2)
 
 
 @pytest.mark.parametrize("attention", ["softmax", "luna(length=3)"])

@@ -24,7 +24,7 @@ from regard.data.documents import IGNORED, Blocks, Pieces, hold_out, read_docume
 from regard.data.text import BadText
 from regard.data.tokenizer import EOS, Streamed, Tokenizer
 from regard.decoding import DecodingConfig, Sliding, generate
-from regard.decoding.greedy import draw, repeated_less
+from regard.decoding.greedy import draw, penalize_repetition
 from regard.models.config import ModelConfig
 from regard.models.registry import GPT
 from regard.models.transformer import Transformer
@@ -497,7 +497,7 @@ def test_the_penalty_on_repetition_is_that_of_hugging_face():
     ids = torch.tensor([[1, 4, 4], [0, 2, 9], [3, 3, 3]])
     used = torch.zeros(3, 11, dtype=torch.bool).scatter_(1, ids, True)
     theirs = processors.RepetitionPenaltyLogitsProcessor(1.7)(ids, logits.clone())
-    assert_close(repeated_less(logits, used, 1.7), theirs, rtol=0, atol=0)
+    assert_close(penalize_repetition(logits, used, 1.7), theirs, rtol=0, atol=0)
 
 
 def test_repetition_counts_prompt_and_output(language):
@@ -506,7 +506,7 @@ def test_repetition_counts_prompt_and_output(language):
     for token in found.ids:
         logits = language.model(torch.tensor([ids])).logits[:, -1].detach()
         used = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, torch.tensor([ids]), True)
-        weighed = repeated_less(logits, used, 1.5)[0]
+        weighed = penalize_repetition(logits, used, 1.5)[0]
         weighed[[0, 1, 2]] = -math.inf
         assert int(weighed.argmax()) == token
         ids.append(token)

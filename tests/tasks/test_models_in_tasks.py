@@ -101,9 +101,9 @@ def test_a_model_in_a_task(model, what, data, tmp_path, monkeypatch, capsys):
 
 def build_config(facts: dict):
     from regard.config import from_json
-    from regard.models import completed, config_class
+    from regard.models import complete_config, config_class
 
-    return from_json(config_class(facts["model"]), completed(facts["model"]))
+    return from_json(config_class(facts["model"]), complete_config(facts["model"]))
 
 
 @pytest.mark.parametrize(("model", "task"), FOREIGN, ids=str)

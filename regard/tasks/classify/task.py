@@ -90,7 +90,7 @@ class Task(base.Task):
         most = config.data.maximum_length or MAXIMUM_LENGTH
         multiple = few_lengths(most) if uses_cuda_graphs else 1
         longest = min(most, tokens // multiple * multiple - 2)
-        limit = models.positions(model)
+        limit = models.max_positions(model)
         longest = longest if limit is None else min(longest, limit - 2)
         if longest < 1:
             raise ValueError(f"training.tokens must leave room for a text, got {tokens}")

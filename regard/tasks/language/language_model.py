@@ -57,7 +57,7 @@ class LanguageModel:
         self.length = length  # tokens per row that it was trained with
         self.start = start  # the token before a text; None: there is none
         self.apart = apart  # whether every row was from one document
-        self.limit = models.positions(model)  # the number of positions; None: any
+        self.limit = models.max_positions(model)  # the number of positions; None: any
 
     @classmethod
     def load(cls, folder: str | Path, *, which: str | int | None = None, device: str = "auto") -> "LanguageModel":

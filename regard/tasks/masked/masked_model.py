@@ -59,13 +59,13 @@ class MaskedModel:
         self.model, self.tokenizer = model, tokenizer
         self.length = length  # tokens per row that it was trained with
         self.apart = apart  # whether every row was from one document
-        self.limit = models.positions(model)  # the number of positions; None: any
+        self.limit = models.max_positions(model)  # the number of positions; None: any
 
     @classmethod
     def load(cls, folder: str | Path, *, which: str | int | None = None, device: str = "auto") -> "MaskedModel":
         """Loads a run folder; see `regard.tasks.load.load`."""
         model, parts, run = load(folder, "masked", which=which, device=device)
-        length, apart = parts.facts.get("length", models.positions(model)), parts.facts.get("apart", True)
+        length, apart = parts.facts.get("length", models.max_positions(model)), parts.facts.get("apart", True)
         if not isinstance(length, int) or not isinstance(apart, bool) or FILE not in parts.tokenizers:
             raise ValueError(f"{run.folder}/run.json is damaged: it must have length, apart and {FILE}")
         return cls(model, parts.tokenizers[FILE], length, apart)
