@@ -181,10 +181,14 @@ def alignment_picture(
             f"{len(target)} target and {len(source)} source words"
         )
     figure, (ax,) = _panels(matrix[None], [""], 1, 1.0, "source")
-    figure.set_size_inches(3.4 + 0.32 * max(len(source), 8), 2.6 + 0.32 * max(len(target), 6))
+    across, down = ([word if len(word) <= 40 else f"{word[:37]}..." for word in words] for words in (source, target))
+    # words stand outside the matrix: what is long beyond the usual makes the picture larger, and the matrix no smaller
+    beyond = [max(0, max(map(len, words)) - 12) for words in (down, across)]
+    width, height = 3.4 + 0.32 * max(len(source), 8), 2.6 + 0.32 * max(len(target), 6)
+    figure.set_size_inches(width + 0.12 * beyond[0], height + 0.12 * beyond[1])
     # words are text, also where they hold the dollars that start a formula
-    ax.set_xticks(range(len(source)), source, rotation=90, fontsize=11, parse_math=False)
-    ax.set_yticks(range(len(target)), target, fontsize=11, parse_math=False)
+    ax.set_xticks(range(len(source)), across, rotation=90, fontsize=11, parse_math=False)
+    ax.set_yticks(range(len(target)), down, fontsize=11, parse_math=False)
     ax.set_ylabel("target", color=INK)
     marks = sorted(links)
     ax.scatter(

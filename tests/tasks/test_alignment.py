@@ -477,6 +477,14 @@ class TestPicture:
         figure = draw.alignment_picture(self.MATRIX, ["a", "b", "c"], ["X", "Y"], frozenset(), "none", "")
         draw.save(figure, tmp_path / "links.png")
 
+    def test_long_words_leave_room_for_the_matrix(self, tmp_path):
+        """Matplotlib warns, and a warning here is an error, where what stands outside takes all of the picture."""
+        figure = draw.alignment_picture(self.MATRIX, ["a", "b" * 300, "c"], ["X" * 300, "Y"], links("1-0"), "long", "")
+        draw.save(figure, tmp_path / "links.png")
+        box = figure.axes[0].get_window_extent()
+        assert min(box.width, box.height) > 0.5 * figure.dpi
+        assert figure.axes[0].get_yticklabels()[0].get_text() == "X" * 37 + "..."
+
     @pytest.mark.parametrize("target", [[], ["X"], ["X", "Y", "Z"]])
     def test_refusals(self, target):
         with pytest.raises(ValueError, match="needs a matrix of at least one target x source word"):
