@@ -68,6 +68,7 @@ class FeedForward(nn.Module, ABC):
     facts: FeedForwardFacts
     examples: tuple[str, ...]
     reduces_to: tuple[tuple[str, str], ...] = ()
+    choosing: tuple[str, ...] = ("router",)  # parameters and modules that say which others a token meets
 
     def __init__(self, sizes: Sizes):
         super().__init__()

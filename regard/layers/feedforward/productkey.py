@@ -76,6 +76,7 @@ class ProductKey(FeedForward):
         "productkey(keys=5, heads=2, choices=3, key_width=6, query_layers=(7, 5))",
         "productkey(keys=6, heads=1, choices=6, key_width=4, norm='layer', query_layers=(9,), shared_values=True)",
     )
+    choosing = ("hidden", "hidden_norms", "query", "norm", "table")
 
     def __init__(
         self,

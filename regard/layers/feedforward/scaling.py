@@ -39,6 +39,7 @@ class Scaling(FeedForward):
         "scaling(block=8, rank=3, hard=0.0)",
         "scaling(block=16, rank=3)",
     )
+    choosing = ("down", "up")
 
     def __init__(
         self,
