@@ -25,6 +25,12 @@ pytest.register_assert_rewrite(
 torch.set_num_threads(1)
 
 
+def pytest_configure(config):
+    if os.environ.get("REGARD_GPU") == "1":
+        # what PyTorch has to say of a machine with a GPU is shown, and fails no test
+        config.addinivalue_line("filterwarnings", "default")
+
+
 def pytest_itemcollected(item):
     on_gpu = os.environ.get("REGARD_GPU") == "1"
     if (item.get_closest_marker("gpu") is not None) != on_gpu:

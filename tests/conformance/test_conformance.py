@@ -6,15 +6,33 @@ import itertools
 import pytest
 from quick import is_quick
 
-from regard.testing import feedforward
+from regard.testing import (
+    compiled,
+    counting,
+    decoding,
+    feedforward,
+    gradients,
+    maps,
+    masking,
+    precision,
+    values,
+)
 from regard.testing.cases import cases, position_cases
 from regard.testing.suite import CHECKS, POSITION_CHECKS
 
 
 def pairs(cases, checks):
+    found = []
     for case, check in itertools.product(cases, checks):
         marks = () if is_quick(case, check) else pytest.mark.exhaustive
-        yield pytest.param(case, check, marks=marks, id=f"{case}-{check}")
+        found.append(pytest.param(case, check, marks=marks, id=f"{case}-{check}"))
+    return found
+
+
+def test_every_check_is_listed():
+    modules = (compiled, counting, decoding, gradients, maps, masking, precision, values)
+    written = {name.removeprefix("check_") for module in modules for name in vars(module) if name.startswith("check_")}
+    assert written == set(CHECKS)
 
 
 @pytest.mark.parametrize(("case", "check"), pairs(cases(), CHECKS))

@@ -31,7 +31,8 @@ def quoted(examples):
 
 def write(path, text):
     data = text if isinstance(text, bytes) else text.encode()
-    {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)(path, "wb").write(data)
+    with {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)(path, "wb") as file:
+        file.write(data)
     return path
 
 
