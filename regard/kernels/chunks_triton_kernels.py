@@ -54,29 +54,9 @@ def _visible(i, j, end, CAUSAL: tl.constexpr):
 
 @jit
 def forward_kernel(
-    k,
-    v,
-    order,
-    ends,
-    each,
-    lse,
-    k_b,
-    k_h,
-    k_s,
-    v_b,
-    v_h,
-    v_s,
-    H,
-    S,
-    N,
-    log2e,
-    R: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    M: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
+    k, v, order, ends, each, lse, k_b, k_h, k_s, v_b, v_h, v_s, H, S, N, log2e, R: tl.constexpr, CAUSAL: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
     c, row, head, r, b, h, end = _program(ends, H, S, R)
     if c * M < end:
         k += b * k_b + h * k_h
@@ -113,24 +93,9 @@ def forward_kernel(
 
 @jit
 def merge_kernel(
-    each,
-    lse,
-    v,
-    o,
-    total,
-    v_b,
-    v_h,
-    v_s,
-    o_b,
-    o_h,
-    o_s,
-    H,
-    S,
-    R: tl.constexpr,
-    TOKENS: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    each, lse, v, o, total, v_b, v_h, v_s, o_b, o_h, o_s, H, S, R: tl.constexpr, TOKENS: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     head = tl.program_id(1).to(tl.int64)
     b, h = head // H, head % H
     t, d = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS), tl.arange(0, BLOCK_D)
@@ -158,21 +123,8 @@ def merge_kernel(
 
 @jit
 def delta_kernel(
-    o,
-    grad,
-    delta,
-    o_b,
-    o_h,
-    o_s,
-    g_b,
-    g_h,
-    g_s,
-    H,
-    S,
-    TOKENS: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    o, grad, delta, o_b, o_h, o_s, g_b, g_h, g_s, H, S, TOKENS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     head = tl.program_id(1).to(tl.int64)
     b, h = head // H, head % H
     t, d = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS), tl.arange(0, BLOCK_D)
@@ -193,39 +145,10 @@ def _slopes(q, keys, values, grad, lse, delta, seen, log2e):
 
 @jit
 def backward_kernel(
-    k,
-    v,
-    grad,
-    order,
-    ends,
-    lse,
-    delta,
-    dk,
-    dv,
-    k_b,
-    k_h,
-    k_s,
-    v_b,
-    v_h,
-    v_s,
-    g_b,
-    g_h,
-    g_s,
-    d_r,
-    d_b,
-    d_h,
-    d_s,
-    H,
-    S,
-    N,
-    log2e,
-    R: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    M: tl.constexpr,
+    k, v, grad, order, ends, lse, delta, dk, dv, k_b, k_h, k_s, v_b, v_h, v_s, g_b, g_h, g_s, d_r, d_b, d_h, d_s, H,
+    S, N, log2e, R: tl.constexpr, CAUSAL: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, M: tl.constexpr,
     BLOCK_M: tl.constexpr,
-):
+):  # fmt: skip
     c, row, head, r, b, h, end = _program(ends, H, S, R)
     last = tl.maximum(end - 1, 0) // M
     k += b * k_b + h * k_h
@@ -292,22 +215,9 @@ def backward_kernel(
 
 @jit
 def buckets_kernel(
-    k,
-    high,
-    low,
-    out,
-    k_b,
-    k_h,
-    k_s,
-    H,
-    S,
-    n,
-    R: tl.constexpr,
-    TOKENS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    k, high, low, out, k_b, k_h, k_s, H, S, n, R: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
     head, r = row // R, row % R
     b, h = head // H, head % H

@@ -10,40 +10,11 @@ from regard.kernels.jit_triton import jit
 
 @jit
 def read_kernel(
-    q,
-    k,
-    v,
-    keys,
-    values,
-    seen,
-    o,
-    sums,
-    q_b,
-    q_h,
-    k_b,
-    k_g,
-    v_b,
-    v_g,
-    keys_b,
-    keys_g,
-    values_b,
-    values_g,
-    o_b,
-    o_h,
-    keys_s,
-    values_s,
-    R,
-    sums_s,
-    scale,
-    H: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    SPLITS: tl.constexpr,
-    G: tl.constexpr,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    q, k, v, keys, values, seen, o, sums,
+    q_b, q_h, k_b, k_g, v_b, v_g, keys_b, keys_g, values_b, values_g, o_b, o_h, keys_s, values_s, R, sums_s, scale,
+    H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, G: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     b = (tl.program_id(0) // G).to(tl.int64)
     g = (tl.program_id(0) % G).to(tl.int64)
     split = tl.program_id(1)
@@ -76,42 +47,15 @@ def read_kernel(
     share = tl.cdiv(tl.cdiv(filled, SPLITS), BLOCK) * BLOCK
     first = split * share
     last = tl.minimum(first + share, filled)
+    state = (top, total, mean)
     if ROWS == 1:
-        # each place of a block has sums of its own, which are merged once: warps need not wait for each other
-        tops = tl.full([BLOCK], -float("inf"), tl.float32)
-        totals = tl.zeros([BLOCK], tl.float32)
-        means = tl.zeros([BLOCK, BLOCK_D], tl.float32)
-        for start in tl.range(first, last, BLOCK, num_stages=3):
-            k_at, v_at, old = old_block(keys, values, start, last, slot, keys_s, values_s, d, inside, BLOCK)
-            logits = tl.sum(k_at.to(tl.float32) * query.to(tl.float32), 1) * scale
-            logits = tl.where(old, logits, -float("inf"))
-            higher = tl.maximum(tops, logits)
-            safe = tl.where(higher == -float("inf"), 0.0, higher)
-            weight = tl.exp2(logits - safe)
-            shrink = tl.exp2(tops - safe)
-            totals = totals * shrink + weight
-            means = means * shrink[:, None] + weight[:, None] * v_at.to(tl.float32)
-            tops = higher
-        higher = tl.maximum(top, tl.max(tops, 0))
-        safe = tl.where(higher == -float("inf"), 0.0, higher)
-        weight = tl.exp2(tops - tl.max(safe, 0))
-        shrink = tl.exp2(top - safe)
-        total = total * shrink + tl.sum(totals * weight, 0)
-        mean = mean * shrink[:, None] + tl.sum(means * weight[:, None], 0)[None, :]
-        top = higher
+        top, total, mean = read_slots(
+            state, query, keys, values, first, last, slot, keys_s, values_s, d, inside, scale, BLOCK, BLOCK_D
+        )
     else:
-        for start in range(first, last, BLOCK):
-            k_at, v_at, old = old_block(keys, values, start, last, slot, keys_s, values_s, d, inside, BLOCK)
-            logits = tl.dot(query, tl.trans(k_at), input_precision="ieee") * scale
-            logits = tl.where(old[None, :], logits, -float("inf"))
-            higher = tl.maximum(top, tl.max(logits, 1))
-            # a share that has met no key yet
-            safe = tl.where(higher == -float("inf"), 0.0, higher)
-            weight = tl.exp2(logits - safe[:, None])
-            shrink = tl.exp2(top - safe)
-            total = total * shrink + tl.sum(weight, 1)
-            mean = mean * shrink[:, None] + tl.dot(weight.to(v_at.dtype), v_at, input_precision="ieee")
-            top = higher
+        top, total, mean = read_slots_of_group(
+            state, query, keys, values, first, last, slot, keys_s, values_s, d, inside, scale, BLOCK
+        )
 
     if SPLITS == 1:
         place = o + b * o_b + heads[:, None] * o_h + d[None, :]
@@ -121,6 +65,59 @@ def read_kernel(
         tl.store(place[:, None] + d[None, :], mean, mask=real)
         tl.store(place + D, total, mask=rows < GROUP)
         tl.store(place + D + 1, top, mask=rows < GROUP)
+
+
+@jit
+def read_slots(
+    state, query, keys, values, first, last, slot, keys_s, values_s, d, inside, scale,
+    BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """The slots from `first` to `last` join the running maximum, sum and mean of one query."""
+    top, total, mean = state
+    # each place of a block has sums of its own, which are merged once: warps need not wait for each other
+    tops = tl.full([BLOCK], -float("inf"), tl.float32)
+    totals = tl.zeros([BLOCK], tl.float32)
+    means = tl.zeros([BLOCK, BLOCK_D], tl.float32)
+    for start in tl.range(first, last, BLOCK, num_stages=3):
+        k_at, v_at, old = old_block(keys, values, start, last, slot, keys_s, values_s, d, inside, BLOCK)
+        logits = tl.sum(k_at.to(tl.float32) * query.to(tl.float32), 1) * scale
+        logits = tl.where(old, logits, -float("inf"))
+        higher = tl.maximum(tops, logits)
+        safe = tl.where(higher == -float("inf"), 0.0, higher)
+        weight = tl.exp2(logits - safe)
+        shrink = tl.exp2(tops - safe)
+        totals = totals * shrink + weight
+        means = means * shrink[:, None] + weight[:, None] * v_at.to(tl.float32)
+        tops = higher
+    higher = tl.maximum(top, tl.max(tops, 0))
+    safe = tl.where(higher == -float("inf"), 0.0, higher)
+    weight = tl.exp2(tops - tl.max(safe, 0))
+    shrink = tl.exp2(top - safe)
+    total = total * shrink + tl.sum(totals * weight, 0)
+    mean = mean * shrink[:, None] + tl.sum(means * weight[:, None], 0)[None, :]
+    top = higher
+    return top, total, mean
+
+
+@jit
+def read_slots_of_group(
+    state, query, keys, values, first, last, slot, keys_s, values_s, d, inside, scale, BLOCK: tl.constexpr
+):  # fmt: skip
+    """As `read_slots`, of the queries of a group that share keys and values."""
+    top, total, mean = state
+    for start in range(first, last, BLOCK):
+        k_at, v_at, old = old_block(keys, values, start, last, slot, keys_s, values_s, d, inside, BLOCK)
+        logits = tl.dot(query, tl.trans(k_at), input_precision="ieee") * scale
+        logits = tl.where(old[None, :], logits, -float("inf"))
+        higher = tl.maximum(top, tl.max(logits, 1))
+        # a share that has met no key yet
+        safe = tl.where(higher == -float("inf"), 0.0, higher)
+        weight = tl.exp2(logits - safe[:, None])
+        shrink = tl.exp2(top - safe)
+        total = total * shrink + tl.sum(weight, 1)
+        mean = mean * shrink[:, None] + tl.dot(weight.to(v_at.dtype), v_at, input_precision="ieee")
+        top = higher
+    return top, total, mean
 
 
 @jit
