@@ -3,6 +3,7 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -10,6 +11,9 @@ from regard.cli.console import open_console, print_table
 from regard.cli.mechanisms import registry_rows
 from regard.spec import REGISTRIES
 from regard.tasks.command import AddVerb
+
+if TYPE_CHECKING:
+    from regard.tasks.translate import Translator
 
 
 def add_verbs(verb: AddVerb) -> None:
@@ -58,10 +62,9 @@ def _demo_mechanisms(console: Console, words: list[str], folder: Path) -> None:
 
 def _demo_translator(console: Console, folder: Path) -> None:
     """The part of `regard demo` that translates."""
-    from regard import draw as pictures
     from regard.cli import demo_content as content
     from regard.tasks.train import train
-    from regard.tasks.translate import Task, Translator, align, read_valid
+    from regard.tasks.translate import Task, Translator, read_valid
     from regard.training.display import Display
 
     console.print(
@@ -77,16 +80,26 @@ def _demo_translator(console: Console, folder: Path) -> None:
     console.print(f"{scores['bleu'].text}\n", soft_wrap=True)
     for source in content.SENTENCES:
         console.print(f"  {source}\n    {translator(source)}", soft_wrap=True)
-    source = content.SENTENCES[0]
-    both = translator.source, translator.target
-    (found,) = align(translator.model, *both, [(source, translator(source))])
-    note = "By the aligner, which was trained beside the translator. Ringed: the word alignment."
-    picture = pictures.alignment_picture(
-        found.matrix, found.source, found.target, found.links, "Which English words each German word comes from", note
-    )
-    console.print(f"\nIts word alignment: {pictures.save(picture, folder / 'alignment.png')}")
+    _draw_alignment(console, folder, translator, content.SENTENCES[0])
     console.print("\nThe English-German translator bundled with Regard\n", style="bold")
     bundled = Translator.load()
     for source in content.ANYTHING:
         console.print(f"  {source}\n    {bundled(source)}", soft_wrap=True)
     console.print("\nYour own: echo 'Good morning!' | regard translate; your own data: regard train translate --help")
+
+
+def _draw_alignment(console: Console, folder: Path, translator: "Translator", source: str) -> None:
+    """folder/alignment.png, of a source and its translation."""
+    from regard import draw as pictures
+    from regard.tasks.translate import align
+
+    target = translator(source)
+    if not target:
+        console.print("\nNo word alignment is drawn: there was too little time to learn to translate.")
+        return
+    (found,) = align(translator.model, translator.source, translator.target, [(source, target)])
+    note = "By the aligner, which was trained beside the translator. Ringed: the word alignment."
+    picture = pictures.alignment_picture(
+        found.matrix, found.source, found.target, found.links, "Which English words each German word comes from", note
+    )
+    console.print(f"\nIts word alignment: {pictures.save(picture, folder / 'alignment.png')}")

@@ -139,6 +139,16 @@ def test_aliases_mean_names_of_ours():
             for alias in registry.aliases(name):
                 assert alias not in registry.names()
                 assert registry.find(alias) is registry.find(name)
+    # what people type first
+    used = {
+        "sliding_window": "local",
+        "swa": "local",
+        "mha": "softmax",
+        "flash": "softmax",
+        "linear_attention": "linear",
+    }
+    assert {alias: str(ATTENTION.canonical(alias)) for alias in used} == used
+    assert str(POSITIONS.canonical("rope")) == "rotary"
     assert ATTENTION.canonical("heads(swa(window=3), MHA)") == regard.spec.parse("heads(local(window=3), softmax)")
     assert str(FEEDFORWARD.canonical("swiglu(bias=False)")) == "dense(activation='silu', gated=True, bias=False)"
 

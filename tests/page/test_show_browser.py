@@ -211,8 +211,11 @@ def test_back_and_links_never_hang(page):
         shows(text.split()[-1])
     page.go_back()
     shows("six")
-    # however often it is told
-    page.evaluate("() => { for (let i = 0; i < 3; i += 1) dispatchEvent(new HashChangeEvent('hashchange')); }")
+    # however often it is told, also of a text that is still being read
+    again = "for (let i = 0; i < 3; i += 1) dispatchEvent(new HashChangeEvent('hashchange'));"
+    page.evaluate(f"() => {{ location.hash = '#run=shipped&view=heads&text=nine%20ten'; {again} }}")
+    shows("ten")
+    page.evaluate(f"() => {{ {again} }}")
     page.keyboard.press("ArrowDown")
     page.wait_for_function("() => location.hash.includes('pin=0')")
 

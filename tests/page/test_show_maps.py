@@ -323,6 +323,17 @@ def test_the_six_steps_of_a_long_causal_text(translator):
     assert first.meta["places"] == [0, 1, 2, 3]
 
 
+def test_the_six_steps_show_no_later_token(translator):
+    """Also of a mechanism that gives a weight of zero to tokens that can be seen."""
+    sizes = {"vocabulary": translator.source.size, "width": 32, "heads": 4, "inner": 32, "layers": 1}
+    model = regard.Transformer(regard.ModelConfig(kind="decoder", attention="entmax", **sizes)).eval()
+    shown = Engine({"model": lambda: of_model("model", model, translator.source)})
+    values = {"run": "model", "place": "decoder", "text": SENTENCE, "layer": 0, "head": 0, "query": 2}
+    reply = shown.answer("steps", values)
+    assert reply.meta["places"] == [0, 1, 2]
+    assert reply.meta["hidden"] == len(translator.source.encode(SENTENCE)) - 3
+
+
 def test_letters_that_are_bytes_are_written_again():
     pieces = ["▁", "\\xe4\\xbd", "\\xa0", "▁caf", "\\xc3", "\\xa9", "\\xf0", "\\x9f", "\\x98", "\\x80", "\\xff", "end"]
     assert subjects.regroup(pieces) == [

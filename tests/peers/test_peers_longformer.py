@@ -154,6 +154,17 @@ def test_etc(options, chunk, monkeypatch):
         assert_close(results[0][name], expected, msg=lambda text, name=name: f"{name}: {text}")
 
 
+def test_etc_has_an_output_projection_for_each_sequence():
+    layer = regard.attention("etc(globals=3, radius=2, distance=2, output='separate')", width=WIDTH, heads=HEADS)
+    x = torch.randn(2, 9, WIDTH)
+    before = layer(x)
+    torch.nn.init.zeros_(layer.output.first.weight)
+    after = layer(x)
+    assert not after[:, :3].any()
+    assert_close(after[:, 3:], before[:, 3:])
+    assert before[:, :3].abs().min() > 0
+
+
 def test_etc_refuses_more_segments_than_global_tokens():
     with pytest.raises(ValueError, match="gives 3 segments, and there are 2 global tokens"):
         regard.attention("etc(globals=2, segment=(3, 4, 5))", width=WIDTH, heads=HEADS)

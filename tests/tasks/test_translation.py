@@ -762,12 +762,16 @@ def test_one_word_swaps_the_attention(flags, tmp_path, capsys, monkeypatch):
 
 def test_demo(tmp_path, capsys, monkeypatch):
     """The demo as it is, but for fewer steps on fewer pairs."""
-    original = demo.small_translator
+    original, open_ended = demo.small_translator, {"epochs": None, "minutes": None, "warmup": 100}
 
     def brief(folder):
         config = original(folder)
+        # it ends in minutes on any machine
+        assert (config.training.steps, config.training.minutes) == (None, 10)
         data = dataclasses.replace(config.data, generated=200, held_out=10, vocabulary=300)
-        return dataclasses.replace(config, data=data, training=dataclasses.replace(config.training, steps=3))
+        return dataclasses.replace(
+            config, data=data, training=dataclasses.replace(config.training, steps=3, **open_ended)
+        )
 
     monkeypatch.setattr(demo, "small_translator", brief)
     for _ in range(2):  # the second time over what the first left
@@ -778,6 +782,16 @@ def test_demo(tmp_path, capsys, monkeypatch):
         assert "Wo ist der Bahnhof?" in said.out
         assert "step" in said.err
     assert (tmp_path / "alignment.png").stat().st_size > 5000
+
+
+def test_a_demo_that_learned_nothing_goes_on(tmp_path, capsys):
+    """On a slow machine the translator may have had so few steps that it writes nothing."""
+    from regard.cli import demo as verbs
+    from regard.cli.console import open_console
+
+    verbs._draw_alignment(open_console(100), tmp_path, lambda source: "", "five o'clock")
+    assert "No word alignment is drawn" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_help_prints_examples(capsys):
