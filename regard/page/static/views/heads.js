@@ -4,7 +4,9 @@ import { count, el, chips, control, layout, problem, renew, select, slider, text
 import { whole } from "../store.js";
 import { HEADS } from "../colour.js";
 import { ask, forget } from "../client.js";
-import { Lines, Matrix, Weights, grid, readout } from "../attention.js";
+import { Lines } from "../lines.js";
+import { Matrix, grid } from "../matrix.js";
+import { Weights, readout } from "../weights.js";
 
 const PLACES = { encoder: "encoder", decoder: "decoder", cross: "target to source", aligner: "aligner" };
 const MODES = ["lines", "matrix", "grid"];

@@ -5,7 +5,9 @@ import { whole } from "../store.js";
 import { HEADS } from "../colour.js";
 import { sketch, style } from "../chart.js";
 import { ask, forget, stream } from "../client.js";
-import { Lines, Matrix, Weights, readout } from "../attention.js";
+import { Lines } from "../lines.js";
+import { Matrix } from "../matrix.js";
+import { Weights, readout } from "../weights.js";
 
 export const title = "Translate";
 
