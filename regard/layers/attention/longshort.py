@@ -177,7 +177,8 @@ class LongShort(Attention):
         """q, k, v [B, H, T, D], lra: normed, and the logits p of the summaries, [B, H, T, r]."""
         x = x if self.position is None else self.position.add(x, rows)
         q, k, v = (self.project_heads(name, x) for name in "qkv")
-        k, v = (part.repeat_interleave(self.shape.heads // self.shape.kv_heads, 1) for part in (k, v))
+        if (times := self.shape.heads // self.shape.kv_heads) > 1:
+            k, v = (part.repeat_interleave(times, 1) for part in (k, v))
         if self.lra:
             k, v = (self._norm(self.near_norm, part) for part in (k, v))
         if self.summary is None:
