@@ -12,7 +12,7 @@ from regard.core.reference import Row, add_up, blend
 from regard.core.rows import Mask, Memory, Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Initial, Out, Progress, RingState
-from regard.kernels import runs
+from regard.kernels import pool, runs
 from regard.kernels.compiling import count_blocks, is_dynamic
 from regard.kernels.parts import Part, Runs, union
 from regard.kernels.runs import Bound, Pass, Where
@@ -207,15 +207,23 @@ class Pooled(Tailed):
     def _in_runs(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The queries of whole rows over slots as they come."""
         x, w = self.stride, self.window
-        slots = count_blocks(mask.T, x)
-        length = (slots - 1) * x + self.kernel
-        at = torch.arange(-self.left, length - self.left, device=q.device)
-        real = (at >= 0) & (at < mask.end[:, None])
-        keys, values = (self.pool(real, _shifted(part, -self.left, length)) for part in (k, v))
+        keys, values = self._slots(mask, k, v)
         # slot c has its middle at x c
         high = Bound(-self.right, x, 1, 1) if mask.causal else Bound(w, x, 1, 1)
         where = Where(end=None if mask.causal or mask.full else -(-mask.end // x))
         return runs.attend(q, keys, values, [Pass(Bound(x - 1 - w, x), high)], scale=self.scale, where=where)
+
+    def _slots(self, mask: Mask, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """The pooled keys and values of whole rows."""
+        x, weight = self.stride, None if self.weigh_tokens is None else self.weigh_tokens.weight
+        if self.pooling != "max" and pool.takes(k, weight, self.kernel):
+            given = {"kernel": self.kernel, "stride": x, "end": None if mask.full else mask.end}
+            return pool.pool(k, weight, **given), pool.pool(v, weight, **given)
+        length = (count_blocks(mask.T, x) - 1) * x + self.kernel
+        at = torch.arange(-self.left, length - self.left, device=k.device)
+        real = (at >= 0) & (at < mask.end[:, None])
+        keys, values = (self.pool(real, _shifted(part, -self.left, length)) for part in (k, v))
+        return keys, values
 
     def pool(self, real: Tensor, part: Tensor) -> Tensor:
         """[B, G, (m - 1) x + n, D] -> [B, G, m, D]"""
