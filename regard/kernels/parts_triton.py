@@ -17,7 +17,7 @@ import triton
 from torch import Tensor
 
 from regard.kernels.parts_triton_backward import keys_kernel, queries_kernel
-from regard.kernels.parts_triton_forward import forward_kernel
+from regard.kernels.parts_triton_forward import forward_kernel, merge_kernel
 from regard.kernels.runs import LOG2E, Pass, empty_like_heads, unflatten
 
 PROGRAMS = 2112  # that a grid should have: a few for each multiprocessor
@@ -36,18 +36,23 @@ class Tile(NamedTuple):
     masked: bool = False
 
 
-def tile(kind: str, width: int, dtype: torch.dtype, far: int = 0, plain: bool = True) -> Tile:
+def tile(kind: str, width: int, dtype: torch.dtype, far: int = 0, plain: bool = True, distances: bool = False) -> Tile:
     """The tile of a kernel ("forward", "queries", "keys" or, of far keys, "far") for a head width. `far` is how many
-    far keys there are; `plain`: no list of blocks and no table of relations takes registers as well."""
+    far keys there are; `plain`: no list of blocks and no table takes registers as well; `distances`: a table of
+    distances does."""
     if dtype == torch.float32:
         return Tile(32, 32, 4, 1) if width <= 128 else Tile(16, 16, 4, 1)
     if width > 128:
         return {"forward": Tile(64, 32, 8)}.get(kind, Tile(32, 32, 8, 1))
     # Measured on an H200, with a window of 256 and heads of 64: larger tiles are slower, as a window is few of them;
     # fewer registers make room for one program more on each multiprocessor.
-    if far > MANY:
+    if far > MANY and plain:
         many = {"forward": Tile(128, 64, 4, 3), "queries": Tile(64, 64), "far": Tile(32, 128, 4, 3)}
         return many.get(kind, Tile(32, 64))
+    if width <= 64 and distances:
+        # as many registers as make no spills, for three programs at a time
+        tables = {"forward": Tile(64, 64, 4, 3, 168), "queries": Tile(64, 32, 4, 3, 168)}
+        return tables.get(kind, Tile(32, 64, 4, 1, 168))
     if width > 64 or not plain or (far and kind == "keys"):
         return {"forward": Tile(64, 64, 4, 3), "queries": Tile(64, 64)}.get(kind, Tile(32, 64))
     return {"forward": Tile(64, 64, 4, 2, 128), "queries": Tile(64, 32, 4, 3, 96)}.get(kind, Tile(32, 64, 4, 1, 128))
@@ -85,7 +90,7 @@ def forward(
     o, lse = empty_like_heads(q, E), q.new_empty(B, H, T, dtype=torch.float32)
     inner = empty_like_heads(q, E, torch.float32) if len(passes) > 1 else None
     for n, part in enumerate(passes):
-        sizes = _tile_of("forward", q, v, part, related is None)
+        sizes = _tile_of("forward", q, v, part, related)
         programs = triton.cdiv(triton.cdiv(T, part.fold), sizes.rows) * B * H * part.fold
         splits = _splits(programs, part, triton.cdiv(k.shape[2], sizes.keys)) if len(passes) == 1 else 1
         out, out_lse = (o if inner is None or n == len(passes) - 1 else inner), lse
@@ -167,7 +172,7 @@ def _of_queries(
 ) -> None:
     """dq, delta by the first pass, and the gradient of what relations add."""
     q, k, v, far_k, _, related, scale, common, _ = inputs
-    (B, H, T, D), sizes = q.shape, _tile_of("queries", q, v, part, related is None)
+    (B, H, T, D), sizes = q.shape, _tile_of("queries", q, v, part, related)
     programs = triton.cdiv(triton.cdiv(T, part.fold), sizes.rows) * B * H * part.fold
     alone = before is None and gq.dtype == q.dtype
     splits = _splits(programs, part, triton.cdiv(k.shape[2], sizes.keys)) if alone else 1
@@ -209,7 +214,7 @@ def _of_far(part: Pass, inputs: Inputs, grad: Tensor, lse: Tensor, delta: Tensor
     if part.far is None:
         return None
     q, k, v, far_k, _, related, scale, common, _ = inputs
-    (B, _, T, _), G, sizes = q.shape, k.shape[1], _tile_of("far", q, v, part, related is None)
+    (B, _, T, _), G, sizes = q.shape, k.shape[1], _tile_of("far", q, v, part, related)
     # classes do not matter to far keys, which see the queries of all of them
     part, count = part._replace(fold=1, hole=False), part.far.length
     keys = min(sizes.keys, max(16, triton.next_power_of_2(count)))
@@ -256,7 +261,7 @@ def _of_keys(
 ) -> None:
     """dk and dv of the near keys, and what far ones of the same tensors have had."""
     q, k, v, far_k, _, related, scale, common, _ = inputs
-    (B, G, S, _), sizes = k.shape, _tile_of("keys", q, v, part, related is None)
+    (B, G, S, _), sizes = k.shape, _tile_of("keys", q, v, part, related)
     programs = triton.cdiv(triton.cdiv(S, part.fold), sizes.keys) * B * G * part.fold
     with torch.cuda.device_of(q):
         keys_kernel[(programs, 1)](
@@ -283,11 +288,14 @@ def _of_keys(
 
 def _merge(out: Tensor, out_lse: Tensor, o: Tensor, lse: Tensor) -> None:
     """Partial results [splits, ...] into o and lse."""
-    natural = out_lse / LOG2E
-    weights = torch.softmax(natural, 0).nan_to_num(0.0)[..., None]
-    torch.logsumexp(natural, 0, out=lse)
-    lse.mul_(LOG2E)
-    o.copy_((out * weights).sum(0))
+    (splits, B, H, T), E = out_lse.shape, o.shape[3]
+    with torch.cuda.device_of(o):
+        merge_kernel[(B * H * T,)](
+            *(out, out_lse, o, lse, H, T, splits, *out.stride()[1:4], out.stride(0), *o.stride()[:3]),
+            E=E,
+            BLOCK_E=triton.next_power_of_2(E),
+            AT_ONCE=16,
+        )
 
 
 def _splits(programs: int, part: Pass, blocks: int) -> int:
@@ -297,9 +305,11 @@ def _splits(programs: int, part: Pass, blocks: int) -> int:
     return max(1, min(PROGRAMS // programs, blocks // 4))
 
 
-def _tile_of(kind: str, q: Tensor, v: Tensor, part: Pass, plain: bool) -> Tile:
-    far = 0 if part.far is None else part.far.length
-    sizes = tile(kind, triton.next_power_of_2(max(q.shape[3], v.shape[3])), q.dtype, far, plain and not part.listed)
+def _tile_of(kind: str, q: Tensor, v: Tensor, part: Pass, related: Tensor | None) -> Tile:
+    width, far = triton.next_power_of_2(max(q.shape[3], v.shape[3])), 0 if part.far is None else part.far.length
+    # of relations a table has 4 axes
+    distances = related is not None and related.dim() == 5
+    sizes = tile(kind, width, q.dtype, far, related is None and not part.listed, distances)
     if part.block:
         sizes = sizes._replace(rows=min(sizes.rows, part.block), keys=min(sizes.keys, part.block))
     # few queries fill no large tile
@@ -323,7 +333,7 @@ def _arguments(inputs: Inputs, part: Pass) -> tuple[Tensor | int | None, ...]:
         *(q, k, v, far_k, far_v, q0_at, k0_at, end, since, until, last, far_stride, slopes, table, *lists, related),
         *(stride for x in (q, k, v, far_k, far_v) for stride in x.stride()[:3]),
         *(q.shape[1], q.shape[2], k.shape[2], q0, k0, first, skip, origin, 0 if table is None else table.shape[1]),
-        0 if related is None else related.shape[3],
+        *((0, 0) if related is None else (related.shape[-1] // 8, related.shape[-3] * related.shape[-2])),
         *(low.add, low.plus, high.add, high.plus),
         *((0, 0, 0, 1) if far is None else (far.length, far.high.add, far.high.plus, max(1, far.stride))),
     )
@@ -354,6 +364,8 @@ def _constants(
         "FAR_START": 0 if far is None else far.start,
         "FAR_INNER": 0 if far is None else far.inner,
         "FAR_CLIP": far is not None and far_k is None,
+        "FAR_SPAN": 0 if far is None else far.span,
+        "FAR_APART": 0 if far is None else far.apart,
         "FOLD": part.fold,
         "HOLE": part.hole,
         "MASKED": part.hole or sizes.masked,
@@ -363,5 +375,7 @@ def _constants(
         "GLOBALS": common[6],
         "SEGMENT": common[7],
         "OF_GLOBALS": bool(common[8]),
+        # of a table of distances, where rows do not differ
+        "ALIGNED": not (common[0] % 8 or common[1] % 8 or (far is not None and far.apart % 8)),
         "RELATIONS": triton.next_power_of_2(2 * common[5] + 3) if common[5] > 0 else 1,
     }

@@ -11,8 +11,12 @@ from regard.kernels.parts_triton_tiles import (
     beyond,
     blocks,
     bound,
+    distance_rows,
+    distance_tile,
     far_end,
+    far_shift,
     load_at,
+    load_distances,
     load_far_pair,
     load_pair,
     load_relations,
@@ -31,7 +35,7 @@ def queries_kernel(
     q, k, v, far_k, far_v, q0_at, k0_at, end_at, since, until, last_at, stride_at, slopes, table,
     lists, list_starts, list_rows, related,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, fk_b, fk_h, fk_t, fv_b, fv_h, fv_t,
-    H, T, S, q0, k0, first, skip, origin, gaps, columns, low_add, low_plus, high_add, high_plus,
+    H, T, S, q0, k0, first, skip, origin, gaps, columns, slab, low_add, low_plus, high_add, high_plus,
     far_count, far_add, far_plus, far_stride,
     o, grad_o, lse, deltas, out, before, out_related,
     o_b, o_h, o_t, g_b, g_h, g_t, out_b, out_h, out_t, out_split, scale, natural,
@@ -39,9 +43,10 @@ def queries_kernel(
     ROWS: tl.constexpr, KEYS: tl.constexpr, FAR_KEYS: tl.constexpr, LOW_EVERY: tl.constexpr, LOW_TIMES: tl.constexpr,
     HIGH_EVERY: tl.constexpr, HIGH_TIMES: tl.constexpr, FAR: tl.constexpr, FAR_EVERY: tl.constexpr,
     FAR_TIMES: tl.constexpr, FAR_START: tl.constexpr, FAR_INNER: tl.constexpr, FAR_CLIP: tl.constexpr,
-    FOLD: tl.constexpr, HOLE: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr, LISTED: tl.constexpr,
+    FAR_SPAN: tl.constexpr, FAR_APART: tl.constexpr, FOLD: tl.constexpr, HOLE: tl.constexpr, MASKED: tl.constexpr,
+    BLOCK: tl.constexpr, LISTED: tl.constexpr,
     DISTANCE: tl.constexpr, GLOBALS: tl.constexpr, SEGMENT: tl.constexpr, OF_GLOBALS: tl.constexpr,
-    RELATIONS: tl.constexpr, SPLITS: tl.constexpr, FIRST: tl.constexpr,
+    ALIGNED: tl.constexpr, RELATIONS: tl.constexpr, SPLITS: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
     """dq, what relations get, and the rows' o . do where this is the first pass."""
     tiles = ((T + FOLD - 1) // FOLD + ROWS - 1) // ROWS
@@ -60,18 +65,20 @@ def queries_kernel(
     grad = load_rows(grad_o + b * g_b + h * g_h + at0 * g_t, g_t * FOLD, inside, ROWS, E, BLOCK_E, True)
     rows_at = (b * H + h) * T + t
     top = tl.load(lse + rows_at, mask=inside, other=float("inf"))
+    HOW: tl.constexpr = (DISTANCE, GLOBALS, SEGMENT, OF_GLOBALS, ALIGNED and q0_at is None and k0_at is None)
     relations = 0
     if DISTANCE > 0:
         relations = load_relations(related, rows_at, inside, RELATIONS, DISTANCE, False)
+    if DISTANCE < 0:
+        relations = distance_rows(t, b, h, q0, T, slab, columns, HOW[4])
     if FIRST:
         seen = load_rows(o + b * o_b + h * o_h + at0 * o_t, o_t * FOLD, inside, ROWS, E, BLOCK_E, True)
         delta = tl.sum(seen.to(tl.float32) * grad.to(tl.float32), 1)
         tl.store(deltas + rows_at, delta, mask=inside)
     else:
         delta = tl.load(deltas + rows_at, mask=inside, other=0.0)
-    HOW: tl.constexpr = (DISTANCE, GLOBALS, SEGMENT, OF_GLOBALS)
-    bias = (h, scale, slopes, table, origin, gaps, related, columns)
-    rows = (i, query, grad, top, delta, (rows_at[:, None], inside[:, None], relations), bias, out_related)
+    bias = (h, scale, slopes, table, origin, gaps, related)
+    rows = (i, query, grad, top, delta, (inside, relations), bias, out_related)
     carry = (tl.zeros([ROWS, BLOCK_D], tl.float32), tl.zeros([ROWS, RELATIONS], tl.float32))
     carry = over_keys(
         *(carry, rows, (b, h, H, T, S, row0, ends, s0, k0, first, end)),
@@ -79,7 +86,8 @@ def queries_kernel(
         *((k, k_b, k_h, k_t), (v, v_b, v_h, v_t), (far_k, fk_b, fk_h, fk_t), (far_v, fv_b, fv_h, fv_t)),
         *((far_count, far_stride, far_add, far_plus, stride_at, end_at), lists, HOW),
         *((KEYS, D, BLOCK_D, E, BLOCK_E, FOLD), (FAR_KEYS, D, BLOCK_D, E, BLOCK_E, 1)),
-        *((FAR, FAR_EVERY, FAR_TIMES, FAR_START, FAR_INNER, FAR_CLIP), (LOW_EVERY, LOW_TIMES, HIGH_EVERY, HIGH_TIMES)),
+        *((FAR, FAR_EVERY, FAR_TIMES, FAR_START, FAR_INNER, FAR_CLIP, FAR_SPAN, FAR_APART),),
+        *((LOW_EVERY, LOW_TIMES, HIGH_EVERY, HIGH_TIMES),),
         *((HOLE, MASKED, SPLITS, BLOCK, LISTED), RATIO, _descend),
     )
     acc, acc_r = carry
@@ -99,20 +107,30 @@ def queries_kernel(
 
 
 @jit
-def _descend(carry, rows, key, value, at, j, visible, HOW, KEYS: tl.constexpr, FAR: tl.constexpr, MASKED: tl.constexpr):
+def _descend(
+    carry, rows, key, value, at, j, shift, visible, HOW, KEYS: tl.constexpr, FAR: tl.constexpr,
+    SHIFTED: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
     """What a tile of keys gives to dq, and to relations."""
     acc, acc_r = carry
     i, query, grad, top, delta, row, bias, out_related = rows
+    if SHIFTED:
+        i -= shift
     logits = logits_of(query, key, i[:, None], j[None, :], row, bias, HOW, FAR, 1)
+    if HOW[0] < 0:
+        logits += load_distances(bias[6], row, at, shift, HOW, KEYS, SHIFTED, MASKED)
     weights = tl.exp2(logits * scale_left(bias) - top[:, None])
     if MASKED:
         weights = tl.where(visible, weights, 0.0)
     slope = weights * (tl.dot(grad, tl.trans(value), input_precision="ieee") - delta[:, None])
     acc = tl.dot(slope.to(key.dtype), key, acc, input_precision="ieee")
     if HOW[0] < 0:
-        away, columns = i[:, None] - j[None, :], bias[7]
-        inside = row[1] & (away >= 0) & (away < columns)
-        tl.store(out_related + row[0] * columns + away, slope.to(out_related.dtype.element_ty), mask=inside)
+        to, _ = distance_tile(row, at, shift, HOW, KEYS, SHIFTED)
+        if MASKED:
+            # beside those that a query sees stand entries of its far keys
+            tl.store(out_related + to, slope.to(out_related.dtype.element_ty), mask=row[0][:, None] & visible)
+        else:
+            tl.store(out_related + to, slope.to(out_related.dtype.element_ty), mask=row[0][:, None])
     if HOW[0] > 0:
         acc_r = of_relations(acc_r, slope, i, at, HOW[0], HOW[1], HOW[2], FAR, HOW[3], KEYS)
     return acc, acc_r
@@ -123,7 +141,7 @@ def keys_kernel(
     q, k, v, far_k, far_v, q0_at, k0_at, end_at, since, until, last_at, stride_at, slopes, table,
     lists, list_starts, list_rows, related,
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, fk_b, fk_h, fk_t, fv_b, fv_h, fv_t,
-    H, T, S, q0, k0, first, skip, origin, gaps, columns, low_add, low_plus, high_add, high_plus,
+    H, T, S, q0, k0, first, skip, origin, gaps, columns, slab, low_add, low_plus, high_add, high_plus,
     far_count, far_add, far_plus, far_stride,
     grad_o, lse, deltas, out_k, out_v, before_k, before_v, sums_k, sums_v,
     g_b, g_h, g_t, ok_b, ok_h, ok_t, ov_b, ov_h, ov_t, ok_split, ov_split, scale, natural,
@@ -131,9 +149,10 @@ def keys_kernel(
     ROWS: tl.constexpr, KEYS: tl.constexpr, FAR_KEYS: tl.constexpr, LOW_EVERY: tl.constexpr, LOW_TIMES: tl.constexpr,
     HIGH_EVERY: tl.constexpr, HIGH_TIMES: tl.constexpr, FAR: tl.constexpr, FAR_EVERY: tl.constexpr,
     FAR_TIMES: tl.constexpr, FAR_START: tl.constexpr, FAR_INNER: tl.constexpr, FAR_CLIP: tl.constexpr,
-    FOLD: tl.constexpr, HOLE: tl.constexpr, MASKED: tl.constexpr, BLOCK: tl.constexpr, LISTED: tl.constexpr,
+    FAR_SPAN: tl.constexpr, FAR_APART: tl.constexpr, FOLD: tl.constexpr, HOLE: tl.constexpr, MASKED: tl.constexpr,
+    BLOCK: tl.constexpr, LISTED: tl.constexpr,
     DISTANCE: tl.constexpr, GLOBALS: tl.constexpr, SEGMENT: tl.constexpr, OF_GLOBALS: tl.constexpr,
-    RELATIONS: tl.constexpr, SPLITS: tl.constexpr, OF_FAR: tl.constexpr,
+    ALIGNED: tl.constexpr, RELATIONS: tl.constexpr, SPLITS: tl.constexpr, OF_FAR: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of near keys, or of far ones."""
     tiles = ((far_count if OF_FAR else (S + FOLD - 1) // FOLD) + KEYS - 1) // KEYS
@@ -152,8 +171,8 @@ def keys_kernel(
         s0, slots, k0, first = slot0 * 0, far_count, slot0 * 0, slot0 * 0
         far_count = far_end(b, far_count, end_at, S, FAR_START, FAR_INNER, far_stride, FAR_CLIP)
         end = far_count
-        bounds = (0, -(1 << 30), far_add, far_plus)
-        EVERY: tl.constexpr = (1, 0, FAR_EVERY, FAR_TIMES)
+        bounds = (far_add, far_plus - FAR_SPAN if FAR_SPAN > 0 else -(1 << 30), far_add, far_plus)
+        EVERY: tl.constexpr = (FAR_EVERY, FAR_TIMES if FAR_SPAN > 0 else 0, FAR_EVERY, FAR_TIMES)
         pair = (far_k + b * fk_b + g * fk_h, fk_t, far_v + b * fv_b + g * fv_h, fv_t)
         key, value = load_far_pair(pair, slot, far_count, far_stride, SIZE, FAR_START, FAR_INNER)
     else:
@@ -167,22 +186,24 @@ def keys_kernel(
         *(tl.maximum(slot0 + k0, first), tl.minimum(slot0 + KEYS + k0, end), q0, queries, skip, bounds, EVERY),
         *(FOLD, ROWS, SPLITS, MASKED or since is not None or until is not None),
     )
-    tile, sums = (key, value, j), (tl.zeros([KEYS, BLOCK_D], tl.float32), tl.zeros([KEYS, BLOCK_E], tl.float32))
-    HOW: tl.constexpr = (DISTANCE, GLOBALS, SEGMENT, OF_GLOBALS)
+    tile = (key, value, j, slot0 + k0)
+    sums = (tl.zeros([KEYS, BLOCK_D], tl.float32), tl.zeros([KEYS, BLOCK_E], tl.float32))
+    KIND: tl.constexpr = (RELATIONS, FAR_APART, OF_FAR, HOLE)
+    HOW: tl.constexpr = (DISTANCE, GLOBALS, SEGMENT, OF_GLOBALS, ALIGNED and q0_at is None and k0_at is None)
     ROW_SIZE: tl.constexpr = (ROWS, D, BLOCK_D, E, BLOCK_E, FOLD)
     see = (bounds, first, end, since, until, b * T)
     for member in range(RATIO):
         h = g * RATIO + member
         pair = (q + b * q_b + h * q_h + t0 * q_t, q_t, grad_o + b * g_b + h * g_h + t0 * g_t, g_t)
-        bias = (h, scale, slopes, table, origin, gaps, related, columns)
-        rows = (pair, lse, deltas, (b * H + h) * T, t0, q0, queries, skip, bias, see)
+        bias = (h, scale, slopes, table, origin, gaps, related)
+        rows = (pair, lse, deltas, (b * H + h) * T, t0, q0, queries, skip, bias, see, (b, h, T, slab, columns))
         for n in range(count - (last_whole - first_whole)):
             row0 = begin + tl.where(n < first_whole, n, n + last_whole - first_whole) * ROWS
-            sums = _of_rows(sums, tile, rows, row0, HOW, ROW_SIZE, EVERY, RELATIONS, OF_FAR, HOLE, True, True)
+            sums = _of_rows(sums, tile, rows, row0, HOW, ROW_SIZE, EVERY, KIND, True, True)
         if not MASKED:
             for n in range(first_whole, last_whole):
                 row0 = begin + n * ROWS
-                sums = _of_rows(sums, tile, rows, row0, HOW, ROW_SIZE, EVERY, RELATIONS, OF_FAR, HOLE, False, False)
+                sums = _of_rows(sums, tile, rows, row0, HOW, ROW_SIZE, EVERY, KIND, False, False)
         if LISTED > 0 and not OF_FAR:
             size = (T + BLOCK - 1) // BLOCK
             start_at = list_starts + (b * H + h) * (size + 1) + slot0 // BLOCK
@@ -190,7 +211,7 @@ def keys_kernel(
             for n in range((last - start) * (BLOCK // ROWS)):
                 block = tl.load(list_rows + (b * H + h) * size * LISTED + start + n // (BLOCK // ROWS)).to(tl.int32)
                 row0 = block * BLOCK + n % (BLOCK // ROWS) * ROWS
-                sums = _of_rows(sums, tile, rows, row0, HOW, ROW_SIZE, EVERY, RELATIONS, OF_FAR, HOLE, True, False)
+                sums = _of_rows(sums, tile, rows, row0, HOW, ROW_SIZE, EVERY, KIND, True, False)
     # beside the keys that exist a tile that all see whole has any numbers
     acc_k, acc_v = tl.where(real[:, None], sums[0] * natural, 0.0), tl.where(real[:, None], sums[1], 0.0)
     if sums_k is not None:
@@ -229,13 +250,13 @@ def _rows_seeing(
 
 @jit
 def _of_rows(
-    sums, tile, rows, row0, HOW, SIZE, EVERY,
-    RELATIONS: tl.constexpr, FAR: tl.constexpr, HOLE: tl.constexpr, CHECKED: tl.constexpr, MASKED: tl.constexpr,
+    sums, tile, rows, row0, HOW, SIZE, EVERY, KIND, CHECKED: tl.constexpr, MASKED: tl.constexpr
 ):  # fmt: skip
     """What a tile of queries from row0 on adds to the sums, dk and dv of a tile of keys. Logits are [KEYS, ROWS]."""
+    FAR: tl.constexpr = KIND[2]
     acc_k, acc_v = sums
-    key, value, j = tile
-    pair, lse, deltas, rows_at, t0, q0, queries, skip, bias, see = rows
+    key, value, j, at = tile
+    pair, lse, deltas, rows_at, t0, q0, queries, skip, bias, see, whose = rows
     ROWS: tl.constexpr = SIZE[0]
     FOLD: tl.constexpr = SIZE[5]
     r = row0 + tl.arange(0, ROWS)
@@ -249,9 +270,17 @@ def _of_rows(
         top, delta = tl.load(lse + rows_at + t), tl.load(deltas + rows_at + t)
     relations = 0
     if HOW[0] > 0:
-        relations = load_relations(bias[6], rows_at + t, inside, RELATIONS, HOW[0], True)
-    row = ((rows_at + t)[None, :], inside[None, :], relations)
-    logits = logits_of(key, query, i[None, :], j[:, None], row, bias, HOW, FAR, 0)
+        relations = load_relations(bias[6], rows_at + t, inside, KIND[0], HOW[0], True)
+    SHIFTED: tl.constexpr = FAR and KIND[1] > 0
+    shift, stand = 0, i
+    if SHIFTED:
+        shift = far_shift(i, see[0][2], EVERY[2], KIND[1])
+        stand = i - shift
+    logits = logits_of(key, query, stand[None, :], j[:, None], (inside, relations), bias, HOW, FAR, 0)
+    if HOW[0] < 0:
+        b, h, T, slab, columns = whose
+        row = (inside, distance_rows(t, b, h, q0, T, slab, columns, HOW[4]))
+        logits += tl.trans(load_distances(bias[6], row, at, shift, HOW, key.shape[0], SHIFTED, CHECKED))
     weights = tl.exp2(logits * scale_left(bias) - top[None, :])
     if MASKED:
         bounds, first, end, since, until, row_of = see
@@ -262,7 +291,7 @@ def _of_rows(
         if until is not None and not FAR:
             high = tl.minimum(high, tl.load(until + row_of + t, mask=inside, other=0).to(tl.int32))
         visible = (j[:, None] >= low[None, :]) & (j[:, None] < high[None, :])
-        if HOLE:
+        if KIND[3]:
             visible &= j[:, None] != i[None, :]
         weights = tl.where(visible, weights, 0.0)
     acc_v = tl.dot(weights.to(grad.dtype), grad, acc_v, input_precision="ieee")

@@ -2,9 +2,10 @@
 
 Functions take what belongs together as tuples, in the order that the kernels make them:
 
-    row       the rows of a tile: where they lie in tables of rows, which of them are inside, their relations
-    bias      head, scale, slopes, table, origin, gaps, related, columns: what positions add to logits
-    HOW       DISTANCE, GLOBALS, SEGMENT, OF_GLOBALS: the relations of runs.py, known when a kernel is compiled
+    row       the rows of a tile: which of them are inside, their relations (of a table of distances their places)
+    bias      head, scale, slopes, table, origin, gaps, related: what positions add to logits
+    HOW       DISTANCE, GLOBALS, SEGMENT, OF_GLOBALS, ALIGNED: the relations of runs.py, known when a kernel is
+              compiled; the distance is -1 for a table of all distances, whose tiles may begin at multiples of 8
     pair      two tensors with the same rows: where the one lies and its stride, and the other's
     SIZE      rows of a tile of a pair, width and block of the one, width and block of the other, FOLD
     carry     what a walk over tiles of keys carries along
@@ -16,7 +17,9 @@ Functions take what belongs together as tuples, in the order that the kernels ma
     EVERY     EVERY and TIMES of the lower bound and of the upper
     WALK      HOLE, MASKED, SPLITS, BLOCK, LISTED
     rows      of a tile of queries their positions, and whatever else STEP takes: it adds a tile of keys to the carry
-    FAR       EVERY, TIMES, START, INNER of the far keys; in `over_keys` whether there are any before, and CLIP behind
+    FAR       EVERY, TIMES, START, INNER, SPAN, APART of the far keys; in `over_keys` whether there are any before
+              these, and CLIP behind INNER
+    shift     by how much the far keys stand behind their numbers, for each query where they are SHIFTED
 
 What is known when a kernel is compiled stays so only where it is not unpacked: those tuples are read by number.
 """
@@ -40,6 +43,7 @@ CHANGING = [
         "origin",
         "gaps",
         "columns",
+        "slab",
         "low_add",
         "low_plus",
         "high_add",
@@ -167,6 +171,15 @@ def far_slot(j, stride, START: tl.constexpr, INNER: tl.constexpr):
 
 
 @jit
+def far_shift(i, add, EVERY: tl.constexpr, APART: tl.constexpr):
+    """How far the far keys stand behind their numbers, as queries at positions i see them."""
+    if APART == 0:
+        return 0
+    else:
+        return floored(i + add, EVERY) * APART
+
+
+@jit
 def load_at(x, at, inside, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """The rows that begin at these numbers of x, [., BLOCK]; zeros where one is not `inside`."""
     column = tl.arange(0, BLOCK)[None, :]
@@ -174,17 +187,38 @@ def load_at(x, at, inside, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @jit
-def add_distances(logits, scale, related, rows_at, i, j, columns, inside, AXIS: tl.constexpr):
-    """Scaled logits, and the entry of their distance in the rows of a table."""
-    if AXIS == 0:
-        # loaded along the rows of the table, where neighbours lie together
-        rows_at, i, j, inside = tl.trans(rows_at), tl.trans(i), tl.trans(j), tl.trans(inside)
-    away = i - j
-    seen = inside & (away >= 0) & (away < columns)
-    added = tl.load(related + rows_at * columns + away, mask=seen, other=0.0).to(tl.float32)
-    if AXIS == 0:
-        added = tl.trans(added)
-    return logits * scale + added * 1.4426950408889634
+def distance_rows(t, b, h, q0, T, slab, columns, ALIGNED: tl.constexpr):
+    """Of queries t: where their rows of the table of distances begin, in which column of them the key at position 0
+    stands, and how wide they are. `columns` counts by 8, and `slab` rows lie between two residues modulo 8."""
+    begin = ((h * 8 + t % 8) * slab + b * ((T + 7) // 8) + t // 8) * columns * 8
+    column = (columns - 1 - t // 8 - q0 // 8) * 8 if ALIGNED else (columns - 1 - t // 8) * 8 - q0
+    return begin, column, columns * 8
+
+
+@jit
+def distance_tile(row, at, shift, HOW, KEYS: tl.constexpr, SHIFTED: tl.constexpr):
+    """Where the entries of some queries and of the keys from `at` on lie, [ROWS, KEYS], and which are in their rows."""
+    inside, places = row
+    begin, column, width = places
+    if HOW[4]:
+        column += at // 8 * 8
+    else:
+        column += at
+    if SHIFTED:
+        column += shift
+    columns = column[:, None] + tl.arange(0, KEYS)[None, :]
+    return begin[:, None] + columns, inside[:, None] & (columns >= 0) & (columns < width)
+
+
+@jit
+def load_distances(related, row, at, shift, HOW, KEYS: tl.constexpr, SHIFTED: tl.constexpr, CHECKED: tl.constexpr):
+    """What distances add to a tile of logits [ROWS, KEYS], in units of base 2."""
+    to, within = distance_tile(row, at, shift, HOW, KEYS, SHIFTED)
+    if CHECKED:
+        added = tl.load(related + to, mask=within, other=0.0)
+    else:
+        added = tl.load(related + to, mask=row[0][:, None], other=0.0)
+    return added.to(tl.float32) * 1.4426950408889634
 
 
 @jit
@@ -256,10 +290,9 @@ def of_relations(
 
 @jit
 def logits_of(a, b, i, j, row, bias, HOW, FAR: tl.constexpr, AXIS: tl.constexpr):
-    """a b^T; where positions add something also scaled, and with that. i, j and the row have its shape; relations lie
-    on AXIS of theirs."""
-    rows_at, inside, relations = row
-    h, scale, slopes, table, origin, gaps, related, columns = bias
+    """a b^T; where positions add something also scaled, and with that, but for a table of distances. i and j have its
+    shape; relations lie on AXIS of theirs."""
+    h, scale, slopes, table, origin, gaps, _ = bias
     logits = tl.dot(a, tl.trans(b), input_precision="ieee")
     if slopes is not None or table is not None:
         logits *= scale
@@ -269,16 +302,16 @@ def logits_of(a, b, i, j, row, bias, HOW, FAR: tl.constexpr, AXIS: tl.constexpr)
         at = j - i + origin
         logits += tl.load(table + h * gaps + at, mask=(at >= 0) & (at < gaps), other=0.0)
     if HOW[0] < 0:
-        logits = add_distances(logits, scale, related, rows_at, i, j, columns, inside, AXIS)
+        logits *= scale
     if HOW[0] > 0:
-        logits = add_relations(logits, scale, relations, i, j, HOW[0], HOW[1], HOW[2], FAR, HOW[3], AXIS)
+        logits = add_relations(logits, scale, row[1], i, j, HOW[0], HOW[1], HOW[2], FAR, HOW[3], AXIS)
     return logits
 
 
 @jit
 def scale_left(bias):
     """What logits are still to be multiplied by: the scale, where positions add nothing."""
-    _, scale, slopes, table, _, _, related, _ = bias
+    _, scale, slopes, table, _, _, related = bias
     return scale if slopes is None and table is None and related is None else 1.0
 
 
@@ -333,18 +366,29 @@ def rows_see(
 def over_far(carry, rows, far, count, stride, add, plus, ends, HOW, SIZE, FAR, STEP: tl.constexpr):
     """The far keys: first those that all queries from position ends[0] to ends[1] see."""
     KEYS: tl.constexpr = SIZE[0]
-    high = tl.minimum(bound(rows[0], add, plus, FAR[0], FAR[1]), count)
-    high_min = tl.minimum(bound(ends[0], add, plus, FAR[0], FAR[1]), count)
-    high_max = tl.minimum(bound(ends[1], add, plus, FAR[0], FAR[1]), count)
-    tiles, whole, stop = blocks(0, 0, high_min, high_max, KEYS)
+    high = bound(rows[0], add, plus, FAR[0], FAR[1])
+    high_min, high_max = bound(ends[0], add, plus, FAR[0], FAR[1]), bound(ends[1], add, plus, FAR[0], FAR[1])
+    low, low_min, low_max = 0, 0, 0
+    if FAR[4] > 0:
+        low = high - FAR[4]
+        low_min, low_max = tl.maximum(high_min - FAR[4], 0) // 8 * 8, tl.maximum(high_max - FAR[4], 0)
+    high, high_min, high_max = tl.minimum(high, count), tl.minimum(high_min, count), tl.minimum(high_max, count)
+    shift = far_shift(rows[0], add, FAR[0], FAR[5])
+    tiles, whole, stop = blocks(low_min, low_max, high_min, high_max, KEYS)
     for n in range(whole, stop):
-        j = n * KEYS + tl.arange(0, KEYS)
+        at = low_min + n * KEYS
+        j = at + tl.arange(0, KEYS)
         key, value = load_far_pair(far, j, count, stride, SIZE, FAR[2], FAR[3])
-        carry = STEP(carry, rows, key, value, n * KEYS, j, None, HOW, KEYS, True, False)
-    for n in range(stop, tiles):
-        j = n * KEYS + tl.arange(0, KEYS)
+        carry = STEP(carry, rows, key, value, at, j, shift, None, HOW, KEYS, True, FAR[5] > 0, False)
+    # without a span all tiles that some do not see whole stand behind the others
+    for n in range(0 if FAR[4] > 0 else stop, tiles - (stop - whole) if FAR[4] > 0 else tiles):
+        at = low_min + (tl.where(n < whole, n, n + stop - whole) if FAR[4] > 0 else n) * KEYS
+        j = at + tl.arange(0, KEYS)
         key, value = load_far_pair(far, j, count, stride, SIZE, FAR[2], FAR[3])
-        carry = STEP(carry, rows, key, value, n * KEYS, j, j[None, :] < high[:, None], HOW, KEYS, True, True)
+        visible = j[None, :] < high[:, None]
+        if FAR[4] > 0:
+            visible &= j[None, :] >= low[:, None]
+        carry = STEP(carry, rows, key, value, at, j, shift, visible, HOW, KEYS, True, FAR[5] > 0, True)
     return carry
 
 
@@ -356,6 +400,8 @@ def over_near(
     """The near keys of `rows_see`: first those that not all queries see."""
     KEYS: tl.constexpr = SIZE[0]
     low, high, low_min, low_max, high_min, high_max = see
+    if HOW[0] < 0:
+        low_min = low_min // 8 * 8
     low_min, high_max, low_max, high_min = share(low_min, high_max, low_max, high_min, SPLITS, KEYS)
     tiles, whole, stop = blocks(low_min, low_max, high_min, high_max, KEYS)
     for n in range(tiles - (stop - whole)):
@@ -365,12 +411,12 @@ def over_near(
         visible = (j[None, :] >= low[:, None]) & (j[None, :] < high[:, None])
         if HOLE:
             visible &= j[None, :] != rows[0][:, None]
-        carry = STEP(carry, rows, key, value, at, j, visible, HOW, KEYS, False, True)
+        carry = STEP(carry, rows, key, value, at, j, 0, visible, HOW, KEYS, False, False, True)
     if not MASKED:
         for n in range(whole, stop):
             at = low_min + n * KEYS
             key, value = load_pair(near, at, None, SIZE, False)
-            carry = STEP(carry, rows, key, value, at, at + tl.arange(0, KEYS), None, HOW, KEYS, False, False)
+            carry = STEP(carry, rows, key, value, at, at + tl.arange(0, KEYS), 0, None, HOW, KEYS, False, False, False)
     return carry
 
 
@@ -385,7 +431,7 @@ def over_listed(
         j = at + tl.arange(0, KEYS)
         real = (j >= 0) & (j < S)
         key, value = load_pair(near, at, real, SIZE, True)
-        carry = STEP(carry, rows, key, value, at, j, real[None, :], HOW, KEYS, False, True)
+        carry = STEP(carry, rows, key, value, at, j, 0, real[None, :], HOW, KEYS, False, False, True)
     return carry
 
 
@@ -403,7 +449,7 @@ def over_keys(
         if stride_at is not None:
             far_stride = tl.load(stride_at + b).to(tl.int32)
         far_count = far_end(b, far_count, end_at, S, FAR[3], FAR[4], far_stride, FAR[5])
-        FAR_BOUND: tl.constexpr = (FAR[1], FAR[2], FAR[3], FAR[4])
+        FAR_BOUND: tl.constexpr = (FAR[1], FAR[2], FAR[3], FAR[4], FAR[6], FAR[7])
         carry = over_far(
             carry, rows, pair, far_count, far_stride, far_add, far_plus, ends, HOW, FAR_SIZE, FAR_BOUND, STEP
         )

@@ -131,7 +131,10 @@ def _far(
         stride = far.stride if where.far_stride is None else where.far_stride[:, None].clamp(min=1)
         slots = index[None] // far.inner * stride + index % far.inner + far.start
     i = _shifted(where.q0, torch.arange(q.shape[2], device=device))[..., None]  # [.., T, 1]
-    seen = index < _bound(far.high, i)
+    high = _bound(far.high, i)
+    seen = index < high
+    if far.span:
+        seen = seen & (index >= high - far.span)
     if far_k is None or far_v is None:
         exist = slots < S if where.end is None else (slots < S) & (slots < where.end[:, None])
         seen = seen & exist[:, None, None]
@@ -139,7 +142,8 @@ def _far(
         k, v = (x.gather(2, at.expand(*x.shape[:2], -1, x.shape[3])) for x in (k, v))
     else:
         k, v = far_k, far_v
-    logits = torch.where(seen, _biased(q @ k.mT, bias, i, index), -torch.inf)
+    j = index + _bound(far.high._replace(times=far.apart, plus=0), i) if far.apart else index
+    logits = torch.where(seen, _biased(q @ k.mT, bias, i, j), -torch.inf)
     return Group(logits, lambda weights: weights @ v)
 
 

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.kernels.autograd import Function, refuse_second_derivative
@@ -45,9 +46,10 @@ NONE = Bound(times=0, plus=-(2**30))  # below every position
 
 
 class Far(NamedTuple):
-    """Keys j < length that a query sees where j < high(i).
+    """Keys j < length that a query sees where j < high(i), and j >= high(i) - span if `span` is not 0.
 
     They are k and v (or far_k and far_v) at slot start + j // inner * stride + j % inner; inner = 0: at start + j.
+    To positions, far key j is for query i a token at j + (i + add) // every * apart, `add` and `every` those of high.
     """
 
     length: int
@@ -55,6 +57,8 @@ class Far(NamedTuple):
     start: int = 0
     inner: int = 0
     stride: int = 0
+    span: int = 0
+    apart: int = 0
 
 
 class Pass(NamedTuple):
@@ -129,9 +133,27 @@ class Relations(NamedTuple):
 
 
 class Distances(NamedTuple):
-    """A logit for each query and distance d = i - j: table[b, h, t, d] joins the scaled logits (Transformer-XL)."""
+    """A logit for each query and distance d = i - j, which joins the scaled logits (Transformer-XL).
 
-    table: Tensor  # [B, H, T, C]; no query sees a key C or more before it, or after it
+    The kernels read the logits of neighbouring keys, which are neighbours in the table, 8 at a time. So the table says
+    where a key stands beside the first of the 8 queries that its query is one of: with C the width less 8, the logit of
+    query t at distance d is table[h, t % 8, b, t // 8, C + t % 8 - d]. No query sees a key C or more before it, or
+    after it.
+    """
+
+    table: Tensor  # [H, 8, B, (T + 7) // 8, C + 8], C a multiple of 8
+
+    @classmethod
+    def of(cls, q: Tensor, keys: Tensor) -> "Distances":
+        """The products of queries [B, H, T, D] and a key for each distance from 0 on, [H, C, D]."""
+        (_, _, T, _), C = q.shape, keys.shape[1]
+        wide = C + -C % 8
+        q = F.pad(q, (0, 0, 0, -T % 8)).unflatten(2, (-1, 8)).permute(1, 3, 0, 2, 4)  # [H, 8, B, T / 8, D]
+        # falling distances from wide + 7 to -7, of which residue r takes those from wide + r on
+        falling = F.pad(keys.flip(1), (0, 0, wide + 8 - C, 7))
+        shifted = torch.stack([falling[:, 7 - r : 15 - r + wide] for r in range(8)], 1)
+        table = q.flatten(2, 3).flatten(0, 1) @ shifted.flatten(0, 1).mT
+        return cls(table.unflatten(1, q.shape[2:4]).unflatten(0, q.shape[:2]))
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, bias: Bias | None = None, refusal: str | None = None) -> bool:
@@ -244,8 +266,8 @@ def flatten(
     told = (0, 0, 0, 0) if relations is None else relations[1:] or (-1, 0, 0, 0)
     numbers = [q0, k0, where.first, skip, bias.origin, *map(int, told)]
     for low, high, far, *others in passes:
-        count, bound, start, inner, stride = far or Far(0)
-        numbers += [*low, *high, count, *bound, start, inner, stride, *map(int, others)]
+        count, bound, *rest = far or Far(0)
+        numbers += [*low, *high, count, *bound, *rest, *map(int, others)]
     slopes, table = (x if x is None else (x.detach().float() * LOG2E).contiguous() for x in bias[:2])
     starts = [x if isinstance(x, Tensor) else None for x in where[:2]]
     places = (where.end, where.since, where.until, where.last, where.far_stride)
@@ -255,10 +277,10 @@ def flatten(
 def unflatten(numbers: Sequence[int]) -> tuple[list[int], list[Pass]]:
     """The nine numbers in front, and the passes."""
     passes = []
-    for at in range(9, len(numbers), 20):
-        n = numbers[at : at + 20]
-        far = Far(n[8], Bound(*n[9:13]), *n[13:16]) if n[8] else None
-        passes.append(Pass(Bound(*n[:4]), Bound(*n[4:8]), far, n[16], bool(n[17]), *n[18:]))
+    for at in range(9, len(numbers), 22):
+        n = numbers[at : at + 22]
+        far = Far(n[8], Bound(*n[9:13]), *n[13:18]) if n[8] else None
+        passes.append(Pass(Bound(*n[:4]), Bound(*n[4:8]), far, n[18], bool(n[19]), *n[20:]))
     return list(numbers[:9]), passes
 
 

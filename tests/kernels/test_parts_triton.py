@@ -2,6 +2,7 @@
 it as PyTorch in the same dtype, and under the mechanisms that use them. tests/conformance/test_gpu.py has them on a
 GPU."""
 
+import copy
 import os
 import subprocess
 import sys
@@ -57,6 +58,12 @@ PATTERNS = {
         lambda i, j: (j <= i) & (j > i - 20),
         far=20,
         sees_far=lambda i, j: j < i // 10 * 2,
+    ),
+    "last summaries": Pattern(
+        [Pass(Bound(0, 10, 10, -10), Bound(plus=1), Far(20, Bound(-10, 10, 2, 0), span=5, apart=8))],
+        lambda i, j: (j <= i) & (j >= i // 10 * 10 - 10),
+        far=20,
+        sees_far=lambda i, j: (j < (i - 10) // 10 * 2) & (j >= (i - 10) // 10 * 2 - 5),
     ),
     "classes": Pattern([Pass(high=Bound(plus=1), fold=7)], lambda i, j: ((i - j) % 7 == 0) & (j <= i)),
     "dilated": Pattern(
@@ -312,10 +319,17 @@ def test_width_on_a_gpu(D, poisoned):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("spec", ["bigbird(block=16)", "etc(globals=16, radius=20)", "xl(segment=64, memory=64)"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *("bigbird(block=16)", "etc(globals=16, radius=20)", "xl(segment=64, memory=64)", "xl(segment=50, memory=75)"),
+        "compressive(segment=64, memory=64, compressed=48, rate=4)",
+        "compressive(segment=40, memory=40, compressed=25, rate=10, loss='none')",
+    ],
+)
 def test_tables_and_lists_on_a_gpu(spec):
     """In float32 as PyTorch gives it in float64 on the CPU."""
-    case = Case(spec, "causal" if spec.startswith("xl") else "self")
+    case = Case(spec, "causal" if spec.startswith(("xl", "compressive")) else "self")
     x, weights = torch.randn(2, 500, WIDTH, dtype=torch.float64), torch.randn(2, 500, WIDTH, dtype=torch.float64)
     results = []
     for device, dtype in (("cuda", torch.float32), ("cpu", torch.float64)):
@@ -330,6 +344,39 @@ def test_tables_and_lists_on_a_gpu(spec):
         assert_close(ours, exact, rtol=0, atol=1e-4 * max(1.0, exact.abs().max().item()))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "xl(segment=128, memory=128)",
+        "xl(segment=100, memory=30)",
+        "compressive(segment=128, memory=128, compressed=96, rate=4)",
+        "longshort(window=64, rank=8, chunk=32)",
+        "poolingformer(window=32, wide=128)",
+        "poolingformer(window=32, wide=128, pooling='mean')",
+    ],
+)
+@pytest.mark.parametrize("T", [1000, 1024])
+def test_layer_in_bfloat16_on_a_gpu(spec, T, poisoned):
+    """Outputs and gradients at most twice as far from float64 as PyTorch's operators in bfloat16."""
+    layer = regard.attention(spec, width=256, heads=4, kv_heads=4 if "long" in spec else 2, role="causal").to(DEVICE)
+    x, weights = (torch.randn(2, T, 256, device=DEVICE) for _ in range(2))
+    results = []
+    for kernels, dtype in (("torch", torch.float64), ("torch", torch.bfloat16), ("triton", torch.bfloat16)):
+        own = copy.deepcopy(layer).to(dtype)
+        # the same numbers, rounded once
+        for parameter in own.parameters():
+            parameter.data = parameter.data.bfloat16().to(dtype)
+        given = x.bfloat16().to(dtype).requires_grad_()
+        with choose.use(kernels):
+            y = own(given)
+        y.backward(weights.bfloat16().to(dtype))
+        gradients = (torch.zeros_like(p) if p.grad is None else p.grad for p in own.parameters())
+        results.append([z.detach().double() for z in (y, given.grad, *gradients)])
+    for exact, rounded, ours in zip(*results, strict=True):
+        assert (ours - exact).norm() <= 2 * (rounded - exact).norm() + 1e-6 * exact.norm()
+
+
 LAYERS = [
     ("local(window=3)", None),
     ("local(window=8)", "alibi"),
@@ -342,6 +389,7 @@ LAYERS = [
     ("sparse(pattern='fixed', stride=5, summary=3)", None),
     ("image(block=4, memory=3)", None),
     ("poolingformer(window=2, wide=6, kernel=3, stride=2, pooling='mean')", None),
+    ("poolingformer(window=3, wide=6, kernel=5, stride=4)", None),
     ("longshort(window=5, rank=3, chunk=4)", None),
     ("longshort(window=4, rank=0)", None),
 ]

@@ -13,8 +13,8 @@ from regard.core.reference import Row, add_up, blend
 from regard.core.rows import Mask, Memory, Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Progress
-from regard.kernels.compiling import count_blocks, is_dynamic, surely_at_most
-from regard.kernels.runs import Bound, Pass, Where
+from regard.kernels.compiling import count_blocks, exporting, is_dynamic, surely_at_most
+from regard.kernels.runs import Bound, Far, Pass, Where
 from regard.layers.attention.base import Facts
 from regard.layers.attention.segmented import Segmented, stretch
 
@@ -158,9 +158,19 @@ class Compressive(Segmented):
     ) -> Tensor | None:
         if self.loss == "none":
             return None
-        # nothing leaves the memory of a row that is no longer than it
-        leaves = state is not None or self.memory < rows.T
-        return self._loss(rows, self._grid(rows, query, source, state)) if leaves else query["q"].new_zeros(())
+        q, M, n, T = query["q"], self.memory, self.segment, rows.T
+        if state is not None:
+            grid = self._grid(rows, query, source, state)
+            return self._loss(
+                rows, grid.q, tuple(part[:, :, : grid.m * n] for part in grid.tokens), grid.places(rows, n)
+            )
+        if M >= T:
+            # nothing leaves the memory of a row that is no longer than it
+            return q.new_zeros(())
+        m = count_blocks(T, n) - M // n  # segments behind which one leaves the memory
+        q = F.pad(q, (0, 0, 0, M + m * n - T))[:, :, M:]
+        places = torch.arange(M, M + m * n, device=q.device).unflatten(0, (m, n))[None]
+        return self._loss(rows, q, tuple(part[:, :, : m * n] for part in source.values()), places)
 
     def attend_values(
         self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], memory: Memory | None
@@ -184,7 +194,25 @@ class Compressive(Segmented):
                 "attention 'compressive' makes the keys of its slots by parameters of its own, so it is no plain "
                 "function of q, k and v: build it with regard.attention('compressive', width=..., heads=...)"
             )
+        if state is None and (o := self._in_one(rows, query["q"], source)) is not None:
+            return o, None
         return self._attend_grid(rows, self._grid(rows, query, source, state), source, state)
+
+    def _in_one(self, rows: Rows, q: Tensor, source: dict[str, Tensor]) -> Tensor | None:
+        """Whole rows by one kernel, where it takes them: the slots are its far keys."""
+        n, M, C, T = self.segment, self.memory, self.compressed, rows.T
+        if self.function == "used" or exporting() or n + M >= T:
+            return None
+        each, m = self.slots_per_segment, count_blocks(T, n) - M // n - 1  # segments that leave the memory and are read
+
+        def slots() -> tuple[Tensor, Tensor]:
+            made = self._slots(source["x"][:, 0, : m * n].unflatten(1, (m, n)))
+            return self.project_heads("k", made), self.project_heads("v", made)
+
+        # what a query sees of the slots are the last C of the segments that left before its own began
+        far = Far(m * each, Bound(-M, n, each), span=C, apart=n - each)
+        near = Pass(Bound(every=n, times=n, plus=-M), Bound(plus=1), far)
+        return self.in_runs(q, source["k"], source["v"], near, min(C, m * each) + M + n, far=slots)
 
     def empty_state(
         self, batch: int, capacity: int | None, dtype: torch.dtype, device: torch.device
@@ -353,26 +381,33 @@ class Compressive(Segmented):
     def _compressed(self, grid: Grid, probe: bool) -> Parts:
         """x, k and v of the slots that the segments become which leave the memory."""
         x, _, v = (part[:, :, : part.shape[2] - self.memory] for part in grid.tokens)
-        slots = self._squeezed(x[:, 0].unflatten(1, (grid.m, self.segment))).flatten(1, 2)
-        slots = slots if self.loss == "none" else slots.detach()
+        slots = self._slots(x[:, 0].unflatten(1, (grid.m, self.segment)))
         k, projected = (self.project_heads(name, slots) for name in "kv")
         return slots[:, None], k, v.unflatten(2, (-1, self.rate)).mean(3) if probe else projected
+
+    def _slots(self, x: Tensor) -> Tensor:
+        """What m segments become that leave the memory, [B, m, n, E] -> [B, m n / c, E]."""
+        slots = self._squeezed(x).flatten(1, 2)
+        return slots if self.loss == "none" else slots.detach()
 
     def _squeezed(self, x: Tensor) -> Tensor:
         """f_c: [B, m, n, E] -> [B, m, n / c, E]"""
         if self.squeeze is None:
             blocks = x.unflatten(2, (-1, self.rate))
             return blocks.mean(3) if self.function == "mean" else blocks.amax(3)
-        flat = x.flatten(0, 1).mT  # [B m, E, n]
-        if self.function == "dilated":
-            flat = F.pad(flat, ((self.rate - 1) // 2, self.rate // 2))
+        if self.function == "conv":
+            # the tokens of a slot are one vector: a matrix product, without moving channels to the front and back
+            weight = self.squeeze.weight.transpose(1, 2).flatten(1)
+            return F.linear(x.unflatten(2, (-1, self.rate)).flatten(3), weight, self.squeeze.bias)
+        flat = F.pad(x.flatten(0, 1).mT, ((self.rate - 1) // 2, self.rate // 2))  # [B m, E, n + c - 1]
         return self.squeeze(flat).mT.unflatten(0, x.shape[:2])
 
-    def _loss(self, rows: Rows, grid: Grid) -> Tensor:
+    def _loss(self, rows: Rows, q: Tensor, tokens: Parts, places: Tensor) -> Tensor:
         """What is lost by compressing the segment that leaves the memory, for each query that is among the last to read
-        it; only the compression learns from it."""
-        n, m = self.segment, grid.m
-        x, k, v = (part.detach()[:, :, : m * n] for part in grid.tokens)
+        it; only the compression learns from it. Queries [B, H, m n, D] (or of a step one) at `places` [1 or B, m, n],
+        and x, k and v of the m segments of n tokens that leave when theirs is over."""
+        n, m = self.segment, places.shape[1]
+        x, k, v = (part.detach() for part in tokens)
         old = x[:, 0].unflatten(1, (m, n))
         slots = self._squeezed(old)
         if self.restore is not None:
@@ -384,12 +419,11 @@ class Compressive(Segmented):
                 linear, flat = self.linear_of(name), slots.flatten(1, 2)
                 bias = None if linear.bias is None else linear.bias.detach()
                 new.append(F.linear(flat, linear.weight.detach(), bias).unflatten(2, (-1, self.shape.head_width)))
-            q, gqa, reads = self._folded(grid.q.detach(), m), self.shape.heads != self.shape.kv_heads, []
+            q, gqa, reads = self._folded(q.detach(), m), self.shape.heads != self.shape.kv_heads, []
             for pair in ((k, v), (part.transpose(1, 2) for part in new)):
                 key, value = (self._folded(part, m) for part in pair)
                 reads.append(F.scaled_dot_product_attention(q, key, value, scale=self.scale, enable_gqa=gqa))
             lost = (reads[0] - reads[1]).square().mean((1, 3)).unflatten(0, (-1, m))  # [B, m, n]
-        places = grid.places(rows, n)
         asked = (places >= rows.start[:, None, None]) & (places < (rows.start + rows.count)[:, None, None])
         asked = asked & (places >= self.memory)
         return torch.where(asked, lost, 0).sum() / asked.sum().clamp(min=1)

@@ -1,5 +1,6 @@
 """What Transformer-XL and its successors have in common: rows in segments that read a memory before them."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import final
 
@@ -61,10 +62,17 @@ class Segmented(Attending):
         return self.segments(torch.zeros_like(rows.count), rows.count, q, k, v, n, M)[:, :, : rows.T]
 
     def in_runs(
-        self, q: Tensor, k: Tensor, v: Tensor, near: Pass, reach: int, where: Where | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        near: Pass,
+        reach: int,
+        where: Where | None = None,
+        far: Callable[[], tuple[Tensor, Tensor]] | None = None,
     ) -> Tensor | None:
         """The queries over runs of keys, none `reach` or more before them, by kernels that compare positions, where
-        they take it; padding lies behind every real query."""
+        they take it; padding lies behind every real query. `far` makes the far keys and values of the pass."""
         content, bias_scheme = self.scheme("content"), self.scheme("bias")
         bias = None if bias_scheme is None else bias_scheme.run_bias(reach, 0)
         refusal = None
@@ -74,9 +82,18 @@ class Segmented(Attending):
             return None
         relations = None
         if content is not None:
-            q, table = content.by_distance(q, reach, self.scale)
-            relations = Distances(table)
-        return runs.attend(q, k, v, [near], scale=self.scale, where=where, bias=bias, relations=relations)
+            q, places, keys = content.by_distance(q, reach, self.scale)
+            relations = Distances.of(places, keys)
+        far_k, far_v = (None, None) if far is None else far()
+        return runs.attend(
+            *(q, k, v, [near]),
+            scale=self.scale,
+            where=where,
+            bias=bias,
+            far_k=far_k,
+            far_v=far_v,
+            relations=relations,
+        )
 
     @final
     def segments(self, start: Tensor, end: Tensor, q: Tensor, k: Tensor, v: Tensor, n: int, M: int) -> Tensor:

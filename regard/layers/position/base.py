@@ -86,9 +86,10 @@ class Position(nn.Module):
         """Kind "content": whether it writes `by_distance`."""
         return False
 
-    def by_distance(self, q: Tensor, count: int, scale: float) -> tuple[Tensor, Tensor]:
-        """Kind "content", causal: the queries whose product with the keys is meant, [B, H, T, D], and what joins the
-        scaled logits for the distances 0 ... count - 1 of a key before its query, [B, H, T, count]."""
+    def by_distance(self, q: Tensor, count: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Kind "content", causal: the queries whose product with the keys is meant, [B, H, T, D]; and those whose
+        products with [H, count, D] join the scaled logits, for the distances 0 ... count - 1 of a key before its
+        query."""
         self._not_written("by_distance")
 
     def values(self, weights: Tensor, mask: Mask) -> Tensor | None:

@@ -64,8 +64,8 @@ class TransformerXL(Position):
         distance = torch.arange(count, device=q.device)
         R = self._sinusoids(distance if self.clamp is None else distance.clamp(max=self.clamp), q.dtype)
         heads = self.shape.heads, self.shape.head_width
-        place = (q + self.v[:, None].to(q.dtype)) * scale
-        return q + self.u[:, None].to(q.dtype), place @ self.project(R).to(q.dtype).unflatten(-1, heads).movedim(-3, -1)
+        keys = (self.project(R) * scale).to(q.dtype).unflatten(-1, heads).transpose(0, 1)
+        return q + self.u[:, None].to(q.dtype), q + self.v[:, None].to(q.dtype), keys
 
     def _sinusoids(self, distance: Tensor, dtype: torch.dtype) -> Tensor:
         angle = angles(distance, self.rates, dtype)

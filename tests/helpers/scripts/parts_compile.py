@@ -30,7 +30,7 @@ GIVEN = {"q", "k", "v", "far_k", "far_v", "o", "grad_o", "out", "out_k", "out_v"
 def compiled(kind: str, part: Pass, given: set[str], *, dtype=torch.bfloat16, D: int = 64, told=(0,) * 9) -> None:
     """One kernel, with these of the optional tensors."""
     kernel, more = KERNELS[kind]
-    sizes = parts_triton.tile(kind, D, dtype)
+    sizes = parts_triton.tile(kind, D, dtype, distances=told[5] < 0)
     q = torch.empty(1, 4, 4096, D, dtype=dtype, device="meta")
     constants = parts_triton._constants(q, q[:, :2], q[:, :2], None, part, sizes, told) | more
     types, values, hints = {}, {}, {}
@@ -58,6 +58,9 @@ def compiled(kind: str, part: Pass, given: set[str], *, dtype=torch.bfloat16, D:
 WINDOW = Pass(Bound(plus=-256), Bound(plus=1))
 LONGFORMER = Pass(Bound(plus=-256), Bound(plus=257), Far(16))
 BLOCKS = Pass(Bound(0, 64, 64, -64), Bound(0, 64, 64, 128), Far(128, inner=64), block=64, listed=3)
+SLOTS = Pass(
+    Bound(every=512, times=512, plus=-512), Bound(plus=1), Far(4096, Bound(-512, 512, 128), span=512, apart=384)
+)
 STRIDED = Pass(high=Bound(plus=1), fold=128)
 compiled("forward", LONGFORMER, {"end_at"})
 compiled("queries", LONGFORMER, {"end_at"})
@@ -72,6 +75,8 @@ if sys.argv[1:] == ["all"]:
     for kind in KERNELS:
         compiled(kind, BLOCKS, lists | ({"sums_k", "sums_v"} if kind == "keys" else set()))
         compiled(kind, LONGFORMER, {"slopes", "related", "out_related"}, told=etc)
+    for kind in KERNELS:
+        compiled(kind, SLOTS, {"related", "out_related"}, told=xl)
     for kind in ("forward", "queries", "keys"):
         compiled(kind, STRIDED, {"q0_at", "k0_at", "before", "before_k", "before_v"})
         compiled(kind, WINDOW, {"related", "out_related"}, told=xl)
