@@ -50,7 +50,8 @@ class Efficient(Scanned):
     def scan(
         self, real: Tensor | None, sums: FeatureState | None, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, FeatureState | None]:
-        o, sums = feature_scan(torch.softmax(to_wide(q), -1), to_wide(k), v, state=sums, real=real)
+        weights = torch.softmax(q, -1, dtype=wide_dtype(q.dtype))
+        o, sums = feature_scan(weights, k, v, state=sums, real=real)
         return o.to(v.dtype), sums
 
     def plain(self, row: Row) -> Tensor:
