@@ -15,10 +15,7 @@ from torch import Tensor
 
 from regard.kernels import random_features_triton_kernels as kernels
 from regard.kernels.autograd import Function, refuse_second_derivative
-from regard.kernels.scan_triton_cut import empty, power_of_two, rows, strides
-
-BLOCKS = 8  # blocks of rows of a program
-ROWS = 64  # rows of a block, if they are bfloat16
+from regard.kernels.scan_triton_cut import blocks_each, empty, power_of_two, rows, strides
 
 
 def row_maxima(x: Tensor, W: Tensor, scale: float) -> Tensor:
@@ -56,7 +53,7 @@ class _ExpFeatures(Function):
         x, W, out = ctx.saved_tensors
         (B, H, T, D), R, grad = x.shape, len(W), rows(grad)
         dx = empty(x, (B, T, H, D), x.dtype).transpose(1, 2)
-        launch = _launch(x, R)
+        launch = _launch(x, warps=4, stages=1)
         with torch.cuda.device_of(x):
             kernels.exp_gradient[_grid(x, launch)](
                 x, W, out, grad, dx, *strides(x), *strides(grad), T, ctx.scale,
@@ -70,7 +67,7 @@ class _TrigonometricFeatures(Function):
     def forward(ctx: Any, x: Tensor, W: Tensor, gate: Tensor | None) -> Tensor:
         x, W = rows(x), W.contiguous()
         (B, H, T, _), R = x.shape, W.shape[1]
-        out, launch = empty(x, (B, T, H, 2 * R), x.dtype).transpose(1, 2), _launch(x, R)
+        out, launch = empty(x, (B, T, H, 2 * R), x.dtype).transpose(1, 2), _launch(x, warps=4, stages=2, most=2)
         with torch.cuda.device_of(x):
             kernels.trigonometric_features[_grid(x, launch)](
                 x, W, gate, out, *strides(x), *strides(gate), T, R**-0.5,
@@ -84,7 +81,7 @@ class _TrigonometricFeatures(Function):
         refuse_second_derivative()
         x, W, gate, out = ctx.saved_tensors
         (B, H, T, D), R, grad = x.shape, W.shape[1], rows(grad)
-        launch = _launch(x, R)
+        launch = _launch(x, warps=4, stages=2)
         dx = empty(x, (B, T, H, D), x.dtype).transpose(1, 2)
         dW = empty(x, (triton.cdiv(T, launch["C"] * launch["BLOCKS"]) * B, H, R, D))
         d_gate = None if gate is None else empty(x, (B, H, T))
@@ -98,7 +95,8 @@ class _TrigonometricFeatures(Function):
 
 
 def _exp_launch(x: Tensor, W: Tensor, scale: float, top: Tensor, out: Tensor | None, *, own: bool) -> None:
-    R, launch = len(W), _launch(x, len(W))
+    R = len(W)
+    launch = _launch(x, warps=4, stages=2) if out is None else _launch(x, warps=8 if R > 128 else 4, stages=3)
     with torch.cuda.device_of(x):
         kernels.exp_features[_grid(x, launch)](
             x, W, top, out, *strides(x), x.shape[2], scale,
@@ -106,11 +104,12 @@ def _exp_launch(x: Tensor, W: Tensor, scale: float, top: Tensor, out: Tensor | N
         )  # fmt: skip
 
 
-def _launch(x: Tensor, R: int) -> dict[str, int]:
-    """How many rows a program takes, and how wide it is; products of float32 hold more registers."""
-    narrow = x.dtype == torch.bfloat16
-    warps = 8 if R > 64 else 4
-    return {"C": ROWS if narrow else 16, "BLOCKS": BLOCKS, "num_warps": warps, "num_stages": 2 if narrow else 1}
+def _launch(x: Tensor, *, warps: int, stages: int, most: int = 8) -> dict[str, int]:
+    """How many rows a program takes, and how wide it is: measured for bfloat16; products of float32 hold more
+    registers."""
+    if x.dtype != torch.bfloat16:
+        return {"C": 16, "BLOCKS": blocks_each(x, 16, most), "num_warps": 8, "num_stages": 1}
+    return {"C": 64, "BLOCKS": blocks_each(x, 64, most), "num_warps": warps, "num_stages": stages}
 
 
 def _grid(x: Tensor, launch: dict[str, int]) -> tuple[int, int]:

@@ -31,8 +31,9 @@ from regard.kernels import scan_triton_cut as cuts
 from regard.kernels.autograd import Function, refuse_second_derivative
 from regard.kernels.scan_triton_backward import scan_keys, scan_queries
 from regard.kernels.scan_triton_cut import Cut, dense, empty, even, precision, rows, strides
+from regard.kernels.scan_triton_decay import decay_gradient, state_products
 from regard.kernels.scan_triton_forward import link_segments, scan_forward, scan_sums
-from regard.kernels.scan_triton_sums import add_parts
+from regard.kernels.scan_triton_sums import add_parts, row_gradients
 from regard.kernels.scan_triton_tiles import FLOOR, LIFT, LOG2E, TOKENS, group_maxima
 
 MAPS = {"none": 0, "elu": 1, "relu": 2, "exp": 3}
@@ -138,6 +139,8 @@ class _Saved(NamedTuple):
     S_starts: Tensor
     z_starts: Tensor
     shrink: Tensor
+    S_end: Tensor
+    z_end: Tensor
 
 
 class _Scan(Function):
@@ -179,38 +182,15 @@ class _Scan(Function):
     def backward(ctx: Any, g: Tensor, g_den: Tensor, dS: Tensor, dz: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivative()
         map, norm, floor, final = ctx.options
-        *saved, S_end, z_end = ctx.saved_tensors
-        saved = _Saved(*saved)
         of_end = (dS.contiguous(), dz.contiguous()) if final else (None, None)
         of_den = None if norm else g_den.contiguous()
         run = _backward_operator if torch.compiler.is_compiling() else _backward
         learns, onward = ctx.needs_input_grad[3], ctx.needs_input_grad[6]
-        dq, dk, dv, of_q, of_k, dS_start, dz_start = run(
-            *saved, rows(g), of_den, *of_end, map, norm, floor, learns, onward
+        dq, dk, dv, d_decay, dS_start, dz_start = run(
+            *_Saved(*ctx.saved_tensors), rows(g), of_den, *of_end, map, norm, floor, learns, onward
         )
-        d_decay = None
-        if learns and saved.decay is not None:
-            end = (S_end * of_end[0]).sum(-1) + z_end * of_end[1] if final else None  # [B, H, K]
-            d_decay = _decay_gradient(of_q - of_k, end, saved.decay, saved.first, saved.lengths)
         starts = (dS_start, dz_start) if onward else (None, None)
-        return dq, dk, dv, d_decay, None, None, *starts, None, None, None, None, None, None
-
-
-def _decay_gradient(
-    of_sums: Tensor, end: Tensor | None, decay: Tensor, first: Tensor | None, lengths: Tensor | None
-) -> Tensor:
-    """Sums over the tokens from t on of the gradient of A, and what leaves with the last state; none at padding and
-    where a document begins."""
-    # in double: many tokens, and large parts cancel
-    total = of_sums.double().flip(2).cumsum(2).flip(2)
-    if end is not None:
-        total = total + (end if _vector(decay) else end.sum(-1)).unsqueeze(2)
-    at = torch.arange(decay.shape[2], device=decay.device)[None]
-    live = torch.ones_like(at, dtype=torch.bool)
-    live = live if lengths is None else live & (at < lengths[:, None])
-    live = live if first is None else live & (first != at)
-    live = live[:, None, :, None] if _vector(decay) else live[:, None]
-    return torch.where(live, total, 0).to(decay.dtype)
+        return dq, dk, dv, d_decay if learns else None, None, None, *starts, None, None, None, None, None, None
 
 
 def _forward(
@@ -258,17 +238,24 @@ def _forward(
                 **tuning.launch(), EVEN=even(q, v, lengths, p, tuning),
             )  # fmt: skip
     if p.parts_k > 1:
-        _add_parts(out, out_den, o, rest, den, norm, floor, p.parts_k)
+        _add_parts(out, out_den, o, rest if rest.numel() else None, den, norm, floor, p.parts_k)
     return o, rest, den, S_end, z_end, S_starts, z_starts, shrink
 
 
 def _add_parts(
-    parts: Tensor, parts_den: Tensor, o: Tensor, rest: Tensor, den: Tensor, norm: int, floor: float, count: int
+    parts: Tensor,
+    parts_den: Tensor | None,
+    o: Tensor,
+    rest: Tensor | None,
+    den: Tensor | None,
+    norm: int,
+    floor: float,
+    count: int,
 ) -> None:
     B, H, T, V = o.shape
     with torch.cuda.device_of(o):
         add_parts[(triton.cdiv(B * H * T, 32),)](
-            parts, parts_den, o, rest if rest.numel() else None, den, B * H * T, T, floor,
+            parts, parts_den, o, rest, den, B * H * T, T, floor,
             H=H, V=V, BV=cuts.power_of_two(V), NORM=norm, PARTS=count, ROWS=32,
         )  # fmt: skip
 
@@ -380,6 +367,8 @@ def _backward(
     S_starts: Tensor,
     z_starts: Tensor,
     shrink: Tensor,
+    S_end: Tensor,
+    z_end: Tensor,
     g: Tensor,
     g_den: Tensor | None,
     dS: Tensor | None,
@@ -389,8 +378,8 @@ def _backward(
     floor: float,
     learns: bool,
     onward: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v, q . dq and k . dk where a decay learns, and the gradient of the first state."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of q, k, v, of the decay where it learns, and of the first state."""
     ways = _ways(decay, tops)
     p = cuts.cut(q, v.shape[3], v.dtype, ways[0])
     # q . dq - k . dk cancels: narrow factors would leave a decay few digits
@@ -432,7 +421,13 @@ def _backward(
                 **options, DECAY=way, LEARNS=learns, STATE=after[0] is not None, FINAL=starts[0] is not None,
                 **tuning.launch(), EVEN=even(q, v, lengths, p, tuning),
             )  # fmt: skip
-    return *_added(q, k, v, dq, dk, dv, of_q, of_k, learns), dS_start, dz_start
+    d_decay = of_q
+    if learns and decay is not None:
+        of_end = None if dS is None or dz is None else (dS, dz)
+        products = state_products((S_starts, z_starts), sums[:2], (S_end, z_end), of_end, segments=p.segments)
+        d_decay = decay_gradient(of_q.sum(0) - of_k.sum(0), products, p.span, decay, first, lengths)
+    dq, dk, dv = (_summed(parts, x.dtype) for parts, x in ((dq, q), (dk, k), (dv, v)))
+    return dq, *_grouped(k, dk, dv), d_decay, dS_start, dz_start
 
 
 def _backward_results(
@@ -453,23 +448,22 @@ def _backward_results(
     return dq, dk, dv, of_q, of_k, dS_start, dz_start
 
 
-def _added(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    of_q: Tensor,
-    of_k: Tensor,
-    learns: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of parts and of heads with the same key and value, added up."""
-    dq, dk, dv = (x[0] if len(x) == 1 else x.sum(0).to(y.dtype) for x, y in ((dq, q), (dk, k), (dv, v)))
-    if k.shape[1] < q.shape[1]:
+def _summed(parts: Tensor, dtype: torch.dtype, *, run: bool = True) -> Tensor:
+    """What gradients of parts [parts, B, H, T, .] add up to."""
+    count, B, H, T, width = parts.shape
+    if count == 1:
+        return parts[0]
+    out = empty(parts, (B, T, H, width), dtype).transpose(1, 2)
+    if run:
+        _add_parts(parts, None, out, None, None, 3, 0.0, count)
+    return out
+
+
+def _grouped(k: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of heads with the same key and value, added up."""
+    if k.shape[1] < dk.shape[1]:
         dk, dv = (x.unflatten(1, (k.shape[1], -1)).sum(2, dtype=torch.float32).to(x.dtype) for x in (dk, dv))
-    of_q, of_k = (x.sum(0) if learns else x for x in (of_q, of_k))
-    return dq, dk, dv, of_q, of_k
+    return dk, dv
 
 
 def _row_gradients(
@@ -481,8 +475,13 @@ def _row_gradients(
         return g_den
     if p.parts == 1 or norm == 3:
         return empty(g, den.shape)
-    some = den >= floor if norm == 2 else den.abs() > 1e-30
-    return torch.where(some, -(g.float() * (o.float() + rest if rest.numel() else o)).sum(-1), 0)
+    e, (B, H, T, V) = empty(g, den.shape), o.shape
+    with torch.cuda.device_of(g):
+        row_gradients[(triton.cdiv(B * H * T, 32),)](
+            g, o, rest if rest.numel() else None, den, e, *strides(g), B * H * T, T, floor,
+            H=H, V=V, BV=cuts.power_of_two(V), NORM=norm, ROWS=32,
+        )  # fmt: skip
+    return e
 
 
 _forward_operator = torch.library.custom_op("regard::linear_scan", _forward, mutates_args=())
@@ -497,8 +496,9 @@ def _(q, k, v, decay, tops, safe, S, z, first, lengths, map, norm, floor, ends):
 @_backward_operator.register_fake
 def _(q, k, v, decay, tops, *rest):
     learns, onward = rest[-2:]
-    dq, dk, dv, of_q, of_k, dS_start, dz_start = _backward_results(q, k, v, decay, tops, learns, onward)
-    return *_added(q, k, v, dq, dk, dv, of_q, of_k, learns), dS_start, dz_start
+    dq, dk, dv, of_q, _, dS_start, dz_start = _backward_results(q, k, v, decay, tops, learns, onward)
+    dq, dk, dv = (_summed(parts, x.dtype, run=False) for parts, x in ((dq, q), (dk, k), (dv, v)))
+    return dq, *_grouped(k, dk, dv), torch.empty_like(decay) if learns else of_q, dS_start, dz_start
 
 
 def _ways(decay: Tensor | None, tops: Tensor | None) -> tuple[int, ...]:

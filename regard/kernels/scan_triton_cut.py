@@ -10,9 +10,9 @@ from torch import Tensor
 from regard.kernels.scan_triton_tiles import TOKENS
 
 HELD = 16384  # numbers of a state that a program holds; half of it where factors are float32
-FEATURES = 128  # of a state that a program holds
-ENOUGH = 1.5  # programs for each multiprocessor with which a sequence is one segment
-WANTED = 2  # programs for each multiprocessor where it is cut
+FEATURES = 64  # of a state that a program holds, twice as many where values are wide
+RESIDENT = 8  # warps of a multiprocessor: a thread has up to 255 registers
+SEGMENTED = 1.5  # the time of a pass over segments, with that for their first states, in times of one without
 POISON = False  # tests fill what is about to be written with NaN
 SEGMENTS: int | None = None  # tests and tuning fix their number
 
@@ -33,7 +33,6 @@ TUNED = {
     "queries": Tuning(64, 4, 3),
     "keys": Tuning(32, 4, 3),
     "sums": Tuning(64, 4, 3),
-    "read": Tuning(64, 4, 1),
 }
 # for wider states
 WIDE = {
@@ -41,7 +40,6 @@ WIDE = {
     "queries": Tuning(32, 8, 3),
     "keys": Tuning(32, 8, 3),
     "sums": Tuning(64, 8, 2),
-    "read": Tuning(64, 8, 1),
 }
 
 
@@ -78,8 +76,8 @@ def cut(x: Tensor, V: int, dtype: torch.dtype, decay: int = 0) -> Cut:
     B, H, T, K = x.shape
     block_k, block_v = blocks(K, V, dtype)
     parts_k, parts_v = triton.cdiv(K, block_k), triton.cdiv(V, block_v)
-    programs, cores = B * H * parts_k * parts_v, multiprocessors(x)
-    segments = SEGMENTS or (1 if programs >= ENOUGH * cores else triton.cdiv(WANTED * cores, programs))
+    slots = multiprocessors(x) * max(1, RESIDENT // tuned("forward", K, V, dtype, decay).warps)
+    segments = SEGMENTS or segment_count(B * H * parts_k * parts_v, slots)
     step = max(tuned(kernel, K, V, dtype, decay).chunk for kernel in TUNED)
     # a segment of few chunks is not worth its first state
     span = triton.cdiv(triton.cdiv(T, segments), step) * step
@@ -87,14 +85,33 @@ def cut(x: Tensor, V: int, dtype: torch.dtype, decay: int = 0) -> Cut:
     return Cut(block_k, block_v, parts_k, parts_v, triton.cdiv(T, span), span)
 
 
+def segment_count(programs: int, slots: int) -> int:
+    """In how many segments to cut sequences for the shortest time, if so many programs run at once: a round of programs
+    that is nearly empty takes as long as a full one."""
+
+    def time(segments: int) -> float:
+        return triton.cdiv(programs * segments, slots) / segments * (1 if segments == 1 else SEGMENTED)
+
+    return min(range(1, max(4, slots // programs) + 1), key=time)
+
+
 def blocks(K: int, V: int, dtype: torch.dtype) -> tuple[int, int]:
     """Features and values of a program, powers of two."""
-    held, block_k = HELD if dtype == torch.bfloat16 else HELD // 2, min(power_of_two(K), FEATURES)
+    held, features = HELD if dtype == torch.bfloat16 else HELD // 2, FEATURES if V <= 64 else 2 * FEATURES
+    block_k = min(power_of_two(K), features)
     return block_k, min(power_of_two(V), held // block_k)
 
 
 def power_of_two(width: int) -> int:
     return max(16, triton.next_power_of_2(width))
+
+
+def blocks_each(x: Tensor, rows: int, most: int = 8) -> int:
+    """How many blocks of rows of x a program takes one after the other; several programs are left for each
+    multiprocessor."""
+    B, H, T, _ = x.shape
+    blocks = B * H * triton.cdiv(T, rows) // (4 * multiprocessors(x))
+    return max(1, min(most, 1 << blocks.bit_length() - 1 if blocks else 1))
 
 
 def even(x: Tensor, y: Tensor, lengths: Tensor | None, p: Cut, tuning: Tuning) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.kernels import scan_triton_cut as cuts
 from regard.kernels.autograd import Function, refuse_second_derivative
 from regard.kernels.scan_triton import MAPS, options_of, segment_sums
-from regard.kernels.scan_triton_cut import Tuning, dense, empty, precision, rows, strides
+from regard.kernels.scan_triton_cut import Tuning, blocks_each, dense, empty, precision, rows, strides
 from regard.kernels.scan_triton_sums import absorb_keys, read_queries, read_rows
 
 NO_DECAY = (None, None, None)
@@ -90,12 +90,14 @@ def _absorb_backward(
     k: Tensor, v: Tensor, lengths: Tensor | None, dS: Tensor, dz: Tensor, map: int
 ) -> tuple[Tensor, Tensor]:
     (B, G, T, K), V = k.shape, v.shape[3]
-    block_k, block_v, tuning = _tiles(K, V, v.dtype)
+    # tiles of 64 x 256 of keys and of their gradients do not stay in registers
+    block_k, block_v, tuning = _tiles(K, V, v.dtype, 32 if K > 128 else 64)
     dk, dv = (empty(k, (B, T, G, x.shape[3]), x.dtype).transpose(1, 2) for x in (k, v))
+    blocks = blocks_each(k, tuning.chunk)
     with torch.cuda.device_of(k):
-        absorb_keys[(G * triton.cdiv(T, tuning.chunk), B)](
+        absorb_keys[(G * triton.cdiv(T, tuning.chunk * blocks), B)](
             k, v, lengths, dS, dz, dk, dv, *strides(k), *strides(v), T,
-            H=G, K=K, V=V, BK=block_k, BV=block_v, MAP=map, RAGGED=lengths is not None,
+            H=G, K=K, V=V, BK=block_k, BV=block_v, BLOCKS=blocks, MAP=map, RAGGED=lengths is not None,
             **precision(v.dtype), **tuning.launch(),
         )  # fmt: skip
     return dk, dv
@@ -107,10 +109,11 @@ def _read(
     (B, H, T, K), (G, _, V) = q.shape, S.shape[1:]
     block_k, block_v, tuning = _tiles(K, V, dtype)
     o, den = _read_results(q, S, dtype, norm)
+    blocks = blocks_each(q, tuning.chunk)
     with torch.cuda.device_of(q):
-        read_rows[(H * triton.cdiv(T, tuning.chunk), B)](
+        read_rows[(H * triton.cdiv(T, tuning.chunk * blocks), B)](
             q, S, z, o, den, *strides(q), T, floor,
-            H=H, GROUP=H // G, K=K, V=V, BK=block_k, BV=block_v, MAP=map, NORM=norm,
+            H=H, GROUP=H // G, K=K, V=V, BK=block_k, BV=block_v, BLOCKS=blocks, MAP=map, NORM=norm,
             **precision(dtype), **tuning.launch(),
         )  # fmt: skip
     return o, den
@@ -137,10 +140,11 @@ def _read_backward(
     (B, H, T, K), (G, _, V) = q.shape, S.shape[1:]
     block_k, block_v, tuning = _tiles(K, V, dtype)
     dq, e = empty(q, (B, T, H, K), q.dtype).transpose(1, 2), empty(q, (B, H, T)) if norm else g_den
+    blocks = blocks_each(q, tuning.chunk)
     with torch.cuda.device_of(q):
-        read_queries[(H * triton.cdiv(T, tuning.chunk), B)](
+        read_queries[(H * triton.cdiv(T, tuning.chunk * blocks), B)](
             q, S, z, den, g, e, dq, *strides(q), *strides(g), T, floor,
-            H=H, GROUP=H // G, K=K, V=V, BK=block_k, BV=block_v, MAP=map, NORM=norm,
+            H=H, GROUP=H // G, K=K, V=V, BK=block_k, BV=block_v, BLOCKS=blocks, MAP=map, NORM=norm,
             **precision(dtype), **tuning.launch(),
         )  # fmt: skip
     p = cuts.cut(q, V, dtype)
@@ -180,11 +184,11 @@ def _(q, S, z, den, g, g_den, dtype, map, norm, floor):
     return empty(q, (B, T, H, K), q.dtype).transpose(1, 2), torch.empty_like(S), torch.empty_like(z)
 
 
-def _tiles(K: int, V: int, dtype: torch.dtype) -> tuple[int, int, Tuning]:
+def _tiles(K: int, V: int, dtype: torch.dtype, rows: int = 64) -> tuple[int, int, Tuning]:
     """Features and values of a tile, and how a kernel of rows is launched; it has all features of a row."""
-    held = cuts.HELD if dtype == torch.bfloat16 else cuts.HELD // 2
-    block_k, tuning = cuts.power_of_two(K), cuts.tuned("read", K, V, dtype)
-    if block_k > 128:
-        # tiles of 64 x 256 do not stay in registers
-        tuning = tuning._replace(chunk=min(tuning.chunk, 32))
-    return block_k, min(cuts.power_of_two(V), held // block_k), tuning
+    narrow, block_k = dtype == torch.bfloat16, cuts.power_of_two(K)
+    block_v = min(cuts.power_of_two(V), (cuts.HELD if narrow else cuts.HELD // 2) // block_k)
+    wide = block_k * block_v > 4096
+    if narrow:
+        return block_k, block_v, Tuning(rows, 8 if wide else 4, 1)
+    return block_k, block_v, Tuning(16 if wide else 32, 8 if wide else 4, 1)

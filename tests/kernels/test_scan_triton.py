@@ -150,6 +150,24 @@ def test_segments(monkeypatch):
     compare(options={"map": "elu"}, T=70, H=1, G=1, decay="scalar", state=True, reset=True, ragged=True)
 
 
+def test_gradients_of_early_decays(monkeypatch):
+    """What is rounded at the end, where the last state has a gradient, does not reach the gradients of early decays,
+    which are far smaller."""
+    monkeypatch.setattr(scan_triton_cut, "SEGMENTS", 3)
+    given = scans.inputs(T=200, B=1, H=1, G=1, K=32, V=32, decay="scalar", positive=True)
+    given = {name: x.float().double() for name, x in given.items()}
+    options = {"floor": 0.5}
+    exact, plain, ours = (
+        results(function, given, dtype, options)["decay"][..., :96].double()
+        for function, dtype in (
+            (scans.recurrence, torch.float64),
+            (in_torch, torch.float32),
+            (in_triton, torch.float32),
+        )
+    )
+    assert (ours - exact).norm() <= 2 * (plain - exact).norm() + 1e-6 * exact.norm()
+
+
 def test_documents_ragged_rows_groups():
     compare(options={"map": "elu"}, T=50, G=1, K=5, V=7, decay="scalar", state=True, reset=True, ragged=True)
     compare(options={"map": "elu"}, T=40, H=1, G=1, reset=True, ragged=True)
@@ -250,15 +268,19 @@ def softmax_of_each_feature(dtype: torch.dtype, spread: float, *, T: int, K: int
         assert (got - wanted).norm() <= 2 * (rounded - wanted).norm() + least * wanted.norm()
 
 
-def both_ways(dtype: torch.dtype, *, T: int, S: int, K: int, V: int, G: int = 2, floor: float = 0.0) -> None:
+def both_ways(
+    dtype: torch.dtype, *, T: int, S: int, K: int, V: int, G: int = 2, floor: float = 0.0, device: str = "cpu"
+) -> None:
     """Sums over all keys and their reading, against the same in float64 and in PyTorch."""
     draw = torch.Generator().manual_seed(S)
     given = [torch.randn(2, H, n, W, generator=draw).to(dtype) for H, n, W in ((2, T, K), (G, S, K), (G, S, V))]
-    lengths, grad = torch.tensor([S, S // 2]).int(), torch.randn(2, 2, T, V, generator=draw).to(dtype)
+    given = [x.to(device) for x in given]
+    lengths = torch.tensor([S, S // 2], device=device).int()
+    grad = torch.randn(2, 2, T, V, generator=draw).to(device, dtype)
 
     def plain(q, k, v):
         q, k = (scan.features(x, "elu") for x in (q, k))
-        k = torch.where((torch.arange(S) < lengths[:, None])[:, None, :, None], k, 0)
+        k = torch.where((torch.arange(S, device=device) < lengths[:, None])[:, None, :, None], k, 0)
         sums = k.mT @ v.to(k.dtype), k.sum(2)
         sums = [x.repeat_interleave(2 // G, 1) for x in sums]
         return scan.ratio(q @ sums[0], (q * sums[1][:, :, None]).sum(-1), floor).to(v.dtype)
@@ -284,9 +306,25 @@ def test_both_ways(monkeypatch, dtype):
     both_ways(dtype, T=1, S=65, K=16, V=16, G=1, floor=30.0)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("K", [64, 256])
+def test_both_ways_on_a_gpu(dtype, K):
+    both_ways(dtype, T=1000, S=4097, K=K, V=64, device="cuda")
+    both_ways(dtype, T=65, S=1000, K=K, V=72, G=1, floor=30.0, device="cuda")
+
+
+def test_segment_count():
+    """No round of programs is nearly empty."""
+    assert scan_triton_cut.segment_count(16, 264) == 16
+    assert scan_triton_cut.segment_count(64, 264) == 4
+    assert scan_triton_cut.segment_count(256, 264) == 1
+    assert scan_triton_cut.segment_count(5000, 264) == 1
+
+
 def test_tiles_of_other_sizes(monkeypatch):
     """Kernels of one call may walk in chunks of different size."""
-    sizes = {"forward": 64, "queries": 32, "keys": 32, "sums": 64, "read": 32}
+    sizes = {"forward": 64, "queries": 32, "keys": 32, "sums": 64}
     monkeypatch.setattr(scan_triton_cut, "tuned", lambda kernel, *_: Tuning(sizes[kernel], 4, 1))
     monkeypatch.setattr(scan_triton_cut, "SEGMENTS", 2)
     compare(options={"map": "elu"}, T=100, B=1, state=True)
@@ -299,7 +337,8 @@ def test_what_compilers_are_told():
     forward = (q, k, v, decay, None, None, S, z, given["first"], given["lengths"], *flags, True)
     torch.library.opcheck(scan_triton._forward_operator, forward, test_utils=checks)
     o, rest, den, S_end, z_end, *starts = scan_triton._forward(*forward)
-    backward = (*forward[:10], o, rest, den, *starts, torch.randn_like(o), None, S_end, z_end, *flags, True, True)
+    backward = (*forward[:10], o, rest, den, *starts, S_end, z_end, torch.randn_like(o), None, S_end, z_end)
+    backward = (*backward, *flags, True, True)
     torch.library.opcheck(scan_triton._backward_operator, backward, test_utils=checks)
     torch.library.opcheck(sums_triton._absorb_operator, (k, v, given["lengths"], 1), test_utils=checks)
     torch.library.opcheck(sums_triton._absorb_backward_operator, (k, v, None, S[:, :1], z[:, :1], 1), test_utils=checks)
@@ -353,7 +392,7 @@ def test_random_features(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_trigonometric_features(dtype, gated, monkeypatch):
     """Of several programs, whose gradients of W are added."""
-    monkeypatch.setattr(random_features_triton, "BLOCKS", 1)
+    monkeypatch.setattr(random_features_triton, "blocks_each", lambda *_: 1)
     trigonometric(dtype, gated, T=70)
 
 
@@ -377,7 +416,8 @@ def trigonometric(dtype: torch.dtype, gated: bool, *, T: int, device: str = "cpu
         return [y, grads[0][:, :, 4:], *grads[1:]]
 
     exact, plain, ours = run(torch.float64, "torch"), run(dtype, "torch"), run(dtype, "triton")
-    least = 2**-7 if dtype == torch.bfloat16 else 1e-6
+    # features of narrow rows are narrow here, and float32 there
+    least = 1e-6 if dtype == torch.float32 else torch.finfo(dtype).eps
     for wanted, rounded, got in zip(exact, plain, ours, strict=True):
         assert got.isfinite().all()
         assert (got.double() - wanted).norm() <= 2 * (rounded.double() - wanted).norm() + least * wanted.norm()

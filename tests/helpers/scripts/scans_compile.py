@@ -14,6 +14,7 @@ from regard.kernels import (
     scan_triton_forward,
     scan_triton_sums,
     scan_triton_tiles,
+    sums_triton,
 )
 from regard.kernels import scan_triton_cut as cuts
 
@@ -87,7 +88,8 @@ def family(
     compiled(scan_triton_backward.scan_keys, dtype, back, tuned("keys", narrow))
     if not decay:
         for kernel in (scan_triton_sums.absorb_keys, scan_triton_sums.read_rows, scan_triton_sums.read_queries):
-            compiled(kernel, dtype, fixed, tuned("read", dtype))
+            block_k, block_v, tuning = sums_triton._tiles(K, V, dtype)
+            compiled(kernel, dtype, fixed | {"BK": block_k, "BV": block_v, "BLOCKS": 8}, tuning)
 
 
 if sys.argv[1:] == ["all"]:
@@ -103,6 +105,7 @@ if sys.argv[1:] == ["all"]:
         family(dtype, 128, 128, decay=4, norm=3)
     sums = {"H": 4, "V": 64, "BV": 64, "NORM": 1, "PARTS": 2, "ROWS": 32}
     compiled(scan_triton_sums.add_parts, torch.bfloat16, sums, cuts.Tuning(16, 4, 1))
+    compiled(scan_triton_sums.row_gradients, torch.bfloat16, sums, cuts.Tuning(16, 4, 1))
     tops = {"H": 4, "K": 64, "BK": 64, "RAGGED": True, "GROUPS": 8}
     compiled(scan_triton_tiles.group_maxima, torch.bfloat16, tops, cuts.Tuning(16, 4, 1))
     rows = {"H": 4, "D": 64, "BD": 64, "R": 256, "NARROW": True, "SPLIT": True, "BLOCKS": 8}
