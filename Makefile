@@ -37,6 +37,7 @@ demo: $(RUN_STAMP)
 test: $(TEST_STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 
 # What pyright says of the annotations.

@@ -25,7 +25,7 @@ What is known when a kernel is compiled stays so only where it is not unpacked: 
 """
 
 # Triton's compiler reads these bodies, in which types are not those of Python.
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false, reportIndexIssue=false
 
 import triton.language as tl
 

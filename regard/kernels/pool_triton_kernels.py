@@ -1,7 +1,7 @@
 """What pool_triton.py runs on the device."""
 
 # Triton's compiler reads these bodies, in which types are not those of Python.
-# pyright: reportAssignmentType=false
+# pyright: reportAssignmentType=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 
 import triton.language as tl
 
