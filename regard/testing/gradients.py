@@ -20,7 +20,7 @@ def check_gradient(case: Case) -> None:
     learns = built.facts.auxiliary_loss
 
     def gradients(function: Callable[[Attention, dict[str, Tensor]], tuple[Tensor, Tensor | None]], training: bool):
-        # a copy: what is learnt without gradients must not reach the next call
+        # a copy: what is learned without gradients must not reach the next call
         layer = copy.deepcopy(built).train(training)
         leaves = {name: tensor.clone().requires_grad_() for name, tensor in given.items()}
         y, loss = function(layer, leaves)
