@@ -136,6 +136,22 @@ def _descend(
     return acc, acc_r
 
 
+@jit
+def _of_lists(
+    sums, tile, rows, lists_at, HOW, ROW_SIZE, EVERY, KIND, BLOCK: tl.constexpr, LISTED: tl.constexpr
+):  # fmt: skip
+    """The queries of blocks that list the block of these keys."""
+    list_starts, list_rows, one, size, slot0 = lists_at
+    ROWS: tl.constexpr = ROW_SIZE[0]
+    start_at = list_starts + one * (size + 1) + slot0 // BLOCK
+    start, last = tl.load(start_at).to(tl.int32), tl.load(start_at + 1).to(tl.int32)
+    for n in range((last - start) * (BLOCK // ROWS)):
+        block = tl.load(list_rows + one * size * LISTED + start + n // (BLOCK // ROWS)).to(tl.int32)
+        row0 = block * BLOCK + n % (BLOCK // ROWS) * ROWS
+        sums = _of_rows(sums, tile, rows, row0, HOW, ROW_SIZE, EVERY, KIND, True, False)
+    return sums
+
+
 @jit(do_not_specialize=CHANGING)
 def keys_kernel(
     q, k, v, far_k, far_v, q0_at, k0_at, end_at, since, until, last_at, stride_at, slopes, table,
@@ -202,16 +218,10 @@ def keys_kernel(
             sums = _of_rows(sums, tile, rows, row0, HOW, ROW_SIZE, EVERY, KIND, True, True)
         if not MASKED:
             for n in range(first_whole, last_whole):
-                row0 = begin + n * ROWS
-                sums = _of_rows(sums, tile, rows, row0, HOW, ROW_SIZE, EVERY, KIND, False, False)
+                sums = _of_rows(sums, tile, rows, begin + n * ROWS, HOW, ROW_SIZE, EVERY, KIND, False, False)
         if LISTED > 0 and not OF_FAR:
-            size = (T + BLOCK - 1) // BLOCK
-            start_at = list_starts + (b * H + h) * (size + 1) + slot0 // BLOCK
-            start, last = tl.load(start_at).to(tl.int32), tl.load(start_at + 1).to(tl.int32)
-            for n in range((last - start) * (BLOCK // ROWS)):
-                block = tl.load(list_rows + (b * H + h) * size * LISTED + start + n // (BLOCK // ROWS)).to(tl.int32)
-                row0 = block * BLOCK + n % (BLOCK // ROWS) * ROWS
-                sums = _of_rows(sums, tile, rows, row0, HOW, ROW_SIZE, EVERY, KIND, True, False)
+            lists_at = (list_starts, list_rows, b * H + h, (T + BLOCK - 1) // BLOCK, slot0)
+            sums = _of_lists(sums, tile, rows, lists_at, HOW, ROW_SIZE, EVERY, KIND, BLOCK, LISTED)
     # beside the keys that exist a tile that all see whole has any numbers
     acc_k, acc_v = tl.where(real[:, None], sums[0] * natural, 0.0), tl.where(real[:, None], sums[1], 0.0)
     if sums_k is not None:
