@@ -86,8 +86,8 @@ def cut(x: Tensor, V: int, dtype: torch.dtype, decay: int = 0) -> Cut:
 
 
 def segment_count(programs: int, slots: int) -> int:
-    """In how many segments to cut sequences for the shortest time, if so many programs run at once: a round of programs
-    that is nearly empty takes as long as a full one."""
+    """The number of segments per sequence that takes the shortest time on a GPU that runs `slots` programs at once: a
+    round of programs that is nearly empty takes as long as a full one."""
 
     def time(segments: int) -> float:
         return triton.cdiv(programs * segments, slots) / segments * (1 if segments == 1 else SEGMENTED)

@@ -84,12 +84,11 @@ class Call(ABC):
     @abstractmethod
     def name(self) -> str:
         """The name of the mechanism."""
-        raise NotImplementedError
 
     @property
     @abstractmethod
     def heads(self) -> int:
-        raise NotImplementedError
+        """The number of maps, one for each head."""
 
     @property
     def T(self) -> int:
@@ -99,18 +98,15 @@ class Call(ABC):
     @abstractmethod
     def S(self) -> int:
         """The tokens that are attended to."""
-        raise NotImplementedError
 
     @property
     @abstractmethod
     def columns(self) -> int:
         """The columns of the map: tokens, or slots of the mechanism."""
-        raise NotImplementedError
 
     @abstractmethod
     def tensors(self) -> list[Tensor]:
         """All inputs."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -133,17 +133,14 @@ class Family(ABC):
     @abstractmethod
     def our_settings(self, values: Values, names: set[str]) -> Values:
         """The fields of our config that are not simply one of their settings."""
-        raise NotImplementedError
 
     @abstractmethod
     def their_settings(self, config: ModelConfig, values: Values) -> Values:
         """The inverse of `our_settings`; `values` are the settings known so far."""
-        raise NotImplementedError
 
     @abstractmethod
     def links(self, config: ModelConfig, values: Values) -> Iterator[Link]:
         """All tensors of a model: those of the head by their full name, the others without the prefix."""
-        raise NotImplementedError
 
     def constants(self, config: ModelConfig, values: Values) -> Tensors:
         """Tensors in their files that are computed and not learned. Default: none."""

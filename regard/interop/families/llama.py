@@ -1,7 +1,7 @@
 """Llama, Mistral and Qwen2: decoders that differ in biases and sliding windows."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from regard.interop.families.base import (
@@ -120,28 +120,5 @@ LLAMA = LlamaFamily(
     unused=LLAMA_UNUSED,
 )
 
-
-MISTRAL = LlamaFamily(
-    name="mistral",
-    architecture="MistralForCausalLM",
-    task="language",
-    prefix="model.",
-    fields=LLAMA_FIELDS,
-    always=LLAMA_ALWAYS,
-    unused=LLAMA_UNUSED,
-    bias=False,
-    windows=True,
-)
-
-
-QWEN2 = LlamaFamily(
-    name="qwen2",
-    architecture="Qwen2ForCausalLM",
-    task="language",
-    prefix="model.",
-    fields=LLAMA_FIELDS,
-    always=LLAMA_ALWAYS,
-    unused=LLAMA_UNUSED,
-    bias="inputs",
-    windows=True,
-)
+MISTRAL = replace(LLAMA, name="mistral", architecture="MistralForCausalLM", bias=False, windows=True)
+QWEN2 = replace(LLAMA, name="qwen2", architecture="Qwen2ForCausalLM", bias="inputs", windows=True)
