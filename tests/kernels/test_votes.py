@@ -40,6 +40,18 @@ def test_a_centroid_without_members_stays_and_ties_go_to_the_first() -> None:
             assert group_codes(codes, first, None, 3).flatten().tolist() == [0, 0, 2, 0]
 
 
+@pytest.mark.parametrize("choice", ["torch", "triton"])
+def test_padding_has_no_vote_and_is_no_centroid(choice: choose.Choice) -> None:
+    away = torch.tensor([[-1.0, -1], [-1, -1], [0, 0]]).view(1, 1, 3, 2)
+    lengths = torch.tensor([2])
+    with choose.use(choice):
+        # nobody real is near the first centroid, so it stays, though padding is assigned to it
+        first = torch.tensor([[1.0, 1], [-1, -1]]).view(1, 1, 2, 2)
+        assert group_codes(away, first, lengths, 3).flatten().tolist()[:2] == [1, 1]
+        # the third centroid is padding, and nearer than both others
+        assert group_codes(-away, away, lengths, 1).flatten().tolist()[:2] == [0, 0]
+
+
 def test_too_many_clusters_are_left_to_pytorch() -> None:
     codes = torch.ones(1, 1, 300, 4)
     with choose.use("triton"), pytest.raises(ValueError, match="there are 300 clusters or bits, and 256 fit"):
