@@ -20,8 +20,8 @@ $(RUN_STAMP): pyproject.toml constraints.txt
 $(TEST_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -q -c constraints.txt -e '.[test]'
-	# by itself: it asks for torchtext, which ended with PyTorch 2.3
-	$(PIP) install -q --no-deps -c constraints.txt labml labml-nn
+	# by themselves: labml asks for torchtext, which ended with PyTorch 2.3, and timm for torchvision, which has no CPU build
+	$(PIP) install -q --no-deps -c constraints.txt labml labml-nn timm
 	touch $(RUN_STAMP) $@
 
 # What building the documentation needs.
