@@ -1,7 +1,7 @@
 """Translations against references: BLEU and chrF by sacreBLEU, with the signature that makes a score comparable."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
@@ -40,7 +40,13 @@ def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
 
 def _score(metric: BLEU | CHRF, hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     _check(hypotheses, references)
-    result = metric.corpus_score(hypotheses, [references])
+    return score_corpus(metric, hypotheses, [references])
+
+
+def score_corpus(metric: BLEU | CHRF, hypotheses: Sequence[str], references: Sequence[Sequence[str | None]]) -> Score:
+    """The score of checked sentences. `references` are lists, each with one reference, or None, per hypothesis."""
+    # sacreBLEU takes None for a missing reference, its types say strings
+    result = metric.corpus_score(hypotheses, cast(Any, references))
     signature = str(metric.get_signature())
     return Score(result.score, result.format(width=2, signature=signature), signature)
 
