@@ -1,0 +1,1 @@
+"""Labelled images: files -> pixels, what is random about them, and batches."""
