@@ -88,15 +88,16 @@ def read_labelled(
     return found
 
 
-def file_format(path: str | Path) -> str:
-    """By the end of the name, under .gz or .xz."""
+def file_format(path: str | Path, what: str = "its labels") -> str:
+    """By the end of the name, under .gz or .xz. `what` an error says that the file does not tell."""
     path = Path(path)
     suffixes = [suffix for suffix in path.suffixes if suffix.lower() not in PACKED]
     known = FORMATS.get(suffixes[-1].lower()) if suffixes else None
     if known is None:
         raise ValueError(
-            f"{shown(path)}: does not say where its labels are: name a file that ends in {', '.join(FORMATS)} "
-            "(packed as .gz or .xz, if you like), or give a second file of labels, line by line"
+            f"{shown(path)}: does not say where {what} are: name a file that ends in {', '.join(FORMATS)} "
+            "(packed as .gz or .xz, if you like)"
+            + (", or give a second file of labels, line by line" * (what == "its labels"))
         )
     return known
 
@@ -214,10 +215,18 @@ def csv_cells(
 def table_rows(
     records: Iterable[tuple[int, list[str]] | BadText], name: str, columns: tuple[Column, Column]
 ) -> Iterator[Row | BadText]:
+    for row in table_cells(records, name, columns):
+        yield row if isinstance(row, BadText) else (row[0], row[1][0], row[1][1])
+
+
+def table_cells(
+    records: Iterable[tuple[int, list[str]] | BadText], name: str, columns: Sequence[Column]
+) -> Iterator[tuple[int, list[str]] | BadText]:
+    """The line and the cells of some columns of each record: names, of the first line, or numbers counted from 0."""
     names = [column for column in columns if isinstance(column, str)]
     places = [column for column in columns if not isinstance(column, str)]
     if names and places:
-        raise ValueError(f"columns are two names or two numbers, got {list(columns)}")
+        raise ValueError(f"columns are all names or all numbers, got {list(columns)}")
     if places and min(places) < 0:
         raise ValueError(f"columns are counted from 0, got {list(columns)}")
     for record in records:
@@ -233,7 +242,7 @@ def table_rows(
         elif len(cells) <= max(places):
             yield BadText(name, number, "too few columns", f": {len(cells)}, expected at least {max(places) + 1}")
         else:
-            yield number, cells[places[0]], cells[places[1]]
+            yield number, [cells[place] for place in places]
 
 
 def _place(cells: list[str], column: str, name: str, number: int) -> int:
