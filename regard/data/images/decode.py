@@ -51,7 +51,7 @@ def read_header(path: str | Path) -> Header:
 
 def decode_file(path: str | Path, size: tuple[int, int], channels: int) -> np.ndarray:
     """An image file as uint8 [C, h, w]. `channels`: 1 for grey, 3 for colour."""
-    return next(decode_files([path], size, channels))
+    return decode(_read(path), size, channels, str(path))
 
 
 def decode_files(

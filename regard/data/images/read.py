@@ -142,12 +142,11 @@ def _from_stored(files: Sequence[Path], size: tuple[int, int] | None, channels: 
     labels = [label for one in parts for label in one.labels]
     names = [f"{file}, image {n}" for file, one in zip(files, parts, strict=True) for n in range(len(one.labels))]
     classes = parts[0].classes or class_names(labels, str(files[0]))
-    height, width = pixels.shape[2:]
-    if size is None:
-        size = (height, width) if max(height, width) <= SMALL else (SIDE, SIDE)
-    channels = channels or pixels.shape[1]
-    if pixels.shape[1:] != (channels, *size):
-        pixels = np.stack([resize_pixels(one, size, channels) for one in pixels])
+    count, height, width = pixels.shape[1:]
+    to = size or ((height, width) if max(height, width) <= SMALL else (SIDE, SIDE))
+    planes = channels or count
+    if pixels.shape[1:] != (planes, *to):
+        pixels = np.stack([resize_pixels(one, to, planes) for one in pixels])
     return Images(np.ascontiguousarray(pixels), labels, classes, names, {})
 
 
