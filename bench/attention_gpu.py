@@ -3,18 +3,23 @@
     python bench/attention_gpu.py                      # every section
     python bench/attention_gpu.py patterns --lengths 65536
     python bench/attention_gpu.py layers --only performer efficient --seconds 60 --json layers.json
+    python bench/attention_gpu.py layers --workers 12 --lengths 1024 2048 4096 8192 16384 65536 --json layers.json
 
 65,536 tokens in all and width 1,024, so 16 heads of 64. The floor reads q, k, v and writes o once at the measured
 bandwidth; the backward pass moves about twice as much again. "ratio" is the best rival's time over ours, so above 1 we
-are faster. A layer's forward pass is that of inference, in eval mode; the backward one is that of training.
+are faster. A layer's forward pass is that of inference, in eval mode; the backward one is that of training. Role
+"cross" reads a memory as long as the queries. --workers compiles the kernels of all layers in several processes first,
+each layer called once at every length; Triton keeps what they compile on disk, and the timing compiles nothing.
 """
 
 import argparse
 import itertools
 import json
+import multiprocessing
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,14 +31,22 @@ from regard.kernels import runs, scan
 from regard.kernels.runs import Bound, Far, Pass, Where
 
 TOKENS, HEADS, WIDTH = 65536, 16, 64
+SMALL = 512  # tokens of --small
+SLOW = 1000.0  # milliseconds: a layer that takes longer is not measured at greater lengths
 Times = tuple[float, float]  # forward, forward + backward
 RESULTS: dict[str, Times | None] = {}  # all that was timed, by section, row, length and column
 
 
-def milliseconds(function: Callable[[], object], repeats: int = 10) -> float:
+def milliseconds(function: Callable[[], object], repeats: int = 10, warmup: int = 3) -> float:
     """The median of several calls, after a few to warm up."""
-    for _ in range(3):
+    for _ in range(warmup):
         function()
+    if not torch.cuda.is_available():
+        clock = [time.perf_counter()]
+        for _ in range(repeats):
+            function()
+            clock.append(time.perf_counter())
+        return 1e3 * statistics.median(b - a for a, b in itertools.pairwise(clock))
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
     marks[0].record()
     for mark in marks[1:]:
@@ -136,7 +149,8 @@ def patterns(lengths: list[int], asked: "Asked") -> None:
             if not asked.wants(name):
                 continue
             mine, theirs = timed(ours, N), timed(flex(sees, N), N)
-            RESULTS.update({f"patterns, {name}, {N}, {who}": t for who, t in (("ours", mine), ("flex", theirs))})
+            for who, times in (("ours", mine), ("flex", theirs)):
+                asked.record(f"patterns, {name}, {N}, {who}", times)
             rivals = [times for times in (theirs, *whole) if times is not None]
             ratio = [min(times[i] for times in rivals) / mine[i] for i in range(2)] if mine and rivals else (0, 0)
             cells = "".join(f"  {shown(times):>15}" for times in (mine, theirs, *whole))
@@ -160,6 +174,7 @@ LAYERS = {
         "linear",
         "performer",
         "rfa",
+        "rfa(gate=True)",
         "efficient",
         "reformer",
         "routing(clusters=128)",
@@ -167,6 +182,8 @@ LAYERS = {
         "luna",
         "compressed",
         "scaling",
+        "synthesizer(longest={length})",
+        "entmax",
     ),
     "self": (
         "local(window=256)",
@@ -197,58 +214,150 @@ LAYERS = {
         "linformer(rank=256, longest={length})",
         "compressed",
         "scaling",
+        "synthesizer(longest={length})",
+        "entmax",
+    ),
+    "cross": (
+        "linear",
+        "performer",
+        "rfa",
+        "efficient",
+        "routing(clusters=128)",
+        "luna",
+        "set",
+        "linformer(rank=256, longest={length})",
+        "compressed",
+        "synthesizer(longest={length})",
+        "entmax",
     ),
 }
+# that have no kernels of ours to be compiled first
+UNCOMPILED = ("softmax", "scaling", "synthesizer", "entmax")
+
+
+class LayerRow(NamedTuple):
+    """A layer of the table; "{length}" in the spec stands for the length of the rows."""
+
+    role: str
+    pattern: str
+
+
+def layer_rows(asked: "Asked") -> list[LayerRow]:
+    """All that are asked for, each role's softmax first."""
+    return [
+        LayerRow(role, pattern)
+        for role, patterns in LAYERS.items()
+        for pattern in ("softmax", *patterns)
+        if pattern == "softmax" or asked.names(f"{role} {pattern}")
+    ]
 
 
 def layers(lengths: list[int], asked: "Asked") -> None:
     """Whole layers with their projections, compared with the softmax layer of the same length ("ratio")."""
-    ratios: dict[tuple[str, str], list[tuple[int, Times]]] = {}
+    ratios: dict[LayerRow, list[tuple[int, Times]]] = {}
+    base: dict[tuple[str, int], Times | None] = {}
+    rows = layer_rows(asked)
+    if asked.workers:
+        compile_layers(rows, lengths, asked)
     print(f"\n{'layer':56}{'role':>8}{'N':>7}  {'ours':>15}  {'ratio':>11}")
-    for N, (role, specs) in itertools.product(lengths, LAYERS.items()):
-        base = layer_times("softmax", role, N)
-        for pattern in ("softmax", *specs):
-            spec = pattern.format(length=N)
-            if not asked.wants(spec):
+    for row in rows:
+        for N, times in measured(row, lengths, asked):
+            spec = row.pattern.format(length=N)
+            asked.record(f"layers, {row.role} {spec}, {N}, ours", times)
+            if row.pattern == "softmax":
+                base[row.role, N] = times
+            softmax = base[row.role, N]
+            if times is None or softmax is None:
                 continue
-            times = base if spec == "softmax" else layer_times(spec, role, N)
-            RESULTS[f"layers, {role} {spec}, {N}, ours"] = times
-            if times is None or base is None:
-                continue
-            ratio = base[0] / times[0], base[1] / times[1]
-            ratios.setdefault((role, pattern), []).append((N, ratio))
-            print(f"{spec:56}{role:>8}{N:>7}  {shown(times):>15}  {ratio[0]:>5.2f}/{ratio[1]:.2f}", flush=True)
+            ratio = softmax[0] / times[0], softmax[1] / times[1]
+            ratios.setdefault(row, []).append((N, ratio))
+            print(f"{spec:56}{row.role:>8}{N:>7}  {shown(times):>15}  {ratio[0]:>5.2f}/{ratio[1]:.2f}", flush=True)
     if len(lengths) > 1:
         crossovers(ratios)
 
 
-def crossovers(ratios: dict[tuple[str, str], list[tuple[int, Times]]]) -> None:
+def crossovers(ratios: dict[LayerRow, list[tuple[int, Times]]]) -> None:
     """The shortest length from which a layer is faster than softmax, forward and with backward, and stays so."""
     print(f"\n{'layer':56}{'role':>8}  crossover")
-    for (role, spec), found in ratios.items():
+    for (role, pattern), found in ratios.items():
         slower = [N for N, ratio in found if min(ratio) <= 1]
         faster = [N for N, _ in found if max(slower, default=0) < N]
-        print(f"{spec:56}{role:>8}  {min(faster) if faster else '-'}")
+        print(f"{pattern:56}{role:>8}  {min(faster) if faster else '-'}")
 
 
-def layer_times(spec: str, role: str, length: int) -> Times | None:
-    try:
-        return _layer_times(spec, role, length)
-    except (RuntimeError, ValueError) as error:
-        print(f"  ({spec} omitted: {str(error).splitlines()[0][:100]})")
-        return None
+def compile_layers(rows: list[LayerRow], lengths: list[int], asked: "Asked") -> None:
+    """Calls each layer once at every length, several layers at a time, for what Triton then finds on disk. It takes at
+    most half of the time that is left; layers that are not ready by then are compiled when they are timed."""
+    until, began = (time.monotonic() + asked.end) / 2, time.monotonic()
+    jobs = [(row, tuple(lengths)) for row in rows if not row.pattern.startswith(UNCOMPILED)]
+    processes = min(asked.workers, max(1, len(jobs)))
+    pool = multiprocessing.get_context("spawn").Pool(processes, shrink if TOKENS == SMALL else None)
+    done = pool.imap_unordered(call_once, jobs)
+    for count in range(len(jobs)):
+        try:
+            print(f"compiled {next_within(done, until)}", flush=True)
+        except multiprocessing.TimeoutError:
+            print(f"compiled {count} of {len(jobs)} layers when the time for it was over", flush=True)
+            break
+    pool.terminate()
+    pool.join()
+    print(f"compiling took {time.monotonic() - began:.0f} s", flush=True)
 
 
-def _layer_times(spec: str, role: str, length: int) -> Times:
-    width = HEADS * WIDTH
-    layer = regard.attention(spec, width=width, heads=HEADS, role=role).to("cuda", torch.bfloat16)
-    x = torch.randn(TOKENS // length, length, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    grad, leaves = torch.randn_like(x), [x, *layer.parameters()]
+def next_within(found: "multiprocessing.pool.IMapIterator[str]", until: float) -> str:
+    return found.next(timeout=max(0.0, until - time.monotonic()))
+
+
+def call_once(job: tuple[LayerRow, tuple[int, ...]]) -> str:
+    row, lengths = job
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    for _ in measured(row, list(lengths), Asked([], 3600.0), once=True):
+        pass
+    return f"{row.role} {row.pattern}: {time.monotonic() - began:.0f} s"
+
+
+def measured(
+    row: LayerRow, lengths: list[int], asked: "Asked", once: bool = False
+) -> Iterator[tuple[int, Times | None]]:
+    """The times at each length, until the layer becomes too slow or the time is over; once: calls without timing."""
+    layer = None
+    for N in lengths:
+        if not asked.has_time():
+            return
+        try:
+            if layer is None or "{length}" in row.pattern:
+                layer = None
+                spec = row.pattern.format(length=N)
+                layer = regard.attention(spec, width=HEADS * WIDTH, heads=HEADS, role=row.role)
+                layer.to(device(), torch.bfloat16)
+            times = layer_times(layer, N, once)
+        except (RuntimeError, ValueError) as error:
+            print(f"  ({row.role} {row.pattern} at {N} omitted: {str(error).splitlines()[0][:100]})", flush=True)
+            times = None
+        yield N, times
+        if times is not None and times[1] > SLOW and not once:
+            return
+
+
+def layer_times(layer: torch.nn.Module, length: int, once: bool) -> Times:
+    size = (TOKENS // length, length, HEADS * WIDTH)
+    x, memory = (torch.randn(size, device=device(), dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+    given = {"memory": memory} if layer.shape.role == "cross" else {}
+    grad, leaves = torch.randn_like(x), [x, *given.values(), *layer.parameters()]
+    many = {"repeats": 1, "warmup": 0} if once else {"repeats": 5, "warmup": 2}
     layer.eval()
     with torch.no_grad():
-        forward = milliseconds(lambda: layer(x), 5)
+        forward = milliseconds(lambda: layer(x, **given), **many)
+    if forward > SLOW and not once:
+        many = {"repeats": 1, "warmup": 0}
     layer.train()
-    return forward, milliseconds(lambda: torch.autograd.grad(layer(x), leaves, grad, allow_unused=True), 5)
+    both = milliseconds(lambda: torch.autograd.grad(layer(x, **given), leaves, grad, allow_unused=True), **many)
+    return forward, both
+
+
+def device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -305,14 +414,15 @@ def scans(lengths: list[int], asked: "Asked") -> None:
             mine = timed(ours, N, width)
             # the others compile and tune themselves for a while
             print(f"{name:22}{N:>7}{shown(mine):>17} ...", flush=True)
-            RESULTS[f"scans, {name}, {N}, ours"] = mine
+            asked.record(f"scans, {name}, {N}, ours", mine)
             best, least = (
                 tuple(map(min, zip(*found, strict=True)))
                 if (found := [times for rival in group if (times := timed(rival, N, width))])
                 else None
                 for group in (rivals, bare)
             )
-            RESULTS.update({f"scans, {name}, {N}, {who}": t for who, t in (("rival", best), ("fla bare", least))})
+            for who, times in (("rival", best), ("fla bare", least)):
+                asked.record(f"scans, {name}, {N}, {who}", times)
             cells = "".join(f"{shown(times):>17}" for times in (mine, best, least, softmax))
             against = [x for x in (best, least) if x]
             ratio = [min(x[i] for x in against) / mine[i] for i in range(2)] if against and mine else (0, 0)
@@ -325,13 +435,32 @@ def shown(times: Times | None) -> str:
 
 
 class Asked:
-    """Which rows to measure, and until when one may begin."""
+    """Which rows to measure, until when one may begin, and where times are written."""
 
-    def __init__(self, only: list[str], seconds: float):
-        self.only, self.end = only, time.monotonic() + seconds
+    def __init__(self, only: list[str], seconds: float, workers: int = 0, json: str | None = None):
+        self.only, self.end, self.workers, self.json = only, time.monotonic() + seconds, workers, json
+
+    def names(self, name: str) -> bool:
+        return not self.only or any(part in name for part in self.only)
+
+    def has_time(self) -> bool:
+        return time.monotonic() < self.end
 
     def wants(self, name: str) -> bool:
-        return time.monotonic() < self.end and (not self.only or any(part in name for part in self.only))
+        return self.has_time() and self.names(name)
+
+    def record(self, key: str, times: Times | None) -> None:
+        """Kept at once: a run may be stopped."""
+        RESULTS[key] = times
+        if self.json:
+            with open(self.json, "w") as file:
+                json.dump(RESULTS, file, indent=1)
+
+
+def shrink() -> None:
+    """Sizes at which a CPU is fast enough."""
+    global TOKENS, HEADS, WIDTH
+    TOKENS, HEADS, WIDTH = SMALL, 2, 16
 
 
 SECTIONS = {"patterns": patterns, "scans": scans, "layers": layers}
@@ -343,19 +472,20 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384, 65536], help="tokens per row")
     parser.add_argument("--only", nargs="+", default=[], help="rows whose name contains one of these")
     parser.add_argument("--seconds", type=float, default=3600.0, help="no row begins after this time")
+    parser.add_argument("--workers", type=int, default=0, help="layers: processes that compile the kernels first")
     parser.add_argument("--json", help="file to write all times to")
+    parser.add_argument("--small", action="store_true", help="few tokens and heads, to try layers, on a CPU too")
     given = parser.parse_args()
     unknown = [name for name in given.sections if name not in SECTIONS]
     if unknown:
         parser.error(f"unknown section {unknown[0]!r}: choose from {', '.join(SECTIONS)}")
-    if not torch.cuda.is_available():
-        parser.exit(1, "no CUDA device: this benchmark compares GPU kernels\n")
-    asked = Asked(given.only, given.seconds)
+    if given.small:
+        shrink()
+    elif not torch.cuda.is_available():
+        parser.exit(1, "no CUDA device: this benchmark compares GPU kernels (layers --small tries it on a CPU)\n")
+    asked = Asked(given.only, given.seconds, given.workers, given.json)
     for name in given.sections or SECTIONS:
         SECTIONS[name](given.lengths, asked)
-        if given.json:
-            with open(given.json, "w") as file:
-                json.dump(RESULTS, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
     python bench/models_gpu.py decoding                       # contexts of 256 and 2,048 tokens, batches of 1 and 64
 
 The size is that of GPT-2 small: 12 layers, width 768, 12 heads. `training` is one update in bfloat16 autocast (forward,
-backward, AdamW) with a vocabulary of 16,384: tokens per second and peak memory. "compiled" compiles the loss as
+backward, AdamW) with a vocabulary of 16,384: tokens per second and peak memory. "compiled" compiles the layers as
 `--training.compile` does, and the rival as a whole. `decoding` is greedy decoding of 256 tokens in bfloat16 after a
 prompt whose prefill is not counted, with a vocabulary of 50,257; Hugging Face's has a static cache and is compiled.
 """
@@ -107,7 +107,10 @@ def train(name: str, compiled: bool, rows: int, length: int, small: bool, repeat
         def loss(ids: Tensor, target: Tensor) -> Tensor:
             return next_token_loss(model, Text(ids, target, None, None)).total / target.numel()
 
-        loss = torch.compile(loss, dynamic=True) if compiled else loss
+        if compiled:
+            for block in model.modules():
+                if getattr(block, "compiles_alone", False):
+                    block.compile()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     ids, target = (torch.randint(vocabulary, (rows, length), device=device()) for _ in range(2))
 

@@ -1,17 +1,20 @@
 """One recipe, one word changed: Multi30k English to German with each attention, trained side by side.
 
     python bench/multi30k.py --data FOLDER --out runs/multi30k --jobs 8
+    python bench/multi30k.py --data FOLDER --speed-only --workers 12 --json speed.json
 
 FOLDER holds train, valid and test.2016 in .en and .de, as BPE units (plain, .gz or .xz). Every row is trained by
 recipe multi30k and scored on test2016: tokenised BLEU, beam 5, the average of the last ten checkpoints. --steps
 makes the same schedule shorter for all. Speed is that of rows which share one GPU; --speed measures each alone
-afterwards. Finished runs are not trained again.
+afterwards. Finished runs are not trained again. --speed-only trains no row to its end: it measures one after the other
+in one process, over a few batches that are replayed as CUDA graphs on a GPU.
 """
 
 from pathlib import Path
 from statistics import median
 
 import side
+import speed
 
 CONFIG = "multi30k"
 LINFORMER = "linformer(rank=16, longest=128)"
@@ -36,6 +39,7 @@ ROWS = {
     "LSTM without attention": [*RECURRENT, "--model.bottleneck", "true"],
     "LSTM, dot": [*RECURRENT, "--model.attention", "dot"],
     "LSTM, multiplicative": [*RECURRENT, "--model.attention", "multiplicative"],
+    "LSTM, multiplicative(scaled=False)": [*RECURRENT, "--model.attention", "multiplicative(scaled=False)"],
     "LSTM, additive": [*RECURRENT, "--model.attention", "additive"],
 }
 
@@ -51,12 +55,23 @@ def flags(data: Path, steps: int | None) -> list[str]:
 
 
 def main() -> None:
-    parser = side.arguments(__doc__, ROWS)
+    parser = side.arguments(__doc__, ROWS, out=False)
     parser.add_argument("--steps", type=int, help="updates per row (default: those of the config)")
     parser.add_argument("--speed", action="store_true", help="measure the training speed too")
+    parser.add_argument("--speed-only", action="store_true", help="only measure the training speed, in one process")
+    parser.add_argument("--rounds", type=int, default=8, help="--speed-only: rounds over the batches (default: 8)")
+    parser.add_argument("--workers", type=int, default=0, help="--speed-only: processes that compile kernels first")
+    parser.add_argument("--json", type=Path, help="--speed-only: file to write the speeds to")
     given = parser.parse_args()
     rows = {name: ROWS[name] for name in given.only or ROWS}
     common = flags(given.data, given.steps)
+    if given.speed_only:
+        # the seed makes no difference
+        rows = {name: row for name, row in rows.items() if "--training.seed" not in row}
+        speed.measure("translate", rows, common, rounds=given.rounds, workers=given.workers, path=given.json)
+        return
+    if given.out is None:
+        parser.error("--out is needed to train")
     side.train("translate", rows, common, given.out, given.jobs, given.minutes)
     test = {"source": side.file(given.data, "test.2016.en"), "target": side.file(given.data, "test.2016.de")}
     asked = [part for name, path in test.items() for part in (f"--{name}", path)]

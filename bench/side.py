@@ -18,11 +18,11 @@ Rows = dict[str, list[str]]
 REGARD = [sys.executable, "-m", "regard"]
 
 
-def arguments(about: str, rows: Rows) -> argparse.ArgumentParser:
-    """The flags that these benchmarks share."""
+def arguments(about: str, rows: Rows, *, out: bool = True) -> argparse.ArgumentParser:
+    """The flags that these benchmarks share; `out`: whether --out is always needed."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of the data")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--out", type=Path, required=out, help="folder of the runs")
     parser.add_argument("--jobs", type=int, default=1, help="rows trained at a time (default: 1)")
     parser.add_argument("--minutes", type=float, default=1e6, help="stop all after this time; run again to resume")
     parser.add_argument("--only", nargs="+", choices=rows, metavar="ROW", help="only these rows")

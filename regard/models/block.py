@@ -36,6 +36,8 @@ class Block(nn.Module):
     """Attention, cross-attention where there is a memory, feed-forward: each around a residual. Without a spec of
     self-attention it only reads a memory, of any length and width: models that change the length are built on it."""
 
+    compiles_alone = True  # training compiles each layer by itself, and equal ones once
+
     def __init__(
         self,
         config: ModelConfig,

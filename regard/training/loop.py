@@ -72,6 +72,20 @@ def check_compiles(model: nn.Module) -> None:
         )
 
 
+def compile_loss(task: TrainingTask) -> Callable[[Any, float], Loss]:
+    """The loss with what takes its time compiled: layers that say so one by one, because equal ones share one graph,
+    and a model of many layers is compiled in the time of a few. A model without such layers is compiled as a whole."""
+    layers = [part for part in task.model.modules() if getattr(part, "compiles_alone", False)]
+    if not layers:
+        return torch.compile(task.loss, dynamic=True)
+    # all layers have the same code: graphs for the first and the others of each kind, of one shape and of any
+    limits: Any = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, 8 * len(layers))
+    for layer in layers:
+        layer.compile()
+    return task.loss
+
+
 class Loop:
     """One run in progress."""
 
@@ -104,7 +118,7 @@ class Loop:
             check_compiles(task.model)
         self.loss: Callable[[Any, float], Loss] = task.loss
         if config.compile:
-            self.loss = torch.compile(task.loss, dynamic=True)
+            self.loss = compile_loss(task)
         self.cuda_graphs: CudaGraphs | None = None
         if config.graphs and self.device.type == "cuda" and not config.compile:
             for parameter in task.model.parameters():
@@ -228,6 +242,10 @@ class Loop:
         caches = self.cuda_graphs is None
         return torch.autocast(self.device.type, getattr(torch, self.config.precision), cache_enabled=caches)
 
+    def _uncompiled(self) -> AbstractContextManager[Any]:
+        """For evaluations: the states of decoding would be compiled again and again."""
+        return torch.compiler.set_stance("force_eager") if self.config.compile else nullcontext()
+
     @property
     def _loss_scale(self) -> float:
         return self.state.loss_scale.value if self.config.precision == "float16" else 1.0
@@ -344,7 +362,7 @@ class Loop:
     ) -> tuple[dict[str, float], list[dict[str, str]]]:
         self.task.model.eval()
         try:
-            with torch.inference_mode(), self._precision():
+            with torch.inference_mode(), self._precision(), self._uncompiled():
                 return self.task.evaluate(check or self._check_signals)
         finally:
             self.task.model.train()
@@ -384,7 +402,7 @@ class Loop:
             averaged = self.run.find("average").tensors["model"]
             self.task.model.load_state_dict(averaged)
             self.task.model.eval()
-            with torch.inference_mode(), self._precision():
+            with torch.inference_mode(), self._precision(), self._uncompiled():
                 metrics, _ = self.task.evaluate(self._check_signals)
             record = {"event": "average", "step": self.state.step, "epoch": self.state.epoch, **metrics}
             self.append(record)

@@ -1,4 +1,5 @@
-"""The benchmarks: each says what it does and takes its flags; the data of SST-2 and the rows made of it."""
+"""The benchmarks: each says what it does and takes its flags; the data of SST-2 and the rows made of it; layers and
+speeds measured at small sizes."""
 
 import json
 import lzma
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from folders import ROOT
 
+import regard
 from regard import recipes
 
 BENCH = ROOT / "bench"
@@ -92,3 +94,41 @@ def test_sst2_rows(monkeypatch, tmp_path):
     assert flags[flags.index("--init") + 1] == str(tmp_path / "out" / side.slug("masked on reviews"))
     assert flags[flags.index("--training.seed") + 1] == "2"
     assert all(recipes.find(config, task) for task, config, _ in trained)
+
+
+def test_layers_of_a_gpu(monkeypatch, tmp_path):
+    """Every layer of the table is built in the role it stands under; times are written, and softmax is among them."""
+    import attention_gpu
+
+    for role, patterns in attention_gpu.LAYERS.items():
+        for pattern in patterns:
+            regard.attention(pattern.format(length=64), width=32, heads=2, role=role)
+    for name in ("TOKENS", "HEADS", "WIDTH"):
+        monkeypatch.setattr(attention_gpu, name, getattr(attention_gpu, name))
+    monkeypatch.setattr(attention_gpu, "RESULTS", {})
+    given = ["layers", "--small", "--lengths", "64", "--only", "linear", "--json", str(tmp_path / "layers.json")]
+    monkeypatch.setattr(sys, "argv", ["attention_gpu.py", *given])
+    attention_gpu.main()
+    found = json.loads((tmp_path / "layers.json").read_text())
+    rows = {f"layers, {role} {name}, 64, ours" for role in attention_gpu.LAYERS for name in ("softmax", "linear")}
+    assert found.keys() == rows
+    assert all(forward > 0 and both > 0 for forward, both in found.values())
+
+
+def test_speed_of_rows(monkeypatch, tmp_path, capsys):
+    """Rows of Multi30k are trained on a few batches, and no run is left."""
+    import multi30k
+    import speed
+
+    monkeypatch.setattr(speed, "BATCHES", 2)
+    for part in ("train", "valid"):
+        for language in ("en", "de"):
+            (tmp_path / f"{part}.{language}").write_text("a b c\nb c\nc a\nb\n" * 4, encoding="utf-8")
+    asked = ["--speed-only", "--rounds", "1", "--only", "softmax, seed 1", "softmax, seed 2", "linear"]
+    given = ["--data", str(tmp_path), *asked, "--json", str(tmp_path / "speed.json")]
+    monkeypatch.setattr(sys, "argv", ["multi30k.py", *given])
+    multi30k.main()
+    found = json.loads((tmp_path / "speed.json").read_text())
+    assert found.keys() == {"softmax, seed 1", "linear"}
+    assert all(speed > 0 for speed in found.values())
+    assert "| softmax, seed 1 |" in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """The loss: equal to PyTorch's in float64, values and gradients; padding and precision change nothing."""
 
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from regard.core.model import Prediction
 from regard.models.config import ModelConfig
 from regard.models.transformer import Transformer
 from regard.training import loss as losses
+from regard.training.loop import compile_loss
 from regard.training.loss import projected_cross_entropy, smoothed_cross_entropy, translation_loss
 
 V, E = 23, 8
@@ -130,6 +132,35 @@ def test_compiled_gradients():
         made = run(model, given, 0.1)
         found.append((made.total, *torch.autograd.grad(made.total + made.auxiliary_loss, list(model.parameters()))))
     assert_close(found[1], found[0])
+
+
+def test_equal_layers_are_compiled_once(monkeypatch):
+    """Loss and gradients are as without the compiler, at two lengths, and six layers need no six graphs; what must not
+    be compiled, as evaluations, is not."""
+    graphs, compile_layer = [], nn.Module.compile
+
+    def backend(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(nn.Module, "compile", lambda layer: compile_layer(layer, backend=backend))
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", torch._dynamo.config.recompile_limit)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Transformer(ModelConfig(kind="decoder", vocabulary=V, width=E, heads=2, inner=16, layers=6, dropout=0.0))
+    texts = [Text(ids[:, :-1], ids[:, 1:], None) for ids in (torch.randint(V, (2, length)) for length in (9, 12))]
+    task: Any = SimpleNamespace(model=model, loss=lambda text, share: losses.next_token_loss(model, text, share))
+
+    def results(loss) -> list[Tensor]:
+        made = [loss(text, 0.1).total for text in texts]
+        return [*made, *torch.autograd.grad(made[0] + made[1], list(model.parameters()))]
+
+    eager, compiled = results(task.loss), compile_loss(task)
+    with torch.compiler.set_stance("force_eager"):
+        assert_close(results(compiled), eager, rtol=0, atol=0)
+    assert not graphs
+    assert_close(results(compiled), eager)
+    assert 1 <= len(graphs) <= 4
 
 
 def test_smoothed_by_hand():

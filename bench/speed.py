@@ -1,0 +1,119 @@
+"""Training speed of rows, each alone on the device, one after the other in one process.
+
+A row trains on a few batches of the first epoch again and again: on a GPU each shape runs, is captured as a CUDA graph,
+and is replayed, as in a long run. Data is read once for all rows. Nothing is evaluated and nothing is saved.
+"""
+
+import contextlib
+import gc
+import json
+import multiprocessing
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import side
+import torch
+
+from regard import config as configs
+from regard import recipes, tasks
+from regard.tasks.load import pick_device
+from regard.training.display import Display
+from regard.training.loop import Loop
+from regard.training.run import Run
+
+BATCHES = 8  # of different shapes
+WARMUP = 3  # rounds over them: without a graph, to capture it, and one replay
+
+
+class Enough(Exception):
+    """The steps that were asked for are done."""
+
+
+class Few:
+    """A few batches, spread over the first epoch, until the steps are done."""
+
+    def __init__(self, batches: Any, steps: int):
+        count = batches.count(0)
+        picks = sorted({index * count // BATCHES for index in range(BATCHES)})
+        self.batches, self.steps = [batches.get(0, index) for index in picks], steps
+
+    def count(self, epoch: int) -> int:
+        return len(self.batches)
+
+    def get(self, epoch: int, index: int) -> Any:
+        if self.steps == 0:
+            raise Enough
+        self.steps -= 1
+        return self.batches[index]
+
+
+class Bench:
+    """The rows of a task over the same data and the same tokenizers."""
+
+    def __init__(self, task: str, common: list[str]):
+        self.task, self.common = tasks.find(task), common
+        self.data: Any = None
+        self.tokenizers: Any = None
+
+    def speed(self, flags: list[str], rounds: int) -> float:
+        """Tokens per second: the median of rounds over the batches, after those of the warm-up."""
+        config = self._config(flags)
+        if self.data is None:
+            self.data = self.task.read_data(config)
+            self.tokenizers = self.task.train_tokenizers(self.data, config)
+        model_config = self.task.model_config(config, self.tokenizers, self.data)
+        torch.manual_seed(config.training.seed)
+        model = self.task.build_model(config, model_config)
+        model = model.to(pick_device(config.training.device, config.training.precision))
+        task = self.task(config, self.data, self.tokenizers, model)
+        task.batches = Few(task.batches, (WARMUP + rounds) * BATCHES)
+        with tempfile.TemporaryDirectory() as folder, Run.create(f"{folder}/run", "a benchmark of speed") as run:
+            with contextlib.suppress(Enough):
+                Loop(task, config.training, run, Display(quiet=True)).train()
+            log = [json.loads(line) for line in (run.folder / "log.jsonl").read_text().splitlines()]
+        speeds = [record["tokens_per_second"] for record in log if record["event"] == "step"]
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return median(speeds[WARMUP:] or speeds)
+
+    def _config(self, flags: list[str]) -> Any:
+        every = ["--training.log_every", str(BATCHES), "--out", "unused"]
+        every += [] if torch.cuda.is_available() else ["--training.precision", "float32"]
+        argv = recipes.with_paths([*self.common, *flags, *every], self.task.name)
+        return configs.parse(self.task.config, argv, f"regard train {self.task.name}", "")
+
+
+def warm(job: tuple[str, list[str], list[str]]) -> float:
+    """Compiles what a row needs: Triton keeps it on disk for the process that measures."""
+    task, common, flags = job
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    Bench(task, common).speed(flags, 1 - WARMUP)
+    return time.monotonic() - began
+
+
+def measure(
+    task: str, rows: side.Rows, common: list[str], *, rounds: int, workers: int, path: Path | None
+) -> dict[str, float]:
+    """Prints the rows in Markdown with their share of the first one's speed, and writes them as JSON after each."""
+    if workers:
+        with multiprocessing.get_context("spawn").Pool(min(workers, len(rows))) as pool:
+            longest = max(pool.imap_unordered(warm, [(task, common, flags) for flags in rows.values()]))
+        print(f"compiling took {longest:.0f} s", flush=True)
+    bench, found = Bench(task, common), {}
+    bench.speed(next(iter(rows.values())), 1)  # the clocks of a GPU, the allocator and the libraries warm up too
+    print("| attention | tokens/s | speed |\n|---|---:|---:|")
+    for name, flags in rows.items():
+        try:
+            found[name] = bench.speed(flags, rounds)
+        except (RuntimeError, ValueError) as error:
+            print(f"| {name} | omitted: {str(error).splitlines()[0][:100]} | |", flush=True)
+            continue
+        print(f"| {name} | {found[name]:,.0f} | {found[name] / next(iter(found.values())):.2f} |", flush=True)
+        if path is not None:
+            path.write_text(json.dumps(found, indent=1))
+    return found
