@@ -70,11 +70,30 @@ def _add_keeping(verb: AddVerb) -> None:
     added = verb(
         "average",
         average,
-        "average the newest checkpoints of a run into one, which other verbs then use",
-        ["regard average runs/translate --last 5"],
+        "average the newest checkpoints of a run into one, which other verbs then use; or the weights of several runs "
+        "into a new run (a model soup)",
+        [
+            "regard average runs/translate --last 5",
+            "regard average runs/tuned-1 runs/tuned-2 runs/tuned-3 --soup greedy --out runs/soup",
+            "regard average runs/tuned-* --soup uniform --out runs/soup",
+        ],
     )
-    add_run(added)
-    added.add_argument("--last", type=int, default=5, help="number of checkpoints to average (default: 5)")
+    added.add_argument("runs", metavar="RUN", nargs="+", help="run folder; several for a soup")
+    added.add_argument("--last", type=int, help="number of checkpoints of one run to average (default: 5)")
+    about = "A soup is the mean of runs that were fine-tuned from one run, with --init."
+    group = added.add_argument_group("soups", about)
+    about = (
+        "uniform: all runs; greedy: from the best to the worst, those with which the validation metric does not fall"
+    )
+    group.add_argument("--soup", choices=("uniform", "greedy"), help=about)
+    group.add_argument("--out", metavar="FOLDER", help="new run folder to write")
+    about = "validation metric, such as accuracy or loss (default: training.metric of the runs)"
+    group.add_argument("--metric", help=about)
+    about = (
+        "checkpoint of each run: best, last, average or a step (default: the average if there is one, else the best)"
+    )
+    group.add_argument("--checkpoint", help=about)
+    group.add_argument("--device", help="device: cpu, cuda ... (default: a GPU if there is one)")
 
     added = verb(
         "compact",
@@ -239,15 +258,38 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
 def average(arguments: argparse.Namespace) -> None:
     """regard average"""
+    if arguments.soup is not None:
+        return _average_runs(arguments)
+    if len(arguments.runs) > 1:
+        raise ValueError(f"{len(arguments.runs)} runs: give --soup uniform or --soup greedy to average several runs")
+    for flag in ("out", "metric", "checkpoint", "device"):
+        if getattr(arguments, flag) is not None:
+            raise ValueError(f"--{flag} is for soups: give --soup uniform or --soup greedy with it")
     from regard.training.averaging import average_run
     from regard.training.run import Run
 
-    run = Run.open(arguments.run)
+    run = Run.open(arguments.runs[0])
     with run.writing("regard average"):
-        names = average_run(run, arguments.last)
-    print(
-        f"averaged {counted(names, 'checkpoint')} ({names[0]} to {names[-1]}) into {arguments.run}/checkpoints/average"
-    )
+        names = average_run(run, 5 if arguments.last is None else arguments.last)
+    print(f"averaged {counted(names, 'checkpoint')} ({names[0]} to {names[-1]}) into {run.folder}/checkpoints/average")
+
+
+def _average_runs(arguments: argparse.Namespace) -> None:
+    """regard average --soup"""
+    if arguments.last is not None:
+        raise ValueError("--last is for the checkpoints of one run: leave it out with --soup")
+    if arguments.out is None:
+        raise ValueError("--soup writes a new run: give --out, a folder for it")
+    from regard.tasks.soup import make_soup
+
+    options = {"metric": arguments.metric, "which": arguments.checkpoint, "device": arguments.device or "auto"}
+    soup = make_soup(arguments.runs, arguments.out, arguments.soup, **options, warn=notice)
+    for part in soup.measured:
+        used = "" if part.used else ", not used"
+        print(f"{part.ingredient.run.folder}: {soup.metric} {part.value:.4g}{used}")
+    made = f"{arguments.soup} soup of {len(soup.used)} of {counted(soup.measured, 'run')}"
+    best = f"{soup.metric} {soup.value:.4g}, best run {soup.measured[0].value:.4g}"
+    print(f"{arguments.out}: {made}; {best}; {_describe_use(arguments.out)}")
 
 
 def compact(arguments: argparse.Namespace) -> None:

@@ -68,6 +68,11 @@ class Task(TrainingTask, ABC):
         """The model before its first step; by default with random weights."""
         return models.build(model_config)
 
+    @classmethod
+    def init_folder(cls, config: Any) -> str | None:
+        """The folder of the run whose weights a new run begins with; None: it begins with random ones."""
+        return getattr(config, "init", None)
+
     @abstractmethod
     def __init__(self, config: Any, data: Any, tokenizers: dict[str, Tokenizer], model: Model):
         """Everything ready for the first step, on the model's device."""

@@ -3,6 +3,7 @@
 import re
 import reprlib
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +43,8 @@ FACTS = {  # the entries of run.json beside the model that are checked: their ty
     "masked": (float, "a fraction"),
     "published": (dict, "an object"),
     "packages": (dict, "an object"),
+    "init": (dict, "an object"),
+    "soup": (dict, "an object"),
 }
 
 
@@ -166,18 +169,23 @@ def load(folder: str | Path, task: str, *, which: str | int | None = None, devic
 def load_weights(model: nn.Module, run: Run, which: str | int | None = None) -> None:
     """Loads the weights of a checkpoint of a run into a model of the same config."""
     found = run.find(which)
+    set_weights(model, expand(found.tensors["model"]), found.path)
+
+
+def set_weights(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Gives a model of the same config the weights of a checkpoint of a run; `path` is that of the checkpoint."""
     tensors = {
         # in the first runs the feed-forward layer was not a module of its own
         re.sub(r"(blocks\.\d+\.)(inner|outer)\.", r"\1feedforward.\2.", name): part
-        for name, part in expand(found.tensors["model"]).items()
+        for name, part in tensors.items()
         if not name.startswith("aligner.") or getattr(model, "aligner", None) is not None
     }
-    checkpoint.check_dtypes(tensors, model, found.path)
+    checkpoint.check_dtypes(tensors, model, path)
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"the checkpoint does not fit the model config in {run.folder}/run.json: {reason}") from error
+        reason, facts = " ".join(str(error).split())[:200], path.parents[1] / "run.json"
+        raise ValueError(f"the checkpoint does not fit the model config in {facts}: {reason}") from error
 
 
 def count_stems(tokenizer: Tokenizer) -> int:
@@ -197,7 +205,7 @@ def read_config(run: Run) -> Any:
     path = run.folder / "config.yaml"
     if not run.has("config.yaml"):
         raise ValueError(
-            f"{run.folder} has no config.yaml: compact and imported runs are for inference, and cannot be resumed"
+            f"{run.folder} has no config.yaml: soups, compact and imported runs are for inference, and cannot be resumed"
         )
     values = parse_yaml(run.read_text("config.yaml"), path)
     if isinstance(values, dict) and isinstance(values.get("model"), dict):
@@ -219,24 +227,25 @@ def compact_run(folder: str | Path, out: str | Path, which: str | int | None = N
     """Writes a small run folder to share: one checkpoint in 8 bits, and nothing of the training."""
     run = Run.open(folder)
     facts = run.read_json("run.json") | {"manifest": MANIFEST}
-    names = tokenizer_names(run)
-    published = run.folder / "published"
-    carried = [f"published/{path.name}" for path in sorted(published.iterdir())] if published.is_dir() else []
-    for name in (*names, *carried):
-        # only files of the run are shared: a link could lead to any file of this machine
-        check_inside(run.folder / name, run.folder)
-    contents = {name: run.read_bytes(name) for name in (*names, *carried)}
+    contents = files_for_inference(run)
     found = run.find(which)
     with Run.create(out, "regard compact") as small:
-        if carried:
-            (small.folder / "published").mkdir()
-        for name, data in contents.items():
-            (small.folder / name).write_bytes(data)
-        small.record(*contents)
+        small.write_files(contents)
         state = {"step": found.state["step"], "compact": True}
         path = checkpoint.write(small.checkpoints, "average", {"model": compact(found.tensors["model"])}, state)
         small.write_json("run.json", facts)
     return path
+
+
+def files_for_inference(run: Run) -> dict[str, bytes]:
+    """The files of a run that a copy of it needs beside run.json and a checkpoint, by name."""
+    published = run.folder / "published"
+    carried = [f"published/{path.name}" for path in sorted(published.iterdir())] if published.is_dir() else []
+    names = (*tokenizer_names(run), *carried)
+    for name in names:
+        # only files of the run are shared: a link could lead to any file of this machine
+        check_inside(run.folder / name, run.folder)
+    return {name: run.read_bytes(name) for name in names}
 
 
 def pick_device(name: str, precision: str = "float32") -> torch.device:

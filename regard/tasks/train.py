@@ -20,7 +20,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.layers.feedforward.base import active_parameters
 from regard.tasks import of
 from regard.tasks.base import Data, Task
-from regard.tasks.load import needed_packages, pick_device, read_config, read_parts
+from regard.tasks.load import Parts, needed_packages, pick_device, read_config, read_parts
 from regard.training import checkpoint, loop
 from regard.training import plan as plans
 from regard.training.changes import apply_changes
@@ -58,6 +58,8 @@ def train(task: type[Task], config: Any, display: Display) -> State:
             "tokenizers": {name: checkpoint.digest(run.folder / name) for name in tokenizers},
             "data": data.facts,
         }
+        if (init := task.init_folder(config)) is not None:
+            facts["init"] = {"run": init, "sha256": checkpoint.listed_digest(Run.open(init).find().path)}
         if packages := needed_packages(task.name, model_config):
             facts["packages"] = packages
         run.write_json("run.json", facts)
@@ -92,19 +94,11 @@ def resume(
 def _resume(run: Run, display: Display, requests: Mapping[str, Any]) -> State:
     task, (config, plan, made) = of(run), apply_changes(run, read_config(run), plans.read(run), requests)
     parts = read_parts(run)
-    data = task.read_data(config)
-    if data.facts["sha256"] != parts.facts.get("data", {}).get("sha256"):
-        raise ValueError(
-            f"the training data of {run.folder} has changed since the run began, so it cannot be resumed exactly: "
-            "restore the data, or begin a new run"
-        )
-    begun, build = config, partial(task.build_model, config, parts.config)
+    data = _read_data_again(run, config, parts, "it cannot be resumed exactly: restore the data, or begin a new run")
     if checkpoint.names(run.checkpoints):
-        # the run that --init named may be gone: the checkpoints have all of it
-        build = partial(models.build, parts.config)
-        if getattr(config, "init", None) is not None:
-            begun = dataclasses.replace(config, init=str(run.folder))
-    ready = _ready(task, begun, data, parts.tokenizers, build)
+        ready = _ready_again(run, config, data, parts)
+    else:
+        ready = _ready(task, config, data, parts.tokenizers, partial(task.build_model, config, parts.config))
     if made:
         run.write_text("config.yaml", _yaml(config))
         if plan is not None:
@@ -115,6 +109,33 @@ def _resume(run: Run, display: Display, requests: Mapping[str, Any]) -> State:
         for name, (before, now) in made.items():
             display.note(f"{name}: {now}, was {before}")
     return _go(ready, data, config, run, display, changes=made)
+
+
+def open_to_evaluate(run: Run, device: str = "auto") -> tuple[Task, Any]:
+    """The task of a run that has checkpoints, with its data, to call `evaluate` on other weights; and its config. The
+    weights of its model are random."""
+    config, parts = read_config(run), read_parts(run)
+    precision = config.training.precision if pick_device(device).type == "cuda" else "float32"
+    config = dataclasses.replace(
+        config, training=dataclasses.replace(config.training, device=device, precision=precision)
+    )
+    data = _read_data_again(run, config, parts, "other models cannot be compared with it: restore the data")
+    return _ready_again(run, config, data, parts), config
+
+
+def _read_data_again(run: Run, config: Any, parts: Parts, consequence: str) -> Data:
+    """The data of a run, which must be what it was; `consequence` is for the message if it is not."""
+    data = of(run).read_data(config)
+    if data.facts["sha256"] != parts.facts.get("data", {}).get("sha256"):
+        raise ValueError(f"the training data of {run.folder} has changed since the run began, so {consequence}")
+    return data
+
+
+def _ready_again(run: Run, config: Any, data: Data, parts: Parts) -> Task:
+    """The task of a run that has checkpoints. The run that --init named may be gone: the checkpoints have all of it."""
+    if getattr(config, "init", None) is not None:
+        config = dataclasses.replace(config, init=str(run.folder))
+    return _ready(of(run), config, data, parts.tokenizers, partial(models.build, parts.config))
 
 
 def _ready(

@@ -1,4 +1,4 @@
-"""The mean of several checkpoints of one model."""
+"""The mean of several checkpoints of one model, or of several models of one form."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -39,21 +39,53 @@ def average_tensors(paths: Sequence[Path], *, stem: str = "model") -> dict[str, 
     Integers and booleans are taken from the last, and so are random draws. All must have the same names,
     shapes, dtypes and ties.
     """
-    if not paths:
-        raise CheckpointError("nothing to average: give at least one checkpoint")
-    tensors, redrawn = _read(paths[0], stem)
-    form = _form(tensors)
-    sums = _addends(tensors, form, redrawn)
-    for path in paths[1:]:
+    mean = None
+    for path in paths:
         tensors, redrawn = _read(path, stem)
-        _check_form(_form(tensors), form, path, paths[0])
-        for name, tensor in _addends(tensors, form, redrawn).items():
-            sums[name] = sums[name] + tensor if _is_averaged(form, name, redrawn) else tensor
-    means = {
-        name: (total / len(paths)).to(form.tensors[name][1]) if _is_averaged(form, name, redrawn) else total
-        for name, total in sums.items()
-    }
-    return {name: means[form.ties.get(name, name)] for name in form.tensors}
+        mean = Mean.of(tensors, path, redrawn) if mean is None else mean.plus(tensors, path, redrawn)
+    if mean is None:
+        raise CheckpointError("nothing to average: give at least one checkpoint")
+    return mean.tensors()
+
+
+class Mean(NamedTuple):
+    """The mean of the tensors of models of one form, which are added one at a time."""
+
+    form: _Form
+    path: Path  # of the first
+    sums: dict[str, Tensor]  # in float64; tensors that are not averaged are those of the last
+    averaged: Collection[str]
+    number: int  # of models
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], path: Path, redrawn: Collection[str] = ()) -> "Mean":
+        """The mean of one. `path` is for messages, `redrawn` names what training draws anew."""
+        form = _form(tensors)
+        averaged = {name for name in form.tensors if _is_averaged(form, name, redrawn)}
+        return cls(form, path, _addends(tensors, form, averaged), averaged, 1)
+
+    def check(self, tensors: Mapping[str, Tensor], path: Path) -> None:
+        """Refuses tensors of another form, by the name of the first that differs."""
+        _check_form(_form(tensors), self.form, path, self.path)
+
+    def plus(self, tensors: Mapping[str, Tensor], path: Path, redrawn: Collection[str] = ()) -> "Mean":
+        """The mean with one more; this one stays as it is."""
+        self.check(tensors, path)
+        averaged = {name for name in self.averaged if name not in redrawn}
+        added = _addends(tensors, self.form, averaged)
+        sums = {name: self.sums[name] + tensor if name in averaged else tensor for name, tensor in added.items()}
+        return self._replace(sums=sums, averaged=averaged, number=self.number + 1)
+
+    def tensors(self, others: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """The mean in the dtypes of the models. Integers, booleans and random draws are those of the last, or of
+        `others`."""
+        means = {
+            name: (total / self.number).to(self.form.tensors[name][1])
+            if name in self.averaged
+            else (others or self.sums)[name]
+            for name, total in self.sums.items()
+        }
+        return {name: means[self.form.ties.get(name, name)] for name in self.form.tensors}
 
 
 def _read(path: Path, stem: str) -> tuple[dict[str, Tensor], Collection[str]]:
@@ -71,10 +103,10 @@ def _is_averaged(form: _Form, name: str, redrawn: Collection[str]) -> bool:
     return form.tensors[name][1].is_floating_point and name not in redrawn
 
 
-def _addends(tensors: Mapping[str, Tensor], form: _Form, redrawn: Collection[str]) -> dict[str, Tensor]:
+def _addends(tensors: Mapping[str, Tensor], form: _Form, averaged: Collection[str]) -> dict[str, Tensor]:
     """Tied tensors once; what is averaged in float64."""
     return {
-        name: tensors[name].double() if _is_averaged(form, name, redrawn) else tensors[name]
+        name: tensors[name].double() if name in averaged else tensors[name]
         for name in form.tensors.keys() - form.ties.keys()
     }
 

@@ -110,6 +110,16 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def listed_digest(path: Path, stem: str = "model") -> str:
+    """SHA-256 of the tensors of a checkpoint, as its manifest lists it; the file itself is not read."""
+    place = _place(Path(path))
+    with _in_words(place, "could not be read"):
+        files = _read_manifest(place / MANIFEST, Path(path).name)
+    if stem + SUFFIX not in files:
+        raise CheckpointError(f"{place / MANIFEST}: does not list {stem}{SUFFIX}")
+    return files[stem + SUFFIX]["sha256"]
+
+
 def write(folder: Path, name: str, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Path:
     """Write checkpoint `name` into `folder`, durably, and return its path; a checkpoint of that name is replaced.
 

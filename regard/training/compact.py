@@ -7,6 +7,8 @@ are. The validation loss of the bundled translator is 1.238 before and after.
 import torch
 from torch import Tensor
 
+from regard.training.checkpoint import find_ties
+
 SCALE = "/scale"
 SMALL = 4096  # numbers: tensors up to this size stay as they are
 
@@ -31,15 +33,17 @@ def compact(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def expand(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices in float32 again; tensors that were never compact stay as they are."""
+    """Matrices in float32 again; tensors that were never compact stay as they are, and tied tensors stay tied."""
     for name in tensors:
         whole = tensors.get(name.removesuffix(SCALE))
         if name.endswith(SCALE) and (
             whole is None or (whole.dtype, tensors[name].dtype) != (torch.int8, torch.float32)
         ):
             raise ValueError(f"the checkpoint is damaged: {name!r} is not the scale of an 8-bit matrix")
-    return {
+    ties = find_ties(tensors)
+    whole = {
         name: tensor.float() * tensors[name + SCALE] if name + SCALE in tensors else tensor
         for name, tensor in tensors.items()
-        if not name.endswith(SCALE)
+        if not name.endswith(SCALE) and name not in ties
     }
+    return {name: whole[ties.get(name, name)] for name in tensors if not name.endswith(SCALE)}

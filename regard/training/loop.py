@@ -343,7 +343,7 @@ class Loop:
             self.display.note(f"stopping: {state.since_best} evaluations without a better {config.metric}")
             return True
         goal, best = config.stop_at, state.best
-        if goal is not None and best is not None and not _better(config.metric, goal, best):
+        if goal is not None and best is not None and not is_better(config.metric, goal, best):
             self.display.note(f"stopping: {config.metric} {best:.4g} reaches stop_at {goal:g}")
             return True
         return config.steps is not None and state.step >= config.steps
@@ -388,7 +388,7 @@ class Loop:
         metrics, samples = self._measure_validation()
         value = metrics[config.metric]
         state.evaluated = state.step
-        if math.isfinite(value) and (state.best is None or _better(config.metric, value, state.best)):
+        if math.isfinite(value) and (state.best is None or is_better(config.metric, value, state.best)):
             state.best, state.best_step, state.since_best = value, state.step, 0
         else:
             state.since_best += 1
@@ -532,7 +532,8 @@ def step_seed(seed: int, step: int) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed} {step}".encode(), digest_size=8).digest(), "little")
 
 
-def _better(metric: str, value: float, than: float) -> bool:
+def is_better(metric: str, value: float, than: float) -> bool:
+    """Whether a value of a metric is better than another."""
     return value < than if metric in LOWER_IS_BETTER else value > than
 
 

@@ -19,7 +19,7 @@ import json
 import os
 import reprlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,13 @@ class Run:
         partial = self._write_partial(name, data)
         self._write_manifest((self._listed() or {}) | {name: _fact(data)})
         self._give_name(partial, name)
+
+    def write_files(self, contents: Mapping[str, bytes]) -> None:
+        """Writes the files of a new run, with their entries in the manifest; a name may be in a folder."""
+        for name, data in contents.items():
+            (self.folder / name).parent.mkdir(exist_ok=True)
+            (self.folder / name).write_bytes(data)
+        self.record(*contents)
 
     def record(self, *names: str) -> None:
         """Adds existing files to the manifest."""

@@ -80,6 +80,10 @@ class Task(base.Task):
             _stack_of(model).load_state_dict(_stack_of(pretrained).state_dict())
         return model
 
+    @classmethod
+    def init_folder(cls, config: ClassifyConfig) -> str | None:
+        return None if config.init is None else init_folder(config.init)
+
     def __init__(self, config: ClassifyConfig, data: Corpus, tokenizers: dict[str, Tokenizer], model: Model):
         self.model, self.valid = model, data.valid
         self.origin, self.lines = config.data.text, data.lines
