@@ -1,4 +1,5 @@
-"""Captions of pictures: CSV, TSV and JSON lines by the name of the file, with one or more captions per picture.
+"""Pictures and their captions: CSV, TSV and JSON lines by the name of the file, with one or more captions per picture.
+Pictures are files of a folder, or in one array of an .npz file.
 
 The first column names a picture, each other one has a caption; a picture may also be named in several rows. In JSON
 lines a caption may be a list of them. Faults are those of data/text.py.
@@ -10,6 +11,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
+from regard.data.images.decode import BadImage
+from regard.data.images.formats import read_npz_pixels
+from regard.data.images.read import decode_all, resize_all
 from regard.data.labelled import Column, csv_cells, file_format, table_cells
 from regard.data.text import (
     CONTROL,
@@ -71,6 +77,68 @@ def read_captions(
         summary = "; ".join(f"{reason}: {part.count}" for reason, part in skipped.items())
         raise BadText(name, None, "no caption left", f" after skipping bad lines ({summary})" * bool(summary))
     return Captions(list(found), list(found.values()), skipped)
+
+
+class Captioned(NamedTuple):
+    """Pictures of one size with one or more captions each, what each picture is called, and what was skipped."""
+
+    pixels: np.ndarray  # uint8 [N, C, h, w]
+    captions: list[list[str]]
+    names: list[str]
+    skipped: dict[str, Skipped]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.pixels.shape[2], self.pixels.shape[3]
+
+    @property
+    def channels(self) -> int:
+        return self.pixels.shape[1]
+
+    def take(self, places: np.ndarray) -> "Captioned":
+        """Some of the pictures."""
+        captions, names = [self.captions[place] for place in places], [self.names[place] for place in places]
+        return Captioned(self.pixels[places], captions, names, self.skipped)
+
+
+def read_captioned(
+    captions: str | Path,
+    images: str | Path | None = None,
+    *,
+    columns: Sequence[Column] = COLUMNS,
+    size: tuple[int, int] | None = None,
+    channels: int | None = None,
+    skip_bad: bool = False,
+) -> Captioned:
+    """Captions of a file and their pictures, which are in the folder `images` (None: in that of the file), or in the
+    array `images` of an .npz file, where captions name them by their numbers from 0. `size` None: that of the pictures,
+    if all have the same and it is small, else 64 x 64; `channels` None: 1 if all are grey, else 3.
+
+    The first bad line or broken picture is an error; with `skip_bad`, they are skipped and counted.
+    """
+    found = read_captions(captions, columns=columns, skip_bad=skip_bad)
+    if images is not None and str(images).lower().endswith(".npz"):
+        pixels = read_npz_pixels(Path(images))
+        numbers = [_number(name, len(pixels), shown(captions), str(images)) for name in found.pictures]
+        return Captioned(resize_all(pixels[numbers], size, channels), found.captions, found.pictures, found.skipped)
+    folder = Path(captions).parent if images is None else Path(images)
+    if not folder.is_dir():
+        raise BadImage(
+            str(folder), "is no folder of pictures, and no .npz file" if folder.exists() else "no such folder"
+        )
+    files = [folder / name for name in found.pictures]
+    decoded = decode_all(files, str(folder), size, channels, skip_bad)
+    kept = [found.captions[place] for place in decoded.kept]
+    names = [str(files[place]) for place in decoded.kept]
+    return Captioned(decoded.pixels, kept, names, found.skipped | decoded.skipped)
+
+
+def _number(name: str, count: int, file: str, array: str) -> int:
+    """The number of a picture in an array."""
+    if not name.isdecimal() or int(name) >= count:
+        detail = f": captions of {array} name its pictures by their numbers, 0 to {count - 1}"
+        raise BadText(file, None, f"no picture is called {name[:60]!r}", detail)
+    return int(name)
 
 
 def _checked(number: int, cells: list[str], name: str) -> list[str] | BadText:

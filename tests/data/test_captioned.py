@@ -3,9 +3,12 @@
 import gzip
 import json
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from regard.data.captioned import read_captions
+from regard.data.captioned import read_captioned, read_captions
+from regard.data.images.decode import BadImage
 from regard.data.text import BadText, Skipped
 
 
@@ -72,3 +75,54 @@ def test_bad_lines_are_skipped_and_counted(tmp_path):
     assert found.skipped == {"empty caption": Skipped(2, f"{path}:3")}
     with pytest.raises(BadText, match=r"no caption left after skipping bad lines \(empty caption: 1\)"):
         read_captions(write(tmp_path / "b.csv", "image,caption\na,\n"), skip_bad=True)
+
+
+def paint(path, shade, size=(10, 8)):
+    Image.new("RGB", size, (shade, 255 - shade, 7)).save(path)
+    return path
+
+
+class TestPictures:
+    def test_files_of_a_folder(self, tmp_path):
+        (tmp_path / "photos").mkdir()
+        for shade in (0, 200):
+            paint(tmp_path / "photos" / f"{shade}.png", shade)
+        captions = write(tmp_path / "a.csv", "image,caption\n200.png,bright\n0.png,dark\n200.png,light\n")
+        found = read_captioned(captions, tmp_path / "photos")
+        assert found.captions == [["bright", "light"], ["dark"]]
+        assert (found.size, found.channels) == ((8, 10), 3)
+        assert found.pixels[:, 0, 0, 0].tolist() == [200, 0]
+        assert found.names == [str(tmp_path / "photos" / name) for name in ("200.png", "0.png")]
+        write(tmp_path / "photos" / "a.csv", captions.read_text())
+        assert (read_captioned(tmp_path / "photos" / "a.csv", size=(4, 4)).pixels.shape) == (2, 3, 4, 4)
+        second = found.take(np.array([1]))
+        assert (second.captions, second.names[0][-5:], len(second.pixels)) == ([["dark"]], "0.png", 1)
+
+    def test_an_array(self, tmp_path):
+        images = np.arange(3 * 4 * 6 * 3, dtype=np.uint8).reshape(3, 4, 6, 3)
+        np.savez(tmp_path / "a.npz", images=images)
+        captions = write(tmp_path / "a.tsv", "2\tlast\n0\tfirst\n")
+        found = read_captioned(captions, tmp_path / "a.npz", columns=(0, 1))
+        assert np.array_equal(found.pixels, images[[2, 0]].transpose(0, 3, 1, 2))
+        assert found.names == ["2", "0"]
+        for name in ("3", "-1", "dog.jpg"):
+            write(tmp_path / "b.tsv", f"{name}\tx\n")
+            with pytest.raises(BadText, match=f"no picture is called '{name}'.*by their numbers, 0 to 2"):
+                read_captioned(tmp_path / "b.tsv", tmp_path / "a.npz", columns=(0, 1))
+        np.savez(tmp_path / "c.npz", x=images)
+        with pytest.raises(BadImage, match="has no array images: it has x"):
+            read_captioned(captions, tmp_path / "c.npz", columns=(0, 1))
+
+    def test_broken_pictures(self, tmp_path):
+        paint(tmp_path / "a.png", 9)
+        (tmp_path / "b.png").write_bytes(b"no picture")
+        captions = write(tmp_path / "a.csv", "image,caption\nb.png,one\na.png,two\nc.png,three\n")
+        with pytest.raises(BadImage, match=r"b\.png: is no image that can be read"):
+            read_captioned(captions)
+        found = read_captioned(captions, skip_bad=True)
+        assert found.captions == [["two"]]
+        assert sum(part.count for part in found.skipped.values()) == 2
+        with pytest.raises(BadImage, match="no such folder"):
+            read_captioned(captions, tmp_path / "photos")
+        with pytest.raises(BadImage, match="is no folder of pictures"):
+            read_captioned(captions, captions)

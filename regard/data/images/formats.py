@@ -6,6 +6,7 @@ Each is read as uint8 [N, C, h, w] with a label for each image. None of them can
 import re
 import struct
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,20 +96,44 @@ def read_cifar(path: Path) -> Stored:
 def read_npz(path: Path, part: str = "train") -> Stored:
     """The arrays `images` and `labels` of an .npz file, or those of a part: x_train and y_train, train_images and
     train_labels. Images are uint8, [N, h, w], [N, h, w, C] or [N, C, h, w]."""
+    found, labels = _npz_arrays(path, PARTS[part])
+    pixels = _in_planes(found, path)
+    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    if labels.shape != (len(pixels),) or labels.dtype.kind not in "iuU":
+        raise BadImage(
+            str(path),
+            "labels must be one whole number or name for each image",
+            f": got {labels.dtype} of shape {list(labels.shape)} for {len(pixels):,} images",
+        )
+    return Stored(pixels, [str(label) for label in labels])
+
+
+def read_npz_pixels(path: Path) -> np.ndarray:
+    """The array `images` of an .npz file as uint8 [N, C, h, w]."""
+    return _in_planes(_npz_arrays(path, (("images",),))[0], path)
+
+
+def _npz_arrays(path: Path, choices: Sequence[tuple[str, ...]]) -> list[np.ndarray]:
+    """The first of some groups of arrays that the file has."""
     try:
         with zipfile.ZipFile(path) as packed:
             check_room(sum(entry.file_size for entry in packed.infolist()), path)
         with np.load(path, allow_pickle=False) as arrays:
-            names = next((names for names in PARTS[part] if set(names) <= set(arrays)), None)
+            names = next((names for names in choices if set(names) <= set(arrays)), None)
             if names is None:
-                has = ", ".join(list(arrays)[:10]) or "none"
-                raise BadImage(str(path), "has no arrays images and labels", f": it has {has}")
-            pixels, labels = arrays[names[0]], arrays[names[1]]
+                has, expected = ", ".join(list(arrays)[:10]) or "none", " and ".join(choices[0])
+                noun = "array" if len(choices[0]) == 1 else "arrays"
+                raise BadImage(str(path), f"has no {noun} {expected}", f": it has {has}")
+            return [arrays[name] for name in names]
     except BadImage:
         raise
     # whatever a broken archive makes its readers run into
     except Exception as error:
         raise BadImage(str(path), "is no readable .npz file", f": {' '.join(str(error).split())[:200]}") from error
+
+
+def _in_planes(pixels: np.ndarray, path: Path) -> np.ndarray:
+    """Images of an array as [N, C, h, w]."""
     if pixels.dtype != np.uint8:
         raise BadImage(str(path), "images must be uint8, 0 to 255", f", got {pixels.dtype}: scale and convert them")
     if pixels.ndim == 3:
@@ -118,14 +143,7 @@ def read_npz(path: Path, part: str = "train") -> Stored:
     if pixels.ndim != 4 or pixels.shape[1] not in (1, 3) or not pixels.size:
         shape = list(pixels.shape)
         raise BadImage(str(path), "images must be [N, h, w], [N, h, w, C] or [N, C, h, w]", f", got {shape}")
-    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    if labels.shape != (len(pixels),) or labels.dtype.kind not in "iuU":
-        raise BadImage(
-            str(path),
-            "labels must be one whole number or name for each image",
-            f": got {labels.dtype} of shape {list(labels.shape)} for {len(pixels):,} images",
-        )
-    return Stored(pixels, [str(label) for label in labels])
+    return pixels
 
 
 def check_room(count: int, path: str | Path) -> None:

@@ -142,12 +142,17 @@ def _from_stored(files: Sequence[Path], size: tuple[int, int] | None, channels: 
     labels = [label for one in parts for label in one.labels]
     names = [f"{file}, image {n}" for file, one in zip(files, parts, strict=True) for n in range(len(one.labels))]
     classes = parts[0].classes or class_names(labels, str(files[0]))
+    return Images(resize_all(pixels, size, channels), labels, classes, names, {})
+
+
+def resize_all(pixels: np.ndarray, size: tuple[int, int] | None, channels: int | None) -> np.ndarray:
+    """uint8 [N, C, h, w] in another size, and grey or in colour; None: as they are, but no larger than 96 x 96."""
     count, height, width = pixels.shape[1:]
     to = size or ((height, width) if max(height, width) <= SMALL else (SIDE, SIDE))
     planes = channels or count
     if pixels.shape[1:] != (planes, *to):
         pixels = np.stack([resize_pixels(one, to, planes) for one in pixels])
-    return Images(np.ascontiguousarray(pixels), labels, classes, names, {})
+    return np.ascontiguousarray(pixels)
 
 
 def _decoded(
@@ -158,6 +163,23 @@ def _decoded(
     skip_bad: bool,
 ) -> Images:
     """Images of one file each."""
+    found = decode_all([file for file, _ in files], name, size, channels, skip_bad)
+    labels, names = [files[place][1] for place in found.kept], [str(files[place][0]) for place in found.kept]
+    return Images(found.pixels, labels, class_names(labels, name), names, found.skipped)
+
+
+class Decoded(NamedTuple):
+    """Images of one size, which of the files they are, and what was skipped."""
+
+    pixels: np.ndarray  # uint8 [N, C, h, w]
+    kept: list[int]
+    skipped: dict[str, Skipped]
+
+
+def decode_all(
+    files: Sequence[Path], name: str, size: tuple[int, int] | None, channels: int | None, skip_bad: bool
+) -> Decoded:
+    """Image files in one size: None is chosen as `read_images` does. `name` is that of the whole in messages."""
     skipped: dict[str, Skipped] = {}
 
     def leave_out(bad: BadImage) -> None:
@@ -170,26 +192,21 @@ def _decoded(
         chosen = _choose_form(files, leave_out if not skip_bad else lambda bad: None)
         size, channels = size or chosen[0], channels or chosen[1]
     check_room(len(files) * channels * size[0] * size[1], name)
-    pixels = np.empty((len(files), channels, *size), np.uint8)
-    labels, names = [], []
-    decoded = decode_files([file for file, _ in files], size, channels, leave_out)
-    for (file, label), one in zip(files, decoded, strict=True):
+    pixels, kept = np.empty((len(files), channels, *size), np.uint8), []
+    for place, one in enumerate(decode_files(files, size, channels, leave_out)):
         if one is not None:
-            pixels[len(labels)] = one
-            labels.append(label)
-            names.append(str(file))
-    if not labels:
+            pixels[len(kept)] = one
+            kept.append(place)
+    if not kept:
         summary = "; ".join(f"{reason}: {some.count}" for reason, some in skipped.items())
         raise BadImage(name, "no image left", f" after skipping bad ones ({summary})" * bool(summary))
-    return Images(pixels[: len(labels)], labels, class_names(labels, name), names, skipped)
+    return Decoded(pixels[: len(kept)], kept, skipped)
 
 
-def _choose_form(
-    files: Iterable[tuple[Path, str]], leave_out: Callable[[BadImage], None]
-) -> tuple[tuple[int, int], int]:
+def _choose_form(files: Iterable[Path], leave_out: Callable[[BadImage], None]) -> tuple[tuple[int, int], int]:
     """The size and the number of channels for images of any sizes."""
     sizes, is_grey = set(), True
-    for file, _ in files:
+    for file in files:
         try:
             header = read_header(file)
         except BadImage as bad:
