@@ -133,6 +133,25 @@ def link_layers(*stacks: Blocks) -> None:
         feed.link_layers(None if like is feed else like)
 
 
+def initial_states(
+    blocks: Blocks, batch: int, weight: Tensor, *, memory: Memory | None = None, capacity: int | None = None
+) -> tuple[BlockState, ...]:
+    """The states of the blocks of a decoder before the first token, in the dtype and on the device of `weight`. A
+    memory of B rows also serves a batch of k * B: beams."""
+    options = {"dtype": weight.dtype, "device": weight.device}
+    states, stream = [], None if memory is None else memory.stream
+    for block in blocks:
+        assert block.attention is not None, "layers of a decoder attend to themselves"
+        repeated = None if stream is None else stream.repeat_interleave(batch // len(stream), 0)
+        kept, cross = block.attention.initial_state(batch, stream=repeated, capacity=capacity, **options), None
+        if block.cross is not None and memory is not None:
+            out = block.cross.initial_state(len(memory.x), memory=memory, stream=stream, **options)
+            # only the memory refines a stream: it is the same for all tokens
+            cross, stream = out.state, stream if out.stream is None else out.stream
+        states.append(BlockState(kept.state, cross))
+    return tuple(states)
+
+
 def forward_blocks(
     blocks: Blocks,
     x: Tensor,

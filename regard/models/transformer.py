@@ -18,7 +18,7 @@ from regard.models.aligner import Aligner
 from regard.models.block import BlockState, gather_auxiliary, normalization
 from regard.models.config import ModelConfig
 from regard.models.recording import Recorder, Recording, take_map
-from regard.models.stack import Stack, link_layers
+from regard.models.stack import Stack, initial_states, link_layers
 
 MapPlace = Literal["encoder", "decoder", "cross", "aligner"]
 
@@ -240,17 +240,8 @@ class Transformer(Model):
         if memory is not None and batch % len(memory.x):
             raise ValueError(f"a memory of {len(memory.x)} rows serves a multiple of them, not a batch of {batch}")
         weight = self.decoder.embedding.weight
-        options = {"dtype": weight.dtype, "device": weight.device}
-        blocks, stream = [], None if memory is None else memory.stream
-        for block, attention in zip(self.decoder.blocks, self.decoder.self_attentions(), strict=True):
-            repeated = None if stream is None else stream.repeat_interleave(batch // len(stream), 0)
-            kept, cross = attention.initial_state(batch, stream=repeated, capacity=capacity, **options), None
-            if block.cross is not None and memory is not None:
-                out = block.cross.initial_state(len(memory.x), memory=memory, stream=stream, **options)
-                # only the memory refines a stream: it is the same for all tokens
-                cross, stream = out.state, stream if out.stream is None else out.stream
-            blocks.append(BlockState(kept.state, cross))
-        return ModelState(tuple(blocks), Progress.initial(batch, weight.device))
+        blocks = initial_states(self.decoder.blocks, batch, weight, memory=memory, capacity=capacity)
+        return ModelState(blocks, Progress.initial(batch, weight.device))
 
     def extend(self, tokens: Tensor, state: ModelState, *, keep: Tensor | None = None) -> tuple[Tensor, ModelState]:
         """New ids [B, n] -> logits [B, n, V] and the next state; the old one is consumed."""
