@@ -95,6 +95,12 @@ class TrainingConfig:
     patience: Annotated[int | None, "stop after this number of evaluations without a better one", Range(1)] = None
     stop_at: Annotated[float | None, "stop as soon as the metric is this good"] = renamed("goal", None)
     keep: Annotated[int, "number of newest checkpoints to keep, besides the best", Range(1)] = 5
+    ema: Annotated[
+        float | None,
+        "decay of an exponential moving average of the weights, such as 0.9995, which is evaluated, saved and used in "
+        "their place (default: none)",
+        Range(0, below=1),
+    ] = None
     average: Annotated[int, "number of newest checkpoints to average at the end (at most `keep`)", Range(0)] = 0
     seed: Annotated[int, "random seed of weights, data order and dropout", Range(0, below=2**63)] = 1
     device: Annotated[str, "device: cpu, cuda, cuda:1 ...; auto: a GPU if there is one"] = "auto"

@@ -25,6 +25,7 @@ from regard.training import plan as plans
 from regard.training.averaging import average_run
 from regard.training.config import TrainingConfig
 from regard.training.display import Display
+from regard.training.ema import Ema
 from regard.training.graphs import CudaGraphs
 from regard.training.groups import parameter_groups
 from regard.training.loss import Loss
@@ -112,6 +113,8 @@ class Loop:
             eps=config.epsilon,
             fused=self.device.type in ("cpu", "cuda"),
         )
+        self.ema = None if config.ema is None else Ema(task.model, config.ema)
+        self.ahead: tuple[tuple[int, int], Any] | None = None  # a place in the data, and its batch
         self.sums = LogSums.zero(self.device, time.monotonic())
         self.signals = Signals()
         if config.compile:
@@ -153,10 +156,13 @@ class Loop:
         self._seed_draws()
         batches = [self._next_batch() for _ in range(self.config.accumulate)]
         loss, statistics = self._accumulate_gradients(batches)
+        self._read_ahead()
         norm = self._gradient_norm()
         if math.isfinite(norm):
             self._clip_gradients(norm)
             self._step_optimizer()
+            if self.ema is not None:
+                self.ema.update(self.state.step + 1)
             self._update_loss_scale()
             self.sums.accumulate_statistics(statistics)
         else:
@@ -179,11 +185,19 @@ class Loop:
 
     def _next_batch(self) -> Any:
         state = self.state
-        batch = self.task.batches.get(state.epoch, state.batch)
+        place, ahead = (state.epoch, state.batch), self.ahead
+        batch = self.task.batches.get(*place) if ahead is None or ahead[0] != place else ahead[1]
+        self.ahead = None
         state.batch += 1
         if state.batch == self.task.batches.count(state.epoch):
             state.epoch, state.batch = state.epoch + 1, 0
         return batch
+
+    def _read_ahead(self) -> None:
+        """Makes the next batch while the GPU is at work on the present one."""
+        place = (self.state.epoch, self.state.batch)
+        if self.device.type == "cuda" and self.state.step + 1 != self.config.steps:
+            self.ahead = (place, self.task.batches.get(*place))
 
     def _accumulate_gradients(self, batches: list[Any]) -> tuple[Tensor, list[dict[str, Tensor]]]:
         """Adds the gradients of the mean loss over all tokens of the batches, times the loss scale. Returns the loss
@@ -361,8 +375,9 @@ class Loop:
         self, check: Callable[[], None] | None = None
     ) -> tuple[dict[str, float], list[dict[str, str]]]:
         self.task.model.eval()
+        averaged = nullcontext() if self.ema is None else self.ema.applied()
         try:
-            with torch.inference_mode(), self._precision(), self._uncompiled():
+            with averaged, torch.inference_mode(), self._precision(), self._uncompiled():
                 return self.task.evaluate(check or self._check_signals)
         finally:
             self.task.model.train()
@@ -454,6 +469,10 @@ class Loop:
         state.batches = self.sums.batches
         moments, facts = pack_optimizer(self.optimizer, model)
         tensors = {"model": dict(model.state_dict()), "optimizer": moments}
+        if self.ema is not None:
+            # whoever uses the run takes `model`, and training resumes from `weights`
+            tensors["weights"] = {name: tensors["model"][name] for name in self.ema.state_dict()}
+            tensors["model"] |= self.ema.state_dict()
         checkpoint.write(
             self.run.checkpoints,
             checkpoint.step_name(state.step),
@@ -496,6 +515,8 @@ class Loop:
             raise checkpoint.CheckpointError(
                 f"{found.path} does not fit the model config in run.json: {reason}"
             ) from error
+        if self.ema is not None:
+            self._load_average(found)
         says_states = any("states" in group for group in facts["groups"])
         if self.state.step and not found.tensors["optimizer"] and not says_states:
             raise checkpoint.CheckpointError(f"{found.path}: has no optimizer state: training cannot be resumed")
@@ -504,6 +525,20 @@ class Loop:
         self._rewind_log()
         self.saved = self.state.step
         self.display.note(f"resuming from step {self.state.step}")
+
+    def _load_average(self, found: checkpoint.Checkpoint) -> None:
+        """Takes the moving average from a checkpoint, and the weights that it is an average of."""
+        assert self.ema is not None
+        weights = found.tensors.get("weights", {})
+        form = {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}
+        own = {name: (tensor.shape, tensor.dtype) for name, tensor in self.ema.state_dict().items()}
+        if form != own:
+            raise checkpoint.CheckpointError(
+                f"{found.path}: weights.safetensors does not have the weights of a run with training.ema: "
+                "training cannot be resumed"
+            )
+        self.ema.load(found.tensors["model"])
+        self.task.model.load_state_dict(weights, strict=False)
 
     def _restore_sums(self) -> None:
         self.sums.loss += self.state.loss_sum

@@ -1,0 +1,72 @@
+"""The exponential moving average of the weights, which is evaluated and used in their place.
+
+Weights of late steps jump around a minimum, and their mean lies nearer to it (Polyak and Juditsky 1992; for networks
+Tarvainen and Valpola 2017, arXiv 1703.01780). After each step,
+
+    average <- d average + (1 - d) weights,    d = min(decay, (1 + step) / (10 + step)),
+
+so that the first average is not one of random weights. Floating-point buffers, such as the running statistics of batch
+normalization, are averaged as well; whole numbers and random draws are those of the model.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from regard.core.draws import list_redrawn
+from regard.training.checkpoint import find_ties
+
+
+def decay_at(decay: float, step: int) -> float:
+    """The decay at a step, counted from 1."""
+    return min(decay, (1 + step) / (10 + step))
+
+
+class Ema:
+    """The average of the weights of a model, on its device. Nothing here waits for a GPU."""
+
+    def __init__(self, model: nn.Module, decay: float):
+        self.model, self.decay = model, decay
+        state = model.state_dict()
+        self.ties, drawn = find_ties(state), set(list_redrawn(model))
+        self.names = [
+            name
+            for name, tensor in state.items()
+            if tensor.is_floating_point() and name not in self.ties and name not in drawn
+        ]
+        # tensors of the state share memory with the model
+        self.weights = [state[name] for name in self.names]
+        self.average = [tensor.detach().clone() for tensor in self.weights]
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """After a step, counted from 1."""
+        # PyTorch has no public name for one kernel over many tensors
+        torch._foreach_lerp_(self.average, self.weights, 1 - decay_at(self.decay, step))  # pyright: ignore[reportPrivateImportUsage]
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The model has the averaged weights meanwhile, where its own ones are before and after: CUDA graphs and the
+        optimizer know their addresses."""
+        own = [tensor.clone() for tensor in self.weights]
+        self._set(self.weights, self.average)
+        try:
+            yield
+        finally:
+            self._set(self.weights, own)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The averaged tensors under the names that they have in the model; tied ones under each of them."""
+        average = dict(zip(self.names, self.average, strict=True))
+        return average | {name: average[first] for name, first in self.ties.items() if first in average}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes the average from a state dict."""
+        self._set(self.average, [tensors[name].to(self.average[0].device) for name in self.names])
+
+    @staticmethod
+    @torch.no_grad()
+    def _set(tensors: list[Tensor], values: list[Tensor]) -> None:
+        torch._foreach_copy_(tensors, values)  # pyright: ignore[reportPrivateImportUsage]
