@@ -3,11 +3,13 @@
     python bench/models_gpu.py training                       # 2 rows of 16,384 tokens and 1 of 65,536
     python bench/models_gpu.py training --ways eager --only local
     python bench/models_gpu.py decoding                       # contexts of 256 and 2,048 tokens, batches of 1 and 64
+    python bench/models_gpu.py ring                           # the kernel of a step over its keys, launched variously
 
 The size is that of GPT-2 small: 12 layers, width 768, 12 heads. `training` is one update in bfloat16 autocast (forward,
 backward, AdamW) with a vocabulary of 16,384: tokens per second and peak memory. "compiled" compiles the layers as
 `--training.compile` does, and the rival as a whole. `decoding` is greedy decoding of 256 tokens in bfloat16 after a
 prompt whose prefill is not counted, with a vocabulary of 50,257; Hugging Face's has a static cache and is compiled.
+`ring` is one layer's kernel of `softmax` for 64 rows behind 2,048 tokens: ms, and TB/s of keys and values read.
 """
 
 import argparse
@@ -202,11 +204,13 @@ def theirs(longest: int, small: bool, compiled: bool) -> Callable[[Tensor, int],
 
 
 def decoding(given: argparse.Namespace) -> None:
-    contexts, batches, count = ([16], [2], 24) if given.small else ([256, 2048], [1, 64], 256)
+    # the largest first
+    contexts, batches, count = ([16], [2], 24) if given.small else ([2048, 256], [64, 1], 256)
     longest = max(contexts) + count + 8
-    rows = {name: lambda name=name: ours(name, longest, given.small, True) for name in ATTENTIONS}
-    rows |= {"softmax, no graphs": lambda: ours("softmax", longest, given.small, False)}
+    rows = {"softmax": lambda: ours("softmax", longest, given.small, True)}
     rows |= {"Hugging Face, compiled": lambda: theirs(longest, given.small, True)}
+    rows |= {name: lambda name=name: ours(name, longest, given.small, True) for name in ATTENTIONS}
+    rows |= {"softmax, no graphs": lambda: ours("softmax", longest, given.small, False)}
     rows |= {"Hugging Face, eager": lambda: theirs(longest, given.small, False)}
     print(f"\ngreedy decoding of {count} tokens: tokens per second, and milliseconds of a step\n")
     print(
@@ -247,18 +251,42 @@ def seconds(decode: Callable[[Tensor, int], object], prompt: Tensor, count: int)
     return time.perf_counter() - began
 
 
+def ring(given: argparse.Namespace) -> None:
+    """The kernel that writes a token's key and value and reads all before, with other blocks, warps and splits."""
+    from regard.kernels import ring_triton
+
+    rows, heads, slots, seen = (64, 12, 2312, 2176)
+    new = [torch.randn(rows, heads, 1, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    kept = [torch.randn(rows, heads, slots, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+    length, read = torch.full((rows,), seen, device="cuda"), 2 * rows * heads * seen * 64 * 2
+    chosen = ring_triton.BLOCK, ring_triton.WARPS, ring_triton.WAVES
+    print(f"\n{'block, warps, waves':24}{'ms':>10}{'TB/s':>8}")
+    for launch in (chosen, (32, 4, 8), (128, 4, 8), (128, 8, 8), (64, 4, 3), (64, 4, 16), (32, 4, 16), chosen):
+        ring_triton.BLOCK, ring_triton.WARPS, ring_triton.WAVES = launch
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(21)]
+        for mark in (None, None, None, *marks):
+            ring_triton.attend_next(*new, *kept, length, 0.125)
+            if mark is not None:
+                mark.record()
+        wait()
+        ms = statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks))
+        print(f"{', '.join(map(str, launch)):24}{ms:>10.4f}{read / ms / 1e9:>8.2f}", flush=True)
+        write(given, {"section": "ring", "launch": launch, "ms": ms, "tb_s": read / ms / 1e9})
+    ring_triton.BLOCK, ring_triton.WARPS, ring_triton.WAVES = chosen
+
+
 def write(given: argparse.Namespace, found: dict[str, Any]) -> None:
     if given.json:
         with open(given.json, "a") as file:
             file.write(json.dumps(found) + "\n")
 
 
-SECTIONS = {"training": training, "decoding": decoding}
+SECTIONS = {"training": training, "decoding": decoding, "ring": ring}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sections", nargs="*", help=f"sections of {', '.join(SECTIONS)} (default: all)")
+    parser.add_argument("sections", nargs="*", help=f"sections of {', '.join(SECTIONS)} (default: the first two)")
     parser.add_argument("--only", nargs="+", help="attentions whose names begin so")
     parser.add_argument("--lengths", type=int, nargs="+", help="training: rows of these lengths only")
     parser.add_argument("--ways", nargs="+", choices=("eager", "compiled"), default=["eager", "compiled"])
@@ -271,7 +299,7 @@ def main() -> None:
         parser.error(f"unknown section {unknown[0]!r}: choose from {', '.join(SECTIONS)}")
     if not given.small and not torch.cuda.is_available():
         parser.exit(1, "no CUDA device: this benchmark measures one (--small tries it on a CPU)\n")
-    for name in given.sections or SECTIONS:
+    for name in given.sections or ("training", "decoding"):
         SECTIONS[name](given)
 
 

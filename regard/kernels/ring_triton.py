@@ -13,7 +13,9 @@ from regard.kernels.ring_triton_kernels import merge_kernel, read_kernel
 from regard.kernels.runs import LOG2E
 
 BLOCK = 64  # slots at a time
+WARPS = 4
 PROGRAMS = 264  # that a grid should have: two for each multiprocessor of an H200
+WAVES = 8  # times as many, at most, where rings are long
 MOST = 32  # splits
 
 
@@ -22,7 +24,7 @@ def attend_next(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, s
     # heads side by side in memory, as the projection behind reads them
     o = q.new_empty(B, 1, H, D).transpose(1, 2)
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    few, many = PROGRAMS // (B * G), 8 * PROGRAMS // (B * G)
+    few, many = PROGRAMS // (B * G), WAVES * PROGRAMS // (B * G)
     # enough programs for every multiprocessor; of long rings several waves of them, so that the last one is short
     splits = max(1, min(triton.cdiv(R, 2 * BLOCK), few, MOST), min(triton.cdiv(R, 1024), many, MOST))
     sums = q.new_empty(splits, B, H, D + 2, dtype=torch.float32) if splits > 1 else None
@@ -49,7 +51,7 @@ def attend_next(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, s
             GROUP=group,
             ROWS=1 if group == 1 else max(16, triton.next_power_of_2(group)),
             BLOCK=BLOCK,
-            num_warps=4,
+            num_warps=WARPS,
             num_stages=2,
         )
         if splits > 1:

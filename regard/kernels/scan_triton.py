@@ -388,7 +388,7 @@ def _backward(
     dq, dk, dv, of_q, of_k, dS_start, dz_start = _backward_results(q, k, v, decay, tops, learns, onward)
     e = _row_gradients(g, g_den, o, rest, den, norm, floor, p)
     options = options_of(q, k, v, first, lengths, p, map, norm)
-    options |= {"NARROW": False, "PRECISION": "tf32x3"} if exact else {}
+    options |= {"NARROW": False, "PRECISION": cuts.EXACT} if exact else {}
     sizes = (q.shape[2], len(q), p.segments, p.span, _last(tops), floor)
     grid, extra = (q.shape[1] * p.segments, len(q), p.parts), (decay, tops, safe)
     steps = (*strides(q), *strides(k), *strides(v), *strides(g), *strides(decay))

@@ -1,5 +1,6 @@
 """How the scans of scan_triton.py are cut into programs, and how those are launched."""
 
+import os
 from collections.abc import Sequence
 from typing import NamedTuple, overload
 
@@ -9,6 +10,9 @@ from torch import Tensor
 
 from regard.kernels.scan_triton_tiles import TOKENS
 
+# Factors of gradients that must not be rounded to bfloat16 are two of them each. With tf32x3 kernels have twice the
+# instructions, and 1 to 2 KB of a thread's registers in memory. The interpreter knows only that name for it.
+EXACT = "tf32x3" if os.environ.get("TRITON_INTERPRET") == "1" else "bf16x3"
 HELD = 16384  # numbers of a state that a program holds; half of it where factors are float32
 FEATURES = 64  # of a state that a program holds, twice as many where values are wide
 RESIDENT = 8  # warps of a multiprocessor: a thread has up to 255 registers

@@ -30,7 +30,8 @@ from regard.testing.cases import LONG, WIDTH, Case, extended, holes, inputs, ref
 
 @pytest.fixture(autouse=True)
 def interpreter_as_a_gpu(monkeypatch) -> None:
-    """The interpreter multiplies the bits of bfloat16 as whole numbers, and cuts off digits where a GPU rounds."""
+    """The interpreter multiplies the bits of bfloat16 as whole numbers, and cuts off digits where a GPU rounds. What a
+    GPU splits into two bfloat16 parts it would multiply in float32."""
     dot, cast = interpreter.InterpreterBuilder.create_dot, interpreter.InterpreterBuilder.cast_impl
 
     def wide(x):
@@ -44,9 +45,22 @@ def interpreter_as_a_gpu(monkeypatch) -> None:
             return interpreter.TensorHandle(bits, tl.bfloat16)
         return cast(self, x, dtype)
 
-    monkeypatch.setattr(
-        interpreter.InterpreterBuilder, "create_dot", lambda self, a, b, *rest: dot(self, wide(a), wide(b), *rest)
-    )
+    def split(x):
+        data = torch.from_numpy(np.ascontiguousarray(x.data))
+        high = data.bfloat16().float()
+        low = (data - high).bfloat16().float()
+        return [interpreter.TensorHandle(part.numpy(), tl.float32) for part in (high, low)]
+
+    def product(self, a, b, total, precision, *rest):
+        a, b = wide(a), wide(b)
+        if "TF32x3" not in str(precision):
+            return dot(self, a, b, total, precision, *rest)
+        (high, low), (other_high, other_low) = split(a), split(b)
+        for x, y in ((low, other_high), (high, other_low), (high, other_high)):
+            total = dot(self, x, y, total, precision, *rest)
+        return total
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", product)
     monkeypatch.setattr(interpreter.InterpreterBuilder, "cast_impl", rounded)
     # a check of every sum of whole numbers takes a third of the time
     monkeypatch.setattr(interpreter.InterpreterOptions, "sanitize_overflow", False, raising=False)

@@ -85,7 +85,7 @@ class Routing(Cached):
         ("routing(clusters=3, window=33, shared=False)", "routing(clusters=1, shared=False)"),
         ("routing(clusters=3, window=33, strided=True)", "routing(clusters=1)"),
     )
-    tile = 16  # role "cross": queries of one centroid that read its keys together
+    tile, largest_tile = 16, 128  # role "cross": queries of one centroid that read its keys together
     sums: Tensor  # [H, clusters, D]
     counts: Tensor  # [H, clusters]
 
@@ -194,10 +194,11 @@ class Routing(Cached):
             centroids = _take(self.centroids.expand(len(q), -1, -1, -1), nearest)
             return self._gathered(q[:, :, :, None], k, v, self._pick(mask, k, centroids))[:, :, :, 0]
         at = self._pick(mask, k, self.centroids)
-        slot, cluster = tiles(nearest, self.clusters, self.tile)
+        tile = self._tile(mask.T)
+        slot, cluster = tiles(nearest, self.clusters, tile)
         slots = slot[..., None].expand_as(q)
-        room = q.new_zeros(*q.shape[:2], cluster.shape[2] * self.tile, q.shape[3])
-        queries = room.scatter(2, slots, q).unflatten(2, (-1, self.tile))
+        room = q.new_zeros(*q.shape[:2], cluster.shape[2] * tile, q.shape[3])
+        queries = room.scatter(2, slots, q).unflatten(2, (-1, tile))
 
         def read(q: Tensor, k: Tensor, v: Tensor, cluster: Tensor) -> Tensor:
             return self._gathered(q, k, v, _take(at, cluster))
@@ -207,8 +208,16 @@ class Routing(Cached):
         # as many tiles at a time as read about S keys
         size = max(1, mask.S // at.shape[3])
         pieces = zip(queries.split(size, 2), cluster.split(size, 2), strict=True)
-        o = torch.cat([recomputed(read, tile, k, v, some) for tile, some in pieces], 2)
-        return o.flatten(2, 3).gather(2, slots)
+        o = torch.cat([recomputed(read, some, k, v, theirs) for some, theirs in pieces], 2)
+        return take_per_head(o.flatten(2, 3), slot)
+
+    def _tile(self, T: int) -> int:
+        """Keys are taken once for each tile: of many queries larger ones take fewer. A centroid fills several on
+        average, so that few places of the last ones stay empty."""
+        tile = self.tile
+        while not exporting() and tile < self.largest_tile and 8 * tile * self.clusters <= T:
+            tile *= 2
+        return tile
 
     def _gathered(self, q: Tensor, k: Tensor, v: Tensor, at: Tensor) -> Tensor:
         """Queries [B, H, n, t, D] over the keys at [B, H, n, w]."""

@@ -75,7 +75,7 @@ def family(
     fixed |= {} if decay in (1, 2) else {"decay": None}
     fixed |= {} if decay > 2 else {"tops": None, "safe": None, "logits": None}
     exact = learns and dtype != torch.float32
-    back = fixed | ({"NARROW": False, "PRECISION": "tf32x3"} if exact else {})
+    back = fixed | ({"NARROW": False, "PRECISION": cuts.EXACT} if exact else {})
     narrow = torch.float16 if exact else dtype
 
     def tuned(kernel: str, dtype: torch.dtype) -> cuts.Tuning:
