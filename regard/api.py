@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from regard.core.rows import Mask, Memory, Rows, pack, pack_pairs, unpack
-from regard.core.shape import Role, Shape
+from regard.core.shape import Bias, Role, Shape
 from regard.layers.attention.base import Attention, Facts
 from regard.layers.attention.cached import Cached
 from regard.layers.attention.checks import allowed_pairs
@@ -33,7 +33,7 @@ def attention(
     head_width: int | None = None,
     memory_width: int | None = None,
     out_width: int | None = None,
-    bias: bool | Literal["inputs"] = False,
+    bias: Bias = False,
     position: str | None = None,
     dropout: float = 0.0,
 ) -> Attention:
@@ -49,7 +49,7 @@ def attention(
         head_width: width of a head; default: width / heads.
         memory_width: width of the memory, for role "cross"; default: width.
         out_width: width of the output; default: width.
-        bias: whether the projections have biases; "inputs": all but the output projection.
+        bias: whether the projections have biases; "inputs": all but the output projection, "output": that one alone.
         position: a position scheme inside the layer, such as "rotary" or "alibi"; `regard list --kind position`.
         dropout: attention dropout, the share of the weights set to zero in training, for the mechanisms that weigh
             pairs of tokens one by one; the others refuse it.

@@ -173,8 +173,8 @@ def _model(name: str) -> str:
     lines = [f"# {name}", "", f"{model.facts.paper} ({model.facts.link})", ""]
     lines += ["| predicts | trained by | presets |", "|---|---|---|"]
     for predicts, form in model.forms.items():
-        task = next(task for task in tasks.names() if tasks.find(task).predicts == predicts)
-        lines.append(_row(predicts, f"`regard train {task}`", ", ".join(f"`{preset}`" for preset in form.presets)))
+        task = next((task for task in tasks.names() if tasks.find(task).predicts == predicts), None)
+        lines.append(_row(predicts, f"`regard train {task}`" if task else "-", ", ".join(f"`{preset}`" for preset in form.presets)))
     for form in {form.config: form for form in model.forms.values()}.values():
         config, cls = form.config, form.module
         named = f"from {config.__module__} import {config.__name__}\nfrom regard.models import build\n\n"
@@ -182,7 +182,8 @@ def _model(name: str) -> str:
         lines += [prose(inspect.getdoc(config) or ""), "", "| name | default | meaning |", "|---|---|---|"]
         lines += [_row(f"`{one.name}`", f"`{one.default!r}`", one.help) for one in options(config).values()]
         fixed = "".join(f", {field}={value!r}" for field, value in form.fixed.items())
-        lines += ["", f"```python\n{named}model = build({config.__name__}(vocabulary=8000{fixed}))\n```", ""]
+        data = "vocabulary=8000" if "vocabulary" in options(config) else "image=(32, 32), classes=10"
+        lines += ["", f"```python\n{named}model = build({config.__name__}({data}{fixed}))\n```", ""]
         lines += [f"The code is in `{cls.__module__.replace('.', '/')}.py`.", ""]
     return "\n".join(lines)
 

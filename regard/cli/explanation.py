@@ -13,6 +13,7 @@ from rich.text import Text
 import regard
 from regard import tasks
 from regard.cli.console import fact_items
+from regard.core.options import options as options_of
 from regard.core.shape import Order
 from regard.models.registry import Model, model_options
 from regard.spec import REGISTRIES, Registry, Spec, describe, parse
@@ -110,8 +111,9 @@ def print_model(console: Console, model: Model) -> None:
     console.print("\nTo copy", style="bold")
     config = first.config.__name__
     fixed = "".join(f", {name}={value!r}" for name, value in first.fixed.items())
+    data = "vocabulary=8000" if "vocabulary" in options_of(first.config) else "image=(32, 32), classes=10"
     console.print(f"  from regard.models import {config}, build", soft_wrap=True)
-    console.print(f"  model = build({config}(vocabulary=8000{fixed}))\n", soft_wrap=True)
+    console.print(f"  model = build({config}({data}{fixed}))\n", soft_wrap=True)
 
 
 def _print_options(console: Console, rows: list[tuple[str, str, str, str]]) -> None:

@@ -15,7 +15,8 @@ class Hidden(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """Logits [B, T, V] at the real positions (zeros elsewhere), and the auxiliary losses of the layers, added up."""
+    """Logits [B, T, V] at the real positions (zeros elsewhere), or [B, K] of classes; and the auxiliary losses of the
+    layers, added up."""
 
     logits: Tensor
     auxiliary_loss: Tensor | None
@@ -25,7 +26,7 @@ class Prediction(NamedTuple):
 class Model(nn.Module):
     """A module that keeps the config it was built from. A call of it gives a `Prediction`."""
 
-    config: Any  # a dataclass; `kind`, `width` and `vocabulary` are among its fields
+    config: Any  # a dataclass; `kind` and `width` are among its fields, of models of texts `vocabulary` too
 
 
 class LinearHead(Protocol):

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 Role = Literal["self", "causal", "cross"]
+Bias = bool | Literal["inputs", "output"]  # which projections have one: all, none, or those of one side
 
 
 class Order(NamedTuple):
@@ -46,7 +47,7 @@ class Shape:
     head_width: int
     memory_width: int
     out_width: int
-    bias: bool | Literal["inputs"] = False
+    bias: Bias = False
     position: str | None = None
     dropout: float = 0.0  # attention dropout, in training
     first_head: int = 0  # where these heads stand among `all_heads`, inside heads(...)
@@ -64,7 +65,7 @@ class Shape:
         head_width: int | None = None,
         memory_width: int | None = None,
         out_width: int | None = None,
-        bias: bool | Literal["inputs"] = False,
+        bias: Bias = False,
         position: str | None = None,
         dropout: float = 0.0,
         pace: int | None = None,
@@ -84,8 +85,11 @@ class Shape:
             raise ValueError(
                 f"heads {heads} is not divisible by kv_heads {kv_heads}: each must serve equally many heads"
             )
-        if not isinstance(bias, bool) and bias != "inputs":
-            raise ValueError(f"bias must be True, False or 'inputs' (all but the output projection), got {bias!r}")
+        if not isinstance(bias, bool) and bias not in ("inputs", "output"):
+            raise ValueError(
+                f"bias must be True, False, 'inputs' (all but the output projection) or 'output' (that one alone), got "
+                f"{bias!r}"
+            )
         if not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {dropout!r}")
         if memory_width is not None and role != "cross":
@@ -107,8 +111,8 @@ class Shape:
 
     @property
     def input_bias(self) -> bool:
-        return self.bias is not False
+        return self.bias in (True, "inputs")
 
     @property
     def output_bias(self) -> bool:
-        return self.bias is True
+        return self.bias in (True, "output")

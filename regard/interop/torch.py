@@ -79,7 +79,7 @@ def to_torch(layer: Attention, *, batch_first: bool = True) -> nn.MultiheadAtten
         "head_width": shape.head_width * shape.heads != shape.width,
         "out_width": shape.out_width != shape.width,
         "position": layer.position is not None,
-        "bias='inputs'": shape.bias == "inputs",
+        f"bias={shape.bias!r}": not isinstance(shape.bias, bool),
     }
     for name, so in refused.items():
         if so:

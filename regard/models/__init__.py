@@ -18,6 +18,7 @@ from regard.models.pooling import Classifier, ClassifierConfig
 from regard.models.recurrent import Recurrent, RecurrentConfig
 from regard.models.tokenlearner import TokenLearner, TokenLearnerConfig
 from regard.models.transformer import Transformer
+from regard.models.vision.vit import Vit, VitConfig
 from regard.spec import FIELDS, Spec, spec_list
 
 LARGE, LARGE_OPTION = (
@@ -42,6 +43,8 @@ __all__ = [
     "TokenLearner",
     "TokenLearnerConfig",
     "Transformer",
+    "Vit",
+    "VitConfig",
     "build",
     "complete_config",
     "config_class",
@@ -75,7 +78,7 @@ def _check_fits(config: Any) -> None:
         return
     layers = sum(config.layers) if isinstance(config.layers, tuple | list) else config.layers
     inner = getattr(config, "inner", config.width)
-    rough = config.vocabulary * config.width + layers * config.width * (config.width + inner)
+    rough = getattr(config, "vocabulary", 0) * config.width + layers * config.width * (config.width + inner)
     check_memory(rough, "the model")
     specs = [spec for name in FIELDS if getattr(config, name, None) for spec in spec_list(getattr(config, name))]
     if rough > LARGE or any(size > LARGE_OPTION for spec in specs for size in _sizes(spec)):

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from regard.core.rows import Memory, Rows
 from regard.core.shape import Shape
 from regard.core.state import Out
-from regard.kernels.dropout import Dropout
+from regard.kernels.dropout import Dropout, DropPath
 from regard.layers.attention.base import Attention
 from regard.layers.feedforward.base import FeedForward, Sizes
+from regard.layers.position.base import Position
 from regard.models.config import ModelConfig
 from regard.models.recording import Recording
 from regard.models.reversible import Sublayer
@@ -47,10 +48,11 @@ class Block(nn.Module):
         memory_width: int | None = None,
         feedforward: Spec | str | None = None,
         pace: int | None = None,
+        drop_path: float = 0.0,
     ):
         """`feedforward`: None is the first that the config names. `pace`: the number of tokens of the memory that are
         as far apart as two queries, where positions inside attention count both on one line; None: they have no common
-        places."""
+        places. `drop_path`: the probability with which a row leaves a sublayer out, in training."""
         super().__init__()
         sizes = {name: getattr(config, name) for name in ("width", "heads", "kv_heads", "head_width", "bias")}
         inside = POSITIONS.find(parse(config.position).name).facts.kind != "input"
@@ -65,7 +67,20 @@ class Block(nn.Module):
         sublayers = 1 + (spec is not None) + (cross is not None)
         self.norms = nn.ModuleList(normalization(config) for _ in range(sublayers))
         self.dropout = Dropout(config.dropout)
+        self.drop_path = DropPath(drop_path)
         self.pre = config.norm == "pre"
+        # where its self-attention reads the tokens in another order than they stand in: which it reads, and back
+        self.order: Tensor | None
+        self.back: Tensor | None
+        self.register_buffer("order", None, persistent=False)
+        self.register_buffer("back", None, persistent=False)
+
+    def read_in_order(self, order: Tensor) -> None:
+        """Gives self-attention the tokens in this order; its answers come back to the places of the tokens."""
+        self.order, self.back = order, order.argsort()
+        for part in [] if self.attention is None else self.attention.modules():
+            if isinstance(part, Position):
+                part.slots = order
 
     def forward(
         self,
@@ -101,9 +116,11 @@ class Block(nn.Module):
         if attention is not None:
 
             def attend_self(x: Tensor, stream: Tensor | None) -> Out:
+                x = x if self.order is None else x[:, self.order]
                 if maps is not None:
                     maps.add("self", attention, x, rows, state=kept, stream=stream)
-                return attention.forward_packed(x, rows, state=kept, stream=stream)
+                out = attention.forward_packed(x, rows, state=kept, stream=stream)
+                return out if self.back is None else out._replace(y=out.y[:, self.back])
 
             found.append(attend_self)
 
@@ -126,8 +143,10 @@ class Block(nn.Module):
         def adding(sublayer: Sublayer, norm: nn.Module) -> Sublayer:
             def add(x: Tensor, stream: Tensor | None) -> Out:
                 out = sublayer(norm(x) if self.pre else x, stream)
+                y = self.dropout(out.y)
+                y = y if state is not None else self.drop_path(y)
                 # a layer without a stream of its own passes it on
-                return out._replace(y=self.dropout(out.y), stream=stream if out.stream is None else out.stream)
+                return out._replace(y=y, stream=stream if out.stream is None else out.stream)
 
             return add
 

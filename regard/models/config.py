@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from regard.core.options import Range, check_options
+from regard.core.shape import Bias
 from regard.spec import use_canonical_names
 
 Specs = str | Sequence[str]
@@ -54,7 +55,8 @@ class ModelConfig:
         bool, "reversible layers, recomputed in the backward pass, so that depth costs no memory; with norm pre"
     ] = False
     bias: Annotated[
-        bool | Literal["inputs"], "biases of the projections of attention; inputs: of queries, keys and values only"
+        Bias,
+        "biases of the projections of attention; inputs: of queries, keys and values only; output: of the output only",
     ] = False
     scaled_embedding: Annotated[bool, "token embeddings times the square root of width, as in the paper"] = True
     normed_embedding: Annotated[bool, "a norm over the sum of token and position embeddings, as in BERT"] = False

@@ -5,12 +5,13 @@ Also what the models that change the length have in common: a config, and the la
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
 
 from regard.core.model import Hidden, Model, Prediction
+from regard.core.numeric import masked_softmax
 from regard.core.options import Range
 from regard.core.rows import Memory, Rows, blank, pack_memory, unpack
 from regard.core.state import Out
@@ -20,10 +21,10 @@ from regard.models.modules import ModuleListOf
 from regard.models.stack import forward_blocks, link_layers
 from regard.models.transformer import Transformer, pack_ids
 
-How = Literal["pma", "mean", "root", "max", "mean_max", "first", "last"]
+How = Literal["pma", "mean", "root", "max", "mean_max", "sequence", "first", "last"]
 POOLING = (
     "what is read: pma (learned seeds attend to all tokens), their mean, max, mean_max (both), root (their sum over "
-    "the root of their number), the first or the last"
+    "the root of their number), sequence (their mean with learned weights), the first or the last"
 )
 
 
@@ -65,10 +66,15 @@ class EncoderConfig:
 
     def layer(self, **changes: Any) -> ModelConfig:
         """What a Block reads, perhaps of another width."""
-        shared = {field.name for field in fields(ModelConfig)} - {"kind", "layers", "decoder_layers", "cross_attention"}
-        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name in shared}
-        values: dict[str, Any] = {"kind": "encoder"} | own | changes
-        return ModelConfig(**values)
+        return layer_config(self, **changes)
+
+
+def layer_config(config: Any, **changes: Any) -> ModelConfig:
+    """What a Block reads of the config of a model: the fields that have the same names there."""
+    shared = {field.name for field in fields(ModelConfig)} - {"kind", "layers", "decoder_layers", "cross_attention"}
+    own = {field.name: getattr(config, field.name) for field in fields(config) if field.name in shared}
+    values: dict[str, Any] = {"kind": "encoder"} | own | changes
+    return ModelConfig(**values)
 
 
 class Pooling(nn.Module):
@@ -76,9 +82,9 @@ class Pooling(nn.Module):
 
     "mean" is their mean, "root" their sum over the root of their number, which does not shrink with the length, "max"
     the largest of each number, "mean_max" the two side by side (k = 2), "first" and "last" the first and the last of
-    them (k = 1), zeros where there is none. "pma" is pooling by multihead attention of Lee et al. 2019 (Set
-    Transformer, arXiv 1810.00825): k learned seeds
-    S [k, E] read the sequence Z,
+    them (k = 1), zeros where there is none. "sequence" is the pooling of Hassani et al. 2021 (Compact Transformers,
+    arXiv 2104.05704), a mean with weights softmax_t(w . z_t + b). "pma" is pooling by multihead attention of Lee et al.
+    2019 (Set Transformer, arXiv 1810.00825): k learned seeds S [k, E] read the sequence Z,
 
         PMA_k(Z) = MAB(S, rFF(Z)),    MAB(S, Y) = LN(A + rFF(A)),    A = LN(S + Multihead(S, Y, Y)),
 
@@ -110,6 +116,11 @@ class Pooling(nn.Module):
             raise ValueError(f"seeds must be at least 1, got {seeds}")
         self.how, self.seeds = how, 2 if how == "mean_max" else seeds
         self.blocks: ModuleListOf[Block] = ModuleListOf()
+        self.score: nn.Linear | None = None
+        if how == "sequence":
+            self.score = nn.Linear(config.width, 1)
+            nn.init.xavier_uniform_(self.score.weight)
+            nn.init.zeros_(self.score.bias)
         if how == "pma":
             self.seed = nn.Parameter(nn.init.xavier_uniform_(torch.empty(seeds, config.width)))
             self.feed = nn.Linear(config.width, config.width)
@@ -140,6 +151,10 @@ class Pooling(nn.Module):
             return Out(others.y, None, None, loss, statistics)
         if not x.shape[1]:
             return Out(x.new_zeros(len(x), self.seeds, x.shape[2]))
+        if self.score is not None:
+            real = None if count is None else torch.arange(x.shape[1], device=x.device) < count[:, None]
+            weights = masked_softmax(self.score(x).mT, None if real is None else real[:, None])
+            return Out(weights.to(x.dtype) @ (x if real is None else blank(x, real)))
         if self.how == "first":
             return Out(x[:, :1] if count is None else blank(x[:, :1], count[:, None] > 0))
         if self.how == "last":
@@ -163,13 +178,37 @@ def _pooled(x: Tensor, count: Tensor | None, how: str) -> Tensor:
     return blank(x, real).sum(1, keepdim=True) / (size if how == "mean" else size.sqrt())
 
 
+class PooledConfig(Protocol):
+    """What a config says of its classes, of a model of texts or of images."""
+
+    @property
+    def classes(self) -> int | None: ...
+
+    @property
+    def pooling(self) -> How: ...
+
+    @property
+    def seeds(self) -> int: ...
+
+    @property
+    def seed_layers(self) -> int: ...
+
+    @property
+    def norm(self) -> Literal["post", "pre"]: ...
+
+    def layer(self, **changes: Any) -> ModelConfig: ...
+
+
 class Answer(nn.Module):
     """From the vectors of the last layer to logits: of the classes, or at every token of the vocabulary."""
 
-    def __init__(self, config: EncoderConfig, embedding: nn.Embedding, width: int):
+    def __init__(self, config: PooledConfig, embedding: nn.Embedding | None, width: int):
+        """`embedding`: that of the tokens; None where there are none, and the model has classes."""
         super().__init__()
         self.pooling: Pooling | None = None
         if config.classes is None:
+            assert isinstance(config, EncoderConfig), "without classes a model predicts tokens"
+            assert embedding is not None, "a model that predicts tokens reads tokens"
             self.output = nn.Linear(width, config.vocabulary, bias=False)
             if config.tied:
                 self.output.weight = embedding.weight

@@ -22,10 +22,12 @@ from regard.models.pooling import Classifier, ClassifierConfig
 from regard.models.recurrent import Recurrent, RecurrentConfig
 from regard.models.tokenlearner import TokenLearner, TokenLearnerConfig
 from regard.models.transformer import Transformer
+from regard.models.vision.presets import VIT
+from regard.models.vision.vit import Vit, VitConfig
 from regard.plugins import Plugins
 
 GROUP = "regard.models"
-Predicts = Literal["translation", "next token", "hidden tokens", "class"]
+Predicts = Literal["translation", "next token", "hidden tokens", "class", "image class"]
 
 
 class Form(NamedTuple):
@@ -231,6 +233,18 @@ MODELS = (
             None,
         ),
         _both(TokenLearnerConfig, TokenLearner, "tokenlearner", layers=4, tokens=8),
+    ),
+    Model(
+        ModelFacts(
+            "vit",
+            "Dosovitskiy et al. 2021, An Image is Worth 16x16 Words: Transformers for Image Recognition at Scale",
+            "arXiv 2010.11929",
+            "images",
+            Order("N^2", 2),
+            Order("N", 1),
+            None,
+        ),
+        {"image class": Form(VitConfig, Vit, VIT)},
     ),
 )
 

@@ -14,7 +14,18 @@ from regard.models.config import check_config
 
 C = TypeVar("C", bound=type[Any])
 # fields of model configs that follow from the data or from the task
-GIVEN = ("kind", "vocabulary", "target_vocabulary", "classes", "segments", "stems", "pooler", "cell", "body")
+GIVEN = (
+    "kind",
+    "vocabulary",
+    "target_vocabulary",
+    "classes",
+    "channels",
+    "segments",
+    "stems",
+    "pooler",
+    "cell",
+    "body",
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +69,8 @@ class ModelOptions:
             # the name of a model stands for its first preset
             model = registry.find(name)
             if self.predicts not in model.forms:
-                does = " or ".join(f"a {what}" if what == "class" else what for what in model.predicts)
+                articles = {"class": "a ", "image class": "an "}
+                does = " or ".join(f"{articles.get(what, '')}{what}" for what in model.predicts)
                 raise ValueError(
                     f"model.preset {name!r} cannot be used here: {name} predicts {does}, and this task trains models "
                     f"that predict {self.predicts}; choose one of {', '.join(known)}"

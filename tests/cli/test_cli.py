@@ -114,7 +114,8 @@ def test_explain_every_model(capsys, name):
     """The names of `regard list --kind model`, with the presets that train them."""
     assert main(["explain", name]) == 0
     told, model = capsys.readouterr().out, models.find(name)
-    for word in (name, "layers", "vocabulary", "https://arxiv.org/abs/", *model.predicts):
+    data = "image" if "image class" in model.forms else "vocabulary"
+    for word in (name, "layers", data, "https://arxiv.org/abs/", *model.predicts):
         assert word in told
     for form in model.forms.values():
         assert set(form.presets) <= set(re.findall(r"[\w-]+", told.split("Facts")[1]))

@@ -181,7 +181,7 @@ def test_states_of_another_kind(x):
             layer.start(batch, capacity=capacity)
     with pytest.raises(ValueError, match="memory"):
         layer.start(2, memory_keep=torch.ones(2, 5, dtype=torch.bool))
-    with pytest.raises(ValueError, match="bias must be True, False or 'inputs'"):
+    with pytest.raises(ValueError, match=r"bias must be True, False, 'inputs' .* or 'output'"):
         regard.attention("softmax", width=16, heads=4, bias="no")
     with pytest.raises(ValueError, match="batch >= 1"):
         layer(x[:0])

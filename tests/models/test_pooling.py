@@ -9,6 +9,7 @@ from sets import PMA, copy_attention
 from torch.testing import assert_close
 
 import regard
+from regard.core.reference import blend
 from regard.core.rows import Memory, Rows
 from regard.models.config import ModelConfig
 from regard.models.pooling import Classifier, ClassifierConfig, Pooling
@@ -23,6 +24,7 @@ HOW = [
     ("root", {}),
     ("max", {}),
     ("mean_max", {}),
+    ("sequence", {}),
     ("first", {}),
     ("last", {}),
     ("pma", {"seeds": 3}),
@@ -51,6 +53,8 @@ def plain(layer: Pooling, x: torch.Tensor) -> torch.Tensor:
         return torch.stack([max(column) for column in x.T])[None]
     if layer.how == "mean_max":
         return torch.stack([sum(x) / len(x), torch.stack([max(column) for column in x.T])])
+    if layer.how == "sequence":
+        return blend(torch.stack([linear(z, layer.score)[0] for z in x]), list(x))[None]
     if layer.how in ("mean", "root"):
         return (sum(x) / len(x) ** (1 if layer.how == "mean" else 0.5))[None]
     y = block(layer.blocks[0], layer.seed, relu, torch.stack([relu(linear(z, layer.feed)) for z in x]))
@@ -199,7 +203,7 @@ def test_no_token_at_all_is_a_row_of_padding(how, options):
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="one of pma, mean, root, max, mean_max, first, last, got 'sum'"):
+    with pytest.raises(ValueError, match="one of pma, mean, root, max, mean_max, sequence, first, last, got 'sum'"):
         Pooling(LAYER, "sum")
     with pytest.raises(ValueError, match="seeds and layers are for pooling 'pma'; 'mean' leaves one vector"):
         Pooling(LAYER, "mean", seeds=2)

@@ -19,7 +19,7 @@ from regard.training import checkpoint
 from regard.training.loss import IGNORED, ignore_all_but_last, next_token_loss
 
 PREDICTS = {tasks.find(name).predicts: name for name in tasks.names()}
-PAIRS = [(model, what) for model, entry in registry.entries().items() for what in entry.forms]
+PAIRS = [(model, what) for model, entry in registry.entries().items() for what in entry.forms if what in PREDICTS]
 FOREIGN = [
     (model, task)
     for model, entry in registry.entries().items()

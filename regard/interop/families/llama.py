@@ -87,8 +87,10 @@ class LlamaFamily(Family):
             theirs, ours = f"layers.{n}", f"decoder.blocks.{n}"
             for name in "qkv":
                 there = f"{theirs}.self_attn.{name}_proj"
-                yield from link(there, f"{ours}.attention.project.{name}", bias=config.bias is not False)
-            yield from link(f"{theirs}.self_attn.o_proj", f"{ours}.attention.output", bias=config.bias is True)
+                yield from link(there, f"{ours}.attention.project.{name}", bias=config.bias in (True, "inputs"))
+            yield from link(
+                f"{theirs}.self_attn.o_proj", f"{ours}.attention.output", bias=config.bias in (True, "output")
+            )
             for place, own in {"gate": "gate", "up": "inner", "down": "outer"}.items():
                 yield from link(f"{theirs}.mlp.{place}_proj", f"{ours}.feedforward.{own}", bias=inner)
             yield from link(f"{theirs}.input_layernorm", f"{ours}.norms.0", bias=False)

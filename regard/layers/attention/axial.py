@@ -1,7 +1,8 @@
 """Attention along the rows and the columns of a grid."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -87,6 +88,10 @@ class Axial(Attention):
         self.inner: Cached | None = ATTENTION.build("softmax", plain) if causal else None
         if causal:
             self.facts = replace(self.facts, signed=True)
+
+    @classmethod
+    def grid_option(cls, options: Mapping[str, Any]) -> str | None:
+        return "width"
 
     def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
         rows = rows or Rows.full(x)

@@ -23,6 +23,7 @@ What they speak (`Rows`, `Mask`, `Memory`, `Shape`, `Out`, states) is in `regard
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, final
 
@@ -284,6 +285,17 @@ class Attention(nn.Module, ABC):
         """A model calls it once for each layer: `first` is the layer to share parameters with, `fed` says whether a
         stream comes in, `read` whether the next layer reads it, `pre` whether the model's norms stand before its
         layers. Default: nothing is shared."""
+
+    @classmethod
+    def grid_option(cls, options: Mapping[str, Any]) -> str | None:
+        """The option that takes the number of columns, where these options make tokens the cells of a grid: a model of
+        images knows it, and fills it in. Default: tokens stand in a line."""
+        return None
+
+    def grid_order(self, rows: int) -> Tensor | None:
+        """The cells of a grid of so many rows, numbered row by row, in the order in which the layer reads them as
+        tokens. Default: row by row, None."""
+        return None
 
     @abstractmethod
     def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:

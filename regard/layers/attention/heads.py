@@ -160,6 +160,16 @@ class MixedHeads(Attention):
             # the sum of the parts gives no stream and takes none
             part.link_layers(other, False, False, pre)
 
+    def grid_order(self, rows: int) -> Tensor | None:
+        with torch.device("cpu"):
+            orders = [part.grid_order(rows) for part in self.layers()]
+        if len({None if order is None else tuple(order.tolist()) for order in orders}) > 1:
+            raise ValueError(
+                "the parts of heads(...) read the cells of a grid in different orders, and a layer has one order: give "
+                "all parts the same blocks, or take the mechanisms in different layers"
+            )
+        return self.layers()[0].grid_order(rows)
+
     def attend_projected(
         self,
         rows: Rows,

@@ -1,6 +1,7 @@
 """Blocks of queries that share one neighbourhood, along a line or on an image."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -114,6 +115,13 @@ class Image(Tailed):
         if height % h or self.flat:
             raise ValueError(f"order is for an image whose height is a multiple of {h} rows of a block, got {height}")
         return torch.arange(height * W).view(height // h, h, W // w, w).transpose(1, 2).flatten()
+
+    @classmethod
+    def grid_option(cls, options: Mapping[str, Any]) -> str | None:
+        return "width" if isinstance(options.get("block"), tuple | list) else None
+
+    def grid_order(self, rows: int) -> Tensor | None:
+        return None if self.flat else self.order(rows)
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.flat and mask.T > 1 and runs.takes(q, k, v):

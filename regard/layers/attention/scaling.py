@@ -89,7 +89,7 @@ class Scaling(Attention):
             self.position, inner = POSITIONS.build(shape.position, shape), replace(shape, position=None)
         self.gates = nn.Parameter(torch.empty(H, shape.width).normal_(std=0.5))
         self.shared = nn.Parameter(nn.init.xavier_uniform_(torch.empty(shape.width, D)))
-        self.bias = nn.Parameter(torch.zeros(H * D)) if shape.bias else None
+        self.bias = nn.Parameter(torch.zeros(H * D)) if shape.input_bias else None
         sizes = {"q": REACH * REACH * D, "k": REACH * REACH * D, "v": REACH * D}
         if share_qk:
             del sizes["k"]

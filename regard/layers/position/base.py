@@ -13,7 +13,10 @@ queries and keys of one call stand in unbroken runs, so all their gaps are one r
 gap alone is computed once for each gap, and `skew` brings it to the keys.
 
 A model that pools tokens says where its vectors stand: `step` places apart, its queries `pace` keys apart, and the
-first of them, where it is `apart`, at no place.
+first of them, where it is `apart`, at no place. A model whose attention reads tokens in another order than they stand
+in says which token each slot holds: `slots`.
+
+Sinusoids and rotations also count the cells of a grid, such as the patches of an image: row by row, `columns` in each.
 """
 
 import math
@@ -51,6 +54,7 @@ class Position(nn.Module):
     examples: tuple[str, ...]
     step = 1  # places between neighbouring tokens
     apart = False  # the first token has no place: what depends on distances leaves its logits alone
+    slots: Tensor | None  # [T] the place that each slot holds, where tokens are read in another order
 
     def __init__(self, shape: Shape):
         super().__init__()
@@ -58,6 +62,7 @@ class Position(nn.Module):
             # queries and memory stand on one line
             shape = replace(shape, role="self")
         self.shape, self.pace = shape, shape.pace or 1
+        self.register_buffer("slots", None, persistent=False)
         why = (
             "queries and memory are two sequences without common positions; add positions to each before the layer "
             "and give this one position='none'"
@@ -109,6 +114,13 @@ class Position(nn.Module):
         """The places of tokens `pace` keys apart, by their numbers: a pooled token stands where the first of its window
         does, one that is pooled with no other a window before."""
         return self.step * (pace * slots - (pace - 1) * self.apart)
+
+    @final
+    def cells(self, positions: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+        """The row and the column of each position of a grid, which begins behind a first token that is `apart`; that
+        one stands at 0, 0."""
+        cell = (positions - int(self.apart)).clamp(min=0)
+        return cell // columns, cell % columns
 
     @final
     def span(self, mask: Mask) -> Tensor:
@@ -206,6 +218,14 @@ def lookup(table: Tensor, index: Tensor) -> Tensor:
     """Rows of a table [H or 1, R, D]: index [C] -> [H or 1, C, D], index [B, C] -> [B, H or 1, C, D]."""
     rows = table[:, index]
     return rows if index.dim() == 1 else rows.transpose(0, 1)
+
+
+def check_columns(name: str, columns: int | None, apart: bool) -> None:
+    """Refuses a grid without columns, and a first token apart from no grid."""
+    if columns is not None and columns < 1:
+        raise ValueError(f"option 'columns' of {name!r} must be at least 1, or None for a line, got {columns}")
+    if apart and columns is None:
+        raise ValueError(f"option 'apart' of {name!r} is for a grid: give columns, or leave apart out")
 
 
 def rates(width: int, base: float) -> Tensor:

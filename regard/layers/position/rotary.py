@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard.core.numeric import wide_dtype
 from regard.core.shape import Shape
-from regard.layers.position.base import Position, PositionFacts, angles, exact
+from regard.layers.position.base import Position, PositionFacts, angles, check_columns, exact
 
 
 class Rotary(Position):
@@ -19,7 +19,11 @@ class Rotary(Position):
 
     `stretch` = (f, a, b, L) is how Llama 3.1 (Dubey et al. 2024, arXiv 2407.21783) reads texts longer than the L tokens
     it was trained on at first: a pair that turns fewer than a times in L tokens turns f times as slowly, one that turns
-    more than b times as before, and between them the speeds are mixed. Cost N E."""
+    more than b times as before, and between them the speeds are mixed.
+
+    With `columns` the tokens are the cells of a grid, row by row: of the D / 2 pairs the first half turns by the row
+    and the other by the column, pair i of either by base^(-4i/D) a cell, so that q . k depends on the two distances
+    alone. A first token that is `apart`, such as a class token, is not turned. Cost N E."""
 
     facts = PositionFacts(
         name="rotary",
@@ -32,8 +36,10 @@ class Rotary(Position):
         "rotary",
         "rotary(base=100.0, fraction=0.5, layout='interleaved')",
         "rotary(base=500.0, stretch=(8.0, 1.0, 4.0, 12.0))",
+        "rotary(base=10.0, columns=5)",
+        "rotary(base=10.0, columns=4, apart=True, layout='interleaved')",
     )
-    rates: Tensor  # [turned / 2]
+    rates: Tensor  # [turned / 2]; on a grid half as many, for rows and columns alike
 
     def __init__(
         self,
@@ -46,8 +52,13 @@ class Rotary(Position):
             tuple[float, ...] | None,
             "slower turns, as in Llama 3.1: factor, fewest and most turns in the first length, that length",
         ] = None,
+        columns: Annotated[int | None, "tokens in a row of the grid that they are cells of; None: a line"] = None,
+        apart: Annotated[bool, "the first token, such as a class token, is no cell of the grid"] = False,
     ):
         super().__init__(shape)
+        check_columns("rotary", columns, apart)
+        if columns is not None and stretch is not None:
+            raise ValueError("option 'stretch' of 'rotary' is for a line of tokens: leave out stretch, or columns")
         if base <= 1:
             raise ValueError(f"option 'base' of 'rotary' must be more than 1, got {base}")
         if stretch is not None and (len(stretch) != 4 or min(stretch) <= 0 or stretch[1] >= stretch[2]):
@@ -56,23 +67,26 @@ class Rotary(Position):
                 f"got {stretch!r}"
             )
         self.base, self.layout, self.stretch = base, layout, stretch
-        self.turned = int(shape.head_width * fraction) // 2 * 2
+        self.columns, self.apart = columns, apart
+        least = 2 if columns is None else 4
+        self.turned = int(shape.head_width * fraction) // least * least
         if not 0 < fraction <= 1 or not self.turned:
             raise ValueError(
-                f"option 'fraction' of 'rotary' must be at most 1 and leave at least 2 of the {shape.head_width} "
-                f"channels of a head to turn, got {fraction}"
+                f"option 'fraction' of 'rotary' must be at most 1 and leave at least {least} of the "
+                f"{shape.head_width} channels of a head to turn, got {fraction}"
             )
-        if fraction == 1 and shape.head_width % 2:
+        if fraction == 1 and shape.head_width % least:
+            needs = "an even head width" if columns is None else "a head width that is a multiple of 4 on a grid"
             raise ValueError(
-                f"position 'rotary' turns pairs of channels and needs an even head width, got {shape.head_width}: "
+                f"position 'rotary' turns pairs of channels and needs {needs}, got {shape.head_width}: "
                 f"choose other heads or head_width, or a fraction below 1"
             )
-        speeds = [self.speed(i) for i in range(self.turned // 2)]
+        speeds = [self.speed(i) for i in range(self.turned // least)]
         self.register_buffer("rates", exact(speeds), persistent=False)
 
     def speed(self, i: int) -> float:
-        """Radians a token of pair i."""
-        speed = self.base ** (-2 * i / self.turned)
+        """Radians a token of pair i; on a grid a row, and a column, of pair i of their own."""
+        speed = self.base ** (-2 * i / (self.turned if self.columns is None else self.turned // 2))
         if self.stretch is None:
             return speed
         factor, few, many, length = self.stretch
@@ -81,7 +95,11 @@ class Rotary(Position):
         return speed * (share + (1 - share) / factor)
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        angle = angles(positions, self.rates, x.dtype)[:, None]  # [1 or B, 1, T, turned / 2]
+        if self.slots is not None:
+            positions = self.slots[positions]
+        places = (positions,) if self.columns is None else self.cells(positions, self.columns)
+        turns = [angles(place, self.rates, x.dtype) for place in places]
+        angle = torch.cat(turns, -1)[:, None]  # [1 or B, 1, T, turned / 2]
         cos, sin = angle.cos(), angle.sin()
         axis, pairs = (-1, (-1, 2)) if self.layout == "interleaved" else (-2, (2, -1))
         turned, rest = x[..., : self.turned].to(wide_dtype(x.dtype)), x[..., self.turned :]
@@ -94,6 +112,10 @@ class Rotary(Position):
         for i in range(half):
             a, b = (2 * i, 2 * i + 1) if self.layout == "interleaved" else (i, i + half)
             angle = position / self.base ** (2 * i / self.turned)
+            if self.columns is not None:
+                row, column = divmod(max(position - self.apart, 0), self.columns)
+                own = i if i < half // 2 else i - half // 2
+                angle = (row if i < half // 2 else column) / self.base ** (2 * own / half)
             if self.stretch is not None:
                 factor, few, many, length = self.stretch
                 wave = 2 * math.pi * self.base ** (2 * i / self.turned)

@@ -1,0 +1,1 @@
+"""Models of images: read patches.py and grid.py, then vit.py."""

@@ -1,0 +1,74 @@
+"""Where the tokens of an image stand, and what specs need to know of it.
+
+The patches of an image are tokens in the order of reading: row by row. A mechanism of the registry sees a line of them,
+unless it has an option for the number of columns. What a model knows it fills in where a spec leaves it out: the
+columns, and for layers with a table the number of tokens.
+"""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from regard.spec import ATTENTION, POSITIONS, Registry, Spec, parse
+
+
+class Grid(NamedTuple):
+    """The tokens of a layer: a grid row by row, behind `leading` tokens (a class token) that are no cells of it."""
+
+    rows: int
+    columns: int
+    leading: int = 0
+    order: Tensor | None = None  # the cell of each token, where the layer reads them in another order
+
+    @property
+    def tokens(self) -> int:
+        return self.leading + self.rows * self.columns
+
+
+def fill_attention(spec: str | Spec, grid: Grid) -> Spec:
+    """The spec with the columns of the grid and the number of its tokens, where it takes them. Others than those are
+    refused in words."""
+    spec = ATTENTION.canonical(spec)
+    spec = Spec(spec.name, tuple(fill_attention(part, grid) for part in spec.parts), spec.options)
+    cls, options, known = ATTENTION.find(spec.name), dict(spec.options), _types(ATTENTION, spec.name)
+    columns = cls.grid_option(options)
+    if columns is not None:
+        if grid.leading:
+            raise ValueError(
+                f"attention {spec.name!r} reads the cells of a grid, and a class token is no cell: use pooling='mean', "
+                f"'sequence' or 'pma' in place of 'first'"
+            )
+        if options.get(columns) not in (None, grid.columns):
+            raise ValueError(
+                f"attention {spec.name!r} has {columns}={options[columns]}, and the tokens stand in rows of "
+                f"{grid.columns}: leave {columns} out, the model fills it in"
+            )
+        options[columns] = grid.columns
+    if known.get("longest") is int and options.setdefault("longest", grid.tokens) < grid.tokens:
+        raise ValueError(
+            f"attention {spec.name!r} has longest={options['longest']}, and the model {grid.tokens} tokens: leave "
+            f"longest out, the model fills it in"
+        )
+    return Spec(spec.name, spec.parts, tuple(options.items()))
+
+
+def fill_position(spec: str | Spec, grid: Grid) -> Spec:
+    """The spec with the columns of the grid, whether a token stands before it, and the number of tokens, where it takes
+    them. `columns=None` keeps a line; another grid is refused in words."""
+    spec = POSITIONS.canonical(parse(spec))
+    options, known, filled = dict(spec.options), _types(POSITIONS, spec.name), dict[str, Any]()
+    if "columns" in known and options.get("columns", grid.columns) is not None:
+        filled |= {"columns": grid.columns, "apart": grid.leading > 0}
+    if "longest" in known:
+        filled["longest"] = grid.tokens
+    for name, value in filled.items():
+        if options.setdefault(name, value) != value:
+            raise ValueError(
+                f"position {spec.name!r} has {name}={options[name]}, and for this model it is {value}: leave it out, "
+                f"the model fills it in"
+            )
+    return Spec(spec.name, spec.parts, tuple(options.items()))
+
+
+def _types(registry: Registry, name: str) -> dict[str, Any]:
+    return {option.name: option.type for option in registry.options(name)}

@@ -1,0 +1,28 @@
+"""Sizes of image models as they were published, by the names of presets."""
+
+from typing import Any
+
+
+def _sizes(width: int, heads: int, inner: int, layers: int, **more: Any) -> dict[str, Any]:
+    return {"width": width, "heads": heads, "inner": inner, "layers": layers, **more}
+
+
+# Compact Transformers (arXiv 2104.05704): no biases in front of queries, keys and values
+_COMPACT = {"bias": "output", "norm_epsilon": 1e-5}
+_CCT = _COMPACT | {"stem": "convolution", "pooling": "sequence"}
+VIT = {
+    # learns in minutes on a CPU
+    "vit-nano": _sizes(64, 4, 128, 4, patch=4, pooling="mean"),
+    "vit-tiny": _sizes(192, 3, 768, 12, patch=16),
+    "vit-tiny-4": _sizes(192, 3, 768, 12, patch=4),
+    "vit-small": _sizes(384, 6, 1536, 12, patch=16),
+    "vit-base": _sizes(768, 12, 3072, 12, patch=16),
+    "vit-base-32": _sizes(768, 12, 3072, 12, patch=32),
+    "vit-large": _sizes(1024, 16, 4096, 24, patch=16, dropout=0.1),
+    "vit-huge": _sizes(1280, 16, 5120, 32, patch=14, dropout=0.1),
+    "vit-lite": _COMPACT | _sizes(256, 4, 512, 6, patch=4),
+    "cvt": _COMPACT | _sizes(256, 4, 512, 6, patch=4, pooling="sequence"),
+    "cct-2": _CCT | _sizes(128, 2, 128, 2, stem_layers=2),
+    "cct-6": _CCT | _sizes(256, 4, 512, 6, position="sinusoidal"),
+    "cct-7": _CCT | _sizes(256, 4, 512, 7),
+}

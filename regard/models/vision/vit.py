@@ -1,0 +1,174 @@
+"""The Vision Transformer: an image as a sequence of patches, with any attention of the registry over them."""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.core.model import Model, Prediction
+from regard.core.options import Range
+from regard.core.rows import Memory, Rows
+from regard.core.shape import Shape
+from regard.core.state import Out
+from regard.kernels.dropout import Dropout
+from regard.layers.position.base import Position
+from regard.layers.position.learned import Learned
+from regard.models.block import Block, gather_auxiliary, normalization
+from regard.models.modules import ModuleListOf
+from regard.models.pooling import Answer
+from regard.models.recording import Recorder, Recording, take_map
+from regard.models.stack import forward_blocks, link_layers
+from regard.models.vision.config import IMAGE_POOLING, ImageConfig, ImagePooling, drop_rates
+from regard.models.vision.grid import Grid, fill_attention, fill_position
+from regard.models.vision.patches import build_stem, check_images
+from regard.spec import POSITIONS, over_layers
+
+
+@dataclass(frozen=True)
+class VitConfig(ImageConfig):
+    """The config of a Vision Transformer. `attention` takes specs of role "self"."""
+
+    kind: Literal["vit"] = "vit"
+    layers: Annotated[int, "number of layers", Range(1)] = 12
+    final_norm: Annotated[bool | None, "a final norm after the last layer (default: where norm is pre)"] = None
+    pooling: Annotated[ImagePooling, IMAGE_POOLING] = "first"
+
+
+class Vit(Model):
+    """Dosovitskiy et al. 2021 (arXiv 2010.11929): an image [C, h, w] is cut into n patches of P x P pixels. Each,
+    flattened and mapped to E numbers, is a token; a learned class token may stand before them; positions are added, and
+    layers of the Transformer follow, pre-norm with GELU,
+
+        x <- x + Attention(LN(x)),    x <- x + MLP(LN(x)),    y = LN(x),
+
+    and classes are read off y at the class token (pooling="first") or off the mean of all patches. Images come
+    normalized.
+
+    Tokens are in the order of rows. Words with an option for the number of columns read the grid, and the model fills
+    it in (`axial`, `image` with a block of rows and columns, which also gets its tokens in the order of its blocks);
+    all others see a line, in which a neighbour above is as far as a row is long. The class token is no cell of a grid:
+    a word that reads one takes another pooling. Positions: "learned" has a vector for each token, "sinusoidal" and
+    "rotary" count rows and columns (with columns=None the tokens of the line), and none but "learned" touches the class
+    token.
+
+    stem="convolution" and pooling="sequence" make it a Compact Convolutional Transformer (Hassani et al. 2021, arXiv
+    2104.05704), the latter alone a CVT; their code also norms the sum before each MLP, which is not done here. What
+    differs from the authors' of ViT: they start the output layer at zero, and their MLP has the GELU by tanh
+    (feedforward="dense(activation='gelu_tanh')"). Time N^2 and memory N of N = h w / P^2 patches.
+
+    >>> model = Vit(VitConfig(image=(32, 32), patch=8, width=32, heads=4, inner=64, layers=2, classes=10))
+    >>> logits = model(torch.randn(2, 3, 32, 32)).logits
+    """
+
+    def __init__(self, config: VitConfig):
+        super().__init__()
+        self.config: VitConfig = config
+        self.stem = build_stem(config)
+        self.grid = grid = Grid(*self.stem.grid(*config.image), leading=int(config.pooling == "first"))
+        placed = fill_position(config.position, grid)
+        layer = config.layer(position=str(placed))
+        # zero at first, as the authors have it
+        self.first = nn.Parameter(torch.zeros(config.width)) if grid.leading else None
+        inside = POSITIONS.find(placed.name).facts.kind != "input"
+        shape = Shape.of(width=config.width, heads=config.heads, head_width=config.head_width)
+        self.position: Position | None = None if inside else POSITIONS.build(placed, shape)
+        specs = [fill_attention(spec, grid) for spec in over_layers(config.attention, config.layers)]
+        feeds, rates = over_layers(config.feedforward, config.layers), drop_rates(config.drop_path, config.layers)
+        self.blocks: ModuleListOf[Block] = ModuleListOf(
+            Block(layer, spec, None, feedforward=feed, drop_path=rate)
+            for spec, feed, rate in zip(specs, feeds, rates, strict=True)
+        )
+        link_layers(self.blocks)
+        place_blocks(self.blocks, grid)
+        final = config.norm == "pre" if config.final_norm is None else config.final_norm
+        self.norm = normalization(layer) if final else nn.Identity()
+        self.dropout = Dropout(config.dropout)
+        self.answer = None if config.classes is None else Answer(config, None, config.width)
+
+    def forward(self, images: Tensor) -> Prediction:
+        """[B, C, h, w] -> logits [B, classes]"""
+        if self.answer is None:
+            raise ValueError("this model has no classes: build it with classes, or use encode for its vectors")
+        out = self._encode(images)
+        logits, pooled = self.answer(Memory(out.y, None))
+        return Prediction(logits, *gather_auxiliary({"encoder": out, "pooling": pooled}))
+
+    def encode(self, images: Tensor) -> Memory:
+        """The vectors of the tokens behind the last norm, [B, n, E]; a class token is the first of them."""
+        return Memory(self._encode(images).y, None)
+
+    def maps(self, images: Tensor, *, recorder: Recorder = take_map) -> list[Any]:
+        """What attends to what, [B, H, T, S] per layer, in the order of rows behind a class token. A `recorder` is
+        called in place of each layer's map and sees the tokens in the order of that layer (see `grids`)."""
+        found = Recording("self", recorder)
+        self._encode(images, found)
+        if recorder is not take_map:
+            return found.results
+        return [in_reading_order(block, part) for block, part in zip(self.blocks, found.results, strict=True)]
+
+    def grids(self) -> list[Grid]:
+        """Where the tokens of each layer stand, for those who draw its map."""
+        return [self.grid._replace(order=block.order) for block in self.blocks]
+
+    def resize(self, image: tuple[int, int]) -> "Vit":
+        """A model for images of another size, with copies of the weights. The learned table of positions, as a grid,
+        is resized linearly along rows and columns with its corners kept, as in the authors' code; the row of the class
+        token stays as it is, and the same size changes nothing. Weights of other layers that belong to single places
+        cannot be carried over."""
+        made = Vit(replace(self.config, image=image)).to(next(self.parameters()))
+        state, own = dict(self.state_dict()), made.state_dict()
+        if isinstance(self.position, Learned):
+            state["position.table"] = resize_table(self.position.table.detach(), self.grid, made.grid)
+        for name, tensor in state.items():
+            if tensor.shape != own[name].shape:
+                raise ValueError(
+                    f"{name} is {list(tensor.shape)} here and {list(own[name].shape)} for an image of {image[0]} x "
+                    f"{image[1]} pixels: its weights belong to single places of the grid and cannot be resized"
+                )
+        made.load_state_dict(state)
+        return made.train(self.training)
+
+    def _encode(self, images: Tensor, maps: Recording | None = None) -> Out:
+        check_images(images, self.config.channels, self.config.image)
+        x = self.stem.vectors(images)
+        if self.first is not None:
+            x = torch.cat([self.first.expand(len(x), 1, -1), x], 1)
+        rows = Rows.full(x)
+        x = x if self.position is None else self.position.add(x, rows)
+        out = forward_blocks(self.blocks, self.dropout(x), rows, maps=maps)
+        return out._replace(y=self.norm(out.y))
+
+
+def place_blocks(blocks: "ModuleListOf[Block]", grid: Grid) -> None:
+    """Tells layers in which order they read the cells, and distances inside attention that a class token has none."""
+    for block in blocks:
+        assert block.attention is not None, "layers of images attend to themselves"
+        order = block.attention.grid_order(grid.rows)
+        if order is not None:
+            block.read_in_order(order)
+        for part in block.attention.modules():
+            if isinstance(part, Position) and part.facts.kind in ("bias", "content"):
+                part.apart = grid.leading > 0
+
+
+def in_reading_order(block: Block, maps: Tensor) -> Tensor:
+    """A map with its tokens row by row."""
+    if block.back is None or block.attention is None:
+        return maps
+    maps = maps[:, :, block.back]
+    return maps[..., block.back] if block.attention.facts.columns == "tokens" else maps
+
+
+def resize_table(table: Tensor, old: Grid, new: Grid) -> Tensor:
+    """A vector for each token of one grid, [T, E], as one for each of another: linear in row and column, corners
+    kept."""
+    if old[:2] == new[:2]:
+        return table
+    leading, cells = table[: old.leading], table[old.leading :].T.unflatten(1, (old.rows, old.columns))
+    size = (new.rows, new.columns)
+    # no half precision: rounding would bend what is linear
+    wide = cells.to(torch.promote_types(cells.dtype, torch.float32))[None]
+    resized = F.interpolate(wide, size, mode="bilinear", align_corners=True)[0].flatten(1).T
+    return torch.cat([leading, resized.to(table.dtype)])
