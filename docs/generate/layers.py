@@ -174,7 +174,11 @@ def _model(name: str) -> str:
     lines += ["| predicts | trained by | presets |", "|---|---|---|"]
     for predicts, form in model.forms.items():
         task = next((task for task in tasks.names() if tasks.find(task).predicts == predicts), None)
-        lines.append(_row(predicts, f"`regard train {task}`" if task else "-", ", ".join(f"`{preset}`" for preset in form.presets)))
+        lines.append(
+            _row(
+                predicts, f"`regard train {task}`" if task else "-", ", ".join(f"`{preset}`" for preset in form.presets)
+            )
+        )
     for form in {form.config: form for form in model.forms.values()}.values():
         config, cls = form.config, form.module
         named = f"from {config.__module__} import {config.__name__}\nfrom regard.models import build\n\n"

@@ -23,7 +23,8 @@ class Rotary(Position):
 
     With `columns` the tokens are the cells of a grid, row by row: of the D / 2 pairs the first half turns by the row
     and the other by the column, pair i of either by base^(-4i/D) a cell, so that q . k depends on the two distances
-    alone. A first token that is `apart`, such as a class token, is not turned. Cost N E."""
+    alone; where D is no multiple of 4, the last two channels stay as they are. A first token that is `apart`, such as
+    a class token, is not turned. Cost N E."""
 
     facts = PositionFacts(
         name="rotary",
@@ -75,10 +76,9 @@ class Rotary(Position):
                 f"option 'fraction' of 'rotary' must be at most 1 and leave at least {least} of the "
                 f"{shape.head_width} channels of a head to turn, got {fraction}"
             )
-        if fraction == 1 and shape.head_width % least:
-            needs = "an even head width" if columns is None else "a head width that is a multiple of 4 on a grid"
+        if fraction == 1 and shape.head_width % 2:
             raise ValueError(
-                f"position 'rotary' turns pairs of channels and needs {needs}, got {shape.head_width}: "
+                f"position 'rotary' turns pairs of channels and needs an even head width, got {shape.head_width}: "
                 f"choose other heads or head_width, or a fraction below 1"
             )
         speeds = [self.speed(i) for i in range(self.turned // least)]
