@@ -13,6 +13,7 @@ from regard.tasks.command import AddVerb
 
 if TYPE_CHECKING:
     from regard.page.engine import Engine
+    from regard.page.images import ImageSubject
     from regard.page.subjects import Subject
 
 BUNDLED = "shipped"  # what the page calls the translator that is bundled with Regard, also in its addresses
@@ -84,7 +85,7 @@ def _open_engine(folders: list[str | None], device: str) -> "tuple[Engine, str]"
     from regard.page.subjects import open_run
     from regard.training.run import Run
 
-    subjects: dict[str, Callable[[], Subject]] = {}
+    subjects: dict[str, Callable[[], Subject | ImageSubject]] = {}
     for folder in dict.fromkeys([*folders, None]):
         name = _name(folder)
         while name in subjects:

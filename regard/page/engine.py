@@ -3,21 +3,25 @@
 The annotations of a question are its schema (questions.py): the server checks requests by them before they come here.
 """
 
+import base64
+import binascii
+import hashlib
 import inspect
 import threading
 from collections.abc import Callable
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import numpy as np
 import torch
 
 from regard import __version__
 from regard.core.shape import Role
-from regard.page import maps, pictures, stepping
+from regard.page import images, maps, pictures, stepping
 from regard.page.beams import Beam, watch
 from regard.page.cancel import IsCancelled, cancellable
+from regard.page.images import ImageSubject, Sight
 from regard.page.maps import Cache, Call
-from regard.page.questions import Index, Name, Place, SpecText, Text, whole
+from regard.page.questions import Index, Name, Place, SpecText, Text, chars, whole
 from regard.page.specs import check_sizes, registry_entry
 from regard.page.subjects import LONGEST, HasMaps, Reading, Subject, Tokens
 from regard.page.wire import Reply, to_numpy
@@ -27,27 +31,45 @@ from regard.tasks.classify.page import EXAMINED
 SMALL = 1_000_000  # weights of all layers and heads together that are sent at once
 LINKED = 48  # target tokens up to which a translation shows its links while it is searched for
 MOVED_TOKENS = 256  # of a sentence in which a word is followed
-REPLY_BYTES, TOKEN_BYTES, READING_BYTES = 64 << 20, 8 << 20, 256 << 20  # kept of each
+REPLY_BYTES, TOKEN_BYTES, READING_BYTES, IMAGE_BYTES = 64 << 20, 8 << 20, 256 << 20, 64 << 20  # kept of each
 
+# the number of a sample of the run, or what `upload` called an image
+Image = Annotated[str, chars(1, 40)]
+Upload = Annotated[str, chars(4, -(-images.MOST_UPLOADED // 3) * 4)]
 Token = Annotated[int, whole(0, LONGEST)]  # the number of a token, or of a tile
 
 
 class Engine:
     """The subjects by name, opened when they are first looked at, and the latest results."""
 
-    def __init__(self, subjects: dict[str, Callable[[], Subject]]):
-        self._open, self._opened = subjects, dict[str, Subject]()
+    def __init__(self, subjects: dict[str, Callable[[], Subject | ImageSubject]]):
+        self._open, self._opened = subjects, dict[str, Subject | ImageSubject]()
         self._replies, self._tokens = Cache[Reply](REPLY_BYTES), Cache[Tokens](TOKEN_BYTES)
-        self._readings = Cache[Reading](READING_BYTES)
+        self._readings, self._sights = Cache[Reading](READING_BYTES), Cache[Sight](READING_BYTES)
+        self._images = Cache[bytes](IMAGE_BYTES)
         # one computation at a time: torch uses all cores for it
         self.lock = threading.Lock()
 
-    def subject(self, run: str) -> Subject:
+    def subject(self, run: str) -> Subject | ImageSubject:
         if run not in self._open:
             raise ValueError(f"there is no such run; there are {', '.join(self._open)}")
         if run not in self._opened:
             self._opened[run] = self._open[run]()
         return self._opened[run]
+
+    def reader(self, run: str) -> Subject:
+        """A run that reads texts."""
+        subject = self.subject(run)
+        if not isinstance(subject, Subject):
+            raise ValueError(f"{run} reads images and no texts: choose another run")
+        return subject
+
+    def viewer(self, run: str) -> ImageSubject:
+        """A run that reads images."""
+        subject = self.subject(run)
+        if not isinstance(subject, ImageSubject):
+            raise ValueError(f"{run} reads texts and no images: choose another run")
+        return subject
 
     @classmethod
     def questions(cls) -> dict[str, Callable[..., Reply]]:
@@ -60,6 +82,9 @@ class Engine:
         """The reply to a question by name, unless it is cancelled. Equal questions are computed once."""
         key = name, repr(sorted(values.items()))
         with self.lock, cancellable(is_cancelled):
+            if name == "upload":
+                # what is kept of it is the image
+                return self.upload(**values)
             return self._replies.get(key, lambda: getattr(self, name)(**values), lambda reply: reply.size)
 
     # texts
@@ -71,8 +96,12 @@ class Engine:
             subject = self.subject(name)
             fields = ("name", "title", "task", "places", "examples", "longest", "facts")
             about = {field: getattr(subject, field) for field in fields}
-            about |= {"labelled": len(subject.labelled), "pieces": _has_pieces(subject)}
-            runs.append(about | {"pairs": stepping.sentence_pairs(subject)})
+            if isinstance(subject, ImageSubject):
+                about |= {"reads": "images", "labelled": 0, "pieces": False, "pairs": []}
+            else:
+                about |= {"reads": "texts", "labelled": len(subject.labelled), "pieces": _has_pieces(subject)}
+                about["pairs"] = stepping.sentence_pairs(subject)
+            runs.append(about)
         mechanisms = [registry_entry(ATTENTION, name) for name in ATTENTION.names()]
         positions = [registry_entry(POSITIONS, name) for name in POSITIONS.names()]
         return Reply({"version": __version__, "runs": runs, "mechanisms": mechanisms, "positions": positions})
@@ -93,7 +122,7 @@ class Engine:
                 layers = kept[4]
                 break
         tokens = self._tokenize(*key)
-        return self._readings.get((*key, layers), lambda: self.subject(run).read(place, tokens, layers), size)
+        return self._readings.get((*key, layers), lambda: self.reader(run).read(place, tokens, layers), size)
 
     def _tokenize(self, run: str, place: str, text: str, target: str) -> Tokens:
         """The tokens of a text, and of its translation if the place needs one."""
@@ -102,12 +131,12 @@ class Engine:
             return 100 * (len(tokens.queries) + len(tokens.keys))
 
         return self._tokens.get(
-            (run, place, text, target), lambda: self.subject(run).tokenize(place, text, target), size
+            (run, place, text, target), lambda: self.reader(run).tokenize(place, text, target), size
         )
 
     def read(self, run: Name, place: Place, text: Text, target: Text = "") -> Reply:
         """Tokens and layers; of short texts all weights too."""
-        tokens, known = self._tokenize(run, place, text, target), self.subject(run).layers(place)
+        tokens, known = self._tokenize(run, place, text, target), self.reader(run).layers(place)
         T, S = len(tokens.queries), len(tokens.keys)
         small = sum(call.heads * T * S for call in known) <= SMALL
         # of a long text the page shows the first layer first
@@ -199,7 +228,7 @@ class Engine:
     ) -> dict[str, Any]:
         """Tells each step of the search to `emit`, until it is cancelled. Returns the hypotheses."""
         with self.lock, cancellable(is_cancelled):
-            subject = self.subject(run)
+            subject = self.reader(run)
             if subject.task != "translate":
                 raise ValueError(f"{run} does not translate: choose another run")
             translator = subject.translator
@@ -251,7 +280,7 @@ class Engine:
         count: Annotated[int, whole(1, EXAMINED)] = EXAMINED,
     ) -> Reply:
         """What a classifier answers to some of its validation texts."""
-        subject = self.subject(run)
+        subject = self.reader(run)
         if subject.classifier is None:
             raise ValueError(f"{run} does not classify: choose another run")
         if not subject.labelled:
@@ -267,6 +296,64 @@ class Engine:
         }
         arrays = {"truth": truth.astype(np.int32), "probabilities": probabilities.astype(np.float32)}
         return Reply(meta, arrays)
+
+    # images
+
+    def upload(self, data: Upload) -> Reply:
+        """Keeps an image file, given in base64, and names it by its content; also what it looks like, small."""
+        try:
+            raw = base64.b64decode(data, validate=True)
+        except (binascii.Error, ValueError):
+            raise ValueError("the image is not in base64") from None
+        if len(raw) > images.MOST_UPLOADED:
+            raise ValueError(f"the image has {len(raw):,} bytes, at most {images.MOST_UPLOADED:,} are taken")
+        small = images.decode(raw, (images.THUMB, images.THUMB), 3)
+        name = hashlib.sha256(raw).hexdigest()[:20]
+        self._images.get(name, lambda: raw, len)
+        return Reply({"image": name}, {"pixels": np.ascontiguousarray(small.transpose(1, 2, 0))})
+
+    def samples(self, run: Name) -> Reply:
+        """The images that a run comes with, small, and their labels."""
+        return images.thumbnails(self.viewer(run))
+
+    def see(self, run: Name, image: Image) -> Reply:
+        """An image as a model sees it, its answer and its layers."""
+        return images.overview(self.viewer(run), self._sight(run, image))
+
+    def attention(self, run: Name, image: Image, layer: Index) -> Reply:
+        """All weights of a layer over patches if they are few, and the windows that it cuts the image into."""
+        return images.whole_layer(self._sight(run, image), layer)
+
+    def glance(
+        self,
+        run: Name,
+        image: Image,
+        layer: Index,
+        at: Token | None = None,
+        side: Literal["query", "key"] = "query",
+    ) -> Reply:
+        """What a patch looks at, or who looks at it, of all heads; without one, the mean over all patches."""
+        return images.glance(self._sight(run, image), layer, at, side)
+
+    def rollout(self, run: Name, image: Image, layer: Index, at: Token | None = None) -> Reply:
+        """Attention rollout over the layers up to one."""
+        return images.rolled(self._sight(run, image), layer, at)
+
+    def distances(self, run: Name, image: Image) -> Reply:
+        """The mean distance that the attention of each head bridges, in pixels."""
+        return images.distances(self._sight(run, image))
+
+    def _sight(self, run: str, image: str) -> Sight:
+        subject = self.viewer(run)
+
+        def see() -> Sight:
+            if image.isdecimal() and len(image) <= 3:
+                return subject.see(subject.sample(int(image)))
+            if image not in self._images.kept:
+                raise ValueError("this image is not here any more: choose it again")
+            return subject.see(subject.decode(self._images.kept[image][0]))
+
+        return self._sights.get((run, image), see, lambda sight: sight.size)
 
     # six steps
 
@@ -285,7 +372,7 @@ class Engine:
 
     def moves(self, run: Name, text: Text, other: Text, word: Name, layer: Index) -> Reply:
         """How far attention moves a word's vector in two sentences, and the share of each word in that."""
-        subject = self.subject(run)
+        subject = self.reader(run)
         stack = stepping.encoder_of(subject)
         if stack is None:
             raise ValueError(f"{run} has no encoder whose vectors could be compared: choose another run")
@@ -325,7 +412,8 @@ class Engine:
 
     def compare(self, spec: SpecText, run: Name, text: Text, layer: Index) -> Reply:
         """Effective weights of a mechanism on a text, with the projections that a run has learned."""
-        place = "encoder" if "encoder" in self.subject(run).places else self.subject(run).places[0]
+        places = self.reader(run).places
+        place = "encoder" if "encoder" in places else places[0]
         reading = self.reading(run, place, text, "")
         call = maps.expect_layer(self._call(reading, layer))
         with pictures.Deadline():
@@ -384,7 +472,7 @@ def _layer_facts(call: Call, T: int, S: int) -> dict[str, Any]:
         "signed": layer.facts.signed,
         "slots": layer.facts.columns == "slots",
         "causal": layer.shape.role == "causal",
-        "zeros_are_hidden": stepping.zeros_are_hidden(layer),
+        "zeros_are_hidden": maps.zeros_are_hidden(layer),
         "columns": maps.count_columns(layer, T, S),
     }
 

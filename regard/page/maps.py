@@ -219,6 +219,12 @@ def parts_of(layer: Attention) -> list[Attention]:
     return cast(list[Attention], list(layer.parts)) if isinstance(layer, MixedHeads) else [layer]
 
 
+def zeros_are_hidden(layer: Attention) -> bool:
+    """Whether a weight of exactly zero means that the query cannot see the key; in some mechanisms visible keys may
+    have it too."""
+    return not any(part.facts.signed or part.facts.name == "entmax" for part in parts_of(layer))
+
+
 def whole_map(call: Call) -> Tensor:
     """The map as the library gives it, [H, T, S]."""
     with torch.no_grad():

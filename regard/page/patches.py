@@ -114,7 +114,7 @@ def attention_distance(layer: Layer, patch: tuple[float, float]) -> Tensor:
 
 def find_windows(layer: Layer) -> list[Window]:
     """The rectangles of patches that only see themselves, if the layer cuts its grid into some; none if a patch sees
-    all, or if what patches see is anything else. Measured on the map: a pair is visible if some head gives it weight."""
+    all, or if what patches see is anything else. Measured on the map: a pair is visible if a head gives it weight."""
     grid = layer.grid
     free = torch.ones(grid.rows, grid.columns, dtype=torch.bool)
     windows: list[Window] = []

@@ -1,8 +1,8 @@
 """The HTTP server of the page: on loopback, one question per request, every request checked before it is answered.
 
 A request reaches the engine only with an exact Host, an Origin of ours or none, JSON of at most 256 KiB, and values
-within the schema of its question. A saved view may have 4 MiB, since it repeats its text in every question. Replies are
-bytes (wire.py). Errors are one sentence, without paths or tracebacks.
+within the schema of its question. A saved view may have 4 MiB, since it repeats its text in every question, and an
+image file 8 MiB. Replies are bytes (wire.py). Errors are one sentence, without paths or tracebacks.
 
 If other machines can reach the server, every request needs a token too. The address that `regard show` prints has it as
 ?token=. Opening that address gives the browser a cookie and removes the token from the address. Programs send
@@ -34,10 +34,12 @@ from regard.page import wire
 from regard.page.cancel import Cancelled, IsCancelled
 from regard.page.engine import Engine
 from regard.page.export import page
+from regard.page.images import MOST_UPLOADED
 from regard.page.questions import schema_of
 
 PAGE = Path(__file__).parent / "static"
-MOST_BYTES, MOST_SAVED = 256 << 10, 4 << 20
+MOST_BYTES = 256 << 10
+MORE_BYTES = {"export": 4 << 20, "upload": MOST_UPLOADED * 4 // 3 + 1024}
 HEAD_SECONDS = BODY_SECONDS = 10
 WAITING = 32  # questions in the queue; further ones get status 503
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -306,7 +308,7 @@ async def _body(request: Request, name: str) -> dict[str, Any]:
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind != "application/json":
         raise Refused(415, "send JSON, with content-type application/json")
-    raw, most = bytearray(), MOST_SAVED if name == "export" else MOST_BYTES
+    raw, most = bytearray(), MORE_BYTES.get(name, MOST_BYTES)
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for chunk in request.stream():

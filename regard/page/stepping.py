@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from regard.core.rows import Rows
-from regard.layers.attention.base import Attention
 from regard.layers.attention.projected import Projected
 from regard.layers.attention.softmax import Softmax
 from regard.models.stack import Stack
@@ -83,15 +82,9 @@ def _six_steps(q: Tensor, k: Tensor, v: Tensor, scale: float, weights: Tensor, t
     return {name: to_numpy(part) for name, part in parts.items()}
 
 
-def zeros_are_hidden(layer: Attention) -> bool:
-    """Whether a weight of exactly zero means that the query cannot see the key; in some mechanisms visible keys may
-    have it too."""
-    return not any(part.facts.signed or part.facts.name == "entmax" for part in maps.parts_of(layer))
-
-
 def _visible_keys(call: LayerCall, query: int, weights: Tensor) -> Tensor:
     """The numbers of the keys that a query can see."""
-    visible = weights != 0 if zeros_are_hidden(call.layer) else torch.ones_like(weights, dtype=torch.bool)
+    visible = weights != 0 if maps.zeros_are_hidden(call.layer) else torch.ones_like(weights, dtype=torch.bool)
     if call.layer.shape.role == "causal" and call.layer.facts.columns == "tokens":
         visible[query + 1 :] = False
     return visible.nonzero()[:, 0]

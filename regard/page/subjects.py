@@ -14,8 +14,9 @@ from regard.core.rows import Rows
 from regard.models.feedback import Feedback
 from regard.models.pooling import Classifier
 from regard.models.recording import Recorder, Recording
+from regard.page.images import HasGrids, ImageSubject
 from regard.page.maps import Call, CallRecorder, record_calls
-from regard.tasks.opened import Opened
+from regard.tasks.opened import Opened, OpenedImages
 from regard.training.run import Run
 
 LONGEST = 4096  # tokens shown of a text
@@ -159,6 +160,17 @@ def of_opened(name: str, title: str, opened: Opened) -> Subject:
     )
 
 
+def of_images(name: str, title: str, opened: OpenedImages) -> ImageSubject:
+    """A run that reads images, under a name."""
+    if not isinstance(opened.model, HasGrids):
+        raise ValueError(
+            f"{name} is a model of kind {_config(opened.model).kind!r}, whose attention is not between patches of an "
+            "image: the page cannot show it"
+        )
+    opened.model.eval()
+    return ImageSubject(name, title, opened, describe(opened.model, None))
+
+
 def of_model(name: str, model: nn.Module, tokenizer: Any) -> Subject:
     """A model of kind encoder or decoder, with any tokenizer that encodes text and names tokens."""
     kind = getattr(_config(model), "kind", None)
@@ -177,13 +189,14 @@ def of_model(name: str, model: nn.Module, tokenizer: Any) -> Subject:
     return Subject(name, name, "read", model, tokenizer.encode, names, (place,), facts=describe(model, None))
 
 
-def open_run(folder: str | Path | None, name: str, device: str = "cpu") -> Subject:
+def open_run(folder: str | Path | None, name: str, device: str = "cpu") -> Subject | ImageSubject:
     """The subject in a run folder; None: the translator bundled with Regard."""
     if folder is None:
         from regard.tasks.translate import Translator
 
         return of_translator(name, "English to German, bundled with Regard", Translator.load(device=device), EXAMPLES)
-    return of_opened(name, name, tasks.of(Run.open(folder)).open_for_page(folder, device))
+    opened = tasks.of(Run.open(folder)).open_for_page(folder, device)
+    return of_images(name, name, opened) if isinstance(opened, OpenedImages) else of_opened(name, name, opened)
 
 
 EXAMPLES = (

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 from regard import models
 from regard.core.model import Model
 from regard.data.tokenizer import Tokenizer
-from regard.tasks.opened import Opened
+from regard.tasks.opened import Opened, OpenedImages
 from regard.training.config import TrainingConfig
 from regard.training.task import TrainingTask
 
@@ -78,7 +78,7 @@ class Task(TrainingTask, ABC):
         """Everything ready for the first step, on the model's device."""
 
     @classmethod
-    def open_for_page(cls, folder: str | Path, device: str) -> Opened:
+    def open_for_page(cls, folder: str | Path, device: str) -> Opened | OpenedImages:
         """What the page shows of a run."""
         raise ValueError(f"{folder} is a run of {cls.name!r}, which the page does not show")
 

@@ -3,7 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
 
 from regard.core.model import Model
 from regard.data.tokenizer import Tokenizer
@@ -27,6 +30,29 @@ class Opened:
     translator: Any = None
     classifier: Any = None
     labelled: tuple[tuple[str, str], ...] = ()  # texts to validate on and their labels
+
+
+class Sample(NamedTuple):
+    """An image to begin with: uint8 [C, h, w], and its label if it has one."""
+
+    pixels: np.ndarray
+    label: str | None = None
+
+
+@dataclass
+class OpenedImages:
+    """A model that reads images, how pixels become its input, and what it answers. The model has `maps(images,
+    recorder=...)` over its patches and `grids()`, which say where the tokens of each layer stand."""
+
+    task: str
+    model: Model
+    size: tuple[int, int]  # height and width that it reads
+    channels: int
+    normalize: Callable[[Tensor], Tensor]  # uint8 [B, C, h, w] -> what the model reads
+    predict: Callable[[Tensor], Tensor] | None = None  # uint8 [B, C, h, w] -> probabilities [B, classes]
+    labels: tuple[str, ...] = ()
+    unsure_below: float = 0.5  # an answer of a smaller probability is called unsure
+    samples: tuple[Sample, ...] = ()
 
 
 class Reader(Protocol):

@@ -3,6 +3,7 @@
 import os
 import shutil
 from contextlib import contextmanager
+from urllib.parse import urlencode
 
 import pytest
 
@@ -28,3 +29,27 @@ def launched():
         )
         yield browser
         browser.close()
+
+
+READY = "() => window.regard && window.regard.view && !document.getElementById('view').hasAttribute('aria-busy')"
+AXE = """async (rules) => {
+  const { violations } = await axe.run(document, { resultTypes: ["violations"], ...(rules && { runOnly: rules }) });
+  return violations.filter(({ impact }) => impact === "serious" || impact === "critical")
+    .map(({ id, nodes }) => [id, nodes.slice(0, 3).map((node) => `${node.target} ${node.failureSummary}`)]);
+}"""
+
+
+def visit(page, **state):
+    page.goto("about:blank")
+    page.goto(f"{page.address}#{urlencode({'run': 'shipped'} | state)}")
+    page.wait_for_function(READY)
+    # pictures are drawn with the next frame
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def data(page, selector):
+    """The numbers of a part of the page, with all their digits."""
+    return [
+        float(value)
+        for value in page.eval_on_selector_all(f"{selector} data", "nodes => nodes.map(node => node.value)")
+    ]

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from browser import launched, needs_chromium
+from browser import AXE, READY, data, launched, needs_chromium, visit
 from shown import Endless, masked_run, serving, small_runs
 
 import regard
@@ -23,7 +23,6 @@ from regard.tasks.translate import Translator
 pytestmark = needs_chromium
 
 SENTENCE = "My brother lives in Berlin."
-READY = "() => window.regard && window.regard.view && !document.getElementById('view').hasAttribute('aria-busy')"
 VIEWS = ("translate", "heads", "steps", "mechanisms", "positions", "results")
 # the run to see each view with
 RUNS = {view: "shipped" for view in VIEWS} | {"results": "films"}
@@ -86,24 +85,6 @@ def page(browser, server):
     yield page
     assert page.wrong == []
     context.close()
-
-
-def visit(page, **state):
-    from urllib.parse import urlencode
-
-    page.goto("about:blank")
-    page.goto(f"{page.address}#{urlencode({'run': 'shipped'} | state)}")
-    page.wait_for_function(READY)
-    # pictures are drawn with the next frame
-    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-
-
-def data(page, selector):
-    """The numbers of a part of the page, with all their digits."""
-    return [
-        float(value)
-        for value in page.eval_on_selector_all(f"{selector} data", "nodes => nodes.map(node => node.value)")
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -1219,13 +1200,6 @@ def test_no_view_is_wider_than_its_window(browser, server, width, height, scheme
         letter = page.evaluate("parseFloat(getComputedStyle(document.documentElement).fontSize)")
         assert page.locator("header.top").bounding_box()["height"] < 4 * letter
     context.close()
-
-
-AXE = """async (rules) => {
-  const { violations } = await axe.run(document, { resultTypes: ["violations"], ...(rules && { runOnly: rules }) });
-  return violations.filter(({ impact }) => impact === "serious" || impact === "critical")
-    .map(({ id, nodes }) => [id, nodes.slice(0, 3).map((node) => `${node.target} ${node.failureSummary}`)]);
-}"""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

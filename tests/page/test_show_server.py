@@ -215,7 +215,7 @@ def test_a_view_that_is_saved_may_be_larger(page):
     assert len(json.dumps(body)) > server.MOST_BYTES
     status, _, got = page.request("POST", "/api/export", json.dumps(body))
     assert status == 200, got[:200]
-    assert page.request("POST", "/api/export", b" " * (server.MOST_SAVED + 1))[0] == 413
+    assert page.request("POST", "/api/export", b" " * (server.MORE_BYTES["export"] + 1))[0] == 413
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,20 @@ export async function ask(name, values = {}, signal) {
   return answers.get(id);
 }
 
+// the bytes of an image file that the server takes
+const MOST_UPLOADED = 8 << 20;
+
+// gives the server an image file; the reply names it
+export async function upload(file) {
+  if (file.size > MOST_UPLOADED) throw new Error(`${file.name} has ${(file.size / 2 ** 20).toFixed(1)} MiB, at most ${MOST_UPLOADED >> 20} are taken: scale it down first.`);
+  if (file.size === 0) throw new Error(`${file.name} is empty: choose an image.`);
+  const data = await new Promise((done, fail_) => {
+    const reader = Object.assign(new FileReader(), { onload: () => done(reader.result), onerror: () => fail_(new Error(`${file.name} cannot be read.`)) });
+    reader.readAsDataURL(file);
+  });
+  return decode(await (await post("upload", { data: data.slice(data.indexOf(",") + 1) }, view.signal)).arrayBuffer());
+}
+
 // calls `onrecord` with each step of a translation as it comes; the last record has `hypotheses`
 export async function stream(values, onrecord, signal) {
   asked.set(key("translate", values), { name: "translate", values });
@@ -125,7 +139,7 @@ export function forget() {
 }
 
 // the order in which a saved file takes questions: texts, the whole picture, then what was zoomed into or pointed at
-const rank = ({ name, values }) => ({ tile: 20 - values.level, rows: 40, top: 40 })[name] || 0;
+const rank = ({ name, values }) => ({ tile: 20 - values.level, rows: 40, top: 40, glance: 40 })[name] || 0;
 
 // the current view as one HTML file
 export async function exported(title, hash, theme) {

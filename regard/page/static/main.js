@@ -5,6 +5,7 @@ import { get, set, note, on, freeze, hash } from "./store.js";
 import { ask, exported, isSaved, leave, restore } from "./client.js";
 import { png, svg, download } from "./save.js";
 import { mount as translate, title as translateTitle } from "./views/translate.js";
+import { mount as image, title as imageTitle } from "./views/image.js";
 import { mount as heads, title as headsTitle } from "./views/heads.js";
 import { mount as steps, title as stepsTitle } from "./views/steps.js";
 import { mount as mechanisms, title as mechanismsTitle } from "./views/mechanisms.js";
@@ -13,6 +14,7 @@ import { mount as results, title as resultsTitle } from "./views/results.js";
 
 const VIEWS = {
   translate: [translateTitle, translate],
+  image: [imageTitle, image],
   heads: [headsTitle, heads],
   steps: [stepsTitle, steps],
   mechanisms: [mechanismsTitle, mechanisms],
@@ -81,6 +83,9 @@ const app = {
 const FIRST = { translate: "translate", classify: "results" };
 const NEEDS = {
   translate: [(run) => run.task === "translate", "does not translate"],
+  image: [(run) => run.reads === "images", "reads no images"],
+  heads: [(run) => run.reads === "texts", "reads no texts"],
+  steps: [(run) => run.reads === "texts", "reads no texts"],
   results: [(run) => run.labelled > 0, "has no validation texts with labels"],
 };
 
@@ -157,9 +162,11 @@ function keys(event) {
   else if (event.key === "k") step("layer", -1);
   else if (event.key === "l") step("head", 1);
   else if (event.key === "h") step("head", -1);
+  // in an image a patch has neighbours on all sides
+  else if (/^Arrow/.test(event.key) && current.steer && !event.target.closest("dialog")) { event.preventDefault(); current.steer(event.key); }
   // wherever the focus is, except in elements that scroll by themselves
   else if (/^Arrow(Up|Down)$/.test(event.key) && !event.defaultPrevented && !event.target.closest(".tree, dialog")) { event.preventDefault(); current.move(event.key === "ArrowDown" ? 1 : -1); }
-  else if (event.key === "/") { event.preventDefault(); const box = document.querySelector("textarea"); if (box) box.select(); }
+  else if (event.key === "/") { event.preventDefault(); const box = document.querySelector("textarea"); if (box) box.select(); else document.querySelector(".choose")?.focus(); }
   else if (event.key === "s") byId("png").click();
   else if (event.key === "?") byId("help").click();
 }
@@ -201,7 +208,7 @@ export async function start() {
     const run = about.runs.find((one) => one.name === byId("run").value);
     // the first view of this run if it does not have the current one
     const view = views(run).includes(name) ? get().view : null;
-    set({ run: run.name, view, text: null, target: null, layer: null, head: null, pin: null, at: null, place: null, role: null, scheme: null }, true);
+    set({ run: run.name, view, text: null, target: null, image: null, layer: null, head: null, pin: null, at: null, place: null, role: null, scheme: null }, true);
   });
   byId("theme").addEventListener("click", () => { theme = THEMES[(THEMES.indexOf(theme) + 1) % 3]; set({ theme: theme === "auto" ? null : theme }); paint(); current.repaint(); app.done(`Theme: ${theme}`, last); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => current.repaint());

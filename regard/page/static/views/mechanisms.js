@@ -213,6 +213,8 @@ export function mount(host, app) {
   async function onText(spec, text, layer, head, signal) {
     const run = app.run();
     const box = el("figure", { className: "on-text" });
+    // without a text there is nothing to compare on
+    if (run.reads === "images") return box;
     try {
       const { meta, arrays } = await ask("compare", { spec, run: run.name, text, layer }, signal);
       const H = arrays.mechanism.shape[0];
@@ -263,7 +265,7 @@ export function mount(host, app) {
     forget();
     if (typed !== `${run.name}/${text}`) {
       typed = `${run.name}/${text}`;
-      renew(parts.input, textBox(text, run.examples, (value) => app.set({ text: value }, true), "Type a text to read", "Text"));
+      renew(parts.input, run.reads === "images" ? "" : textBox(text, run.examples, (value) => app.set({ text: value }, true), "Type a text to read", "Text"));
     }
     app.busy("Measuring the pattern", work);
     const choices = Array.from({ length: heads }, (_, h) => ({ key: h, text: String(h + 1), colour: HEADS[h % HEADS.length] }));

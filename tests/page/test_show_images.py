@@ -1,0 +1,217 @@
+"""Images on the page: what the engine answers about them, and what the server refuses."""
+
+import base64
+import io
+import json
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from patched import LABELS, Place, paint, shown
+from PIL import Image
+from shown import serving
+
+from regard.page import images
+from regard.page.engine import Engine
+from regard.page.patches import Grid, attention_distance, of_map, rollout
+
+BLOCKS = torch.arange(48).view(3, 2, 4, 2).transpose(1, 2).flatten()  # the cells of 2 x 2 blocks, block by block
+VIT = {"run": "vit", "image": "0"}
+
+
+@pytest.fixture(scope="module")
+def subjects():
+    windowed = [Place(6, 8, 0, BLOCKS), Place(3, 4), Place(3, 4)]
+    return {
+        "vit": shown("vit", ["softmax", "local(window=3)", "softmax"], [Place(6, 8, 1)] * 3),
+        "swin": shown("swin", ["image(block=4, memory=0)", "softmax", "softmax"], windowed, sure=False),
+        "mixed": shown("mixed", ["softmax", "fnet", "compressed(factor=4)"], [Place(6, 8)] * 3),
+    }
+
+
+@pytest.fixture
+def engine(subjects):
+    return Engine({name: (lambda subject=subject: subject) for name, subject in subjects.items()})
+
+
+@pytest.fixture(scope="module")
+def page(subjects):
+    with serving({}, subjects) as page:
+        yield page
+
+
+def maps_of(subjects, run, sample=0):
+    """The maps [H, T, T] of all layers as the layers give them."""
+    opened = subjects[run].opened
+    pixels = torch.from_numpy(opened.samples[sample].pixels)[None]
+    with torch.no_grad():
+        return [weights[0] for weights in opened.model.maps(opened.normalize(pixels))]
+
+
+def to_file(pixels, kind="PNG"):
+    file = io.BytesIO()
+    Image.fromarray(pixels.transpose(1, 2, 0)).save(file, kind)
+    return file.getvalue()
+
+
+def in_base64(raw):
+    return base64.b64encode(raw).decode()
+
+
+def test_an_image_is_seen_and_named(engine):
+    meta, arrays = engine.answer("see", VIT)
+    np.testing.assert_array_equal(arrays["pixels"], paint("disc").transpose(1, 2, 0))
+    assert meta["label"] == meta["answers"][0]["label"] == "disc"
+    shares = [answer["probability"] for answer in meta["answers"]]
+    assert shares == sorted(shares, reverse=True)
+    assert len(shares) == 5 < meta["classes"] == len(LABELS)
+    assert not meta["unsure"]
+    assert engine.answer("see", {"run": "swin", "image": "0"}).meta["unsure"]
+    kinds = [(layer["spec"], layer["rows"], layer["columns"], layer["leading"]) for layer in meta["layers"]]
+    assert kinds == [("softmax", 6, 8, 1), ("local", 6, 8, 1), ("softmax", 6, 8, 1)]
+    about = {run["name"]: run for run in engine.answer("about", {}).meta["runs"]}
+    assert about["vit"]["reads"] == "images"
+    small = engine.answer("samples", {"run": "vit"})
+    assert small.meta["labels"] == list(LABELS)
+    assert small.arrays["pixels"].shape == (6, images.THUMB, images.THUMB, 3)
+
+
+@pytest.mark.parametrize("most", [images.SMALL, 0])
+def test_rows_and_columns_are_those_of_the_map(engine, subjects, monkeypatch, most):
+    """Sent at once, or one by one."""
+    monkeypatch.setattr(images, "SMALL", most)
+    for number, weights in enumerate(maps_of(subjects, "vit")):
+        place = VIT | {"layer": number}
+        whole = engine.answer("attention", place).arrays
+        assert ("weights" in whole) == (most > 0)
+        if whole:
+            torch.testing.assert_close(torch.from_numpy(whole["weights"]), weights)
+        for at in (0, 20):
+            row = engine.answer("glance", place | {"at": at}).arrays["weights"]
+            torch.testing.assert_close(torch.from_numpy(row), weights[:, at])
+            column = engine.answer("glance", place | {"at": at, "side": "key"}).arrays["weights"]
+            torch.testing.assert_close(torch.from_numpy(column), weights[:, :, at])
+        mean = engine.answer("glance", place).arrays["weights"]
+        torch.testing.assert_close(torch.from_numpy(mean), weights[:, 1:].mean(1))
+
+
+def test_a_layer_with_an_order_of_its_own_is_shown_row_by_row(engine, subjects):
+    own, back = maps_of(subjects, "swin")[0], BLOCKS.argsort()
+    found = engine.answer("attention", {"run": "swin", "image": "0", "layer": 0})
+    torch.testing.assert_close(torch.from_numpy(found.arrays["weights"]), own[:, back][..., back])
+    # and its blocks are squares
+    assert found.meta["windows"][:5] == [[0, 0, 2, 2], [0, 2, 2, 4], [0, 4, 2, 6], [0, 6, 2, 8], [2, 0, 4, 2]]
+    assert engine.answer("attention", {"run": "swin", "image": "0", "layer": 1}).meta["windows"] == []
+    # one row of it, where there are too many for all
+    row = engine.answer("glance", {"run": "swin", "image": "0", "layer": 0, "at": 9}).arrays["weights"]
+    torch.testing.assert_close(torch.from_numpy(row), own[:, back][..., back][:, 9])
+
+
+def test_rollout_and_distances(engine, subjects, monkeypatch):
+    grid, maps = Grid(6, 8, 1), maps_of(subjects, "vit")
+    layers = [of_map(weights, grid) for weights in maps]
+    for number in range(3):
+        R = rollout(layers[: number + 1], torch.eye(49))
+        meta, arrays = engine.answer("rollout", VIT | {"layer": number})
+        assert meta["all"]
+        torch.testing.assert_close(torch.from_numpy(arrays["weights"]), R)
+    far = engine.answer("distances", VIT).meta
+    expected = torch.stack([attention_distance(layer, (4, 4)) for layer in layers])
+    torch.testing.assert_close(torch.tensor(far["distances"]), expected)
+    # local attention in a row of a line looks less far than attention to all
+    assert max(far["distances"][1]) < min(far["distances"][0])
+    assert far["diagonal"] == 40
+    # through merging, over the patches of the first layer, and one by one where there are many
+    merged = engine.answer("rollout", {"run": "swin", "image": "0", "layer": 2}).arrays["weights"]
+    assert merged.shape == (12, 48)
+    np.testing.assert_allclose(merged.sum(1), 1, rtol=1e-5)
+    monkeypatch.setattr(images, "SMALL", 0)
+    one = engine.answer("rollout", {"run": "swin", "image": "0", "layer": 2, "at": 5})
+    assert not one.meta["all"]
+    np.testing.assert_allclose(one.arrays["weights"][0], merged[5], rtol=1e-5)
+    mean = images.rolled(engine._sight("swin", "0"), 2, None).arrays["weights"]
+    np.testing.assert_allclose(mean[0], merged.mean(0), rtol=1e-5)
+
+
+def test_what_has_no_rollout_says_why(engine):
+    mixed = {"run": "mixed", "image": "0"}
+    reasons = engine.answer("see", mixed).meta["rollout"]
+    assert reasons[0] is None
+    assert "'fnet' in layer 2 are no shares" in reasons[1]
+    with pytest.raises(ValueError, match="no shares: there is no rollout"):
+        engine.answer("rollout", mixed | {"layer": 2})
+    with pytest.raises(ValueError, match="slots and not patches: there is no map"):
+        engine.answer("glance", mixed | {"layer": 2})
+    far = engine.answer("distances", mixed).meta["distances"]
+    assert far[0] is not None
+    assert far[1:] == [None, None]
+
+
+def test_a_file_is_seen_as_the_model_reads_it(page):
+    """A sample that comes as a file is the same image, by the same name each time."""
+    raw = to_file(paint("square"))
+    given = page.ask("upload", data=in_base64(raw))
+    assert given.arrays["pixels"].shape == (images.THUMB, images.THUMB, 3)
+    assert page.ask("upload", data=in_base64(raw)).meta == given.meta
+    mine, sample = (page.ask("see", run="vit", image=image) for image in (given.meta["image"], "1"))
+    np.testing.assert_array_equal(mine.arrays["pixels"], sample.arrays["pixels"])
+    assert mine.meta["answers"] == sample.meta["answers"]
+    assert mine.meta["label"] is None
+    # another size and shape covers what the model reads
+    large = page.ask("upload", data=in_base64(to_file(paint("disc", (200, 90)), "JPEG"))).meta["image"]
+    assert page.ask("see", run="vit", image=large).arrays["pixels"].shape == (24, 32, 3)
+
+
+def bomb(width, height):
+    """A PNG of a few bytes that says it is of any size."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(99))) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (b"no image at all", "is no image that can be read"),
+        (to_file(paint("disc"))[:300], "cannot be decoded"),
+        (bomb(60_000, 60_000), "too many pixels"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "is no image that can be read"),
+    ],
+)
+def test_what_is_no_image_is_refused_in_words(page, raw, says):
+    status, _, body = page.request("POST", "/api/upload", json.dumps({"data": in_base64(raw)}))
+    assert status == 400
+    assert says in json.loads(body)["error"]
+
+
+def test_what_is_too_large_or_not_there_is_refused(page):
+    def refused(name, **values):
+        status, _, body = page.request("POST", f"/api/{name}", json.dumps(values))
+        assert status in (400, 413)
+        return json.loads(body)["error"]
+
+    assert "not in base64" in refused("upload", data="****")
+    assert "larger than" in refused("upload", data="A" * (images.MOST_UPLOADED * 4 // 3 + 2000))
+    assert "not here any more" in refused("see", run="vit", image="0123456789abcdef0123")
+    assert "no image 99" in refused("see", run="vit", image="99")
+    assert "no layer 7" in refused("glance", run="vit", image="0", layer=7)
+    assert "no token 49" in refused("glance", run="vit", image="0", layer=0, at=49)
+    assert "no token 49" in refused("rollout", run="vit", image="0", layer=0, at=49)
+    # a run that reads texts has no images, and the other way round
+    assert "reads texts and no images" in refused("see", run="shipped", image="0")
+    assert "reads images and no texts" in refused("read", run="vit", place="encoder", text="a")
+    assert "does not translate" in refused("translate", run="vit", text="a", beam=1)
+    assert page.ask("example").meta["scale"] == 0.125
+
+
+def test_images_that_were_given_are_kept_up_to_a_size(engine):
+    engine._images.most = 3000
+    names = [engine.answer("upload", {"data": in_base64(to_file(paint(label)))}).meta["image"] for label in LABELS]
+    engine.answer("see", {"run": "vit", "image": names[-1]})
+    with pytest.raises(ValueError, match="choose it again"):
+        engine.answer("see", {"run": "vit", "image": names[0]})
