@@ -5,9 +5,9 @@ import torch
 from torch.testing import assert_close
 
 import regard
+from regard.core.tally import Tally
 from regard.spec import ATTENTION
 from regard.testing.cases import Case, holes, inputs
-from regard.testing.counting import Tally
 
 SPECS = [spec for name in ATTENTION.names() for spec in ATTENTION.find(name).examples]
 

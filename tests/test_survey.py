@@ -8,13 +8,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard import cli
+from regard.core.tally import FLASH, Tally
 from regard.models import build, registry
 from regard.models.funnel import FunnelConfig
 from regard.models.perceiver import PerceiverARConfig
 from regard.models.tokenlearner import TokenLearnerConfig
 from regard.spec import ATTENTION, FEEDFORWARD
 from regard.survey import SYSTEMS, System, differs, here
-from regard.testing.counting import FLASH, Tally
 
 SMALL = {"vocabulary": 20, "width": 16, "heads": 4, "inner": 32, "dropout": 0.0}
 MODELS = {

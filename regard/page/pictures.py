@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 import regard
 from regard.core.rows import Mask, Rows
 from regard.core.shape import Role
+from regard.core.tally import Tally
 from regard.kernels.packed import Packed
 from regard.layers.attention.base import Attention
 from regard.layers.attention.projected import Projected
@@ -155,30 +155,6 @@ class Deadline(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Written(TorchDispatchMode):
-    """Counts the numbers that operators write; views write none."""
-
-    def __init__(self):
-        super().__init__()
-        self.numbers = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if not any(result.alias_info is not None for result in func._schema.returns):
-            for part in out if isinstance(out, list | tuple) else [out]:
-                self.numbers += part.numel() if isinstance(part, Tensor) else 0
-        return out
-
-
-def _flash_flops(q, k, v, *_, out_shape=None, **__):
-    B, H, T, D = q
-    return 2 * B * H * T * k[2] * (D + v[3])
-
-
-# the FLOP counter of torch does not know the CPU's kernel
-FLASH = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _flash_flops}
-
-
 def cost(spec: str, role: Role) -> Reply:
     """Floating point operations and numbers written by one layer (width 64, 4 heads) at rising lengths, until one takes
     longer than PATIENCE; those of softmax at each of these lengths."""
@@ -208,15 +184,14 @@ def cost(spec: str, role: Role) -> Reply:
 
 def _counted(spec: str, role: Role, length: int) -> int:
     heads = -(-4 // parse(spec).heads) * parse(spec).heads
-    # with gradients, since the FLOP counter of torch fails where a layer turns them on inside
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(0)
         layer = regard.attention(spec, width=16 * heads, heads=heads, role=role).eval()
         x = torch.randn(1, length, 16 * heads)
         memory = x if role == "cross" else None
-        with FlopCounterMode(display=False, custom_mapping=FLASH) as flops, Written() as written:
+        with Tally() as tally:
             layer(x, memory=memory)
-    return flops.get_total_flops() + written.numbers
+    return tally.flops + tally.written
 
 
 def compare(spec: str, call: LayerCall, tokens: list[str]) -> Reply:

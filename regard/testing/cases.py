@@ -145,9 +145,3 @@ def replayed(layer: Attention, x: Tensor, cuts: list[int], keep: Tensor | None =
         ys.append(y[:, first:])
         first += n
     return torch.cat(ys, 1)
-
-
-def tensors(state: Any) -> list[Tensor]:
-    if isinstance(state, Tensor):
-        return [state]
-    return [tensor for part in state for tensor in tensors(part)] if isinstance(state, tuple) else []

@@ -9,7 +9,8 @@ from torch.testing import assert_close
 
 import regard
 from regard.core.rows import Rows, pack, unpack
-from regard.testing.cases import CUTS, LONG, Case, extended, holes, inputs, replayed, tensors
+from regard.core.tally import tensors_of
+from regard.testing.cases import CUTS, LONG, Case, extended, holes, inputs, replayed
 
 
 def check_split(case: Case) -> None:
@@ -119,7 +120,7 @@ def check_select(case: Case) -> None:
         sizes = []
         for T in (128, 256):
             _, state = layer.extend(inputs(case, T, B=1)["x"], layer.start(1))
-            held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors(state)}
+            held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors_of(state)}
             sizes.append(sum(held.values()))
     exponent = math.log2(sizes[1] / sizes[0])
     assert layer.facts.state is not None, "it decodes, and declares no state"

@@ -17,10 +17,10 @@ from torch.utils.flop_counter import FlopCounterMode
 import regard
 from regard.core.rows import Rows, pack
 from regard.core.state import Out
+from regard.core.tally import Tally
 from regard.layers.feedforward.base import FeedForward, Sizes
 from regard.spec import FEEDFORWARD
 from regard.testing.cases import holes, refused, same
-from regard.testing.counting import Tally
 
 WIDTH, INNER = 8, 16
 

@@ -11,8 +11,8 @@ from transformers import GPTNeoConfig
 from transformers.models.gpt_neo.modeling_gpt_neo import GPTNeoSelfAttention
 
 import regard
+from regard.core.tally import Tally
 from regard.testing.cases import Case, inputs
-from regard.testing.counting import Tally
 from regard.testing.suite import CHECKS
 
 # what query i sees of key j, before causality

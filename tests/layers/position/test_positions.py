@@ -9,10 +9,11 @@ from torch.testing import assert_close
 import regard
 from regard.core.rows import Mask, Rows
 from regard.core.shape import Shape
+from regard.core.tally import Tally
 from regard.layers.position.base import angles, rates
 from regard.spec import ATTENTION, POSITIONS
 from regard.testing.cases import Case
-from regard.testing.counting import Tally, check_cost
+from regard.testing.counting import check_cost
 
 SCHEMES = [spec for name in POSITIONS.names() for spec in POSITIONS.find(name).examples]
 
