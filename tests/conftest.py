@@ -20,7 +20,7 @@ from regard.kernels import choose
 
 # the asserts of helpers say as much as those of tests
 pytest.register_assert_rewrite(
-    "checkpoints", "lengths", "published", "reviews", "scans", "sets", "shown", "training_runs", "verbs"
+    "checkpoints", "lengths", "planted", "published", "reviews", "scans", "sets", "shown", "training_runs", "verbs"
 )
 torch.set_num_threads(1)
 

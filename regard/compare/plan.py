@@ -1,0 +1,170 @@
+"""What a comparison asks: mechanisms, lengths and sizes, as questions. What cannot be asked has its reason here."""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+
+import regard
+from regard.compare.question import TIMED, Kind, Question, code_of, machine_of, short
+from regard.config import from_json
+from regard.core.shape import Role
+from regard.layers.attention.base import Facts
+from regard.spec import ATTENTION, parse
+
+BASELINE = "softmax"
+# Sizes that people use at lengths of thousands. Other mechanisms run with their defaults, long enough.
+FAIR = {
+    "axial": ("axial(width=128)",),
+    "bigbird": ("bigbird(block=64, random=3)",),
+    "compressive": ("compressive(segment=256, memory=256, compressed=256)",),
+    "globals": ("globals(tokens=16)",),
+    "heads": ("heads(local(window=256), strided(stride=128))",),
+    "linformer": ("linformer(rank=256, longest={longest})",),
+    "local": ("local(window=256)",),
+    "longformer": ("longformer(window=256, globals=16)",),
+    "performer": ("performer(features=256)",),
+    "reformer": ("reformer(chunk=64, buckets=256, rounds=2)",),
+    "routing": ("routing(clusters=128)",),
+    "sinkhorn": ("sinkhorn(block=128, longest={longest})",),
+    "sparse": ("sparse(pattern='fixed', stride=128, summary=8)", "sparse(pattern='strided', stride=128)"),
+    "strided": ("strided(stride=128)",),
+    "xl": ("xl(segment=256, memory=256)",),
+}
+
+
+@dataclass(frozen=True)
+class CostPlan:
+    """A table of costs."""
+
+    specs: tuple[str, ...] = ()  # empty: every mechanism
+    lengths: tuple[int, ...] = (2048,)
+    role: Literal["self", "causal", "cross"] = "causal"
+    batch: int = 1
+    width: int = 512
+    heads: int = 8
+    part: Literal["layer", "mixing"] = "layer"
+    device: str = "cpu"
+    dtype: str = "float32"
+    threads: int = 0
+    minutes: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("lengths", "batch", "width", "heads"):
+            values = getattr(self, name)
+            for value in values if isinstance(values, tuple) else (values,):
+                if value < 1:
+                    raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not divisible by heads {self.heads}: choose heads that divide it")
+        if self.minutes <= 0:
+            raise ValueError(f"minutes must be above 0, got {self.minutes:g}")
+        if not hasattr(torch, self.dtype) or not isinstance(getattr(torch, self.dtype), torch.dtype):
+            raise ValueError(f"dtype must be float32, bfloat16 or float16, got {self.dtype!r}")
+        for spec in self.specs:
+            ATTENTION.find(parse(spec).name)  # raises for an unknown name, and lists the known
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as plain values."""
+        return {"kind": "cost", **dataclasses.asdict(self)}
+
+    def question(self, kind: Kind, spec: str, length: int) -> Question:
+        """The question of one cell."""
+        timed = kind in TIMED
+        return Question(
+            kind=kind,
+            spec=short(spec),
+            role=self.role,
+            length=length,
+            batch=self.batch,
+            model={"width": self.width, "heads": self.heads},
+            part=self.part,
+            device=self.device,
+            threads=self.threads if timed else 0,
+            dtype=self.dtype,
+            code=code_of(spec),
+            machine=machine_of(self.device) if timed else "",
+        )
+
+    def kinds(self, row: "Row") -> tuple[Kind, ...]:
+        """What is asked of a row."""
+        decodes = self.role != "self" and self.part == "layer" and row.decodes
+        return ("count", "memory", "speed", *(("decode",) if decodes else ()))  # pyright: ignore[reportReturnType]
+
+    def rows(self) -> list["Row"]:
+        """The rows of the table: the baseline first, then by how their time is declared to grow."""
+        found = []
+        for length in self.lengths:
+            rows = [self._row(spec, length) for spec in self._at(length)]
+            found += sorted(rows, key=lambda row: (short(row.spec) != BASELINE, bool(row.refusal), row.exponent))
+        return found
+
+    def _at(self, length: int) -> list[str]:
+        """The specs at a length, each once; the baseline is among them."""
+        asked = self.specs or [name for name in regard.names() if name != "heads"]
+        specs = [spec for item in (BASELINE, *asked) for spec in fair(item, length)]
+        return list(dict.fromkeys(map(short, specs)))
+
+    def _row(self, spec: str, length: int) -> "Row":
+        try:
+            facts = _facts(spec)
+        except ValueError as error:
+            return Row(spec, length, str(error))
+        if self.role not in facts.roles:
+            why = dict(facts.refusals).get(self.role, "the mechanism is not defined for it")
+            return Row(spec, length, f"no role {self.role!r}: {why}")
+        return Row(spec, length, "", facts.time.exponent, facts.state is not None)
+
+
+@functools.cache
+def _facts(spec: str) -> Facts:
+    return regard.facts(spec)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A mechanism at a length, with why it cannot be asked, if it cannot."""
+
+    spec: str
+    length: int
+    refusal: str = ""
+    exponent: float = 0.0
+    decodes: bool = False
+
+
+def fair(item: str, length: int) -> list[str]:
+    """The specs that stand for a name at a length; a spec with options is left as it is."""
+    spec = parse(item)
+    name = ATTENTION.canonical(spec).name
+    if spec.options or spec.parts or short(item) != name:
+        return [item]
+    options = [option.name for option in ATTENTION.options(name)]
+    usual = (f"{name}(longest={length})" if "longest" in options else name,)
+    return [text.format(longest=length) for text in FAIR.get(name, usual)]
+
+
+def cost_plan(values: dict[str, Any]) -> CostPlan:
+    """A plan from plain values."""
+    return from_json(CostPlan, {name: value for name, value in values.items() if name != "kind"})
+
+
+def lengths_from(text: str) -> tuple[int, ...]:
+    """Lengths as they are written on a command line: 1024,8192."""
+    try:
+        return tuple(dict.fromkeys(int(part.replace("_", "")) for part in text.split(",") if part.strip()))
+    except ValueError:
+        raise ValueError(f"--length takes whole numbers such as 1024,8192, got {text!r}") from None
+
+
+def groups(rows: Sequence[Row], size: int) -> Iterable[list[Row]]:
+    """Rows in groups, in their order."""
+    for first in range(0, len(rows), size):
+        yield list(rows[first : first + size])
+
+
+def role_of(text: str) -> Role:
+    """A role by its name."""
+    return cast(Role, text)

@@ -1,0 +1,320 @@
+"""Fills the cells of a plan: what is stored already is never measured again.
+
+Contestants run in groups: the baseline and at most five rivals, each in a process of its own. In a round each has one
+turn, and the order is reversed every other round, so that what else happens on the machine meets all of them alike. A
+time is compared within its round.
+"""
+
+import math
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from regard import __version__
+from regard.compare import statistics
+from regard.compare.measure import CannotMeasure, Contestant, Process, Setting, free_memory, load_average
+from regard.compare.plan import BASELINE, CostPlan, Row, groups
+from regard.compare.question import Question, machine_facts
+from regard.compare.store import DONE, Cell, Folder
+
+RIVALS = 5  # of a group, beside the baseline
+FEWEST, MOST = 9, 60  # rounds
+FEWEST_AT_END = 5  # rounds that suffice where the time ends
+# what a contestant takes in all, in training steps: estimates, counts and warm-up, and the fewest rounds of a forward
+# pass and a training step
+STEPS_OF_ALL = 22
+GENEROUS = 3.0  # times its equal share of the time that a contestant may take: most take less
+ROOM = 0.7  # of the free memory
+METRICS = {"speed": ("forward", "train"), "decode": ("step",)}
+LIMITS = {"slow": "seconds", "memory": "room"}  # statuses that a larger limit may change, and the limit
+
+
+class Interrupted(Exception):
+    """A signal came. What is measured so far is stored."""
+
+    def __init__(self, number: int):
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.code = 128 + number
+
+
+@dataclass
+class Tools:
+    """What measuring needs from outside; the tests bring their own."""
+
+    contestant: Callable[[Setting], Contestant] = Process
+    clock: Callable[[], float] = time.monotonic
+    tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
+    received: int | None = None  # signal
+    force: bool = False
+    command: str = ""
+
+    def check_signals(self) -> None:
+        """Raises `Interrupted` if a signal came."""
+        if self.received is not None:
+            raise Interrupted(self.received)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Inside the block the first signal is remembered, and a second one ends the program."""
+
+        def remember(number: int, _: Any) -> None:
+            if self.received is not None:
+                raise KeyboardInterrupt
+            self.received = number
+
+        before = {}
+        with suppress(ValueError):  # not in the main thread: signals are someone else's
+            before = {number: signal.signal(number, remember) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def fill_costs(plan: CostPlan, folder: Folder, tools: Tools | None = None) -> None:
+    """Measures every cell of a plan that has no answer yet, until the time ends."""
+    tools = tools or Tools()
+    deadline = tools.clock() + 60 * plan.minutes
+    rows = plan.rows()
+    with folder.writing("regard compare"), tools.listening():
+        for row in rows:
+            if row.refusal:
+                _fail(plan, folder, row, "refused", row.refusal, {})
+        waiting = [row for row in rows if not row.refusal]
+        room = ROOM * free_memory(plan.device)
+        # alone in its group a contestant would have so much time
+        most = GENEROUS * 60 * plan.minutes / 2 / STEPS_OF_ALL
+        open_rows = [row for row in waiting if tools.force or _missing(plan, folder, row, most, room)]
+        by_length = {length: [row for row in open_rows if row.length == length] for length in plan.lengths}
+        parts = [part for rows in by_length.values() for part in _grouped(rows)]
+        for number, part in enumerate(parts):
+            left = deadline - tools.clock()
+            if left <= 0:
+                break
+            share = left / (len(parts) - number)
+            group = Group(plan, folder, tools, part, deadline, share, room)
+            group.run()
+            done = len([row for other in parts[: number + 1] for row in other])
+            tools.tell(f"{done}/{len(open_rows)} measured, {_minutes(deadline - tools.clock())} of the time left")
+
+
+def _grouped(rows: list[Row]) -> list[list[Row]]:
+    """Groups of rivals; the baseline is in each, and not counted."""
+    rivals = [row for row in rows if row.spec != BASELINE]
+    found = list(groups(rivals, RIVALS))
+    if len(rivals) < len(rows):
+        found = [[rows[0]], *found] if not found else [[rows[0], *found[0]], *found[1:]]
+    return found
+
+
+def _missing(plan: CostPlan, folder: Folder, row: Row, seconds: float, room: float) -> list[Question]:
+    """The questions of a row that have no answer, or one that a larger limit may change."""
+    found = []
+    limits = {"seconds": seconds, "room": room}
+    for kind in plan.kinds(row):
+        question = plan.question(kind, row.spec, row.length)
+        cell = folder.get(question)
+        if cell is None or cell.status == "error":
+            found.append(question)
+        elif cell.status in LIMITS:
+            limit = LIMITS[cell.status]
+            if limits[limit] > 1.2 * cell.answer.get(limit, 0.0):
+                found.append(question)
+    return found
+
+
+def _fail(plan: CostPlan, folder: Folder, row: Row, status: str, note: str, answer: dict[str, Any]) -> None:
+    """Stores why a row has no numbers."""
+    for kind in plan.kinds(row) or ("speed",):
+        question = plan.question(kind, row.spec, row.length)
+        known = folder.get(question)
+        if known is None or known.status != DONE:
+            folder.put(Cell(question, status, note, answer, {}, _provenance(plan.device, "")))
+
+
+class Group:
+    """The baseline and some rivals, in turns."""
+
+    def __init__(
+        self, plan: CostPlan, folder: Folder, tools: Tools, rows: list[Row], deadline: float, share: float, room: float
+    ):
+        self.plan, self.folder, self.tools, self.rows = plan, folder, tools, rows
+        self.began = tools.clock()
+        self.deadline, self.end = deadline, self.began + share
+        equal = share / (len(rows) + 1)
+        self.limit = GENEROUS * equal / STEPS_OF_ALL
+        self.room = room
+        self.load = load_average()
+        self.playing: dict[str, Contestant] = {}
+        self.facts: dict[str, dict[str, Any]] = {}
+        self.rounds: dict[str, dict[str, list[float]]] = {}
+
+    def run(self) -> None:
+        """Prepares all, plays the rounds, and stores the cells."""
+        try:
+            rivals = [row for row in self.rows if row.spec != BASELINE]
+            own = [row for row in self.rows if row.spec == BASELINE]
+            base = own[0] if own else Row(BASELINE, rivals[0].length, decodes=True)
+            if not self._enter(base, is_baseline=True, counts=bool(own)):
+                return
+            for row in rivals:
+                self.tools.check_signals()
+                self._enter(row)
+            self._play()
+            for row in (*own, *rivals):
+                if row.spec in self.playing:
+                    self._store(row)
+        finally:
+            for contestant in self.playing.values():
+                contestant.close()
+
+    def _enter(self, row: Row, is_baseline: bool = False, counts: bool = True) -> bool:
+        """Prepares a contestant, and stores what is measured once. False: it cannot play."""
+        plan, limit = self.plan, math.inf if is_baseline else self.limit
+        if not is_baseline and not (self.tools.force or _missing(plan, self.folder, row, limit, self.room)):
+            return False
+        setting = Setting(
+            spec=row.spec,
+            role=plan.role,
+            length=row.length,
+            width=plan.width,
+            heads=plan.heads,
+            batch=plan.batch,
+            part=plan.part,
+            device=plan.device,
+            dtype=plan.dtype,
+            threads=plan.threads,
+            seconds=limit,
+            room=self.room,
+            decodes=row.decodes,
+            counts=counts,
+        )
+        contestant = self.tools.contestant(setting)
+        try:
+            facts = contestant.prepare()
+        except CannotMeasure as error:
+            contestant.close()
+            self._say(row, f"{error.status}: {error.note}")
+            if counts:
+                limits = {"seconds": limit, "room": self.room}
+                known = {name: value for name, value in limits.items() if not math.isinf(value)}
+                _fail(plan, self.folder, row, error.status, error.note, known)
+            return False
+        self.playing[row.spec], self.facts[row.spec] = contestant, facts
+        if counts:
+            self._put("count", row, {}, facts["counted"])
+            self._put("memory", row, {"peak_bytes": facts["peak"]}, {})
+        return True
+
+    def _play(self) -> None:
+        """Rounds, until the intervals are narrow or the time ends."""
+        self.rounds = {spec: {} for spec in self.playing}
+        wanted, played = FEWEST, 0
+        while played < wanted:
+            order = list(self.playing)
+            for spec in order if played % 2 == 0 else reversed(order):
+                self.tools.check_signals()
+                self._turn(spec)
+            played += 1
+            now = self.tools.clock()
+            if now > self.deadline and played >= FEWEST_AT_END:
+                break
+            if played == wanted and wanted < MOST and now < min(self.end, self.deadline):
+                base = self.rounds[BASELINE]["train"]
+                if not self._is_narrow():
+                    wanted += 3
+                elif statistics.drifts(base) and played < 2 * FEWEST:
+                    wanted = 2 * played
+
+    def _turn(self, spec: str) -> None:
+        try:
+            found = self.playing[spec].turn()
+        except CannotMeasure as error:
+            if spec == BASELINE:
+                raise ValueError(f"{BASELINE} failed, which all others are compared with: {error.note}") from error
+            self.playing.pop(spec).close()
+            row = next(row for row in self.rows if row.spec == spec)
+            self._say(row, f"{error.status}: {error.note}")
+            _fail(self.plan, self.folder, row, error.status, error.note, {})
+            return
+        for metric, seconds in found.items():
+            self.rounds[spec].setdefault(metric, []).append(seconds)
+
+    def _is_narrow(self) -> bool:
+        base = self.rounds[BASELINE]["train"]
+        found = [statistics.ratios(self.rounds[spec]["train"], base) for spec in self.playing if spec != BASELINE]
+        return all(statistics.bootstrap(one).width < statistics.NARROW for one in found)
+
+    def _store(self, row: Row) -> None:
+        for kind, metrics in METRICS.items():
+            if kind not in self.plan.kinds(row):
+                continue
+            found = {metric: self._summary(row.spec, metric) for metric in metrics}
+            answer: dict[str, Any] = {name: values for name, values in found.items() if values is not None}
+            if kind == "speed":
+                answer |= {
+                    "backend": self.facts[row.spec].get("backend", ""),
+                    "drift": statistics.drifts(self.rounds[BASELINE]["train"]),
+                    "group": list(self.rounds),
+                }
+            if found and all(values is not None for values in found.values()):
+                self._put(kind, row, answer, {})
+            else:
+                question = self.plan.question("decode", row.spec, row.length)
+                self.folder.put(Cell(question, "refused", "it keeps no state", provenance=self._provenance()))
+        speed = self._summary(row.spec, "train") or {}
+        self._say(row, f"{speed['median_ms']:.4g} ms per training step, {speed['ratio']:.3g} of {BASELINE}")
+
+    def _summary(self, spec: str, metric: str) -> dict[str, Any] | None:
+        """The rounds of a metric in milliseconds, and their ratio to the baseline; None: it has none."""
+        rounds, base = (self.rounds[name].get(metric, [math.nan]) for name in (spec, BASELINE))
+        if any(map(math.isnan, rounds)) or any(map(math.isnan, base)):
+            return None
+        middle, low, high = statistics.quartiles(rounds)
+        ratio = statistics.bootstrap(statistics.ratios(rounds, base))
+        return {
+            "unit": "ms",
+            "higher_is_better": False,
+            "rounds": [round(1e3 * seconds, 6) for seconds in rounds],
+            "median_ms": 1e3 * middle,
+            "low_ms": 1e3 * low,
+            "high_ms": 1e3 * high,
+            "against": BASELINE,
+            "against_rounds": [round(1e3 * seconds, 6) for seconds in base],
+            "ratio": ratio.middle,
+            "ratio_low": ratio.low,
+            "ratio_high": ratio.high,
+        }
+
+    def _put(self, kind: Any, row: Row, answer: dict[str, Any], counted: dict[str, int]) -> None:
+        question = self.plan.question(kind, row.spec, row.length)
+        if self.tools.force or (known := self.folder.get(question)) is None or known.status != DONE:
+            self.folder.put(Cell(question, DONE, "", answer, counted, self._provenance()))
+
+    def _provenance(self) -> dict[str, Any]:
+        spent = {"seconds": round(self.tools.clock() - self.began, 3), "load": round(self.load, 2)}
+        return _provenance(self.plan.device, self.tools.command) | spent
+
+    def _say(self, row: Row, what: str) -> None:
+        self.tools.tell(f"{row.spec} {row.length:,}: {what}")
+
+
+def _provenance(device: str, command: str) -> dict[str, Any]:
+    facts = {"regard": __version__, "when": time.strftime("%Y-%m-%d %H:%M:%S"), "command": command}
+    return facts | machine_facts(device)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.1f} min" if seconds > 0 else "none"
+
+
+def with_threads(plan: CostPlan) -> CostPlan:
+    """A plan that says how many threads it runs on."""
+    import torch
+
+    return plan if plan.threads else replace(plan, threads=torch.get_num_threads())

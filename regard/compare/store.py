@@ -1,0 +1,121 @@
+"""A folder of results: one file per answered question, the plan that asked, and a log.
+
+OUT/cells/KEY.json   a cell: the question, its status, the answer, where and when it was found
+OUT/plan.json        the table that was asked for
+OUT/log.jsonl        begin, end and failure of each cell
+OUT/lock             held by the one process that writes; readers need none
+
+A cell is written whole or not at all, so a killed comparison leaves whole cells only, and the next one measures the
+rest. Changed code, or another machine, is another question.
+"""
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from regard.compare.question import SCHEMA, Question, question_from
+from regard.core.files import parse_json, read_bytes
+from regard.training import lock
+
+DONE = "done"
+# what a cell may end in, and what it means; a blank in a table is a cell that was not asked for
+STATUSES = {
+    DONE: "measured",
+    "refused": "the mechanism cannot take the role or the sizes",
+    "over": "its parameters are not within 1 % of those of softmax",
+    "memory": "it needs more memory than there is",
+    "slow": "it takes longer than its share of the time",
+    "broke": "the loss or a weight was not finite",
+    "unreachable": "a query cannot see what the task asks for",
+    "error": "it failed",
+    "absent": "a package or data file is missing",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A question with what was found."""
+
+    question: Question
+    status: str = DONE
+    note: str = ""
+    answer: dict[str, Any] = field(default_factory=dict)
+    counted: dict[str, int] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        return self.question.key
+
+    def to_json(self) -> dict[str, Any]:
+        """The cell as its file has it."""
+        facts = {"schema": SCHEMA, "key": self.key, "kind": self.question.kind, "status": self.status}
+        rest = {name: getattr(self, name) for name in ("note", "answer", "counted", "provenance")}
+        return facts | {"question": dataclasses.asdict(self.question)} | rest
+
+
+def cell_from(values: Any, name: str | Path) -> Cell:
+    """A cell from the JSON of its file."""
+    if not isinstance(values, dict) or values.get("schema") != SCHEMA:
+        raise ValueError(f"{name} is no cell of schema {SCHEMA}: it was written by another version of Regard")
+    parts = {part: values[part] for part in ("status", "note", "answer", "counted", "provenance")}
+    return Cell(question_from(values["question"]), **parts)
+
+
+class Folder:
+    """A folder of results."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.cells = self.path / "cells"
+
+    def writing(self, doing: str) -> AbstractContextManager[None]:
+        """Holds the folder for the one process that writes; a second one is refused."""
+        self.cells.mkdir(parents=True, exist_ok=True)
+        return lock.hold(self.path / "lock", doing)
+
+    def get(self, question: Question) -> Cell | None:
+        """The answer to a question, if there is one."""
+        path = self.cells / f"{question.key}.json"
+        return cell_from(parse_json(read_bytes(path), path), path) if path.exists() else None
+
+    def put(self, cell: Cell) -> None:
+        """Writes a cell, whole or not at all, and a line of the log."""
+        _write(self.cells / f"{cell.key}.json", json.dumps(cell.to_json(), indent=1))
+        self.log({"event": "cell", "key": cell.key, "spec": cell.question.spec, "status": cell.status})
+
+    def all(self) -> Iterator[Cell]:
+        """Every cell, in the order of the keys."""
+        for path in sorted(self.cells.glob("*.json")):
+            yield cell_from(parse_json(read_bytes(path), path), path)
+
+    def log(self, record: dict[str, Any]) -> None:
+        """Adds a line to the log."""
+        with open(self.path / "log.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps({"time": time.strftime("%Y-%m-%d %H:%M:%S"), **record}) + "\n")
+
+    def write_plan(self, plan: dict[str, Any]) -> None:
+        """Keeps the table that was asked for."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        _write(self.path / "plan.json", json.dumps(plan, indent=1))
+
+    def read_plan(self) -> dict[str, Any] | None:
+        """The table that was asked for; None: nothing was asked here yet."""
+        path = self.path / "plan.json"
+        return parse_json(read_bytes(path), path) if path.exists() else None
+
+
+def _write(path: Path, text: str) -> None:
+    """Replaces a file as a whole."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(partial, "w", encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)

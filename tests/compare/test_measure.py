@@ -1,0 +1,98 @@
+"""Measuring a real layer, in this process and in one of its own."""
+
+import math
+
+import pytest
+import torch
+
+import regard
+from regard.compare.count import count_training, state_bytes
+from regard.compare.measure import CannotMeasure, Process, Setting, Subject, extrapolate
+
+SIZES = {"width": 16, "heads": 2, "threads": 1}
+
+
+def test_counts_are_those_of_the_layer():
+    found = Subject(Setting("softmax", "causal", 32, **SIZES)).prepare()["counted"]
+    # four projections of 16 x 16 and two products with all pairs, forward; 2 and 2.5 times that backward
+    projections, products = 4 * 2 * 32 * 16 * 16, 2 * 2 * 32 * 32 * 16
+    assert found["flops_forward"] == projections + products
+    assert found["flops"] == 3 * projections + products + 5 * products // 2
+    assert found["parameters"] == 4 * 16 * 16
+    # keys and values of 32 tokens in float32, and the number of tokens that were read
+    assert found["state_bytes"] == 2 * 32 * 16 * 4 + 8
+
+
+@pytest.mark.parametrize(
+    ("spec", "role", "sees"),
+    [
+        ("local(window=4)", "causal", 5),
+        ("linear", "causal", 32),
+        ("strided(stride=8)", "causal", 4),
+        ("fnet", "self", 32),
+    ],
+)
+def test_what_a_token_sees(spec, role, sees):
+    assert Subject(Setting(spec, role, 32, **SIZES)).prepare()["counted"]["sees"] == sees
+
+
+@pytest.mark.parametrize("part", ["layer", "mixing"])
+@pytest.mark.parametrize(("spec", "role"), [("softmax", "cross"), ("rfa", "causal"), ("linformer(longest=32)", "self")])
+def test_turns(spec, role, part):
+    subject = Subject(Setting(spec, role, 32, part=part, **SIZES))
+    found = subject.prepare()
+    taken = subject.turn()
+    assert found["peak"] >= 0
+    assert taken["forward"] > 0
+    assert taken["train"] > 0
+    assert math.isnan(taken["step"]) == (role == "self" or part == "mixing")
+
+
+def test_a_mechanism_that_is_no_function_of_projections_says_so():
+    with pytest.raises(CannotMeasure, match="no function of projected inputs") as refused:
+        Subject(Setting("fnet", "self", 32, part="mixing", **SIZES)).prepare()
+    assert refused.value.status == "refused"
+
+
+def test_limits():
+    with pytest.raises(CannotMeasure, match="per training step; its share of the time allows") as refused:
+        Subject(Setting("softmax", "causal", 4096, seconds=1e-9, **SIZES)).prepare()
+    assert refused.value.status == "slow"
+    with pytest.raises(CannotMeasure, match="needs about") as refused:
+        Subject(Setting("softmax", "causal", 4096, room=1.0, **SIZES)).prepare()
+    assert refused.value.status == "memory"
+    assert extrapolate([1.0], [10], 40, 2) == 16
+    # growth as measured where it is steeper than declared, but not without end
+    assert extrapolate([1.0, 4.0], [10, 20], 40, 1) == 16
+    assert extrapolate([1.0, 100.0], [10, 20], 40, 1) == 800
+
+
+def test_a_process_of_its_own():
+    contestant = Process(Setting("linear", "causal", 32, **SIZES))
+    try:
+        found = contestant.prepare()
+        assert found["counted"]["sees"] == 32
+        assert contestant.turn()["train"] > 0
+    finally:
+        contestant.close()
+    assert not contestant.process.is_alive()
+    refused = Process(Setting("linformer", "causal", 32, **SIZES))
+    try:
+        with pytest.raises(CannotMeasure, match="every slot mixes all positions"):
+            refused.prepare()
+    finally:
+        refused.close()
+
+
+def test_an_auxiliary_loss_is_part_of_a_step():
+    subject = Subject(Setting("compressive(segment=8, memory=8, compressed=4)", "causal", 32, **SIZES))
+    subject.prepare()
+    assert subject.train() > 0
+
+
+def test_shared_tensors_of_a_state_count_once():
+    x = torch.zeros(4, 4)
+    assert state_bytes((x, (x, None), 3)) == 64
+    layer = regard.attention("linear", width=16, heads=2, role="causal")
+    tokens = torch.randn(1, 8, 16, requires_grad=True)
+    assert count_training(lambda: (layer(tokens), None), tokens, 3)["sees"] == 4

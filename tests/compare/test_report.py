@@ -1,0 +1,144 @@
+"""What is said of a table: sentences that follow from intervals, columns that fit, files, and a folder half done."""
+
+import csv
+import io
+import itertools
+import json
+import random
+import re
+
+import pytest
+from planted import World
+
+from regard.cli import main
+from regard.compare import Results, report
+from regard.compare.advise import advise, leaders
+from regard.compare.plan import BASELINE, CostPlan
+from regard.compare.store import Folder
+
+SPECS = ("linear", "local(window=8)", "efficient", "dot")
+
+
+def filled(path, seconds, *, noise=0.0, seed=0, specs=SPECS) -> Results:
+    plan = CostPlan(specs=specs, lengths=(64,), width=16, heads=2, threads=1, minutes=600)
+    folder = Folder(path)
+    folder.write_plan(plan.to_json())
+    World({BASELINE: 1.0} | seconds, noise=noise, seed=seed).fill(plan, folder)
+    return Results.load(path)
+
+
+def test_no_sentence_tells_rows_apart_whose_intervals_overlap(tmp_path):
+    """Tables with planted times that are near each other and noisy: the fastest is ahead of all others."""
+    draw = random.Random(0)
+    told_apart = 0
+    for seed in range(12):
+        seconds = {spec: draw.choice([0.4, 0.5, 0.51]) for spec in SPECS}
+        results = filled(tmp_path / str(seed), seconds, noise=0.05, seed=seed)
+        said = " ".join(advise(results))
+        alone = re.search(r"Fastest to train here: (\S+),", said)
+        rivals = [row for row in results.rows if row["spec"] != BASELINE]
+        best = min(rivals, key=lambda row: row["train_ratio"])
+        overlapping = [row for row in rivals if row["train_ratio_low"] <= best["train_ratio_high"]]
+        assert (alone is not None) == (len(overlapping) == 1)
+        told_apart += alone is not None
+        if alone is None:
+            assert "not told apart" in said
+            assert all(row["spec"] in said for row in overlapping)
+    assert 0 < told_apart < 12
+
+
+@pytest.mark.parametrize(
+    ("seconds", "says"),
+    [
+        ({"linear": 0.1, "dot": 1.0}, "Fastest to train here: linear, 10.0 times as fast as softmax (10.0 to 10.0)."),
+        ({"linear": 2.0, "dot": 3.0}, "Fastest to train here: softmax."),
+        ({"linear": 1.0, "dot": 3.0}, "None is faster to train than softmax here."),
+    ],
+)
+def test_sentences(tmp_path, seconds, says):
+    assert says in advise(filled(tmp_path, seconds, specs=tuple(seconds)))
+
+
+def test_what_a_token_does_not_see_is_said(tmp_path):
+    results = filled(tmp_path, {"linear": 0.5, "local(window=8)": 0.1}, specs=("linear", "local(window=8)"))
+    for row in results.rows:
+        row["sees"] = 9 if row["spec"].startswith("local") else 64
+    said = " ".join(advise(results))
+    assert "In local(window=8) a token sees 9 of the 64." in said
+    assert "Of those in which a token sees all of them, the fastest: linear, 2.0 times" in said
+
+
+def test_leaders_are_the_first_and_all_that_overlap_it():
+    rows = [{"x_ratio": m, "x_ratio_low": m - 0.1, "x_ratio_high": m + 0.1} for m in (0.5, 0.65, 0.8, 0.3)]
+    assert [row["x_ratio"] for row in leaders(rows, "x")] == [0.3, 0.5]
+
+
+@pytest.mark.parametrize("width", [200, 70])
+def test_the_table_fits_its_terminal(tmp_path, width):
+    results = filled(tmp_path, dict(zip(SPECS, (0.1, 0.2, 0.3, 1.0), strict=True)))
+    lines = report.text_report(results, width).splitlines()
+    assert max(map(len, lines)) <= width
+    titles = next(line for line in lines if "train" in line)
+    assert "train" in titles
+    dropped = [line for line in lines if line.startswith("Columns without room")]
+    assert bool(dropped) == (width < 200)
+    order = [line.split()[0] for line in lines if line.startswith(("linear", "local", "efficient", "dot", "softmax"))]
+    assert order[:5] == ["linear", "local(window=8)", "efficient", "dot", "softmax"]
+
+
+def test_files(tmp_path, capsys):
+    """--report measures nothing, and writes what it is asked for."""
+    results = filled(tmp_path / "out", dict(zip(SPECS, (0.1, 0.2, 0.3, 1.0), strict=True)))
+    cells = sorted((tmp_path / "out" / "cells").iterdir())
+    out = str(tmp_path / "out")
+    assert main(["compare", "--report", out, "--csv", str(tmp_path / "t.csv"), "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert rows == json.loads(json.dumps(results.rows))
+    written = list(csv.DictReader(io.StringIO((tmp_path / "t.csv").read_text())))
+    assert [row["spec"] for row in written] == [row["spec"] for row in rows]
+    assert float(written[1]["train_ratio"]) == pytest.approx(rows[1]["train_ratio"])
+    assert main(["compare", "--report", out, "--markdown"]) == 0
+    said = capsys.readouterr().out
+    assert "| `linear` | 0.10 [0.10 0.10] |" in said
+    assert sorted((tmp_path / "out" / "cells").iterdir()) == cells
+
+
+def test_a_folder_half_done_says_what_is_missing(tmp_path, capsys):
+    filled(tmp_path / "out", dict.fromkeys(SPECS, 0.5), specs=SPECS[:2])
+    plan = CostPlan(specs=SPECS, lengths=(64,), width=16, heads=2, threads=1)
+    Folder(tmp_path / "out").write_plan(plan.to_json())
+    assert main(["compare", "--report", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "3 of 5 rows done" in said
+    assert (
+        " ".join(said.split()).count(f"not run: time limit 10 min; regard compare --out {tmp_path}/out continues") == 2
+    )
+
+
+def test_mistakes(tmp_path, capsys):
+    for words, says in (
+        (["--report", str(tmp_path)], "has no plan.json"),
+        (["--report", str(tmp_path), "--length", "8"], "takes no --length"),
+        (["--length", "8k"], "--length takes whole numbers such as 1024,8192, got '8k'"),
+        (["nosuch", "--out", str(tmp_path / "new")], "unknown attention 'nosuch'"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["compare", *words])
+        assert ended.value.code == 2
+        assert says in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_real_comparison(tmp_path, capsys):
+    """Two layers in processes of their own, from the command line; the same folder again measures nothing."""
+    out = str(tmp_path / "out")
+    asked = ["linear", "--length", "64", "--width", "16", "--heads", "2", "--threads", "1"]
+    assert main(["compare", *asked, "--out", out, "--minutes", "1"]) == 0
+    said = capsys.readouterr()
+    assert "softmax 64: " in said.err
+    assert "In words. " in said.out
+    assert main(["compare", "--out", out]) == 0
+    again = capsys.readouterr()
+    assert again.out == said.out
+    assert again.err == ""
+    assert all(list(itertools.islice(Folder(out).all(), 3)))

@@ -1,0 +1,162 @@
+"""Filling a table with planted contestants and their clock: rounds, groups, kills, limits, and what is said of it."""
+
+import json
+import random
+
+import pytest
+from planted import World, survived
+
+from regard.compare import run
+from regard.compare.plan import CostPlan
+from regard.compare.results import NOT_RUN, Results
+from regard.compare.store import Folder
+
+SPECS = ("linear", "local(window=8)", "efficient", "dot", "additive", "rfa", "predictive", "entmax")
+SECONDS = {"softmax": 1.0, "linear": 0.1, "local(window=8)": 0.2, "efficient": 0.3, "dot": 1.0, "additive": 4.0}
+SECONDS |= {"rfa": 0.5, "predictive": 0.7, "entmax": 2.0, "multiplicative": 1.0}
+
+
+def plan(*specs: str, minutes: float = 600, **more) -> CostPlan:
+    return CostPlan(specs=specs or SPECS, lengths=(64,), width=16, heads=2, threads=1, minutes=minutes, **more)
+
+
+def by_spec(results: Results) -> dict[str, dict]:
+    return {row["spec"]: row for row in results.rows}
+
+
+def test_all_rows_are_measured_against_softmax_in_groups_of_six(tmp_path):
+    world, folder = World(SECONDS), Folder(tmp_path)
+    world.fill(plan(), folder)
+    results = Results(plan(), folder)
+    assert {spec: round(row["train_ratio"], 6) for spec, row in by_spec(results).items()} == {
+        spec: SECONDS[spec] for spec in ("softmax", *SPECS)
+    }
+    assert world.most_alive == 6
+    assert world.alive == 0
+    # softmax plays in both groups, is counted once, and each round has a turn of each
+    assert world.prepared.count("softmax") == 2
+    assert len({*world.prepared}) == 9
+    assert world.turns.count("linear") == run.FEWEST
+    first = world.turns[:6]
+    assert world.turns[6:12] == first[::-1]
+
+
+def test_nothing_is_measured_twice(tmp_path):
+    world, folder = World(SECONDS), Folder(tmp_path)
+    world.fill(plan("linear", "dot"), folder)
+    turns = len(world.turns)
+    world.fill(plan("linear", "dot"), folder)
+    assert len(world.turns) == turns
+    # another row: softmax plays again, the rows that are there do not
+    world.fill(plan("linear", "dot", "rfa"), folder)
+    assert {*world.turns[turns:]} == {"softmax", "rfa"}
+    world.fill(plan("linear", "dot"), folder, force=True)
+    assert world.turns.count("linear") == 2 * run.FEWEST
+
+
+def test_another_question_is_another_cell(tmp_path):
+    world, folder = World(SECONDS), Folder(tmp_path)
+    one = plan("linear")
+    world.fill(one, folder)
+    keys = {one.question("speed", "linear", 64).key}
+    for other in (plan("linear", batch=2), plan("linear", dtype="bfloat16"), plan("linear", role="self")):
+        keys.add(other.question("speed", "linear", 64).key)
+        assert Results(other, folder).missing == 2
+    keys |= {one.question(kind, "linear", 64).key for kind in ("speed", "memory", "count", "decode")}
+    keys.add(one.question("speed", "linear", 65).key)
+    assert len(keys) == 8
+    # aliases are one mechanism
+    assert one.question("speed", "softmax", 64).key == one.question("speed", "mha", 64).key
+
+
+def test_a_killed_comparison_ends_in_the_same_table(tmp_path):
+    """Killed at twenty moments, each time begun again: the same rows, and no cell is measured twice."""
+    whole = World(SECONDS)
+    whole.fill(plan(), Folder(tmp_path / "whole"))
+    expected = Results(plan(), Folder(tmp_path / "whole")).rows
+    draw = random.Random(0)
+    for at in sorted(draw.sample(range(len(whole.turns)), 20)):
+        folder = Folder(tmp_path / str(at))
+        world = World(SECONDS)
+        world.kill_after = at
+        with survived():
+            world.fill(plan(), folder)
+        world.kill_after = None
+        # what a kill in the middle of writing leaves behind
+        (folder.cells / ".0123456789abcdef.json.1").write_text("{")
+        world.fill(plan(), folder)
+        results = Results(plan(), folder).rows
+        assert [{**row, "key": ""} for row in results] == [{**row, "key": ""} for row in expected]
+        lines = [json.loads(line) for line in (tmp_path / str(at) / "log.jsonl").read_text().splitlines()]
+        keys = [line["key"] for line in lines if line["event"] == "cell"]
+        assert len(keys) == len(set(keys))
+
+
+def test_a_signal_ends_it_between_turns(tmp_path):
+    world = World(SECONDS)
+    tools = world.tools()
+    tools.received = 15
+    with pytest.raises(run.Interrupted) as ended:
+        run.fill_costs(plan("linear"), Folder(tmp_path), tools)
+    assert ended.value.code == 143
+    assert world.alive == 0
+
+
+@pytest.mark.parametrize(("share", "is_slower"), [(1.05, True), (1.0, False)])
+def test_five_per_cent_are_told_from_none(tmp_path, share, is_slower):
+    """In 19 of 20 tries, at a noise of 3 % and a load that rises while it takes its minutes."""
+    called = 0
+    for seed in range(40):
+        world = World({"softmax": 1.0, "dot": share}, noise=0.03, seed=seed, drift=0.1)
+        folder = Folder(tmp_path / str(seed))
+        world.fill(plan("dot"), folder)
+        row = by_spec(Results(plan("dot"), folder))["dot"]
+        called += row["train_ratio_low"] > 1
+    assert called >= 38 if is_slower else called <= 2
+
+
+def test_the_time_limit_holds_and_says_how_to_continue(tmp_path):
+    folder, world = Folder(tmp_path), World(SECONDS)
+    world.fill(plan(minutes=1.5), folder)
+    results = Results(plan(minutes=1.5), folder)
+    assert world.now < 1.4 * 90
+    assert by_spec(results)["linear"]["status"] == "done"
+    assert by_spec(results)["additive"]["status"] in (NOT_RUN, "slow")
+    assert results.missing or any(row["status"] == "slow" for row in results.rows)
+    # with more time, what was slow or not run is measured, and nothing else
+    more = plan(minutes=600)
+    before = {row["spec"] for row in results.rows if row["status"] == "done"}
+    turns = len(world.turns)
+    world.fill(more, folder)
+    assert all(row["status"] == "done" for row in Results(more, folder).rows)
+    assert not {*world.turns[turns:]} & (before - {"softmax"})
+
+
+def test_a_row_that_cannot_is_a_sentence(tmp_path):
+    folder = Folder(tmp_path)
+    World(SECONDS).fill(plan("linformer", "linear"), folder)
+    row = next(row for row in Results(plan("linformer", "linear"), folder).rows if row["spec"].startswith("linformer"))
+    assert row["status"] == "refused"
+    assert "every slot mixes all positions" in row["note"]
+
+
+def test_one_writer(tmp_path):
+    folder = Folder(tmp_path)
+    with folder.writing("regard compare"), pytest.raises(ValueError, match="is being written"):
+        World(SECONDS).fill(plan("linear"), folder)
+    World(SECONDS).fill(plan("linear"), folder)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"width": 10, "heads": 3}, "width 10 is not divisible by heads 3"),
+        ({"lengths": (0,)}, "lengths must be at least 1"),
+        ({"minutes": 0.0}, "minutes must be above 0"),
+        ({"specs": ("sofmax",)}, "did you mean 'softmax'"),
+        ({"dtype": "float31"}, "dtype must be"),
+    ],
+)
+def test_a_bad_plan_is_refused(wrong, says):
+    with pytest.raises(ValueError, match=says):
+        CostPlan(**wrong)
