@@ -1,6 +1,7 @@
 """Counts the work of whatever runs inside it: operations, elements written, the largest tensor."""
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -18,10 +19,31 @@ def _flash_backward_flops(grad, q, k, v, *_, out_shape=None, **__):
     return 5 * _flash_flops(q, k, v) // 2
 
 
-# the counter of torch does not know the CPU's kernel
+def _lstm_flops(x, weight_ih, weight_hh, *_, out_shape=None, **__):
+    return _cudnn_flops(x, (weight_ih, weight_hh))
+
+
+def _lstm_backward_flops(x, weight_ih, weight_hh, *_, out_shape=None, **__):
+    return 2 * _lstm_flops(x, weight_ih, weight_hh)
+
+
+def _cudnn_flops(x, weights, *_, out_shape=None, **__):
+    # of each token every matrix is multiplied once
+    return 2 * math.prod(x[:-1]) * sum(math.prod(weight) for weight in weights if len(weight) == 2)
+
+
+def _cudnn_backward_flops(x, weights, *_, out_shape=None, **__):
+    return 2 * _cudnn_flops(x, weights)
+
+
+# the counter of torch does not know the CPU's kernel of attention, nor recurrent layers in one operator
 FLASH = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _flash_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _flash_backward_flops,
+    torch.ops.aten.mkldnn_rnn_layer: _lstm_flops,
+    torch.ops.aten.mkldnn_rnn_layer_backward: _lstm_backward_flops,
+    torch.ops.aten._cudnn_rnn: _cudnn_flops,
+    torch.ops.aten._cudnn_rnn_backward: _cudnn_backward_flops,
 }
 FLOPS = FlopCounterMode(display=False, custom_mapping=FLASH).flop_registry
 

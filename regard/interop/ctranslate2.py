@@ -88,6 +88,7 @@ def _check(config: ModelConfig) -> None:
         and not option_value(FEEDFORWARD, feeds[0], "gated"),
         "position": POSITIONS.find(settings["position"].name).facts.kind == "input",
         "reversible": not config.reversible,
+        "short_convolution": not config.short_convolution,
         "norm_kind": config.norm_kind == "layer",
         "final_norm": config.norm == "pre" or not settings["final_norm"],
         "head": config.head == "linear",

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from regard.core.rows import Memory, Rows
 from regard.core.shape import Shape
 from regard.core.state import Out
+from regard.kernels.convolution import convolve, next_tail
 from regard.kernels.dropout import Dropout, DropPath
 from regard.layers.attention.base import Attention
 from regard.layers.feedforward.base import FeedForward, Sizes
@@ -27,10 +28,40 @@ def normalization(config: ModelConfig) -> nn.Module:
 
 
 class BlockState(NamedTuple):
-    """What one layer of a decoder keeps: the states of its self-attention and of its cross-attention."""
+    """What one layer of a decoder keeps: the states of its self-attention, of its cross-attention, and the tail of its
+    short convolution."""
 
     attention: Any
     cross: Any
+    short: Tensor | None = None
+
+
+class ShortConvolution(nn.Module):
+    """A depthwise convolution over a few tokens, before self-attention reads them:
+
+        u_tc = sum_i w_ic x_{t-i, c},    i = 0 .. size - 1,
+
+    or around each token where `centred`. Many linear attentions have one and recall with it (Fu et al. 2023, Hungry
+    Hungry Hippos, arXiv 2212.14052). It starts as the identity, so that a layer starts as it would without."""
+
+    def __init__(self, width: int, size: int, centred: bool):
+        super().__init__()
+        self.centred = centred
+        weight = torch.zeros(width, 1, size)
+        weight[:, :, (size - 1) // 2 if centred else -1] = 1
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, x: Tensor, rows: Rows, tail: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """[B, T, E] -> [B, T, E], and the next tail where one is given."""
+        real = rows.real()
+        if self.centred and real is not None:
+            x = torch.where(real[..., None], x, 0)
+        y = convolve(x, self.weight, tail=tail, centred=self.centred, groups=len(self.weight))
+        return y, None if tail is None else next_tail(tail, x, None if real is None else rows.count)
+
+    def initial_tail(self, batch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """What stands before the first token: zeros."""
+        return torch.zeros(batch, self.weight.shape[2] - 1, len(self.weight), dtype=dtype, device=device)
 
 
 class Block(nn.Module):
@@ -62,6 +93,9 @@ class Block(nn.Module):
         cross_shape = Shape.of(role="cross", memory_width=memory_width, **placed, **sizes)
         self.attention: Attention | None = None if spec is None else ATTENTION.build(spec, shape)
         self.cross: Attention | None = None if cross is None else ATTENTION.build(cross, cross_shape)
+        self.short: ShortConvolution | None = None
+        if spec is not None and config.short_convolution:
+            self.short = ShortConvolution(config.width, config.short_convolution, centred=role == "self")
         feedforward = spec_list(config.feedforward)[0] if feedforward is None else feedforward
         self.feedforward: FeedForward = FEEDFORWARD.build(feedforward, Sizes(config.width, config.inner, role))
         sublayers = 1 + (spec is not None) + (cross is not None)
@@ -110,17 +144,19 @@ class Block(nn.Module):
     ) -> list[Sublayer]:
         """In order, functions of x and the stream that give what is added to x, and the stream behind it."""
         attention, cross = self.attention, self.cross
-        kept, kept_cross = (None, None) if state is None else state
+        kept, kept_cross, tail = (None, None, None) if state is None else state
         found: list[Sublayer] = []
 
         if attention is not None:
 
             def attend_self(x: Tensor, stream: Tensor | None) -> Out:
+                x, after = (x, None) if self.short is None else self.short(x, rows, tail)
                 x = x if self.order is None else x[:, self.order]
                 if maps is not None:
                     maps.add("self", attention, x, rows, state=kept, stream=stream)
                 out = attention.forward_packed(x, rows, state=kept, stream=stream)
-                return out if self.back is None else out._replace(y=out.y[:, self.back])
+                out = out if self.back is None else out._replace(y=out.y[:, self.back])
+                return out if state is None else out._replace(state=BlockState(out.state, kept_cross, after))
 
             found.append(attend_self)
 
@@ -155,8 +191,8 @@ class Block(nn.Module):
 
 
 def combine_outputs(x: Tensor, stream: Tensor | None, outs: list[Out], state: BlockState | None) -> Out:
-    """The output of a layer, from those of its sublayers."""
-    after = state and state._replace(attention=outs[0].state)
+    """The output of a layer, from those of its sublayers, of which the first knows the next state."""
+    after = None if state is None else outs[0].state
     return Out(x, after, stream, sum_losses(outs), outs[-1].statistics)
 
 

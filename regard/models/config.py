@@ -51,6 +51,12 @@ class ModelConfig:
     decoder_feedforward: Annotated[
         Specs | None, "spec of the decoder's feed-forward layers (default: as feedforward)"
     ] = None
+    short_convolution: Annotated[
+        int,
+        "tokens of a depthwise convolution before each self-attention, over the last tokens in a decoder and around "
+        "each in an encoder; 0: none",
+        Range(0),
+    ] = 0
     reversible: Annotated[
         bool, "reversible layers, recomputed in the backward pass, so that depth costs no memory; with norm pre"
     ] = False

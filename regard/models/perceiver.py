@@ -214,7 +214,7 @@ class PerceiverARState(NamedTuple):
 
     def select(self, rows: Tensor) -> "PerceiverARState":
         check_rows(rows, self)
-        blocks = tuple(BlockState(take_rows(kept, rows), None) for kept, _ in self.blocks)
+        blocks = tuple(BlockState(take_rows(kept, rows), None) for kept, *_ in self.blocks)
         prefix, progress = take_rows(self.prefix, rows), take_rows(self.progress, rows)
         return self._replace(blocks=blocks, prefix=prefix, progress=progress)
 

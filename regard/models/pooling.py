@@ -248,6 +248,9 @@ class ClassifierConfig(EncoderConfig):
     causal: Annotated[bool, "causal attention: a token sees only those before it, as in a decoder"] = False
     scaled_embedding: Annotated[bool, "token embeddings times the square root of width, as in the paper"] = True
     final_norm: Annotated[bool | None, "a final norm after the last layer (default: where norm is pre)"] = None
+    short_convolution: Annotated[
+        int, "tokens of a depthwise convolution before each self-attention, see ModelConfig; 0: none", Range(0)
+    ] = 0
     reversible: Annotated[
         bool, "reversible layers, recomputed in the backward pass, so that depth costs no memory; with norm pre"
     ] = False

@@ -148,7 +148,8 @@ def initial_states(
             out = block.cross.initial_state(len(memory.x), memory=memory, stream=stream, **options)
             # only the memory refines a stream: it is the same for all tokens
             cross, stream = out.state, stream if out.stream is None else out.stream
-        states.append(BlockState(kept.state, cross))
+        short = None if block.short is None else block.short.initial_tail(batch, **options)
+        states.append(BlockState(kept.state, cross, short))
     return tuple(states)
 
 

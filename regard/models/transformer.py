@@ -32,12 +32,14 @@ class ModelState(NamedTuple):
 
     def select(self, rows: Tensor) -> "ModelState":
         check_rows(rows, self)
-        blocks = tuple(BlockState(take_rows(kept, rows), take_rows(cross, rows)) for kept, cross in self.blocks)
+        blocks = tuple(BlockState(*(take_rows(part, rows) for part in block)) for block in self.blocks)
         return ModelState(blocks, take_rows(self.progress, rows))
 
     def reorder(self, rows: Tensor) -> "ModelState":
         check_rows(rows, self)
-        blocks = tuple(BlockState(take_rows(kept, rows), cross) for kept, cross in self.blocks)
+        blocks = tuple(
+            BlockState(take_rows(kept, rows), cross, take_rows(short, rows)) for kept, cross, short in self.blocks
+        )
         return ModelState(blocks, take_rows(self.progress, rows))
 
 
