@@ -11,6 +11,7 @@ from regard.core.model import Model
 from regard.core.options import options
 from regard.models import registry
 from regard.models.config import ModelConfig
+from regard.models.convolutional import Convolutional, ConvolutionalConfig
 from regard.models.feedback import Feedback, FeedbackConfig
 from regard.models.funnel import Funnel, FunnelConfig
 from regard.models.perceiver import Perceiver, PerceiverAR, PerceiverARConfig, PerceiverConfig
@@ -29,6 +30,8 @@ LARGE, LARGE_OPTION = (
 __all__ = [
     "Classifier",
     "ClassifierConfig",
+    "Convolutional",
+    "ConvolutionalConfig",
     "Feedback",
     "FeedbackConfig",
     "Funnel",

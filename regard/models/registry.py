@@ -15,6 +15,7 @@ from regard.core.model import Model as BuiltModel
 from regard.core.options import Option, options
 from regard.core.shape import Order
 from regard.models.config import ModelConfig
+from regard.models.convolutional import Convolutional, ConvolutionalConfig
 from regard.models.feedback import Feedback, FeedbackConfig
 from regard.models.funnel import Funnel, FunnelConfig
 from regard.models.perceiver import Perceiver, PerceiverAR, PerceiverARConfig, PerceiverConfig
@@ -125,6 +126,24 @@ BERT = {
 RECURRENT = {"width": 128, "hidden": 256, "layers": 1, "dropout": 0.3}
 
 
+# About as many parameters as `tiny` without the embeddings; then those of the authors' code, sizes as published.
+_CONVS2S = {"width": 768, "out_width": 512, "tied": False}
+CONVS2S = {
+    "convs2s": {"width": 128, "hidden": 160, "layers": 4, "longest": 512, "dropout": 0.2},
+    "convs2s-iwslt": {
+        "width": 256,
+        "blocks": ((256, 3),) * 4,
+        "decoder_blocks": ((256, 3),) * 3,
+        "tied": False,
+    },
+    "convs2s-base": {"width": 512, "out_width": 256, "blocks": ((512, 3),) * 20, "tied": False},
+    "convs2s-en-ro": {"width": 512, "blocks": ((512, 3),) * 20, "tied": False},
+    "convs2s-en-de": _CONVS2S | {"blocks": ((512, 3),) * 9 + ((1024, 3),) * 4 + ((2048, 1),) * 2},
+    "convs2s-en-fr": _CONVS2S
+    | {"blocks": ((512, 3),) * 6 + ((768, 3),) * 4 + ((1024, 3),) * 3 + ((2048, 1), (4096, 1)), "dropout": 0.1},
+}
+
+
 # fields of configs that mean nothing where a model has no target, no classes, or nothing but classes
 TARGET = ("decoder_layers", "decoder_attention", "cross_attention", "decoder_feedforward", "aligner")
 POOLED = ("pooling", "seeds", "seed_layers")
@@ -173,6 +192,18 @@ MODELS = (
         "gru",
         "Bahdanau et al. 2015, Neural Machine Translation by Jointly Learning to Align and Translate",
         "arXiv 1409.0473",
+    ),
+    Model(
+        ModelFacts(
+            "convs2s",
+            "Gehring et al. 2017, Convolutional Sequence to Sequence Learning",
+            "arXiv 1705.03122",
+            "convolutional",
+            Order("N^2", 2),
+            Order("N^2", 2),
+            Order("1", 0),
+        ),
+        {"translation": Form(ConvolutionalConfig, Convolutional, CONVS2S)},
     ),
     Model(
         ModelFacts(

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from regard import tasks
+from regard.core.options import options
 from regard.core.rows import Rows
+from regard.models import registry
 from regard.models.feedback import Feedback
 from regard.models.pooling import Classifier
 from regard.models.recording import Recorder, Recording
@@ -176,7 +178,7 @@ def of_model(name: str, model: nn.Module, tokenizer: Any) -> Subject:
     kind = getattr(_config(model), "kind", None)
     if not isinstance(model, HasMaps):
         raise ValueError(f"{type(model).__name__} gives no maps of its attention: show a model with a method maps()")
-    if kind == "encoder-decoder" or kind == "recurrent":
+    if kind in _translating():
         raise ValueError("a model that translates is shown with its tokenizers: give a Translator or its run folder")
     names: Callable[[list[int]], list[str]] | None = getattr(tokenizer, "tokens", None)
     names = names or getattr(tokenizer, "convert_ids_to_tokens", None)
@@ -220,6 +222,12 @@ def describe(model: nn.Module, longest: int | None) -> dict[str, Any]:
         "parameters": sum(part.numel() for part in model.parameters()),
         "trained_for": longest,
     }
+
+
+def _translating() -> set[str]:
+    """The kinds of models that translate."""
+    forms = (model.forms.get("translation") for model in registry.entries().values())
+    return {form.fixed.get("kind", options(form.config)["kind"].default) for form in forms if form is not None}
 
 
 def _config(model: nn.Module) -> Any:

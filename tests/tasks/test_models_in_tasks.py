@@ -34,6 +34,7 @@ OWN = {
     "perceiver-ar": ["--model.latents", "6"],
     "perceiver": ["--model.latents", "4"],
     "lstm": ["--model.hidden", "8"],
+    "convs2s": ["--model.hidden", "8"],
     "gru": ["--model.hidden", "8"],
 }
 QUICK = [
