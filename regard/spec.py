@@ -355,9 +355,11 @@ FIELDS = {
     "attention": ATTENTION,
     "decoder_attention": ATTENTION,
     "cross_attention": ATTENTION,
+    "pooling_attention": ATTENTION,
     "feedforward": FEEDFORWARD,
     "decoder_feedforward": FEEDFORWARD,
     "position": POSITIONS,
+    "image_position": POSITIONS,
 }
 
 

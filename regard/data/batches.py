@@ -221,9 +221,9 @@ class LabelledBatches(Planned):
         return Examples(tokens, keep, self.labels[index], torch.from_numpy(index))
 
 
-def drawing(seed: int, epoch: int, i: int) -> np.random.Generator:
-    """The random numbers of one batch. The plan of the epoch draws from [seed, epoch]."""
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch, i, 1])))
+def drawing(seed: int, epoch: int, i: int, purpose: int = 1) -> np.random.Generator:
+    """The random numbers of one batch, others for each purpose. The plan of the epoch draws from [seed, epoch]."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch, i, purpose])))
 
 
 def similar(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:

@@ -4,7 +4,7 @@ Read base.py first, then greedy.py (one token per row) and beam.py.
 """
 
 from regard.decoding.base import DecodingConfig, Hypothesis
-from regard.decoding.searching import decode, generate, search
+from regard.decoding.searching import caption, decode, generate, search
 from regard.decoding.sliding import Sliding
 
-__all__ = ["DecodingConfig", "Hypothesis", "Sliding", "decode", "generate", "search"]
+__all__ = ["DecodingConfig", "Hypothesis", "Sliding", "caption", "decode", "generate", "search"]

@@ -1,6 +1,8 @@
-"""The callers of the search: an encoder-decoder that reads a source, a decoder that reads a prompt."""
+"""The callers of the search: an encoder-decoder that reads a source, a captioner that reads pictures, a decoder that
+reads a prompt."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from regard.decoding.greedy import Watch, search_greedily
 
 # as in regard.data.tokenizer, of which decoding needs nothing else
 PAD, BOS, EOS = 0, 2, 3
+LONGEST_CAPTION = 50  # in tokens, where no maximum is set
 
 
 @torch.inference_mode()
@@ -39,7 +42,39 @@ def decode(
     limits = [config.limit(length) for length in lengths]
     state = model.start(len(source), memory=model.encode(source, keep=keep), capacity=max(limits) + 1)
     logits, state = model.extend(torch.full_like(source[:, :1], bos), state)
-    draws = _draws(source, keep, limits, config) if config.sample else None
+    draws = _draws(_real(source, keep), limits, config).to(source.device) if config.sample else None
+    return search(model, logits[:, -1], state, limits, config, eos=eos, forbidden=forbidden, draws=draws)
+
+
+@torch.inference_mode()
+def caption(
+    model: Any,
+    images: Tensor,
+    config: DecodingConfig | None = None,
+    *,
+    bos: int = BOS,
+    eos: int = EOS,
+    forbidden: tuple[int, ...] = (PAD, BOS),
+) -> list[list[Hypothesis]]:
+    """Pictures [B, C, h, w] -> the n best captions of each, as `decode` gives them. A picture says nothing about the
+    length of its caption: `maximum` bounds it, 50 tokens by default.
+
+    >>> [[best], [other]] = caption(captioner.eval(), images, DecodingConfig(beam=4, maximum=20))
+    """
+    config = config or DecodingConfig()
+    _check_eval(model)
+    if images.dim() != 4 or not images.is_floating_point():
+        raise ValueError(f"images must be fractions [batch, channels, h, w], got {images.dtype} {list(images.shape)}")
+    if not len(images):
+        return []
+    limits = [max(config.maximum or LONGEST_CAPTION, config.minimum)] * len(images)
+    state = model.start(len(images), memory=model.encode(images), capacity=limits[0] + 1)
+    first = torch.full((len(images), 1), bos, device=images.device)
+    logits, state = model.extend(first, state)
+    draws = None
+    if config.sample:
+        keys = [hashlib.sha256(image.float().cpu().numpy().tobytes()).hexdigest() for image in images]
+        draws = _draws(keys, limits, config).to(images.device)
     return search(model, logits[:, -1], state, limits, config, eos=eos, forbidden=forbidden, draws=draws)
 
 
@@ -73,7 +108,7 @@ def generate(
         last = torch.where(keep, torch.arange(keep.shape[1], device=keep.device), 0).amax(1)
         logits = logits[torch.arange(len(last), device=keep.device), last]
         known = torch.where(keep, prompt, prompt.gather(1, last[:, None]))
-    draws = _draws(prompt, keep, limits, config) if config.sample else None
+    draws = _draws(_real(prompt, keep), limits, config).to(prompt.device) if config.sample else None
     used = torch.zeros_like(logits, dtype=torch.bool)
     used.scatter_(1, known, True)
     options = {"eos": eos, "forbidden": forbidden, "draws": draws, "used": used, "watch": watch}
@@ -115,8 +150,7 @@ def search(
 
 def _lengths(model: Any, ids: Tensor, keep: Tensor | None, name: str) -> tuple[list[int], Tensor | None]:
     """The number of real tokens of each row, and `keep` where there is any padding."""
-    if model.training:
-        raise ValueError("the model is in training mode, where dropout makes outputs random: call model.eval() first")
+    _check_eval(model)
     if ids.dim() != 2 or ids.is_floating_point():
         raise ValueError(f"{name} must be whole numbers [batch, tokens], got {ids.dtype} {list(ids.shape)}")
     if keep is None:
@@ -128,13 +162,23 @@ def _lengths(model: Any, ids: Tensor, keep: Tensor | None, name: str) -> tuple[l
     return lengths, None if all(length == ids.shape[1] for length in lengths) else keep
 
 
-def _draws(ids: Tensor, keep: Tensor | None, limits: list[int], config: DecodingConfig) -> Tensor:
-    """Uniform numbers [B, nbest, L] from a generator of each sentence, seeded by the seed and its tokens."""
-    keep = torch.ones_like(ids, dtype=torch.bool) if keep is None else keep
-    draws = torch.zeros(len(ids), config.nbest, max(limits) + 1)
-    for row, (tokens, real, limit) in enumerate(zip(ids.tolist(), keep.tolist(), limits, strict=True)):
-        sentence = [token for token, is_real in zip(tokens, real, strict=True) if is_real]
-        digest = hashlib.blake2b(repr((config.seed, sentence)).encode(), digest_size=8).digest()
+def _check_eval(model: Any) -> None:
+    if model.training:
+        raise ValueError("the model is in training mode, where dropout makes outputs random: call model.eval() first")
+
+
+def _draws(keys: Sequence[Any], limits: list[int], config: DecodingConfig) -> Tensor:
+    """Uniform numbers [B, nbest, L] from a generator of each sentence, seeded by the seed and a key: its tokens."""
+    draws = torch.zeros(len(keys), config.nbest, max(limits) + 1)
+    for row, (key, limit) in enumerate(zip(keys, limits, strict=True)):
+        digest = hashlib.blake2b(repr((config.seed, key)).encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
         draws[row, :, : limit + 1] = torch.rand(config.nbest, limit + 1, generator=generator)
-    return draws.to(ids.device)
+    return draws
+
+
+def _real(ids: Tensor, keep: Tensor | None) -> list[list[int]]:
+    """The real tokens of each row."""
+    keep = torch.ones_like(ids, dtype=torch.bool) if keep is None else keep
+    rows = zip(ids.tolist(), keep.tolist(), strict=True)
+    return [[token for token, is_real in zip(*row, strict=True) if is_real] for row in rows]

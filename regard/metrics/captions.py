@@ -20,14 +20,14 @@ Ngram = tuple[str, ...]
 
 
 def bleu(hypotheses: Sequence[str], references: References) -> Score:
-    """BLEU-4 of the whole corpus; an n-gram counts if any reference of its picture has it."""
+    """BLEU-4 of the whole corpus in small letters; an n-gram counts if any reference of its picture has it."""
     # captions are often spaced before full stops as it is, which is no sign of a mistake
-    return score_corpus(BLEU(force=True), list(hypotheses), _streams(hypotheses, references))
+    return score_corpus(BLEU(lowercase=True, force=True), list(hypotheses), _streams(hypotheses, references))
 
 
 def chrf(hypotheses: Sequence[str], references: References) -> Score:
-    """chrF2 of the whole corpus, each hypothesis against the reference it is nearest to."""
-    return score_corpus(CHRF(), list(hypotheses), _streams(hypotheses, references))
+    """chrF2 of the whole corpus in small letters, each hypothesis against the reference it is nearest to."""
+    return score_corpus(CHRF(lowercase=True), list(hypotheses), _streams(hypotheses, references))
 
 
 def cider(hypotheses: Sequence[str], references: References) -> Score:

@@ -19,6 +19,7 @@ from regard.models.pooling import Classifier, ClassifierConfig
 from regard.models.recurrent import Recurrent, RecurrentConfig
 from regard.models.tokenlearner import TokenLearner, TokenLearnerConfig
 from regard.models.transformer import Transformer
+from regard.models.vision.coca import Coca, CocaConfig
 from regard.models.vision.vit import Vit, VitConfig
 from regard.spec import FIELDS, Spec, spec_list
 
@@ -30,6 +31,8 @@ LARGE, LARGE_OPTION = (
 __all__ = [
     "Classifier",
     "ClassifierConfig",
+    "Coca",
+    "CocaConfig",
     "Convolutional",
     "ConvolutionalConfig",
     "Feedback",

@@ -23,12 +23,13 @@ from regard.models.pooling import Classifier, ClassifierConfig
 from regard.models.recurrent import Recurrent, RecurrentConfig
 from regard.models.tokenlearner import TokenLearner, TokenLearnerConfig
 from regard.models.transformer import Transformer
-from regard.models.vision.presets import VIT
+from regard.models.vision.coca import Coca, CocaConfig
+from regard.models.vision.presets import COCA, VIT
 from regard.models.vision.vit import Vit, VitConfig
 from regard.plugins import Plugins
 
 GROUP = "regard.models"
-Predicts = Literal["translation", "next token", "hidden tokens", "class", "image class"]
+Predicts = Literal["translation", "next token", "hidden tokens", "class", "image class", "caption"]
 
 
 class Form(NamedTuple):
@@ -276,6 +277,18 @@ MODELS = (
             None,
         ),
         {"image class": Form(VitConfig, Vit, VIT)},
+    ),
+    Model(
+        ModelFacts(
+            "coca",
+            "Yu et al. 2022, CoCa: Contrastive Captioners are Image-Text Foundation Models",
+            "arXiv 2205.01917",
+            "images",
+            Order("N^2", 2),
+            Order("N", 1),
+            Order("N", 1),
+        ),
+        {"caption": Form(CocaConfig, Coca, COCA)},
     ),
 )
 

@@ -19,6 +19,7 @@ GIVEN = (
     "vocabulary",
     "target_vocabulary",
     "classes",
+    "image",
     "channels",
     "segments",
     "stems",
@@ -69,7 +70,7 @@ class ModelOptions:
             # the name of a model stands for its first preset
             model = registry.find(name)
             if self.predicts not in model.forms:
-                articles = {"class": "a ", "image class": "an "}
+                articles = {"class": "a ", "image class": "an ", "caption": "a "}
                 does = " or ".join(f"{articles.get(what, '')}{what}" for what in model.predicts)
                 raise ValueError(
                     f"model.preset {name!r} cannot be used here: {name} predicts {does}, and this task trains models "

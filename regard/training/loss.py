@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from regard.core.model import LinearHead, Model
+from regard.core.model import Hidden, LinearHead, Model
 from regard.core.rows import pack
 from regard.kernels.compiling import run_eagerly
 
@@ -79,6 +79,33 @@ def masked_token_loss(model: Model, batch: Any, label_smoothing: float = 0.0) ->
     return Loss(total, plain, _count_targets(batch.targets, None), auxiliary, statistics)
 
 
+def caption_loss(
+    model: Model, batch: Any, label_smoothing: float = 0.0, *, captioning: float = 2.0, contrastive: float = 1.0
+) -> Loss:
+    """The loss of a captioner on a batch (images, tokens, target, keep), a caption for each of different pictures: a
+    weighted sum of the loss of its words and of the contrastive loss, both means, times the number of words. `plain`
+    is that of the words alone."""
+    _check_label_smoothing(label_smoothing)
+    captioner: Any = model
+    words, pictures, captions = captioner.read(batch.images, batch.tokens, keep=batch.keep)
+    scale = captioner.scale()
+    loss = _project(captioner.output, words, batch.target, batch.keep, label_smoothing)
+    contrast = contrastive_loss(pictures, captions, scale)
+    total = captioning * loss.total + contrastive * contrast * loss.tokens
+    statistics = {"contrastive.loss": contrast.detach(), "contrastive.scale": scale.detach()}
+    return loss._replace(total=total, statistics=(loss.statistics or {}) | statistics)
+
+
+def contrastive_loss(pictures: Tensor, captions: Tensor, scale: Tensor | float) -> Tensor:
+    """Radford et al. 2021 (arXiv 2103.00020): vectors [B, E] of length 1, of which row i belongs to row i and to no
+    other. The mean cross entropy of finding the caption of each picture, and the picture of each caption, among the
+    rows of the batch by similarities times `scale`."""
+    with torch.autocast(pictures.device.type, enabled=False):
+        similarity = scale * _wide(pictures) @ _wide(captions).T
+        own = torch.arange(len(similarity), device=similarity.device)
+        return (F.cross_entropy(similarity, own) + F.cross_entropy(similarity.T, own)) / 2
+
+
 def _loss(
     model: Model,
     inputs: tuple[Tensor, ...],
@@ -97,7 +124,19 @@ def _loss(
         total, plain = smoothed_cross_entropy(flat, real, label_smoothing)
         return Loss(total, plain, _count_targets(target_ids, keep), auxiliary, statistics)
     head = cast(LinearHead, model)
-    x, auxiliary, statistics = head.hidden(*inputs, **options)
+    return _project(head.output, head.hidden(*inputs, **options), target_ids, keep, label_smoothing, ignores)
+
+
+def _project(
+    output: nn.Linear,
+    hidden: Hidden,
+    target_ids: Tensor,
+    keep: Tensor | None,
+    label_smoothing: float,
+    ignores: bool = False,
+) -> Loss:
+    """The loss of what the output layer reads; of real tokens only."""
+    x, auxiliary, statistics = hidden
     x, target = x.flatten(0, 1), target_ids.flatten()
     if keep is not None:
         packed, rows = pack(target_ids[..., None], keep)
@@ -110,9 +149,7 @@ def _loss(
     if ignores and not x.is_cuda:
         counted = target != IGNORED
         x, target, ignores = x[counted], target[counted], False
-    total, plain = projected_cross_entropy(
-        x, head.output.weight, target, label_smoothing, head.output.bias, ignores=ignores
-    )
+    total, plain = projected_cross_entropy(x, output.weight, target, label_smoothing, output.bias, ignores=ignores)
     return Loss(total, plain, _count_targets(target_ids, keep), auxiliary, statistics)
 
 

@@ -65,6 +65,7 @@ def names() -> dict[str, object]:
         "source_keep": keep,
         "target_keep": keep,
         "x": torch.randn(2, 6, 512),
+        "images": torch.randn(2, 3, 64, 64),
         "module": nn.MultiheadAttention(32, 4, batch_first=True),
     }
 
@@ -83,6 +84,12 @@ def small(kind: str, vocabulary: int) -> regard.Transformer:
     return regard.Transformer(regard.ModelConfig(kind=kind, vocabulary=vocabulary, **sizes))
 
 
+def small_captioner() -> dict[str, object]:
+    sizes = {"width": 16, "heads": 2, "inner": 16, "layers": 1, "text_layers": 1, "decoder_layers": 1, "queries": 2}
+    config = regard.models.CocaConfig(vocabulary=20, image=(64, 64), patch=16, **sizes)
+    return {"captioner": regard.models.Coca(config)}
+
+
 def reader() -> dict[str, object]:
     from regard.tasks.translate import Translator
 
@@ -94,6 +101,7 @@ MORE = {
     "regard.tasks.translate.alignment.align_both": translators,
     "regard.page.notebook.show": reader,
     "regard.decoding.searching.decode": lambda: {"model": small("encoder-decoder", 20)},
+    "regard.decoding.searching.caption": small_captioner,
     "regard.models.pooling.Pooling": lambda: {"x": torch.randn(2, 6, 64)},
 }
 

@@ -80,6 +80,11 @@ class TestSeveralReferences:
         # each n-gram of the hypothesis is in one of the references, and one is as long
         assert bleu(["a b c d e"], [["a b c d x", "b c d e"]]).value == pytest.approx(100)
 
+    def test_case_does_not_matter(self):
+        for metric in (bleu, chrf):
+            assert metric(["A Dog runs fast"], [["a dog Runs fast"]]).value == pytest.approx(100)
+            assert "case:lc" in metric(["a"], [["a"]]).signature
+
     def test_pictures_may_have_different_numbers(self):
         hypotheses = ["a b c d", "e f g h"]
         some = bleu(hypotheses, [["x", "a b c d"], ["e f g h"]])

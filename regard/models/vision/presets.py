@@ -26,3 +26,13 @@ VIT = {
     "cct-6": _CCT | _sizes(256, 4, 512, 6, position="sinusoidal"),
     "cct-7": _CCT | _sizes(256, 4, 512, 7),
 }
+# CoCa (arXiv 2205.01917): the paper's are for pictures of 288 x 288
+COCA = {
+    # pictures of about 64 x 64
+    "coca-small": _sizes(256, 8, 1024, 6, patch=8, text_layers=3, decoder_layers=3, queries=32, dropout=0.2),
+    # learns in minutes on a CPU
+    "coca-nano": _sizes(96, 4, 192, 3, patch=8, text_layers=1, decoder_layers=2, queries=16),
+    "coca-base": _sizes(768, 12, 3072, 12, patch=18, text_layers=12, decoder_layers=12, queries=256),
+    "coca-large": _sizes(1024, 16, 4096, 24, patch=18, text_layers=12, decoder_layers=12, queries=256),
+    "coca-giant": _sizes(1408, 16, 6144, 40, patch=18, text_layers=18, decoder_layers=18, queries=256),
+}

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.core.model import Model, Prediction
+from regard.core.model import Hidden, Model, Prediction
 from regard.core.options import Range
 from regard.core.rows import Memory, Rows
 from regard.core.shape import Shape
@@ -98,6 +98,11 @@ class Vit(Model):
     def encode(self, images: Tensor) -> Memory:
         """The vectors of the tokens behind the last norm, [B, n, E]; a class token is the first of them."""
         return Memory(self._encode(images).y, None)
+
+    def hidden(self, images: Tensor) -> Hidden:
+        """The same with the auxiliary losses of the layers, for a model that is built on it."""
+        out = self._encode(images)
+        return Hidden(out.y, out.auxiliary_loss, out.statistics)
 
     def maps(self, images: Tensor, *, recorder: Recorder = take_map) -> list[Any]:
         """What attends to what, [B, H, T, S] per layer, in the order of rows behind a class token. A `recorder` is
