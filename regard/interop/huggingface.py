@@ -5,6 +5,7 @@ Only safetensors are read. `.bin` and `.pt` files are pickles, which can run cod
 
 import json
 import re
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,12 +26,13 @@ from regard.spec import POSITIONS
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 LIMIT = 64 * 2**20  # bytes of a JSON file
+HEADS = ("output.", "transform.", "answer.", "second_answer.")  # parameters of ours whose tensors have no prefix
 
 
 class Model(NamedTuple):
     """A published model: our config, our parameters, and what else its folder says."""
 
-    config: ModelConfig
+    config: Any  # a ModelConfig, or that of a model of images
     tensors: Tensors
     family: Family
     values: Values  # all of their config.json
@@ -48,37 +50,47 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Weights:
-    """The tensors of a folder by name, in one file or several. Each is read on demand."""
+    """The tensors of some safetensors files by name. Each is read on demand."""
 
-    def __init__(self, folder: Path, files: ExitStack):
-        self.path = folder
-        names = [SINGLE]
-        if (folder / INDEX).is_file():
-            weight_map = read_json(folder / INDEX).get("weight_map")
-            if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-                raise ValueError(f"{folder / INDEX} does not say in which file each tensor is")
-            names = sorted(set(weight_map.values()))
-            for name in names:
-                if Path(name).name != name or not name.endswith(".safetensors"):
-                    raise ValueError(f"{folder / INDEX} names {name!r}, which is not a safetensors file beside it")
-        elif not (folder / SINGLE).is_file():
-            pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
-            if pickles:
-                raise ValueError(
-                    f"{folder} has its weights in {pickles[0]}, a pickle, which can run code when it is opened: it is "
-                    f"not read. Ask for {SINGLE}, or write one with save_pretrained of transformers"
-                )
-            raise ValueError(f"{folder} has no {SINGLE} and no {INDEX}")
+    def __init__(self, path: Path, names: Sequence[Path], files: ExitStack):
+        """`path` is for messages; the files stay open as long as `files`."""
+        self.path = path
         self.files: dict[str, safe_open] = {}
         for name in names:
             try:
-                file = files.enter_context(safe_open(folder / name, "pt"))
+                file = files.enter_context(safe_open(name, "pt"))
             except (SafetensorError, OSError) as error:
-                raise ValueError(f"{folder / name} is not a readable safetensors file: {error}") from error
+                raise ValueError(f"{name} is not a readable safetensors file: {error}") from error
             self.files |= dict.fromkeys(file.keys(), file)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.files[name].get_tensor(name)
+
+    def shape(self, name: str) -> list[int]:
+        """The shape of a tensor, which is not read."""
+        return self.files[name].get_slice(name).get_shape()
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files with the weights of a folder, one or several."""
+    if (folder / INDEX).is_file():
+        weight_map = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise ValueError(f"{folder / INDEX} does not say in which file each tensor is")
+        names = sorted(set(weight_map.values()))
+        for name in names:
+            if Path(name).name != name or not name.endswith(".safetensors"):
+                raise ValueError(f"{folder / INDEX} names {name!r}, which is not a safetensors file beside it")
+        return [folder / name for name in names]
+    if not (folder / SINGLE).is_file():
+        pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+        if pickles:
+            raise ValueError(
+                f"{folder} has its weights in {pickles[0]}, a pickle, which can run code when it is opened: it is "
+                f"not read. Ask for {SINGLE}, or write one with save_pretrained of transformers"
+            )
+        raise ValueError(f"{folder} has no {SINGLE} and no {INDEX}")
+    return [folder / SINGLE]
 
 
 def read(folder: str | Path) -> Model:
@@ -91,7 +103,7 @@ def read(folder: str | Path) -> Model:
     values = read_json(folder / CONFIG)
     family = find(values.get("model_type"))
     with ExitStack() as files:
-        weights = Weights(folder, files)
+        weights = Weights(folder, weight_files(folder), files)
         try:
             return assemble(family, values, weights)
         except (KeyError, TypeError) as error:
@@ -100,12 +112,12 @@ def read(folder: str | Path) -> Model:
 
 def assemble(family: Family, values: Values, weights: Weights) -> Model:
     """Our parameters from their tensors. All of ours must be there, and all of theirs must be known."""
-    # old files call the parameters of a norm gamma and beta
-    old = {".gamma": ".weight", ".beta": ".bias"}
-    named = {
-        re.sub(r"\.(gamma|beta)$", lambda match: old[match[0]], name.removeprefix(family.prefix)): name
-        for name in weights.files
-    }
+    named = {}
+    for name in weights.files:
+        known = name.removeprefix(family.prefix)
+        for pattern, replacement in family.renamed:
+            known = re.sub(pattern, replacement, known)
+        named[known] = name
     config = family.config(values, set(named))
     named = {name: named[same] for name, same in family.aliases(config).items() if same in named} | named
     expected = shapes(config)
@@ -124,7 +136,7 @@ def assemble(family: Family, values: Values, weights: Weights) -> Model:
             tensors[name] = part.float().clone(memory_format=torch.contiguous_format)
     tied = {name for name in named if re.fullmatch(r".*(lm_head|decoder|vocab_projector)\.weight", name)}
     unused = {name for name in named if any(re.fullmatch(pattern, name) for pattern in family.unused)}
-    unknown = sorted(set(named) - unused - (tied if config.tied else set()))
+    unknown = sorted(set(named) - unused - (tied if getattr(config, "tied", False) else set()))
     if unknown:
         raise ValueError(
             f"{weights.path} has tensors that {family.name} does not have, such as {unknown[0]!r}: "
@@ -144,13 +156,13 @@ def check_numbers(tensor: Tensor, what: str) -> None:
         raise ValueError(f"{what} holds {wrong:,} of {of:,} numbers that are NaN or infinite: it is damaged")
 
 
-def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def shapes(config: Any) -> dict[str, tuple[int, ...]]:
     """The shapes of a model's parameters, without any memory for them."""
     with torch.device("meta"):
         return {name: tuple(part.shape) for name, part in models.build(config).state_dict().items()}
 
 
-def complete(config: ModelConfig, tensors: Tensors) -> Tensors:
+def complete(config: Any, tensors: Tensors) -> Tensors:
     """The parameters under all their names, tied ones included."""
     with torch.device("meta"):
         state = models.build(config).state_dict(keep_vars=True)
@@ -163,7 +175,7 @@ def complete(config: ModelConfig, tensors: Tensors) -> Tensors:
 
 def write(
     folder: str | Path,
-    config: ModelConfig,
+    config: Any,
     tensors: Tensors,
     *,
     special: Values | None = None,
@@ -174,12 +186,25 @@ def write(
     special = special or {}
     chosen = choose_family(config, special, family)
     values = chosen.values(config, special)
-    links = list(chosen.links(config, values))
-    theirs = chosen.config(values, {link.theirs for link in links})
-    tensors = with_layout(config, tensors, option_value(POSITIONS, theirs.position, "layout"))
+    if isinstance(config, ModelConfig):
+        links = {link.theirs for link in chosen.links(config, values)}
+        theirs = chosen.config(values, links)
+        tensors = with_layout(config, tensors, option_value(POSITIONS, theirs.position, "layout"))
+    written = publish(chosen, config, values, tensors)
+    folder = vacant(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(written, folder / SINGLE, metadata={"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return chosen
+
+
+def publish(family: Family, config: Any, values: Values, tensors: Tensors) -> Tensors:
+    """Their tensors from our parameters."""
+    links = list(family.links(config, values))
     # tensors of a model without a head have no prefix
-    prefix = "" if values["architectures"][0].endswith("Model") and config.head == "none" else chosen.prefix
-    heads = {link.theirs for link in links if link.ours[0].startswith(("output.", "transform."))}
+    bare = getattr(config, "head", None) == "none" or getattr(config, "classes", 0) is None
+    prefix = "" if values["architectures"][0].endswith("Model") and bare else family.prefix
+    heads = {link.theirs for link in links if link.ours[0].startswith(HEADS)}
     written, seen = {}, set()
     for link in links:
         parts = tuple(_parameter(name, tensors) for name in link.ours)
@@ -189,12 +214,7 @@ def write(
             # safetensors refuses one tensor under two names
             written[name] = written[name].clone()
         seen.add(link.ours)
-    written |= {prefix + name: part for name, part in chosen.constants(config, values).items()}
-    folder = vacant(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(written, folder / SINGLE, metadata={"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    return chosen
+    return written | {prefix + name: part for name, part in family.constants(config, values).items()}
 
 
 def vacant(folder: str | Path) -> Path:

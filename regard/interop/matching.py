@@ -1,6 +1,7 @@
 """Which published family a model of ours belongs to, and its parameters in the order of that family."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -9,16 +10,23 @@ import torch
 from regard.interop.families import FAMILIES, find
 from regard.interop.families.base import Family, Tensors, Values, option_value
 from regard.models.config import ModelConfig
+from regard.models.vision.config import ImageConfig
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Registry, Spec, over_layers, parse
 
 
-def choose_family(config: ModelConfig, special: Values, name: str | None = None) -> Family:
+def choose_family(
+    config: Any, special: Values, name: str | None = None, families: Sequence[Family] = FAMILIES
+) -> Family:
     """The family that a model of ours belongs to: the one of that name, or the first that fits. Refuses a model that
     fits none, with what differs."""
-    candidates = FAMILIES if name is None else [find(name)]
-    differing = {family.name: differences(family, config, special) for family in candidates}
+    candidates = {family.name: family for family in (families if name is None else [find(name)])}
+    candidates = {name: family for name, family in candidates.items() if family.config_class is type(config)}
+    if not candidates:
+        known = ", ".join(family.name for family in families)
+        raise ValueError(f"a model of kind {config.kind!r} is none of {name or known}: it cannot be exported there")
+    differing = {name: differences(family, config, special) for name, family in candidates.items()}
     # a family of another kind is never near, however few settings differ
-    nearest = min(differing, key=lambda name: (find(name).always["kind"] != config.kind, len(differing[name])))
+    nearest = min(differing, key=lambda name: (candidates[name].always["kind"] != config.kind, len(differing[name])))
     if differing[nearest]:
         listed = "; ".join(dict.fromkeys(differing[nearest]))
         if name is not None:
@@ -26,10 +34,10 @@ def choose_family(config: ModelConfig, special: Values, name: str | None = None)
         raise ValueError(
             f"no published family computes what this model computes; nearest is {nearest}, which differs in: {listed}"
         )
-    return find(nearest)
+    return candidates[nearest]
 
 
-def differences(family: Family, config: ModelConfig, special: Values) -> list[str]:
+def differences(family: Family, config: Any, special: Values) -> list[str]:
     """What keeps a model of ours from belonging to a family, in words; empty if it belongs."""
     ours = full_settings(config)
     try:
@@ -46,8 +54,12 @@ def differences(family: Family, config: ModelConfig, special: Values) -> list[st
     ]
 
 
-def full_settings(config: ModelConfig) -> Values:
+def full_settings(config: Any) -> Values:
     """Everything that decides what a model computes, with defaults filled in, so that two models can be compared."""
+    return _image_settings(config) if isinstance(config, ImageConfig) else _transformer_settings(config)
+
+
+def _transformer_settings(config: ModelConfig) -> Values:
     both = config.kind == "encoder-decoder"
     layers = config.layers if config.decoder_layers is None else config.decoder_layers
     feeds = config.feedforward if config.decoder_feedforward is None else config.decoder_feedforward
@@ -68,6 +80,25 @@ def full_settings(config: ModelConfig) -> Values:
         "cross_attention": (
             [full_spec(ATTENTION, spec) for spec in over_layers(config.cross_attention, layers)] if both else None
         ),
+    }
+
+
+def _image_settings(config: ImageConfig) -> Values:
+    settings = {item.name: getattr(config, item.name) for item in fields(config)}
+    for name in ("dropout", "drop_path"):
+        del settings[name]
+    if config.stem == "patch":
+        # options of the other stem
+        settings |= dict.fromkeys((name for name in settings if name.startswith("stem_")), None)
+    layers = settings.get("layers")
+    count = layers if isinstance(layers, int) else sum(layers or ())
+    return settings | {
+        "kv_heads": config.kv_heads or config.heads,
+        "head_width": config.head_width or config.width // config.heads,
+        "final_norm": config.norm == "pre" if settings.get("final_norm") is None else settings["final_norm"],
+        "position": parse(config.position),
+        "attention": [full_spec(ATTENTION, spec) for spec in over_layers(config.attention, count)],
+        "feedforward": [full_spec(FEEDFORWARD, spec) for spec in over_layers(config.feedforward, count)],
     }
 
 

@@ -62,6 +62,8 @@ def import_model(source: str | Path, out: str | Path, tokenizer: str | Path | No
     Run.vacant(out)
     if source.is_dir():
         model = huggingface.read(source)
+        if model.family.task == "images":
+            raise ValueError(f"{source} is a model of images: read it in Python with regard.interop.huggingface.read")
         place = source if tokenizer is None else Path(tokenizer)
         if not place.is_dir():
             raise ValueError(f"--tokenizer must be a folder with the files of a tokenizer, got {place}")

@@ -154,9 +154,9 @@ def _check_alike(ingredients: Sequence[Ingredient]) -> None:
             raise ValueError(f"{pair}: it is a run of {name!r}, the other of {task!r}; average runs of one task")
         form.check(other.read(), other.path)
         facts = read_parts(other.run, task).facts
-        for name in ("labels", "tokenizers"):
+        for name in ("labels", "tokenizers", "mean", "deviation"):
             if facts.get(name) != parts.facts.get(name):
-                raise ValueError(f"{pair}: their {name} differ; fine-tune both from one run, on the same classes")
+                raise ValueError(f"{pair}: their {name} differ; fine-tune both from one run, on the same data")
         ours, theirs = _settings(parts.facts["model"]), _settings(facts["model"])
         for name in sorted(ours.keys() | theirs.keys()):
             if ours.get(name) != theirs.get(name):

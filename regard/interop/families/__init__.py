@@ -10,9 +10,11 @@ from regard.interop.families.bert import BERT, DISTILBERT, ROBERTA
 from regard.interop.families.gpt2 import GPT2
 from regard.interop.families.llama import LLAMA, MISTRAL, QWEN2
 from regard.interop.families.marian import MARIAN, PEGASUS
+from regard.interop.families.vit import DEIT, TIMM_VIT, VIT
 
 # where several would do, the first is taken
-FAMILIES: tuple[Family, ...] = (GPT2, BERT, DISTILBERT, ROBERTA, MARIAN, PEGASUS, LLAMA, MISTRAL, QWEN2)
+FAMILIES: tuple[Family, ...] = (GPT2, BERT, DISTILBERT, ROBERTA, MARIAN, PEGASUS, LLAMA, MISTRAL, QWEN2, VIT, DEIT)
+TIMM_FAMILIES: tuple[Family, ...] = (TIMM_VIT,)
 
 
 def find(model_type: Any) -> Family:

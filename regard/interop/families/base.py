@@ -1,7 +1,8 @@
 """The contract of a published family: their config and ours, their tensors and ours.
 
 A family says which of its settings are which of ours (`fields`), what all its models have in common (`always`), and
-which of our parameters each of its tensors holds (`links`). Import and export both follow from that.
+which of our parameters each of its tensors holds (`links`). Import and export both follow from that. The config is that
+of a Transformer, unless `config_class` is another.
 """
 
 from abc import ABC, abstractmethod
@@ -36,7 +37,9 @@ def _transposed(tensor: Tensor) -> Tensor:
 SAME = Form(lambda tensor: (tensor,), lambda parts: parts[0])
 TRANSPOSED = Form(lambda tensor: (_transposed(tensor),), lambda parts: _transposed(parts[0]))  # [in, out], as in GPT-2
 JOINT_QKV = Form(lambda tensor: _transposed(tensor).chunk(3), lambda parts: _transposed(torch.cat(parts)))
-ROW = Form(lambda tensor: (tensor[0],), lambda parts: parts[0][None])  # [1, V]
+JOINT_QKV_ROWS = Form(lambda tensor: tensor.chunk(3), lambda parts: torch.cat(parts))  # [3 out, in], as in timm
+ROW = Form(lambda tensor: (tensor.squeeze(0),), lambda parts: parts[0][None])  # [1, V] or [1, T, E]
+TOKEN = Form(lambda tensor: (tensor.flatten(),), lambda parts: parts[0][None, None])  # [1, 1, E]
 
 
 def skip_rows(rows: int) -> Form:
@@ -63,6 +66,8 @@ def link_output(theirs: str, config: ModelConfig) -> Iterator[Link]:
     return iter(()) if config.tied else link(theirs, "output", bias=False)
 
 
+# old files call the parameters of a norm gamma and beta
+OLD_NORMS = ((r"\.gamma$", ".weight"), (r"\.beta$", ".bias"))
 # theirs: ours; where two of their names mean the same, the first is written
 ACTIVATIONS = {
     "relu": "relu",
@@ -82,7 +87,7 @@ def dense_spec(activation: str, **options: bool) -> str:
     return str(Spec("dense", options=(("activation", ACTIVATIONS[activation]), *options.items())))
 
 
-def published_activation(config: ModelConfig) -> str:
+def published_activation(config: Any) -> str:
     """The published name of a model's activation."""
     ours = option_value(FEEDFORWARD, over_layers(config.feedforward, config.layers)[0], "activation")
     return next((theirs for theirs, name in ACTIVATIONS.items() if name == ours), "none")
@@ -112,8 +117,11 @@ class Family(ABC):
     always: Values
     required: Values = field(default_factory=dict)  # their settings that may have this value only; omitted means it
     unused: tuple[str, ...] = ()  # patterns of tensors that take no part in what is computed here
+    # patterns of other names of tensors, without the prefix, as newer or older files have them, and what `links` says
+    renamed: tuple[tuple[str, str], ...] = OLD_NORMS
+    config_class: type[Any] = ModelConfig
 
-    def config(self, values: Values, names: set[str]) -> ModelConfig:
+    def config(self, values: Values, names: set[str]) -> Any:
         """Our config, from their settings and the names of their tensors, as `links` gives them."""
         for name, value in self.required.items():
             if values.get(name) not in (value, None):
@@ -122,10 +130,11 @@ class Family(ABC):
         for name, (theirs, _) in self.fields.items():
             if isinstance(ours[name], int) and ours[name] > SIZES.get(name, MOST):
                 raise ValueError(f"{theirs} must be at most {SIZES.get(name, MOST):,}, got {ours[name]:,}")
-        return ModelConfig(**ours | self.always | self.our_settings(values, names))
+        return self.config_class(**ours | self.always | self.our_settings(values, names))
 
-    def values(self, config: ModelConfig, special: Values) -> Values:
-        """Their settings, from our config; `special` holds the ids of special tokens by their names."""
+    def values(self, config: Any, special: Values) -> Values:
+        """Their settings, from our config; `special` holds what is not in it: the ids of special tokens by their names,
+        or the names of classes."""
         fields = {theirs: getattr(config, ours) for ours, (theirs, _) in self.fields.items()}
         values = {"model_type": self.name, "architectures": [self.architecture]} | fields | self.required | special
         return values | self.their_settings(config, values)
@@ -135,17 +144,17 @@ class Family(ABC):
         """The fields of our config that are not simply one of their settings."""
 
     @abstractmethod
-    def their_settings(self, config: ModelConfig, values: Values) -> Values:
+    def their_settings(self, config: Any, values: Values) -> Values:
         """The inverse of `our_settings`; `values` are the settings known so far."""
 
     @abstractmethod
-    def links(self, config: ModelConfig, values: Values) -> Iterator[Link]:
+    def links(self, config: Any, values: Values) -> Iterator[Link]:
         """All tensors of a model: those of the head by their full name, the others without the prefix."""
 
-    def constants(self, config: ModelConfig, values: Values) -> Tensors:
+    def constants(self, config: Any, values: Values) -> Tensors:
         """Tensors in their files that are computed and not learned. Default: none."""
         return {}
 
-    def aliases(self, config: ModelConfig) -> dict[str, str]:
+    def aliases(self, config: Any) -> dict[str, str]:
         """Tensors that a file may omit, each with the tensor that then stands for it. Default: none."""
         return {}

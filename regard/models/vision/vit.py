@@ -23,7 +23,7 @@ from regard.models.stack import forward_blocks, link_layers
 from regard.models.vision.config import IMAGE_POOLING, ImageConfig, ImagePooling, drop_rates
 from regard.models.vision.grid import Grid, fill_attention, fill_position
 from regard.models.vision.patches import build_stem, check_images
-from regard.spec import POSITIONS, over_layers
+from regard.spec import POSITIONS, over_layers, parse
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,26 @@ class VitConfig(ImageConfig):
     layers: Annotated[int, "number of layers", Range(1)] = 12
     final_norm: Annotated[bool | None, "a final norm after the last layer (default: where norm is pre)"] = None
     pooling: Annotated[ImagePooling, IMAGE_POOLING] = "first"
+    distillation: Annotated[
+        Literal["none", "token", "answer"],
+        "token: a second learned token behind the class token, as in DeiT; answer: it has an output layer of its own, "
+        "and the logits are the mean of both",
+    ] = "none"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.distillation == "none":
+            return
+        if self.pooling != "first":
+            raise ValueError(
+                f"distillation {self.distillation!r} adds a token behind the class token, and pooling {self.pooling!r} "
+                "has none: use pooling 'first'"
+            )
+        if parse(self.position).name not in ("learned", "none"):
+            raise ValueError(
+                f"distillation {self.distillation!r} takes position 'learned' or 'none', got {self.position!r}: others "
+                "would count the second token among the patches"
+            )
 
 
 class Vit(Model):
@@ -54,7 +74,9 @@ class Vit(Model):
     token.
 
     stem="convolution" and pooling="sequence" make it a Compact Convolutional Transformer (Hassani et al. 2021, arXiv
-    2104.05704), the latter alone a CVT; their code also norms the sum before each MLP, which is not done here. What
+    2104.05704), the latter alone a CVT; their code also norms the sum before each MLP, which is not done here.
+    distillation="answer" makes it a distilled DeiT (Touvron et al. 2021, arXiv 2012.12877): a second token, which was
+    trained to agree with another model, with an output layer of its own; logits are the mean of both. What
     differs from the authors' of ViT: they start the output layer at zero, and their MLP has the GELU by tanh
     (feedforward="dense(activation='gelu_tanh')"). Time N^2 and memory N of N = h w / P^2 patches.
 
@@ -66,11 +88,12 @@ class Vit(Model):
         super().__init__()
         self.config: VitConfig = config
         self.stem = build_stem(config)
-        self.grid = grid = Grid(*self.stem.grid(*config.image), leading=int(config.pooling == "first"))
+        self.grid = grid = Grid(*self.stem.grid(*config.image), leading=_leading_tokens(config))
         placed = fill_position(config.position, grid)
         layer = config.layer(position=str(placed))
         # zero at first, as the authors have it
         self.first = nn.Parameter(torch.zeros(config.width)) if grid.leading else None
+        self.second = nn.Parameter(torch.zeros(config.width)) if grid.leading > 1 else None
         inside = POSITIONS.find(placed.name).facts.kind != "input"
         shape = Shape.of(width=config.width, heads=config.heads, head_width=config.head_width)
         self.position: Position | None = None if inside else POSITIONS.build(placed, shape)
@@ -86,6 +109,8 @@ class Vit(Model):
         self.norm = normalization(layer) if final else nn.Identity()
         self.dropout = Dropout(config.dropout)
         self.answer = None if config.classes is None else Answer(config, None, config.width)
+        both = self.answer is not None and config.distillation == "answer"
+        self.second_answer = Answer(config, None, config.width) if both else None
 
     def forward(self, images: Tensor) -> Prediction:
         """[B, C, h, w] -> logits [B, classes]"""
@@ -93,6 +118,8 @@ class Vit(Model):
             raise ValueError("this model has no classes: build it with classes, or use encode for its vectors")
         out = self._encode(images)
         logits, pooled = self.answer(Memory(out.y, None))
+        if self.second_answer is not None:
+            logits = (logits + self.second_answer(Memory(out.y[:, 1:], None))[0]) / 2
         return Prediction(logits, *gather_auxiliary({"encoder": out, "pooling": pooled}))
 
     def encode(self, images: Tensor) -> Memory:
@@ -138,12 +165,17 @@ class Vit(Model):
     def _encode(self, images: Tensor, maps: Recording | None = None) -> Out:
         check_images(images, self.config.channels, self.config.image)
         x = self.stem.vectors(images)
-        if self.first is not None:
-            x = torch.cat([self.first.expand(len(x), 1, -1), x], 1)
+        leading = [token.expand(len(x), 1, -1) for token in (self.first, self.second) if token is not None]
+        x = torch.cat([*leading, x], 1) if leading else x
         rows = Rows.full(x)
         x = x if self.position is None else self.position.add(x, rows)
         out = forward_blocks(self.blocks, self.dropout(x), rows, maps=maps)
         return out._replace(y=self.norm(out.y))
+
+
+def _leading_tokens(config: VitConfig) -> int:
+    """Tokens before those of the patches."""
+    return int(config.pooling == "first") + int(config.distillation != "none")
 
 
 def place_blocks(blocks: "ModuleListOf[Block]", grid: Grid) -> None:

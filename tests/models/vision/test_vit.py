@@ -32,6 +32,10 @@ PARAMETERS = [
     ("cct-6", {}, 3_168_267),
     ("cct-7", {}, 3_760_139),
     ("vit-nano", {}, 141_898),
+    # DeiT with its second token and output layer
+    ("vit-tiny", IMAGENET | {"distillation": "answer"}, 5_910_800),
+    ("vit-small", IMAGENET | {"distillation": "answer"}, 22_436_432),
+    ("vit-base", IMAGENET | {"distillation": "answer"}, 87_338_192),
 ]
 SPECS = dict.fromkeys([*ATTENTION.names(), *(ATTENTION.find(name).examples[0] for name in ATTENTION.names())])
 REFUSED = {
@@ -370,3 +374,28 @@ def test_half_precision_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(pictures().float()).logits
     assert_close(logits.float(), model(pictures().float()).logits, rtol=0.1, atol=0.05)
+
+
+def test_a_second_token_answers_too():
+    model, images = small(pooling="first", distillation="answer"), pictures()
+    with torch.no_grad():
+        model.second.normal_()
+    hidden = model.encode(images).x
+    assert hidden.shape[1] == 2 + 24
+    both = (model.answer.output(hidden[:, 0]) + model.second_answer.output(hidden[:, 1])) / 2
+    assert_close(model(images).logits, both)
+    resized = model.resize((16, 32))
+    assert_close(resized.position.table[:2], model.position.table[:2], rtol=0, atol=0)
+    assert small(pooling="first", distillation="token").second_answer is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"pooling": "mean"}, "use pooling 'first'"),
+        ({"pooling": "first", "position": "rotary"}, "takes position 'learned' or 'none', got 'rotary'"),
+    ],
+)
+def test_where_a_second_token_cannot_be(options, words):
+    with pytest.raises(ValueError, match=words):
+        small(distillation="token", **options)

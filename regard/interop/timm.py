@@ -1,0 +1,139 @@
+"""Models of timm: a folder as its `save_for_hf` and its hub have it, or a safetensors file of a state dict alone.
+
+A state dict has no settings: sizes are read off the shapes of its tensors, and the number of heads, which no shape
+tells, off the width.
+"""
+
+import json
+import re
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from regard.interop.families import TIMM_FAMILIES
+from regard.interop.families.base import Family, Tensors, Values
+from regard.interop.families.vit import TIMM_VIT
+from regard.interop.huggingface import (
+    CONFIG,
+    SINGLE,
+    Model,
+    Weights,
+    assemble,
+    publish,
+    read_json,
+    vacant,
+    weight_files,
+)
+from regard.interop.matching import choose_family
+
+# what timm's models with these names were trained with
+HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+# heads of its vit_ and deit_ models by width; narrower ones have 64 numbers in a head
+HEADS = {1280: 16, 1408: 16, 1664: 16}
+NARROW = 1024
+
+
+def is_timm(values: Values) -> bool:
+    """Whether a config.json is one of timm."""
+    return "model_type" not in values and "architecture" in values
+
+
+def read(source: str | Path, heads: int | None = None) -> Model:
+    """The model in a folder or a safetensors file. `heads`: where the width does not tell their number."""
+    source = Path(source)
+    settings: Values = read_json(source / CONFIG) if source.is_dir() else {}
+    with ExitStack() as files:
+        weights = Weights(source, weight_files(source) if source.is_dir() else [source], files)
+        family = _family(weights)
+        values = _values(weights, _arguments(settings), heads)
+        values["architectures"] = [settings.get("architecture") or family.name]
+        found = assemble(family, values, weights)
+    published = settings.get("pretrained_cfg", settings)
+    return found._replace(values=published | {"label_names": settings.get("label_names")} | values)
+
+
+def _arguments(settings: Values) -> Values:
+    """The arguments of their class that a config.json gives, and the size of the images."""
+    published = settings.get("pretrained_cfg", settings)
+    found = dict(settings.get("model_args") or {})
+    size = published.get("input_size") if isinstance(published, dict) else None
+    if "img_size" not in found and isinstance(size, list) and len(size) == 3:
+        found["img_size"] = size[1:]
+    return found
+
+
+def _family(weights: Weights) -> Family:
+    if "patch_embed.proj.weight" in weights.files and "blocks.0.attn.qkv.weight" in weights.files:
+        return TIMM_VIT
+    known = ", ".join(family.name for family in TIMM_FAMILIES)
+    raise ValueError(f"{weights.path} does not have the tensors of a model of timm that is known here: {known}")
+
+
+def _values(weights: Weights, given: Values, heads: int | None) -> Values:
+    """The arguments of their class: read off the tensors, with those of a config.json where the tensors do not tell."""
+    names = weights.files
+    width, channels, *patch = weights.shape("patch_embed.proj.weight")
+    depth = 1 + max(int(match[1]) for name in names if (match := re.match(r"blocks\.(\d+)\.", name)))
+    first = "cls_token" in names
+    cells = weights.shape("pos_embed")[-2] - first - ("dist_token" in names)
+    side = round(cells**0.5)
+    size = given.get("img_size", [side * patch[0], side * patch[1]])
+    if "img_size" not in given and side**2 != cells:
+        raise ValueError(
+            f"{weights.path} has positions for {cells} patches, which are no square: its size is not known"
+        )
+    return {
+        "img_size": size,
+        "patch_size": patch,
+        "in_chans": channels,
+        "embed_dim": width,
+        "depth": depth,
+        "num_heads": heads or given.get("num_heads") or _heads(width, weights.path),
+        "mlp_ratio": weights.shape("blocks.0.mlp.fc1.weight")[0] / width,
+        "num_classes": weights.shape("head.weight")[0] if "head.weight" in names else 0,
+        "class_token": first,
+        "global_pool": given.get("global_pool", "token" if first else "avg"),
+        "qkv_bias": "blocks.0.attn.qkv.bias" in names,
+        "proj_bias": "blocks.0.attn.proj.bias" in names,
+        "act_layer": given.get("act_layer", "gelu"),
+    }
+
+
+def _heads(width: int, path: Path) -> int:
+    if width in HEADS:
+        return HEADS[width]
+    if width % 64 or width > NARROW:
+        raise ValueError(f"{path} does not say how many heads a layer of width {width} has: give --heads")
+    return width // 64
+
+
+def write(folder: str | Path, config: Any, tensors: Tensors, published: Values) -> Family:
+    """Writes a folder that `timm.create_model("local-dir:FOLDER", pretrained=True)` opens. `published` has what is not
+    in the config: mean, std and label_names."""
+    family = choose_family(config, {}, families=TIMM_FAMILIES)
+    values = family.values(config, {})
+    arguments = {name: value for name, value in values.items() if name not in ("model_type", "architectures")}
+    classes = arguments.pop("num_classes")
+    settings = {
+        "architecture": values["architectures"][0],
+        "num_classes": classes,
+        "num_features": config.width,
+        "model_args": arguments,
+        "pretrained_cfg": {
+            "input_size": [config.channels, *config.image],
+            "fixed_input_size": True,
+            "num_classes": classes,
+            **{name: list(published[name]) for name in ("mean", "std") if name in published},
+        },
+    }
+    if published.get("label_names"):
+        settings["label_names"] = published["label_names"]
+    written = publish(family, config, values, tensors)
+    folder = vacant(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(written, folder / SINGLE, metadata={"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return family
