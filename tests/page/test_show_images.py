@@ -9,13 +9,14 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from patched import LABELS, Place, paint, shown
+from patched import LABELS, paint, shown
 from PIL import Image
 from shown import serving
 
+from regard.models.vision.grid import Grid
 from regard.page import images
 from regard.page.engine import Engine
-from regard.page.patches import Grid, attention_distance, of_map, rollout
+from regard.page.patches import attention_distance, of_map, rollout
 
 BLOCKS = torch.arange(48).view(3, 2, 4, 2).transpose(1, 2).flatten()  # the cells of 2 x 2 blocks, block by block
 VIT = {"run": "vit", "image": "0"}
@@ -23,11 +24,11 @@ VIT = {"run": "vit", "image": "0"}
 
 @pytest.fixture(scope="module")
 def subjects():
-    windowed = [Place(6, 8, 0, BLOCKS), Place(3, 4), Place(3, 4)]
+    windowed = [Grid(6, 8, 0, BLOCKS), Grid(3, 4), Grid(3, 4)]
     return {
-        "vit": shown("vit", ["softmax", "local(window=3)", "softmax"], [Place(6, 8, 1)] * 3),
+        "vit": shown("vit", ["softmax", "local(window=3)", "softmax"], [Grid(6, 8, 1)] * 3),
         "swin": shown("swin", ["image(block=4, memory=0)", "softmax", "softmax"], windowed, sure=False),
-        "mixed": shown("mixed", ["softmax", "fnet", "compressed(factor=4)"], [Place(6, 8)] * 3),
+        "mixed": shown("mixed", ["softmax", "fnet", "compressed(factor=4)"], [Grid(6, 8)] * 3),
     }
 
 
@@ -104,9 +105,11 @@ def test_a_layer_with_an_order_of_its_own_is_shown_row_by_row(engine, subjects):
     # and its blocks are squares
     assert found.meta["windows"][:5] == [[0, 0, 2, 2], [0, 2, 2, 4], [0, 4, 2, 6], [0, 6, 2, 8], [2, 0, 4, 2]]
     assert engine.answer("attention", {"run": "swin", "image": "0", "layer": 1}).meta["windows"] == []
-    # one row of it, where there are too many for all
-    row = engine.answer("glance", {"run": "swin", "image": "0", "layer": 0, "at": 9}).arrays["weights"]
+    # one row or column of it, where there are too many for all
+    one = {"run": "swin", "image": "0", "layer": 0, "at": 9}
+    row, column = (engine.answer("glance", one | {"side": side}).arrays["weights"] for side in ("query", "key"))
     torch.testing.assert_close(torch.from_numpy(row), own[:, back][..., back][:, 9])
+    torch.testing.assert_close(torch.from_numpy(column), own[:, back][..., back][..., 9])
 
 
 def test_rollout_and_distances(engine, subjects, monkeypatch):
