@@ -79,8 +79,9 @@ class ImageSubject:
         found = self.samples[number]
         return found._replace(pixels=resize_pixels(found.pixels, self.opened.size, self.opened.channels))
 
-    def decode(self, data: bytes) -> Sample:
-        return Sample(decode(data, self.opened.size, self.opened.channels))
+    def decode(self, data: bytes, name: str = "the image") -> Sample:
+        """The bytes of an image file, in the size that the model reads."""
+        return Sample(decode(data, self.opened.size, self.opened.channels, name))
 
     @torch.no_grad()
     def see(self, sample: Sample) -> Sight:
@@ -90,7 +91,7 @@ class ImageSubject:
             raise TypeError(f"{type(opened.model).__name__} has no maps() and grids(): the page cannot show it")
         device = next(opened.model.parameters()).device
         pixels = torch.from_numpy(np.ascontiguousarray(sample.pixels))[None].to(device)
-        calls = [expect_layer(call) for call in record_calls(partial(self._read, opened.normalize(pixels)))]
+        calls = [expect_layer(call) for call in record_calls(partial(self._read, opened.normalise(pixels)))]
         if not all(bool(part.isfinite().all()) for call in calls for part in call.tensors()):
             raise ValueError("the model's activations are not finite: its weights are damaged")
         grids = opened.model.grids()

@@ -48,7 +48,7 @@ def maps_of(subjects, run, sample=0):
     opened = subjects[run].opened
     pixels = torch.from_numpy(opened.samples[sample].pixels)[None]
     with torch.no_grad():
-        return [weights[0] for weights in opened.model.maps(opened.normalize(pixels))]
+        return [weights[0] for weights in opened.model.maps(opened.normalise(pixels))]
 
 
 def to_file(pixels, kind="PNG"):

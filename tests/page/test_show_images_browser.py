@@ -57,7 +57,7 @@ def page(browser, server):
 def maps_of(subject):
     pixels = torch.from_numpy(subject.samples[0].pixels)[None]
     with torch.no_grad():
-        return [weights[0] for weights in subject.model.maps(subject.opened.normalize(pixels))]
+        return [weights[0] for weights in subject.model.maps(subject.opened.normalise(pixels))]
 
 
 def point(page, row, column, rows=6, columns=8):
