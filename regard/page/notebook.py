@@ -44,11 +44,10 @@ def show(
 
     `model` is a Translator, a run folder, None (the translator bundled with Regard), or a model of kind encoder or
     decoder with a tokenizer. `place` is "encoder", "decoder", "cross" or "aligner"; `target` is a translation to read.
-    `image` is a file, for a run folder whose model reads images.
+    `image` is a file, for a run folder whose model reads images: show("runs/images", image="cat.jpg").
 
     >>> regard.show(model, "the bank of the river", tokenizer=tokenizer)
     >>> regard.show(None, "Where is the station?").save("page.html")
-    >>> regard.show("runs/images", image="cat.jpg")
     """
     from regard.page.images import ImageSubject
     from regard.page.subjects import of_model, of_translator, open_run

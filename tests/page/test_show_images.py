@@ -13,10 +13,13 @@ from patched import LABELS, paint, shown
 from PIL import Image
 from shown import serving
 
+from regard.draw import save
 from regard.models.vision.grid import Grid
 from regard.page import images
 from regard.page.engine import Engine
+from regard.page.notebook import still_image
 from regard.page.patches import attention_distance, of_map, rollout
+from regard.page.printed import image_picture
 
 BLOCKS = torch.arange(48).view(3, 2, 4, 2).transpose(1, 2).flatten()  # the cells of 2 x 2 blocks, block by block
 VIT = {"run": "vit", "image": "0"}
@@ -218,3 +221,18 @@ def test_images_that_were_given_are_kept_up_to_a_size(engine):
     engine.answer("see", {"run": "vit", "image": names[-1]})
     with pytest.raises(ValueError, match="choose it again"):
         engine.answer("see", {"run": "vit", "image": names[0]})
+
+
+@pytest.mark.parametrize("run", ["vit", "swin", "mixed"])
+def test_an_image_is_drawn_and_written_as_a_page(subjects, run, tmp_path):
+    subject = subjects[run]
+    figure = image_picture(subject, subject.see(subject.sample(0)))
+    with Image.open(save(figure, tmp_path / "image.png")) as drawn:
+        assert min(drawn.size) > 600
+    panels = {ax.get_title() for part in (figure, *figure.subfigs) for ax in part.axes}
+    assert {"mean attention distance", "layer 1, head 2"} <= panels
+    assert ("no rollout" in panels) == (run == "mixed")
+    page = still_image(subject, to_file(paint("cross")), "cross.png")
+    assert "<title>Regard: cross.png</title>" in page
+    with pytest.raises(ValueError, match=r"broken\.png: is no image"):
+        still_image(subject, b"nothing", "broken.png")
