@@ -113,6 +113,26 @@ def report(truth: Sequence[int], probabilities: np.ndarray, labels: Sequence[str
     )
 
 
+def top_accuracy(truth: Sequence[int] | np.ndarray, probabilities: np.ndarray, count: int) -> float:
+    """The share of examples whose true class is among the `count` most probable ones."""
+    right, probabilities = _checked(truth, probabilities, np.shape(probabilities)[1])
+    own = probabilities[np.arange(len(right)), right][:, None]
+    # of equally probable classes the first is answered, as argmax does
+    earlier = np.arange(probabilities.shape[1]) < right[:, None]
+    before = (probabilities > own) | ((probabilities == own) & earlier)
+    return float((before.sum(1) < count).mean())
+
+
+def macro_f1(truth: Sequence[int] | np.ndarray, probabilities: np.ndarray) -> float:
+    """The mean over the classes of F1, as `report` has it."""
+    from sklearn.metrics import f1_score
+
+    right, probabilities = _checked(truth, probabilities, np.shape(probabilities)[1])
+    every = list(range(probabilities.shape[1]))
+    options: dict[str, Any] = {"labels": every, "average": "macro", "zero_division": 0}
+    return float(f1_score(right, probabilities.argmax(1), **options))
+
+
 def curve(positive: np.ndarray, scores: np.ndarray) -> Curve | None:
     """One point for each score that occurs: what scores at least that much is taken. None where nothing is positive."""
     from sklearn.metrics import precision_recall_curve
@@ -159,7 +179,9 @@ def decide(positive: np.ndarray, scores: np.ndarray, threshold: float) -> Choice
     return Choice(threshold, right / max(1, count), right / max(1, positives), count, right, positives)
 
 
-def _checked(truth: Sequence[int], probabilities: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
+def _checked(
+    truth: Sequence[int] | np.ndarray, probabilities: np.ndarray, classes: int
+) -> tuple[np.ndarray, np.ndarray]:
     right, probabilities = np.asarray(truth, np.int64), np.asarray(probabilities, np.float64)
     if not len(right) or probabilities.shape != (len(right), classes):
         raise ValueError(

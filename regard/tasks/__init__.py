@@ -32,6 +32,7 @@ TASKS = {
     "language": "regard.tasks.language",
     "masked": "regard.tasks.masked",
     "classify": "regard.tasks.classify",
+    "images": "regard.tasks.images",
 }
 
 

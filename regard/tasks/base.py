@@ -1,6 +1,7 @@
 """What a task is. A task is a package with one class `Task` on the class below, and one line in the registry of
 tasks/__init__.py (or an entry point of the group `regard.tasks` in somebody else's package)."""
 
+import dataclasses
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -42,6 +43,7 @@ class Task(TrainingTask, ABC):
     predicts: ClassVar[str] = ""  # what its models predict, see regard.models.registry; empty: it builds its own
     metrics: ClassVar[tuple[str, ...]]  # names in the result of `evaluate` that training.metric may be
     cpu_tokens: ClassVar[int] = 4096  # default of training.tokens on a CPU
+    data_unit: ClassVar[str] = "lines"  # what its data are counted in
 
     @classmethod
     @abstractmethod
@@ -52,6 +54,16 @@ class Task(TrainingTask, ABC):
     def complete_config(cls, config: Any, data: Any) -> tuple[Any, list[str]]:
         """The config of a new run with defaults that follow from the data, and lines that tell the user of them."""
         return config, []
+
+    @classmethod
+    def choose_batch_size(cls, config: Any, device: str) -> tuple[Any, str | None]:
+        """The config with a batch size for a device, cpu or cuda, and a line that tells the user; None: it has one."""
+        training = config.training
+        if training.tokens is not None:
+            return config, None
+        tokens = max(cls.cpu_tokens if device == "cpu" else 4096, getattr(config.data, "length", 0))
+        note = f"training.tokens {tokens:,}, chosen for a {'CPU' if device == 'cpu' else 'GPU'}"
+        return dataclasses.replace(config, training=dataclasses.replace(training, tokens=tokens)), note
 
     @classmethod
     @abstractmethod

@@ -30,10 +30,13 @@ from regard.training.run import MANIFEST, Run
 
 BUNDLED = Path(__file__).parents[1] / "bundled"  # the models bundled with Regard
 TOKENIZERS = ("source.json", "target.json", "tokenizer.json")  # files of a run
+NEEDED = {"translate": "source.json", "images": None}  # the one that runs of a task have; others: tokenizer.json
 FACTS = {  # the entries of run.json beside the model that are checked: their type, and its name in messages
     "task": (str, "a name"),
     "data": (dict, "an object"),
     "labels": (list, "a list"),
+    "mean": (list, "a list"),
+    "deviation": (list, "a list"),
     "longest": (int, "a number from 0"),
     "length": (int, "a number from 0"),
     "start": (int | None, "a number from 0, or null"),
@@ -68,8 +71,8 @@ def read_parts(run: Run, task: str | None = None) -> Parts:
     values = _modern(facts["model"])
     config = from_json(models.config_class(values), values)
     tokenizers, named = {}, tokenizer_names(run)
-    needed = "source.json" if facts.get("task") == "translate" else "tokenizer.json"
-    if needed not in named:
+    needed = NEEDED.get(facts["task"], "tokenizer.json")
+    if needed is not None and needed not in named:
         raise ValueError(f"{run.folder}/run.json is damaged: it does not name {needed}, the tokenizer of the run")
     for name in named:
         run.read_bytes(name)  # checks it
@@ -205,7 +208,8 @@ def read_config(run: Run) -> Any:
     path = run.folder / "config.yaml"
     if not run.has("config.yaml"):
         raise ValueError(
-            f"{run.folder} has no config.yaml: compact and imported runs are for inference, and cannot be resumed"
+            f"{run.folder} has no config.yaml: soups, compact and imported runs are for inference, and cannot be "
+            "resumed"
         )
     values = parse_yaml(run.read_text("config.yaml"), path)
     if isinstance(values, dict) and isinstance(values.get("model"), dict):

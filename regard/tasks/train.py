@@ -36,7 +36,9 @@ def train(task: type[Task], config: Any, display: Display) -> State:
     Run.vacant(config.out)
     data = task.read_data(config)
     config, chosen = task.complete_config(config, data)
-    config, chosen = _batch_size(task, config, chosen)
+    device = pick_device(config.training.device, config.training.precision).type
+    config, note = task.choose_batch_size(config, device)
+    chosen = chosen if note is None else [*chosen, note]
     tokenizers = task.train_tokenizers(data, config)
     model_config = task.model_config(config, tokenizers, data)
     ready = _ready(task, config, data, tokenizers, partial(task.build_model, config, model_config))
@@ -46,7 +48,7 @@ def train(task: type[Task], config: Any, display: Display) -> State:
         run.record(*tokenizers)
         for name, text in ready.files().items():
             run.write_text(name, text)
-        run.write_text("config.yaml", to_yaml(config))
+        run.write_text("config.yaml", _yaml(config))
         facts = {
             "task": task.name,
             "regard": __version__,
@@ -68,25 +70,12 @@ def train(task: type[Task], config: Any, display: Display) -> State:
         return _go(ready, data, config, run, display, spent=time.monotonic() - began)
 
 
-def _batch_size(task: type[Task], config: Any, chosen: list[str]) -> tuple[Any, list[str]]:
-    """The config with a batch size for this machine, if it has none."""
-    training = config.training
-    if training.tokens is not None:
-        return config, chosen
-    device = pick_device(training.device, training.precision).type
-    tokens = max(task.cpu_tokens if device == "cpu" else 4096, getattr(config.data, "length", 0))
-    note = f"training.tokens {tokens:,}, chosen for a {'CPU' if device == 'cpu' else 'GPU'}"
-    return dataclasses.replace(config, training=dataclasses.replace(training, tokens=tokens)), [*chosen, note]
-
-
 def resume(
     folder: str | Path, display: Display, steps: int | None = None, changes: Mapping[str, Any] | None = None
 ) -> State:
     """`regard resume`: continues a run, or makes a finished one longer. `changes` are settings that may change, by
     their dotted names (`regard.training.changes.NAMES`); `steps` is one of them."""
     run = Run.open(folder)
-    if "soup" in run.read_json("run.json"):
-        raise ValueError(f"{folder} is a soup and cannot be resumed: begin a new run with --init {folder}")
     requests = dict(changes or {}) | ({} if steps is None else {"training.steps": steps})
     with run.writing("regard resume"):
         run.adopt()
@@ -102,7 +91,7 @@ def _resume(run: Run, display: Display, requests: Mapping[str, Any]) -> State:
     else:
         ready = _ready(task, config, data, parts.tokenizers, partial(task.build_model, config, parts.config))
     if made:
-        run.write_text("config.yaml", to_yaml(config))
+        run.write_text("config.yaml", _yaml(config))
         if plan is not None:
             plans.write(run, plan)
         step = (checkpoint.names(run.checkpoints) or ["step-0"])[-1].removeprefix("step-")
@@ -162,7 +151,7 @@ def _go(
     for name, part in data.facts.items():
         if name.startswith("skipped"):
             for reason, skipped in part.items():
-                display.note(f"omitted {skipped['count']} lines: {reason}, first at {skipped['first']}")
+                display.note(f"omitted {skipped['count']} {task.data_unit}: {reason}, first at {skipped['first']}")
     count, device = (sum(part.numel() for part in task.model.parameters()), next(task.model.parameters()).device)
     active = active_parameters(task.model)
     of_them = "" if active == count else f", {active:,} of them active"
@@ -178,8 +167,7 @@ def _check_metric(task: type[Task], config: Any) -> None:
         raise ValueError(f"training.metric of {task.name} must be one of {known}, got {config.training.metric!r}")
 
 
-def to_yaml(config: Any) -> str:
-    """The text of a config file."""
+def _yaml(config: Any) -> str:
     return yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False)
 
 

@@ -17,6 +17,7 @@ class Display:
         self.live = self.console.is_terminal and not quiet
         self.progress: Progress | None = None
         self.events, self.writer = tensorboard, None
+        self.unit = "tokens"  # what the speed is counted in
 
     def begin(self, step: int, steps: int | None) -> None:
         """`steps` is the number of steps in all; None: `planned` will tell."""
@@ -50,9 +51,10 @@ class Display:
             self.progress.update(self.task, completed=step)
 
     def logged(self, record: dict[str, Any]) -> None:
+        speed = f"{self.unit}_per_second"
         facts = (
             f"loss {record['loss']:.3f}  learning rate {record['learning_rate']:.2e}  "
-            f"{record['tokens_per_second']:,} tokens/s  {record['memory'] / 2**20:,.0f} MiB"
+            f"{record[speed]:,} {self.unit}/s  {record['memory'] / 2**20:,.0f} MiB"
         )
         facts += describe_experts(record.get("layers", {}))
         if self.progress is not None:
@@ -60,7 +62,7 @@ class Display:
         else:
             left = self._left(record["step"])
             self.console.print(f"step {record['step']:>6}  epoch {record['epoch']}  {facts}{left}", soft_wrap=True)
-        self._scalars(record, "train", ("loss", "learning_rate", "norm", "tokens_per_second"))
+        self._scalars(record, "train", ("loss", "learning_rate", "norm", speed))
         for layer, statistics in record.get("layers", {}).items():
             numbers = {name: value for name, value in statistics.items() if not isinstance(value, list)}
             numbers |= {name: max(value) * len(value) for name, value in statistics.items() if isinstance(value, list)}

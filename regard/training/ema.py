@@ -9,14 +9,14 @@ so that the first average is not one of random weights. Floating-point buffers, 
 normalization, are averaged as well; whole numbers and random draws are those of the model.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from regard.core.draws import list_redrawn
-from regard.training.checkpoint import find_ties
+from regard.training import checkpoint
 
 
 def decay_at(decay: float, step: int) -> float:
@@ -30,7 +30,7 @@ class Ema:
     def __init__(self, model: nn.Module, decay: float):
         self.model, self.decay = model, decay
         state = model.state_dict()
-        self.ties, drawn = find_ties(state), set(list_redrawn(model))
+        self.ties, drawn = checkpoint.find_ties(state), set(list_redrawn(model))
         self.names = [
             name
             for name, tensor in state.items()
@@ -62,9 +62,18 @@ class Ema:
         average = dict(zip(self.names, self.average, strict=True))
         return average | {name: average[first] for name, first in self.ties.items() if first in average}
 
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes the average from a state dict."""
-        self._set(self.average, [tensors[name].to(self.average[0].device) for name in self.names])
+    def restore(self, found: checkpoint.Checkpoint) -> None:
+        """Takes the average from a checkpoint, and gives the model the weights that it is an average of."""
+        weights = found.tensors.get("weights", {})
+        form = {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}
+        if form != {name: (tensor.shape, tensor.dtype) for name, tensor in self.state_dict().items()}:
+            raise checkpoint.CheckpointError(
+                f"{found.path}: weights.safetensors does not have the weights of a run with training.ema: "
+                "training cannot be resumed"
+            )
+        device = self.average[0].device
+        self._set(self.average, [found.tensors["model"][name].to(device) for name in self.names])
+        self._set(self.weights, [weights[name].to(device) for name in self.names])
 
     @staticmethod
     @torch.no_grad()

@@ -92,6 +92,7 @@ class Loop:
 
     def __init__(self, task: TrainingTask, config: TrainingConfig, run: Run, display: Display):
         self.task, self.requested, self.run, self.display = task, config, run, display
+        display.unit = task.unit
         self.steps_per_epoch = task.batches.count(0) / config.accumulate
         self.plan = plans.read(run) or plans.plan_without_timing(config, self.steps_per_epoch)
         self.config = config if self.plan is None else self.plan.apply(config)
@@ -437,7 +438,7 @@ class Loop:
             "loss": float(sums.loss) / sums.tokens,
             "learning_rate": self._learning_rate(state.step),
             "norm": sums.gradient_norm if math.isfinite(sums.gradient_norm) else None,
-            "tokens_per_second": round(sums.tokens_read / max(1e-9, now - sums.since)),
+            f"{self.task.unit}_per_second": round(sums.tokens_read / max(1e-9, now - sums.since)),
             "memory": _memory(self.device),
             "seconds": round(now - self.began, 1),
         }
@@ -516,7 +517,7 @@ class Loop:
                 f"{found.path} does not fit the model config in run.json: {reason}"
             ) from error
         if self.ema is not None:
-            self._load_average(found)
+            self.ema.restore(found)
         says_states = any("states" in group for group in facts["groups"])
         if self.state.step and not found.tensors["optimizer"] and not says_states:
             raise checkpoint.CheckpointError(f"{found.path}: has no optimizer state: training cannot be resumed")
@@ -525,20 +526,6 @@ class Loop:
         self._rewind_log()
         self.saved = self.state.step
         self.display.note(f"resuming from step {self.state.step}")
-
-    def _load_average(self, found: checkpoint.Checkpoint) -> None:
-        """Takes the moving average from a checkpoint, and the weights that it is an average of."""
-        assert self.ema is not None
-        weights = found.tensors.get("weights", {})
-        form = {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}
-        own = {name: (tensor.shape, tensor.dtype) for name, tensor in self.ema.state_dict().items()}
-        if form != own:
-            raise checkpoint.CheckpointError(
-                f"{found.path}: weights.safetensors does not have the weights of a run with training.ema: "
-                "training cannot be resumed"
-            )
-        self.ema.load(found.tensors["model"])
-        self.task.model.load_state_dict(weights, strict=False)
 
     def _restore_sums(self) -> None:
         self.sums.loss += self.state.loss_sum

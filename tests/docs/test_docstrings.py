@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from folders import RUNS
+from painted import write_folders
 from torch import nn
 
 import regard
@@ -47,6 +48,10 @@ def folder(tmp_path_factory) -> Path:
     settings = ["--init", "none", "--data.tokenizer", "words", "--training.steps", "1", "--training.device", "cpu"]
     out = ["--out", str(runs / "reviews")]
     assert main(["train", "classify", "--data.text", str(texts), *sizes, *settings, *out]) == 0
+    images = write_folders(folder / "colours", 10)
+    (folder / "red.png").write_bytes((images / "red" / "000.png").read_bytes())
+    settings = ["--training.steps", "1", "--training.device", "cpu", "--out", str(runs / "images")]
+    assert main(["train", "images", "--data.images", str(images), *sizes, *settings]) == 0
     return folder
 
 

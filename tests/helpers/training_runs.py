@@ -15,7 +15,7 @@ from regard.training.display import Display
 from regard.training.run import Run
 
 WORDS = ("one", "two", "three", "four", "five"), ("eins", "zwei", "drei", "vier", "fünf")
-TIMES = ("seconds", "tokens_per_second", "memory")
+TIMES = ("seconds", "tokens_per_second", "images_per_second", "memory")
 
 
 def write_pairs(path: Path, count: int = 90) -> Path:

@@ -69,7 +69,7 @@ class AugmentConfig:
     crop: Annotated[
         Literal["pad", "resized", "none"] | None,
         "pad: pad the image and cut out its size; resized: cut out a part and scale it up (default: pad for images up "
-        "to 64 x 64, else resized)",
+        "to 64 x 64, else resized; none below 16 x 16)",
     ] = None
     padding: Annotated[int | None, "crop pad: pixels on each side (default: an eighth of the side)", Range(0)] = None
     padded_with: Annotated[
@@ -110,7 +110,7 @@ class AugmentConfig:
     def resolved(self, size: tuple[int, int], channels: int) -> "AugmentConfig":
         """With the defaults for images of this size."""
         flip = self.flip if self.flip is not None else 0.5 * (channels == 3)
-        crop = self.crop or ("pad" if max(size) <= 64 else "resized")
+        crop = self.crop or ("none" if min(size) < 16 else "pad" if max(size) <= 64 else "resized")
         padding = max(1, min(size) // 8) if self.padding is None else self.padding
         if crop == "pad" and self.padded_with == "mirror" and padding >= min(size):
             raise ValueError(f"augment.padding must be below the side of the images, {min(size)}, got {padding}")

@@ -29,13 +29,18 @@ TABLES = re.compile(r"\.(csv|tsv|tab)(\.gz|\.xz)?$")
 
 
 class Images(NamedTuple):
-    """Labelled images of one size, the names of the classes in their order, and what each image is called."""
+    """Labelled images of one size, what each image is called, and the classes in their order where files tell it."""
 
     pixels: np.ndarray  # uint8 [N, C, h, w]
     labels: list[str]
-    classes: list[str]
     names: list[str]
     skipped: dict[str, Skipped]
+    told: list[str] | None = None  # the classes
+
+    @property
+    def classes(self) -> list[str]:
+        """All classes in their order: as the files tell it, else the labels that occur, sorted."""
+        return self.told or class_names(self.labels, "the images")
 
     @property
     def size(self) -> tuple[int, int]:
@@ -141,8 +146,7 @@ def _from_stored(files: Sequence[Path], size: tuple[int, int] | None, channels: 
     pixels = parts[0].pixels if len(parts) == 1 else np.concatenate([one.pixels for one in parts])
     labels = [label for one in parts for label in one.labels]
     names = [f"{file}, image {n}" for file, one in zip(files, parts, strict=True) for n in range(len(one.labels))]
-    classes = parts[0].classes or class_names(labels, str(files[0]))
-    return Images(resize_all(pixels, size, channels), labels, classes, names, {})
+    return Images(resize_all(pixels, size, channels), labels, names, {}, parts[0].classes)
 
 
 def resize_all(pixels: np.ndarray, size: tuple[int, int] | None, channels: int | None) -> np.ndarray:
@@ -165,7 +169,7 @@ def _decoded(
     """Images of one file each."""
     found = decode_all([file for file, _ in files], name, size, channels, skip_bad)
     labels, names = [files[place][1] for place in found.kept], [str(files[place][0]) for place in found.kept]
-    return Images(found.pixels, labels, class_names(labels, name), names, found.skipped)
+    return Images(found.pixels, labels, names, found.skipped)
 
 
 class Decoded(NamedTuple):

@@ -22,9 +22,12 @@ class Evaluation(NamedTuple):
     chosen: Choice | None  # what the threshold achieves on the validation texts of the run, where it was chosen
     reached: Choice | None  # and on these texts
     baseline: "Compared | None" = None
+    top5: float | None = None  # share of examples whose class is among the five most probable ones
 
     def to_json(self) -> dict[str, Any]:
         values = {"loss": self.loss} | self.report.to_json()
+        if self.top5 is not None:
+            values["top5"] = self.top5
         if self.threshold is not None:
             values["threshold"] = self.threshold._asdict() | {
                 "validation": None if self.chosen is None else self.chosen._asdict(),
@@ -38,8 +41,9 @@ class Evaluation(NamedTuple):
         """For people."""
         found, score = self.report, "{:<{wide}}  {:>9} {:>9} {:>9} {:>9} {:>9}"
         wide = max(len("micro"), *(len(label) for label in found.labels))
+        top5 = "" if self.top5 is None else f"top-5 accuracy = {100 * self.top5:.2f} %, "
         lines = [
-            f"accuracy = {100 * found.accuracy:.2f} %, loss = {self.loss:.4f}, "
+            f"accuracy = {100 * found.accuracy:.2f} %, {top5}loss = {self.loss:.4f}, "
             f"average precision = {_share(found.average_precision)}",
             "",
             score.format("", "precision", "recall", "F1", "AP", "examples", wide=wide),

@@ -10,7 +10,6 @@ from regard.tasks.command import (
     AddVerb,
     EvaluationFlags,
     add_model,
-    add_run,
     check_picture,
     counted,
     few_warnings,
@@ -38,14 +37,18 @@ def add_verbs(verb: AddVerb) -> None:
     added = verb(
         "classify",
         classify,
-        "label each line of standard input, with the probability; one line out for each line in",
+        "label each line of standard input, or image files, with the probability; one line out for each",
         [
             'echo "A fine film." | regard classify runs/classify',
             "regard classify runs/classify --recall 0.95 --positive spam < texts.txt > labels.tsv",
             "regard classify runs/classify --input texts.txt.xz --json",
+            "regard classify runs/images cat.jpg dog.png",
+            "regard classify picture.jpg",
         ],
     )
-    add_run(added)
+    about = "run folder; without one, the first image: the classifier bundled with Regard labels it"
+    added.add_argument("run", metavar="RUN", help=about)
+    added.add_argument("images", metavar="IMAGE", nargs="*", help="image files, for a run of images")
     added.add_argument("--input", default="-", metavar="FILE", help="file to read, plain, .gz or .xz (default: stdin)")
     added.add_argument(
         "--json", action="store_true", help="print a JSON object per line, with the probability of each label"
@@ -62,11 +65,16 @@ def _add_threshold(added: argparse.ArgumentParser | EvaluationFlags) -> None:
     added.add_argument("--positive", metavar="LABEL", help="label of the threshold (default: the second of two labels)")
 
 
-def classify(arguments: argparse.Namespace) -> None:
+def classify(arguments: argparse.Namespace) -> int | None:
     """regard classify"""
     from regard.data.text import opened, read_sentences, shown
     from regard.tasks.classify import Classifier
+    from regard.tasks.images import verbs as images
 
+    if images.is_for_images(arguments.run):
+        return images.classify(arguments)
+    if arguments.images:
+        raise ValueError(f"{arguments.run} is no run of images: it labels lines of standard input, or of --input FILE")
     classifier = Classifier.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
     threshold, chosen = _threshold(classifier, arguments)
     if threshold is not None and chosen is not None:
