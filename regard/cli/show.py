@@ -23,17 +23,21 @@ def add_verbs(verb: AddVerb) -> None:
     added = verb(
         "show",
         show,
-        "open a local page: translate, and see what attends to what, by step, head and mechanism",
+        "open a local page: translate, and see what attends to what in texts and images, by step, head and mechanism",
         [
             "regard show",
             "regard show runs/translate runs/other --port 8000",
             'regard show runs/translate --text "Where is the station?" --out page.html',
+            "regard show runs/images --image cat.jpg --out cat.png",
         ],
     )
     added.add_argument("runs", metavar="RUN", nargs="*", help="run folders to show, beside the bundled translator")
     added.add_argument("--text", help="text to open the page with")
+    added.add_argument("--image", metavar="FILE", help="image to open the page with, for a run that reads images")
     added.add_argument(
-        "--out", metavar="FILE", help="write one HTML file that needs no server, instead of serving the page"
+        "--out",
+        metavar="FILE",
+        help="write one HTML file that needs no server, instead of serving the page; of an image also .png, .svg, .pdf",
     )
     added.add_argument(
         "--place", choices=("encoder", "decoder", "cross", "aligner"), help="attention to draw with --out"
@@ -56,7 +60,24 @@ def show(arguments: argparse.Namespace) -> None:
         raise ValueError("--place needs --out: on the page, choose the view there")
     engine, first = _open_engine(folders, arguments.device)
     state = {"run": first} | ({"text": arguments.text} if arguments.text else {})
+    if arguments.image is not None:
+        engine.viewer(first)
+        state["image"] = engine.keep_image(_read_image(arguments.image))
     _serve(engine, arguments, state)
+
+
+def _read_image(file: str) -> bytes:
+    from regard.page.images import MOST_UPLOADED
+
+    try:
+        data = Path(file).read_bytes()
+    except OSError as error:
+        raise ValueError(f"cannot read {file}: {error.strerror}") from error
+    if len(data) > MOST_UPLOADED:
+        raise ValueError(
+            f"{file} has {len(data):,} bytes, the page takes at most {MOST_UPLOADED:,}: scale it down first"
+        )
+    return data
 
 
 def _write_page(arguments: argparse.Namespace, folders: list[str | None]) -> None:
@@ -64,14 +85,47 @@ def _write_page(arguments: argparse.Namespace, folders: list[str | None]) -> Non
     from regard.page.notebook import still
     from regard.page.subjects import open_run
 
-    if arguments.text is None:
-        raise ValueError('--out needs --text, what the model is to read, such as --text "Where is the station?"')
-    if not arguments.text.strip():
-        raise ValueError("--text is blank: give the model some words to read")
     if len(folders) > 1:
         raise ValueError(f"--out writes a page of one run, got {len(folders)}: name one")
+    if arguments.image is not None:
+        _write_image(arguments, folders[0])
+        return
+    if arguments.text is None:
+        raise ValueError(
+            '--out needs --text, what the model is to read, such as --text "Where is the station?", or --image for a '
+            "run that reads images"
+        )
+    if not arguments.text.strip():
+        raise ValueError("--text is blank: give the model some words to read")
     subject = open_run(folders[0], _name(folders[0]), arguments.device)
     page = still(subject, arguments.text, place=arguments.place)
+    try:
+        Path(arguments.out).write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"cannot write {arguments.out}: {error.strerror}") from error
+    print(f"{arguments.out}: open it in any browser")
+
+
+def _write_image(arguments: argparse.Namespace, folder: str | None) -> None:
+    """Writes an image and its maps: one HTML file, or a picture."""
+    from regard import draw
+    from regard.page.images import ImageSubject
+    from regard.page.notebook import still_image
+    from regard.page.printed import image_picture
+    from regard.page.subjects import open_run
+
+    is_picture = Path(arguments.out).suffix.lower() in draw.SUFFIXES
+    if is_picture:
+        draw.check(arguments.out)
+    data = _read_image(arguments.image)
+    subject = open_run(folder, _name(folder), arguments.device)
+    if not isinstance(subject, ImageSubject):
+        raise ValueError(f"{subject.name} reads texts and no images: give --text, or a run that reads images")
+    if is_picture:
+        picture = image_picture(subject, subject.see(subject.decode(data, arguments.image)))
+        print(f"{draw.save(picture, arguments.out)}: {arguments.image} and its maps")
+        return
+    page = still_image(subject, data, Path(arguments.image).name)
     try:
         Path(arguments.out).write_text(page, encoding="utf-8")
     except OSError as error:

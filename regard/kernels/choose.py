@@ -13,6 +13,7 @@ A kernel asks `use_triton(name, *tensors)`; tests read what was answered inside 
 import os
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Literal
 
@@ -94,7 +95,9 @@ def _reason(choice: Choice, tensors: list[Tensor]) -> str | None:
 def _problem(device: str) -> str | None:
     """Why Triton does not run on such a device; for a GPU a first kernel is compiled and run, once in a process."""
     if device not in _problems:
-        _problems[device] = _tried(device)
+        # in a thread of its own: a compiler that is at work in this one would trace the kernel instead of running it
+        with ThreadPoolExecutor(1) as thread:
+            _problems[device] = thread.submit(_tried, device).result()
         if device == "cuda" and _problems[device]:
             warnings.warn(
                 f"Triton does not run here, and attention is slower without it: {_problems[device]} "

@@ -308,9 +308,13 @@ class Engine:
         if len(raw) > images.MOST_UPLOADED:
             raise ValueError(f"the image has {len(raw):,} bytes, at most {images.MOST_UPLOADED:,} are taken")
         small = images.decode(raw, (images.THUMB, images.THUMB), 3)
+        return Reply({"image": self.keep_image(raw)}, {"pixels": np.ascontiguousarray(small.transpose(1, 2, 0))})
+
+    def keep_image(self, raw: bytes) -> str:
+        """Keeps an image file; its name, by its content."""
         name = hashlib.sha256(raw).hexdigest()[:20]
         self._images.get(name, lambda: raw, len)
-        return Reply({"image": name}, {"pixels": np.ascontiguousarray(small.transpose(1, 2, 0))})
+        return name
 
     def samples(self, run: Name) -> Reply:
         """The images that a run comes with, small, and their labels."""

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from regard.data.images.decode import decode, resize_pixels
 from regard.models.recording import Recorder
+from regard.models.vision.grid import Grid
 from regard.page import maps
 from regard.page.maps import LayerCall, expect_layer, record_calls
-from regard.page.patches import Grid, Layer, attention_distance, find_windows, rollout
+from regard.page.patches import Layer, attention_distance, find_windows, of_map, rollout
 from regard.page.wire import Reply, to_numpy
 from regard.tasks.opened import OpenedImages, Sample
 
@@ -29,7 +30,7 @@ class HasGrids(Protocol):
 
     def maps(self, images: Tensor, *, recorder: Recorder = ...) -> list[Any]: ...
 
-    def grids(self) -> Sequence[Any]: ...
+    def grids(self) -> Sequence[Grid]: ...
 
 
 class Sight(NamedTuple):
@@ -38,6 +39,7 @@ class Sight(NamedTuple):
     pixels: np.ndarray  # uint8 [C, h, w]
     calls: list[LayerCall]
     layers: list[Layer]
+    backs: list[Tensor | None]  # the token of each patch, where a layer has them in an order of its own
     probabilities: Tensor | None  # [classes]
     label: str | None  # the true one, if it is known
 
@@ -77,8 +79,9 @@ class ImageSubject:
         found = self.samples[number]
         return found._replace(pixels=resize_pixels(found.pixels, self.opened.size, self.opened.channels))
 
-    def decode(self, data: bytes) -> Sample:
-        return Sample(decode(data, self.opened.size, self.opened.channels))
+    def decode(self, data: bytes, name: str = "the image") -> Sample:
+        """The bytes of an image file, in the size that the model reads."""
+        return Sample(decode(data, self.opened.size, self.opened.channels, name))
 
     @torch.no_grad()
     def see(self, sample: Sample) -> Sight:
@@ -88,31 +91,31 @@ class ImageSubject:
             raise TypeError(f"{type(opened.model).__name__} has no maps() and grids(): the page cannot show it")
         device = next(opened.model.parameters()).device
         pixels = torch.from_numpy(np.ascontiguousarray(sample.pixels))[None].to(device)
-        calls = [expect_layer(call) for call in record_calls(partial(self._read, opened.normalize(pixels)))]
+        calls = [expect_layer(call) for call in record_calls(partial(self._read, opened.normalise(pixels)))]
         if not all(bool(part.isfinite().all()) for call in calls for part in call.tensors()):
             raise ValueError("the model's activations are not finite: its weights are damaged")
-        layers = [_layer(call, grid) for call, grid in zip(calls, opened.model.grids(), strict=True)]
+        grids = opened.model.grids()
+        layers = [_layer(call, grid) for call, grid in zip(calls, grids, strict=True)]
+        backs = [None if grid.order is None else grid.order.argsort() for grid in grids]
         probabilities = None if opened.predict is None else opened.predict(pixels)[0].float().cpu()
-        return Sight(sample.pixels, calls, layers, probabilities, sample.label)
+        return Sight(sample.pixels, calls, layers, backs, probabilities, sample.label)
 
     def _read(self, images: Tensor, recorder: Recorder) -> None:
         if isinstance(self.opened.model, HasGrids):
             self.opened.model.maps(images, recorder=recorder)
 
 
-def _layer(call: LayerCall, grid: Any) -> Layer:
+def _layer(call: LayerCall, grid: Grid) -> Layer:
     """A layer with its tokens row by row, in whatever order it reads them."""
-    place = Grid(grid.rows, grid.columns, grid.leading)
-    order = getattr(grid, "order", None)
-    if order is None:
-        return Layer(partial(maps.rows, call), call.heads, place)
-    back = torch.as_tensor(order).argsort()
+    if grid.order is None:
+        return Layer(partial(maps.rows, call), call.heads, grid)
+    back = grid.order.argsort()
 
     def take(queries: Sequence[int]) -> Tensor:
         found = maps.rows(call, back[list(queries)].tolist())
         return found if call.layer.facts.columns == "slots" else found[..., back.to(found.device)]
 
-    return Layer(take, call.heads, place)
+    return Layer(take, call.heads, grid._replace(order=None))
 
 
 # replies
@@ -160,9 +163,11 @@ def _facts(call: LayerCall, layer: Layer) -> dict[str, Any]:
 def whole_layer(sight: Sight, number: int) -> Reply:
     """All weights of a layer if they are few, [H, T, T], and its windows."""
     call, layer = _over_patches(sight, number)
-    T = layer.grid.tokens
+    T, arrays = layer.grid.tokens, {}
+    if call.heads * T**2 <= SMALL:
+        weights = layer.take(range(T))
+        layer, arrays = of_map(weights, layer.grid), {"weights": to_numpy(weights)}
     windows = [] if call.layer.facts.signed else find_windows(layer)
-    arrays = {"weights": to_numpy(layer.take(range(T)))} if call.heads * T**2 <= SMALL else {}
     return Reply({"windows": [list(window) for window in windows]}, arrays)
 
 
@@ -177,13 +182,13 @@ def glance(sight: Sight, number: int, at: int | None, side: str) -> Reply:
         size = max(1, maps.HELD // call.heads)
         for first in range(leading, T, size):
             total += layer.take(range(first, min(first + size, T))).sum(1).float().cpu()
-        return Reply({}, {"weights": to_numpy(total / layer.grid.patches)})
+        return Reply({}, {"weights": to_numpy(total / layer.patches)})
     if side == "query":
         return Reply({}, {"weights": to_numpy(layer.take([at])[:, 0])})
-    # the column, by the rows of all tokens where these are cheaper
-    size = max(1, maps.HELD // call.heads)
-    parts = [layer.take(range(first, min(first + size, T)))[..., at] for first in range(0, T, size)]
-    return Reply({}, {"weights": to_numpy(torch.cat(parts, 1))})
+    back = sight.backs[number]
+    own = at if back is None else int(back[at])
+    column = maps.columns(call, own, own + 1)[..., 0]
+    return Reply({}, {"weights": to_numpy(column if back is None else column[:, back.to(column.device)])})
 
 
 def rolled(sight: Sight, number: int, at: int | None) -> Reply:

@@ -1,4 +1,4 @@
-"""`regard.show`: a model and a text as a page, inline in a notebook or in a file."""
+"""`regard.show`: a model and a text or an image as a page, inline in a notebook or in a file."""
 
 import html
 from pathlib import Path
@@ -32,24 +32,34 @@ class Shown:
 
 def show(
     model: Any,
-    text: str,
+    text: str | None = None,
     *,
+    image: str | Path | None = None,
     tokenizer: Any = None,
     target: str | None = None,
     place: str | None = None,
     height: int = 720,
 ) -> Shown:
-    """A page that shows what attends to what when a model reads a text.
+    """A page that shows what attends to what when a model reads a text or an image.
 
     `model` is a Translator, a run folder, None (the translator bundled with Regard), or a model of kind encoder or
     decoder with a tokenizer. `place` is "encoder", "decoder", "cross" or "aligner"; `target` is a translation to read.
+    `image` is a file, for a run folder whose model reads images: show("runs/images", image="cat.jpg").
 
     >>> regard.show(model, "the bank of the river", tokenizer=tokenizer)
     >>> regard.show(None, "Where is the station?").save("page.html")
     """
+    from regard.page.images import ImageSubject
     from regard.page.subjects import of_model, of_translator, open_run
     from regard.tasks.translate import Translator
 
+    if image is not None:
+        if text is not None or not isinstance(model, str | Path):
+            raise ValueError("an image is shown with a run folder whose model reads images, and without a text")
+        subject = open_run(model, Path(model).resolve().name)
+        if not isinstance(subject, ImageSubject):
+            raise ValueError(f"{model} reads texts and no images: give it a text")
+        return Shown(still_image(subject, Path(image).read_bytes(), Path(image).name), height)
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"text must be some words to read, got {text!r}")
     if model is None or isinstance(model, str | Path):
@@ -94,7 +104,29 @@ def still(subject: Any, text: str, target: str = "", place: str | None = None) -
     return _page(engine, {name: value for name, value in state.items() if value}, questions)
 
 
-def _page(engine: Any, state: dict[str, str], questions: list[dict[str, Any]]) -> str:
+def still_image(subject: Any, data: bytes, name: str) -> str:
+    """An image file in the Image view as one HTML file, with the maps and the rollout of its layers."""
+    from regard.page.engine import Engine
+
+    engine = Engine({subject.name: lambda: subject})
+    subject.decode(data, name)  # an error names the file
+    seen = {"run": subject.name, "image": engine.keep_image(data)}
+    meta = engine.answer("see", seen).meta
+    questions = [{"name": "about", "values": {}}, {"name": "samples", "values": {"run": subject.name}}]
+    questions += [{"name": "see", "values": seen}, {"name": "distances", "values": seen}]
+    # from the last layer, which is shown first
+    for layer in reversed(range(len(meta["layers"]))):
+        if not meta["layers"][layer]["slots"]:
+            questions.append({"name": "attention", "values": seen | {"layer": layer}})
+            if not meta["layers"][layer]["small"]:
+                at = {"at": 0, "side": "query"} if meta["layers"][layer]["leading"] else {}
+                questions.append({"name": "glance", "values": seen | {"layer": layer} | at})
+        if meta["rollout"][layer] is None:
+            questions.append({"name": "rollout", "values": seen | {"layer": layer}})
+    return _page(engine, {"view": "image", **seen}, questions, name)
+
+
+def _page(engine: Any, state: dict[str, str], questions: list[dict[str, Any]], title: str | None = None) -> str:
     from regard.page.export import page
 
-    return page(engine, f"Regard: {state['text'][:60]}", "#" + urlencode(state), "auto", questions)
+    return page(engine, f"Regard: {(title or state['text'])[:60]}", "#" + urlencode(state), "auto", questions)

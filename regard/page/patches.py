@@ -9,33 +9,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from regard.models.vision.grid import Grid
+
 HELD = 1024  # rows of a map that are held at a time, counted over all heads
 
 TakeRows = Callable[[Sequence[int]], Tensor]  # numbers of queries -> their rows of the map, [H, n, S]
 
 
-class Grid(NamedTuple):
-    """The tokens of a layer: `leading` ones, such as a class token, and then patches, row by row."""
-
-    rows: int
-    columns: int
-    leading: int = 0
-
-    @property
-    def patches(self) -> int:
-        return self.rows * self.columns
-
-    @property
-    def tokens(self) -> int:
-        return self.leading + self.patches
-
-
 class Layer(NamedTuple):
-    """A layer of self-attention over patches."""
+    """A layer of self-attention over patches, with its tokens in the order of reading."""
 
     take: TakeRows
     heads: int
     grid: Grid
+
+    @property
+    def patches(self) -> int:
+        return self.grid.rows * self.grid.columns
 
 
 class Window(NamedTuple):
@@ -50,7 +40,10 @@ class Window(NamedTuple):
 def of_map(weights: Tensor, grid: Grid) -> Layer:
     """A layer whose map [H, T, T] is there."""
     if weights.shape[1:] != (grid.tokens, grid.tokens):
-        raise ValueError(f"a map of {grid} has {grid.tokens} rows and columns, got {list(weights.shape[1:])}")
+        raise ValueError(
+            f"a map over {grid.rows} x {grid.columns} patches and {grid.leading} other tokens has {grid.tokens} rows "
+            f"and columns, got {list(weights.shape[1:])}"
+        )
     return Layer(lambda queries: weights[:, list(queries)], len(weights), grid)
 
 
@@ -84,13 +77,16 @@ def _through(layer: Layer, flow: Tensor) -> Tensor:
 def _unmerge(flow: Tensor, coarse: Grid, fine: Grid) -> Tensor:
     """[k, tokens of the coarse grid] -> [k, tokens of the fine grid]: each patch in equal shares to those it is the
     mean of. At an odd border a patch has fewer of them."""
-    if coarse == fine:
+    if coarse[:3] == fine[:3]:
         return flow
     if coarse.leading != fine.leading or coarse.rows > fine.rows or coarse.columns > fine.columns:
-        raise ValueError(f"patches of {fine} cannot be merged into {coarse}")
+        raise ValueError(
+            f"{fine.rows} x {fine.columns} patches cannot be merged into {coarse.rows} x {coarse.columns}: they must "
+            "become fewer, behind as many other tokens"
+        )
     down, across = (torch.arange(many) // -(-many // few) for many, few in zip(fine[:2], coarse[:2], strict=True))
     place = (down[:, None] * coarse.columns + across).flatten().to(flow.device)  # [fine patches]
-    shares = flow[:, coarse.leading :] / torch.bincount(place, minlength=coarse.patches)
+    shares = flow[:, coarse.leading :] / torch.bincount(place)
     return torch.cat([flow[:, : coarse.leading], shares[:, place]], 1)
 
 
@@ -103,45 +99,54 @@ def attention_distance(layer: Layer, patch: tuple[float, float]) -> Tensor:
     down, across = torch.meshgrid(torch.arange(grid.rows), torch.arange(grid.columns), indexing="ij")
     places = torch.stack([down.flatten() * patch[0], across.flatten() * patch[1]], 1).float()  # [patches, 2]
     total = torch.zeros(layer.heads)
-    for queries in _strips(grid.patches, layer.heads):
+    for queries in _strips(layer.patches, layer.heads):
         weights = layer.take([grid.leading + query for query in queries])[..., grid.leading :].float().cpu()
         far = torch.cdist(places[queries[0] : queries[-1] + 1], places)  # [n, patches]
         # a patch that sees no other bridges no distance
         sums = weights.sum(2).clamp(min=torch.finfo(weights.dtype).tiny)
         total += ((weights * far).sum(2) / sums).sum(1)
-    return total / grid.patches
+    return total / layer.patches
 
 
 def find_windows(layer: Layer) -> list[Window]:
     """The rectangles of patches that only see themselves, if the layer cuts its grid into some; none if a patch sees
     all, or if what patches see is anything else. Measured on the map: a pair is visible if a head gives it weight."""
     grid = layer.grid
-    free = torch.ones(grid.rows, grid.columns, dtype=torch.bool)
-    windows: list[Window] = []
-    while free.any():
-        top, left = (int(part) for part in free.nonzero()[0])
-        seen = _seen(layer, top, left)
-        if not seen[top, left]:
-            return []
-        bottom, right = (int(part) + 1 for part in seen.nonzero().max(0).values)
-        window = Window(top, left, bottom, right)
-        inside = torch.zeros_like(free)
+    # rows and columns are cut each by itself: where, the patches at the edges tell
+    left_edge, top_edge = [row * grid.columns for row in range(grid.rows)], list(range(grid.columns))
+    down = _cuts(_seen(layer, left_edge).any(2))
+    across = _cuts(_seen(layer, top_edge).any(1))
+    windows = [Window(top, left, bottom, right) for top, bottom in down for left, right in across]
+    if len(windows) < 2:
+        return []
+    corners = [(at.top, at.left) for at in windows] + [(at.bottom - 1, at.right - 1) for at in windows]
+    seen = _seen(layer, [row * grid.columns + column for row, column in corners])
+    for (top, left, bottom, right), one in zip(windows * 2, seen, strict=True):
+        inside = torch.zeros_like(one)
         inside[top:bottom, left:right] = True
-        # a rectangle, of patches that no other window has, seen alike from its far corner
-        if not torch.equal(seen, inside) or not bool((free | ~inside).all()) or inside.all():
+        if not torch.equal(one, inside):
             return []
-        if not torch.equal(_seen(layer, bottom - 1, right - 1), inside):
-            return []
-        free &= ~inside
-        windows.append(window)
     return windows
 
 
-def _seen(layer: Layer, row: int, column: int) -> Tensor:
-    """The patches [rows, columns] that a patch sees."""
+def _cuts(seen: Tensor) -> list[tuple[int, int]]:
+    """The runs that a line of n places is cut into, given what each place sees of it, [n, n]: its beginning and end,
+    from one run to the next. None if the first of a run does not see it whole."""
+    cuts, first = list[tuple[int, int]](), 0
+    while first < len(seen):
+        reached = seen[first].nonzero().flatten().tolist()
+        if not reached or reached != list(range(first, reached[-1] + 1)):
+            return []
+        cuts.append((first, reached[-1] + 1))
+        first = reached[-1] + 1
+    return cuts
+
+
+def _seen(layer: Layer, patches: Sequence[int]) -> Tensor:
+    """What patches see, [n, rows, columns]."""
     grid = layer.grid
-    weights = layer.take([grid.leading + row * grid.columns + column])[:, 0, grid.leading :]
-    return (weights != 0).any(0).view(grid.rows, grid.columns).cpu()
+    weights = layer.take([grid.leading + patch for patch in patches])[..., grid.leading :]
+    return (weights != 0).any(0).unflatten(1, (grid.rows, grid.columns)).cpu()
 
 
 def _strips(tokens: int, heads: int) -> list[range]:

@@ -208,8 +208,7 @@ def read_config(run: Run) -> Any:
     path = run.folder / "config.yaml"
     if not run.has("config.yaml"):
         raise ValueError(
-            f"{run.folder} has no config.yaml: soups, compact and imported runs are for inference, and cannot be "
-            "resumed"
+            f"{run.folder} has no config.yaml: compact and imported runs are for inference, and cannot be resumed"
         )
     values = parse_yaml(run.read_text("config.yaml"), path)
     if isinstance(values, dict) and isinstance(values.get("model"), dict):

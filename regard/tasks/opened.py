@@ -48,7 +48,7 @@ class OpenedImages:
     model: Model
     size: tuple[int, int]  # height and width that it reads
     channels: int
-    normalize: Callable[[Tensor], Tensor]  # uint8 [B, C, h, w] -> what the model reads
+    normalise: Callable[[Tensor], Tensor]  # uint8 [B, C, h, w] -> what the model reads
     predict: Callable[[Tensor], Tensor] | None = None  # uint8 [B, C, h, w] -> probabilities [B, classes]
     labels: tuple[str, ...] = ()
     unsure_below: float = 0.5  # an answer of a smaller probability is called unsure

@@ -7,6 +7,7 @@ data it was chosen by, and there alone: figures to report are those of a test se
 All that is measured is measured on the validation data of one of the runs, which the others must share.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from regard.tasks import of
 from regard.tasks.ancestry import check_ancestors
 from regard.tasks.base import Task
 from regard.tasks.load import files_for_inference, read_config, read_parts, set_weights
-from regard.tasks.train import open_to_evaluate
+from regard.tasks.train import open_to_evaluate, to_yaml
 from regard.training import checkpoint
 from regard.training.averaging import Mean
 from regard.training.compact import expand
@@ -96,12 +97,14 @@ def make_soup(
     with Run.create(out, "regard average") as run:
         texts = {name: text.encode() for name, text in validation.task.files().items()}
         run.write_files(files_for_inference(best.run) | texts)
+        run.write_text("config.yaml", to_yaml(dataclasses.replace(validation.config, out=str(out))))
         state = {"step": best.step, "averaged": [str(measured.ingredient.path) for measured in soup.used]}
         checkpoint.write(run.checkpoints, "average", {"model": weights}, state)
         run.append({"event": "average", "step": best.step, **metrics})
         facts = best.run.read_json("run.json")
         facts.pop("changes", None)
-        run.write_json("run.json", facts | {"manifest": MANIFEST, "regard": __version__, "soup": _recipe(soup, how)})
+        facts |= {"manifest": MANIFEST, "regard": __version__, "data": validation.data, "soup": _recipe(soup, how)}
+        run.write_json("run.json", facts)
     return soup
 
 
@@ -208,8 +211,9 @@ class _Validation:
                     "Train all runs with the same data and the same validation data"
                 )
             warn(f"{differs} validates on; the figures of some may be too good")
-        self.task, config = open_to_evaluate(trained[0], device)
-        self.precision = config.training.precision
+        self.config, self.data = read_config(trained[0]), trained[0].read_json("run.json").get("data", {})
+        self.task, used = open_to_evaluate(trained[0], device)
+        self.precision = used.training.precision
         self.metric = metric or _common_metric(trained)
         if self.metric not in self.task.metrics:
             known = ", ".join(self.task.metrics)

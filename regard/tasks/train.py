@@ -48,7 +48,7 @@ def train(task: type[Task], config: Any, display: Display) -> State:
         run.record(*tokenizers)
         for name, text in ready.files().items():
             run.write_text(name, text)
-        run.write_text("config.yaml", _yaml(config))
+        run.write_text("config.yaml", to_yaml(config))
         facts = {
             "task": task.name,
             "regard": __version__,
@@ -76,6 +76,8 @@ def resume(
     """`regard resume`: continues a run, or makes a finished one longer. `changes` are settings that may change, by
     their dotted names (`regard.training.changes.NAMES`); `steps` is one of them."""
     run = Run.open(folder)
+    if "soup" in run.read_json("run.json"):
+        raise ValueError(f"{folder} is a soup and cannot be resumed: begin a new run with --init {folder}")
     requests = dict(changes or {}) | ({} if steps is None else {"training.steps": steps})
     with run.writing("regard resume"):
         run.adopt()
@@ -91,7 +93,7 @@ def _resume(run: Run, display: Display, requests: Mapping[str, Any]) -> State:
     else:
         ready = _ready(task, config, data, parts.tokenizers, partial(task.build_model, config, parts.config))
     if made:
-        run.write_text("config.yaml", _yaml(config))
+        run.write_text("config.yaml", to_yaml(config))
         if plan is not None:
             plans.write(run, plan)
         step = (checkpoint.names(run.checkpoints) or ["step-0"])[-1].removeprefix("step-")
@@ -167,7 +169,8 @@ def _check_metric(task: type[Task], config: Any) -> None:
         raise ValueError(f"training.metric of {task.name} must be one of {known}, got {config.training.metric!r}")
 
 
-def _yaml(config: Any) -> str:
+def to_yaml(config: Any) -> str:
+    """The text of a config file."""
     return yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False)
 
 

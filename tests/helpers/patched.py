@@ -1,7 +1,5 @@
 """Models over the patches of an image, small and of any layers, for the tests of the page."""
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from torch import nn
@@ -13,13 +11,6 @@ from regard.page.subjects import of_images
 from regard.tasks.opened import OpenedImages, Sample
 
 WIDTH, HEADS, LABELS = 16, 2, ("disc", "square", "stripes", "cross", "plain", "noise")
-
-
-class Place(NamedTuple):
-    rows: int
-    columns: int
-    leading: int = 0
-    order: torch.Tensor | None = None
 
 
 class Patched(nn.Module):

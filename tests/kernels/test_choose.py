@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from regard.kernels import choose, experts_triton
 from regard.kernels.choose import record, use, use_triton
@@ -67,6 +68,12 @@ def test_why_triton_does_not_run(monkeypatch):
     assert choose._tried("cpu") == "ZeroDivisionError: division by zero"
     monkeypatch.delenv("TRITON_INTERPRET")
     assert "TRITON_INTERPRET=1" in choose._tried("cpu")
+
+
+def test_triton_is_tried_outside_of_what_a_compiler_traces(monkeypatch):
+    monkeypatch.setattr(choose, "_problems", {})
+    with FakeTensorMode():
+        assert choose._problem("cpu") is None
 
 
 def test_compiled_code_asks_too():

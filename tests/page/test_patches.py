@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
+from regard.models.vision.grid import Grid
 from regard.page import patches
-from regard.page.patches import Grid, Window, attention_distance, find_windows, of_map, rollout
+from regard.page.patches import Window, attention_distance, find_windows, of_map, rollout
 
 
 def draw(heads, grid, seed=0):
@@ -48,7 +49,7 @@ def test_rollout_through_merging():
     """Each new patch is the mean of its four: rows still sum to one, over the patches of the first layer."""
     fine, coarse = Grid(4, 6), Grid(2, 3)
     maps = [draw(2, fine), draw(3, coarse, 1)]
-    merging = torch.zeros(coarse.patches, fine.patches, dtype=torch.float64)
+    merging = torch.zeros(coarse.tokens, fine.tokens, dtype=torch.float64)
     for row in range(4):
         for column in range(6):
             merging[row // 2 * 3 + column // 2, row * 6 + column] = 1 / 4
@@ -116,7 +117,7 @@ def test_windows_are_found_on_the_map():
     shifted = find_windows(of_map(window_map(grid, 2, 1), grid))
     assert shifted[:3] == [Window(0, 0, 1, 1), Window(0, 1, 1, 3), Window(0, 3, 1, 5)]
     assert len(shifted) == 3 * 4
-    assert sum((bottom - top) * (right - left) for top, left, bottom, right in shifted) == grid.patches
+    assert sum((bottom - top) * (right - left) for top, left, bottom, right in shifted) == grid.tokens
 
 
 def test_what_is_no_window_is_not_drawn():

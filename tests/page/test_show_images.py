@@ -9,13 +9,17 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from patched import LABELS, Place, paint, shown
+from patched import LABELS, paint, shown
 from PIL import Image
 from shown import serving
 
+from regard.draw import save
+from regard.models.vision.grid import Grid
 from regard.page import images
 from regard.page.engine import Engine
-from regard.page.patches import Grid, attention_distance, of_map, rollout
+from regard.page.notebook import still_image
+from regard.page.patches import attention_distance, of_map, rollout
+from regard.page.printed import image_picture
 
 BLOCKS = torch.arange(48).view(3, 2, 4, 2).transpose(1, 2).flatten()  # the cells of 2 x 2 blocks, block by block
 VIT = {"run": "vit", "image": "0"}
@@ -23,11 +27,11 @@ VIT = {"run": "vit", "image": "0"}
 
 @pytest.fixture(scope="module")
 def subjects():
-    windowed = [Place(6, 8, 0, BLOCKS), Place(3, 4), Place(3, 4)]
+    windowed = [Grid(6, 8, 0, BLOCKS), Grid(3, 4), Grid(3, 4)]
     return {
-        "vit": shown("vit", ["softmax", "local(window=3)", "softmax"], [Place(6, 8, 1)] * 3),
+        "vit": shown("vit", ["softmax", "local(window=3)", "softmax"], [Grid(6, 8, 1)] * 3),
         "swin": shown("swin", ["image(block=4, memory=0)", "softmax", "softmax"], windowed, sure=False),
-        "mixed": shown("mixed", ["softmax", "fnet", "compressed(factor=4)"], [Place(6, 8)] * 3),
+        "mixed": shown("mixed", ["softmax", "fnet", "compressed(factor=4)"], [Grid(6, 8)] * 3),
     }
 
 
@@ -47,7 +51,7 @@ def maps_of(subjects, run, sample=0):
     opened = subjects[run].opened
     pixels = torch.from_numpy(opened.samples[sample].pixels)[None]
     with torch.no_grad():
-        return [weights[0] for weights in opened.model.maps(opened.normalize(pixels))]
+        return [weights[0] for weights in opened.model.maps(opened.normalise(pixels))]
 
 
 def to_file(pixels, kind="PNG"):
@@ -104,9 +108,11 @@ def test_a_layer_with_an_order_of_its_own_is_shown_row_by_row(engine, subjects):
     # and its blocks are squares
     assert found.meta["windows"][:5] == [[0, 0, 2, 2], [0, 2, 2, 4], [0, 4, 2, 6], [0, 6, 2, 8], [2, 0, 4, 2]]
     assert engine.answer("attention", {"run": "swin", "image": "0", "layer": 1}).meta["windows"] == []
-    # one row of it, where there are too many for all
-    row = engine.answer("glance", {"run": "swin", "image": "0", "layer": 0, "at": 9}).arrays["weights"]
+    # one row or column of it, where there are too many for all
+    one = {"run": "swin", "image": "0", "layer": 0, "at": 9}
+    row, column = (engine.answer("glance", one | {"side": side}).arrays["weights"] for side in ("query", "key"))
     torch.testing.assert_close(torch.from_numpy(row), own[:, back][..., back][:, 9])
+    torch.testing.assert_close(torch.from_numpy(column), own[:, back][..., back][..., 9])
 
 
 def test_rollout_and_distances(engine, subjects, monkeypatch):
@@ -215,3 +221,18 @@ def test_images_that_were_given_are_kept_up_to_a_size(engine):
     engine.answer("see", {"run": "vit", "image": names[-1]})
     with pytest.raises(ValueError, match="choose it again"):
         engine.answer("see", {"run": "vit", "image": names[0]})
+
+
+@pytest.mark.parametrize("run", ["vit", "swin", "mixed"])
+def test_an_image_is_drawn_and_written_as_a_page(subjects, run, tmp_path):
+    subject = subjects[run]
+    figure = image_picture(subject, subject.see(subject.sample(0)))
+    with Image.open(save(figure, tmp_path / "image.png")) as drawn:
+        assert min(drawn.size) > 600
+    panels = {ax.get_title() for part in (figure, *figure.subfigs) for ax in part.axes}
+    assert {"mean attention distance", "layer 1, head 2"} <= panels
+    assert ("no rollout" in panels) == (run == "mixed")
+    page = still_image(subject, to_file(paint("cross")), "cross.png")
+    assert "<title>Regard: cross.png</title>" in page
+    with pytest.raises(ValueError, match=r"broken\.png: is no image"):
+        still_image(subject, b"nothing", "broken.png")

@@ -5,9 +5,11 @@ from importlib import resources
 import pytest
 import torch
 from browser import AXE, READY, data, launched, needs_chromium, visit
-from patched import Place, paint, shown
+from patched import paint, shown
 from PIL import Image
 from shown import serving
+
+from regard.models.vision.grid import Grid
 
 pytestmark = needs_chromium
 
@@ -16,11 +18,11 @@ BLOCKS = torch.arange(48).view(3, 2, 4, 2).transpose(1, 2).flatten()
 
 @pytest.fixture(scope="module")
 def subjects():
-    windowed = [Place(6, 8, 0, BLOCKS), Place(3, 4)]
+    windowed = [Grid(6, 8, 0, BLOCKS), Grid(3, 4)]
     return {
-        "vit": shown("vit", ["softmax"] * 3, [Place(6, 8, 1)] * 3),
+        "vit": shown("vit", ["softmax"] * 3, [Grid(6, 8, 1)] * 3),
         "swin": shown("swin", ["image(block=4, memory=0)", "softmax"], windowed, sure=False),
-        "mixed": shown("mixed", ["softmax", "fnet", "compressed(factor=4)"], [Place(6, 8)] * 3),
+        "mixed": shown("mixed", ["softmax", "fnet", "compressed(factor=4)"], [Grid(6, 8)] * 3),
     }
 
 
@@ -55,7 +57,7 @@ def page(browser, server):
 def maps_of(subject):
     pixels = torch.from_numpy(subject.samples[0].pixels)[None]
     with torch.no_grad():
-        return [weights[0] for weights in subject.model.maps(subject.opened.normalize(pixels))]
+        return [weights[0] for weights in subject.model.maps(subject.opened.normalise(pixels))]
 
 
 def point(page, row, column, rows=6, columns=8):
@@ -185,7 +187,7 @@ def test_a_file_is_given_or_refused(page, tmp_path):
 
 
 def test_rollout_distances_and_a_saved_file(page, subjects, tmp_path):
-    from regard.page.patches import Grid, of_map, rollout
+    from regard.page.patches import of_map, rollout
 
     layers = [of_map(weights, Grid(6, 8, 1)) for weights in maps_of(subjects["vit"])]
     visit(page, run="vit", mode="rollout", layer="2")

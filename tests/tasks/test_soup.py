@@ -15,7 +15,7 @@ from regard.tasks.classify import Classifier
 from regard.tasks.classify.corpus import read_valid
 from regard.tasks.language import LanguageConfig
 from regard.tasks.language import Task as Language
-from regard.tasks.load import compact_run
+from regard.tasks.load import compact_run, read_config
 from regard.tasks.soup import make_soup, renew_statistics
 from regard.tasks.text import LanguageData
 from regard.tasks.train import train
@@ -120,7 +120,8 @@ def test_its_folder_is_a_run_that_says_what_it_is_made_of(folder, tmp_path, caps
     said, _ = told(monkeypatch, capsys, "evaluate", out, "--json")
     assert json.loads(said)["accuracy"] == pytest.approx(accuracy(out, read_valid(out)))
     assert told(monkeypatch, capsys, "classify", out, stdin=b"a fine film\n")[0].count("\n") == 1
-    assert "cannot be resumed" in refused(capsys, "resume", out)
+    assert "is a soup and cannot be resumed" in refused(capsys, "resume", out)
+    assert read_config(Run.open(out)).out == out
     # and a run to begin with or to mix again
     make_soup([out, tuned(folder)[0]], tmp_path / "again", "greedy", warn=silent)
     compact_run(out, tmp_path / "small")
@@ -177,6 +178,10 @@ def test_other_validation_data_is_refused(folder, tmp_path):
     said: list[str] = []
     make_soup(runs, tmp_path / "soup", "uniform", warn=said.append)
     assert "may be too good" in said[0]
+    # unless both are told what to hold out
+    same = {"tokenizer": None, "held_out_seed": 1}
+    finish(config(folder, "fixed", init=str(folder / "body"), data=same, seed=7, **SHORT))
+    make_soup([runs[0], folder / "fixed"], tmp_path / "fixed", "greedy", warn=silent)
 
 
 def test_what_the_verb_refuses(folder, tmp_path, capsys):

@@ -517,7 +517,7 @@ def test_a_compact_run_stays_what_it_is(run, tmp_path):
     compact_run(first, second)
     ours, theirs = (Translator.load(folder).model.state_dict() for folder in (first, second))
     assert_close(ours, theirs, rtol=0, atol=0)
-    with pytest.raises(ValueError, match="soups, compact and imported runs are for inference"):
+    with pytest.raises(ValueError, match="compact and imported runs are for inference"):
         resume(first, Display(quiet=True))
 
 

@@ -32,6 +32,12 @@ class LabelledData:
         "texts held out if there is no validation file, at most a tenth of all",
         Range(1),
     ] = 1000
+    held_out_seed: Annotated[
+        int | None,
+        "seed by which texts are held out, so that runs of different training.seed hold out the same (default: "
+        "training.seed)",
+        Range(0),
+    ] = None
     skip_bad: Annotated[bool, "omit and count bad lines, instead of stopping at the first"] = False
     tokenizer: Annotated[
         Literal["bpe", "uncased", "words", "stems", "characters", "bytes"] | None,

@@ -43,6 +43,7 @@ def read_corpus(config: LabelledData, seed: int) -> Corpus:
         valid = list(zip(found.texts, found.labels, strict=True))
         facts["skipped_valid"] = {reason: part._asdict() for reason, part in found.skipped.items()}
     else:
+        seed = seed if config.held_out_seed is None else config.held_out_seed
         train, held = hold_out(train, min(config.held_out, len(train) // 10), seed)
         valid = [example[:2] for example in held]
     train, lines = [example[:2] for example in train], [line for *_, line in train]
