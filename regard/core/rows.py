@@ -199,6 +199,15 @@ def unpack(y: Tensor, keep: Tensor, dim: int = 1) -> Tensor:
     return torch.where(keep.view(shape), moved, 0)
 
 
+def reverse_rows(x: Tensor, rows: Rows) -> Tensor:
+    """The real tokens [B, T, ...] of each row from the last to the first, padding behind them as it was."""
+    if rows.real() is None:
+        return x.flip(1)
+    steps = torch.arange(rows.T, device=x.device)
+    at = torch.where(steps < rows.count[:, None], rows.count[:, None] - 1 - steps, steps)
+    return x.gather(1, at.view(*at.shape, *[1] * (x.dim() - 2)).expand_as(x))
+
+
 def blank(x: Tensor, keep: Tensor | None) -> Tensor:
     """Zeros where nothing is kept: selected, so that not even NaN gets through."""
     return x if keep is None else torch.where(keep.view(*keep.shape, *([1] * (x.dim() - keep.dim()))), x, 0)

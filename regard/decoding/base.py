@@ -24,6 +24,7 @@ class DecodingConfig:
 
     beam: int = 5  # hypotheses followed at a time; 1 is greedy
     penalty: float = 1.0  # alpha of GNMT: score = log probability / ((5 + |Y|) / 6) ** alpha, |Y| counts eos
+    coverage: float = 0.0  # beta of GNMT: score + beta * sum over source tokens of log min(attention on it, 1)
     nbest: int = 1  # hypotheses (or samples) returned per sentence, best first
     minimum: int = 1
     maximum: int | None = None
@@ -48,7 +49,7 @@ class DecodingConfig:
             if not isinstance(value, int) or isinstance(value, bool) or value < low:
                 raise ValueError(f"{name} must be a whole number of at least {low}, got {value!r}")
         check_sizes(self)
-        for name, most in (("penalty", 100), ("maximum_ratio", 10_000)):
+        for name, most in (("penalty", 100), ("coverage", 100), ("maximum_ratio", 10_000)):
             if not 0 <= getattr(self, name) <= most:
                 raise ValueError(f"{name} must be a number from 0 to {most:,}, got {getattr(self, name)!r}")
         if not 0 < self.temperature < math.inf:
@@ -61,6 +62,8 @@ class DecodingConfig:
             raise ValueError(f"min_p must be from 0 to 1, got {self.min_p!r}")
         if not 0 < self.repetition < math.inf:
             raise ValueError(f"repetition must be above 0, and 1 for no penalty, got {self.repetition!r}")
+        if self.coverage and (self.sample or self.beam == 1):
+            raise ValueError("coverage chooses among the hypotheses of a beam: make beam at least 2, without sample")
         if self.maximum is not None and self.maximum < self.minimum:
             raise ValueError(f"maximum {self.maximum} is below minimum {self.minimum}")
         if not self.sample:
@@ -80,6 +83,22 @@ class DecodingConfig:
     def scale(self, length: Any) -> Any:
         """What a log probability over this many tokens, eos among them, is divided by (number or tensor)."""
         return ((5 + length) / 6) ** self.penalty
+
+
+class Coverage(NamedTuple):
+    """What a decoder has attended to so far."""
+
+    attended: Tensor  # [rows, S], summed over the steps
+    real: Tensor  # [B, S]: which tokens of the source there are
+
+    def penalty(self, parent: Tensor) -> Tensor:
+        """Wu et al. 2016: sum over source tokens of log min(attention on it, 1), of beams [B, K]."""
+        by_beam = self.attended.unflatten(0, (len(self.real), -1))
+        logs = by_beam.clamp(torch.finfo(by_beam.dtype).tiny, 1).log()
+        return torch.where(self.real[:, None], logs, 0).sum(2).gather(1, parent)
+
+    def rows(self, rows: Tensor, sentences: Tensor | None = None) -> "Coverage":
+        return Coverage(self.attended[rows], self.real if sentences is None else self.real[sentences])
 
 
 class Hypothesis(NamedTuple):

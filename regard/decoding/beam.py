@@ -1,11 +1,11 @@
-"""Beam search under the length penalty of GNMT (Wu et al. 2016, arXiv 1609.08144, section 7)."""
+"""Beam search under the penalties of GNMT, on length and coverage (Wu et al. 2016, arXiv 1609.08144, section 7)."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.decoding.base import DecodingConfig, Pool, candidates, narrow, refuse, take, worth_narrowing
+from regard.decoding.base import Coverage, DecodingConfig, Pool, candidates, narrow, refuse, take, worth_narrowing
 
 
 def beam(
@@ -16,6 +16,7 @@ def beam(
     config: DecodingConfig,
     eos: int,
     forbidden: tuple[int, ...],
+    coverage: Coverage | None = None,
 ) -> Pool:
     """From the logits [B, V] of the first token and the state before it to the N best hypotheses of each sentence.
 
@@ -23,6 +24,7 @@ def beam(
     continue. A sentence is done at its limit, when no living one can beat the worst of its N best, or (`stops_early`)
     when K are finished, which makes K = 1 greedy. The most a living one can reach is its log probability, which only
     falls, under the penalty of the longest output. There are fewer than K beams until there is a choice for K.
+    `coverage` is that of the step which gave the logits: what a hypothesis leaves unread is charged when it ends.
     """
     B, K, N, L, device = len(limits), config.beam, config.nbest, max(limits) + 1, logits.device
     blocked = torch.tensor([*forbidden, eos], device=device)
@@ -42,14 +44,16 @@ def beam(
         ends = token == eos
 
         first, end = ranked[:, :K], ends[:, :K]
-        score = torch.where(end, first / config.scale(step + 1), -torch.inf)
+        score = first / config.scale(step + 1) + _charge(coverage, parent[:, :K], config)
+        score = torch.where(end, score, -torch.inf)
         found = Pool(score, first, torch.full_like(at[:, :K], step), end, take(ids, parent[:, :K]))
         pool = pool.join(found)
         # what is done stays as it is while it waits to leave
         pool = pool.take(torch.where(done[:, None], places, pool.score.topk(N).indices))
         finished = finished + (score > -torch.inf).sum(1)
         if step in last:
-            pool = _fill(pool, live, ids, step, (limit == step)[:, None], config)
+            charge = _charge(coverage, torch.arange(width, device=device).expand(len(who), -1), config)
+            pool = _fill(pool, live, ids, step, (limit == step)[:, None], charge, config)
 
         live, order = ranked.masked_fill(ends, -torch.inf).topk(min(K, ranked.shape[1]))
         parent, token = parent.gather(1, order), token.gather(1, order)
@@ -69,18 +73,38 @@ def beam(
             kept = (~done).nonzero()[:, 0]
             parent, token, live, ids, pool = parent[kept], token[kept], live[kept], ids[kept], pool.rows(kept)
             limit, who, finished, done = limit[kept], who[kept], finished[kept], done[kept]
-            state = narrow(state, (kept[:, None] * width + parent).flatten(), kept)
+            rows = (kept[:, None] * width + parent).flatten()
+            state, coverage = narrow(state, rows, kept), coverage and coverage.rows(rows, kept)
         elif moved or live.shape[1] != width:
-            state = state.reorder((torch.arange(len(who), device=device)[:, None] * width + parent).flatten())
-        logits, state = model.extend(token.view(-1, 1), state)
+            rows = (torch.arange(len(who), device=device)[:, None] * width + parent).flatten()
+            state, coverage = state.reorder(rows), coverage and coverage.rows(rows)
+        if coverage is None:
+            logits, state = model.extend(token.view(-1, 1), state)
+        else:
+            logits, state, weights = model.extend_with_attention(token.view(-1, 1), state)
+            coverage = coverage._replace(attended=coverage.attended + weights)
         logits = logits[:, -1]
     return result
 
 
-def _fill(pool: Pool, live: Tensor, ids: Tensor, length: int, full: Tensor, config: DecodingConfig) -> Pool:
+def _charge(coverage: Coverage | None, parent: Tensor, config: DecodingConfig) -> Tensor | float:
+    """What the penalty on coverage adds to the scores of beams [B, K]; it is never positive."""
+    return 0.0 if coverage is None else config.coverage * coverage.penalty(parent)
+
+
+def _fill(
+    pool: Pool,
+    live: Tensor,
+    ids: Tensor,
+    length: int,
+    full: Tensor,
+    charge: Tensor | float,
+    config: DecodingConfig,
+) -> Pool:
     """Sentences at their limit [B, 1] fill the places no finished hypothesis took with the best that never ended."""
-    score = torch.where(full, live / config.scale(length), -torch.inf)
+    score = torch.where(full, live / config.scale(length) + charge, -torch.inf)
     cut = Pool(score, live, torch.full_like(score, length, dtype=torch.long), score > torch.inf, ids)
-    joined = pool.join(cut)
+    # a charge may have changed their order
+    joined = pool.join(cut.take(score.sort(dim=1, descending=True, stable=True).indices))
     taken = (joined.score > -torch.inf).int()
     return joined.take(taken.sort(dim=1, descending=True, stable=True).indices[:, : pool.score.shape[1]])

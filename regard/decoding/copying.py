@@ -36,8 +36,16 @@ class Copying:
 
     def extend(self, tokens: Tensor, state: CopyingState) -> tuple[Tensor, CopyingState]:
         logits, inner = self.model.extend(tokens, state.inner)
+        return self._restrict(tokens, logits, inner, state.left)
+
+    def extend_with_attention(self, tokens: Tensor, state: CopyingState) -> tuple[Tensor, CopyingState, Tensor]:
+        logits, inner, weights = self.model.extend_with_attention(tokens, state.inner)
+        return *self._restrict(tokens, logits, inner, state.left), weights
+
+    def _restrict(self, tokens: Tensor, logits: Tensor, inner: Any, left: Tensor) -> tuple[Tensor, CopyingState]:
+        """Logits without the placeholders that a row has written already."""
         ids = torch.arange(self.first, self.end, device=tokens.device)
-        left = state.left & (tokens[:, -1:] != ids)
+        left = left & (tokens[:, -1:] != ids)
         placeholders, may = logits[..., self.first : self.end], left[:, None]
         # their probability goes to the padding, so that those of all other tokens stay what the model says
         blocked = placeholders.masked_fill(may, -torch.inf).logsumexp(-1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.decoding import captured
-from regard.decoding.base import DecodingConfig, Hypothesis
+from regard.decoding.base import Coverage, DecodingConfig, Hypothesis
 from regard.decoding.beam import beam
 from regard.decoding.greedy import Watch, search_greedily
 
@@ -41,9 +41,18 @@ def decode(
         return []
     limits = [config.limit(length) for length in lengths]
     state = model.start(len(source), memory=model.encode(source, keep=keep), capacity=max(limits) + 1)
-    logits, state = model.extend(torch.full_like(source[:, :1], bos), state)
-    draws = _draws(_real(source, keep), limits, config).to(source.device) if config.sample else None
-    return search(model, logits[:, -1], state, limits, config, eos=eos, forbidden=forbidden, draws=draws)
+    first, coverage = torch.full_like(source[:, :1], bos), None
+    if config.coverage:
+        if not hasattr(model, "extend_with_attention"):
+            raise ValueError("coverage needs a model with attention to its source: leave coverage at 0")
+        logits, state, weights = model.extend_with_attention(first, state)
+        steps, ends = torch.arange(weights.shape[1]), torch.tensor(lengths)
+        coverage = Coverage(weights, (steps < ends[:, None]).to(weights.device))
+    else:
+        logits, state = model.extend(first, state)
+    options = {"eos": eos, "forbidden": forbidden, "coverage": coverage}
+    options["draws"] = _draws(_real(source, keep), limits, config).to(source.device) if config.sample else None
+    return search(model, logits[:, -1], state, limits, config, **options)
 
 
 @torch.inference_mode()
@@ -65,6 +74,8 @@ def caption(
     _check_eval(model)
     if images.dim() != 4 or not images.is_floating_point():
         raise ValueError(f"images must be fractions [batch, channels, h, w], got {images.dtype} {list(images.shape)}")
+    if config.coverage:
+        raise ValueError("coverage is for translations: a caption need not name all of a picture; leave it at 0")
     if not len(images):
         return []
     limits = [max(config.maximum or LONGEST_CAPTION, config.minimum)] * len(images)
@@ -128,10 +139,11 @@ def search(
     draws: Tensor | None = None,
     used: Tensor | None = None,
     watch: Watch | None = None,
+    coverage: Coverage | None = None,
 ) -> list[list[Hypothesis]]:
     """The search itself, from the logits [B, V] of the first token and the state that gave them, one row per sentence.
     `limits` are the maximum numbers of tokens; `draws` [B, nbest, max(limits) + 1] in [0, 1) decide the samples; `used`
-    [B, V] are the tokens of the prompt."""
+    [B, V] are the tokens of the prompt; `coverage` is that of the first token."""
     V = logits.shape[1]
     if eos in forbidden or not all(0 <= token < V for token in (eos, *forbidden)):
         raise ValueError(f"eos {eos} and forbidden {forbidden} must be different ids from 0 to {V - 1}")
@@ -144,7 +156,7 @@ def search(
     else:
         if watch is not None:
             raise ValueError("watch sees tokens that stay: use sample=True or beam=1")
-        pool = beam(model, logits, state, limits, config, eos, forbidden)
+        pool = beam(model, logits, state, limits, config, eos, forbidden, coverage)
     return pool.lists()
 
 

@@ -12,6 +12,7 @@ from regard.core.options import options
 from regard.models import registry
 from regard.models.config import ModelConfig
 from regard.models.convolutional import Convolutional, ConvolutionalConfig
+from regard.models.deep_recurrent import DeepRecurrent, DeepRecurrentConfig
 from regard.models.feedback import Feedback, FeedbackConfig
 from regard.models.funnel import Funnel, FunnelConfig
 from regard.models.perceiver import Perceiver, PerceiverAR, PerceiverARConfig, PerceiverConfig
@@ -35,6 +36,8 @@ __all__ = [
     "CocaConfig",
     "Convolutional",
     "ConvolutionalConfig",
+    "DeepRecurrent",
+    "DeepRecurrentConfig",
     "Feedback",
     "FeedbackConfig",
     "Funnel",

@@ -18,7 +18,7 @@ from regard.layers.position.base import Position
 from regard.models.config import check_config
 from regard.models.modules import ModuleListOf
 from regard.models.plain_cross import PlainCross
-from regard.models.recording import Recorder, take_map
+from regard.models.recording import Recorder, last_weights, take_map
 from regard.models.stack import look_up
 from regard.models.transformer import check_rows_match, pack_ids
 from regard.spec import POSITIONS
@@ -273,15 +273,29 @@ class Convolutional(Model):
         self, tokens: Tensor, state: ConvolutionalState, *, keep: Tensor | None = None
     ) -> tuple[Tensor, ConvolutionalState]:
         """New ids [B, n] -> logits [B, n, V] and the next state; a padded token leaves it as it was."""
+        x, _, state = self._extend(tokens, state, keep)
+        logits = self.output(x)
+        return logits if keep is None else unpack(logits, keep), state
+
+    def _extend(
+        self, tokens: Tensor, state: ConvolutionalState, keep: Tensor | None
+    ) -> tuple[Tensor, list[Tensor], ConvolutionalState]:
         packed, rows = pack_ids(tokens, keep)
         if not isinstance(state, ConvolutionalState):
             raise ValueError(f"expected the state of this model, from start() or extend(), got {type(state).__name__}")
         batch = len(state.progress.length)
         if len(tokens) != batch:
             raise ValueError(f"tokens have {len(tokens)} rows and the state {batch}: select rows to match")
-        x, state = self._decode(packed, state.progress.place(rows), state, [])
-        logits = self.output(x)
-        return logits if keep is None else unpack(logits, keep), state
+        queries: list[Tensor] = []
+        x, state = self._decode(packed, state.progress.place(rows), state, queries)
+        return x, queries, state
+
+    def extend_with_attention(
+        self, tokens: Tensor, state: ConvolutionalState
+    ) -> tuple[Tensor, ConvolutionalState, Tensor]:
+        """`extend`, and what the last token reads of each token of the memory, [B, S]: the mean over the blocks."""
+        x, queries, state = self._extend(tokens, state, None)
+        return self.output(x), state, last_weights([(self.cross, query) for query in queries], state.cross)
 
     def fixed_state(self, state: ConvolutionalState, capacity: int) -> ConvolutionalState:
         """A state for steps that are captured as a CUDA graph: its tensors keep their sizes anyway."""

@@ -1,9 +1,13 @@
 """What is taken of the attention layers of a model while it reads: their maps, or whatever a recorder keeps instead."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+
+from regard.layers.attention.base import Attention
 
 Place = Literal["self", "cross", "none"]
 
@@ -18,6 +22,21 @@ class Recorder(Protocol):
 def take_map(layer: Any, *arguments: Any, **options: Any) -> Any:
     """The map of a layer: of attention, or of an aligner."""
     return layer.map(*arguments, **options)
+
+
+def last_weights(calls: Sequence[tuple[Attention, Tensor]], *states: Any) -> Tensor:
+    """What the last of the queries [B, n, E] of each layer reads of the tokens of its memory, the mean over layers and
+    heads: [B, S]. Beams of one sentence fold into the queries of its memory; one state may serve all layers."""
+    maps = []
+    for (layer, queries), cross in zip(calls, states * len(calls) if len(states) == 1 else states, strict=True):
+        if layer.facts.columns != "tokens":
+            raise ValueError(
+                f"the cross-attention {layer.facts.name!r} attends to slots, not to source tokens: what was covered "
+                "cannot be told"
+            )
+        last = queries[:, -1:].reshape(len(cross.count), -1, queries.shape[2])
+        maps.append(layer.map(last, state=cross).mean(1).flatten(0, 1))
+    return torch.stack(maps).mean(0)
 
 
 @dataclass

@@ -20,10 +20,15 @@ from regard.core.shape import Shape
 from regard.core.state import check_rows, take_rows
 from regard.layers.attention.base import Attention
 from regard.models.config import check_config
-from regard.models.recording import Recorder, take_map
+from regard.models.recording import Recorder, last_weights, take_map
 from regard.models.stack import look_up
 from regard.models.transformer import check_rows_match, pack_ids
 from regard.spec import ATTENTION
+
+NO_MAPS = (
+    "a recurrent model without attention has no maps: its decoder only gets the encoder's last state; build it with "
+    "attention='additive' or another score"
+)
 
 
 @dataclass(frozen=True)
@@ -151,10 +156,7 @@ class Recurrent(Model):
         """What each target token reads of the source when it comes in: one map [B, H, T, S], for there is one layer of
         attention. A `recorder` is called in place of it."""
         if self.cross is None:
-            raise ValueError(
-                "a recurrent model without attention has no maps: its decoder only gets the encoder's last state; "
-                "build it with attention='additive' or another score"
-            )
+            raise ValueError(NO_MAPS)
         memory, states, _ = self._read(source, target, keep, target_keep)
         found = recorder(self.cross, states, memory=memory.memory)
         found = found if target_keep is None else unpack(found, target_keep[:, None], dim=2)
@@ -189,14 +191,26 @@ class Recurrent(Model):
         self, tokens: Tensor, state: RecurrentState, *, keep: Tensor | None = None
     ) -> tuple[Tensor, RecurrentState]:
         """New ids [B, n] -> logits [B, n, V] and the next state; a padded token leaves it as it was."""
+        _, vectors, state = self._extend(tokens, state, keep)
+        return self._predict(vectors, keep), state
+
+    def extend_with_attention(self, tokens: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState, Tensor]:
+        """`extend`, and what the last token reads of each token of the memory, [B, S]."""
+        if self.cross is None:
+            raise ValueError(NO_MAPS)
+        states, vectors, state = self._extend(tokens, state, None)
+        return self._predict(vectors, None), state, last_weights([(self.cross, states)], state.cross)
+
+    def _extend(
+        self, tokens: Tensor, state: RecurrentState, keep: Tensor | None
+    ) -> tuple[Tensor, Tensor, RecurrentState]:
         packed, rows = pack_ids(tokens, keep)
         if not isinstance(state, RecurrentState):
             raise ValueError(f"expected the state of this model, from start() or extend(), got {type(state).__name__}")
         batch = len(state.hidden[0])
         if len(tokens) != batch:
             raise ValueError(f"tokens have {len(tokens)} rows and the state {batch}: select rows to match")
-        _, vectors, state = self._decode(packed, state, None if keep is None else rows.count)
-        return self._predict(vectors, keep), state
+        return self._decode(packed, state, None if keep is None else rows.count)
 
     def _read(
         self, source: Tensor, target: Tensor, keep: Tensor | None, target_keep: Tensor | None

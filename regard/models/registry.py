@@ -16,6 +16,7 @@ from regard.core.options import Option, options
 from regard.core.shape import Order
 from regard.models.config import ModelConfig
 from regard.models.convolutional import Convolutional, ConvolutionalConfig
+from regard.models.deep_recurrent import DeepRecurrent, DeepRecurrentConfig
 from regard.models.feedback import Feedback, FeedbackConfig
 from regard.models.funnel import Funnel, FunnelConfig
 from regard.models.perceiver import Perceiver, PerceiverAR, PerceiverARConfig, PerceiverConfig
@@ -145,6 +146,24 @@ CONVS2S = {
 }
 
 
+# Of about that size; then as NVIDIA trains it, and with the depth of Wu et al. 2016. The mixture has fewer layers.
+GNMT = {
+    "gnmt": {"width": 128, "layers": 4, "dropout": 0.2},
+    "gnmt-4": {"width": 1024, "layers": 4, "tied": False},
+    "gnmt-8": {"width": 1024, "layers": 8, "tied": False},
+}
+MOE_LSTM = {
+    "moe-lstm": {
+        "width": 128,
+        "layers": 3,
+        "decoder_layers": 2,
+        "feedforward": "moe(experts=8, choices=2)",
+        "inner": 256,
+        "dropout": 0.2,
+    },
+}
+
+
 # fields of configs that mean nothing where a model has no target, no classes, or nothing but classes
 TARGET = ("decoder_layers", "decoder_attention", "cross_attention", "decoder_feedforward", "aligner")
 POOLED = ("pooling", "seeds", "seed_layers")
@@ -193,6 +212,30 @@ MODELS = (
         "gru",
         "Bahdanau et al. 2015, Neural Machine Translation by Jointly Learning to Align and Translate",
         "arXiv 1409.0473",
+    ),
+    Model(
+        ModelFacts(
+            "gnmt",
+            "Wu et al. 2016, Google's Neural Machine Translation System",
+            "arXiv 1609.08144",
+            "recurrent",
+            Order("N^2", 2),
+            Order("N^2", 2),
+            Order("1", 0),
+        ),
+        {"translation": Form(DeepRecurrentConfig, DeepRecurrent, GNMT, unused=("feedforward", "inner"))},
+    ),
+    Model(
+        ModelFacts(
+            "moe-lstm",
+            "Shazeer et al. 2017, Outrageously Large Neural Networks",
+            "arXiv 1701.06538",
+            "recurrent",
+            Order("N^2", 2),
+            Order("N^2", 2),
+            Order("1", 0),
+        ),
+        {"translation": Form(DeepRecurrentConfig, DeepRecurrent, MOE_LSTM)},
     ),
     Model(
         ModelFacts(

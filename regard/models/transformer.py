@@ -17,7 +17,7 @@ from regard.layers.attention.checks import check_form
 from regard.models.aligner import Aligner
 from regard.models.block import BlockState, gather_auxiliary, normalization
 from regard.models.config import ModelConfig
-from regard.models.recording import Recorder, Recording, take_map
+from regard.models.recording import Recorder, Recording, last_weights, take_map
 from regard.models.stack import Stack, initial_states, link_layers
 
 MapPlace = Literal["encoder", "decoder", "cross", "aligner"]
@@ -245,16 +245,32 @@ class Transformer(Model):
         blocks = initial_states(self.decoder.blocks, batch, weight, memory=memory, capacity=capacity)
         return ModelState(blocks, Progress.initial(batch, weight.device))
 
-    def extend(self, tokens: Tensor, state: ModelState, *, keep: Tensor | None = None) -> tuple[Tensor, ModelState]:
-        """New ids [B, n] -> logits [B, n, V] and the next state; the old one is consumed."""
+    def extend(
+        self, tokens: Tensor, state: ModelState, *, keep: Tensor | None = None, maps: Recording | None = None
+    ) -> tuple[Tensor, ModelState]:
+        """New ids [B, n] -> logits [B, n, V] and the next state; the old one is consumed. `maps` collects what the
+        layers attend to."""
         packed, rows = pack_ids(tokens, keep)
         decoder = self._check_state(state, len(tokens))
         rows = state.progress.place(rows)
-        out = decoder(packed, rows, states=state.blocks)
+        out = decoder(packed, rows, states=state.blocks, maps=maps)
         assert self.output is not None, "a decoder has an output layer"
         logits = self.output(self.transform(out.y))
         after = ModelState(out.state, state.progress.advance(rows))
         return logits if keep is None else unpack(logits, keep), after
+
+    def extend_with_attention(self, tokens: Tensor, state: ModelState) -> tuple[Tensor, ModelState, Tensor]:
+        """`extend`, and what the last token reads of each token of the memory, [B, S]: the mean over layers and
+        heads."""
+        if self.encoder is None:
+            raise ValueError(f"a model of kind {self.config.kind!r} reads no memory: use extend")
+
+        def keep_call(layer: nn.Module, folded: Tensor, state: Any) -> tuple[nn.Module, Tensor, Any]:
+            return layer, folded.reshape(*tokens.shape, -1), state
+
+        found = Recording("cross", keep_call)
+        logits, after = self.extend(tokens, state, maps=found)
+        return logits, after, last_weights([call[:2] for call in found.results], *(call[2] for call in found.results))
 
     def fixed_state(self, state: ModelState, capacity: int) -> ModelState:
         """A state that keeps the sizes of its tensors while single tokens are added, up to `capacity` in all: for steps

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.core.numeric import wide_dtype
 from regard.core.reference import add_up
-from regard.core.rows import Rows
+from regard.core.rows import Rows, reverse_rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Initial, Out, Progress
 from regard.kernels.compiling import is_dynamic
@@ -83,7 +83,7 @@ class Recurrent(Mixing):
         x = self.placed(x, rows)
         if state is None:
             ways = [y for _, _, y in self._ways(x, rows)]
-            ways[1:] = [_reversed(y, rows) for y in ways[1:]]
+            ways[1:] = [reverse_rows(y, rows) for y in ways[1:]]
             return Out(self.output(torch.cat(ways, -1)))
         (cells,) = self._cells()
         y, hidden = cells(x, state.hidden, None if rows.real() is None else rows.count)
@@ -118,7 +118,7 @@ class Recurrent(Mixing):
             )
         found = []
         for way, cells in enumerate(self._cells()):
-            read = _reversed(x, rows) if way else x
+            read = reverse_rows(x, rows) if way else x
             found.append((cells, read, cells(read)[0]))
         return found
 
@@ -145,26 +145,17 @@ class Recurrent(Mixing):
         return y if self.output.bias is None else y + self.output.bias
 
 
-def _reversed(x: Tensor, rows: Rows) -> Tensor:
-    """The real tokens of each row from the last to the first, padding behind them as it was."""
-    if rows.real() is None:
-        return x.flip(1)
-    steps = torch.arange(rows.T, device=x.device)
-    at = torch.where(steps < rows.count[:, None], rows.count[:, None] - 1 - steps, steps)
-    return x.gather(1, at[..., None].expand_as(x))
-
-
 def _weighted_sums(kept: Tensor, taken: Tensor, values: Tensor, of_heads: Tensor, reverse: Rows | None) -> Tensor:
     """s_t = kept_t s_{t-1} + taken_t v_t for every channel [B, T, c] and column of the values [B, 1 or H, T, n]: the
     mean over the channels of each head, which `of_heads` [c, H] gives, [B, H, T, n]. Gates stand in the order of
     reading; with `reverse` that of the values is the opposite."""
     values = values.transpose(1, 2).expand(-1, -1, of_heads.shape[1], -1)  # [B, T, H, n]
-    values = values if reverse is None else _reversed(values.flatten(2), reverse).unflatten(2, values.shape[2:])
+    values = values if reverse is None else reverse_rows(values, reverse)
     owners = of_heads.argmax(1)
     sums, outs = values.new_zeros(len(kept), kept.shape[2], values.shape[3]), []
     for t in range(kept.shape[1]):
         sums = kept[:, t, :, None] * sums + taken[:, t, :, None] * values[:, t, owners]
         outs.append(of_heads.T @ sums)
     found = torch.stack(outs, 1)
-    found = found if reverse is None else _reversed(found.flatten(2), reverse).unflatten(2, found.shape[2:])
+    found = found if reverse is None else reverse_rows(found, reverse)
     return found.transpose(1, 2)

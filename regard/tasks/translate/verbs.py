@@ -136,6 +136,9 @@ def _add_align(verb: AddVerb) -> None:
 def _add_decoding(added: argparse.ArgumentParser | EvaluationFlags) -> None:
     added.add_argument("--beam", type=int, default=5, help="beam size; 1: greedy (default: 5)")
     added.add_argument("--penalty", type=float, default=1.0, help="alpha of the GNMT length penalty (default: 1)")
+    added.add_argument(
+        "--coverage", type=float, default=0.0, help="beta of the GNMT coverage penalty (default: 0, none; GNMT: 0.2)"
+    )
     added.add_argument("--minimum", type=int, default=1, help="fewest tokens of a translation (default: 1)")
     added.add_argument("--maximum", type=int, help="most tokens of a translation (default: 1.5 times the source + 10)")
 
@@ -143,7 +146,19 @@ def _add_decoding(added: argparse.ArgumentParser | EvaluationFlags) -> None:
 def _decoding(arguments: argparse.Namespace) -> "DecodingConfig":
     from regard.decoding import DecodingConfig
 
-    names = ("beam", "penalty", "minimum", "maximum", "nbest", "sample", "temperature", "top_k", "top_p", "seed")
+    names = (
+        "beam",
+        "penalty",
+        "coverage",
+        "minimum",
+        "maximum",
+        "nbest",
+        "sample",
+        "temperature",
+        "top_k",
+        "top_p",
+        "seed",
+    )
     given = {name: getattr(arguments, name) for name in names if getattr(arguments, name, None) is not None}
     drawn = [f"--{name.replace('_', '-')}" for name in ("temperature", "top_k", "top_p") if given.get(name, 1.0) != 1.0]
     if drawn and not given.get("sample"):

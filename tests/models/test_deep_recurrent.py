@@ -1,0 +1,149 @@
+"""GNMT, and the mixture of experts between LSTMs, against loops written from the papers; and as every translator."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+from translators import KEEP, TARGET_KEEP, VOCABULARY, check_translator, ids
+
+from regard.kernels.recurrence import Cells
+from regard.models import DeepRecurrent, DeepRecurrentConfig, build
+from regard.models.registry import presets
+
+SMALL = {"vocabulary": VOCABULARY, "width": 6, "layers": 4, "dropout": 0.0}
+EXPERTS = {"feedforward": "moe(experts=3, choices=2, noise=False)", "inner": 5, "layers": 3, "decoder_layers": 2}
+
+
+def built(**options) -> DeepRecurrent:
+    torch.manual_seed(0)
+    model = build(DeepRecurrentConfig(**SMALL | options)).double()
+    for parameter in model.parameters():
+        # what starts at zero or small would hide what it does
+        torch.nn.init.normal_(parameter, std=0.5)
+    return model
+
+
+def lstm(cells: Cells, xs: list[Tensor]) -> list[Tensor]:
+    h = c = torch.zeros(cells.hidden, dtype=torch.float64)
+    outs = []
+    for x in xs:
+        i, f, g, o = (cells.weight_ih @ x + cells.bias_ih + cells.weight_hh @ h + cells.bias_hh).chunk(4)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        outs.append(h)
+    return outs
+
+
+def feed(layer: torch.nn.Module | None, xs: list[Tensor]) -> list[Tensor]:
+    return xs if layer is None else list(torch.stack(xs) + layer.reference(torch.stack(xs)).y)
+
+
+def reference(model: DeepRecurrent, source: Tensor, target: Tensor) -> Tensor:
+    """Logits of one sentence, token by token."""
+    xs = [model.source_embedding.weight[w] for w in source]
+    back = lstm(model.backward_layer, xs[::-1])[::-1]
+    first, second, *others = model.encoder
+    xs = lstm(second, [torch.cat(pair) for pair in zip(lstm(first, xs), back, strict=True)])
+    xs = feed(model.encoder_feed, xs)
+    for cells in others:
+        xs = [x + y for x, y in zip(xs, lstm(cells, xs), strict=True)]
+    bottom, *uppers = model.decoder
+    hs = lstm(bottom, [model.target_embedding.weight[w] for w in target])
+    inner = model.cross.inner
+    v = inner.gain * inner.reading[0] / torch.sqrt((inner.reading[0] ** 2).sum())
+    contexts = []
+    for h in hs:
+        hidden = [torch.tanh(model.query.weight @ h + model.key.weight @ x + inner.offset[0]) for x in xs]
+        a = torch.softmax(torch.stack([v @ part for part in hidden]), 0)
+        contexts.append(sum(share * x for share, x in zip(a, xs, strict=True)))
+    ys = feed(model.decoder_feed, hs)
+    for number, cells in enumerate(uppers):
+        made = lstm(cells, [torch.cat(pair) for pair in zip(ys, contexts, strict=True)])
+        # the third layer of the decoder is the first that is added
+        ys = [y + x for x, y in zip(ys, made, strict=True)] if number >= 1 else made
+    return torch.stack([model.output.weight @ y + model.output.bias for y in ys])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, EXPERTS | {"tied": False, "target_vocabulary": VOCABULARY}], ids=["gnmt", "moe"]
+)
+def test_scores_and_gradients_are_those_of_the_papers(options):
+    model = built(**options).eval()
+    source, target = ids(), ids(T=7, seed=2)
+    logits = model(source, target, keep=KEEP, target_keep=TARGET_KEEP).logits
+    expected = torch.zeros_like(logits)
+    for row in range(3):
+        expected[row, TARGET_KEEP[row]] = reference(model, source[row, KEEP[row]], target[row, TARGET_KEEP[row]])
+    assert_close(logits, expected)
+    torch.manual_seed(3)
+    towards = torch.randn_like(logits)
+    parameters = dict(model.named_parameters())
+    ours, theirs = (torch.autograd.grad((made * towards).sum(), parameters.values()) for made in (logits, expected))
+    for name, one, other in zip(parameters, ours, theirs, strict=True):
+        assert_close(one, other, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize(
+    "options", [{"heads": 2}, EXPERTS, {"layers": 2, "attention": "softmax"}], ids=["gnmt", "moe", "two"]
+)
+def test_it_decodes_as_every_translator(options):
+    model = built(**options)
+    check_translator(model)
+    with torch.no_grad():
+        prediction = model(ids(), ids(T=7, seed=2), keep=KEEP, target_keep=TARGET_KEEP)
+    assert (prediction.auxiliary_loss is not None) == ("feedforward" in options)
+
+
+def test_padding_does_not_vote_for_experts():
+    """The loss that balances experts counts real tokens only."""
+    model = built(**EXPERTS).train()
+    source, target = ids(), ids(T=7, seed=2)
+    found = []
+    for fill in (0, 9):
+        filled = torch.where(KEEP, source, fill), torch.where(TARGET_KEEP, target, fill)
+        found.append(model(*filled, keep=KEEP, target_keep=TARGET_KEEP).auxiliary_loss)
+    assert_close(found[0], found[1], rtol=0, atol=0)
+
+
+def test_the_first_added_layer_is_the_third():
+    model = built()
+    source = ids()
+    for cells in (*list(model.encoder)[2:], *list(model.decoder)[2:]):
+        for parameter in cells.parameters():
+            torch.nn.init.zeros_(parameter)
+    shallow = built(layers=2)
+    state = {name: part for name, part in model.state_dict().items() if ".2." not in name and ".3." not in name}
+    shallow.load_state_dict(state)
+    assert_close(model.eval().encode(source).x, shallow.eval().encode(source).x)
+    assert_close(model(source, source).logits, shallow(source, source).logits)
+
+
+@pytest.mark.parametrize(
+    ("name", "vocabulary", "parameters"), [("gnmt-4", 32_320, 160_671_297), ("gnmt-8", 32_000, 243_967_233)]
+)
+def test_published_sizes(name, vocabulary, parameters):
+    """Counted on NVIDIA's model, one embedding for both sides."""
+    preset = presets("translation")[name]
+    with torch.device("meta"):
+        model = preset.form.module(preset.form.config(**preset.values | {"vocabulary": vocabulary}))
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+
+
+def test_wrong_configs_and_states_are_refused():
+    for options, words in (
+        ({"layers": 1}, "layers must be at least 2"),
+        ({"heads": 4}, "width 6 is not divisible by heads 4"),
+        ({"kind": "recurrent"}, "kind must be 'deep-recurrent'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            DeepRecurrentConfig(**SMALL | options)
+    model = built().eval()
+    memory = model.encode(ids())
+    for call, words in (
+        (lambda: model.start(2), r"needs memory=model\.encode"),
+        (lambda: model.start(4, memory=memory), "a memory of 3 rows serves a multiple"),
+        (lambda: model.extend(ids(T=1), memory), "expected the state of this model"),
+        (lambda: model.extend(ids(T=1), model.start(6, memory=memory)), "tokens have 3 rows and the state 6"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
