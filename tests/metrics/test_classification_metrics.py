@@ -5,7 +5,7 @@ import pytest
 from matplotlib.image import imread
 
 from regard import draw
-from regard.metrics.classification import choose, curve, decide, report
+from regard.metrics.classification import choose, curve, decide, macro_f1, report, top_accuracy
 
 
 def drawn(seed, count=60, classes=3):
@@ -129,3 +129,24 @@ def test_of_equally_good_thresholds_the_one_with_more_of_what_was_wanted():
     # precision is 1 down to 0.7, recall is 1 from 0.7 down
     assert choose(positive, scores, recall=0.3).threshold == 0.7
     assert choose(positive, scores, precision=0.5).threshold == 0.7
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_accuracy_among_the_most_probable(seed):
+    from sklearn.metrics import top_k_accuracy_score
+
+    draw = np.random.default_rng(seed)
+    truth, probabilities = draw.integers(0, 8, 60), draw.dirichlet(np.ones(8), 60)
+    whole = report(truth.tolist(), probabilities, [str(label) for label in range(8)])
+    assert top_accuracy(truth, probabilities, 1) == pytest.approx(whole.accuracy)
+    assert macro_f1(truth, probabilities) == pytest.approx(whole.macro.f1)
+    for count in (2, 5, 7):
+        expected = top_k_accuracy_score(truth, probabilities, k=count, labels=range(8))
+        assert top_accuracy(truth, probabilities, count) == pytest.approx(expected)
+    assert top_accuracy(truth, probabilities, 8) == 1
+
+
+def test_of_equally_probable_classes_the_first_is_answered():
+    even = np.full((3, 3), 1 / 3)
+    assert top_accuracy([0, 1, 2], even, 1) == pytest.approx(1 / 3)
+    assert top_accuracy([0, 1, 2], even, 2) == pytest.approx(2 / 3)

@@ -143,6 +143,16 @@ def test_validation_images_may_be_given(tmp_path):
         Task.read_data(settings)
 
 
+def test_runs_of_different_seeds_may_hold_out_the_same(tmp_path):
+    corpora = [
+        Task.read_data(config(tmp_path, data={"held_out_seed": held_out}, seed=seed))
+        for held_out, seed in ((1, 1), (1, 2), (None, 1), (None, 2))
+    ]
+    names = [corpus.valid.names for corpus in corpora]
+    assert names[0] == names[1] == names[2] != names[3]
+    assert corpora[0].facts["sha256"] == corpora[1].facts["sha256"]
+
+
 def test_broken_images_are_counted(tmp_path, capsys):
     write_folders(tmp_path / "colours", 10)
     (tmp_path / "colours" / "red" / "broken.png").write_bytes(b"no image")
@@ -349,3 +359,25 @@ def test_recipes_have_their_sizes(name, most):
     with torch.device("meta"):
         built = models.build(settings.model.resolve(image=(32, 32), channels=3, classes=10))
     assert 3_000_000 < sum(part.numel() for part in built.parameters()) <= most
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graphs", [True, False])
+def test_a_run_on_a_gpu_goes_on_bit_for_bit(tmp_path, monkeypatch, graphs):
+    """Every augmentation, the moving average and batches made ahead, with and without CUDA graphs."""
+    options = {"ema": 0.9, "device": "cuda", "deterministic": True, "graphs": graphs}
+    whole, stopped = config(tmp_path, "whole", **options), config(tmp_path, "stopped", **options)
+    finish(whole)
+    update, count = loop.Loop._update, iter(range(7))
+
+    def stop(self):
+        if next(count, None) is None:
+            raise InterruptedError
+        update(self)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(loop.Loop, "_update", stop)
+        with pytest.raises(InterruptedError):
+            finish(stopped)
+    resume(stopped.out, Display(quiet=True))
+    assert_same(whole.out, stopped.out)

@@ -32,6 +32,12 @@ class ImageData:
         "images held out if there are no validation images, at most a tenth of all, of each class its share",
         Range(1),
     ] = 5000
+    held_out_seed: Annotated[
+        int | None,
+        "seed by which images are held out, so that runs of different training.seed hold out the same (default: "
+        "training.seed)",
+        Range(0),
+    ] = None
     size: Annotated[
         int | tuple[int, int] | None,
         "height and width that images are brought to, or one number for a square (default: their own size if all have "

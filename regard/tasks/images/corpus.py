@@ -57,13 +57,12 @@ def read_corpus(config: ImageData, seed: int) -> Corpus:
     found = read_images(config.images, **options, size=config.shape, channels=config.channels)
     classes, facts = found.classes, {"skipped": {why: part._asdict() for why, part in found.skipped.items()}}
     if config.valid_images is not None:
-        # a set that holds both parts gives its test part
-        part = "train" if config.valid_images != config.images else "test"
-        held = read_images(config.valid_images, **options, size=found.size, channels=found.channels, part=part)
+        held = read_images(config.valid_images, **options, size=found.size, channels=found.channels, part="test")
         facts["skipped_valid"] = {why: part._asdict() for why, part in held.skipped.items()}
         train, valid = labelled(found, classes, config.images), labelled(held, classes, config.valid_images)
     else:
         whole = labelled(found, classes, config.images)
+        seed = seed if config.held_out_seed is None else config.held_out_seed
         rest, rows = hold_out_images(whole.labels.tolist(), min(config.held_out, len(whole.names) // 10), seed)
         train, valid = take(whole, rest), take(whole, rows)
     facts |= {"images": len(train.names), "valid": len(valid.names), "sha256": _digest(train, valid, classes)}

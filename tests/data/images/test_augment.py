@@ -341,3 +341,29 @@ def test_options_are_checked():
         AugmentConfig(padding=9, padded_with="mirror").resolved((8, 8), 3)
     assert AugmentConfig().resolved((28, 28), 1).describe() == "crops after padding by 3"
     assert AugmentConfig().resolved((224, 224), 3).describe() == "flips, resized crops"
+
+
+@pytest.mark.gpu
+def test_a_gpu_changes_images_as_the_cpu_does():
+    images = photographs(256, (32, 32))
+    draw = Draws(EVERYTHING, (32, 32), 3)
+    draws = draw(drawing(1, 0, 0), 256)
+    slow = augment(images, draws, draw.config, MEAN, DEVIATION)
+    fast = augment(images.cuda(), draws.cuda(), draw.config, MEAN.cuda(), DEVIATION.cuda()).cpu()
+    # a pixel on the edge between two values may fall to either side
+    assert ((slow - fast).abs() > 1e-3).double().mean() < 0.01
+
+
+@pytest.mark.gpu
+def test_augmentation_is_replayed_as_a_cuda_graph():
+    images, draw = photographs(64, (32, 32)).cuda(), Draws(EVERYTHING, (32, 32), 3)
+    mean, deviation = MEAN.cuda(), DEVIATION.cuda()
+    rows = [draw(drawing(1, 0, batch), 64).cuda() for batch in range(3)]
+    plain = [augment(images, row, draw.config, mean, deviation) for row in rows]
+    kept, graph = rows[0].clone(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = augment(images, kept, draw.config, mean, deviation)
+    for row, expected in zip(rows, plain, strict=True):
+        kept.copy_(row)
+        graph.replay()
+        assert_close(out, expected, rtol=0, atol=0)
