@@ -16,7 +16,7 @@ from regard.data.images.colour import recolour
 from regard.data.images.draws import COLOUR, COLUMNS, OPERATIONS, AugmentConfig, Draws
 
 MEAN, DEVIATION = torch.tensor([0.5, 0.4, 0.45]), torch.tensor([0.25, 0.2, 0.3])
-EVERYTHING = AugmentConfig(operations=2, erase=0.5, mixup=0.8, cutmix=1.0, padded_with="mirror")
+EVERYTHING = AugmentConfig(crop="pad", operations=2, erase=0.5, mixup=0.8, cutmix=1.0, padded_with="mirror")
 
 
 def photographs(count: int = 6, size: tuple[int, int] = (16, 12), channels: int = 3) -> torch.Tensor:
@@ -130,7 +130,7 @@ def test_changes_of_place_are_one_resampling():
 
 @pytest.mark.parametrize("padded_with", ["mean", "mirror"])
 def test_crops_move_by_whole_pixels(padded_with):
-    images, config = photographs(32, (8, 10)), AugmentConfig(flip=0.5, padding=2, padded_with=padded_with)
+    images, config = photographs(32, (8, 10)), AugmentConfig(flip=0.5, crop="pad", padding=2, padded_with=padded_with)
     draw = Draws(config, (8, 10), 3)
     out = move(
         images.float(), named(draw(drawing(1, 0, 0), 32), "matrix").view(-1, 2, 3), draw.config, torch.zeros(3, 1, 1)
@@ -338,9 +338,10 @@ def test_options_are_checked():
     with pytest.raises(ValueError, match=r"augment\.area must be two shares, the least first"):
         AugmentConfig(area=(0.9, 0.1))
     with pytest.raises(ValueError, match=r"augment\.padding must be below the side of the images, 8, got 9"):
-        AugmentConfig(padding=9, padded_with="mirror").resolved((8, 8), 3)
+        AugmentConfig(crop="pad", padding=9, padded_with="mirror").resolved((8, 8), 3)
     assert AugmentConfig().resolved((28, 28), 1).describe() == "crops after padding by 3"
     assert AugmentConfig().resolved((224, 224), 3).describe() == "flips, resized crops"
+    assert AugmentConfig().resolved((8, 8), 1).describe() == "none"
 
 
 @pytest.mark.gpu
