@@ -57,25 +57,29 @@ class Bench:
         self.task, self.common = tasks.find(task), common
         self.data: Any = None
         self.tokenizers: Any = None
+        self.batch = 0  # examples in the first batch of the last row
 
     def speed(self, flags: list[str], rounds: int) -> float:
         """Tokens per second: the median of rounds over the batches, after those of the warm-up."""
         config = self._config(flags)
-        if self.data is None:
-            self.data = self.task.read_data(config)
+        device = pick_device(config.training.device, config.training.precision)
+        self.data = self.task.read_data(config) if self.data is None else self.data
+        config, _ = self.task.complete_config(config, self.data)
+        config, _ = self.task.choose_batch_size(config, device.type)
+        if self.tokenizers is None:
             self.tokenizers = self.task.train_tokenizers(self.data, config)
         model_config = self.task.model_config(config, self.tokenizers, self.data)
         torch.manual_seed(config.training.seed)
-        model = self.task.build_model(config, model_config)
-        model = model.to(pick_device(config.training.device, config.training.precision))
+        model = self.task.build_model(config, model_config).to(device)
         task = self.task(config, self.data, self.tokenizers, model)
+        self.batch = len(task.batches.get(0, 0).indices)
         # one more: the loop may read a batch ahead of its step
         task.batches = Few(task.batches, (WARMUP + rounds) * BATCHES + 1)
         with tempfile.TemporaryDirectory() as folder, Run.create(f"{folder}/run", "a benchmark of speed") as run:
             with contextlib.suppress(Enough):
                 Loop(task, config.training, run, Display(quiet=True)).train()
             log = [json.loads(line) for line in (run.folder / "log.jsonl").read_text().splitlines()]
-        speeds = [record["tokens_per_second"] for record in log if record["event"] == "step"]
+        speeds = [record[f"{task.unit}_per_second"] for record in log if record["event"] == "step"]
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
