@@ -168,12 +168,12 @@ def explain(arguments: argparse.Namespace) -> None:
 
     registries, kind = find_registries(arguments.kind), arguments.kind
     console, with_models = open_console(100), kind in (None, MODEL)
-    if with_models and arguments.spec in models.entries():
+    is_model = with_models and arguments.spec in models.entries()
+    if is_model:
         print_model(console, models.find(arguments.spec))
-        return
     spec = parse(arguments.spec)
     found = [(kind, registry) for kind, registry in registries if registry.canonical(spec).name in registry]
-    if not found:
+    if not found and not is_model:
         if spec.name in SETTINGS:
             raise ValueError(f"nothing is called {spec.name!r}: {SETTINGS[spec.name]}")
         names = [name for kind, registry in registries for name in (*registry.names(), *ALIASES[kind])]

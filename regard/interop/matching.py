@@ -10,7 +10,7 @@ import torch
 from regard.interop.families import FAMILIES, find
 from regard.interop.families.base import Family, Tensors, Values, option_value
 from regard.models.config import ModelConfig
-from regard.models.vision.config import ImageConfig
+from regard.models.vision.config import ImageConfig, PatchConfig
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Registry, Spec, over_layers, parse
 
 
@@ -87,19 +87,20 @@ def _image_settings(config: ImageConfig) -> Values:
     settings = {item.name: getattr(config, item.name) for item in fields(config)}
     for name in ("dropout", "drop_path"):
         del settings[name]
-    if config.stem == "patch":
-        # options of the other stem
-        settings |= dict.fromkeys((name for name in settings if name.startswith("stem_")), None)
     layers = settings.get("layers")
     count = layers if isinstance(layers, int) else sum(layers or ())
-    return settings | {
-        "kv_heads": config.kv_heads or config.heads,
-        "head_width": config.head_width or config.width // config.heads,
-        "final_norm": config.norm == "pre" if settings.get("final_norm") is None else settings["final_norm"],
-        "position": parse(config.position),
-        "attention": [full_spec(ATTENTION, spec) for spec in over_layers(config.attention, count)],
-        "feedforward": [full_spec(FEEDFORWARD, spec) for spec in over_layers(config.feedforward, count)],
-    }
+    if isinstance(config, PatchConfig):
+        if config.stem == "patch":
+            # options of the other stem
+            settings |= dict.fromkeys((name for name in settings if name.startswith("stem_")), None)
+        settings |= {
+            "kv_heads": config.kv_heads or config.heads,
+            "head_width": config.head_width or config.width // config.heads,
+            "final_norm": config.norm == "pre" if settings.get("final_norm") is None else settings["final_norm"],
+        }
+    for name, registry in (("attention", ATTENTION), ("feedforward", FEEDFORWARD)):
+        settings[name] = [full_spec(registry, spec) for spec in over_layers(settings[name], count)]
+    return settings | {"position": parse(settings["position"])}
 
 
 def full_spec(registry: Registry, spec: Spec | str) -> Spec:

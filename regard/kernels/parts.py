@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from regard.kernels.autograd import Function, refuse_second_derivative
-from regard.kernels.compiling import exporting, is_one
+from regard.kernels.compiling import exporting, is_dynamic, is_one
 
 # Numbers in a temporary, except where one run alone is longer. They should stay in the cache, and well below 32 MiB:
 # larger ones malloc hands back to the system each time, and page faults then cost as much as the arithmetic.
@@ -141,7 +141,8 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """o [B, H, T, E] and lse [B, H, T, 1]."""
     real, parts = _parts(plan, tensors)
-    if len(parts) == 1 and parts[0].rows == Runs(0, q.shape[2]) and q.shape[1] == k.shape[1] and _flash(q, v):
+    single = len(parts) == 1 and not is_dynamic(q.shape[2]) and parts[0].rows == Runs(0, q.shape[2])
+    if single and q.shape[1] == k.shape[1] and _flash(q, v):
         # Nothing to merge, as in a step of decoding.
         (_, cols, causal, mask), at = parts[0], (slice(0, q.shape[0]), slice(0, 1), slice(0, q.shape[1]))
         seen = _mask(mask, real, cols, at)

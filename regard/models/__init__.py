@@ -21,6 +21,7 @@ from regard.models.recurrent import Recurrent, RecurrentConfig
 from regard.models.tokenlearner import TokenLearner, TokenLearnerConfig
 from regard.models.transformer import Transformer
 from regard.models.vision.coca import Coca, CocaConfig
+from regard.models.vision.swin import Swin, SwinConfig
 from regard.models.vision.vit import Vit, VitConfig
 from regard.spec import FIELDS, Spec, spec_list
 
@@ -49,6 +50,8 @@ __all__ = [
     "PerceiverConfig",
     "Recurrent",
     "RecurrentConfig",
+    "Swin",
+    "SwinConfig",
     "TokenLearner",
     "TokenLearnerConfig",
     "Transformer",

@@ -25,7 +25,8 @@ from regard.models.recurrent import Recurrent, RecurrentConfig
 from regard.models.tokenlearner import TokenLearner, TokenLearnerConfig
 from regard.models.transformer import Transformer
 from regard.models.vision.coca import Coca, CocaConfig
-from regard.models.vision.presets import COCA, VIT
+from regard.models.vision.presets import COCA, SWIN, VIT
+from regard.models.vision.swin import Swin, SwinConfig
 from regard.models.vision.vit import Vit, VitConfig
 from regard.plugins import Plugins
 
@@ -320,6 +321,18 @@ MODELS = (
             None,
         ),
         {"image class": Form(VitConfig, Vit, VIT)},
+    ),
+    Model(
+        ModelFacts(
+            "swin",
+            "Liu et al. 2021, Swin Transformer: Hierarchical Vision Transformer using Shifted Windows",
+            "arXiv 2103.14030",
+            "images",
+            Order("N", 1),
+            Order("N", 1),
+            None,
+        ),
+        {"image class": Form(SwinConfig, Swin, SWIN)},
     ),
     Model(
         ModelFacts(

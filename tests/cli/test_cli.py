@@ -112,7 +112,7 @@ def test_lines_to_copy_work(kind, name, capsys, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", models.entries())
 def test_explain_every_model(capsys, name):
     """The names of `regard list --kind model`, with the presets that train them."""
-    assert main(["explain", name]) == 0
+    assert main(["explain", name, "--kind", "model"]) == 0
     told, model = capsys.readouterr().out, models.find(name)
     data = "image" if "image class" in model.forms else "vocabulary"
     for word in (name, "layers", data, "https://arxiv.org/abs/", *model.predicts):

@@ -60,7 +60,6 @@ class Image(Tailed):
         ("image(block=[1, 6], memory=[2, 0], width=6)", "image(block=6, memory=12)"),
     )
     grouped = True
-    piece = 256  # queries at a time that follow a past
 
     def __init__(
         self,
@@ -130,7 +129,7 @@ class Image(Tailed):
             near = Pass(block, Bound(plus=1) if mask.causal else block._replace(plus=l + m))
             return runs.attend(q, k, v, [near], scale=self.scale, where=mask.where())
         if not mask.aligned:
-            return self._later(mask, q, k, v)
+            return self.attend_past(mask, q, k, v, self._sees)
         T, L = mask.T, self.size
         n = count_blocks(T, L)
         if is_one(n):
@@ -156,27 +155,6 @@ class Image(Tailed):
         at = (row // h * across + column // w) * h * w + row % h * w + column % w
         inside = (row >= 0) & (column >= 0) & (column < self.width) & (at < n * h * w)
         return torch.where(inside, at, 0), inside
-
-    def _later(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Queries that follow a past."""
-        outs = []
-        for at, part in mask.pieces(self.piece):
-            shift = part.known_shift
-            near = slice(max(0, shift - self.reach), shift + part.T)
-            i = (part.q0[:, None] + torch.arange(part.T, device=q.device))[:, :, None]
-            j = (part.k0[:, None] + torch.arange(near.start, near.stop, device=q.device))[:, None]
-            visible = (j >= 0) & (j <= i) & self._sees(i, j)
-            outs.append(
-                F.scaled_dot_product_attention(
-                    q[:, :, at],
-                    k[:, :, near],
-                    v[:, :, near],
-                    attn_mask=visible[:, None],
-                    scale=self.scale,
-                    enable_gqa=q.shape[1] != k.shape[1],
-                )
-            )
-        return torch.cat(outs, 2)
 
     def _sees(self, i: Tensor, j: Tensor) -> Tensor:
         """Whether token j is in the memory of the block of i, or in the block."""

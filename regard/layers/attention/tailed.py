@@ -1,5 +1,6 @@
 """Mechanisms that keep the last tokens, and perhaps the first, while decoding: sliding windows."""
 
+from collections.abc import Callable
 from typing import NamedTuple, final
 
 import torch
@@ -10,6 +11,8 @@ from regard.core.rows import Mask, Rows
 from regard.core.state import Progress, RingState, fix_bound
 from regard.layers.attention.attending import Attending
 from regard.layers.attention.cached import put_slots
+
+PAST = 256  # queries at a time that follow a past
 
 
 class TailState(NamedTuple):
@@ -73,6 +76,31 @@ class Tailed(Attending):
             at = at[:, None, :, None]
             tail = tuple(part.gather(2, at.expand(-1, part.shape[1], -1, part.shape[3])) for part in joined.values())
         return o, TailState(tail, tuple(front.values()), after)
+
+    @final
+    def attend_past(
+        self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, sees: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor:
+        """Causal softmax attention of queries that follow a past, over the keys of their reach that they see by their
+        positions: `sees` of queries [B, t, 1] and keys [B, 1, s]."""
+        outs = []
+        for at, part in mask.pieces(PAST):
+            shift = part.known_shift
+            near = slice(max(0, shift - self.reach), shift + part.T)
+            i = (part.q0[:, None] + torch.arange(part.T, device=q.device))[:, :, None]
+            j = (part.k0[:, None] + torch.arange(near.start, near.stop, device=q.device))[:, None]
+            visible = (j >= 0) & (j <= i) & sees(i, j)
+            outs.append(
+                F.scaled_dot_product_attention(
+                    q[:, :, at],
+                    k[:, :, near],
+                    v[:, :, near],
+                    attn_mask=visible[:, None],
+                    scale=self.scale,
+                    enable_gqa=q.shape[1] != k.shape[1],
+                )
+            )
+        return torch.cat(outs, 2)
 
     def _fill_front(self, front: Tensor, new: Tensor, rows: Rows) -> Tensor:
         """The first tokens with new ones among them, where these stand."""

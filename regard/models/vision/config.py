@@ -18,13 +18,37 @@ IMAGE_POOLING = (
 
 @dataclass(frozen=True)
 class ImageConfig:
-    """The image, the stem that makes vectors of it, and the layers. Without `classes` a model has no head: its
-    vectors are what it gives."""
+    """The images, and what they are classified into. Without `classes` a model has no head: its vectors are what it
+    gives."""
 
     kind: str = ""
     image: Annotated[tuple[int, int], "height and width of the images in pixels", Range(1, 2**16)] = (32, 32)
     channels: Annotated[int, "channels of the images: 3 for colours, 1 for grey", Range(1)] = 3
     classes: Annotated[int | None, "number of classes", Range(2)] = 10
+    dropout: Annotated[float, "dropout of the patches and of what each sublayer adds", Range(0, below=1)] = 0.0
+    drop_path: Annotated[
+        float,
+        "stochastic depth: the probability with which the last layer is left out of an image in training; it rises "
+        "linearly from 0 in the first",
+        Range(0, below=1),
+    ] = 0.0
+    earlier: ClassVar[dict[str, Any]] = {}  # fields that a saved run may not name, and what they were then
+
+    def __post_init__(self) -> None:
+        expected = type(self).__dataclass_fields__["kind"].default
+        if self.kind != expected:
+            raise ValueError(f"kind must be {expected!r}, got {self.kind!r}: other kinds have configs of their own")
+        if not isinstance(self.image, tuple | list) or len(self.image) != 2:
+            raise ValueError(f"image must be height and width in pixels, such as [32, 32], got {self.image!r}")
+        # configs are frozen
+        object.__setattr__(self, "image", tuple(self.image))
+        check_config(self)
+
+
+@dataclass(frozen=True)
+class PatchConfig(ImageConfig):
+    """The stem that makes tokens of an image, and the layers of a Transformer over them."""
+
     patch: Annotated[int, "side of a patch in pixels, for stem patch", Range(1)] = 4
     stem: Annotated[
         Literal["patch", "convolution"],
@@ -61,27 +85,12 @@ class ImageConfig:
         Bias,
         "biases of the projections of attention; inputs: of queries, keys and values only; output: of the output only",
     ] = True
-    dropout: Annotated[float, "dropout of the patches and of what each sublayer adds", Range(0, below=1)] = 0.0
-    drop_path: Annotated[
-        float,
-        "stochastic depth: the probability with which the last layer is left out of an image in training; it rises "
-        "linearly from 0 in the first",
-        Range(0, below=1),
-    ] = 0.0
     pooling: Annotated[ImagePooling, IMAGE_POOLING] = "mean"
     seeds: Annotated[int, "pma: number of vectors that it leaves", Range(1)] = 1
     seed_layers: Annotated[int, "pma: layers of self-attention among these vectors", Range(0)] = 0
-    earlier: ClassVar[dict[str, Any]] = {}  # fields that a saved run may not name, and what they were then
 
     def __post_init__(self) -> None:
-        expected = type(self).__dataclass_fields__["kind"].default
-        if self.kind != expected:
-            raise ValueError(f"kind must be {expected!r}, got {self.kind!r}: other kinds have configs of their own")
-        if not isinstance(self.image, tuple | list) or len(self.image) != 2:
-            raise ValueError(f"image must be height and width in pixels, such as [32, 32], got {self.image!r}")
-        # configs are frozen
-        object.__setattr__(self, "image", tuple(self.image))
-        check_config(self)
+        super().__post_init__()
         if self.pooling != "pma" and (self.seeds > 1 or self.seed_layers):
             raise ValueError(f"seeds and seed_layers are for pooling 'pma', got pooling {self.pooling!r}")
 

@@ -5,11 +5,18 @@ unless it has an option for the number of columns. What a model knows it fills i
 columns, and for layers with a table the number of tokens.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TypeVar
 
-from torch import Tensor
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from regard.layers.position.base import Position
+from regard.models.block import Block
 from regard.spec import ATTENTION, POSITIONS, Registry, Spec, parse
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class Grid(NamedTuple):
@@ -72,3 +79,53 @@ def fill_position(spec: str | Spec, grid: Grid) -> Spec:
 
 def _types(registry: Registry, name: str) -> dict[str, Any]:
     return {option.name: option.type for option in registry.options(name)}
+
+
+def place_blocks(blocks: Iterable[Block], grid: Grid) -> None:
+    """Tells layers in which order they read the cells, and distances inside attention that a class token has none."""
+    for block in blocks:
+        assert block.attention is not None, "layers of images attend to themselves"
+        order = block.attention.grid_order(grid.rows)
+        if order is not None:
+            block.read_in_order(order)
+        for part in block.attention.modules():
+            if isinstance(part, Position) and part.facts.kind in ("bias", "content"):
+                part.apart = grid.leading > 0
+
+
+def in_reading_order(block: Block, maps: Tensor) -> Tensor:
+    """A map with its tokens row by row."""
+    if block.back is None or block.attention is None:
+        return maps
+    maps = maps[:, :, block.back]
+    return maps[..., block.back] if block.attention.facts.columns == "tokens" else maps
+
+
+def copy_resized(model: M, made: M, grids: tuple[Grid, Grid]) -> M:
+    """The model that was made for images of another size, with the weights of the old one: the learned table of
+    positions, `position.table`, from one grid to the other, and all else as it is, or refused in words."""
+    made = made.to(next(model.parameters())).train(model.training)
+    state, own = dict(model.state_dict()), made.state_dict()
+    if "position.table" in state:
+        state["position.table"] = resize_table(state["position.table"], *grids)
+    for name, tensor in state.items():
+        if tensor.shape != own[name].shape:
+            raise ValueError(
+                f"{name} is {list(tensor.shape)} here and {list(own[name].shape)} for the new size: its weights belong "
+                f"to single places of the grid and cannot be resized"
+            )
+    made.load_state_dict(state)
+    return made
+
+
+def resize_table(table: Tensor, old: Grid, new: Grid) -> Tensor:
+    """A vector for each token of one grid, [T, E], as one for each of another: linear in row and column, corners
+    kept."""
+    if old[:2] == new[:2]:
+        return table
+    leading, cells = table[: old.leading], table[old.leading :].T.unflatten(1, (old.rows, old.columns))
+    size = (new.rows, new.columns)
+    # no half precision: rounding would bend what is linear
+    wide = cells.to(torch.promote_types(cells.dtype, torch.float32))[None]
+    resized = F.interpolate(wide, size, mode="bilinear", align_corners=True)[0].flatten(1).T
+    return torch.cat([leading, resized.to(table.dtype)])

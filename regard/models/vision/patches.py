@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.models.modules import ModuleListOf
-from regard.models.vision.config import ImageConfig
+from regard.models.vision.config import PatchConfig
 
 
 class Patches(nn.Module):
@@ -89,7 +89,7 @@ class Convolutions(nn.Module):
         return sides[0], sides[1]
 
 
-def build_stem(config: ImageConfig) -> Patches | Convolutions:
+def build_stem(config: PatchConfig) -> Patches | Convolutions:
     """The stem that a config names."""
     if config.stem == "patch":
         return Patches(config.channels, config.width, config.patch)

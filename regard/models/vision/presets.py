@@ -36,3 +36,17 @@ COCA = {
     "coca-large": _sizes(1024, 16, 4096, 24, patch=18, text_layers=12, decoder_layers=12, queries=256),
     "coca-giant": _sizes(1408, 16, 6144, 40, patch=18, text_layers=18, decoder_layers=18, queries=256),
 }
+
+
+def _swin(width: int, heads: tuple[int, ...], layers: tuple[int, ...], **more: Any) -> dict[str, Any]:
+    return {"width": width, "heads": heads, "inner": 4 * width, "layers": layers, **more}
+
+
+SWIN = {
+    # for images of about 32 x 32 pixels
+    "swin-nano": _swin(32, (2, 4, 8), (2, 2, 2), patch=2, window=4),
+    "swin-tiny": _swin(96, (3, 6, 12, 24), (2, 2, 6, 2)),
+    "swin-small": _swin(96, (3, 6, 12, 24), (2, 2, 18, 2)),
+    "swin-base": _swin(128, (4, 8, 16, 32), (2, 2, 18, 2)),
+    "swin-large": _swin(192, (6, 12, 24, 48), (2, 2, 18, 2)),
+}

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.model import Hidden, Model, Prediction
@@ -14,20 +13,19 @@ from regard.core.shape import Shape
 from regard.core.state import Out
 from regard.kernels.dropout import Dropout
 from regard.layers.position.base import Position
-from regard.layers.position.learned import Learned
 from regard.models.block import Block, gather_auxiliary, normalization
 from regard.models.modules import ModuleListOf
 from regard.models.pooling import Answer
 from regard.models.recording import Recorder, Recording, take_map
 from regard.models.stack import forward_blocks, link_layers
-from regard.models.vision.config import IMAGE_POOLING, ImageConfig, ImagePooling, drop_rates
-from regard.models.vision.grid import Grid, fill_attention, fill_position
+from regard.models.vision.config import IMAGE_POOLING, ImagePooling, PatchConfig, drop_rates
+from regard.models.vision.grid import Grid, copy_resized, fill_attention, fill_position, in_reading_order, place_blocks
 from regard.models.vision.patches import build_stem, check_images
 from regard.spec import POSITIONS, over_layers, parse
 
 
 @dataclass(frozen=True)
-class VitConfig(ImageConfig):
+class VitConfig(PatchConfig):
     """The config of a Vision Transformer. `attention` takes specs of role "self"."""
 
     kind: Literal["vit"] = "vit"
@@ -67,11 +65,11 @@ class Vit(Model):
     normalized.
 
     Tokens are in the order of rows. Words with an option for the number of columns read the grid, and the model fills
-    it in (`axial`, `image` with a block of rows and columns, which also gets its tokens in the order of its blocks);
-    all others see a line, in which a neighbour above is as far as a row is long. The class token is no cell of a grid:
-    a word that reads one takes another pooling. Positions: "learned" has a vector for each token, "sinusoidal" and
-    "rotary" count rows and columns (with columns=None the tokens of the line), and none but "learned" touches the class
-    token.
+    it in (`axial`, `swin`, `local` with a window of rows and columns, `image` with such a block, which also gets its
+    tokens in the order of its blocks); all others see a line, in which a neighbour above is as far as a row is long.
+    The class token is no cell of a grid: a word that reads one takes another pooling. Positions: "learned" has a vector
+    for each token, "sinusoidal" and "rotary" count rows and columns (with columns=None the tokens of the line), and
+    none but "learned" touches the class token.
 
     stem="convolution" and pooling="sequence" make it a Compact Convolutional Transformer (Hassani et al. 2021, arXiv
     2104.05704), the latter alone a CVT; their code also norms the sum before each MLP, which is not done here.
@@ -149,18 +147,8 @@ class Vit(Model):
         is resized linearly along rows and columns with its corners kept, as in the authors' code; the row of the class
         token stays as it is, and the same size changes nothing. Weights of other layers that belong to single places
         cannot be carried over."""
-        made = Vit(replace(self.config, image=image)).to(next(self.parameters()))
-        state, own = dict(self.state_dict()), made.state_dict()
-        if isinstance(self.position, Learned):
-            state["position.table"] = resize_table(self.position.table.detach(), self.grid, made.grid)
-        for name, tensor in state.items():
-            if tensor.shape != own[name].shape:
-                raise ValueError(
-                    f"{name} is {list(tensor.shape)} here and {list(own[name].shape)} for an image of {image[0]} x "
-                    f"{image[1]} pixels: its weights belong to single places of the grid and cannot be resized"
-                )
-        made.load_state_dict(state)
-        return made.train(self.training)
+        made = Vit(replace(self.config, image=image))
+        return copy_resized(self, made, (self.grid, made.grid))
 
     def _encode(self, images: Tensor, maps: Recording | None = None) -> Out:
         check_images(images, self.config.channels, self.config.image)
@@ -176,36 +164,3 @@ class Vit(Model):
 def _leading_tokens(config: VitConfig) -> int:
     """Tokens before those of the patches."""
     return int(config.pooling == "first") + int(config.distillation != "none")
-
-
-def place_blocks(blocks: "ModuleListOf[Block]", grid: Grid) -> None:
-    """Tells layers in which order they read the cells, and distances inside attention that a class token has none."""
-    for block in blocks:
-        assert block.attention is not None, "layers of images attend to themselves"
-        order = block.attention.grid_order(grid.rows)
-        if order is not None:
-            block.read_in_order(order)
-        for part in block.attention.modules():
-            if isinstance(part, Position) and part.facts.kind in ("bias", "content"):
-                part.apart = grid.leading > 0
-
-
-def in_reading_order(block: Block, maps: Tensor) -> Tensor:
-    """A map with its tokens row by row."""
-    if block.back is None or block.attention is None:
-        return maps
-    maps = maps[:, :, block.back]
-    return maps[..., block.back] if block.attention.facts.columns == "tokens" else maps
-
-
-def resize_table(table: Tensor, old: Grid, new: Grid) -> Tensor:
-    """A vector for each token of one grid, [T, E], as one for each of another: linear in row and column, corners
-    kept."""
-    if old[:2] == new[:2]:
-        return table
-    leading, cells = table[: old.leading], table[old.leading :].T.unflatten(1, (old.rows, old.columns))
-    size = (new.rows, new.columns)
-    # no half precision: rounding would bend what is linear
-    wide = cells.to(torch.promote_types(cells.dtype, torch.float32))[None]
-    resized = F.interpolate(wide, size, mode="bilinear", align_corners=True)[0].flatten(1).T
-    return torch.cat([leading, resized.to(table.dtype)])
