@@ -9,7 +9,7 @@ from rich.text import Text
 
 from regard.aliases import ALIASES, SETTINGS
 from regard.cli.console import fact_items, list_known, open_console, plain_table, print_table
-from regard.spec import REGISTRIES, Registry, describe, did_you_mean, parse
+from regard.spec import REGISTRIES, Registry, Spec, describe, did_you_mean, parse
 from regard.tasks.command import AddVerb
 
 MODEL = "model"  # the kind of the registry of models, whose entries are not specs
@@ -168,12 +168,16 @@ def explain(arguments: argparse.Namespace) -> None:
 
     registries, kind = find_registries(arguments.kind), arguments.kind
     console, with_models = open_console(100), kind in (None, MODEL)
-    is_model = with_models and arguments.spec in models.entries()
-    if is_model:
+    if with_models and arguments.spec in models.entries():
         print_model(console, models.find(arguments.spec))
+        # a layer may have the name of the model that it was made for
+        for kind, registry in registries:
+            if arguments.spec in registry:
+                print_explanation(console, kind, registry, Spec(arguments.spec))
+        return
     spec = parse(arguments.spec)
     found = [(kind, registry) for kind, registry in registries if registry.canonical(spec).name in registry]
-    if not found and not is_model:
+    if not found:
         if spec.name in SETTINGS:
             raise ValueError(f"nothing is called {spec.name!r}: {SETTINGS[spec.name]}")
         names = [name for kind, registry in registries for name in (*registry.names(), *ALIASES[kind])]

@@ -9,6 +9,7 @@ from regard import models
 from regard.config import from_json
 from regard.core.options import options
 from regard.data.tokenizer import Tokenizer
+from regard.spec import fits
 from regard.tasks.load import read_parts
 from regard.training import checkpoint
 from regard.training.run import Run
@@ -17,9 +18,11 @@ from regard.training.run import Run
 @pytest.mark.parametrize("kind", models.kinds())
 def test_kinds(kind):
     config_class, model_class = models.kinds()[kind]
-    small = {"kind": kind, "vocabulary": 20, "width": 16, "heads": 2, "inner": 16, "hidden": 16}
-    names = {field.name for field in dataclasses.fields(config_class)}
-    config = config_class(**{name: value for name, value in small.items() if name in names})
+    small = {"kind": kind, "vocabulary": 20, "width": 48, "heads": 2, "inner": 16, "hidden": 16}
+    known = options(config_class)
+    config = config_class(
+        **{name: value for name, value in small.items() if name in known and fits(value, known[name].type)}
+    )
     plain = json.loads(json.dumps(dataclasses.asdict(config)))
     back = from_json(models.config_class(plain), plain)
     assert back == config

@@ -107,8 +107,9 @@ class Swin(Attending):
         whole = not is_dynamic(T) and high * h * wide * w == T
         if whole and mask.full and self.shift == (0, 0):
             # windows are blocks of the grid: no cell is looked up, and none is hidden
-            parts = (x.unflatten(2, (high, h, wide, w)).transpose(3, 4).flatten(4, 5).flatten(2, 3) for x in (q, k, v))
-            o = self._in_windows(*parts, None)
+            blocks = (high, h, wide, w)
+            q, k, v = (x.unflatten(2, blocks).transpose(3, 4).flatten(4, 5).flatten(2, 3) for x in (q, k, v))
+            o = self._in_windows(q, k, v, None)
             return o.unflatten(3, (h, w)).unflatten(2, (high, wide)).transpose(3, 4).flatten(2, 5)
         windows = self._windows(T, high, wide, q.device)
         visible, there = windows.same, windows.there
@@ -118,8 +119,8 @@ class Swin(Attending):
             there = there.unflatten(-1, visible.shape[:2])
             # what is not there sees all, lest its row divide by zero: nobody reads it
             visible = (visible & there[..., None, :]) | ~there[..., :, None]
-        parts = (x[:, :, windows.token].unflatten(2, windows.same.shape[:2]) for x in (q, k, v))
-        return self._in_windows(*parts, visible).flatten(2, 3)[:, :, windows.slot]
+        q, k, v = (x[:, :, windows.token].unflatten(2, windows.same.shape[:2]) for x in (q, k, v))
+        return self._in_windows(q, k, v, visible).flatten(2, 3)[:, :, windows.slot]
 
     def _in_windows(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
         """[B, H, n, L, D] of each, and what is visible [n, L, L] or [B, n, L, L] -> [B, H, n, L, D]"""

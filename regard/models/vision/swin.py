@@ -14,7 +14,7 @@ from regard.core.state import Out
 from regard.kernels.dropout import Dropout
 from regard.layers.position.base import Position
 from regard.models.block import Block, gather_auxiliary
-from regard.models.config import ModelConfig, Specs
+from regard.models.config import ModelConfig, Norm, Specs
 from regard.models.modules import ModuleListOf
 from regard.models.pooling import layer_config
 from regard.models.recording import Recorder, Recording, take_map
@@ -49,6 +49,7 @@ class SwinConfig(ImageConfig):
         "swin the window and, in every second layer of a stage, the shift",
     ] = "swin"
     position: Annotated[str, "spec of the positions: those of the first map, or inside attention"] = "none"
+    norm: Norm = "pre"
     norm_epsilon: Annotated[float, "epsilon of the norms, added to the variance", Range(above=0)] = 1e-5
     feedforward: Annotated[Specs, "spec of the feed-forward layers, or a list repeated over them"] = (
         "dense(activation='gelu')"
@@ -60,16 +61,17 @@ class SwinConfig(ImageConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.heads) != len(self.layers) or not self.layers:
+        both = (self.heads, self.layers)
+        if not all(isinstance(part, tuple | list) and part for part in both) or len(self.heads) != len(self.layers):
             raise ValueError(
-                f"heads and layers have a number for each stage, got heads {list(self.heads)} and layers "
-                f"{list(self.layers)}: give both the same length"
+                f"heads and layers have a number for each stage, got heads {self.heads} and layers {self.layers}: give "
+                f"lists of the same length"
             )
 
     def stage(self, index: int, position: str) -> ModelConfig:
         """What a Block of a stage reads."""
         doubled = {"width": self.width << index, "inner": self.inner << index, "heads": self.heads[index]}
-        return layer_config(self, **doubled, norm="pre", position=position)
+        return layer_config(self, **doubled, position=position)
 
 
 class Merging(nn.Module):

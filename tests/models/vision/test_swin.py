@@ -142,7 +142,8 @@ def test_stochastic_depth_rises_over_all_layers():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"heads": (2, 4, 8)}, r"got heads \[2, 4, 8\] and layers \[2, 2\]: give both the same length"),
+        ({"heads": (2, 4, 8)}, r"got heads \(2, 4, 8\) and layers \(2, 2\): give lists of the same length"),
+        ({"heads": 2}, r"got heads 2 and layers \(2, 2\)"),
         ({"heads": (3, 4)}, "width 8 is not divisible by heads 3"),
         ({"attention": "swin(width=5)"}, "'swin' has width=5, and the tokens stand in rows of 12"),
         ({"attention": "swin(window=2, shift=2)"}, "shifted by less than its side"),
