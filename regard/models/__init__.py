@@ -10,6 +10,7 @@ from regard.core.limits import check_memory
 from regard.core.model import Model
 from regard.core.options import options
 from regard.models import registry
+from regard.models.bytenet import ByteNet, ByteNetConfig
 from regard.models.config import ModelConfig
 from regard.models.convolutional import Convolutional, ConvolutionalConfig
 from regard.models.deep_recurrent import DeepRecurrent, DeepRecurrentConfig
@@ -31,6 +32,8 @@ LARGE, LARGE_OPTION = (
 )  # from this many parameters, or this large an option, a model is measured before it is built
 
 __all__ = [
+    "ByteNet",
+    "ByteNetConfig",
     "Classifier",
     "ClassifierConfig",
     "Coca",

@@ -7,7 +7,9 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from regard.layers.attention.base import Attention
+from regard.core.shape import Order, Shape
+from regard.core.state import Out
+from regard.layers.attention.base import Attention, Facts
 
 Place = Literal["self", "cross", "none"]
 
@@ -22,6 +24,28 @@ class Recorder(Protocol):
 def take_map(layer: Any, *arguments: Any, **options: Any) -> Any:
     """The map of a layer: of attention, or of an aligner."""
     return layer.map(*arguments, **options)
+
+
+class KnownMap(Attention):
+    """A map that a model has computed already, in the place of the layer that others have: the tokens [B, T, S] are its
+    rows. It computes nothing."""
+
+    def __init__(self, name: str):
+        cost = Order("N^2", 2)
+        self.facts = Facts(name, "", "", "", "", cost, cost, roles=("cross",), linear=False)
+        super().__init__(Shape.of(width=1, heads=1, role="cross"))
+
+    def map(self, x, rows=None, *, state=None, memory=None, stream=None) -> Tensor:
+        return x[:, None]
+
+    def apply_map(self, values, x, rows=None, *, memory=None, stream=None) -> Tensor:
+        return x[:, None] @ values
+
+    def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
+        self.not_written("forward_packed")
+
+    def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        self.not_written("reference")
 
 
 def last_weights(calls: Sequence[tuple[Attention, Tensor]], *states: Any) -> Tensor:

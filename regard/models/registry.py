@@ -14,6 +14,7 @@ from regard import spec
 from regard.core.model import Model as BuiltModel
 from regard.core.options import Option, options
 from regard.core.shape import Order
+from regard.models.bytenet import ByteNet, ByteNetConfig
 from regard.models.config import ModelConfig
 from regard.models.convolutional import Convolutional, ConvolutionalConfig
 from regard.models.deep_recurrent import DeepRecurrent, DeepRecurrentConfig
@@ -165,6 +166,13 @@ MOE_LSTM = {
 }
 
 
+# Of about that size; then as published for English to German, over characters.
+BYTENET = {
+    "bytenet": {"width": 96, "layers": 10},
+    "bytenet-30": {"width": 800, "layers": 30, "tied": False},
+}
+
+
 # fields of configs that mean nothing where a model has no target, no classes, or nothing but classes
 TARGET = ("decoder_layers", "decoder_attention", "cross_attention", "decoder_feedforward", "aligner")
 POOLED = ("pooling", "seeds", "seed_layers")
@@ -237,6 +245,18 @@ MODELS = (
             Order("1", 0),
         ),
         {"translation": Form(DeepRecurrentConfig, DeepRecurrent, MOE_LSTM)},
+    ),
+    Model(
+        ModelFacts(
+            "bytenet",
+            "Kalchbrenner et al. 2016, Neural Machine Translation in Linear Time",
+            "arXiv 1610.10099",
+            "convolutional",
+            Order("N", 1),
+            Order("N", 1),
+            Order("1", 0),
+        ),
+        {"translation": Form(ByteNetConfig, ByteNet, BYTENET)},
     ),
     Model(
         ModelFacts(

@@ -89,7 +89,7 @@ class TranslatorOptions(ModelOptions):
     preset: Annotated[
         str | None,
         "mini (two layers, for minutes on a CPU), tiny, base or big (Transformers); lstm, gru or gnmt (recurrent); "
-        "moe-lstm (with experts); convs2s (convolutional) (default: mini on a CPU, tiny on a GPU)",
+        "moe-lstm (with experts); bytenet or convs2s (convolutional) (default: mini on a CPU, tiny on a GPU)",
     ] = None
     bottleneck: Annotated[
         bool | None, "lstm and gru: no attention, the decoder gets only the last state of the encoder"
