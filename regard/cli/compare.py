@@ -1,6 +1,7 @@
-"""`regard compare`: which attention is fastest, at a length, a batch size and on a device."""
+"""`regard compare`: which attention is fastest, which is best, at a length, a batch size, a device and a task."""
 
 import argparse
+import dataclasses
 import json
 import shlex
 import sys
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from regard.compare.results import Results
 
 OUT = "runs/compare"
+TRAINED = ("seeds", "rates", "budget", "jobs", "position", "task_length", "task_batch")
 ASKED = ("length", "batch", "role", "width", "heads", "part", "device", "dtype", "threads", "minutes")
 
 
@@ -20,10 +22,12 @@ def add_verbs(verb: AddVerb) -> None:
     added = verb(
         "compare",
         compare,
-        "measure what mechanisms cost at your length: time, memory, decoding, counted operations",
+        "compare mechanisms: what they cost at your length, and what they learn under an equal budget",
         [
             "regard compare --length 8192",
             'regard compare softmax "local(window=256)" linear performer --length 1024,8192 --batch 4',
+            "regard compare softmax linear --task recall --seeds 3 --budget updates=600",
+            "regard compare softmax linear --task language --data.text book.txt --budget minutes=5",
             "regard compare --out runs/compare",
             "regard compare --report runs/compare --csv table.csv --markdown",
         ],
@@ -43,6 +47,7 @@ def add_verbs(verb: AddVerb) -> None:
     added.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="dtype (default: float32)")
     added.add_argument("--threads", type=int, help="CPU threads (default: chosen by PyTorch)")
     added.add_argument("--minutes", type=float, help="time limit; the next call continues (default: 10)")
+    _add_training(added)
     added.add_argument("--out", metavar="FOLDER", help=f"folder of the results, which is continued (default: {OUT})")
     added.add_argument("--report", metavar="FOLDER", help="report on a folder of results, and measure nothing")
     added.add_argument("--force", action="store_true", help="measure again what the folder has already")
@@ -51,46 +56,118 @@ def add_verbs(verb: AddVerb) -> None:
     added.add_argument("--csv", metavar="FILE", help="also write the table as CSV")
 
 
+def _add_training(added: argparse.ArgumentParser) -> None:
+    group = added.add_argument_group(
+        "what it learns", "With --task, small models are trained too. Flags of regard train, with a dot, are handed on."
+    )
+    group.add_argument(
+        "--task", help='generated task, such as recall or "mqar(pairs=4, vocabulary=64)", or one of regard train'
+    )
+    group.add_argument("--budget", help="what every row gets: updates=600, tokens=2M, flops=1P or minutes=10")
+    group.add_argument("--seeds", type=int, help="seeds at the best learning rate (default: 3)")
+    group.add_argument("--rates", metavar="R,R", help="learning rates to try (default: three, by the width)")
+    group.add_argument("--jobs", type=int, help="models that are trained at a time (default: 1)")
+    group.add_argument("--position", help="spec of the positions, the same for all rows (default: sinusoidal)")
+    group.add_argument("--task-length", type=int, help="tokens of the task (default: its own)")
+    group.add_argument("--task-batch", type=int, help="rows per update (default: 32)")
+
+
+def split_flags(argv: list[str]) -> tuple[list[str], list[str]]:
+    """The words of `regard compare`, and the flags that are for `regard train`: dotted ones, --config and --init, each
+    with its value."""
+    own: list[str] = []
+    rest: list[str] = []
+    words = iter(argv)
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        if flag.startswith("--") and ("." in flag or flag in ("--config", "--init")):
+            rest += [word] if equals else [word, *([value] if (value := next(words, None)) is not None else [])]
+        else:
+            own.append(word)
+    return own, rest
+
+
 def compare(arguments: argparse.Namespace) -> int:
     """regard compare"""
     if arguments.report is not None:
         return _report(arguments)
-    from regard.compare.results import Results
+    from regard.compare.quality import fill_quality
+    from regard.compare.results import Results, write_plans
     from regard.compare.run import Interrupted, Tools, fill_costs
     from regard.compare.store import Folder
 
     folder = Folder(arguments.out or OUT)
-    plan = _plan(arguments, folder)
-    folder.write_plan(plan.to_json())
+    costs, quality = _plans(arguments, folder)
+    write_plans(folder, costs, quality)
     tools = Tools(force=arguments.force, command=shlex.join(["regard", *sys.argv[1:]]))
     code = 0
     try:
-        fill_costs(plan, folder, tools)
+        if costs is not None:
+            fill_costs(costs, folder, tools)
+        for plan in quality:
+            fill_quality(plan, folder, tools)
     except Interrupted as stopped:
         notice(f"{stopped}; continue with: regard compare --out {folder.path}")
         code = stopped.code
-    _print(Results(plan, folder), arguments)
+    _print(Results(costs, folder, quality), arguments)
     return code
 
 
-def _plan(arguments: argparse.Namespace, folder: Any) -> Any:
-    """The plan that the flags ask for; without flags, the one that the folder has."""
-    from regard.compare.plan import CostPlan, cost_plan, lengths_from
+def _plans(arguments: argparse.Namespace, folder: Any) -> tuple[Any, list[Any]]:
+    """The plans that the flags ask for; without flags, those that the folder has."""
+    from regard.compare.results import read_plans
+
+    given = {name: value for name in (*ASKED, *TRAINED) if (value := getattr(arguments, name)) is not None}
+    rest = getattr(arguments, "rest", [])
+    known = folder.read_plan()
+    if known is not None and not arguments.specs and not rest and set(given) <= {"minutes"}:
+        costs, _, quality = read_plans(known, folder)
+        again = {"minutes": arguments.minutes} if arguments.minutes is not None else {}
+        return (
+            None if costs is None else dataclasses.replace(costs, **again),
+            [dataclasses.replace(plan, **again) for plan in quality],
+        )
+    if arguments.task is None and (unused := [name for name in TRAINED if name in given] + rest):
+        name = unused[0] if unused[0].startswith("--") else f"--{unused[0]}"
+        raise ValueError(f"{name} is for training: name a task with --task, such as --task recall")
+    costs = None if arguments.task is not None and arguments.length is None else _cost_plan(arguments, given)
+    return costs, [] if arguments.task is None else [_quality_plan(arguments, given, rest)]
+
+
+def _cost_plan(arguments: argparse.Namespace, given: dict[str, Any]) -> Any:
+    from regard.compare.plan import CostPlan, lengths_from
     from regard.compare.run import with_threads
 
-    given = {name: value for name in ASKED if (value := getattr(arguments, name)) is not None}
-    if "length" in given:
-        given["lengths"] = lengths_from(given.pop("length"))
-    known = folder.read_plan()
-    if known is not None and not arguments.specs and set(given) <= {"minutes"}:
-        return cost_plan(known | given)
-    return with_threads(CostPlan(specs=tuple(arguments.specs), **given))
+    asked = {name: given[name] for name in ASKED if name in given}
+    if "length" in asked:
+        asked["lengths"] = lengths_from(asked.pop("length"))
+    return with_threads(CostPlan(specs=tuple(arguments.specs), **asked))
+
+
+def _quality_plan(arguments: argparse.Namespace, given: dict[str, Any], rest: list[str]) -> Any:
+    from regard.compare.budget import budget_from
+    from regard.compare.quality import QualityPlan
+
+    asked = {name: given[name] for name in ("width", "heads", "device", "minutes", "seeds", "jobs") if name in given}
+    if arguments.rates is not None:
+        try:
+            asked["rates"] = tuple(float(rate) for rate in arguments.rates.split(","))
+        except ValueError:
+            raise ValueError(f"--rates takes numbers such as 0.001,0.003, got {arguments.rates!r}") from None
+    if arguments.budget is not None:
+        budget = budget_from(arguments.budget)
+        asked |= {"axis": budget.axis, "amount": budget.amount}
+    for flag, name in (("task_length", "length"), ("task_batch", "batch"), ("position", "position")):
+        if flag in given:
+            asked[name] = given[flag]
+    return QualityPlan(task=arguments.task, specs=tuple(arguments.specs), flags=tuple(rest), **asked)
 
 
 def _report(arguments: argparse.Namespace) -> int:
     from regard.compare.results import Results
 
-    asked = [f"--{name}" for name in ASKED if getattr(arguments, name) is not None]
+    names = (*ASKED, *TRAINED, "task")
+    asked = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) is not None]
     if asked or arguments.specs or arguments.out or arguments.force:
         what = ", ".join([*asked, *arguments.specs]) or ("--out" if arguments.out else "--force")
         raise ValueError(f"--report measures nothing, so it takes no {what}: leave it out, or leave --report out")
@@ -109,7 +186,7 @@ def _print(results: "Results", arguments: argparse.Namespace) -> None:
         except OSError as error:
             raise ValueError(f"cannot write {arguments.csv}: {error.strerror}") from error
     if arguments.json:
-        for row in results.rows:
+        for row in results.all_rows():
             print(json.dumps(row))
     elif arguments.markdown:
         print(markdown_report(results))

@@ -21,10 +21,11 @@ def compare(*specs: str, out: str | Path = "runs/compare", **settings: Any) -> R
         settings: fields of `regard.compare.plan.CostPlan`, such as lengths=(8192,), role="self", minutes=5.
     """
     from regard.compare.plan import CostPlan
+    from regard.compare.results import write_plans
     from regard.compare.run import fill_costs, with_threads
     from regard.compare.store import Folder
 
     plan, folder = with_threads(CostPlan(specs=specs, **settings)), Folder(out)
-    folder.write_plan(plan.to_json())
+    write_plans(folder, plan, ())
     fill_costs(plan, folder)
     return Results(plan, folder)

@@ -1,10 +1,12 @@
 """A recommendation in sentences. Each is a rule over cells, and none tells two rows apart whose intervals overlap."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from regard.compare.plan import BASELINE
 from regard.compare.results import Results
+from regard.compare.scores import Scores
 from regard.compare.statistics import Interval
 from regard.compare.store import DONE
 
@@ -13,22 +15,89 @@ CLEAR = 1.25  # factor between two figures without an interval that a sentence m
 
 
 def advise(results: Results) -> list[str]:
-    """What the table says, for each length."""
+    """What the tables say, for each length and each task."""
+    said = [*(_costs(results) if results.asks_costs else ())]
+    for scores in results.scores:
+        said += _about_scores(scores)
+    if not said:
+        return [f"Nothing is measured yet: regard compare --out {results.name} continues."]
+    if results.missing:
+        said.append(f"{results.missing} rows did not run: regard compare --out {results.name} continues.")
+    return [*said, _unclaimed(results)]
+
+
+def _unclaimed(results: Results) -> str:
+    lengths = "this length" if len(results.plan.lengths) == 1 else "these lengths"
+    if not results.scores:
+        return f"Not claimed: anything about other sizes than {lengths}, or about quality, which only training tells."
+    if not results.asks_costs:
+        return "Not claimed: anything about other tasks, sizes or budgets."
+    return f"Not claimed: anything about other sizes than {lengths}, other tasks or other budgets."
+
+
+def _costs(results: Results) -> list[str]:
     said: list[str] = []
     for length in results.plan.lengths:
         rows = [row for row in results.rows if row["length"] == length and row["status"] == DONE]
         before = f"At {length:,} tokens: " if len(results.plan.lengths) > 1 else ""
         found = _about_costs(rows, length)
         said += [before + found[0], *found[1:]] if found else []
-    if not said:
-        return [f"Nothing is measured yet: regard compare --out {results.name} continues."]
-    if results.missing:
-        said.append(f"{results.missing} rows did not run: regard compare --out {results.name} continues.")
-    lengths = "this length" if len(results.plan.lengths) == 1 else "these lengths"
-    return [
-        *said,
-        f"Not claimed: anything about other sizes than {lengths}, or about quality, which only training tells.",
-    ]
+    return [*said, *_crossovers(results)]
+
+
+def _crossovers(results: Results) -> list[str]:
+    """From which of several lengths on each mechanism is faster to train than the baseline, and stays so."""
+    lengths = sorted(results.plan.lengths)
+    if len(lengths) < 2:
+        return []
+    faster: dict[str, set[int]] = {}
+    for row in results.rows:
+        if row["status"] == DONE and row["train_ratio_high"] < 1:
+            faster.setdefault(_without_length(row), set()).add(row["length"])
+    first: dict[int, list[str]] = {}
+    for name, found in faster.items():
+        stays = [length for length in lengths if all(later in found for later in lengths if later >= length)]
+        if stays:
+            first.setdefault(stays[0], []).append(name)
+    before = f"Faster to train than {BASELINE} from"
+    return [f"{before} {length:,} tokens on: {_names(first[length])}." for length in sorted(first)]
+
+
+def _without_length(row: dict[str, Any]) -> str:
+    """A spec without an option that is the length itself."""
+    return re.sub(rf",? ?longest={row['length']}\b", "", row["spec"]).replace("()", "")
+
+
+def _about_scores(scores: Scores) -> list[str]:
+    """Who is best at a task, if the table may rank at all."""
+    rows, name = scores.measured, scores.plan.task
+    if len(rows) < 2:
+        return []
+    if not scores.settled:
+        missing = any(row["seeds"] < scores.plan.seeds for row in rows) or scores.missing
+        more = "" if missing else f" More of the budget may settle it: --budget {scores.plan.axis}={_more(scores)}."
+        return [f"{name} is not settled, so its rows are not ranked.{more}"]
+    best = [row for row in rows if "a" in row["letters"]]
+    said = [f"Best at {name}: {_listed(best)}" + (", not told apart" if len(best) > 1 else "") + f" ({_range(best)})."]
+    behind = [row for row in rows if "a" not in row["letters"]]
+    if behind:
+        said.append(f"Behind: {_listed(behind)} ({_range(behind)}).")
+    chance = [row for row in rows if row.get("at_chance")]
+    if chance:
+        said.append(f"At chance: {_listed(chance)}.")
+    rising = [row for row in behind if row["rising"]]
+    if rising:
+        said.append(f"Still rising when the budget ended: {_listed(rising)}.")
+    return said
+
+
+def _more(scores: Scores) -> str:
+    return f"{2 * scores.plan.amount:g}"
+
+
+def _range(rows: Sequence[dict[str, Any]]) -> str:
+    low, high = min(row["score_min"] for row in rows), max(row["score_max"] for row in rows)
+    return f"{low:.3g}" if f"{low:.3g}" == f"{high:.3g}" else f"{low:.3g} to {high:.3g}"
 
 
 def _about_costs(rows: list[dict[str, Any]], length: int) -> list[str]:
@@ -130,7 +199,10 @@ def _figure(value: float) -> str:
 
 
 def _listed(rows: Sequence[dict[str, Any]]) -> str:
-    names = [row["spec"] for row in rows]
+    return _names([row["spec"] for row in rows])
+
+
+def _names(names: list[str]) -> str:
     if len(names) > MANY + 1:
         names = [*names[:MANY], f"{len(names) - MANY} more"]
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

@@ -383,7 +383,7 @@ class Process:
     """A `Subject` in a process of its own, which idles between its turns."""
 
     def __init__(self, setting: Setting, patience: float = 600.0):
-        context = _context()
+        context = process_context()
         self.patience = patience
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, asdict(setting)), daemon=True)
@@ -419,7 +419,7 @@ class Process:
         return answer
 
 
-def _context() -> Any:
+def process_context() -> Any:
     """Processes that begin with PyTorch imported and nothing else, where the system can fork."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")

@@ -8,6 +8,7 @@ from typing import Any
 from regard.compare.advise import advise
 from regard.compare.plan import BASELINE
 from regard.compare.results import Results
+from regard.compare.scores import Scores
 from regard.compare.store import DONE
 
 LONGEST_NAME = 48  # columns of a spec in a terminal; a longer one takes a line of its own
@@ -121,28 +122,115 @@ def _status_line(row: dict[str, Any], first: int, width: int) -> str:
     return "\n".join(textwrap.wrap(text, max(width, 40), subsequent_indent=" " * 4, break_on_hyphens=False))
 
 
+# title, what a row needs for it, how it is shown
+SCORE_COLUMNS: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
+    ("score", "score", lambda row: f"{row['score']:.3f}{' =' if row.get('at_chance') else ''}"),
+    ("seeds from, to", "score_min", lambda row: f"{row['score_min']:.3f} {row['score_max']:.3f}"),
+    ("rank", "letters", lambda row: row["letters"]),
+    ("solved", "solved", lambda row: f"{row['solved']:.0%}"),
+    ("solved at", "solved", lambda row: f"{row['solved_at']:,}" if row["solved_at"] else f"> {row['updates']:,}"),
+    ("rate", "rate", lambda row: f"{row['rate']:g}"),
+    ("learns at", "rates_ok", lambda row: f"{row['rates_ok']} of {row['rates']}"),
+    ("parameters", "parameters", lambda row: f"{row['parameters']:,}"),
+    ("", "rising", lambda row: "still rising" if row["rising"] and row.get("solved", 0) < 1 else ""),
+]
+
+
+def score_header(scores: Scores) -> list[str]:
+    """What holds for a table of scores, in lines."""
+    plan, chance = scores.plan, scores.chance
+    sizes = "" if plan.is_run else f", width {plan.width}, {plan.layers} layers, {plan.position} positions"
+    rates = _counted(len(scores.filling.rates), "learning rate")
+    what = f"{plan.task}, {plan.tokens:,} tokens" if not plan.is_run else f"regard train {plan.task}"
+    lines = [
+        f"{what}: {scores.metric}{sizes}",
+        f"budget: {plan.budget} for each, parameters within 1 %, {rates}, "
+        f"then {_counted(plan.seeds, 'seed')} at the best, the same for all",
+    ]
+    if chance is not None:
+        trick = f", {chance[1][1]} {chance[1][0]:.2f}" if chance[1] else ""
+        lines.append(f"chance {chance[0]:.2f}{trick}; = marks a score that is not told from chance")
+    if not scores.settled:
+        lines.append(
+            f"not settled: {BASELINE} does not solve it with every seed in half of the budget, so the order is one of "
+            "luck"
+        )
+    return lines
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
+def score_table(scores: Scores, width: int) -> list[str]:
+    """The rows of a table of scores as lines."""
+    rows = scores.measured
+    first = min(LONGEST_NAME, max(len(row["spec"]) for row in scores.rows))
+    columns = [column for column in SCORE_COLUMNS if any(column[1] in row for row in rows)]
+    cells = [[title, *(show(row) if needs in row else "-" for row in rows)] for title, needs, show in columns]
+    room, kept = width - first, 0
+    for column in cells:
+        room -= max(map(len, column)) + 2
+        if room < 0:
+            break
+        kept += 1
+    lines = []
+    for at, label in enumerate(["", *(row["spec"] for row in rows)]):
+        parts = [column[at].rjust(max(map(len, column))) for column in cells[:kept]]
+        if len(label) > first:
+            lines.append(label)
+            label = ""
+        lines.append("  ".join([label.ljust(first), *parts]).rstrip())
+    if kept < len(cells):
+        names = ", ".join(title for title, *_ in columns[kept:] if title)
+        lines.append(_fill(f"Columns without room here: {names}.", width))
+    return [*(lines if rows else []), *(_status_line(row, first, width) for row in scores.rows if row["note"])]
+
+
+def score_markdown(scores: Scores) -> list[str]:
+    """A table of scores in Markdown."""
+    rows = scores.measured
+    columns = [column for column in SCORE_COLUMNS if any(column[1] in row for row in rows)]
+    lines = [*(f"{line}  " for line in score_header(scores)), ""]
+    lines += ["| attention | " + " | ".join(title for title, *_ in columns) + " |", "|---|" + "---:|" * len(columns)]
+    for row in rows:
+        lines.append(f"| `{row['spec']}` | " + " | ".join(show(row) for _, _, show in columns) + " |")
+    for row in scores.rows:
+        if row["note"] and "score" not in row:
+            lines.append(f"| `{row['spec']}` | {row['status']}: {row['note']} |" + " |" * (len(columns) - 1))
+    return [*lines, ""]
+
+
 def text_report(results: Results, width: int = 120) -> str:
-    """Everything for a terminal: head, table, words."""
-    words = "In words. " + " ".join(advise(results))
-    return "\n".join(
-        [*(_fill(line, width) for line in header(results)), "", *table(results, width), "", _fill(words, width)]
-    )
+    """Everything for a terminal: heads, tables, words."""
+    lines: list[str] = []
+    if results.asks_costs:
+        lines += [*(_fill(line, width) for line in header(results)), "", *table(results, width), ""]
+    for scores in results.scores:
+        lines += [*(_fill(line, width) for line in score_header(scores)), "", *score_table(scores, width), ""]
+    return "\n".join([*lines, _fill("In words. " + " ".join(advise(results)), width)])
 
 
 def markdown_report(results: Results) -> str:
     """The same in Markdown."""
-    lines = [*(f"{line}  " for line in header(results)), ""]
-    for length in results.plan.lengths:
-        rows = [row for row in results.rows if row["length"] == length]
-        measured = sorted((r for r in rows if r["status"] == DONE), key=lambda row: (row["train_ratio"], row["spec"]))
-        columns = [column for column in COLUMNS if any(column[2] in row for row in measured)]
-        titles = [" ".join(filter(None, (title, unit))) for title, unit, *_ in columns]
-        lines += [f"| {length:,} tokens | " + " | ".join(titles) + " |", "|---|" + "---:|" * len(titles)]
-        for row in measured:
-            cells = [show(row) if needs in row else "" for _, _, needs, show in columns]
-            lines.append(f"| `{row['spec']}` | " + " | ".join(cells) + " |")
-        for row in rows:
-            if row["status"] != DONE:
-                lines.append(f"| `{row['spec']}` | {row['status']}: {row['note']} |" + " |" * (len(titles) - 1))
-        lines.append("")
+    lines = [*(f"{line}  " for line in header(results)), ""] if results.asks_costs else []
+    for length in results.plan.lengths if results.asks_costs else ():
+        lines += _cost_markdown(results, length)
+    for scores in results.scores:
+        lines += score_markdown(scores)
     return "\n".join([*lines, "In words. " + " ".join(advise(results)), ""])
+
+
+def _cost_markdown(results: Results, length: int) -> list[str]:
+    rows = [row for row in results.rows if row["length"] == length]
+    measured = sorted((row for row in rows if row["status"] == DONE), key=lambda row: (row["train_ratio"], row["spec"]))
+    columns = [column for column in COLUMNS if any(column[2] in row for row in measured)]
+    titles = [" ".join(filter(None, (title, unit))) for title, unit, *_ in columns]
+    lines = [f"| {length:,} tokens | " + " | ".join(titles) + " |", "|---|" + "---:|" * len(titles)]
+    for row in measured:
+        cells = [show(row) if needs in row else "" for _, _, needs, show in columns]
+        lines.append(f"| `{row['spec']}` | " + " | ".join(cells) + " |")
+    for row in rows:
+        if row["status"] != DONE:
+            lines.append(f"| `{row['spec']}` | {row['status']}: {row['note']} |" + " |" * (len(titles) - 1))
+    return [*lines, ""]

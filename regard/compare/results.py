@@ -2,10 +2,14 @@
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from regard.compare.plan import BASELINE, CostPlan, Row, cost_plan
+from regard.compare.quality import QualityPlan, quality_plan
+from regard.compare.question import SCHEMA
+from regard.compare.scores import Scores
 from regard.compare.store import DONE, Cell, Folder
 
 NOT_RUN = "not run"
@@ -36,20 +40,36 @@ COLUMNS: tuple[str, ...] = (
     "saved_bytes",
     "sees",
     "parameters",
+    "task",
+    "budget",
+    "score",
+    "score_min",
+    "score_max",
+    "seeds",
+    "solved",
+    "solved_at",
+    "letters",
+    "rate",
+    "rates_ok",
+    "rates",
+    "embedding",
     "status",
     "note",
 )
 
 
 class Results:
-    """What a folder has of a plan.
+    """What a folder has of its plans.
 
-    `Results.load("runs/compare").rows` are plain dictionaries, one per mechanism and length.
+    `Results.load("runs/compare").rows` are plain dictionaries, one per mechanism and length; `scores` has a table for
+    each task.
     """
 
-    def __init__(self, plan: CostPlan, folder: Folder):
-        self.plan, self.folder = plan, folder
-        self.rows: list[dict[str, Any]] = [self._row(row) for row in plan.rows()]
+    def __init__(self, plan: CostPlan | None, folder: Folder, quality: Sequence[QualityPlan] = ()):
+        self.asks_costs = plan is not None
+        self.plan, self.folder = plan or CostPlan(), folder
+        self.rows: list[dict[str, Any]] = [self._row(row) for row in self.plan.rows()] if self.asks_costs else []
+        self.scores = [Scores(one, folder) for one in quality]
 
     @classmethod
     def load(cls, folder: str | Path) -> "Results":
@@ -58,7 +78,7 @@ class Results:
         values = found.read_plan()
         if values is None:
             raise ValueError(f"{folder} has no plan.json: it is no folder of 'regard compare'")
-        return cls(cost_plan(values), found)
+        return cls(*read_plans(values, found))
 
     @property
     def name(self) -> str:
@@ -67,8 +87,12 @@ class Results:
 
     @property
     def missing(self) -> int:
-        """Rows that have no answer yet."""
+        """Rows of costs that have no answer yet."""
         return sum(row["status"] == NOT_RUN for row in self.rows)
+
+    def all_rows(self) -> list[dict[str, Any]]:
+        """The rows of all tables."""
+        return [*self.rows, *(row for scores in self.scores for row in scores.rows)]
 
     def facts(self) -> dict[str, Any]:
         """What holds for all rows: machine, backend, load, drift."""
@@ -87,7 +111,7 @@ class Results:
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
-        writer.writerows(self.rows)
+        writer.writerows(self.all_rows())
         return text.getvalue()
 
     def _cell(self, kind: Any, row: Row) -> Cell | None:
@@ -115,6 +139,18 @@ class Results:
 
     def _began(self) -> bool:
         return (self.folder.path / "log.jsonl").exists()
+
+
+def read_plans(values: dict[str, Any], folder: Folder) -> tuple[CostPlan | None, Folder, list[QualityPlan]]:
+    """The plans that a folder keeps."""
+    costs = values.get("cost")
+    return (None if costs is None else cost_plan(costs)), folder, [quality_plan(one) for one in values["quality"]]
+
+
+def write_plans(folder: Folder, costs: CostPlan | None, quality: Sequence[QualityPlan]) -> None:
+    """Keeps the plans in the folder."""
+    kept = [plan.to_json() for plan in quality]
+    folder.write_plan({"schema": SCHEMA, "cost": None if costs is None else costs.to_json(), "quality": kept})
 
 
 def _metric(name: str, answer: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ time is compared within its round.
 """
 
 import math
+import os
 import signal
 import sys
 import time
@@ -79,6 +80,9 @@ class Tools:
 def fill_costs(plan: CostPlan, folder: Folder, tools: Tools | None = None) -> None:
     """Measures every cell of a plan that has no answer yet, until the time ends."""
     tools = tools or Tools()
+    if load_average() > (os.cpu_count() or 1) / 2:
+        # threads that spin while they wait for each other take the cores from those they wait for
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     deadline = tools.clock() + 60 * plan.minutes
     rows = plan.rows()
     with folder.writing("regard compare"), tools.listening():
@@ -134,7 +138,7 @@ def _fail(plan: CostPlan, folder: Folder, row: Row, status: str, note: str, answ
         question = plan.question(kind, row.spec, row.length)
         known = folder.get(question)
         if known is None or known.status != DONE:
-            folder.put(Cell(question, status, note, answer, {}, _provenance(plan.device, "")))
+            folder.put(Cell(question, status, note, answer, {}, provenance(plan.device, "")))
 
 
 class Group:
@@ -298,13 +302,14 @@ class Group:
 
     def _provenance(self) -> dict[str, Any]:
         spent = {"seconds": round(self.tools.clock() - self.began, 3), "load": round(self.load, 2)}
-        return _provenance(self.plan.device, self.tools.command) | spent
+        return provenance(self.plan.device, self.tools.command) | spent
 
     def _say(self, row: Row, what: str) -> None:
         self.tools.tell(f"{row.spec} {row.length:,}: {what}")
 
 
-def _provenance(device: str, command: str) -> dict[str, Any]:
+def provenance(device: str, command: str) -> dict[str, Any]:
+    """Where and when a cell was found."""
     facts = {"regard": __version__, "when": time.strftime("%Y-%m-%d %H:%M:%S"), "command": command}
     return facts | machine_facts(device)
 

@@ -1,7 +1,7 @@
 """What can be said of repeated measurements: medians, intervals, and which rows differ."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -80,18 +80,22 @@ def paired(one: Sequence[float], other: Sequence[float], seed: int = 0) -> Inter
 
 
 def letters(intervals: Sequence[Interval], higher_is_better: bool) -> list[str]:
-    """Rank letters: rows that share a letter are not told apart. a is the best group; a row can be in several."""
+    """Rank letters of rows that differ where their intervals do not overlap."""
     order = sorted(range(len(intervals)), key=lambda at: intervals[at].middle, reverse=higher_is_better)
+    return group_letters(order, lambda one, other: intervals[one].overlaps(intervals[other]))
+
+
+def group_letters(order: Sequence[int], is_same: Callable[[int, int], bool]) -> list[str]:
+    """Rank letters of rows in their order, the best first: rows that share a letter are not told apart. a is the best
+    group; a row can be in several."""
     groups: list[set[int]] = []
-    for first in order:
-        group = {at for at in order if intervals[at].overlaps(intervals[first])}
+    for place, first in enumerate(order):
         # from this row on: those before it have groups of their own
-        group = {at for at in group if order.index(at) >= order.index(first)}
+        group = {at for at in order[place:] if at == first or is_same(at, first)}
         if not any(group <= known for known in groups):
             groups.append(group)
-    found = ["".join(_letter(number) for number, group in enumerate(groups) if at in group) for at in order]
-    by_row = dict(zip(order, found, strict=True))
-    return [by_row[at] for at in range(len(intervals))]
+    found = {at: "".join(_letter(number) for number, group in enumerate(groups) if at in group) for at in order}
+    return [found[at] for at in sorted(order)]
 
 
 def _letter(number: int) -> str:

@@ -14,6 +14,7 @@ from regard.cli import main
 from regard.compare import Results, report
 from regard.compare.advise import advise, leaders
 from regard.compare.plan import BASELINE, CostPlan
+from regard.compare.results import write_plans
 from regard.compare.store import Folder
 
 SPECS = ("linear", "local(window=8)", "efficient", "dot")
@@ -22,7 +23,7 @@ SPECS = ("linear", "local(window=8)", "efficient", "dot")
 def filled(path, seconds, *, noise=0.0, seed=0, specs=SPECS) -> Results:
     plan = CostPlan(specs=specs, lengths=(64,), width=16, heads=2, threads=1, minutes=600)
     folder = Folder(path)
-    folder.write_plan(plan.to_json())
+    write_plans(folder, plan, ())
     World({BASELINE: 1.0} | seconds, noise=noise, seed=seed).fill(plan, folder)
     return Results.load(path)
 
@@ -68,6 +69,22 @@ def test_what_a_token_does_not_see_is_said(tmp_path):
     assert "Of those in which a token sees all of them, the fastest: linear, 2.0 times" in said
 
 
+def test_crossovers(tmp_path):
+    """From the first length on at which it is faster and stays so; a table that follows the length is one mechanism."""
+    plan = CostPlan(
+        specs=("linear", "dot", "location"), lengths=(64, 128, 256), width=16, heads=2, threads=1, minutes=600
+    )
+    seconds = {"softmax": 1.0, "linear": 0.5, "dot": 1.0, **{f"location(longest={n})": 0.5 for n in plan.lengths}}
+    World(seconds).fill(plan, Folder(tmp_path))
+    results = Results(plan, Folder(tmp_path))
+    for row in results.rows:
+        if row["spec"] == "linear" and row["length"] == 128:
+            row["train_ratio_high"] = 1.1
+    said = " ".join(advise(results))
+    assert "Faster to train than softmax from 64 tokens on: location." in said
+    assert "Faster to train than softmax from 256 tokens on: linear." in said
+
+
 def test_leaders_are_the_first_and_all_that_overlap_it():
     rows = [{"x_ratio": m, "x_ratio_low": m - 0.1, "x_ratio_high": m + 0.1} for m in (0.5, 0.65, 0.8, 0.3)]
     assert [row["x_ratio"] for row in leaders(rows, "x")] == [0.3, 0.5]
@@ -106,7 +123,7 @@ def test_files(tmp_path, capsys):
 def test_a_folder_half_done_says_what_is_missing(tmp_path, capsys):
     filled(tmp_path / "out", dict.fromkeys(SPECS, 0.5), specs=SPECS[:2])
     plan = CostPlan(specs=SPECS, lengths=(64,), width=16, heads=2, threads=1)
-    Folder(tmp_path / "out").write_plan(plan.to_json())
+    write_plans(Folder(tmp_path / "out"), plan, ())
     assert main(["compare", "--report", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     assert "3 of 5 rows done" in said

@@ -24,7 +24,7 @@ def test_draws(name):
 
 
 def test_copy():
-    tokens, answers, _ = drawn("copy")
+    tokens, answers, _, _ = drawn("copy")
     n = 16
     assert (tokens[:, n] == SYMBOLS).all()
     assert torch.equal(tokens[:, :n], tokens[:, n + 1 :])
@@ -35,12 +35,12 @@ def test_copy():
 
 
 def test_reverse():
-    tokens, answers, _ = drawn("reverse")
+    tokens, answers, _, _ = drawn("reverse")
     assert torch.equal(answers, tokens.flip(1))
 
 
 def test_recall():
-    tokens, answers, _ = drawn("recall")
+    tokens, answers, _, _ = drawn("recall")
     for row, wanted in zip(tokens.tolist(), answers.tolist(), strict=True):
         known = {}
         for at, token in enumerate(row):
@@ -66,7 +66,7 @@ def parsed(words: list[str]) -> int:
 
 
 def test_listops():
-    tokens, answers, keep = drawn("listops", length=64, batch=200)
+    tokens, answers, keep, _ = drawn("listops", length=64, batch=200)
     values, depths, lengths = [], [], []
     for row, wanted, real in zip(tokens, answers, keep, strict=True):
         words = [LISTOPS[token] for token in row[real].tolist()]

@@ -1,0 +1,118 @@
+"""Equal budgets: parameters within 1 % by the feed-forward width, and how many updates an amount of something buys."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard import models
+from regard.layers.position.base import Position
+
+WITHIN = 0.01  # share of the baseline's parameters by which a row may differ
+STEP = 8  # the feed-forward width is a multiple of it where that is fine enough
+AXES = {
+    "tokens": "tokens read in training",
+    "updates": "updates of the weights",
+    "flops": "counted operations, forward and backward",
+    "minutes": "minutes on this device",
+}
+UNITS = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """An amount of something that every row gets."""
+
+    axis: str = "updates"
+    amount: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.axis not in AXES:
+            raise ValueError(f"no budget of {self.axis!r}; known: {', '.join(AXES)}")
+        if self.amount <= 0:
+            raise ValueError(f"the budget of {self.axis} must be above 0, got {self.amount:g}")
+
+    def updates(self, *, tokens: int, flops: float = 0.0, seconds: float = 0.0) -> int:
+        """The number of updates it buys, where one reads `tokens`, counts `flops` or takes `seconds`."""
+        each = {"tokens": tokens, "updates": 1, "flops": flops, "minutes": seconds / 60}[self.axis]
+        if each <= 0:
+            raise ValueError(f"what an update costs in {self.axis} is not known")
+        return max(1, int(self.amount / each))
+
+    def __str__(self) -> str:
+        return f"{self.amount:,.6g} {self.axis}"
+
+
+def budget_from(text: str) -> Budget:
+    """A budget as it is written on a command line: tokens=2M, updates=600, minutes=10."""
+    axis, equals, amount = text.partition("=")
+    number, unit = (amount[:-1], UNITS[amount[-1]]) if amount[-1:] in UNITS else (amount, 1.0)
+    try:
+        return Budget(axis.strip(), float(number) * unit)
+    except ValueError as error:
+        if equals and axis.strip() in AXES and "above 0" in str(error):
+            raise
+        raise ValueError(f"a budget is written tokens=2M, updates=600, flops=1P or minutes=10, got {text!r}") from None
+
+
+class OverBudget(ValueError):
+    """A row whose parameters no feed-forward width makes equal."""
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A config with about as many parameters as the baseline, and how that came."""
+
+    config: Any
+    parameters: int  # without embeddings, head and position tables
+    embedding: int
+    over: str = ""  # why it is not within 1 %
+
+    @property
+    def inner(self) -> int | None:
+        """The feed-forward width that was found."""
+        return getattr(self.config, "inner", None)
+
+
+def count(config: Any) -> tuple[int, int]:
+    """The parameters of a model between its embedding and its head, and those of embeddings, head and positions."""
+    with torch.device("meta"):
+        model = models.kinds()[config.kind][1](config)
+    outside: set[int] = set()
+    for name, module in model.named_modules():
+        is_outside = isinstance(module, nn.Embedding | Position) or (name == "output" and isinstance(module, nn.Linear))
+        outside |= {id(part) for part in module.parameters()} if is_outside else set()
+    every = {id(part): part.numel() for part in model.parameters()}
+    embedding = sum(size for key, size in every.items() if key in outside)
+    return sum(every.values()) - embedding, embedding
+
+
+def solve(config: Any, target: int) -> Sized:
+    """The config whose feed-forward width brings its parameters nearest to the target."""
+    parameters, embedding = count(config)
+    if abs(parameters - target) <= WITHIN * target or not hasattr(config, "inner"):
+        return _judged(config, parameters, embedding, target)
+    # linear in the width: two counts tell the slope
+    wider, _ = count(dataclasses.replace(config, inner=config.inner + STEP))
+    slope = (wider - parameters) / STEP
+    if slope <= 0:
+        return _judged(config, parameters, embedding, target)
+    ideal = config.inner + (target - parameters) / slope
+    # a small model has more than 1 % in one step
+    each = STEP if STEP * slope <= WITHIN * target else 1
+    found = [max(each, each * (int(ideal // each) + step)) for step in (0, 1)]
+    sized = [(inner, count(dataclasses.replace(config, inner=inner))[0]) for inner in dict.fromkeys(found)]
+    inner, parameters = min(sized, key=lambda pair: abs(pair[1] - target))
+    return _judged(dataclasses.replace(config, inner=inner), parameters, embedding, target)
+
+
+def _judged(config: Any, parameters: int, embedding: int, target: int) -> Sized:
+    off = abs(parameters - target) > WITHIN * target
+    over = f"{_figure(parameters)}, not within 1 % of {_figure(target)}" if off else ""
+    return Sized(config, parameters, embedding, over)
+
+
+def _figure(parameters: int) -> str:
+    return f"{parameters / 1e6:.3g}M" if parameters >= 1e6 else f"{parameters:,}"

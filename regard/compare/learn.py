@@ -1,0 +1,208 @@
+"""One quality cell: a small model of a mechanism is trained on a generated task, at one learning rate, from one seed.
+
+The data is a function of the seed and the update; the sets that are scored are drawn from other seeds, one to choose
+the learning rate by and one for the score that is reported.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.compare.budget import Budget, solve
+from regard.core.draws import redraw
+from regard.core.model import Model
+from regard.core.tally import Tally
+from regard.data import tasks
+from regard.data.tasks import IGNORED, Examples, Task
+from regard.models import ModelConfig, build
+
+POINTS = 8  # of the curve
+TESTED = 512  # rows of a set that is scored
+SOLVED = 0.9
+WARM_UP = 12  # updates are this many times the warm-up
+VALID_SEED, TEST_SEED = 1_000_000, 2_000_000
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a quality cell trains."""
+
+    spec: str
+    task: str
+    options: dict[str, Any] = field(default_factory=dict)
+    length: int = 0  # 0: the length at which the task is usually asked
+    batch: int = 32
+    width: int = 64
+    heads: int = 4
+    inner: int = 128
+    layers: int = 2
+    position: str = "sinusoidal"
+    rate: float = 3e-3
+    seed: int = 1
+    budget: Budget = field(default_factory=Budget)
+    device: str = "cpu"
+    equal: bool = True  # as many parameters as softmax
+
+    def find_task(self) -> Task:
+        """The generator, with its options."""
+        return tasks.build(self.task, **self.options)
+
+    def config(self, spec: str, task: Task) -> ModelConfig:
+        """The model with an attention, before its parameters are made equal."""
+        return ModelConfig(
+            kind="decoder" if task.role == "causal" else "encoder",
+            vocabulary=task.vocabulary,
+            width=self.width,
+            heads=self.heads,
+            inner=self.inner,
+            layers=self.layers,
+            attention=spec,
+            position=self.position,
+            norm="pre",
+            dropout=0.0,
+        )
+
+
+class Broke(Exception):
+    """The loss was not finite."""
+
+
+def learn(
+    lesson: Lesson, clock: Callable[[], float] = time.monotonic, model: Model | None = None
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Trains, and returns the answer of the cell and its counts."""
+    task = lesson.find_task()
+    length = lesson.length or task.length
+    torch.manual_seed(lesson.seed)
+    sized = None
+    if model is None:
+        from regard.compare import budget
+
+        target, _ = budget.count(lesson.config("softmax", task))
+        config = lesson.config(lesson.spec, task)
+        sized = solve(config, target) if lesson.equal else budget.Sized(config, *budget.count(config))
+        model = build(sized.config).to(lesson.device)
+    trainer = _Trainer(lesson, task, length, model)
+    began = clock()
+    flops = trainer.count_update()
+    updates = lesson.budget.updates(
+        tokens=lesson.batch * length,
+        flops=flops,
+        seconds=trainer.time_update(clock) if lesson.budget.axis == "minutes" else 1.0,
+    )
+    curve = []
+    for step in range(updates):
+        trainer.update(step, updates)
+        if (step + 1) % math.ceil(updates / POINTS) == 0 or step + 1 == updates:
+            curve.append([step + 1, trainer.score(VALID_SEED)["score"]])
+    valid, test = curve[-1][1], trainer.score(TEST_SEED)
+    answer = {
+        "metric": "accuracy",
+        "higher_is_better": True,
+        "valid": valid,
+        **test,
+        "chance": task.chance,
+        "shortcut": task.shortcut,
+        "curve": curve,
+        "updates": updates,
+        "tokens": updates * lesson.batch * length,
+        "solved_at": next((step for step, score in curve if score >= SOLVED), None),
+        "rising": _is_rising(curve, test["asked"]),
+        "seconds": round(clock() - began, 2),
+    }
+    counted = {"flops": flops * updates}
+    if sized is not None:
+        counted |= {"parameters": sized.parameters, "embedding": sized.embedding, "inner": sized.inner or 0}
+    return answer, counted
+
+
+class _Trainer:
+    """A model with its optimizer on a task."""
+
+    def __init__(self, lesson: Lesson, task: Task, length: int, model: Model):
+        self.lesson, self.task, self.length, self.model = lesson, task, length, model
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=0.01)
+
+    def draw(self, rows: int, seed: int) -> Examples:
+        """Examples that depend on the seed alone, on the device."""
+        found = self.task.draw(rows, self.length, torch.Generator().manual_seed(seed))
+        return Examples(*(part if part is None else part.to(self.lesson.device) for part in found))  # pyright: ignore[reportArgumentType]
+
+    def loss(self, found: Examples) -> Tensor:
+        """The mean loss of a batch."""
+        prediction = self.model(found.tokens, keep=found.keep)
+        answers = found.answers
+        if self.task.next_token:
+            answers = F.pad(found.tokens[:, 1:], (0, 1), value=IGNORED)
+        loss = F.cross_entropy(prediction.logits.flatten(0, 1).float(), answers.flatten(), ignore_index=IGNORED)
+        return loss if prediction.auxiliary_loss is None else loss + prediction.auxiliary_loss
+
+    def update(self, step: int, updates: int) -> None:
+        """One update of the weights."""
+        self.model.train()
+        seed = self.lesson.seed * 10_000_019 + step
+        torch.manual_seed(seed)
+        redraw(self.model, seed=self.lesson.seed, step=step)
+        loss = self.loss(self.draw(self.lesson.batch, seed))
+        warm_up = max(1, updates // WARM_UP)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lesson.rate * min(1, (step + 1) / warm_up, 3 * (1 - step / updates))
+        self.optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        if not math.isfinite(float(loss.detach())) or not math.isfinite(float(norm)):
+            raise Broke(f"not finite at update {step + 1} (learning rate {self.lesson.rate:g})")
+        self.optimizer.step()
+
+    def score(self, seed: int) -> dict[str, Any]:
+        """The share of answers that are right on fresh rows, also by group."""
+        self.model.eval()
+        right = asked = 0
+        groups: dict[str, list[int]] = {}
+        items: list[float] = []
+        with torch.inference_mode():
+            for first in range(0, TESTED, 128):
+                found = self.draw(128, seed + first)
+                best = self.model(found.tokens, keep=found.keep).logits.argmax(-1)
+                counts = found.answers != IGNORED
+                hits = (best == found.answers) & counts
+                right, asked = right + int(hits.sum()), asked + int(counts.sum())
+                items += (hits.sum(1) / counts.sum(1).clamp(min=1)).tolist()
+                for at, name in enumerate(self.task.groups if found.group is not None else ()):
+                    own = counts & (found.group == at)
+                    sums = groups.setdefault(name, [0, 0])
+                    sums[0], sums[1] = sums[0] + int((hits & own).sum()), sums[1] + int(own.sum())
+        shares = {name: hits / count for name, (hits, count) in groups.items() if count}
+        rounded = [round(item, 4) for item in items]
+        return {"score": right / asked, "right": right, "asked": asked, "groups": shares, "items": rounded}
+
+    def count_update(self) -> int:
+        """Counted operations of an update; the weights stay as they are."""
+        with torch.random.fork_rng(devices=[]), Tally() as tally:
+            self.loss(self.draw(self.lesson.batch, 0)).backward()
+        self.optimizer.zero_grad()
+        return tally.flops
+
+    def time_update(self, clock: Callable[[], float]) -> float:
+        """Seconds of an update, the fastest of three; the weights stay as they are."""
+        taken = []
+        for _ in range(3):
+            began = clock()
+            self.loss(self.draw(self.lesson.batch, 0)).backward()
+            self.optimizer.zero_grad()
+            taken.append(clock() - began)
+        return max(1e-9, min(taken))
+
+
+def _is_rising(curve: list[list[float]], asked: int) -> bool:
+    """Whether the last eighth gained more than two standard errors."""
+    if len(curve) < 2:
+        return False
+    before, last = curve[-2][1], curve[-1][1]
+    return last - before > 2 * math.sqrt(max(last * (1 - last), 1e-9) / max(1, asked))

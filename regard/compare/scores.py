@@ -1,0 +1,160 @@
+"""The rows of a table of scores, from the cells of a folder: seeds, spread, rank letters, and whether it is settled."""
+
+import math
+from typing import Any
+
+from regard.compare import statistics
+from regard.compare.learn import SOLVED
+from regard.compare.plan import BASELINE
+from regard.compare.quality import SWEEP_SEED, Filling, QualityPlan, best_rate, scores_of, wider_rate
+from regard.compare.run import Tools
+from regard.compare.store import DONE, Cell, Folder
+
+NEAR = 0.9  # share of the best score from which a rate counts as one at which a row learns
+
+
+class Scores:
+    """A table of scores."""
+
+    def __init__(self, plan: QualityPlan, folder: Folder):
+        self.plan, self.folder = plan, folder
+        self.filling = Filling(plan, folder, Tools())
+        specs = [spec for spec, refusal in plan.rows() if not refusal]
+        known = [spec for spec in specs if self._failure(spec) is None]
+        if not plan.rates and (wider := wider_rate(self.filling, known)) is not None:
+            self.filling.rates.append(wider)
+        self.cells: dict[str, list[Cell]] = {}
+        self.rows: list[dict[str, Any]] = [self._row(spec, refusal) for spec, refusal in plan.rows()]
+        self._rank()
+
+    @property
+    def measured(self) -> list[dict[str, Any]]:
+        """The rows with a score, the best first."""
+        found = [row for row in self.rows if "score" in row]
+        return sorted(found, key=lambda row: row["score"], reverse=self.higher_is_better)
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether a higher score is a better one."""
+        return next((cells[0].answer["higher_is_better"] for cells in self.cells.values() if cells), True)
+
+    @property
+    def metric(self) -> str:
+        """What the scores are."""
+        return next((cells[0].answer["metric"] for cells in self.cells.values() if cells), "score")
+
+    @property
+    def settled(self) -> bool:
+        """Whether the baseline solves the task with every seed in half of the budget: only then is the order no luck.
+        Scores of real data have no such bar."""
+        if self.plan.is_run:
+            return True
+        cells = self.cells.get(BASELINE, [])
+        return len(cells) == self.plan.seeds and all(
+            cell.answer["score"] >= SOLVED and (cell.answer["solved_at"] or math.inf) <= cell.answer["updates"] / 2
+            for cell in cells
+        )
+
+    @property
+    def chance(self) -> tuple[float, tuple[float, str] | None] | None:
+        """The score of a blind guess, and of a cheap trick; None: the task has no such thing."""
+        if self.plan.is_run:
+            return None
+        task = self.plan.lesson(BASELINE, 1.0, 0).find_task()
+        return task.chance, task.shortcut
+
+    @property
+    def missing(self) -> int:
+        """Rows that have no answer yet."""
+        return sum(row["status"] == "not run" for row in self.rows)
+
+    def _failure(self, spec: str) -> Cell | None:
+        """A cell that says why a row has no score."""
+        cells = [self.filling.cell(spec, rate, SWEEP_SEED) for rate in self.filling.rates]
+        found = [cell for cell in cells if cell is not None]
+        failed = [cell for cell in found if cell.status in ("over", "refused", "memory", "absent")]
+        if failed:
+            return failed[0]
+        broke = [cell for cell in found if cell.status != DONE]
+        return broke[0] if len(broke) == len(cells) else None
+
+    def _row(self, spec: str, refusal: str) -> dict[str, Any]:
+        plan = self.plan
+        row: dict[str, Any] = {"spec": spec, "task": plan.task, "length": plan.tokens, "budget": str(plan.budget)}
+        if refusal:
+            return row | {"status": "refused", "note": refusal}
+        failure = self._failure(spec)
+        if failure is not None:
+            return row | {"status": failure.status, "note": failure.note}
+        rate, sweep = best_rate(self.filling, spec), scores_of(self.filling, spec)
+        if rate is None:
+            note = f"{len(sweep)} of {len(self.filling.rates)} learning rates tried"
+            return row | {"status": "not run", "note": f"{note}; {self._continues()}"}
+        cells = [self.filling.cell(spec, rate, seed) for seed in range(1, plan.seeds + 1)]
+        broke = [cell for cell in cells if cell is not None and cell.status != DONE]
+        done = [cell for cell in cells if cell is not None and cell.status == DONE]
+        if not done:
+            status, note = (broke[0].status, broke[0].note) if broke else ("not run", self._continues())
+            return row | {"status": status, "note": note}
+        self.cells[spec] = done
+        scores = [cell.answer["score"] for cell in done]
+        best = sweep[rate]
+        higher = done[0].answer["higher_is_better"]
+        near = [score for score in sweep.values() if (score >= NEAR * best if higher else score <= best / NEAR)]
+        row |= {
+            "score": sum(scores) / len(scores),
+            "score_min": min(scores),
+            "score_max": max(scores),
+            "seeds": len(scores),
+            "rate": rate,
+            "rates_ok": len(near),
+            "rates": len(self.filling.rates),
+            "rising": sum(bool(cell.answer.get("rising")) for cell in done) * 2 > len(done),
+            "updates": done[0].answer["updates"],
+            "curve": done[0].answer["curve"],
+            "status": DONE if len(done) == plan.seeds else "not run" if not broke else broke[0].status,
+            "note": "" if len(done) == plan.seeds else f"{len(done)} of {plan.seeds} seeds; {self._continues()}",
+            **{name: done[0].counted[name] for name in ("parameters", "embedding", "flops") if name in done[0].counted},
+        }
+        if not plan.is_run:
+            times = [cell.answer["solved_at"] for cell in done]
+            row["solved"] = sum(score >= SOLVED for score in scores) / len(scores)
+            row["solved_at"] = sorted(times, key=lambda step: step or math.inf)[len(times) // 2]
+            row["groups"] = done[0].answer["groups"]
+            row["at_chance"] = row["score"] <= self._chance_bound(done)
+        return row
+
+    def _chance_bound(self, cells: list[Cell]) -> float:
+        """The highest score that is within the sampling error of a blind guess."""
+        asked = sum(cell.answer["asked"] for cell in cells)
+        chance = cells[0].answer["chance"]
+        return statistics.wilson(round(chance * asked), asked).high
+
+    def _continues(self) -> str:
+        return f"regard compare --out {self.folder.path} continues"
+
+    def _rank(self) -> None:
+        """Gives the rows of a settled table their letters: two differ if their seeds do not overlap, and the paired
+        difference over the items of the test set is not zero."""
+        rows = self.measured
+        if not rows or not self.settled:
+            return
+        found = statistics.group_letters(range(len(rows)), lambda one, other: not self.differ(rows[one], rows[other]))
+        for row, letters in zip(rows, found, strict=True):
+            row["letters"] = letters
+
+    def differ(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
+        """Whether two rows are told apart."""
+        ranges = [statistics.Interval(row["score"], row["score_min"], row["score_max"]) for row in (one, other)]
+        if ranges[0].overlaps(ranges[1]):
+            return False
+        items = [self._items(row["spec"]) for row in (one, other)]
+        if items[0] is None or items[1] is None:
+            return min(one["seeds"], other["seeds"]) > 1
+        gap = statistics.paired(items[0], items[1])
+        return not gap.low <= 0 <= gap.high
+
+    def _items(self, spec: str) -> list[float] | None:
+        """The score of each row of the test set, as a mean over the seeds."""
+        lists = [cell.answer["items"] for cell in self.cells[spec] if "items" in cell.answer]
+        return [sum(values) / len(values) for values in zip(*lists, strict=True)] if lists else None

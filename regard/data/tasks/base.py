@@ -1,0 +1,53 @@
+"""What a generated task is."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+IGNORED = -100
+
+
+class Examples(NamedTuple):
+    """A batch. An answer of IGNORED does not count."""
+
+    tokens: Tensor  # [B, T]
+    answers: Tensor  # [B, T], IGNORED where nothing is asked
+    keep: Tensor | None = None  # [B, T], None: all are real
+    group: Tensor | None = None  # [B, T], what kind of question an answer belongs to, an index of `Task.groups`
+
+
+@dataclass(frozen=True)
+class Task:
+    """A generator with what a reader of its scores must know. `version` is raised where the examples change."""
+
+    draw: Callable[[int, int, torch.Generator], Examples]  # batch, length, generator
+    role: Literal["self", "causal"]  # what the attention must be able to do
+    vocabulary: int
+    chance: float  # share of answers that a blind guess gets right
+    name: str = ""
+    shortcut: tuple[float, str] | None = None  # share of answers that a cheap trick gets right, and the trick
+    groups: tuple[str, ...] = ()
+    length: int = 64  # tokens at which it is usually asked
+    next_token: bool = False  # trained on every next token, tested on the answers
+    attention: bool = True  # False: tests parameters, and belongs in no mean over attentions
+    version: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def blank_answers(tokens: Tensor) -> Tensor:
+    """Answers for these tokens, none of which is asked yet."""
+    return torch.full_like(tokens, IGNORED)
+
+
+def choose_distinct(batch: int, count: int, size: int, generator: torch.Generator) -> Tensor:
+    """[batch, count] different numbers below `size` in each row, in random order."""
+    return torch.rand(batch, size, generator=generator).argsort(1)[:, :count]
+
+
+def check_options(holds: bool, message: str) -> None:
+    """Refuses options that no example fits."""
+    if not holds:
+        raise ValueError(message)

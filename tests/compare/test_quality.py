@@ -1,0 +1,259 @@
+"""Scores under an equal budget: the parameters, the sweep and its seeds with a planted trainer, and one real cell."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from planted import World
+
+from regard.cli import main
+from regard.cli.compare import split_flags
+from regard.compare import budget
+from regard.compare.advise import advise
+from regard.compare.budget import Budget, budget_from
+from regard.compare.learn import Broke, Lesson, learn
+from regard.compare.quality import QualityPlan, fill_quality
+from regard.compare.results import Results
+from regard.compare.runs import RunLesson, learn_run
+from regard.compare.scores import Scores
+from regard.compare.store import Folder
+from regard.models import ModelConfig, build
+
+SIZES = {"width": 16, "heads": 2, "inner": 32, "layers": 1}
+
+
+def config(spec: str, **more) -> ModelConfig:
+    return ModelConfig(kind="decoder", vocabulary=10, attention=spec, norm="pre", **(SIZES | more))
+
+
+# parameters
+
+
+def test_what_is_counted_as_parameters():
+    model = build(config("softmax", tied=False, position="learned(longest=7)"))
+    inside, outside = budget.count(model.config)
+    assert outside == 10 * 16 + 16 * 10 + 7 * 16
+    assert inside + outside == sum(part.numel() for part in model.parameters())
+
+
+@pytest.mark.parametrize("spec", ["compressive(segment=4, memory=4)", "gmlp(longest=8)", "additive", "softmax"])
+def test_the_feed_forward_width_makes_parameters_equal(spec):
+    sizes = {"width": 64, "inner": 1024, "heads": 2}
+    target, _ = budget.count(config("softmax", **sizes))
+    sized = budget.solve(config(spec, **sizes), target)
+    found = build(sized.config)
+    assert not sized.over
+    assert abs(budget.count(found.config)[0] - target) <= 0.01 * target
+    assert sized.inner % 8 == 0
+
+
+def test_a_row_with_two_per_cent_more_is_refused():
+    """What no width can mend: a table of its own that exceeds the target, or a planted difference."""
+    target, _ = budget.count(config("softmax"))
+    sized = budget.solve(config("gmlp(longest=256)"), target)
+    assert "not within 1 % of" in sized.over
+    exact = budget.solve(config("softmax"), target)
+    assert not exact.over
+    assert budget._judged(exact.config, round(1.009 * target), 0, target).over == ""
+    assert budget._judged(exact.config, round(1.02 * target), 0, target).over
+    assert budget._judged(exact.config, round(0.98 * target), 0, target).over
+
+
+@pytest.mark.parametrize(
+    ("text", "updates"), [("tokens=2k", 20), ("updates=600", 600), ("flops=1M", 10), ("minutes=1", 30), ("tokens=1", 1)]
+)
+def test_budgets(text, updates):
+    assert budget_from(text).updates(tokens=100, flops=1e5, seconds=2.0) == updates
+
+
+@pytest.mark.parametrize("text", ["2M", "hours=3", "tokens=x", "tokens=", "tokens=0"])
+def test_a_bad_budget(text):
+    with pytest.raises(ValueError, match="budget"):
+        budget_from(text)
+
+
+# a cell
+
+
+def test_a_model_learns_and_the_cell_says_what_it_cost():
+    options = {"vocabulary": 4}
+    lesson = Lesson("softmax", "mad-memorize", options, 8, 16, budget=Budget("updates", 60), rate=0.02, **SIZES)
+    answer, counted = learn(lesson)
+    assert answer["score"] > 0.9 > answer["chance"] == 0.5
+    assert answer["solved_at"] <= answer["updates"] == 60
+    assert [step for step, _ in answer["curve"]] == [8, 16, 24, 32, 40, 48, 56, 60]
+    assert answer["valid"] == answer["curve"][-1][1]
+    assert len(answer["items"]) == 512
+    assert sum(answer["items"]) / 512 == pytest.approx(answer["score"], abs=1e-3)
+    assert counted["flops"] % 60 == 0
+    assert counted["parameters"] == budget.count(lesson.config("softmax", lesson.find_task()))[0]
+
+
+def test_a_cell_depends_on_its_question_alone():
+    lesson = Lesson("linear", "mad-recall", {}, 16, 8, budget=Budget("updates", 3), **SIZES)
+    one, again = learn(lesson)[0], learn(lesson)[0]
+    other = learn(dataclasses.replace(lesson, seed=2))[0]
+    same = ("score", "curve", "items")
+    assert [one[name] for name in same] == [again[name] for name in same]
+    assert one["items"] != other["items"]
+
+
+def test_groups_are_scored_apart():
+    options = {"pairs": 2, "updates": 1, "vocabulary": 32}
+    answer, _ = learn(Lesson("softmax", "forgetting", options, 16, 4, budget=Budget("updates", 1), **SIZES))
+    assert set(answer["groups"]) == {"kept", "updated"}
+
+
+def test_what_is_not_finite_is_said():
+    with pytest.raises(Broke, match=r"not finite at update \d+ \(learning rate 1e\+30\)"):
+        learn(Lesson("softmax", "copy", {}, 9, 4, rate=1e30, budget=Budget("updates", 20), **SIZES))
+
+
+# the table
+
+
+class School:
+    """A trainer that only pretends: scores by spec and rate, with a spread by seed."""
+
+    def __init__(self, scores: dict[str, dict[float, float]], spread: float = 0.001, solved_at: int = 100):
+        self.scores, self.spread, self.solved_at = scores, spread, solved_at
+        self.asked: list[tuple[str, float, int]] = []
+
+    def __call__(self, lesson):
+        self.asked.append((lesson.spec, lesson.rate, lesson.seed))
+        score = self.scores[lesson.spec].get(lesson.rate, 0.1)
+        if score < 0:
+            return "broke", "not finite at update 3", ({}, {})
+        score += self.spread * (lesson.seed - 1)
+        items = [score + 0.001 * math.sin(at) for at in range(64)]
+        answer = {"metric": "accuracy", "higher_is_better": True, "valid": score, "score": score, "items": items}
+        answer |= {"right": 10, "asked": 1000, "groups": {}, "chance": 0.125, "curve": [[75, 0.2], [600, score]]}
+        answer |= {"updates": 600, "solved_at": self.solved_at if score >= 0.9 else None, "rising": False, "seconds": 1}
+        return "done", "", (answer, {"parameters": 100})
+
+
+LOW, MIDDLE, HIGH = (float(f"{3e-3 * factor:.3g}") for factor in (1 / 3, 1, 3))
+
+
+def plan(*specs: str, **more) -> QualityPlan:
+    return QualityPlan("recall", specs=specs or ("linear", "efficient"), **more)
+
+
+def taught(path, school: School, asked: QualityPlan) -> Scores:
+    fill_quality(asked, Folder(path), World({}).tools(), school)
+    return Scores(asked, Folder(path))
+
+
+def test_the_best_rate_gets_fresh_seeds(tmp_path):
+    school = School({"softmax": {MIDDLE: 0.95}, "linear": {LOW: 0.2, MIDDLE: 0.3}, "efficient": {MIDDLE: 0.4}})
+    scores = taught(tmp_path, school, plan())
+    rows = {row["spec"]: row for row in scores.rows}
+    assert {spec: row["rate"] for spec, row in rows.items()} == dict.fromkeys(rows, MIDDLE)
+    assert sorted(seed for spec, rate, seed in school.asked if spec == "linear" and rate == MIDDLE) == [0, 1, 2, 3]
+    assert rows["linear"]["score"] == pytest.approx(0.301)
+    # a rate with two thirds of the best score is none at which it learns
+    assert rows["linear"]["rates_ok"] == 1
+    assert scores.settled
+    assert [rows[spec]["letters"] for spec in ("softmax", "efficient", "linear")] == ["a", "b", "c"]
+    said = " ".join(advise(Results(None, Folder(tmp_path), [plan()])))
+    assert "Best at recall: softmax (0.95 to 0.952). Behind: efficient and linear" in said
+    # again: nothing is trained twice
+    before = len(school.asked)
+    taught(tmp_path, school, plan())
+    assert len(school.asked) == before == len(set(school.asked))
+
+
+def test_a_best_rate_at_the_edge_widens_the_grid_for_all(tmp_path):
+    wider = float(f"{HIGH**2 / MIDDLE:.3g}")
+    school = School({"softmax": {MIDDLE: 0.95}, "linear": {HIGH: 0.3, wider: 0.6}, "efficient": {MIDDLE: 0.4}})
+    scores = taught(tmp_path, school, plan())
+    assert {spec for spec, rate, _ in school.asked if rate == wider} == {"softmax", "linear", "efficient"}
+    rows = {row["spec"]: row for row in scores.rows}
+    assert rows["linear"]["rate"] == wider
+    assert rows["linear"]["rates"] == 4
+
+
+def test_rows_whose_seeds_overlap_share_a_letter(tmp_path):
+    school = School({"softmax": {MIDDLE: 0.95}, "linear": {MIDDLE: 0.95}, "efficient": {MIDDLE: 0.5}}, spread=0.01)
+    rows = {row["spec"]: row["letters"] for row in taught(tmp_path, school, plan()).rows}
+    assert rows == {"softmax": "a", "linear": "a", "efficient": "b"}
+
+
+@pytest.mark.parametrize(("score", "solved_at"), [(0.5, 100), (0.95, 400)])
+def test_a_table_that_is_not_settled_ranks_nothing(tmp_path, score, solved_at):
+    school = School({"softmax": {MIDDLE: score}, "linear": {MIDDLE: 0.3}, "efficient": {MIDDLE: 0.4}}, 0.001, solved_at)
+    scores = taught(tmp_path, school, plan())
+    assert not scores.settled
+    assert not any("letters" in row for row in scores.rows)
+    said = " ".join(advise(Results(None, Folder(tmp_path), [plan()])))
+    assert "recall is not settled, so its rows are not ranked." in said
+    assert "Best at" not in said
+
+
+def test_statuses(tmp_path):
+    """A rate that breaks leaves the others; a row without a role, or with too many parameters, says so."""
+    specs = ("linear", "linformer(longest=64)", "gmlp(longest=2048)")
+    school = School({"softmax": {MIDDLE: 0.95}, "linear": {LOW: -1, MIDDLE: 0.3, HIGH: -1}})
+    rows = {row["spec"].split("(")[0]: row for row in taught(tmp_path, school, plan(*specs)).rows}
+    assert rows["linear"]["status"] == "done"
+    assert (rows["linformer"]["status"], rows["gmlp"]["status"]) == ("refused", "over")
+    assert "not within 1 %" in rows["gmlp"]["note"]
+    assert not any(spec.startswith("gmlp") for spec, *_ in school.asked)
+
+
+def test_half_done(tmp_path, capsys):
+    school = School({"softmax": {MIDDLE: 0.95}, "linear": {MIDDLE: 0.3}, "efficient": {MIDDLE: 0.4}})
+    taught(tmp_path, school, plan("linear"))
+    rows = {row["spec"]: row for row in Scores(plan(), Folder(tmp_path)).rows}
+    assert rows["linear"]["status"] == "done"
+    assert rows["efficient"]["note"] == f"0 of 3 learning rates tried; regard compare --out {tmp_path} continues"
+
+
+def test_mistakes(tmp_path, capsys):
+    for words, says in (
+        (["--task", "nosuch"], "no task 'nosuch'; known: copy"),
+        (["--task", "mqar(keys=3)"], "no option 'keys'"),
+        (["--task", "recall", "--budget", "10"], "a budget is written"),
+        (["--task", "recall", "--rates", "x"], "--rates takes numbers"),
+        (["--task", "recall", "--budget", "minutes=1", "--jobs", "2"], "one cell at a time"),
+        (["--seeds", "2"], "--seeds is for training: name a task"),
+        (["--data.text", "x"], "--data.text is for training: name a task"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["compare", "softmax", *words, "--out", str(tmp_path / "out")])
+        assert ended.value.code == 2
+        assert says in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+# tasks of `regard train`
+
+
+def test_flags_of_training_are_handed_on():
+    words = ["softmax", "--task", "language", "--data.text", "a.txt", "--config=x.yaml", "linear", "--init", "run"]
+    own, rest = split_flags(words)
+    assert own == ["softmax", "--task", "language", "linear"]
+    assert rest == ["--data.text", "a.txt", "--config=x.yaml", "--init", "run"]
+
+
+def test_a_task_of_regard_train_goes_through_its_own_loop(tmp_path):
+    torch.set_num_threads(1)
+    book = tmp_path / "book.txt"
+    book.write_text("the cat sat on the mat and the dog sat on the log\n" * 40)
+    sizes = ["--model.width", "16", "--model.heads", "2", "--model.inner", "256", "--model.layers", "1"]
+    data = ["--data.text", str(book), "--data.tokenizer", "bytes", "--data.length", "16", "--training.tokens", "64"]
+    lesson = RunLesson("gmlp(longest=16)", "language", (*data, *sizes), str(tmp_path / "run"), 0.01, 1, "tokens", 256.0)
+    answer, counted = learn_run(lesson)
+    assert answer["metric"] == "loss (validation)"
+    assert not answer["higher_is_better"]
+    assert answer["updates"] == 4
+    assert answer["score"] == min(value for _, value in answer["curve"])
+    facts = json.loads(Path(tmp_path / "run" / "run.json").read_text())
+    # the width that makes its parameters equal to those of softmax
+    assert facts["model"]["inner"] != 256
+    assert counted["parameters"] == facts["parameters"]
+    # a run that is there is not trained again
+    assert learn_run(lesson)[0]["curve"] == answer["curve"]

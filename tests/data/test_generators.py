@@ -1,0 +1,233 @@
+"""Generated tasks against slow readers in loops: each answer follows from the tokens as the definition says."""
+
+import itertools
+
+import pytest
+import torch
+
+from regard.data.tasks import BUILDERS, IGNORED, LISTOPS, Task, build, evaluate
+from regard.data.tasks.groups import elements, products
+
+SMALL = {
+    "listops-long": (32, {"shortest": 12}),
+    "mqar": (32, {"pairs": 4, "vocabulary": 64}),
+    "forgetting": (48, {"pairs": 6, "updates": 3, "vocabulary": 64}),
+    "mad-selective": (64, {}),
+    "needle": (48, {}),
+}
+
+
+def drawn(name: str, batch: int = 40, seed: int = 0, **options):
+    length, own = SMALL.get(name, (0, {}))
+    task = build(name, **(own | options))
+    return task, task.draw(batch, length or min(task.length, 40), torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_draws(name):
+    (task, one), (_, again), (_, other) = drawn(name), drawn(name), drawn(name, seed=1)
+    assert isinstance(task, Task)
+    assert all(a is b is None or torch.equal(a, b) for a, b in zip(one, again, strict=True))
+    assert not torch.equal(one.tokens, other.tokens)
+    assert one.tokens.shape == one.answers.shape
+    for part in (one.tokens, one.answers[one.answers != IGNORED]):
+        assert 0 <= part.min() <= part.max() < task.vocabulary
+    asked = (one.answers != IGNORED).any(1)
+    assert asked.all() or name in ("mad-fuzzy", "mad-noisy")
+    assert asked.float().mean() > 0.3
+    assert name == task.name
+    assert set(task.options) == set(BUILDERS[name].__kwdefaults__ or ())
+
+
+@pytest.mark.parametrize("filler", [False, True])
+@pytest.mark.parametrize("name", ["mqar", "forgetting"])
+def test_mqar(name, filler):
+    task, (tokens, answers, _, group) = drawn(name, filler=filler)
+    pairs, updates = task.options["pairs"], task.options.get("updates", 0)
+    half = task.vocabulary // 2
+    for at, (row, wanted) in enumerate(zip(tokens.tolist(), answers.tolist(), strict=True)):
+        first, last = {}, {}
+        context = row[: 2 * (pairs + updates)]
+        for key, value in zip(context[::2], context[1::2], strict=True):
+            assert 1 <= key < half <= value < task.vocabulary
+            # an update has another value than the one before
+            assert last.get(key) != value
+            first.setdefault(key, value)
+            last[key] = value
+        assert len(first) == pairs
+        assert len({*first.values()}) == pairs
+        assert sum(first[key] != last[key] for key in first) == updates
+        asked = [place for place, answer in enumerate(wanted) if answer != IGNORED]
+        assert sorted(row[place] for place in asked) == sorted(first)
+        for place in asked:
+            assert place >= 2 * (pairs + updates)
+            assert place % 2 == 0
+            assert wanted[place] == last[row[place]]
+            if updates:
+                assert group[at, place] == (first[row[place]] != last[row[place]])
+        rest = [row[place] for place in range(2 * (pairs + updates), len(row)) if place not in asked]
+        assert any(rest) == filler
+
+
+def test_mqar_asks_near_by_or_anywhere():
+    """Slots have the weight (g + 1)^(power - 1): with power 1 all the same."""
+
+    def first_half(power: float) -> float:
+        task = build("mqar", pairs=4, vocabulary=128, power=power)
+        _, answers, _, _ = task.draw(400, 100, torch.Generator().manual_seed(0))
+        places = (answers != IGNORED).nonzero()[:, 1]
+        return float((places < 8 + 46).float().mean())
+
+    assert 0.45 < first_half(1.0) < 0.55
+    assert first_half(0.01) > 0.75
+
+
+def test_mqar_refuses_what_does_not_fit():
+    generator = torch.Generator()
+    with pytest.raises(ValueError, match="need 32 tokens or more"):
+        build("mqar", pairs=8).draw(1, 31, generator)
+    with pytest.raises(ValueError, match="fewer than the vocabulary of 64"):
+        build("mqar", pairs=8, vocabulary=64).draw(1, 64, generator)
+    with pytest.raises(ValueError, match="no option 'keys'; it takes pairs, vocabulary, power, filler"):
+        build("mqar", keys=3)
+    with pytest.raises(ValueError, match="no generated task 'mqr'"):
+        build("mqr")
+
+
+@pytest.mark.parametrize("name", ["mad-recall", "mad-noisy"])
+def test_mad_recall(name):
+    task, (tokens, answers, _, _) = drawn(name)
+    half = task.options["vocabulary"] // 2
+    noisy = 0
+    for row, wanted in zip(tokens.tolist(), answers.tolist(), strict=True):
+        known = {}
+        for at in range(0, len(row), 2):
+            key, value = row[at : at + 2]
+            assert wanted[at + 1] == IGNORED
+            if key >= 2 * half:
+                noisy += 1
+                assert value >= 2 * half
+                assert wanted[at] == IGNORED
+                continue
+            assert wanted[at] == known.get(key, IGNORED)
+            assert known.setdefault(key, value) == value
+    share = noisy / (tokens.numel() / 2)
+    assert (0.1 < share < 0.3) if name == "mad-noisy" else share == 0
+
+
+def test_mad_fuzzy():
+    task, (tokens, answers, _, _) = drawn("mad-fuzzy")
+    half, seen_asked = task.options["vocabulary"] // 2, 0
+    for row, wanted in zip(tokens.tolist(), answers.tolist(), strict=True):
+        words = [token for token in row if token < 2 * half]
+        assert row == [2 * half] * (len(row) - len(words)) + words
+        start, known, at = len(row) - len(words), {}, 0
+        while at < len(words):
+            key = tuple(itertools.takewhile(lambda token: token < half, words[at:]))
+            at += len(key)
+            value = tuple(itertools.takewhile(lambda token: token >= half, words[at:]))
+            asked = [wanted[start + at - 1 + step] for step in range(len(value))]
+            if len(key) == 3 and key in known:
+                assert known[key] == value
+                assert tuple(asked) == value
+                seen_asked += 1
+            else:
+                assert set(asked) <= {IGNORED}
+            assert known.setdefault(key, value) == value
+            at += len(value)
+    assert seen_asked > 10
+
+
+@pytest.mark.parametrize("name", ["mad-selective", "selective", "mad-compress"])
+def test_given_back_in_order(name):
+    task, (tokens, answers, _, _) = drawn(name)
+    symbols = task.vocabulary - 2
+    for row, wanted in zip(tokens.tolist(), answers.tolist(), strict=True):
+        said = [answer for answer in wanted if answer != IGNORED]
+        assert [token for token in row if token < symbols] == said
+        last_symbol = max(at for at, token in enumerate(row) if token < symbols)
+        assert min(at for at, answer in enumerate(wanted) if answer != IGNORED) > last_symbol
+
+
+def test_memorize_has_one_map_for_good():
+    task, (tokens, answers, _, _) = drawn("mad-memorize")
+    known = {}
+    for key, value in zip(tokens[:, ::2].flatten().tolist(), answers[:, 1::2].flatten().tolist(), strict=True):
+        assert known.setdefault(key, value) == value
+    assert not task.attention
+    assert (answers[:, ::2] == IGNORED).all()
+
+
+def test_induction():
+    _, (tokens, answers, _, _) = drawn("induction")
+    for row, wanted in zip(tokens.tolist(), answers.tolist(), strict=True):
+        assert row.count(16) == 2
+        assert wanted == [IGNORED] * (len(row) - 1) + [row[row.index(16) + 1]]
+        assert row[-1] == 16
+
+
+@pytest.mark.parametrize(("group", "size"), [("Z2", 2), ("S3", 6), ("S5", 120), ("A5", 60), ("Z60", 60), ("A4xZ5", 60)])
+def test_groups(group, size):
+    known = elements(group)
+    assert len(known) == len(set(known)) == size
+    table = products(group)
+    # every row and every column has each element once, and some element does nothing
+    assert all(sorted(line) == list(range(size)) for line in (*table.tolist(), *table.T.tolist()))
+    assert torch.arange(size).tolist() in table.tolist()
+    task = build("word", group=group)
+    tokens, answers, _, _ = task.draw(4, 9, torch.Generator().manual_seed(0))
+    for row, wanted in zip(tokens.tolist(), answers.tolist(), strict=True):
+        points = list(range(len(known[0])))
+        for x, y in zip(row, wanted, strict=True):
+            points = [known[x][point] for point in points]
+            assert tuple(points) == known[y]
+    commutes = torch.equal(table, table.T)
+    assert commutes == group.startswith("Z")
+
+
+def test_parity():
+    _, (tokens, answers, keep, _) = drawn("parity")
+    lengths = set()
+    for row, wanted, real in zip(tokens.tolist(), answers.tolist(), keep.tolist(), strict=True):
+        n = sum(real)
+        assert real == [True] * n + [False] * (len(row) - n)
+        assert [at for at, answer in enumerate(wanted) if answer != IGNORED] == [n - 1]
+        assert wanted[n - 1] == sum(row[:n]) % 2
+        lengths.add(n)
+    assert min(lengths) >= 3
+    assert len(lengths) > 10
+
+
+def test_needle():
+    task, (tokens, answers, _, group) = drawn("needle", batch=100)
+    depths = set()
+    for row, wanted, quarter in zip(tokens.tolist(), answers.tolist(), group.tolist(), strict=True):
+        key = row[-8]
+        assert key >= 22
+        at = row.index(key)
+        assert row[at : at + 8] == row[-8:]
+        assert wanted == [IGNORED] * (len(row) - 8) + row[-7:] + [IGNORED]
+        noise = row[:at] + row[at + 8 : -8]
+        assert noise == [10 + place % 12 for place in range(len(noise))]
+        assert quarter[0] == 4 * at // (len(noise) + 1)
+        depths.add(at)
+    assert len(depths) > 20
+    assert len(task.groups) == 4
+
+
+def test_listops_of_the_long_range_arena():
+    _, (tokens, answers, keep, _) = drawn("listops-long")
+    for row, wanted, real in zip(tokens, answers, keep, strict=True):
+        words = [LISTOPS[token] for token in row[real].tolist()][1:]
+        assert 12 <= len(words) <= 31
+        stack: list = []
+        for word in words:
+            if word != "]":
+                stack.append(int(word) if word.isdigit() else word)
+                continue
+            values = []
+            while isinstance(stack[-1], int):
+                values.append(stack.pop())
+            assert 2 <= len(values) <= 10
+            stack.append(evaluate(stack.pop(), values))
+        assert [LISTOPS[wanted[0]]] == [str(value) for value in stack]
