@@ -20,14 +20,22 @@ MIDDLE = 5  # weight of a pixel among its neighbours, each 1, in the smoothed im
 def recolour(x: Tensor, operation: Tensor, argument: Tensor) -> Tensor:
     """Images [B, C, h, w] with whole values 0 to 255 in float32, the operation of each as an index into COLOUR [B], and
     its argument [B] -> such images."""
-    operation, argument = operation.view(-1, 1, 1), argument.view(-1, 1, 1)
-    grey = _grey(x)
-    index = x.flatten(2).long()
-    y = _tables(x, index, grey, operation, argument).gather(2, index).view_as(x)
-    is_sharpness, is_colour = operation == COLOUR.index("sharpness"), operation == COLOUR.index("colour")
-    base = torch.where(is_sharpness[..., None], _smoothed(x), grey)
-    factor = torch.where(is_sharpness | is_colour, argument, 1.0)[..., None]
+    argument, grey, index = argument.view(-1, 1, 1), _grey(x), x.flatten(2).long()
+    drawn = _Drawn(operation[:, None] == torch.arange(len(COLOUR), device=x.device))
+    y = _tables(x, index, grey, drawn, argument).gather(2, index).view_as(x)
+    base = torch.where(drawn["sharpness"][..., None], _smoothed(x), grey)
+    factor = torch.where(drawn["sharpness"] | drawn["colour"], argument, 1.0)[..., None]
     return _whole(base + factor * (y - base))
+
+
+class _Drawn:
+    """Which operation each image has, [B, operations]; by name [B, 1, 1]."""
+
+    def __init__(self, table: Tensor):
+        self.table = table
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.table[:, COLOUR.index(name), None, None]
 
 
 def _whole(x: Tensor) -> Tensor:
@@ -52,26 +60,23 @@ def _smoothed(x: Tensor) -> Tensor:
     return soft
 
 
-def _tables(x: Tensor, index: Tensor, grey: Tensor, operation: Tensor, argument: Tensor) -> Tensor:
+def _tables(x: Tensor, index: Tensor, grey: Tensor, drawn: "_Drawn", argument: Tensor) -> Tensor:
     """The new value of each value, [B, C, 256]."""
     level = torch.arange(LEVELS, dtype=x.dtype, device=x.device)
-
-    def drawn(name: str) -> Tensor:
-        return operation == COLOUR.index(name)
-
     mean = (grey.mean((1, 2, 3)) + 0.5).floor_().view(-1, 1, 1)
-    is_brightness, is_contrast, is_inverted = drawn("brightness"), drawn("contrast"), drawn("invert")
-    base = torch.where(is_contrast, mean, torch.where(is_inverted, 127.5, 0.0))
-    factor = torch.where(is_contrast | is_brightness, argument, torch.where(is_inverted, -1.0, 1.0))
+    base = torch.where(drawn["contrast"], mean, 0.0)
+    factor = torch.where(drawn["contrast"] | drawn["brightness"], argument, 1.0)
     table = base + factor * (level - base)
     rough = (level / argument.clamp(min=1)).floor_() * argument
-    table = torch.where(drawn("posterize"), rough, table)
-    table = torch.where(drawn("solarize") & (level >= argument), 255 - level, table)
-    table = torch.where(drawn("solarize_add") & (level < 128), level + argument, table)  # [B, 1, 256]
+    table = torch.where(drawn["posterize"], rough, table)
+    # to invert is to solarize from 0 on, which is the argument of operations that have none
+    turns = (drawn["solarize"] | drawn["invert"]) & (level >= argument)
+    table = torch.where(turns, 255 - level, table)
+    table = torch.where(drawn["solarize_add"] & (level < 128), level + argument, table)  # [B, 1, 256]
     low, high = x.amin((2, 3)).unsqueeze(2), x.amax((2, 3)).unsqueeze(2)
     stretched = torch.where(high > low, (level - low) * 255 / (high - low), level)
-    table = torch.where(drawn("autocontrast"), stretched, table)  # [B, C, 256]
-    return _whole(torch.where(drawn("equalize"), _equalized(index, high.long(), level), table))
+    table = torch.where(drawn["autocontrast"], stretched, table)  # [B, C, 256]
+    return _whole(torch.where(drawn["equalize"], _equalized(index, high.long(), level), table))
 
 
 def _equalized(index: Tensor, high: Tensor, level: Tensor) -> Tensor:
