@@ -110,33 +110,41 @@ def _add_exchange(verb: AddVerb) -> None:
     added = verb(
         "import",
         import_model,
-        "turn a published model into a run: GPT-2, BERT, RoBERTa, DistilBERT, Marian, Llama and similar, llama2.c",
+        "turn a published model into a run: GPT-2, BERT, RoBERTa, DistilBERT, Marian, Llama and similar, llama2.c; of "
+        "images ViT and DeiT, also those of timm",
         [
             "regard import models/gpt2 --out runs/gpt2",
             "regard import models/opus-mt-en-de",
             "regard import stories260K.bin --tokenizer tok512.bin --out runs/stories",
+            "regard import models/vit-base-patch16-224 --out runs/vit",
+            "regard import vit_tiny_patch16_224.safetensors --heads 3",
         ],
     )
-    about = "Hugging Face folder (config.json, safetensors, tokenizer), or llama2.c file"
+    about = "Hugging Face or timm folder (config.json, safetensors), safetensors file of timm, or llama2.c file"
     added.add_argument("source", metavar="FOLDER", help=about)
     added.add_argument("--out", metavar="RUN", help="run folder to write (default: runs/ and the name of the source)")
     added.add_argument(
         "--tokenizer", metavar="FOLDER", help="folder of the tokenizer (default: FOLDER); llama2.c: the tok*.bin file"
     )
+    about = "safetensors file of a ViT of timm: number of heads (default: that of timm's models of its width)"
+    added.add_argument("--heads", type=int, help=about)
 
     added = verb(
         "export",
         export_run,
-        "write a run as a Hugging Face folder, or a translator as a CTranslate2 folder",
+        "write a run as a Hugging Face folder, a translator also for CTranslate2, a model of images also for timm",
         [
             "regard export runs/gpt2 --format huggingface --out models/mine",
             "regard export runs/translate --format ctranslate2 --out models/fast",
+            "regard export runs/images --format timm --out models/vit",
         ],
     )
     add_run(added)
-    added.add_argument("--format", choices=("huggingface", "ctranslate2"), required=True, help="format to write")
+    added.add_argument(
+        "--format", choices=("huggingface", "ctranslate2", "timm"), required=True, help="format to write"
+    )
     added.add_argument("--out", metavar="FOLDER", required=True, help="new folder to write")
-    added.add_argument("--family", help="huggingface: gpt2, bert, marian, llama ... (default: the one that fits)")
+    added.add_argument("--family", help="huggingface: gpt2, bert, marian, llama, vit ... (default: the one that fits)")
     add_checkpoint(added)
 
 
@@ -306,11 +314,14 @@ def import_model(arguments: argparse.Namespace) -> None:
     from regard.interop.runs import import_model
 
     out = arguments.out or f"runs/{Path(arguments.source).resolve().stem}"
-    found = import_model(arguments.source, out, arguments.tokenizer)
+    found = import_model(arguments.source, out, arguments.tokenizer, arguments.heads)
     for note in found.notes:
         notice(note)
-    vectors = found.config.kind == "encoder" and found.config.head == "none"
-    use = "turn lines into vectors: regard embed {run}" if vectors else tasks.find(found.task).use
+    use = tasks.find(found.task).use
+    if found.config.kind == "encoder" and found.config.head == "none":
+        use = "turn lines into vectors: regard embed {run}"
+    elif found.task == "images" and found.config.classes is None:
+        use = "it has no classes, begin with it: regard train images --init {run}"
     use = use.format(run=out)
     print(f"{out}: a run of {found.task!r}, {found.parameters:,} parameters; {use}")
 

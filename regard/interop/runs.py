@@ -3,9 +3,10 @@
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import tokenizers as library
@@ -16,8 +17,9 @@ from regard import __version__
 from regard.core.files import check_inside
 from regard.data.published import Published
 from regard.data.tokenizer import BYTE_PAIRS, SPECIAL, Tokenizer
-from regard.interop import huggingface, llama2c
-from regard.interop.families.base import Values, table_length
+from regard.interop import huggingface, images, llama2c, timm
+from regard.interop.families import FAMILIES
+from regard.interop.families.base import Tensors, Values, table_length
 from regard.interop.vocabularies import read_tokenizers
 from regard.models.config import ModelConfig
 from regard.tasks import load
@@ -25,7 +27,7 @@ from regard.training import checkpoint
 from regard.training.compact import expand
 from regard.training.run import MANIFEST, Run
 
-Format = Literal["huggingface", "ctranslate2"]
+Format = Literal["huggingface", "ctranslate2", "timm"]
 LONGEST = 512  # tokens of a text, if nothing says how many a model was trained for
 CARRIED = "published"  # the folder of a run with the original files of its tokenizer
 TOKENIZER_FILES = (
@@ -50,61 +52,104 @@ class Imported(NamedTuple):
 
     run: Run
     task: str
-    config: ModelConfig
+    config: Any  # of the model
     parameters: int
     notes: list[str]
 
 
-def import_model(source: str | Path, out: str | Path, tokenizer: str | Path | None = None) -> Imported:
-    """Writes a run folder from a Hugging Face folder, or from a llama2.c file with its tokenizer. Nothing is written
-    before all of it has been read."""
+class _Source(NamedTuple):
+    """What was read of a published model."""
+
+    task: str
+    config: Any
+    tensors: Tensors
+    facts: dict[str, Any]
+    notes: list[str]
+    tokenizers: Mapping[str, Tokenizer] = MappingProxyType({})
+    carried: Sequence[Path] = ()  # files to keep for an export
+
+
+def import_model(
+    source: str | Path, out: str | Path, tokenizer: str | Path | None = None, heads: int | None = None
+) -> Imported:
+    """Writes a run folder from a folder of Hugging Face or timm, from a safetensors file of timm, or from a llama2.c
+    file with its tokenizer. Nothing is written before all of it has been read. `heads` is for a file of timm whose
+    width does not tell their number."""
     source = Path(source)
     Run.vacant(out)
-    if source.is_dir():
-        model = huggingface.read(source)
-        if model.family.task == "images":
-            raise ValueError(f"{source} is a model of images: read it in Python with regard.interop.huggingface.read")
-        place = source if tokenizer is None else Path(tokenizer)
-        if not place.is_dir():
-            raise ValueError(f"--tokenizer must be a folder with the files of a tokenizer, got {place}")
-        carried = [place / name for name in TOKENIZER_FILES if (place / name).is_file()]
-        config, tensors, notes = model.config, model.tensors, model.notes
-        tokenizers = read_tokenizers(place, model.values, config.vocabulary, config.target_vocabulary)
-        kind = model.family.task
-        facts = _facts(kind, model.values, config, tokenizers)
-        facts["published"] = {"family": model.family.name}
-    elif source.is_file():
-        config, tensors, length = llama2c.read(source)
-        if tokenizer is None:
-            raise ValueError(f"{source} holds no tokenizer: give the tok*.bin that belongs to it as --tokenizer")
-        tokenizers, notes, carried = {"tokenizer.json": llama2c.read_tokenizer(tokenizer, config.vocabulary)}, [], []
-        kind = "language"
-        facts = {"length": length, "start": tokenizers["tokenizer.json"].bos, "apart": False, "documents": "file"}
-        facts["published"] = {"family": "llama2.c"}
-    else:
-        raise ValueError(f"there is no folder and no file {source}")
+    found = _read_source(source, None if tokenizer is None else Path(tokenizer), heads)
     with Run.create(out, "regard import") as run:
-        for name, part in tokenizers.items():
+        for name, part in found.tokenizers.items():
             part.save(run.folder / name)
-        for path in carried:
+        for path in found.carried:
             (run.folder / CARRIED).mkdir(exist_ok=True)
             shutil.copyfile(path, run.folder / CARRIED / path.name)
-        run.record(*tokenizers, *(f"{CARRIED}/{path.name}" for path in carried))
-        checkpoint.write(run.checkpoints, checkpoint.step_name(0), {"model": tensors}, {"step": 0})
-        parameters = sum(part.numel() for part in {id(part): part for part in tensors.values()}.values())
+        run.record(*found.tokenizers, *(f"{CARRIED}/{path.name}" for path in found.carried))
+        checkpoint.write(run.checkpoints, checkpoint.step_name(0), {"model": found.tensors}, {"step": 0})
+        parameters = sum(part.numel() for part in {id(part): part for part in found.tensors.values()}.values())
         run.write_json(
             "run.json",
             {
-                "task": kind,
+                "task": found.task,
                 "regard": __version__,
                 "manifest": MANIFEST,
-                "model": dataclasses.asdict(config),
-                **facts,
+                "model": dataclasses.asdict(found.config),
+                **found.facts,
                 "parameters": parameters,
-                "tokenizers": {name: checkpoint.digest(run.folder / name) for name in tokenizers},
+                "tokenizers": {name: checkpoint.digest(run.folder / name) for name in found.tokenizers},
             },
         )
-    return Imported(run, kind, config, parameters, notes)
+    return Imported(run, found.task, found.config, parameters, found.notes)
+
+
+def _read_source(source: Path, tokenizer: Path | None, heads: int | None) -> _Source:
+    if source.is_file() and source.suffix != ".safetensors":
+        return _read_llama2c(source, tokenizer)
+    if not source.exists():
+        raise ValueError(f"there is no folder and no file {source}")
+    if source.is_file() or timm.is_timm(source):
+        model = timm.read(source, heads)
+        facts, notes = images.timm_facts(model, source)
+        return _image_source(model, facts, notes, tokenizer)
+    if heads is not None:
+        raise ValueError(f"--heads is for files of timm, and {source} has a config that says it")
+    model = huggingface.read(source)
+    if model.family.task == "images":
+        facts, notes = images.huggingface_facts(model, source)
+        carried = [path for path in [source / images.PROCESSOR] if path.is_file()]
+        return _image_source(model, facts, notes, tokenizer, carried)
+    place = source if tokenizer is None else tokenizer
+    if not place.is_dir():
+        raise ValueError(f"--tokenizer must be a folder with the files of a tokenizer, got {place}")
+    carried = [place / name for name in TOKENIZER_FILES if (place / name).is_file()]
+    config = model.config
+    tokenizers = read_tokenizers(place, model.values, config.vocabulary, config.target_vocabulary)
+    facts = _facts(model.family.task, model.values, config, tokenizers)
+    facts["published"] = {"family": model.family.name}
+    return _Source(model.family.task, config, model.tensors, facts, model.notes, tokenizers, carried)
+
+
+def _image_source(
+    model: huggingface.Model,
+    facts: dict[str, Any],
+    notes: list[str],
+    tokenizer: Path | None,
+    carried: Sequence[Path] = (),
+) -> _Source:
+    if tokenizer is not None:
+        raise ValueError("--tokenizer is for models of text, and this is one of images")
+    facts = facts | {"published": {"family": model.family.name}}
+    return _Source("images", model.config, model.tensors, facts, [*model.notes, *notes], carried=carried)
+
+
+def _read_llama2c(source: Path, tokenizer: Path | None) -> _Source:
+    config, tensors, length = llama2c.read(source)
+    if tokenizer is None:
+        raise ValueError(f"{source} holds no tokenizer: give the tok*.bin that belongs to it as --tokenizer")
+    found = llama2c.read_tokenizer(tokenizer, config.vocabulary)
+    facts = {"length": length, "start": found.bos, "apart": False, "documents": "file"}
+    facts["published"] = {"family": "llama2.c"}
+    return _Source("language", config, tensors, facts, [], {"tokenizer.json": found})
 
 
 def _facts(kind: str, values: Values, config: ModelConfig, tokenizers: dict[str, Published]) -> dict[str, Any]:
@@ -140,35 +185,51 @@ def export_run(
     """Writes a run in a published format. The folder appears when all of it is written, and not before."""
     run = Run.open(folder)
     parts = load.read_parts(run)
-    config = parts.config
-    if not isinstance(config, ModelConfig):
+    config, task = parts.config, parts.facts["task"]
+    of_images = task == "images"
+    if not isinstance(config, ModelConfig) and not of_images:
         raise ValueError(f"{run.folder} is a model of kind {config.kind!r}: only Transformers can be exported")
+    for name, possible in (("ctranslate2", task == "translate"), ("timm", of_images)):
+        if format == name and not possible:
+            what, where = ("translators", "CTranslate2") if name == "ctranslate2" else ("models of images", "timm")
+            raise ValueError(f"only {what} are exported to {where}, and {run.folder} is a run of {task!r}")
     tensors = expand(run.find(which).tensors["model"])
-    notes = ["the aligner is omitted: it takes no part in translating"] if config.aligner else []
+    notes = ["the aligner is omitted: it takes no part in translating"] if getattr(config, "aligner", False) else []
     target = huggingface.vacant(out)
     with _whole_folder(target) as partial:
         if format == "ctranslate2":
             from regard.interop import ctranslate2
 
-            if parts.facts.get("task") != "translate":
-                task = parts.facts["task"]
-                raise ValueError(f"only translators are exported to CTranslate2, and {run.folder} is a run of {task!r}")
             ctranslate2.write(partial, config, tensors, _sides(parts.tokenizers), int(parts.facts["longest"]))
-            chosen = "ctranslate2"
-        else:
-            family = family or _family(parts.facts)
-            special = _special(parts)
-            chosen = huggingface.write(partial, config, tensors, special=special, family=family).name
-            _write_generation(partial, parts, special)
-        carried = run.folder / CARRIED
-        if carried.is_dir() and format == "huggingface":
-            for path in sorted(carried.iterdir()):
-                check_inside(path, run.folder)
-                run.read_bytes(f"{CARRIED}/{path.name}")  # checks it
-                shutil.copyfile(path, partial / path.name)
-        else:
             _write_tokenizers(partial, parts)
+            chosen = "ctranslate2"
+        elif format == "timm":
+            published = {"mean": parts.facts["mean"], "std": parts.facts["deviation"]}
+            published["label_names"] = parts.facts["labels"]
+            chosen = timm.write(partial, config, tensors, published).name
+        else:
+            chosen = _export_huggingface(partial, parts, tensors, run, family or _family(parts.facts))
     return Exported(target, chosen, notes)
+
+
+def _export_huggingface(folder: Path, parts: load.Parts, tensors: Tensors, run: Run, family: str | None) -> str:
+    """Writes a folder of Hugging Face, and returns the name of the family."""
+    of_images = parts.facts["task"] == "images"
+    special = images.label_settings(parts.facts["labels"]) if of_images else _special(parts)
+    chosen = huggingface.write(folder, parts.config, tensors, special=special, family=family).name
+    if not of_images:
+        _write_generation(folder, parts, special)
+    carried = run.folder / CARRIED
+    if carried.is_dir():
+        for path in sorted(carried.iterdir()):
+            check_inside(path, run.folder)
+            run.read_bytes(f"{CARRIED}/{path.name}")  # checks it
+            shutil.copyfile(path, folder / path.name)
+    elif of_images:
+        _write_json(folder / images.PROCESSOR, images.processor(parts.config, parts.facts))
+    else:
+        _write_tokenizers(folder, parts)
+    return chosen
 
 
 @contextmanager
@@ -187,7 +248,7 @@ def _family(facts: dict[str, Any]) -> str | None:
     """The Hugging Face family that a run was imported from; None: another, or none."""
     published = facts.get("published")
     name = published.get("family") if isinstance(published, dict) else None
-    return None if name == "llama2.c" else name
+    return name if name in {family.name for family in FAMILIES} else None
 
 
 def _sides(tokenizers: dict[str, Tokenizer]) -> tuple[Tokenizer, Tokenizer]:

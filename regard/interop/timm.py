@@ -28,16 +28,16 @@ from regard.interop.huggingface import (
 )
 from regard.interop.matching import choose_family
 
-# what timm's models with these names were trained with
-HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 # heads of its vit_ and deit_ models by width; narrower ones have 64 numbers in a head
 HEADS = {1280: 16, 1408: 16, 1664: 16}
 NARROW = 1024
 
 
-def is_timm(values: Values) -> bool:
-    """Whether a config.json is one of timm."""
+def is_timm(folder: Path) -> bool:
+    """Whether a folder has a config.json of timm."""
+    if not (folder / CONFIG).is_file():
+        return False
+    values = read_json(folder / CONFIG)
     return "model_type" not in values and "architecture" in values
 
 

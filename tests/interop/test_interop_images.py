@@ -1,17 +1,28 @@
 """Published models of images, random and small: ours give their numbers, and they give ours."""
 
 import importlib
+import json
+import shutil
 
 import pytest
 import torch
 import transformers
+from painted import painted, write_folders
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from timm_peer import timm
 from torch.testing import assert_close
+from verbs import refused
 
-from regard import models
+from regard import cli, models
 from regard.interop import huggingface
 from regard.interop import timm as timm_folders
+from regard.interop.runs import export_run, import_model
+from regard.tasks.images import ImageClassifier, ImageData, ImagesConfig, Task
+from regard.tasks.train import train
+from regard.training.config import TrainingConfig
+from regard.training.display import Display
+from regard.training.run import Run
 
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
@@ -176,3 +187,126 @@ def test_what_no_family_computes_says_so():
             huggingface.write("nowhere", own.config, own.state_dict())
     with pytest.raises(ValueError, match="a model of kind 'vit' is none of bert"):
         huggingface.write("nowhere", own.config, own.state_dict(), family="bert")
+
+
+# runs
+
+
+PROCESSOR = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.25, 0.3], "size": {"height": 16, "width": 16}}
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    """A folder of Hugging Face as the hub has it, and the run made of it."""
+    folder = tmp_path_factory.mktemp("runs")
+    model = huggingface_model("vit")
+    names = ["cat", "dog", "crane", "frog", "crane"]
+    model.config.id2label, model.config.label2id = dict(enumerate(names)), {name: n for n, name in enumerate(names)}
+    model.save_pretrained(folder / "theirs")
+    (folder / "theirs" / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    found = import_model(folder / "theirs", folder / "run")
+    assert found.notes == ["classes of the same name got their number: crane (4)"]
+    return folder, model
+
+
+@torch.no_grad()
+def test_an_imported_run_classifies(imported, tmp_path, capsys):
+    folder, model = imported
+    picture = Image.fromarray(painted("red", 1, (16, 16)))
+    picture.save(tmp_path / "red.png")
+    classifier = ImageClassifier.load(folder / "run", device="cpu")
+    assert classifier.labels == ["cat", "dog", "crane", "frog", "crane (4)"]
+    pixels = torch.from_numpy(painted("red", 1, (16, 16))).permute(2, 0, 1).float() / 255
+    mean, deviation = (torch.tensor(PROCESSOR[name])[:, None, None] for name in ("image_mean", "image_std"))
+    wanted = model((pixels - mean)[None] / deviation).logits.double().softmax(1)[0]
+    answer = classifier(tmp_path / "red.png")
+    assert_close(torch.tensor(list(answer.probabilities.values())).double(), wanted, **CLOSE)
+    assert cli.main(["classify", str(folder / "run"), str(tmp_path / "red.png"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["label"] == answer.label
+
+
+@torch.no_grad()
+def test_runs_are_exported_to_both(imported, tmp_path, capsys):
+    folder, model = imported
+    run, images = str(folder / "run"), torch.randn(2, 3, 16, 16)
+    wanted = model(images).logits
+    assert cli.main(["export", run, "--format", "huggingface", "--out", str(tmp_path / "back")]) == 0
+    again = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "back").eval()
+    assert_close(again(images).logits, wanted, **CLOSE)
+    assert again.config.id2label[3] == "frog"
+    assert json.loads((tmp_path / "back" / "preprocessor_config.json").read_text()) == PROCESSOR
+    capsys.readouterr()
+    # timm has its norms with epsilon 1e-6
+    assert "norm_epsilon 1e-06 (here 1e-12)" in refused(
+        capsys, "export", run, "--format", "timm", "--out", str(tmp_path / "timm")
+    )
+    assert "only translators" in refused(capsys, "export", run, "--format", "ctranslate2", "--out", str(tmp_path / "x"))
+
+
+@torch.no_grad()
+def test_a_file_of_timm_is_a_run(tmp_path, capsys):
+    model = drawn(timm.create_model("vit_tiny_patch16_224", **TIMM_VIT))
+    save_file(model.state_dict(), tmp_path / "vit_mine.safetensors")
+    run, images = str(tmp_path / "run"), torch.randn(2, 3, 16, 16)
+    assert cli.main(["import", str(tmp_path / "vit_mine.safetensors"), "--heads", "4", "--out", run]) == 0
+    said = capsys.readouterr()
+    assert "mean and deviation are 0.5, as in most vit_ of timm" in said.err
+    assert "labels are numbers" in said.err
+    assert "regard classify" in said.out
+    classifier = ImageClassifier.load(run, device="cpu")
+    assert classifier.labels == list("01234")
+    assert_close(classifier.model(images).logits, model(images), **CLOSE)
+    export_run(run, tmp_path / "timm", "timm")
+    again = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True).eval()
+    assert_close(again(images), model(images), **CLOSE)
+    again = import_model(tmp_path / "timm", tmp_path / "again")
+    assert again.notes == []
+    export_run(run, tmp_path / "huggingface", "huggingface")
+    theirs = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "huggingface").eval()
+    assert_close(theirs(images).logits, model(images), **CLOSE)
+    written = json.loads((tmp_path / "huggingface" / "preprocessor_config.json").read_text())
+    assert (written["image_mean"], written["size"]) == ([0.5] * 3, {"height": 16, "width": 16})
+
+
+def test_a_model_without_classes_is_something_to_begin_with(tmp_path, capsys):
+    huggingface_model("vit, bare").save_pretrained(tmp_path / "theirs")
+    run = str(tmp_path / "run")
+    assert cli.main(["import", str(tmp_path / "theirs"), "--out", run]) == 0
+    assert "regard train images --init" in capsys.readouterr().out
+    write_folders(tmp_path / "colours", 4)
+    data = ImageData(images=str(tmp_path / "colours"))
+    training = TrainingConfig(steps=1, metric="accuracy", tensorboard=False)
+    settings = ImagesConfig(out=str(tmp_path / "tuned"), init=run, data=data, training=training)
+    train(Task, settings, Display(quiet=True))
+    facts = Run.open(tmp_path / "tuned").read_json("run.json")
+    assert (facts["mean"], facts["labels"]) == ([0.5] * 3, ["blue", "green", "red"])
+    assert facts["init"]["run"] == run
+
+
+def test_what_an_import_of_images_refuses(imported, tmp_path, capsys):
+    folder, _ = imported
+    theirs = shutil.copytree(folder / "theirs", tmp_path / "theirs")
+    out = ["--out", str(tmp_path / "run")]
+    for change, words in (
+        ({"do_rescale": False}, "another scale"),
+        ({"rescale_factor": 1 / 127.5}, "another scale"),
+        ({"image_mean": [0.1, 0.2]}, "must be 3 numbers"),
+        ({"image_std": "half"}, "must be 3 numbers"),
+    ):
+        (theirs / "preprocessor_config.json").write_text(json.dumps(PROCESSOR | change))
+        assert words in refused(capsys, "import", str(theirs), *out)
+    assert "--heads is for files of timm" in refused(capsys, "import", str(theirs), "--heads", "4", *out)
+    (theirs / "preprocessor_config.json").unlink()
+    assert "--tokenizer is for models of text" in refused(capsys, "import", str(theirs), "--tokenizer", ".", *out)
+    config = json.loads((theirs / "config.json").read_text())
+    for change, words in (
+        ({"id2label": {"1": "a", "2": "b"}}, "from 0 on"),
+        ({"patch_size": [4, 2]}, "must be a square"),
+        ({"image_size": "large"}, "a number or two"),
+        ({"hidden_act": "quick_gelu"}, "no activation is called 'quick_gelu'"),
+    ):
+        (theirs / "config.json").write_text(json.dumps(config | change))
+        assert words in refused(capsys, "import", str(theirs), *out)
+    torch.save({}, tmp_path / "model.pt")
+    assert "PyTorch checkpoint" in refused(capsys, "import", str(tmp_path / "model.pt"), *out)
+    assert not (tmp_path / "run").exists()

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from painted import write_folders
 from reviews import config, finish, reviews, write
 from torch import nn
 from torch.testing import assert_close
 from verbs import refused, told
 
+from regard.tasks import images
 from regard.tasks.classify import Classifier
 from regard.tasks.classify.corpus import read_valid
 from regard.tasks.language import LanguageConfig
@@ -198,6 +200,26 @@ def test_what_the_verb_refuses(folder, tmp_path, capsys):
     ):
         assert expected in refused(capsys, "average", *words)
     assert not (tmp_path / "soup").exists()
+
+
+def test_runs_of_images(tmp_path, capsys, monkeypatch):
+    write_folders(tmp_path / "colours", 10)
+    data = images.ImageData(images=str(tmp_path / "colours"), batch=9, held_out_seed=1)
+    small = images.ImageOptions(width=16, heads=2, inner=16, layers=1, patch=4)
+    training = TrainingConfig(**SHORT | {"learning_rate": 0.003, "metric": "accuracy", "tensorboard": False})
+    settings = images.ImagesConfig(out=str(tmp_path / "body"), data=data, model=small, training=training)
+    train(images.Task, settings, Display(quiet=True))
+    for seed in (2, 3):
+        tuned = replace(settings, out=str(tmp_path / f"tuned-{seed}"), init=settings.out, model=images.ImageOptions())
+        train(images.Task, replace(tuned, training=replace(training, seed=seed)), Display(quiet=True))
+    out, runs = str(tmp_path / "soup"), [str(tmp_path / f"tuned-{seed}") for seed in (2, 3)]
+    said, warned = told(monkeypatch, capsys, "average", *runs, "--soup", "greedy", "--out", out, "--metric", "loss")
+    assert "greedy soup of" in said
+    assert warned == ""
+    said, _ = told(monkeypatch, capsys, "evaluate", out, "--json")
+    assert json.loads(said)["loss"] == pytest.approx(Run.open(out).read_json("run.json")["soup"]["value"], abs=1e-6)
+    picture = next((tmp_path / "colours" / "red").iterdir())
+    assert told(monkeypatch, capsys, "classify", out, str(picture))[0].startswith(str(picture))
 
 
 class Batch(tuple):
