@@ -27,6 +27,7 @@ from regard.page.subjects import LONGEST, HasMaps, Reading, Subject, Tokens
 from regard.page.wire import Reply, to_numpy
 from regard.spec import ATTENTION, POSITIONS
 from regard.tasks.classify.page import EXAMINED
+from regard.tasks.opened import CaptionedImage
 
 SMALL = 1_000_000  # weights of all layers and heads together that are sent at once
 LINKED = 48  # target tokens up to which a translation shows its links while it is searched for
@@ -35,6 +36,7 @@ REPLY_BYTES, TOKEN_BYTES, READING_BYTES, IMAGE_BYTES = 64 << 20, 8 << 20, 256 <<
 
 # the number of a sample of the run, or what `upload` called an image
 Image = Annotated[str, chars(1, 40)]
+Caption = Annotated[str, chars(0, 2000)]
 Upload = Annotated[str, chars(4, -(-images.MOST_UPLOADED // 3) * 4)]
 Token = Annotated[int, whole(0, LONGEST)]  # the number of a token, or of a tile
 
@@ -46,7 +48,7 @@ class Engine:
         self._open, self._opened = subjects, dict[str, Subject | ImageSubject]()
         self._replies, self._tokens = Cache[Reply](REPLY_BYTES), Cache[Tokens](TOKEN_BYTES)
         self._readings, self._sights = Cache[Reading](READING_BYTES), Cache[Sight](READING_BYTES)
-        self._images = Cache[bytes](IMAGE_BYTES)
+        self._images, self._captions = Cache[bytes](IMAGE_BYTES), Cache[CaptionedImage](READING_BYTES)
         # one computation at a time: torch uses all cores for it
         self.lock = threading.Lock()
 
@@ -97,7 +99,8 @@ class Engine:
             fields = ("name", "title", "task", "places", "examples", "longest", "facts")
             about = {field: getattr(subject, field) for field in fields}
             if isinstance(subject, ImageSubject):
-                about |= {"reads": "images", "labelled": 0, "pieces": False, "pairs": []}
+                about |= {"reads": "images", "labelled": 0, "pieces": True, "pairs": []}
+                about["captions"] = subject.opened.caption is not None
             else:
                 about |= {"reads": "texts", "labelled": len(subject.labelled), "pieces": _has_pieces(subject)}
                 about["pairs"] = stepping.sentence_pairs(subject)
@@ -346,6 +349,16 @@ class Engine:
     def distances(self, run: Name, image: Image) -> Reply:
         """The mean distance that the attention of each head bridges, in pixels."""
         return images.distances(self._sight(run, image))
+
+    def caption(self, run: Name, image: Image, layer: Index, text: Caption = "") -> Reply:
+        """A caption of an image token by token, and where each looks; without a text, the model's own."""
+
+        def size(found: CaptionedImage) -> int:
+            return sum(weights.nbytes for weights in found.weights)
+
+        sight, subject = self._sight(run, image), self.viewer(run)
+        found = self._captions.get((run, image, text), lambda: subject.caption(sight, text), size)
+        return images.written(found, layer)
 
     def _sight(self, run: str, image: str) -> Sight:
         subject = self.viewer(run)

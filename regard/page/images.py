@@ -16,7 +16,7 @@ from regard.page import maps
 from regard.page.maps import LayerCall, expect_layer, record_calls
 from regard.page.patches import Layer, attention_distance, find_windows, of_map, rollout
 from regard.page.wire import Reply, to_numpy
-from regard.tasks.opened import OpenedImages, Sample
+from regard.tasks.opened import CaptionedImage, OpenedImages, Sample
 
 MOST_UPLOADED = 8 << 20  # bytes of an image file
 THUMB = 64  # pixels of a side of a small image
@@ -99,6 +99,18 @@ class ImageSubject:
         backs = [None if grid.order is None else grid.order.argsort() for grid in grids]
         probabilities = None if opened.predict is None else opened.predict(pixels)[0].float().cpu()
         return Sight(sample.pixels, calls, layers, backs, probabilities, sample.label)
+
+    @torch.no_grad()
+    def caption(self, sight: Sight, text: str) -> CaptionedImage:
+        """How a caption of an image is written; without a text, the model's own."""
+        if self.opened.caption is None:
+            raise ValueError(f"{self.name} writes no captions: choose another run")
+        device = next(self.opened.model.parameters()).device
+        found = self.opened.caption(torch.from_numpy(np.ascontiguousarray(sight.pixels))[None].to(device), text)
+        patches = sight.layers[-1].patches
+        if any(weights.shape[1:] != (len(found.tokens), patches) for weights in found.weights):
+            raise ValueError(f"a caption of {len(found.tokens)} tokens needs weights of each for {patches} patches")
+        return found
 
     def _read(self, images: Tensor, recorder: Recorder) -> None:
         if isinstance(self.opened.model, HasGrids):
@@ -218,6 +230,14 @@ def why_no_rollout(sight: Sight, number: int) -> str | None:
         if call.layer.facts.signed:
             return f"weights of {call.name!r} in layer {at + 1} are no shares: there is no rollout"
     return None
+
+
+def written(found: CaptionedImage, number: int) -> Reply:
+    """A caption token by token, and where each looks in a layer, [H, tokens, patches]."""
+    if number >= len(found.weights):
+        raise ValueError(f"there is no layer {number}: captions have {len(found.weights)}, counted from 0")
+    meta = {"text": found.text, "tokens": found.tokens, "heads": [len(weights) for weights in found.weights]}
+    return Reply(meta, {"weights": to_numpy(found.weights[number])})
 
 
 def distances(sight: Sight) -> Reply:

@@ -39,10 +39,19 @@ class Sample(NamedTuple):
     label: str | None = None
 
 
+class CaptionedImage(NamedTuple):
+    """A caption of an image, token by token, and where a model looks when it writes each of them."""
+
+    text: str
+    tokens: list[str]  # as printed, the end among them
+    weights: list[Tensor]  # [H, tokens, patches] of each layer
+
+
 @dataclass
 class OpenedImages:
     """A model that reads images, how pixels become its input, and what it answers. The model has `maps(images,
-    recorder=...)` over its patches and `grids()`, which say where the tokens of each layer stand."""
+    recorder=...)` over its patches and `grids()`, which say where the tokens of each layer stand; words of a caption
+    look at the patches of the last of them."""
 
     task: str
     model: Model
@@ -53,6 +62,8 @@ class OpenedImages:
     labels: tuple[str, ...] = ()
     unsure_below: float = 0.5  # an answer of a smaller probability is called unsure
     samples: tuple[Sample, ...] = ()
+    # uint8 [1, C, h, w] and a caption to read -> how it is written; an empty one: the model's own
+    caption: Callable[[Tensor, str], CaptionedImage] | None = None
 
 
 class Reader(Protocol):

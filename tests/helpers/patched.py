@@ -8,7 +8,7 @@ import regard
 from regard.core.rows import Rows
 from regard.models.recording import take_map
 from regard.page.subjects import of_images
-from regard.tasks.opened import OpenedImages, Sample
+from regard.tasks.opened import CaptionedImage, OpenedImages, Sample
 
 WIDTH, HEADS, LABELS = 16, 2, ("disc", "square", "stripes", "cross", "plain", "noise")
 
@@ -62,7 +62,7 @@ def paint(label, size=(24, 32), seed=0):
     return pixels.clip(0, 255).astype(np.uint8).transpose(2, 0, 1)
 
 
-def shown(name, specs, places, size=(24, 32), sure=True):
+def shown(name, specs, places, size=(24, 32), sure=True, captions=False):
     """A subject of the page, with an image of each label."""
     model = Patched(specs, places, size)
 
@@ -72,8 +72,17 @@ def shown(name, specs, places, size=(24, 32), sure=True):
         far = (pixels.float().mean((2, 3))[:, None] - means).norm(dim=2)
         return (-far * (1 if sure else 1e-3)).softmax(1)
 
+    def caption(pixels, text):
+        # as many tokens as words, each with weights of its own
+        tokens = [f"▁{word}" for word in (text or "a disc in orange on blue").split()] + ["</s>"]
+        patches = places[-1].rows * places[-1].columns
+        weights = torch.rand(3, HEADS, len(tokens), patches, generator=torch.Generator().manual_seed(1))
+        return CaptionedImage(text or "a disc in orange on blue", tokens, list((8 * weights).softmax(3)))
+
     samples = tuple(Sample(paint(label, size), label) for label in LABELS)
     opened = OpenedImages(
         "images", model, size, 3, lambda pixels: pixels.float() / 127.5 - 1, predict, LABELS, samples=samples
     )
+    if captions:
+        opened.predict, opened.caption = None, caption
     return of_images(name, name, opened)

@@ -31,6 +31,7 @@ def subjects():
     return {
         "vit": shown("vit", ["softmax", "local(window=3)", "softmax"], [Grid(6, 8, 1)] * 3),
         "swin": shown("swin", ["image(block=4, memory=0)", "softmax", "softmax"], windowed, sure=False),
+        "coca": shown("coca", ["softmax"] * 2, [Grid(6, 8)] * 2, captions=True),
         "mixed": shown("mixed", ["softmax", "fnet", "compressed(factor=4)"], [Grid(6, 8)] * 3),
     }
 
@@ -155,6 +156,23 @@ def test_what_has_no_rollout_says_why(engine):
     assert far[1:] == [None, None]
 
 
+def test_a_caption_word_by_word(engine, subjects):
+    place = {"run": "coca", "image": "0", "layer": 1}
+    for text in ("", "two words"):
+        found = engine.answer("caption", place | {"text": text})
+        expected = subjects["coca"].opened.caption(None, text)
+        assert found.meta == {"text": expected.text, "tokens": expected.tokens, "heads": [2, 2, 2]}
+        torch.testing.assert_close(torch.from_numpy(found.arrays["weights"]), expected.weights[1])
+    about = {run["name"]: run for run in engine.answer("about", {}).meta["runs"]}
+    assert about["coca"]["captions"]
+    assert not about["vit"]["captions"]
+    assert engine.answer("see", {"run": "coca", "image": "0"}).meta["answers"] == []
+    with pytest.raises(ValueError, match="no layer 3"):
+        engine.answer("caption", place | {"layer": 3})
+    with pytest.raises(ValueError, match="vit writes no captions"):
+        engine.answer("caption", place | {"run": "vit"})
+
+
 def test_a_file_is_seen_as_the_model_reads_it(page):
     """A sample that comes as a file is the same image, by the same name each time."""
     raw = to_file(paint("square"))
@@ -223,7 +241,7 @@ def test_images_that_were_given_are_kept_up_to_a_size(engine):
         engine.answer("see", {"run": "vit", "image": names[0]})
 
 
-@pytest.mark.parametrize("run", ["vit", "swin", "mixed"])
+@pytest.mark.parametrize("run", ["vit", "swin", "mixed", "coca"])
 def test_an_image_is_drawn_and_written_as_a_page(subjects, run, tmp_path):
     subject = subjects[run]
     figure = image_picture(subject, subject.see(subject.sample(0)))

@@ -22,6 +22,7 @@ def subjects():
     return {
         "vit": shown("vit", ["softmax"] * 3, [Grid(6, 8, 1)] * 3),
         "swin": shown("swin", ["image(block=4, memory=0)", "softmax"], windowed, sure=False),
+        "coca": shown("coca", ["softmax"] * 2, [Grid(6, 8)] * 2, captions=True),
         "mixed": shown("mixed", ["softmax", "fnet", "compressed(factor=4)"], [Grid(6, 8)] * 3),
     }
 
@@ -153,6 +154,31 @@ def test_windows_and_what_has_no_map(page, subjects):
     page.wait_for_function("() => document.querySelector('.far figcaption')?.textContent.includes('of layer 2, 3')")
 
 
+def test_where_each_word_looks(page, subjects):
+    tokens, weights = subjects["coca"].opened.caption(None, "")[1:]
+    visit(page, run="coca")
+    lists(page, weights[2].mean((0, 1)))
+    assert page.locator(".caption-words .word").count() == page.locator(".image-thumbs .thumb").count() == len(tokens)
+    assert "a disc in orange" in page.inner_text(".answers")
+    page.hover(".caption-words .word >> nth=1")
+    lists(page, weights[2][:, 1].mean(0))
+    assert "attention of disc goes to" in page.inner_text(".numbers")
+    page.click('.chips[aria-label="head"] button:has-text("2")')
+    page.keyboard.press("k")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function(
+        "() => /layer=1/.test(location.hash) && /head=1/.test(location.hash) && /word=0/.test(location.hash)"
+    )
+    lists(page, weights[1][1, 0])
+    # a caption of one's own, and the patches among themselves
+    page.fill("textarea", "just this")
+    page.press("textarea", "Enter")
+    page.wait_for_function("() => document.querySelectorAll('.caption-words .word').length === 3")
+    page.click('.chips[aria-label="picture"] button:has-text("attention")')
+    page.wait_for_selector(".caption-words", state="hidden")
+    lists(page, maps_of(subjects["coca"])[1].mean((0, 1)))
+
+
 def test_a_file_is_given_or_refused(page, tmp_path):
     Image.fromarray(paint("cross", (90, 120)).transpose(1, 2, 0)).save(tmp_path / "my cross.png")
     (tmp_path / "notes.png").write_text("no image", encoding="utf-8")
@@ -216,7 +242,7 @@ def test_axe_finds_nothing_serious_at_any_width(browser, server, scheme, width):
     page = context.new_page()
     page.address = server.address
     script = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
-    for state in ({"pin": "20"}, {"run": "swin"}, {"mode": "distance"}):
+    for state in ({"pin": "20"}, {"run": "swin"}, {"run": "coca", "word": "1"}, {"mode": "distance"}):
         visit(page, **{"run": "vit"} | state)
         assert page.evaluate("document.documentElement.scrollWidth") == width
         page.evaluate(script)

@@ -152,7 +152,7 @@ function keys(event) {
   if (event.key === "Escape") {
     if (!byId("cancel").hidden) byId("cancel").click();
     else if (typing) event.target.blur();
-    else set({ pin: null });
+    else set({ pin: null, word: null });
     return;
   }
   if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -208,7 +208,7 @@ export async function start() {
     const run = about.runs.find((one) => one.name === byId("run").value);
     // the first view of this run if it does not have the current one
     const view = views(run).includes(name) ? get().view : null;
-    set({ run: run.name, view, text: null, target: null, image: null, layer: null, head: null, pin: null, at: null, place: null, role: null, scheme: null }, true);
+    set({ run: run.name, view, text: null, target: null, image: null, word: null, layer: null, head: null, pin: null, at: null, place: null, role: null, scheme: null }, true);
   });
   byId("theme").addEventListener("click", () => { theme = THEMES[(THEMES.indexOf(theme) + 1) % 3]; set({ theme: theme === "auto" ? null : theme }); paint(); current.repaint(); app.done(`Theme: ${theme}`, last); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => current.repaint());

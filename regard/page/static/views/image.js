@@ -1,6 +1,7 @@
-// Image: what each patch of an image attends to, in any head of any layer; rollout over the layers; how far heads look.
+// Image: what each patch of an image attends to, in any head of any layer; where each word of a caption looks; rollout over
+// the layers; how far heads look.
 
-import { count, el, chips, control, layout, number, problem, renew, slider } from "../ui.js";
+import { count, el, chips, control, layout, number, numbering, problem, renew, slider, textBox, tokenNode, word } from "../ui.js";
 import { whole } from "../store.js";
 import { HEADS, fit, largest } from "../colour.js";
 import { key, short, sketch, style } from "../chart.js";
@@ -10,22 +11,27 @@ import { chosen } from "../weights.js";
 
 export const title = "Image";
 
-const MODES = ["heads", "rollout", "distance"];
+const MODES = ["words", "heads", "rollout", "distance"];
+const NAMES = { words: "words", heads: "attention", rollout: "rollout", distance: "distances" };
 const SAYS = {
   query: "Each patch of the image is a token. The brighter a patch, the more of the attention of the marked one goes to it.",
   key: "Each patch of the image is a token. The brighter a patch, the more of its own attention goes to the marked one.",
+  word: "Each word of the caption looks at the image when it is written. The brighter a patch, the more of the attention of the marked word goes to it.",
+  words: "Each word of the caption looks at the image when it is written. The brighter a patch, the more attention it gets from all words on average.",
   mean: "Each patch of the image is a token. The brighter a patch, the more attention it gets from all patches on average.",
   rollout: "How much of each patch reaches the marked token through all layers up to this one: attention and residual connections multiplied. It is the same for every class.",
   distance: "Each dot is a head: the mean distance, in pixels of this image, between a patch and what it attends to. Heads at the bottom look next to themselves, heads at the top across the image.",
 };
 const SIGNED = " Weights of this mechanism need not sum to one; if some are negative, these are blue and the others red.";
 const FORMULA = {
+  words: "A = A_cross · mean over heads of A_pooler,  from words to pooled queries to patches",
   heads: "o_i = Σ_j a_ij v_j,  a = the effective weights of the layer",
   rollout: "R = Ā_L ⋯ Ā_1,  Ā = (A + I) / 2 with rows that sum to one,  A = mean over heads",
   distance: "mean over i of Σ_j a_ij |x_i − x_j|,  x = centres of patches",
 };
-// layers whose rollout is drawn small beside the large one
+// layers whose rollout, and words whose patches, are drawn small beside the large image
 const MOST_LAYERS = 24;
+const MOST_WORDS = 40;
 
 export function mount(host, app) {
   const parts = layout(host, SAYS.query, FORMULA.heads);
@@ -35,26 +41,49 @@ export function mount(host, app) {
   const thumbs = el("div", { className: "image-thumbs" });
   const far = el("figure", { className: "far", hidden: true });
   const refused = el("div", {});
-  const main = el("div", { className: "image-main" }, el("div", { className: "image-left" }, stageHost, legend), el("div", { className: "image-right" }, answers, thumbs));
+  const strip = el("div", { className: "who caption-words", role: "group", "aria-label": "Words of the caption" });
+  const main = el("div", { className: "image-main" }, el("div", { className: "image-left" }, strip, stageHost, legend), el("div", { className: "image-right" }, answers, thumbs));
   parts.picture.append(refused, main, far);
-  const stage = new Stage(stageHost, (at, shift) => { pointed = at === null ? null : { at, side: shift ? "key" : null }; draw(); }, (at) => app.set({ pin: options().pin === at ? null : String(at) }));
+  const stage = new Stage(stageHost, (at, shift) => {
+    if (options().mode === "words") return;
+    pointed = at === null ? null : { at, side: shift ? "key" : null };
+    draw();
+  }, (at) => { if (options().mode !== "words") app.set({ pin: options().pin === at ? null : String(at) }); });
   const own = new Map(); // images that were given here, by name
-  let [seen, asked, work, pointed, drawing, samples, lastGrid] = [null, null, null, null, 0, null, null];
+  let [seen, caption, asked, work, pointed, drawing, samples, lastGrid] = [null, null, null, null, null, 0, null, null];
 
+  const modes = (run) => MODES.filter((mode) => mode !== "words" || run.captions);
   const options = () => {
     const state = app.state();
-    const layers = seen ? seen.meta.layers.length : 1;
+    const run = app.run();
+    const mode = modes(run).includes(state.mode) ? state.mode : modes(run)[0];
+    const all = seen ? seen.meta.layers : [{ heads: 1, rows: 1, columns: 1, leading: 0 }];
+    const written = mode === "words" && caption;
+    const layers = written ? caption.heads.length : all.length;
     const layer = whole(state.layer, layers - 1, 0, layers - 1);
-    const facts = seen ? seen.meta.layers[layer] : { heads: 1, rows: 1, columns: 1, leading: 0 };
-    const head = whole(state.head, "avg", 0, facts.heads - 1);
-    const mode = MODES.includes(state.mode) ? state.mode : "heads";
-    const tokens = facts.leading + facts.rows * facts.columns;
-    return { run: app.run(), image: state.image || "0", layer, layers, facts, grid: facts, heads: facts.heads, head: mode === "heads" ? head : "avg", mode, side: state.side === "key" ? "key" : "query", pin: whole(state.pin, null, 0, tokens - 1), light: state.as === "light" };
+    // words look at the patches of the last layer
+    const grid = mode === "words" ? { ...all[all.length - 1], leading: 0, spec: "caption", signed: false, slots: false, zeros_are_hidden: false } : all[layer];
+    const heads = written ? caption.heads[layer] : grid.heads;
+    const tokens = grid.leading + grid.rows * grid.columns;
+    return {
+      run, mode, layer, layers, grid, heads, image: state.image || "0", text: (run.captions && state.text) || "",
+      head: ["heads", "words"].includes(mode) ? whole(state.head, "avg", 0, heads - 1) : "avg",
+      side: state.side === "key" ? "key" : "query", light: state.as === "light",
+      pin: mode === "words" ? null : whole(state.pin, null, 0, tokens - 1),
+      word: written ? whole(state.word, null, 0, caption.tokens.length - 1) : null,
+    };
   };
 
   // the weights [T] of each head for a token, or for the mean over all patches; of rollout, one
-  async function rowsOf({ run, image, layer, grid, mode }, at, side, signal) {
+  async function rowsOf({ run, image, layer, grid, mode, text }, at, side, signal) {
     const values = { run: run.name, image, layer };
+    if (mode === "words") {
+      const { values: map, shape: [H, T, n] } = (await ask("caption", { ...values, text: text || null }, signal)).arrays.weights;
+      return Array.from({ length: H }, (_, h) => {
+        const head = map.subarray(h * T * n, (h + 1) * T * n);
+        return at === null ? average(head, 0, T, n) : head.subarray(at * n, (at + 1) * n);
+      });
+    }
     if (mode === "rollout") {
       const all = await ask("rollout", values, signal);
       const [k, T] = all.arrays.weights.shape;
@@ -76,7 +105,8 @@ export function mount(host, app) {
   }
 
   // what is drawn: the token pointed at, or pinned, or the class token; null: all patches
-  function focusOf({ pin, side, grid }) {
+  function focusOf({ pin, side, grid, mode, word: kept }) {
+    if (mode === "words") return { at: pointed?.word ?? kept, side: "query" };
     const at = pointed ? pointed.at : pin;
     return { at: at ?? (grid.leading ? 0 : null), side: (pointed && pointed.side) || side };
   }
@@ -86,6 +116,7 @@ export function mount(host, app) {
     const mine = drawing += 1;
     const now = options();
     const { run, layer, layers, grid, heads, head, mode, light } = now;
+    strip.hidden = mode !== "words";
     const why = mode === "rollout" ? seen.meta.rollout[layer] : grid.slots ? `The columns of “${grid.spec}” are slots and not patches: there is no map over the image.` : null;
     parts.side.querySelector(".formula code").textContent = FORMULA[mode];
     controls();
@@ -96,21 +127,23 @@ export function mount(host, app) {
     const { at, side } = focusOf(now);
     try {
       const rows = why ? null : await rowsOf(now, at, mode === "rollout" ? "query" : side, work.signal);
-      const windows = why || mode === "rollout" ? [] : (await ask("attention", { run: run.name, image: now.image, layer }, work.signal)).meta.windows;
+      const windows = why || mode !== "heads" ? [] : (await ask("attention", { run: run.name, image: now.image, layer }, work.signal)).meta.windows;
       // something else is pointed at by now
       if (mine !== drawing) return;
       const weights = rows && chosen(rows, head);
       // rollout leads back to the patches of the first layer
       const shown = mode === "rollout" ? seen.meta.layers[0] : grid;
       const hidden = mode === "heads" && grid.zeros_are_hidden ? (value) => value === 0 : null;
-      parts.words.textContent = (mode === "rollout" ? SAYS.rollout : at === null ? SAYS.mean : SAYS[side]) + (mode === "heads" && grid.signed ? SIGNED : "");
+      const says = { words: at === null ? SAYS.words : SAYS.word, rollout: SAYS.rollout, heads: at === null ? SAYS.mean : SAYS[side] };
+      parts.words.textContent = says[mode] + (mode === "heads" && grid.signed ? SIGNED : "");
       const same = shown.rows === grid.rows && shown.columns === grid.columns;
-      stage.show(seen.picture, shown, weights, { focus: same ? at : null, windows, light, hidden });
+      stage.show(seen.picture, shown, weights, { focus: same && mode !== "words" ? at : null, windows, light, hidden });
+      if (mode === "words") words(at);
       small(now, rows, at, hidden);
       legend.replaceChildren(...(weights && !light ? [key({ low: Math.min(0, ...weights), high: largest(weights.subarray(shown.leading)), signed: weights.some((value) => value < 0), hidden: Boolean(hidden) && weights.some(hidden), name: mode === "rollout" ? "share" : "weight" })] : []));
       readout(now, weights, shown, at, side);
       const which = mode === "rollout" ? `rollout through ${count(layer + 1, "layer")}` : `layer ${layer + 1} of ${layers} · ${head === "avg" ? `average of ${count(heads, "head")}` : `head ${head + 1} of ${heads}`}`;
-      app.done(`${grid.rows} × ${grid.columns} patches · ${grid.spec} · ${which}`);
+      app.done(`${grid.rows} × ${grid.columns} patches · ${mode === "words" ? count(caption.tokens.length, "token") : grid.spec} · ${which}`);
     } catch (error) {
       if (mine !== drawing || error.name === "AbortError") return;
       app.fail(error);
@@ -118,15 +151,32 @@ export function mount(host, app) {
     }
   }
 
-  // all heads as small images, or the rollout of each layer
+  // the caption as a line of words to point at
+  function words(at) {
+    if (strip.tokens !== caption.tokens) {
+      strip.tokens = caption.tokens;
+      strip.replaceChildren(...caption.tokens.map((token, n) => {
+        const button = el("button", { type: "button", className: "word", onclick: () => app.set({ word: options().word === n ? null : String(n) }) }, tokenNode(token, {}, numbering(caption.tokens)[n]));
+        button.addEventListener("pointerenter", (event) => { if (event.pointerType !== "touch") { pointed = { word: n }; draw(); } });
+        button.addEventListener("pointerleave", () => { pointed = null; draw(); });
+        return button;
+      }));
+    }
+    [...strip.children].forEach((button, n) => button.setAttribute("aria-pressed", String(n === at)));
+  }
+
+  // all heads as small images, or the rollout of each layer, or the patches of each word
   async function small(now, rows, at, hidden) {
     const { run, image, layer, layers, grid, head, mode, light } = now;
     if (!rows) { thumbs.replaceChildren(); return; }
-    const many = mode === "rollout" ? (layers > 1 && layers <= MOST_LAYERS ? layers : 0) : rows.length > 1 ? rows.length : 0;
-    if (thumbs.children.length !== many || thumbs.mode !== mode) {
-      thumbs.mode = mode;
+    const many = mode === "words" ? Math.min(caption.tokens.length, MOST_WORDS) : mode === "rollout" ? (layers > 1 && layers <= MOST_LAYERS ? layers : 0) : rows.length > 1 ? rows.length : 0;
+    const stamp = mode === "words" ? caption.tokens : mode;
+    if (thumbs.children.length !== many || thumbs.stamp !== stamp) {
+      thumbs.stamp = stamp;
+      const choose = { words: (n) => ({ word: options().word === n ? null : String(n) }), rollout: (n) => ({ layer: String(n) }), heads: (n) => ({ head: options().head === n ? null : String(n) }) }[mode];
+      const label = { words: (n) => tokenNode(caption.tokens[n], {}, numbering(caption.tokens)[n]), rollout: (n) => `layer ${n + 1}`, heads: (n) => `head ${n + 1}` }[mode];
       thumbs.replaceChildren(...Array.from({ length: many }, (_, n) => {
-        const button = el("button", { type: "button", className: "thumb", onclick: () => app.set(mode === "rollout" ? { layer: String(n) } : { head: options().head === n ? null : String(n) }) }, el("canvas", { "aria-hidden": "true" }), el("span", {}, mode === "rollout" ? `layer ${n + 1}` : `head ${n + 1}`));
+        const button = el("button", { type: "button", className: "thumb", onclick: () => app.set(choose(n)) }, el("canvas", { "aria-hidden": "true" }), el("span", {}, label(n)));
         if (mode === "heads") button.style.setProperty("--mark", HEADS[n % HEADS.length]);
         return button;
       }));
@@ -135,8 +185,13 @@ export function mount(host, app) {
     const tall = Math.round(wide * seen.picture.height / seen.picture.width);
     const mine = drawing;
     [...thumbs.children].forEach(async (button, n) => {
-      button.setAttribute("aria-pressed", String(n === (mode === "rollout" ? layer : head)));
+      button.setAttribute("aria-pressed", String(n === { words: at, rollout: layer, heads: head }[mode]));
       const context = fit(button.firstChild, wide, tall);
+      if (mode === "words") {
+        const each = await rowsOf(now, n, "query", work.signal);
+        if (mine === drawing) paint(fit(button.firstChild, wide, tall), wide, tall, seen.picture, grid, chosen(each, head), { light });
+        return;
+      }
       if (mode !== "rollout") { paint(context, wide, tall, seen.picture, grid, rows[n], { light, hidden }); return; }
       const there = seen.meta.layers[n];
       // the same place in the grid of that layer
@@ -149,7 +204,7 @@ export function mount(host, app) {
     });
   }
 
-  function readout({ mode, grid, head, heads, pin }, weights, shown, at, side) {
+  function readout({ mode, grid, head, heads, pin, word: kept }, weights, shown, at, side) {
     if (!weights) { parts.numbers.replaceChildren(); return; }
     const order = [...weights.keys()].filter((token) => !(mode === "heads" && grid.zeros_are_hidden && weights[token] === 0)).sort((a, b) => Math.abs(weights[b]) - Math.abs(weights[a]));
     const best = order.slice(0, 5);
@@ -160,8 +215,8 @@ export function mount(host, app) {
       return el("li", { "data-key": token }, el("span", { className: "token" }, nameOf(shown, token)), el("span", { className: "track" }, bar), number(weights[token]));
     }));
     const called = (one, token) => [token < one.leading ? "the " : "", el("b", {}, nameOf(one, token))];
-    const name = at === null ? [] : called(grid, at);
-    const own = at === best[0] && shown.rows === grid.rows && shown.columns === grid.columns;
+    const name = at === null ? [] : mode === "words" ? [word(caption.tokens, at)] : called(grid, at);
+    const own = mode !== "words" && at === best[0] && shown.rows === grid.rows && shown.columns === grid.columns;
     const first = own ? [el("b", {}, "itself")] : called(shown, best[0]);
     const share = best.length ? number(weights[best[0]], 2) : null;
     let words;
@@ -169,11 +224,12 @@ export function mount(host, app) {
     else if (mode === "rollout") words = [share, " of what ", ...(at === null ? ["all patches read"] : [...name, " reads"]), " comes from ", ...first, "."];
     else if (grid.signed && at === null) words = ["The largest mean weight, ", share, ", is that of ", ...first, "."];
     else if (grid.signed) words = [side === "key" ? "The largest weight for " : "The largest weight of ", ...name, ", ", share, ", is that of ", ...first, "."];
-    else if (at === null) words = [share, " of the attention of all patches goes to ", ...first, "."];
+    else if (at === null) words = [share, mode === "words" ? " of the attention of all words goes to " : " of the attention of all patches goes to ", ...first, "."];
     else if (side === "key") words = [share, " of the attention of ", ...called(shown, best[0]), " goes to ", ...(own ? first : name), ", more than of any other."];
     else words = [share, " of the attention of ", ...name, " goes to ", ...first, "."];
-    const hint = pin === null && !pointed ? el("p", { className: "quiet hint" }, "Point at a patch to see what it attends to, with Shift who attends to it; click or tap to keep it.") : "";
-    const over = head === "avg" && heads > 1 && mode === "heads" ? el("p", { className: "quiet over-heads" }, `Average of ${count(heads, "head")}.`) : "";
+    const hints = mode === "words" ? "Point at a word to see where it looks; click or tap to keep it." : "Point at a patch to see what it attends to, with Shift who attends to it; click or tap to keep it.";
+    const hint = pin === null && kept === null && !pointed ? el("p", { className: "quiet hint" }, hints) : "";
+    const over = head === "avg" && heads > 1 && mode !== "rollout" ? el("p", { className: "quiet over-heads" }, `Average of ${count(heads, "head")}.`) : "";
     parts.numbers.replaceChildren(el("p", { className: "reading" }, ...words), list, over, hint);
   }
 
@@ -225,13 +281,14 @@ export function mount(host, app) {
   }
 
   function controls() {
-    const { layer, layers, heads, head, mode, side, light } = options();
-    const list = [control("seen as", chips([{ key: "heads", text: "attention" }, { key: "rollout", text: "rollout" }, { key: "distance", text: "distances" }], mode, (value) => app.set({ mode: value === "heads" ? null : value }, true), "picture"))];
+    const { run, layer, layers, heads, head, mode, side, light } = options();
+    const known = modes(run);
+    const list = [control("seen as", chips(known.map((one) => ({ key: one, text: NAMES[one] })), mode, (value) => app.set({ mode: value === known[0] ? null : value, layer: null, head: null, pin: null, word: null }, true), "picture"))];
     if (mode === "heads") list.push(control("of a patch", chips([{ key: "query", text: "what it looks at" }, { key: "key", text: "who looks at it" }], side, (value) => app.set({ side: value === "key" ? value : null }), "side")));
     if (layers > 1) list.push(control(mode === "rollout" ? "layers 1 to" : "layer", slider(layer + 1, 1, layers, 1, (value) => app.set({ layer: String(value - 1) }), "layer")));
     const choices = [{ key: "avg", text: "average" }];
     for (let h = 0; h < heads; h += 1) choices.push({ key: h, text: String(h + 1), colour: HEADS[h % HEADS.length], title: `head ${h + 1}` });
-    if (heads > 1 && mode === "heads") list.push(control("head", chips(choices, head, (value) => app.set({ head: value === "avg" ? null : String(value) }), "head")));
+    if (heads > 1 && (mode === "heads" || mode === "words")) list.push(control("head", chips(choices, head, (value) => app.set({ head: value === "avg" ? null : String(value) }), "head")));
     if (mode !== "distance") list.push(control("drawn as", chips([{ key: false, text: "colours" }, { key: true, text: "light" }], light, (value) => app.set({ as: value ? "light" : null }), "drawing")));
     renew(parts.controls, ...list);
   }
@@ -239,6 +296,10 @@ export function mount(host, app) {
   // the prediction, best first
   function answer() {
     const { answers: list, label, unsure, classes } = seen.meta;
+    if (caption) {
+      answers.replaceChildren(el("h2", {}, options().text ? "Caption that is read" : "Caption"), el("p", { className: "reading", dir: "auto" }, caption.text), label === null ? "" : el("p", { className: "quiet truth" }, "One of its own: ", el("span", { dir: "auto" }, label)));
+      return;
+    }
     if (!list.length) { answers.replaceChildren(); return; }
     const [best] = list;
     const says = unsure ? ["Unsure: perhaps ", el("b", { dir: "auto" }, best.label), ", with a probability of ", number(best.probability, 2), "."] : [el("b", { dir: "auto" }, best.label), ", with a probability of ", number(best.probability, 2), "."];
@@ -252,17 +313,18 @@ export function mount(host, app) {
 
   // images to choose: those of the run, those given here, and a file
   function input() {
-    const { run, image } = options();
+    const { run, image, text } = options();
     const button = (name, picture, label) => {
       const canvas = el("canvas", { "aria-hidden": "true" });
       fit(canvas, 52, 52).drawImage(picture, 0, 0, 52, 52);
-      return el("button", { type: "button", className: "sample", "data-image": name, "aria-pressed": String(name === image), title: label, onclick: () => app.set({ image: name }, true) }, canvas, el("span", { dir: "auto" }, label));
+      return el("button", { type: "button", className: "sample", "data-image": name, "aria-pressed": String(name === image), title: label, onclick: () => app.set({ image: name, text: null, word: null }, true) }, canvas, el("span", { dir: "auto" }, label));
     };
     const given = samples ? samples.labels.map((label, at) => button(String(at), samples.pictures[at], label || `image ${at + 1}`)) : [];
     const mine = [...own].map(([name, { picture, label }]) => button(name, picture, label));
     const file = el("input", { type: "file", accept: "image/*", className: "unseen-words", tabIndex: -1, "aria-hidden": "true", onchange: () => { if (file.files[0]) take(file.files[0]); } });
     const choose = isSaved() ? null : el("button", { type: "button", className: "choose", onclick: () => file.click() }, el("b", {}, "Choose an image"), el("small", {}, "or drop one here"));
-    renew(parts.input, el("div", { className: "samples" }, choose, file, ...mine, ...given), el("div", { role: "alert", className: "upload-problem" }));
+    const typed = run.captions ? textBox(text, [], (value) => app.set({ text: value, word: null, mode: null }, true), "its caption; empty: the model’s own", "Caption to read", true) : "";
+    renew(parts.input, el("div", { className: "samples" }, choose, file, ...mine, ...given), typed, el("div", { role: "alert", className: "upload-problem" }));
   }
 
   async function take(file) {
@@ -273,7 +335,7 @@ export function mount(host, app) {
       // the newest few stay
       if (own.size > 4) own.delete(own.keys().next().value);
       asked = null;
-      app.set({ image: meta.image, mode: null }, true);
+      app.set({ image: meta.image, text: null, word: null }, true);
     } catch (error) {
       app.fail(error);
       parts.input.querySelector(".upload-problem").replaceChildren(problem(error));
@@ -293,14 +355,14 @@ export function mount(host, app) {
   }
 
   async function update() {
-    const { run, image } = options();
-    const id = JSON.stringify([run.name, image]);
+    const { run, image, text } = options();
+    const id = JSON.stringify([run.name, image, text]);
     if (id === asked && seen) { follow(); await draw(); return; }
     asked = id;
     if (work) work.abort();
     const mine = work = new AbortController();
     forget();
-    seen = null;
+    seen = caption = null;
     app.busy("Looking at the image", work);
     try {
       const { meta, arrays } = await ask("samples", { run: run.name }, mine.signal);
@@ -314,8 +376,9 @@ export function mount(host, app) {
       }
       const reply = await ask("see", { run: run.name, image }, mine.signal);
       if (work !== mine) return;
-      seen = { meta: reply.meta, picture: toImage(reply.arrays.pixels) };
-      pointed = null;
+      const written = run.captions ? (await ask("caption", { run: run.name, image, layer: 0, text: text || null }, mine.signal)).meta : null;
+      if (work !== mine) return;
+      [seen, caption, pointed] = [{ meta: reply.meta, picture: toImage(reply.arrays.pixels) }, written, null];
       follow();
       answer();
       await draw();
@@ -340,7 +403,12 @@ export function mount(host, app) {
   // arrow keys: from patch to patch
   function steer(arrow) {
     if (!seen) return;
-    const { pin, grid } = options();
+    const { pin, grid, mode, word: kept } = options();
+    if (mode === "words") {
+      const step = /Left|Up/.test(arrow) ? -1 : 1;
+      app.set({ word: String(Math.min(Math.max((kept ?? (step > 0 ? -1 : caption.tokens.length)) + step, 0), caption.tokens.length - 1)) });
+      return;
+    }
     const by = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[arrow];
     const at = pin === null || pin < grid.leading ? null : pin - grid.leading;
     const from = at === null ? [Math.floor((grid.rows - 1) / 2), Math.floor((grid.columns - 1) / 2)] : [Math.floor(at / grid.columns) + by[0], at % grid.columns + by[1]];
