@@ -31,7 +31,7 @@ def add_verbs(verb: AddVerb) -> None:
             "regard show runs/images --image cat.jpg --out cat.png",
         ],
     )
-    added.add_argument("runs", metavar="RUN", nargs="*", help="run folders to show, beside the bundled translator")
+    added.add_argument("runs", metavar="RUN", nargs="*", help="run folders to show, beside the bundled ones")
     added.add_argument("--text", help="text to open the page with")
     added.add_argument("--image", metavar="FILE", help="image to open the page with, for a run that reads images")
     added.add_argument(
@@ -52,7 +52,9 @@ def show(arguments: argparse.Namespace) -> None:
     """regard show"""
     if not 0 <= arguments.port < 65536:
         raise ValueError(f"--port must be from 0 to 65535, got {arguments.port}")
-    folders: list[str | None] = [*arguments.runs] or [None]
+    folders: list[str | None] = [*arguments.runs]
+    if not folders:
+        folders = [_bundled_images() if arguments.image is not None else None]
     if arguments.out is not None:
         _write_page(arguments, folders)
         return
@@ -61,9 +63,18 @@ def show(arguments: argparse.Namespace) -> None:
     engine, first = _open_engine(folders, arguments.device)
     state = {"run": first} | ({"text": arguments.text} if arguments.text else {})
     if arguments.image is not None:
-        engine.viewer(first)
-        state["image"] = engine.keep_image(_read_image(arguments.image))
+        data = _read_image(arguments.image)
+        engine.viewer(first).decode(data, arguments.image)  # an error ends the verb here
+        state["image"] = engine.keep_image(data)
     _serve(engine, arguments, state)
+
+
+def _bundled_images() -> str | None:
+    """The folder of the classifier of images that is bundled with Regard, if there is one."""
+    from regard.tasks.images.verbs import BUNDLED as NAME
+    from regard.tasks.load import BUNDLED as FOLDER
+
+    return str(FOLDER / NAME) if (FOLDER / NAME).is_dir() else None
 
 
 def _read_image(file: str) -> bytes:
@@ -83,7 +94,7 @@ def _read_image(file: str) -> bytes:
 def _write_page(arguments: argparse.Namespace, folders: list[str | None]) -> None:
     """Writes one HTML file that needs no server."""
     from regard.page.notebook import still
-    from regard.page.subjects import open_run
+    from regard.page.subjects import Subject, open_run
 
     if len(folders) > 1:
         raise ValueError(f"--out writes a page of one run, got {len(folders)}: name one")
@@ -98,6 +109,8 @@ def _write_page(arguments: argparse.Namespace, folders: list[str | None]) -> Non
     if not arguments.text.strip():
         raise ValueError("--text is blank: give the model some words to read")
     subject = open_run(folders[0], _name(folders[0]), arguments.device)
+    if not isinstance(subject, Subject):
+        raise ValueError(f"{subject.name} reads images and no texts: give --image, or a run that reads texts")
     page = still(subject, arguments.text, place=arguments.place)
     try:
         Path(arguments.out).write_text(page, encoding="utf-8")
@@ -140,7 +153,9 @@ def _open_engine(folders: list[str | None], device: str) -> "tuple[Engine, str]"
     from regard.training.run import Run
 
     subjects: dict[str, Callable[[], Subject | ImageSubject]] = {}
-    for folder in dict.fromkeys([*folders, None]):
+    images = _bundled_images()
+    bundled: list[str | None] = [None] if images is None else [None, images]
+    for folder in dict.fromkeys([*folders, *bundled]):
         name = _name(folder)
         while name in subjects:
             name += "+"

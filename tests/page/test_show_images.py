@@ -3,16 +3,21 @@
 import base64
 import io
 import json
+import shutil
 import struct
 import zlib
 
 import numpy as np
 import pytest
 import torch
+from painted import write_folders
 from patched import LABELS, paint, shown
 from PIL import Image
 from shown import serving
+from verbs import refused
 
+import regard
+from regard.cli import main
 from regard.draw import save
 from regard.models.vision.grid import Grid
 from regard.page import images
@@ -20,6 +25,9 @@ from regard.page.engine import Engine
 from regard.page.notebook import still_image
 from regard.page.patches import attention_distance, of_map, rollout
 from regard.page.printed import image_picture
+from regard.page.subjects import open_run
+from regard.tasks.images import ImageClassifier
+from regard.training.run import Run
 
 BLOCKS = torch.arange(48).view(3, 2, 4, 2).transpose(1, 2).flatten()  # the cells of 2 x 2 blocks, block by block
 VIT = {"run": "vit", "image": "0"}
@@ -214,22 +222,22 @@ def test_what_is_no_image_is_refused_in_words(page, raw, says):
 
 
 def test_what_is_too_large_or_not_there_is_refused(page):
-    def refused(name, **values):
+    def turned_down(name, **values):
         status, _, body = page.request("POST", f"/api/{name}", json.dumps(values))
         assert status in (400, 413)
         return json.loads(body)["error"]
 
-    assert "not in base64" in refused("upload", data="****")
-    assert "larger than" in refused("upload", data="A" * (images.MOST_UPLOADED * 4 // 3 + 2000))
-    assert "not here any more" in refused("see", run="vit", image="0123456789abcdef0123")
-    assert "no image 99" in refused("see", run="vit", image="99")
-    assert "no layer 7" in refused("glance", run="vit", image="0", layer=7)
-    assert "no token 49" in refused("glance", run="vit", image="0", layer=0, at=49)
-    assert "no token 49" in refused("rollout", run="vit", image="0", layer=0, at=49)
+    assert "not in base64" in turned_down("upload", data="****")
+    assert "larger than" in turned_down("upload", data="A" * (images.MOST_UPLOADED * 4 // 3 + 2000))
+    assert "not here any more" in turned_down("see", run="vit", image="0123456789abcdef0123")
+    assert "no image 99" in turned_down("see", run="vit", image="99")
+    assert "no layer 7" in turned_down("glance", run="vit", image="0", layer=7)
+    assert "no token 49" in turned_down("glance", run="vit", image="0", layer=0, at=49)
+    assert "no token 49" in turned_down("rollout", run="vit", image="0", layer=0, at=49)
     # a run that reads texts has no images, and the other way round
-    assert "reads texts and no images" in refused("see", run="shipped", image="0")
-    assert "reads images and no texts" in refused("read", run="vit", place="encoder", text="a")
-    assert "does not translate" in refused("translate", run="vit", text="a", beam=1)
+    assert "reads texts and no images" in turned_down("see", run="shipped", image="0")
+    assert "reads images and no texts" in turned_down("read", run="vit", place="encoder", text="a")
+    assert "does not translate" in turned_down("translate", run="vit", text="a", beam=1)
     assert page.ask("example").meta["scale"] == 0.125
 
 
@@ -254,3 +262,63 @@ def test_an_image_is_drawn_and_written_as_a_page(subjects, run, tmp_path):
     assert "<title>Regard: cross.png</title>" in page
     with pytest.raises(ValueError, match=r"broken\.png: is no image"):
         still_image(subject, b"nothing", "broken.png")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A classifier of images, a few steps old."""
+    folder = tmp_path_factory.mktemp("runs")
+    write_folders(folder / "colours", 12)
+    words = f"train images --data.images {folder / 'colours'} --data.batch 12 --data.held_out 9 --out {folder / 'run'}"
+    words += " --model.patch 4 --model.width 16 --model.heads 2 --model.inner 16 --model.layers 2"
+    words += " --training.steps 3 --training.tensorboard false --training.device cpu"
+    assert main(words.split()) == 0
+    return folder / "run"
+
+
+def test_a_run_comes_with_images_of_its_own(run, tmp_path):
+    """Also where the data that it was trained on are gone."""
+    moved = shutil.copytree(run, tmp_path / "moved")
+    subject = open_run(moved, "moved")
+    assert {sample.label for sample in subject.samples} == {"red", "green", "blue"}
+    engine = Engine({"moved": lambda: subject})
+    classifier = ImageClassifier.load(run, device="cpu")
+    for number, sample in enumerate(subject.samples):
+        meta = engine.answer("see", {"run": "moved", "image": str(number)}).meta
+        assert meta["label"] == sample.label
+        answer = classifier(sample.pixels.transpose(1, 2, 0))
+        assert meta["answers"][0]["label"] == answer.label
+        assert meta["answers"][0]["probability"] == pytest.approx(answer.probability, rel=1e-5)
+    model = classifier.model
+    weights = model.maps(classifier.normalise(torch.from_numpy(subject.samples[0].pixels)[None]))
+    for number, expected in enumerate(weights):
+        found = engine.answer("attention", {"run": "moved", "image": "0", "layer": number}).arrays["weights"]
+        torch.testing.assert_close(torch.from_numpy(found), expected[0].detach())
+    # a run without them is shown all the same, one with damaged ones is not
+    Run.open(moved).write_text("samples.json", '{"samples": [{"png": "AAAA", "label": "red"}]}')
+    with pytest.raises(ValueError, match=r"samples\.json is damaged"):
+        open_run(moved, "moved")
+    Run.open(moved).write_text("samples.json", "{}")
+    assert open_run(moved, "moved").samples == ()
+
+
+def test_from_the_command_line(run, tmp_path, capsys):
+    image = tmp_path / "cross.png"
+    image.write_bytes(to_file(paint("cross")))
+    for name, begins in (("page.html", b"<!doctype html>"), ("maps.png", b"\x89PNG"), ("maps.svg", b"<?xml")):
+        assert main(["show", str(run), "--image", str(image), "--out", str(tmp_path / name)]) == 0
+        assert (tmp_path / name).read_bytes().startswith(begins)
+        assert name in capsys.readouterr().out
+    broken = tmp_path / "broken.png"
+    broken.write_text("no image")
+    for words, says in (
+        ([str(run), "--image", str(broken), "--out", "x.html"], "broken.png: is no image"),
+        ([str(run), "--image", str(tmp_path / "gone.png"), "--out", "x.html"], "cannot read"),
+        ([str(run), "--text", "a", "--out", "x.html"], "reads images and no texts"),
+        ([str(run), "--out", "x.html"], "--out needs --text"),
+    ):
+        assert says in refused(capsys, "show", *words)
+    shown = regard.show(str(run), image=image)
+    assert "cross.png" in shown.page
+    with pytest.raises(ValueError, match="without a text"):
+        regard.show(str(run), "a text", image=image)

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,11 +17,13 @@ from regard.data.tokenizer import Tokenizer
 from regard.metrics.classification import macro_f1, top_accuracy
 from regard.tasks import base
 from regard.tasks.classify.classifier import mean_loss
+from regard.tasks.images import page
 from regard.tasks.images.classifier import ImageClassifier, read_statistics
 from regard.tasks.images.config import ImagesConfig
 from regard.tasks.images.corpus import Corpus, read_corpus
 from regard.tasks.images.verbs import ABOUT, EXAMPLES
 from regard.tasks.load import Parts, load_weights, read_parts
+from regard.tasks.opened import OpenedImages
 from regard.training.loss import Loss
 from regard.training.run import Run
 
@@ -175,6 +178,13 @@ class Task(base.Task):
             for row, answer in enumerate(map(self.classifier.answer, probabilities[:SAMPLES]))
         ]
         return metrics, samples
+
+    @classmethod
+    def open_for_page(cls, folder: str | Path, device: str) -> OpenedImages:
+        return page.open_run(folder, device)
+
+    def files(self) -> dict[str, str]:
+        return page.kept_files(self.valid, self.classifier.labels)
 
     def facts(self) -> dict[str, Any]:
         return {"labels": self.classifier.labels, **self.statistics}
