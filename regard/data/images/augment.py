@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.data.images.colour import recolour
-from regard.data.images.draws import COLUMNS, AugmentConfig
+from regard.data.images.draws import COLUMNS, AugmentConfig, rooms
 
 
 def normalise(pixels: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
@@ -29,8 +29,10 @@ def augment(pixels: Tensor, draws: Tensor, config: AugmentConfig, mean: Tensor, 
         if config.operations:
             x = x.round_().clamp_(0, 255)
             operations, arguments = _named(draws, "operations"), _named(draws, "arguments")
-            for slot in range(config.operations):
-                x = recolour(x, operations[:, slot], arguments[:, slot])
+            order = _named(draws, "order")[:, 0].long()
+            for slot, room in enumerate(rooms(config, len(x))):
+                rows = order[:room]
+                x.index_copy_(0, rows, recolour(x[rows], operations[rows, slot], arguments[rows, slot]))
         x = normalise(x, mean, deviation)
         if config.erase:
             colour = _named(draws, "colour")[:, : x.shape[1], None, None]

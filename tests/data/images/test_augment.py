@@ -13,7 +13,7 @@ from regard.data.batches import drawing
 from regard.data.images.augment import augment, mix, move, normalise, soft_targets
 from regard.data.images.batches import ImageBatches
 from regard.data.images.colour import recolour
-from regard.data.images.draws import COLOUR, COLUMNS, OPERATIONS, AugmentConfig, Draws
+from regard.data.images.draws import COLOUR, COLUMNS, OPERATIONS, AugmentConfig, Draws, rooms
 
 MEAN, DEVIATION = torch.tensor([0.5, 0.4, 0.45]), torch.tensor([0.25, 0.2, 0.3])
 EVERYTHING = AugmentConfig(crop="pad", operations=2, erase=0.5, mixup=0.8, cutmix=1.0, padded_with="mirror")
@@ -87,6 +87,34 @@ def test_each_image_of_a_batch_has_its_own_operation():
     for row in range(count):
         alone = recolour(images[row : row + 1].float(), torch.tensor([float(row)]), arguments[row : row + 1])
         assert_close(whole[row : row + 1], alone, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("probability", [0.5, 1.0])
+def test_images_without_changes_of_colour_are_left_alone(probability):
+    """A batch in which only those that need it are taken through an operation is one in which all are."""
+    config = AugmentConfig(flip=0.0, crop="none", operations=2, probability=probability)
+    images, draw = photographs(48), Draws(config, (16, 12), 3)
+    draws = draw(drawing(1, 0, 0), 48)
+    matrices = named(draws, "matrix").view(-1, 2, 3)
+    x = move(images.float(), matrices, draw.config, 255 * MEAN.view(3, 1, 1)).round().clamp(0, 255)
+    for slot in range(2):
+        x = recolour(x, named(draws, "operations")[:, slot], named(draws, "arguments")[:, slot])
+    ours = augment(images, draws, draw.config, MEAN, DEVIATION)
+    assert_close(ours, normalise(x, MEAN, DEVIATION), rtol=0, atol=0)
+    assert (named(draws, "operations")[:, 1] > 0).any()
+
+
+def test_there_is_room_for_every_change_of_colour():
+    for probability, shares in ((0.5, (5 / 9, 1 / 9)), (1.0, (8 / 9, 4 / 9)), (0.0, (0, 0))):
+        config = AugmentConfig(operations=2, probability=probability)
+        draws = Draws(config, (8, 8), 3)(drawing(3, 0, 0), 2000)
+        found = (named(draws, "operations")[:, :2] > 0).double().mean(0).tolist()
+        room = rooms(config, 2000)
+        for share, most, expected in zip(found, room, shares, strict=True):
+            assert share == pytest.approx(expected, abs=0.04)
+            assert 2000 * share <= most <= 2000 * expected + 250
+        assert sorted(named(draws, "order")[:, 0].tolist()) == list(range(2000))
+    assert rooms(AugmentConfig(operations=1), 4) == [4]
 
 
 def test_smoothing_of_an_image_that_is_all_border():
