@@ -33,6 +33,7 @@ TASKS = {
     "masked": "regard.tasks.masked",
     "classify": "regard.tasks.classify",
     "images": "regard.tasks.images",
+    "captions": "regard.tasks.captions",
 }
 
 

@@ -24,7 +24,10 @@ class EvaluationFlags:
 
     def add_columns(self) -> None:
         """The flag for the columns of a table."""
-        about = "two columns of --source or --data, by name or by number from 0 (default: text,label; for pairs 0,1)"
+        about = (
+            "columns of --source or --data, by name or by number from 0 (default: text,label; of pairs 0,1; of images "
+            "path,label; of captions image,caption)"
+        )
         self.add_argument("--columns", help=about)
 
     def add_text(self) -> None:

@@ -33,8 +33,10 @@ NAMES = {
     "data.labels": "classify: where the labels are now",
     "data.valid_text": "classify: where the texts to validate on are now",
     "data.valid_labels": "classify: where their labels are now",
-    "data.images": "images: where the same images are now",
-    "data.valid_images": "images: where the images to validate on are now",
+    "data.images": "images, captions: where the same images are now",
+    "data.valid_images": "images, captions: where the images to validate on are now",
+    "data.captions": "captions: where the same captions are now",
+    "data.valid_captions": "captions: where the captions to validate on are now",
 }
 
 

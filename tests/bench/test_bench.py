@@ -7,8 +7,10 @@ import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from folders import ROOT
+from PIL import Image
 
 import regard
 from regard import recipes
@@ -132,3 +134,38 @@ def test_speed_of_rows(monkeypatch, tmp_path, capsys):
     assert found.keys() == {"softmax, seed 1", "linear"}
     assert all(speed > 0 for speed in found.values())
     assert "| softmax, seed 1 |" in capsys.readouterr().out
+
+
+def test_flickr8k_data(tmp_path):
+    """Tiles are cut row by row, each with its captions; the black ones have the same captions."""
+    import flickr8k
+
+    for part in flickr8k.PARTS:
+        tiles = np.zeros((128, 6400, 3), np.uint8)
+        tiles[:64, 64:128], tiles[64:, :64] = 50, 200  # tile 1 and tile 100
+        Image.fromarray(tiles).save(tmp_path / f"{part}.webp", lossless=True)
+        with lzma.open(tmp_path / f"{part}.tsv.xz", "wt", encoding="utf-8") as file:
+            file.writelines(f"id{n}\ta {n}\tb\n" for n in range(101))
+    paths = flickr8k.prepare(tmp_path, tmp_path / "out", 101)
+    with np.load(paths["dev"]) as arrays:
+        assert arrays["images"].shape == (101, 64, 64, 3)
+        assert [int(image[0, 0, 0]) for image in arrays["images"][[0, 1, 99, 100]]] == [0, 50, 0, 200]
+    with np.load(paths["dev-black"]) as arrays:
+        assert not arrays["images"].any()
+    lines = Path(paths["train-captions"]).read_text(encoding="utf-8").splitlines()
+    assert (len(lines), lines[100]) == (101, "100\ta 100\tb")
+
+
+def test_flickr8k_table():
+    """Scores beside chance; a row that failed says why."""
+    import flickr8k
+
+    recall = {"recall@1": 0.05, "recall@5": 0.2, "recall@10": 0.3, "median_rank": 40.0}
+    both = {"pictures": recall, "captions": recall | {"median_rank": 41.2}}
+    one = {name: {"value": value} for name, value in (("bleu", 12.345), ("chrf", 30.0), ("cider", 0.4567))}
+    found = {"CoCa": one | {"perplexity": 20.0, "retrieval": both, "chance": both}, "no picture": {"error": "broken"}}
+    lines = flickr8k.table(["CoCa", "no picture"], found).splitlines()
+    assert lines[2] == "| CoCa | 12.35 | 30.00 | 0.457 | 20.00 | 5.0 / 20.0 / 30.0 | 40 | 5.0 / 20.0 / 30.0 | 41 |"
+    assert "broken" in lines[3]
+    assert lines[4].startswith("| chance | | | | | 5.0 / 20.0 / 30.0")
+    assert len({line.count("|") for line in lines}) == 1

@@ -52,6 +52,13 @@ def folder(tmp_path_factory) -> Path:
     (folder / "red.png").write_bytes((images / "red" / "000.png").read_bytes())
     settings = ["--training.steps", "1", "--training.device", "cpu", "--out", str(runs / "images")]
     assert main(["train", "images", "--data.images", str(images), *sizes, *settings]) == 0
+    (folder / "dog.jpg").write_bytes((folder / "red.png").read_bytes())
+    files = [path.relative_to(folder) for path in sorted(images.rglob("*.png"))]
+    captions = folder / "captions.csv"
+    captions.write_text("image,caption\n" + "".join(f"{file},a {file.parent.name} picture\n" for file in files))
+    data = ["--data.captions", str(captions), "--data.tokenizer", "words", "--model.patch", "6"]
+    settings = ["--training.steps", "1", "--training.device", "cpu", "--out", str(runs / "captions")]
+    assert main(["train", "captions", *data, *sizes, *settings]) == 0
     return folder
 
 

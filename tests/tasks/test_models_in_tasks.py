@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from painted import painted, write_folders
+from PIL import Image
 from torch.testing import assert_close
 from verbs import refused, told
 
@@ -36,10 +38,11 @@ OWN = {
     "lstm": ["--model.hidden", "8"],
     "convs2s": ["--model.hidden", "8"],
     "gru": ["--model.hidden", "8"],
+    "vit": ["--model.patch", "6"],
+    "coca": ["--model.patch", "6", "--model.text_layers", "1", "--model.decoder_layers", "1", "--model.queries", "2"],
 }
+BATCH = {"images": ["--data.batch", "8"], "captions": ["--data.batch", "8"]}  # others: in tokens
 QUICK = [
-    "--training.tokens",
-    "64",
     "--training.device",
     "cpu",
     "--training.tensorboard",
@@ -58,6 +61,11 @@ def data(tmp_path_factory) -> dict[str, list[str]]:
     (folder / "labels.tsv").write_text(
         "".join(f"{line}\t{'odd' if i % 2 else 'even'}\n" for i, line in enumerate(LINES))
     )
+    photos = write_folders(folder / "photos", 10)
+    names = [path.relative_to(folder) for path in sorted(photos.rglob("*.png"))]
+    (folder / "captions.csv").write_text(
+        "image,caption\n" + "".join(f"{name},a {name.parent.name}\n" for name in names)
+    )
     text = ["--data.text", str(folder / "text.txt"), "--data.tokenizer", "words", "--data.length", "12"]
     labels = ["--data.text", str(folder / "labels.tsv"), "--data.columns", "[0, 1]", "--data.tokenizer", "words"]
     return {
@@ -65,16 +73,20 @@ def data(tmp_path_factory) -> dict[str, list[str]]:
         "language": text,
         "masked": text,
         "classify": [*labels, "--init", "none"],
+        "images": ["--data.images", str(photos)],
+        "captions": ["--data.captions", str(folder / "captions.csv"), "--data.tokenizer", "words"],
     }
 
 
-def use(task: str, run: Path) -> list[str]:
+def use(task: str, run: Path, picture: Path) -> list[str]:
     """A verb that uses a run."""
     return {
         "translate": ["translate", str(run), "--beam", "2", "--maximum", "4"],
         "language": ["generate", str(run), "one two", "--maximum", "6", "--seed", "1"],
         "masked": ["fill", str(run), "one [mask] three", "--json"],
         "classify": ["classify", str(run), "--json"],
+        "images": ["classify", str(run), str(picture), "--json"],
+        "captions": ["caption", str(run), str(picture), "--maximum", "4"],
     }[task]
 
 
@@ -82,7 +94,8 @@ def use(task: str, run: Path) -> list[str]:
 def test_a_model_in_a_task(model, what, data, tmp_path, monkeypatch, capsys):
     task, whole, cut = PREDICTS[what], tmp_path / "whole", tmp_path / "cut"
     sizes = [*SMALL[: 2 if model == "bytenet" else None], "--model.layers", LAYERS.get(model, "1"), *OWN.get(model, [])]
-    train = ["train", task, *data[task], "--model.preset", model, *sizes, *QUICK, "--training.keep", "9"]
+    batch = BATCH.get(task, ["--training.tokens", "64"])
+    train = ["train", task, *data[task], "--model.preset", model, *sizes, *QUICK, *batch, "--training.keep", "9"]
     told(monkeypatch, capsys, *train, "--training.steps", "4", "--training.save_every", "2", "--out", str(whole))
     facts = json.loads((whole / "run.json").read_text())
     assert registry.entries()[model].forms[what].config.__name__ == type(build_config(facts)).__name__
@@ -94,7 +107,9 @@ def test_a_model_in_a_task(model, what, data, tmp_path, monkeypatch, capsys):
     assert ends[0].keys() == ends[1].keys()
     for name, part in ends[0].items():
         assert_close(part, ends[1][name], rtol=0, atol=0)
-    out, _ = told(monkeypatch, capsys, *use(task, whole), stdin=b"one two three .\n")
+    picture = tmp_path / "red.png"
+    Image.fromarray(painted("red", 0)).save(picture)
+    out, _ = told(monkeypatch, capsys, *use(task, whole, picture), stdin=b"one two three .\n")
     assert out.strip()
     out, _ = told(monkeypatch, capsys, "evaluate", str(whole), "--json")
     assert json.loads(out)["loss"] > 0
@@ -118,9 +133,11 @@ def test_what_makes_no_sense_is_refused(model, task, data, tmp_path, capsys):
 def test_a_model_by_its_name_is_the_first_of_its_presets():
     for what, task in PREDICTS.items():
         options = type(tasks.find(task).config().model)
-        first = next(iter(registry.find("transformer").forms[what].presets))
-        sizes = {"vocabulary": 20} | ({"classes": 2} if what == "class" else {})
-        assert options(preset="transformer").resolve(**sizes) == options(preset=first).resolve(**sizes)
+        name = {"image class": "vit", "caption": "coca"}.get(what, "transformer")
+        first = next(iter(registry.find(name).forms[what].presets))
+        sizes = {"classes": 2} if what == "image class" else {"vocabulary": 20}
+        sizes |= {"classes": 2} if what == "class" else {}
+        assert options(preset=name).resolve(**sizes) == options(preset=first).resolve(**sizes)
 
 
 def test_perceiver_ar_learns_only_what_it_predicts():

@@ -239,7 +239,8 @@ class Coca(Model):
     def _pack(self, tokens: Tensor, keep: Tensor | None) -> tuple[Tensor, Rows]:
         packed, rows = pack_ids(tokens, keep)
         last = self.config.vocabulary - 1
-        if packed.device.type == "cpu" and packed.numel() and int(packed.max()) > last:
+        is_checked = packed.device.type == "cpu" and packed.numel() and not torch.compiler.is_compiling()
+        if is_checked and int(packed.max()) > last:
             wrong = int(packed.max())
             raise ValueError(
                 f"token id {wrong} is not in the vocabulary, which has the ids 0 to {last}: was the text encoded by "
@@ -289,6 +290,12 @@ class Coca(Model):
         pairs = zip(self._self_attentions(), state.blocks, strict=True)
         blocks = (kept._replace(attention=layer.fixed_state(kept.attention, capacity)) for layer, kept in pairs)
         return ModelState(tuple(blocks), state.progress.bounded(capacity))
+
+    def max_words(self) -> int | None:
+        """The number of words that it has positions for, beside [CLS], where it is bounded; bos is one of them."""
+        parts = [module for part in (self.text, *self._self_attentions()) for module in part.modules()]
+        bounds = [longest for part in parts if isinstance(longest := getattr(part, "longest", None), int)]
+        return min(bounds) - 1 if bounds else None
 
     def _blocks(self) -> list[Block]:
         return [*self.text.blocks, *self.decoder]

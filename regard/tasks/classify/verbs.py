@@ -43,12 +43,14 @@ def add_verbs(verb: AddVerb) -> None:
             "regard classify runs/classify --recall 0.95 --positive spam < texts.txt > labels.tsv",
             "regard classify runs/classify --input texts.txt.xz --json",
             "regard classify runs/images cat.jpg dog.png",
+            'regard classify runs/captions --labels "a dog,a cat" picture.jpg',
             "regard classify picture.jpg",
         ],
     )
     about = "run folder; without one, the first image: the classifier bundled with Regard labels it"
     added.add_argument("run", metavar="RUN", help=about)
-    added.add_argument("images", metavar="IMAGE", nargs="*", help="image files, for a run of images")
+    added.add_argument("images", metavar="IMAGE", nargs="*", help="image files, for a run of images or captions")
+    added.add_argument("--labels", metavar="A,B", help="run of captions: texts to choose from, with commas between")
     added.add_argument("--input", default="-", metavar="FILE", help="file to read, plain, .gz or .xz (default: stdin)")
     added.add_argument(
         "--json", action="store_true", help="print a JSON object per line, with the probability of each label"
@@ -68,9 +70,14 @@ def _add_threshold(added: argparse.ArgumentParser | EvaluationFlags) -> None:
 def classify(arguments: argparse.Namespace) -> int | None:
     """regard classify"""
     from regard.data.text import opened, read_sentences, shown
+    from regard.tasks.captions import verbs as captions
     from regard.tasks.classify import Classifier
     from regard.tasks.images import verbs as images
 
+    if captions.is_for_captions(arguments.run):
+        return captions.classify(arguments)
+    if arguments.labels is not None:
+        raise ValueError(f"--labels is for runs of captions: {arguments.run} has labels of its own")
     if images.is_for_images(arguments.run):
         return images.classify(arguments)
     if arguments.images:
@@ -118,7 +125,11 @@ def _threshold(classifier: "Classifier", arguments: argparse.Namespace) -> "tupl
 
 
 def add_evaluation(flags: EvaluationFlags) -> None:
-    flags.add_argument("--data", help="file of texts and labels: .csv, .tsv, .jsonl (default: the validation texts)")
+    flags.add_argument(
+        "--data",
+        help="file of texts and labels: .csv, .tsv, .jsonl; of images and captions, what training takes (default: what "
+        "the run validates on)",
+    )
     flags.add_argument("--labels", help="file of labels, one per line of --data, which has texts alone")
     flags.add_columns()
     _add_threshold(flags)

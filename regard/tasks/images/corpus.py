@@ -66,7 +66,7 @@ def read_corpus(config: ImageData, seed: int) -> Corpus:
         rest, rows = hold_out_images(whole.labels.tolist(), min(config.held_out, len(whole.names) // 10), seed)
         train, valid = take(whole, rest), take(whole, rows)
     facts |= {"images": len(train.names), "valid": len(valid.names), "sha256": _digest(train, valid, classes)}
-    return Corpus(train, valid, classes, facts, *_statistics(train.pixels))
+    return Corpus(train, valid, classes, facts, *pixel_statistics(train.pixels))
 
 
 def labelled(found: Images, classes: list[str], name: str) -> Labelled:
@@ -88,7 +88,7 @@ def _digest(train: Labelled, valid: Labelled, classes: list[str]) -> str:
     return hasher.hexdigest()
 
 
-def _statistics(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def pixel_statistics(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation of the values by channel, from 0 to 1. Whole numbers are summed, so that the order and the
     number of threads do not matter."""
     count = pixels.numel() // pixels.shape[1]

@@ -320,6 +320,16 @@ def test_published_sizes(name, image, text, poolers):
     assert round((image + text) / 1e6) == {"coca-base": 383, "coca-large": 787}[name]
 
 
+def test_positions_of_words_may_be_bounded():
+    """By the table of any layer that reads words, not by that of the patches."""
+    assert build().max_words() is None
+    model = build(position="learned(longest=7)")
+    assert model.max_words() == 6
+    assert model.read(pictures(), ids()[:, :6]).captions.shape == (4, 16)
+    with pytest.raises(ValueError, match="7"):
+        model.read(pictures(), ids()[:, :7])
+
+
 class TestRefusals:
     def test_config(self):
         with pytest.raises(ValueError, match="kind must be 'coca'"):
