@@ -15,8 +15,19 @@ from verbs import refused, told
 from regard.data.captioned import read_captioned
 from regard.decoding import DecodingConfig
 from regard.metrics.retrieval import Recall
-from regard.tasks.captions import Captioner, CaptionerOptions, CaptionsConfig, CaptionsData, Task, evaluate
+from regard.page.engine import Engine
+from regard.page.subjects import open_run
+from regard.tasks.captions import (
+    Captioner,
+    CaptionerOptions,
+    CaptionsConfig,
+    CaptionsData,
+    Task,
+    evaluate,
+    read_valid,
+)
 from regard.tasks.captions.captioner import nearest
+from regard.tasks.captions.page import write_caption
 from regard.tasks.captions.task import encode_captions
 from regard.tasks.train import resume, train
 from regard.training.config import TrainingConfig
@@ -248,6 +259,38 @@ class TestCaptioner:
         [row] = captioner.encode(["red " * 100], said.append)
         assert len(row) == captioner.longest + 1
         assert "only the first" in said[0]
+
+
+class TestPage:
+    def test_a_run_is_opened_with_some_of_its_pictures(self, folder):
+        found = Task.open_for_page(folder / "run", "cpu")
+        valid = read_valid(folder / "run")
+        assert [sample.label for sample in found.samples] == [texts[0] for texts in valid.captions]
+        assert np.array_equal(found.samples[0].pixels, valid.pixels[0])
+        assert (found.size, found.channels, found.labels) == ((16, 16), 3, ())
+
+    def test_a_caption_word_by_word(self, captioner, folder):
+        """A word is written by what stands before it; each looks at all patches, in shares that sum to one."""
+        pixels = torch.from_numpy(captioner.read_pictures([folder / "0.png"]))
+        own = write_caption(captioner, pixels, " ")
+        assert own.text == captioner(folder / "0.png")
+        assert own.tokens[:-1] == own.text.split()
+        read = write_caption(captioner, pixels, "red on the left")
+        assert (read.text, len(read.tokens)) == ("red on the left", 5)
+        maps = captioner.model.maps(
+            captioner.images(pixels), torch.tensor([[2, *captioner.tokenizer.encode(read.text)]])
+        )
+        assert [part.shape for part in read.weights] == [(2, 5, 4)]
+        assert_close(read.weights[0], maps[0][0])
+        assert_close(read.weights[0].sum(-1), torch.ones(2, 5))
+
+    def test_the_page_shows_it(self, folder):
+        engine = Engine({"captions": lambda: open_run(folder / "run", "captions")})
+        [about] = engine.answer("about", {}).meta["runs"]
+        assert about["captions"]
+        engine.answer("see", {"run": "captions", "image": "0"})
+        found = engine.answer("caption", {"run": "captions", "image": "0", "layer": 0, "text": "red on the left"})
+        assert found.arrays["weights"].shape == (2, 5, 4)
 
 
 class TestVerbs:

@@ -22,6 +22,7 @@ from regard.training.loss import IGNORED, smoothed_cross_entropy
 
 FILE = "tokenizer.json"
 PICTURES_AT_ONCE = {"cpu": 32, "cuda": 256}
+SCORED_AT_ONCE = {"cpu": 8, "cuda": 64}  # each with all its captions, whose logits are held
 TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 32768}  # of texts, padded
 
 
@@ -99,9 +100,11 @@ class Captioner:
                 warn(f"{text[:60]!r}: {len(row)} tokens, only the first {self.longest} are read")
         return [[self.tokenizer.bos, *row[: self.longest]] for row in rows]
 
-    def _chunks(self, pixels: np.ndarray | Tensor, check: Callable[[], None]) -> Iterator[tuple[int, Tensor]]:
+    def _chunks(
+        self, pixels: np.ndarray | Tensor, check: Callable[[], None], at_once: dict[str, int] = PICTURES_AT_ONCE
+    ) -> Iterator[tuple[int, Tensor]]:
         """The pictures as the model takes them, some at a time, and the number of the first of them."""
-        size = PICTURES_AT_ONCE.get(self.device.type, 32)
+        size = at_once.get(self.device.type, at_once["cpu"])
         for start in range(0, len(pixels), size):
             check()
             yield start, self.images(pixels[start : start + size])
@@ -141,7 +144,7 @@ class Captioner:
         model: Any = self.model
         total, tokens, eos = torch.zeros((), dtype=torch.float64, device=self.device), 0, self.tokenizer.eos
         with torch.inference_mode():
-            for start, images in self._chunks(pixels, check):
+            for start, images in self._chunks(pixels, check, SCORED_AT_ONCE):
                 some = captions[start : start + len(images)]
                 most = max(map(len, some))
                 # a picture is read once: its captions are the beams of its memory

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from regard.data.tokenizer import Tokenizer
 from regard.decoding import DecodingConfig
 from regard.spec import parse
 from regard.tasks import base
+from regard.tasks.captions import page
 from regard.tasks.captions.captioner import FILE, Captioner
 from regard.tasks.captions.config import CaptionsConfig
 from regard.tasks.captions.corpus import Corpus, read_corpus
@@ -26,6 +28,7 @@ from regard.tasks.captions.verbs import ABOUT, EXAMPLES
 from regard.tasks.images.corpus import pixel_statistics
 from regard.tasks.images.task import fits
 from regard.tasks.load import pick_device
+from regard.tasks.opened import OpenedImages
 from regard.training.loss import Loss, caption_loss
 
 SAMPLES = 2  # shown at each evaluation
@@ -188,6 +191,10 @@ class Task(base.Task):
         perplexity = math.exp(min(found.loss, 50.0))
         return {"loss": found.loss, "perplexity": perplexity, **scores, "recall@1": recall}, samples
 
+    @classmethod
+    def open_for_page(cls, folder: str | Path, device: str) -> OpenedImages:
+        return page.open_run(folder, device)
+
     def facts(self) -> dict[str, Any]:
         captioner = self.captioner
         return {
@@ -199,7 +206,7 @@ class Task(base.Task):
     def files(self) -> dict[str, str]:
         pairs = zip(self.valid.names, self.valid.captions, strict=True)
         lines = (json.dumps({"image": name, "caption": texts}, ensure_ascii=False) for name, texts in pairs)
-        return {"valid.jsonl": "".join(line + "\n" for line in lines)}
+        return {"valid.jsonl": "".join(line + "\n" for line in lines), **page.kept_files(self.valid)}
 
     def notes(self) -> list[str]:
         omitted = [f"omitted {self.dropped} captions of more than {self.most} tokens"] * bool(self.dropped)
