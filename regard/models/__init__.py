@@ -21,6 +21,7 @@ from regard.models.pooling import Classifier, ClassifierConfig
 from regard.models.recurrent import Recurrent, RecurrentConfig
 from regard.models.tokenlearner import TokenLearner, TokenLearnerConfig
 from regard.models.transformer import Transformer
+from regard.models.vision.coatnet import Coatnet, CoatnetConfig
 from regard.models.vision.coca import Coca, CocaConfig
 from regard.models.vision.swin import Swin, SwinConfig
 from regard.models.vision.vit import Vit, VitConfig
@@ -36,6 +37,8 @@ __all__ = [
     "ByteNetConfig",
     "Classifier",
     "ClassifierConfig",
+    "Coatnet",
+    "CoatnetConfig",
     "Coca",
     "CocaConfig",
     "Convolutional",

@@ -25,8 +25,9 @@ from regard.models.pooling import Classifier, ClassifierConfig
 from regard.models.recurrent import Recurrent, RecurrentConfig
 from regard.models.tokenlearner import TokenLearner, TokenLearnerConfig
 from regard.models.transformer import Transformer
+from regard.models.vision.coatnet import Coatnet, CoatnetConfig
 from regard.models.vision.coca import Coca, CocaConfig
-from regard.models.vision.presets import COCA, SWIN, VIT
+from regard.models.vision.presets import COATNET, COCA, SWIN, VIT
 from regard.models.vision.swin import Swin, SwinConfig
 from regard.models.vision.vit import Vit, VitConfig
 from regard.plugins import Plugins
@@ -353,6 +354,18 @@ MODELS = (
             None,
         ),
         {"image class": Form(SwinConfig, Swin, SWIN)},
+    ),
+    Model(
+        ModelFacts(
+            "coatnet",
+            "Dai et al. 2021, CoAtNet: Marrying Convolution and Attention for All Data Sizes",
+            "arXiv 2106.04803",
+            "images",
+            Order("N^2", 2),
+            Order("N", 1),
+            None,
+        ),
+        {"image class": Form(CoatnetConfig, Coatnet, COATNET)},
     ),
     Model(
         ModelFacts(

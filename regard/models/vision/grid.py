@@ -6,12 +6,13 @@ columns, and for layers with a table the number of tokens.
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.layers.attention.swin import Swin
 from regard.layers.position.base import Position
 from regard.models.block import Block
 from regard.spec import ATTENTION, POSITIONS, Registry, Spec, parse
@@ -59,6 +60,24 @@ def fill_attention(spec: str | Spec, grid: Grid) -> Spec:
     return Spec(spec.name, spec.parts, tuple(options.items()))
 
 
+def fill_windows(spec: str | Spec, grid: Grid, window: int, shifted: bool) -> Spec:
+    """`fill_attention`, with the windows of a layer for `swin` where the spec leaves them out: no larger than the map,
+    and shifted by half in the directions in which the map is larger."""
+    spec = ATTENTION.canonical(spec)
+    spec = Spec(spec.name, tuple(fill_windows(part, grid, window, shifted) for part in spec.parts), spec.options)
+    if spec.name == "swin":
+        options = dict(spec.options)
+        sides = grid[:2]
+        options.setdefault("window", tuple(min(window, side) for side in sides))
+        given = options["window"]
+        # a window of other than two sides is for the layer to refuse
+        pairs = zip((given, given) if isinstance(given, int) else given, sides, strict=False)
+        shift = tuple(m // 2 if shifted and m < side else 0 for m, side in pairs)
+        options.setdefault("shift", shift)
+        spec = Spec(spec.name, spec.parts, tuple(options.items()))
+    return fill_attention(spec, grid)
+
+
 def fill_position(spec: str | Spec, grid: Grid) -> Spec:
     """The spec with the columns of the grid, whether a token stands before it, and the number of tokens, where it takes
     them. `columns=None` keeps a line; another grid is refused in words."""
@@ -93,21 +112,34 @@ def place_blocks(blocks: Iterable[Block], grid: Grid) -> None:
                 part.apart = grid.leading > 0
 
 
-def in_reading_order(block: Block, maps: Tensor) -> Tensor:
+class Ordered(Protocol):
+    """A layer that may read its tokens in another order than they stand in."""
+
+    back: Tensor | None
+    attention: Any
+
+
+def in_reading_order(block: Ordered, maps: Tensor) -> Tensor:
     """A map with its tokens row by row."""
-    if block.back is None or block.attention is None:
+    if block.back is None:
         return maps
     maps = maps[:, :, block.back]
     return maps[..., block.back] if block.attention.facts.columns == "tokens" else maps
 
 
-def copy_resized(model: M, made: M, grids: tuple[Grid, Grid]) -> M:
+def copy_resized(model: M, made: M, grids: tuple[Grid, Grid] | None = None) -> M:
     """The model that was made for images of another size, with the weights of the old one: the learned table of
-    positions, `position.table`, from one grid to the other, and all else as it is, or refused in words."""
+    positions, `position.table`, from one grid to the other; the tables of windows; and all else as it is, or refused in
+    words."""
     made = made.to(next(model.parameters())).train(model.training)
-    state, own = dict(model.state_dict()), made.state_dict()
-    if "position.table" in state:
+    state, own, parts = dict(model.state_dict()), made.state_dict(), dict(made.named_modules())
+    if "position.table" in state and grids is not None:
         state["position.table"] = resize_table(state["position.table"], *grids)
+    for name, part in model.named_modules():
+        other = parts[name]
+        if isinstance(part, Swin) and isinstance(other, Swin) and part.table is not None:
+            old, new = (Grid(2 * h - 1, 2 * w - 1) for h, w in (part.window, other.window))
+            state[f"{name}.table"] = resize_table(part.table.detach(), old, new)
     for name, tensor in state.items():
         if tensor.shape != own[name].shape:
             raise ValueError(

@@ -50,3 +50,18 @@ SWIN = {
     "swin-base": _swin(128, (4, 8, 16, 32), (2, 2, 18, 2)),
     "swin-large": _swin(192, (6, 12, 24, 48), (2, 2, 18, 2)),
 }
+
+
+def _coatnet(stem: int, width: int, layers: tuple[int, ...], **more: Any) -> dict[str, Any]:
+    return {"stem_width": stem, "width": width, "inner": 4 * width, "layers": layers, **more}
+
+
+COATNET = {
+    # for images of about 32 x 32 pixels
+    "coatnet-nano": _coatnet(24, 32, (1, 2, 2), convolutions=1, head_width=16),
+    "coatnet-0": _coatnet(64, 96, (2, 3, 5, 2)),
+    "coatnet-1": _coatnet(64, 96, (2, 6, 14, 2)),
+    "coatnet-2": _coatnet(128, 128, (2, 6, 14, 2)),
+    "coatnet-3": _coatnet(192, 192, (2, 6, 14, 2)),
+    "coatnet-4": _coatnet(192, 192, (2, 12, 28, 2)),
+}

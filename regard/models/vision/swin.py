@@ -20,9 +20,9 @@ from regard.models.pooling import layer_config
 from regard.models.recording import Recorder, Recording, take_map
 from regard.models.stack import forward_blocks, link_layers
 from regard.models.vision.config import ImageConfig, drop_rates
-from regard.models.vision.grid import Grid, copy_resized, fill_attention, fill_position, in_reading_order, place_blocks
+from regard.models.vision.grid import Grid, copy_resized, fill_position, fill_windows, in_reading_order, place_blocks
 from regard.models.vision.patches import Patches, check_images
-from regard.spec import ATTENTION, POSITIONS, Spec, over_layers
+from regard.spec import POSITIONS, over_layers
 
 
 @dataclass(frozen=True)
@@ -183,8 +183,9 @@ class Swin(Model):
         return [grid._replace(order=block.order) for stage, grid in pairs for block in stage]
 
     def resize(self, image: tuple[int, int]) -> "Swin":
-        """A model for images of another size, with copies of the weights; windows stay as large as they are, and a map
-        that becomes smaller than one is refused. A learned table of positions is resized as in ViT."""
+        """A model for images of another size, with copies of the weights. Windows stay as large as they are, but for
+        maps that are smaller than one before or after: then the table of their bias is resized as a grid, linearly with
+        its corners kept, as is a learned table of positions."""
         made = Swin(replace(self.config, image=image))
         return copy_resized(self, made, (self.maps_of_stages[0], made.maps_of_stages[0]))
 
@@ -198,21 +199,3 @@ class Swin(Model):
             outs[f"stage{index}"] = out = forward_blocks(blocks, x, Rows.full(x), maps=maps)
             x = out.y
         return Out(self.norm(x), None, None, *gather_auxiliary(outs))
-
-
-def fill_windows(spec: str | Spec, grid: Grid, window: int, shifted: bool) -> Spec:
-    """`fill_attention`, with the windows of a layer for `swin` where the spec leaves them out: no larger than the map,
-    and shifted by half in the directions in which the map is larger."""
-    spec = ATTENTION.canonical(spec)
-    spec = Spec(spec.name, tuple(fill_windows(part, grid, window, shifted) for part in spec.parts), spec.options)
-    if spec.name == "swin":
-        options = dict(spec.options)
-        sides = grid[:2]
-        options.setdefault("window", tuple(min(window, side) for side in sides))
-        given = options["window"]
-        # a window of other than two sides is for the layer to refuse
-        pairs = zip((given, given) if isinstance(given, int) else given, sides, strict=False)
-        shift = tuple(m // 2 if shifted and m < side else 0 for m, side in pairs)
-        options.setdefault("shift", shift)
-        spec = Spec(spec.name, spec.parts, tuple(options.items()))
-    return fill_attention(spec, grid)

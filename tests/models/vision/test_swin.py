@@ -156,6 +156,15 @@ def test_refusals(options, words):
         small(**options)
 
 
-def test_a_map_that_becomes_smaller_than_a_window_cannot_be_resized():
-    with pytest.raises(ValueError, match=r"stages.0.0.attention.table is \[49, 2\] here and"):
-        small().resize((4, 24))
+def test_windows_that_become_smaller_have_a_resized_bias():
+    """A table that is linear in rows and columns stays so."""
+    model = small()
+    with torch.no_grad():
+        rows, columns = torch.meshgrid(torch.linspace(-1, 1, 7), torch.linspace(-1, 1, 7), indexing="ij")
+        model.stages[0][0].attention.table.copy_((rows + 2 * columns).flatten()[:, None].expand(-1, 2))
+    made = model.resize((4, 24))
+    assert made.stages[0][0].attention.window == (2, 4)
+    rows, columns = torch.meshgrid(torch.linspace(-1, 1, 3), torch.linspace(-1, 1, 7), indexing="ij")
+    table = made.stages[0][0].attention.table
+    assert_close(table, (rows + 2 * columns).flatten()[:, None].expand(-1, 2).double(), rtol=0, atol=1e-6)
+    assert made(pictures(image=(4, 24))).logits.shape == (2, 5)
