@@ -173,11 +173,11 @@ class Coatnet(Model):
 
     def _grids(self) -> list[Grid]:
         """The maps of the stages that attend; the stem halves the image, and each stage the map."""
-        sides, grids = list(self.config.image), []
+        (rows, columns), grids = self.config.image, list[Grid]()
         for index in range(1 + len(self.config.layers)):
-            sides = [-(-side // 2) for side in sides]
+            rows, columns = -(-rows // 2), -(-columns // 2)
             if index > self.config.convolutions:
-                grids.append(Grid(*sides))
+                grids.append(Grid(rows, columns))
         return grids
 
     def forward(self, images: Tensor) -> Prediction:
