@@ -42,6 +42,12 @@ OWN = {
     "vit": ["--model.patch", "6"],
     "coca": ["--model.patch", "6", "--model.text_layers", "1", "--model.decoder_layers", "1", "--model.queries", "2"],
 }
+# of models whose sizes are those of stages
+STAGES = {
+    "swin": {"patch": 2, "width": 8, "heads": "[2, 2]", "inner": 8, "layers": "[1, 1]", "dropout": 0.1},
+    "coatnet": {"stem_width": 4, "width": 8, "inner": 8, "head_width": 4, "layers": "[1, 1]", "convolutions": 1},
+    "convnet": {"width": 4, "layers": "[1, 1]", "dropout": 0.1},
+}
 BATCH = {"images": ["--data.batch", "8"], "captions": ["--data.batch", "8"]}  # others: in tokens
 QUICK = [
     "--training.device",
@@ -95,6 +101,8 @@ def use(task: str, run: Path, picture: Path) -> list[str]:
 def test_a_model_in_a_task(model, what, data, tmp_path, monkeypatch, capsys):
     task, whole, cut = PREDICTS[what], tmp_path / "whole", tmp_path / "cut"
     sizes = [*SMALL[: 2 if model == "bytenet" else None], "--model.layers", LAYERS.get(model, "1"), *OWN.get(model, [])]
+    if model in STAGES:
+        sizes = [word for name, value in STAGES[model].items() for word in (f"--model.{name}", str(value))]
     batch = BATCH.get(task, ["--training.tokens", "64"])
     train = ["train", task, *data[task], "--model.preset", model, *sizes, *QUICK, *batch, "--training.keep", "9"]
     told(monkeypatch, capsys, *train, "--training.steps", "4", "--training.save_every", "2", "--out", str(whole))
