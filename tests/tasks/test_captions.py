@@ -30,6 +30,7 @@ from regard.tasks.captions.captioner import nearest
 from regard.tasks.captions.page import write_caption
 from regard.tasks.captions.task import encode_captions
 from regard.tasks.train import resume, train
+from regard.training import loop
 from regard.training.config import TrainingConfig
 from regard.training.display import Display
 from regard.training.loss import caption_loss
@@ -78,6 +79,21 @@ def settings(folder, name="run", **training) -> CaptionsConfig:
     )
 
 
+def stop_after(steps, monkeypatch, config) -> None:
+    """Begins a run and interrupts it."""
+    update, count = loop.Loop._update, iter(range(steps))
+
+    def stop(self):
+        if next(count, None) is None:
+            raise InterruptedError
+        update(self)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(loop.Loop, "_update", stop)
+        with pytest.raises(InterruptedError):
+            train(Task, config, Display(quiet=True))
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder with data and a trained run."""
@@ -110,25 +126,12 @@ class TestTraining:
         right = [colour in texts[0] for colour, texts in zip(colours, valid.captions, strict=True)]
         assert np.mean(right) > 0.9
 
-    def test_resume_is_exact(self, tmp_path):
+    def test_resume_is_exact(self, tmp_path, monkeypatch):
         """Interrupted between two checkpoints, in the second epoch: captions and crops are drawn as before."""
         write_data(tmp_path, 24)
         train(Task, settings(tmp_path, "whole"), Display(quiet=True))
 
-        class Interrupted(Exception):
-            pass
-
-        class Short(Task):
-            calls = 0
-
-            def loss(self, batch, label_smoothing):
-                self.calls += 1
-                if self.calls > 7:
-                    raise Interrupted
-                return super().loss(batch, label_smoothing)
-
-        with pytest.raises(Interrupted):
-            train(Short, settings(tmp_path, "parts"), Display(quiet=True))
+        stop_after(7, monkeypatch, settings(tmp_path, "parts"))
         resume(tmp_path / "parts", Display(quiet=True))
         assert_same(tmp_path / "whole", tmp_path / "parts")
 
@@ -372,6 +375,30 @@ def test_a_blank_picture_finds_nothing(captioner):
     found = evaluate(captioner, pixels, [["red on the left"], ["blue on the right"], ["white on the left"]])
     assert found.retrieval.pictures == found.chance.pictures
     assert isinstance(found.chance.captions, Recall)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graphs", [True, False])
+def test_a_run_on_a_gpu_goes_on_bit_for_bit(tmp_path, monkeypatch, graphs):
+    """Two epochs, so that every shape of a batch comes again and is captured."""
+    write_data(tmp_path)
+    options = {"device": "cuda", "deterministic": True, "graphs": graphs, "precision": "bfloat16"}
+    whole, stopped = settings(tmp_path, "whole", **options), settings(tmp_path, "stopped", **options)
+    train(Task, whole, Display(quiet=True))
+    stop_after(7, monkeypatch, stopped)
+    resume(stopped.out, Display(quiet=True))
+    assert_same(whole.out, stopped.out)
+
+
+@pytest.mark.gpu
+def test_captions_on_a_gpu_are_those_of_a_cpu(folder):
+    cpu, gpu = (Captioner.load(folder / "run", device=device) for device in ("cpu", "cuda"))
+    valid = read_valid(folder / "run")
+    for decoding in (DecodingConfig(beam=1, minimum=20, maximum=24), DecodingConfig(beam=3)):
+        ours, theirs = (one.caption(valid.pixels, decoding) for one in (cpu, gpu))
+        assert [best[0].text for best in ours] == [best[0].text for best in theirs]
+    assert_close(cpu.picture_vectors(valid.pixels), gpu.picture_vectors(valid.pixels), rtol=1e-3, atol=1e-3)
+    assert cpu.loss(valid.pixels, valid.captions) == pytest.approx(gpu.loss(valid.pixels, valid.captions), rel=1e-3)
 
 
 def test_the_loss_of_the_task_is_that_of_the_model(captioner):

@@ -6,18 +6,19 @@ from lengths import KEEP, VOCABULARY, embedded, gelu, ids, linear, norm, shaken
 from torch.testing import assert_close
 
 from regard.core.state import select
-from regard.decoding import DecodingConfig, caption
+from regard.decoding import DecodingConfig, caption, captured, greedy
 from regard.models.registry import presets
 from regard.models.vision.coca import Coca, CocaConfig
 from regard.spec import ATTENTION
 from regard.training.loss import caption_loss, contrastive_loss
 
-FORMS = [{}, {"pooling": "parallel"}, {"norm": "post"}, {"queries": 1}, {"position": "rotary"}]
+FORMS = [{}, {"pooling": "parallel", "queries": 1}, {"norm": "post", "position": "rotary"}]
 ROLES = {"attention": "self", "decoder_attention": "causal", "cross_attention": "cross", "pooling_attention": "cross"}
 
 
 def build(**options) -> Coca:
     sizes = {"width": 16, "heads": 4, "inner": 24, "layers": 2, "text_layers": 2, "decoder_layers": 2, "dropout": 0.0}
+    torch.manual_seed(0)
     image = {"image": (8, 12), "patch": 4, "queries": 5, "vocabulary": VOCABULARY}
     return shaken(Coca(CocaConfig(**(sizes | image | options))))
 
@@ -168,26 +169,47 @@ def test_beams_share_a_picture_and_rows_can_be_selected():
     assert_close(picked, model(doubled[order], tokens[order, :6]).logits[:, 5:])
 
 
+@torch.inference_mode()
 def test_captions_are_decoded_from_the_picture():
     model, images = build(), pictures()
-    greedy = caption(model, images, DecodingConfig(beam=1, maximum=6))
-    for row, [best] in enumerate(greedy):
+    for row, [best] in enumerate(caption(model, images, DecodingConfig(beam=1, maximum=6))):
         ids = [2]
-        while len(ids) < 8:
+        while len(ids) < 7:
             logits = model(images[row : row + 1], torch.tensor([ids])).logits[0, -1]
-            logits[[0, 2]] = -torch.inf
-            if len(ids) == 1:
-                logits[3] = -torch.inf
-            if (token := int(logits.argmax())) == 3 or len(ids) == 7:
+            logits[[0, 2, *([3] if len(ids) == 1 else [])]] = -torch.inf
+            if (token := int(logits.argmax())) == 3:
                 break
             ids.append(token)
         assert best.ids == ids[1:]
-    assert all(token < VOCABULARY for [best] in greedy for token in best.ids)
-    beam = caption(model, images, DecodingConfig(beam=4, maximum=6, penalty=0.0))
-    for [one], [other] in zip(beam, greedy, strict=True):
-        assert one.logprob >= other.logprob - 1e-9
-    drawn = caption(model, images, DecodingConfig(sample=True, nbest=2, maximum=6))
-    assert caption(model, images[1:2], DecodingConfig(sample=True, nbest=2, maximum=6)) == drawn[1:2]
+    for row, hypotheses in enumerate(caption(model, images, DecodingConfig(beam=4, nbest=4, maximum=6))):
+        for part in hypotheses:
+            # the probability of a caption is that of the whole model
+            logp = model(images[row : row + 1], torch.tensor([[2, *part.ids]])).logits[0].log_softmax(-1)
+            targets = [*part.ids, 3] if part.finished else part.ids
+            assert sum(float(logp[t, token]) for t, token in enumerate(targets)) == pytest.approx(part.logprob)
+
+
+def test_a_drawn_caption_depends_on_the_seed_and_the_picture():
+    model, images = build(), pictures()
+    config = DecodingConfig(sample=True, nbest=2, maximum=6)
+    drawn, alone = caption(model, images, config), caption(model, images[1:2], config)
+    assert [part.ids for part in alone[0]] == [part.ids for part in drawn[1]]
+    other = caption(model, images[1:2], DecodingConfig(sample=True, nbest=2, maximum=6, seed=1))
+    assert [part.ids for part in other[0]] != [part.ids for part in drawn[1]]
+
+
+@torch.inference_mode()
+def test_a_step_over_a_state_of_fixed_size_writes_the_same():
+    """As on a GPU, where a step is captured as a CUDA graph and replayed."""
+    model, images = build(), pictures()
+    limits, config = [20] * 4, DecodingConfig(beam=1, maximum=20)
+    found = []
+    for search in (greedy.search_greedily, captured.search_greedily):
+        state = model.start(4, memory=model.encode(images), capacity=21)
+        logits, state = model.extend(torch.full((4, 1), 2), state)
+        more = {"capture": lambda work: work} if search is captured.search_greedily else {}
+        found.append(search(model, logits[:, -1], state, limits, config, 3, (0, 2), None, **more).lists())
+    assert [[part.ids for part in row] for row in found[0]] == [[part.ids for part in row] for row in found[1]]
 
 
 @pytest.mark.parametrize("name", ATTENTION.names())
@@ -248,7 +270,7 @@ class TestLoss:
         assert not [name for name, part in model.named_parameters() if part.grad is None or not part.grad.any()]
 
     def test_scale_begins_at_a_temperature_and_is_bounded(self):
-        model = Coca(build().config)
+        model = Coca(build().config)  # as it begins
         assert_close(model.scale(), torch.tensor(1 / 0.07))
         with torch.no_grad():
             model.log_scale.fill_(9.0)
