@@ -111,7 +111,7 @@ def _add_exchange(verb: AddVerb) -> None:
         "import",
         import_model,
         "turn a published model into a run: GPT-2, BERT, RoBERTa, DistilBERT, Marian, Llama and similar, llama2.c; of "
-        "images ViT and DeiT, also those of timm",
+        "images ViT, DeiT and Swin, also those of timm",
         [
             "regard import models/gpt2 --out runs/gpt2",
             "regard import models/opus-mt-en-de",

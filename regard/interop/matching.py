@@ -10,7 +10,7 @@ import torch
 from regard.interop.families import FAMILIES, find
 from regard.interop.families.base import Family, Tensors, Values, option_value
 from regard.models.config import ModelConfig
-from regard.models.vision.config import ImageConfig, PatchConfig
+from regard.models.vision.config import ImageConfig
 from regard.spec import ATTENTION, FEEDFORWARD, POSITIONS, Registry, Spec, over_layers, parse
 
 
@@ -87,20 +87,21 @@ def _image_settings(config: ImageConfig) -> Values:
     settings = {item.name: getattr(config, item.name) for item in fields(config)}
     for name in ("dropout", "drop_path"):
         del settings[name]
-    layers = settings.get("layers")
-    count = layers if isinstance(layers, int) else sum(layers or ())
-    if isinstance(config, PatchConfig):
-        if config.stem == "patch":
-            # options of the other stem
-            settings |= dict.fromkeys((name for name in settings if name.startswith("stem_")), None)
-        settings |= {
-            "kv_heads": config.kv_heads or config.heads,
-            "head_width": config.head_width or config.width // config.heads,
-            "final_norm": config.norm == "pre" if settings.get("final_norm") is None else settings["final_norm"],
-        }
-    for name, registry in (("attention", ATTENTION), ("feedforward", FEEDFORWARD)):
-        settings[name] = [full_spec(registry, spec) for spec in over_layers(settings[name], count)]
-    return settings | {"position": parse(settings["position"])}
+    layers, heads = settings["layers"], settings["heads"]
+    if settings.get("stem") == "patch":
+        # options of the other stem
+        settings |= dict.fromkeys((name for name in settings if name.startswith("stem_")), None)
+    if "head_width" in settings:
+        settings["kv_heads"] = settings["kv_heads"] or heads
+        settings["head_width"] = settings["head_width"] or settings["width"] // heads
+    if settings.get("final_norm", True) is None:
+        settings["final_norm"] = settings["norm"] == "pre"
+    count = layers if isinstance(layers, int) else sum(layers)
+    return settings | {
+        "position": parse(settings["position"]),
+        "attention": [full_spec(ATTENTION, spec) for spec in over_layers(settings["attention"], count)],
+        "feedforward": [full_spec(FEEDFORWARD, spec) for spec in over_layers(settings["feedforward"], count)],
+    }
 
 
 def full_spec(registry: Registry, spec: Spec | str) -> Spec:

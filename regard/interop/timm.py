@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from regard.interop.families import TIMM_FAMILIES
 from regard.interop.families.base import Family, Tensors, Values
+from regard.interop.families.swin import TIMM_SWIN
 from regard.interop.families.vit import TIMM_VIT
 from regard.interop.huggingface import (
     CONFIG,
@@ -31,6 +32,7 @@ from regard.interop.matching import choose_family
 # heads of its vit_ and deit_ models by width; narrower ones have 64 numbers in a head
 HEADS = {1280: 16, 1408: 16, 1664: 16}
 NARROW = 1024
+LAYER, TABLE = r"layers\.(\d+)\.blocks\.(\d+)\.", "attn.relative_position_bias_table"
 
 
 def is_timm(folder: Path) -> bool:
@@ -48,7 +50,8 @@ def read(source: str | Path, heads: int | None = None) -> Model:
     with ExitStack() as files:
         weights = Weights(source, weight_files(source) if source.is_dir() else [source], files)
         family = _family(weights)
-        values = _values(weights, _arguments(settings), heads)
+        given = _arguments(settings)
+        values = _vit_values(weights, given, heads) if family is TIMM_VIT else _swin_values(weights, given)
         values["architectures"] = [settings.get("architecture") or family.name]
         found = assemble(family, values, weights)
     published = settings.get("pretrained_cfg", settings)
@@ -66,13 +69,16 @@ def _arguments(settings: Values) -> Values:
 
 
 def _family(weights: Weights) -> Family:
-    if "patch_embed.proj.weight" in weights.files and "blocks.0.attn.qkv.weight" in weights.files:
-        return TIMM_VIT
+    if "patch_embed.proj.weight" in weights.files:
+        if "blocks.0.attn.qkv.weight" in weights.files:
+            return TIMM_VIT
+        if "layers.0.blocks.0.attn.relative_position_bias_table" in weights.files:
+            return TIMM_SWIN
     known = ", ".join(family.name for family in TIMM_FAMILIES)
     raise ValueError(f"{weights.path} does not have the tensors of a model of timm that is known here: {known}")
 
 
-def _values(weights: Weights, given: Values, heads: int | None) -> Values:
+def _vit_values(weights: Weights, given: Values, heads: int | None) -> Values:
     """The arguments of their class: read off the tensors, with those of a config.json where the tensors do not tell."""
     names = weights.files
     width, channels, *patch = weights.shape("patch_embed.proj.weight")
@@ -102,6 +108,33 @@ def _values(weights: Weights, given: Values, heads: int | None) -> Values:
     }
 
 
+def _swin_values(weights: Weights, given: Values) -> Values:
+    """The same of a Swin. Its tensors do not tell the size of the images: without a config.json it is the one at which
+    the last map is one window, as in all models of timm."""
+    names = weights.files
+    width, channels, *patch = weights.shape("patch_embed.proj.weight")
+    places = {(int(match[1]), int(match[2])) for name in names if (match := re.match(LAYER, name))}
+    stages = 1 + max(stage for stage, _ in places)
+    tables = [weights.shape(f"layers.{stage}.blocks.0.{TABLE}") for stage in range(stages)]
+    windows = [(round(rows**0.5) + 1) // 2 for rows, _ in tables]
+    size = (patch[0] << (stages - 1)) * windows[-1]
+    old = "layers.0.downsample.norm.weight" in names
+    head = "head.weight" if old else "head.fc.weight"
+    return {
+        "img_size": given.get("img_size", [size, size]),
+        "patch_size": patch,
+        "in_chans": channels,
+        "embed_dim": width,
+        "depths": [sum(place[0] == stage for place in places) for stage in range(stages)],
+        "num_heads": [heads for _, heads in tables],
+        "window_size": windows[0],
+        "mlp_ratio": weights.shape("layers.0.blocks.0.mlp.fc1.weight")[0] / width,
+        "num_classes": weights.shape(head)[0] if head in names else 0,
+        "qkv_bias": "layers.0.blocks.0.attn.qkv.bias" in names,
+        "old_names": old,
+    }
+
+
 def _heads(width: int, path: Path) -> int:
     if width in HEADS:
         return HEADS[width]
@@ -120,7 +153,7 @@ def write(folder: str | Path, config: Any, tensors: Tensors, published: Values) 
     settings = {
         "architecture": values["architectures"][0],
         "num_classes": classes,
-        "num_features": config.width,
+        "num_features": config.width << (len(config.layers) - 1 if config.kind == "swin" else 0),
         "model_args": arguments,
         "pretrained_cfg": {
             "input_size": [config.channels, *config.image],

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import shutil
 
 import pytest
@@ -37,6 +38,15 @@ VIT = {
     "patch_size": 4,
     "num_labels": 5,
 }
+SWIN = {
+    "image_size": 32,
+    "patch_size": 2,
+    "embed_dim": 8,
+    "depths": [2, 3, 1],
+    "num_heads": [1, 2, 4],
+    "window_size": 4,
+    "num_labels": 5,
+}
 # name -> class, settings
 HUGGINGFACE = {
     "vit": ("ViTForImageClassification", VIT),
@@ -49,8 +59,18 @@ HUGGINGFACE = {
     "vit, bare": ("ViTModel", VIT),
     "deit": ("DeiTForImageClassificationWithTeacher", VIT),
     "deit, one answer": ("DeiTForImageClassification", VIT),
+    "swin": ("SwinForImageClassification", SWIN),
+    "swin, other": (
+        "SwinForImageClassification",
+        SWIN
+        | {"qkv_bias": False, "hidden_act": "relu", "mlp_ratio": 1.5, "num_channels": 1, "image_size": [32, 64]}
+        | {"use_absolute_embeddings": True, "depths": [2, 2], "num_heads": [2, 4], "drop_path_rate": 0.3},
+    ),
+    "swin, bare": ("SwinModel", SWIN),
 }
 TIMM_VIT = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 4, "num_classes": 5}
+TIMM_SWIN = {"img_size": 32, "patch_size": 2, "embed_dim": 8, "depths": (2, 3, 1), "num_heads": (1, 2, 4)}
+TIMM_SWIN |= {"window_size": 4, "num_classes": 5}
 # name -> one of their models, its arguments
 TIMM = {
     "vit": ("vit_tiny_patch16_224", TIMM_VIT),
@@ -59,6 +79,8 @@ TIMM = {
     "vit, tanh": ("vit_tiny_patch16_224", TIMM_VIT | {"act_layer": "gelu_tanh", "img_size": (8, 16)}),
     "deit": ("deit_tiny_patch16_224", TIMM_VIT),
     "deit, distilled": ("deit_tiny_distilled_patch16_224", TIMM_VIT),
+    "swin": ("swin_tiny_patch4_window7_224", TIMM_SWIN),
+    "swin, small maps": ("swin_tiny_patch4_window7_224", TIMM_SWIN | {"window_size": 8, "qkv_bias": False}),
 }
 
 
@@ -108,7 +130,7 @@ def test_hugging_face_there_and_back(name, tmp_path):
     assert_close(again.eval()(images)[0], wanted, **CLOSE)
 
 
-@pytest.mark.parametrize("name", ["vit", "deit"])
+@pytest.mark.parametrize("name", ["vit", "deit", "swin"])
 def test_the_names_of_tensors_in_memory_are_read_too(name, tmp_path):
     """Since version 5 they are others than those in files; the state dict may have been saved as it is."""
     model = huggingface_model(name)
@@ -145,6 +167,39 @@ def test_timm_there_and_back(name, tmp_path):
     assert_close(again(images), wanted, **CLOSE)
     assert again.pretrained_cfg["label_names"] == facts["label_names"]
     assert tuple(again.pretrained_cfg["std"]) == facts["std"]
+
+
+@torch.no_grad()
+def test_older_names_of_swin(tmp_path):
+    """The authors, and timm before 0.9, end a stage with its merging, and save what can be computed."""
+    model = drawn(timm.create_model("swin_tiny_patch4_window7_224", **TIMM_SWIN))
+    state = {}
+    for name, tensor in model.state_dict().items():
+        name = re.sub(r"layers\.(\d+)\.downsample", lambda match: f"layers.{int(match[1]) - 1}.downsample", name)
+        state[name.replace("head.fc.", "head.")] = tensor
+    state["layers.0.blocks.0.attn.relative_position_index"] = torch.zeros(16, 16, dtype=torch.int64)
+    save_file(state, tmp_path / "swin.safetensors")
+    found = timm_folders.read(tmp_path / "swin.safetensors")
+    assert found.notes == ["omitted, not used here: layers.0.blocks.0.attn.relative_position_index"]
+    images = pictures(found.config)
+    assert_close(built(found)(images).logits, model(images), **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"image_size": 40}, "windows of 4 x 4 do not divide a map of 10 x 10"),
+        ({"image_size": 36}, "cannot be halved 2 times"),
+        ({"image_size": [32, 16], "depths": [2, 2], "num_heads": [1, 2]}, "8 x 4 is as narrow as its windows"),
+        ({"mlp_ratio": 1.3}, "must be a whole number"),
+        ({"layer_norm_eps": 1e-6}, "only layer_norm_eps=1e-05"),
+    ],
+)
+def test_swins_that_others_compute_otherwise(change, words, tmp_path):
+    model = transformers.SwinForImageClassification(transformers.SwinConfig(**SWIN | change))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=words):
+        huggingface.read(tmp_path)
 
 
 def test_what_timm_has_and_we_do_not(tmp_path):
@@ -185,6 +240,9 @@ def test_what_no_family_computes_says_so():
         own = models.build(models.VitConfig(**sizes | {"pooling": "mean"} | options))
         with pytest.raises(ValueError, match=f"no published family .* differs in.*{words}"):
             huggingface.write("nowhere", own.config, own.state_dict())
+    own_swin = models.SwinConfig(image=(40, 40), window=4, width=8, heads=(1, 2), inner=16, layers=(1, 1), classes=5)
+    with pytest.raises(ValueError, match="do not divide a map of 10 x 10"):
+        huggingface.write("nowhere", own_swin, models.build(own_swin).state_dict())
     with pytest.raises(ValueError, match="a model of kind 'vit' is none of bert"):
         huggingface.write("nowhere", own.config, own.state_dict(), family="bert")
 

@@ -10,11 +10,25 @@ from regard.interop.families.bert import BERT, DISTILBERT, ROBERTA
 from regard.interop.families.gpt2 import GPT2
 from regard.interop.families.llama import LLAMA, MISTRAL, QWEN2
 from regard.interop.families.marian import MARIAN, PEGASUS
+from regard.interop.families.swin import SWIN, TIMM_SWIN
 from regard.interop.families.vit import DEIT, TIMM_VIT, VIT
 
 # where several would do, the first is taken
-FAMILIES: tuple[Family, ...] = (GPT2, BERT, DISTILBERT, ROBERTA, MARIAN, PEGASUS, LLAMA, MISTRAL, QWEN2, VIT, DEIT)
-TIMM_FAMILIES: tuple[Family, ...] = (TIMM_VIT,)
+FAMILIES: tuple[Family, ...] = (
+    GPT2,
+    BERT,
+    DISTILBERT,
+    ROBERTA,
+    MARIAN,
+    PEGASUS,
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    VIT,
+    DEIT,
+    SWIN,
+)
+TIMM_FAMILIES: tuple[Family, ...] = (TIMM_VIT, TIMM_SWIN)
 
 
 def find(model_type: Any) -> Family:

@@ -89,7 +89,8 @@ def dense_spec(activation: str, **options: bool) -> str:
 
 def published_activation(config: Any) -> str:
     """The published name of a model's activation."""
-    ours = option_value(FEEDFORWARD, over_layers(config.feedforward, config.layers)[0], "activation")
+    layers = config.layers if isinstance(config.layers, int) else sum(config.layers)
+    ours = option_value(FEEDFORWARD, over_layers(config.feedforward, layers)[0], "activation")
     return next((theirs for theirs, name in ACTIVATIONS.items() if name == ours), "none")
 
 
