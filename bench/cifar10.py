@@ -42,7 +42,7 @@ ROWS = {
     "fnet": ["--model.attention", "fnet"],
     "gmlp": ["--model.attention", "gmlp"],
 }
-# timm's arguments for the models of the recipes; the second has the tokens and the layers of cifar10-cct, without its stem
+# timm's arguments for the models of the recipes; the second has the tokens and layers of cifar10-cct, not its stem
 RIVALS = {
     "cifar10-vit": {"patch_size": 4, "depth": 6, "class_token": False, "global_pool": "avg"},
     "cifar10-cct": {"patch_size": 2, "depth": 7, "class_token": False, "global_pool": "avg"},
