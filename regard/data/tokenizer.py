@@ -234,16 +234,18 @@ class Tokenizer:
         """The ids that no text has."""
         return sorted({id for id in (self.pad, self.unk, self.bos, self.eos, self.mask) if id is not None})
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids. Special ones are omitted, but an unknown unit is shown as <unk>. A text may hold any
-        character, also "\\n", if the ids say so; bytes that are not UTF-8 become U+FFFD."""
+    def decode(self, ids: Iterable[int], unknown: Iterable[str] = ()) -> str:
+        """The text of ids. Special ones are omitted, but an unknown unit is shown as <unk>, or as the next text of
+        `unknown`. A text may hold any character, also "\\n", if the ids say so; bytes that are not UTF-8 become
+        U+FFFD."""
         ids = self.checked(ids)
         if any(id in self.placeholders for id in ids):
             return self.decode_between(ids, {})
         if self.kind in (*BYTE_PAIRS, "bytes"):
             text = self.bpe.decode([id for id in ids if id >= len(SPECIAL)])
             return text.removeprefix(" ") if self.kind != "bytes" else text
-        units = self.names(id for id in ids if id not in (PAD, BOS, EOS))
+        ids, texts = [id for id in ids if id not in (PAD, BOS, EOS)], iter(unknown)
+        units = [next(texts, name) if id == UNK else name for id, name in zip(ids, self.names(ids), strict=True)]
         if self.kind == "characters":
             return "".join(units)
         return joined(units) if self.kind == "units" else re.sub(" ?\n ?", "\n", " ".join(units))

@@ -7,21 +7,33 @@ where the processor has instructions for those.
 Activations are rounded row by row, so that the result for a sentence does not depend on the others of its batch.
 """
 
+from abc import ABC, abstractmethod
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 Precision = Literal["float32", "bfloat16", "int8"]
 ROWS = 64  # the number of rows that the layout is chosen for; it serves any number
 
 
-class Packed(nn.Module):
-    """y = x W^T + b. `weight` and `bias` are those of the layer it replaces; later changes of them are not seen."""
+class Packed(nn.Module, ABC):
+    """y = x W^T + b. `weight` and `bias` are those of the layer it replaces; later changes of them are not seen. Where
+    gradients flow through it to its input, it is that layer."""
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
         self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and x.requires_grad:
+            return F.linear(x, self.weight, self.bias)
+        return self.multiply(x)
+
+    @abstractmethod
+    def multiply(self, x: Tensor) -> Tensor:
+        """The product from the prepacked weights."""
 
     def extra_repr(self) -> str:
         return f"in_features={self.weight.shape[1]}, out_features={self.weight.shape[0]}"
@@ -34,7 +46,7 @@ class PackedFloat(Packed):
         self.layout = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().to(dtype), ROWS)
         self.offset = None if linear.bias is None else linear.bias.detach().to(dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         y = torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.layout, self.offset, "none", [], "")
         return y.to(x.dtype)
 
@@ -48,7 +60,7 @@ class PackedInteger(Packed):
         self.scale = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(weight.dtype).tiny)
         self.layout = (weight / self.scale[:, None]).round().to(torch.int8).t()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         step = rows.abs().amax(1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny).div_(127)
         # PyTorch has no public product of int8

@@ -96,6 +96,10 @@ def small(kind: str, vocabulary: int) -> regard.Transformer:
     return regard.Transformer(regard.ModelConfig(kind=kind, vocabulary=vocabulary, **sizes))
 
 
+def small_recurrent() -> regard.models.Recurrent:
+    return regard.models.Recurrent(regard.models.RecurrentConfig(vocabulary=20, width=16, hidden=16, layers=1))
+
+
 def small_captioner() -> dict[str, object]:
     sizes = {"width": 16, "heads": 2, "inner": 16, "layers": 1, "text_layers": 1, "decoder_layers": 1, "queries": 2}
     config = regard.models.CocaConfig(vocabulary=20, image=(64, 64), patch=16, **sizes)
@@ -114,6 +118,7 @@ MORE = {
     "regard.page.notebook.show": reader,
     "regard.decoding.searching.decode": lambda: {"model": small("encoder-decoder", 20)},
     "regard.decoding.searching.caption": small_captioner,
+    "regard.decoding.ensemble.Ensemble": lambda: {"one": small("encoder-decoder", 20), "another": small_recurrent()},
     "regard.models.pooling.Pooling": lambda: {"x": torch.randn(2, 6, 64)},
 }
 

@@ -184,6 +184,34 @@ def read_maps(
     return [found[index] for index in range(len(sides))]
 
 
+def attended_words(
+    model: Model,
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
+    pieces: Sequence[Marked],
+    outputs: Sequence[Sequence[int]],
+) -> list[list[str]]:
+    """The source word that each token of an output attends to most, when it is predicted; "" where there is none."""
+    _check_model(model)
+    found: list[list[str]] = [[] for _ in outputs]
+    sources = [_Side.of(source_tokenizer, piece) for piece in pieces]
+    targets = [
+        _Side(list(ids), list(range(len(ids))), [""] * len(ids), target_tokenizer.bos, target_tokenizer.eos)
+        for ids in outputs
+    ]
+    with torch.inference_mode():
+        sizes = [max(len(one.ids), len(two.ids)) + 1 for one, two in zip(sources, targets, strict=True)]
+        for group in similar(sizes, 4096):
+            sides = [sources[index] for index in group], [targets[index] for index in group]
+            maps = _word_maps(model, *sides, None, "average", "predict")
+            for index, part in zip(group, maps, strict=True):
+                words = sources[index].words
+                links = strongest(part[0, : len(outputs[index]), : len(words)])
+                by_token = {token: words[word] for word, token in links}
+                found[index] = [by_token.get(token, "") for token in range(len(outputs[index]))]
+    return found
+
+
 def has_aligner(model: Model) -> bool:
     """Whether the model has an aligner, trained beside the translation."""
     return getattr(model, "aligner", None) is not None

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,11 +18,13 @@ from regard.data.entities import Entity, Style, find
 from regard.data.placeholders import Marked
 from regard.data.sentences import Span, clauses, sentences
 from regard.data.text import BREAKS
-from regard.data.tokenizer import Tokenizer, visible
-from regard.decoding import DecodingConfig, Hypothesis, decode
+from regard.data.tokenizer import SPECIAL, Tokenizer, visible
+from regard.decoding import DecodingConfig, Ensemble, Hypothesis, decode
 from regard.decoding.copying import Copying
+from regard.decoding.ensemble import Mean
 from regard.metrics.translation import Score, bleu, chrf, exact_match
 from regard.tasks.load import BUNDLED, load
+from regard.tasks.translate.alignment import attended_words
 from regard.tasks.translate.corpus import Pair
 from regard.training.loss import translation_loss
 
@@ -61,11 +63,14 @@ class Translator:
         style: Style | None = None,
     ):
         """Lengths are in tokens: a sentence has at most `longest`; a line of more than `usual_length` is split into
-        sentences, and a sentence of more than `trained_length` into clauses (None: as `longest`)."""
+        sentences, and a sentence of more than `trained_length` into clauses (None: as `longest`). `dictionary` may be
+        set: then an unknown word of a translation is replaced by what it has for the source word that was attended to
+        most, or by that word itself."""
         self.model, self.source, self.target, self.longest = model, source, target, longest
         self.usual_length = min(usual_length or longest, longest)
         self.trained_length = min(trained_length or longest, longest)
         self.style = style or Style()
+        self.dictionary: Mapping[str, str] | None = None
 
     @classmethod
     def load(
@@ -87,6 +92,35 @@ class Translator:
         except TypeError as error:
             raise ValueError(f"{run.folder}/run.json is damaged: numbers or lengths cannot be read") from error
         return cls(model, source, target, longest, style=style, **lengths)
+
+    @classmethod
+    def load_ensemble(
+        cls,
+        folders: Sequence[str | Path],
+        *,
+        which: str | int | None = None,
+        device: str = "auto",
+        mean: Mean = "arithmetic",
+    ) -> "Translator":
+        """Loads several run folders as one translator, which averages their probabilities at every step. The models may
+        be of any kinds, but must have one vocabulary. A sentence has at most the length that all of them can read."""
+        if not folders:
+            raise ValueError("an ensemble needs at least one run")
+        first, *others = (cls.load(folder, which=which, device=device) for folder in folders)
+        if not others:
+            return first
+        for folder, other in zip(folders[1:], others, strict=True):
+            for side in ("source", "target"):
+                ours, theirs = getattr(first, side), getattr(other, side)
+                if ours.saved() != theirs.saved():
+                    raise ValueError(
+                        f"{folder} has another {side} vocabulary than {folders[0]} ({theirs.size:,} and {ours.size:,} "
+                        "tokens): an ensemble needs runs that were trained on the same text with the same tokenizer"
+                    )
+        every = (first, *others)
+        lengths = {name: min(getattr(one, name) for one in every) for name in ("usual_length", "trained_length")}
+        model = Ensemble([one.model for one in every], mean).eval()
+        return cls(model, first.source, first.target, min(one.longest for one in every), style=first.style, **lengths)
 
     @property
     def special(self) -> tuple[int, int, int]:
@@ -166,10 +200,34 @@ class Translator:
         marked = placeholders.mark_target(self.mark(source), (self.source, self.target), text)
         return placeholders.encode(self.target, [marked])[0]
 
-    def text(self, ids: Sequence[int], marked: Marked) -> str:
-        """The text of a translation, without line breaks and tabs, with the entities of its source restored."""
+    def text(self, ids: Sequence[int], marked: Marked, unknown: Sequence[str] = ()) -> str:
+        """The text of a translation, without line breaks and tabs, with the entities of its source restored, and with
+        these texts for its unknown words."""
         surfaces = self._surfaces(marked)
-        return BREAKS.sub(" ", self.target.decode_between(ids, surfaces) if surfaces else self.target.decode(ids))
+        text = self.target.decode_between(ids, surfaces) if surfaces else self.target.decode(ids, unknown)
+        return BREAKS.sub(" ", text)
+
+    def _unknown(
+        self, pieces: Sequence[Marked], found: Sequence[Sequence[Hypothesis]]
+    ) -> dict[tuple[int, int], list[str]]:
+        """The texts for the unknown words of hypotheses, by the numbers of piece and hypothesis."""
+        unk = self.target.unk
+        asked = [
+            (piece, number, one.ids)
+            for piece, hypotheses in enumerate(found)
+            for number, one in enumerate(hypotheses)
+            if self.dictionary is not None and unk in one.ids
+        ]
+        if not asked:
+            return {}
+        words = attended_words(
+            self.model, self.source, self.target, [pieces[piece] for piece, *_ in asked], [ids for *_, ids in asked]
+        )
+        known, texts = self.dictionary or {}, {}
+        for (piece, number, ids), row in zip(asked, words, strict=True):
+            sources = [word for word, id in zip(row, ids, strict=True) if id == unk]
+            texts[piece, number] = [known.get(word, word) or SPECIAL[unk] for word in sources]
+        return texts
 
     def _surfaces(self, marked: Marked) -> dict[int, str]:
         """The text that replaces each placeholder of the target."""
@@ -282,8 +340,13 @@ class Translator:
             for places in similar([len(row) + 1 for row in ids], TOKENS_AT_ONCE.get(self.device.type, 4096)):
                 check()
                 group, rows = [some[place] for place in places], [ids[place] for place in places]
-                for piece, hypotheses in zip(group, self._decode(rows, decoding, has_marks), strict=True):
-                    best = [Translation(self.text(part.ids, piece), part.score, part) for part in hypotheses]
+                outputs = self._decode(rows, decoding, has_marks)
+                unknown = self._unknown(group, outputs)
+                for index, (piece, hypotheses) in enumerate(zip(group, outputs, strict=True)):
+                    best = [
+                        Translation(self.text(part.ids, piece, unknown.get((index, number), ())), part.score, part)
+                        for number, part in enumerate(hypotheses)
+                    ]
                     found[piece] = sorted(best, key=lambda one: len(self._lost(piece, one)))[: decoding.nbest]
         return found
 

@@ -60,6 +60,7 @@ def _add_translate(verb: AddVerb) -> None:
             "regard translate runs/translate in.en -o out.de",
             "regard translate runs/translate < in.en > out.de",
             "regard translate runs/translate --beam 8 --nbest 3 --scores --alignments < in.en",
+            "regard translate runs/a runs/b runs/c in.en -o out.de",
             "regard translate runs/translate --sample --temperature 0.8 --top-p 0.9 --seed 7 < in.en",
         ],
     )
@@ -67,14 +68,27 @@ def _add_translate(verb: AddVerb) -> None:
         "run", metavar="RUN", nargs="?", help="run folder (default: the English-German model bundled with Regard)"
     )
     added.add_argument(
-        "files", metavar="FILE", nargs="*", help="text files, plain, .gz or .xz (default: standard input)"
+        "files",
+        metavar="RUN or FILE",
+        nargs="*",
+        help="further run folders, whose probabilities are averaged with those of RUN; then text files, plain, .gz or "
+        ".xz (default: standard input)",
     )
     added.add_argument("--input", metavar="FILE", help="another way to name one file")
     added.add_argument(
         "-o", "--out", metavar="FILE", help="file to write, complete or not at all, also .gz or .xz (default: print)"
     )
     add_model(added)
+    _add_mean(added)
     _add_decoding(added)
+    added.add_argument(
+        "--replace-unknown",
+        metavar="FILE",
+        nargs="?",
+        const="",
+        help="replace unknown words by the source word that they attend to most, or by what a TSV file of words and "
+        "their translations has for it",
+    )
     added.add_argument(
         "--nbest", type=int, help="number of translations per line, each after its line number and a tab"
     )
@@ -143,6 +157,34 @@ def _add_decoding(added: argparse.ArgumentParser | EvaluationFlags) -> None:
     added.add_argument("--maximum", type=int, help="most tokens of a translation (default: 1.5 times the source + 10)")
 
 
+def _add_mean(added: argparse.ArgumentParser | EvaluationFlags) -> None:
+    added.add_argument(
+        "--mean",
+        choices=("arithmetic", "geometric"),
+        default="arithmetic",
+        help="several runs: mean of their probabilities (default), or of the logarithms",
+    )
+
+
+def _load(arguments: argparse.Namespace, runs: "Sequence[str | None]") -> "Translator":
+    """The translator of one run, or of several as an ensemble; None is the run bundled with Regard."""
+    from regard.tasks.translate import ENGLISH_GERMAN, Translator
+
+    folders = [ENGLISH_GERMAN if run is None else run for run in runs]
+    options = {"which": arguments.checkpoint, "device": arguments.device, "mean": arguments.mean}
+    return Translator.load_ensemble(folders, **options)
+
+
+def _dictionary(path: str | None) -> dict[str, str] | None:
+    """The words of --replace-unknown with their translations; None where unknown words are left as they are."""
+    from regard.data.text import read_pairs
+
+    if not path:
+        return None if path is None else {}
+    found = read_pairs(path)
+    return dict(zip(found.source, found.target, strict=True))
+
+
 def _decoding(arguments: argparse.Namespace) -> "DecodingConfig":
     from regard.decoding import DecodingConfig
 
@@ -170,10 +212,9 @@ def _decoding(arguments: argparse.Namespace) -> "DecodingConfig":
 
 def translate(arguments: argparse.Namespace) -> None:
     """regard translate"""
-    from regard.tasks.translate import Translator
-
-    inputs = _inputs(arguments)
-    translator = Translator.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    runs, inputs = _inputs(arguments)
+    translator = _load(arguments, runs)
+    translator.dictionary = _dictionary(arguments.replace_unknown)
     decoding = _decoding(arguments)
     done = 0  # lines of the files before
     with _written_whole(arguments.out, inputs) as write, few_warnings() as warn:
@@ -221,17 +262,22 @@ def _say_where(warn: Callable[[str], None], path: str, message: str) -> None:
     warn(f"{shown(path)}: {message}")
 
 
-def _inputs(arguments: argparse.Namespace) -> list[str]:
-    """The files to translate. If the first argument is a file, it is text for the model bundled with Regard."""
-    run, files = arguments.run, list(arguments.files)
-    if run is not None and (run == "-" or Path(run).is_file()):
-        arguments.run, files = None, [run, *files]
+def _inputs(arguments: argparse.Namespace) -> tuple[list[str | None], list[str]]:
+    """The runs to translate with, and the files to translate. Folders behind the first run are runs as well. If the
+    first argument is a file, it is text for the model bundled with Regard."""
+    runs: list[str | None] = [arguments.run]
+    files = list(arguments.files)
+    if arguments.run is not None and (arguments.run == "-" or Path(arguments.run).is_file()):
+        runs[0], files = None, [arguments.run, *files]
+    elif arguments.run is not None:
+        while files and Path(files[0]).is_dir():
+            runs.append(files.pop(0))
     if arguments.input is not None and files:
         raise ValueError(f"give the text once: got --input {arguments.input} and {', '.join(files)}")
     files = [arguments.input] if arguments.input is not None else files or ["-"]
     if files.count("-") > 1:
         raise ValueError("standard input (-) can be read once only")
-    return files
+    return runs, files
 
 
 @contextmanager
@@ -290,6 +336,8 @@ def add_evaluation(flags: EvaluationFlags) -> None:
     flags.add_argument("--target", help="file of references, one per line of --source")
     flags.add_columns()
     flags.add_argument("--out", help="file to write the translations to")
+    flags.add_argument("--ensemble", nargs="+", metavar="RUN", help="further runs, averaged with RUN")
+    _add_mean(flags)
     _add_decoding(flags)
 
 
@@ -297,9 +345,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     """regard evaluate: BLEU, chrF, exact match, loss"""
     import math
 
-    from regard.tasks.translate import Translator
-
-    translator = Translator.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    translator = _load(arguments, [arguments.run, *(arguments.ensemble or ())])
     pairs = _pairs(arguments)
     if arguments.out is not None:
         check_writable(arguments.out)
