@@ -38,8 +38,10 @@ def constant_when_compiled(function: F) -> F:
     return function
 
 
+@constant_when_compiled
 def exporting() -> bool:
     """Whether `torch.export` records what is computed: one graph for all lengths, of PyTorch's own operators."""
+    # asked for real: to code that it traces, the compiler of PyTorch 2.11 always answers that it is exported
     return torch.compiler.is_exporting()
 
 

@@ -78,7 +78,7 @@ class TrainingConfig:
     ] = True
     compile: Annotated[
         bool,
-        "compile the model instead of capturing CUDA graphs: minutes before the first step, then faster steps",
+        "compile the layers: a minute or more before the first step, then faster steps",
     ] = False
     evaluate_every: Annotated[
         int | None,

@@ -124,7 +124,7 @@ class Loop:
         if config.compile:
             self.loss = compile_loss(task)
         self.cuda_graphs: CudaGraphs | None = None
-        if config.graphs and self.device.type == "cuda" and not config.compile:
+        if config.graphs and self.device.type == "cuda":
             for parameter in task.model.parameters():
                 parameter.grad = torch.zeros_like(parameter)
             self.cuda_graphs = CudaGraphs(self._backward, self.device, display.note)

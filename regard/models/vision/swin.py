@@ -21,6 +21,7 @@ from regard.models.recording import Recorder, Recording, take_map
 from regard.models.stack import forward_blocks, link_layers
 from regard.models.vision.config import ImageConfig, drop_rates
 from regard.models.vision.grid import Grid, copy_resized, fill_position, fill_windows, in_reading_order, place_blocks
+from regard.models.vision.initial import draw_small_weights
 from regard.models.vision.patches import Patches, check_images
 from regard.spec import POSITIONS, over_layers
 
@@ -128,6 +129,7 @@ class Swin(Model):
         self.dropout = Dropout(config.dropout)
         self.stages: ModuleListOf[ModuleListOf[Block]] = ModuleListOf(self._stages())
         for blocks, grid in zip(self.stages, self.maps_of_stages, strict=True):
+            draw_small_weights(blocks)
             link_layers(blocks)
             place_blocks(blocks, grid)
         self.merge: ModuleListOf[Merging] = ModuleListOf(

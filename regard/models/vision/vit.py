@@ -20,6 +20,7 @@ from regard.models.recording import Recorder, Recording, take_map
 from regard.models.stack import forward_blocks, link_layers
 from regard.models.vision.config import IMAGE_POOLING, ImagePooling, PatchConfig, drop_rates
 from regard.models.vision.grid import Grid, copy_resized, fill_attention, fill_position, in_reading_order, place_blocks
+from regard.models.vision.initial import draw_small_weights
 from regard.models.vision.patches import build_stem, check_images
 from regard.spec import POSITIONS, over_layers, parse
 
@@ -101,6 +102,7 @@ class Vit(Model):
             Block(layer, spec, None, feedforward=feed, drop_path=rate)
             for spec, feed, rate in zip(specs, feeds, rates, strict=True)
         )
+        draw_small_weights(self.blocks)
         link_layers(self.blocks)
         place_blocks(self.blocks, grid)
         final = config.norm == "pre" if config.final_norm is None else config.final_norm
