@@ -123,6 +123,18 @@ def test_point_at_a_patch(page, subjects):
     lists(page, maps[1][0, :, 0])
 
 
+def test_other_views_of_a_run_of_images(page):
+    for view in ("mechanisms", "positions"):
+        visit(page, run="vit", view=view)
+        assert page.get_attribute("#view", "data-view") == view
+        assert page.locator(".problem").count() == page.locator("textarea").count() == 0
+        assert page.locator("canvas:visible").count() > 0
+    visit(page, run="vit", view="heads", pin="7")
+    assert "reads no texts" in page.inner_text(".notice")
+    visit(page, run="shipped", view="image")
+    assert "reads no images" in page.inner_text(".notice")
+
+
 def pixel(page, x, y):
     """Red, green and blue at a place of the image, in shares of its width and height."""
     script = """(node, [x, y]) => [...node.getContext('2d').getImageData(

@@ -28,13 +28,14 @@ export function mount(host, app) {
   const usual = (one) => one.examples[0];
   // a bare name means options that suit a short text: a window of 256 over 36 tokens shows nothing
   const fitted = (spec) => (spec && known(nameOf(spec)) ? (/^\w+$/.test(spec.trim()) ? usual(known(nameOf(spec))) : spec) : null);
-  const layers = () => app.run().facts.layers || 1;
+  // a model of images may have other numbers in each stage
+  const layers = () => Number(app.run().facts.layers) || 1;
   const causal = () => app.run().places.includes("decoder") && !app.run().places.includes("encoder");
   // the role of the run, if the mechanism has it
   const roleOf = (about, role) => [role, causal() ? "causal" : "self"].find((one) => about.roles.includes(one)) || about.roles[0];
   const headsOf = (spec) => {
     const parts_ = known(nameOf(spec)).nests ? width(spec) : 1;
-    return parts_ * Math.max(1, Math.floor(Math.min(app.run().facts.heads || 4, 16) / parts_));
+    return parts_ * Math.max(1, Math.floor(Math.min(Number(app.run().facts.heads) || 4, 16) / parts_));
   };
   const options = () => {
     const state = app.state();
