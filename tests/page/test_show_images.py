@@ -20,13 +20,16 @@ import regard
 from regard.cli import main
 from regard.draw import save
 from regard.models.vision.grid import Grid
+from regard.models.vision.swin import Swin, SwinConfig
+from regard.models.vision.vit import Vit, VitConfig
 from regard.page import images
 from regard.page.engine import Engine
 from regard.page.notebook import still_image
 from regard.page.patches import attention_distance, of_map, rollout
 from regard.page.printed import image_picture
-from regard.page.subjects import open_run
+from regard.page.subjects import of_images, open_run
 from regard.tasks.images import ImageClassifier
+from regard.tasks.opened import OpenedImages, Sample
 from regard.training.run import Run
 
 BLOCKS = torch.arange(48).view(3, 2, 4, 2).transpose(1, 2).flatten()  # the cells of 2 x 2 blocks, block by block
@@ -262,6 +265,33 @@ def test_an_image_is_drawn_and_written_as_a_page(subjects, run, tmp_path):
     assert "<title>Regard: cross.png</title>" in page
     with pytest.raises(ValueError, match=r"broken\.png: is no image"):
         still_image(subject, b"nothing", "broken.png")
+
+
+@pytest.mark.parametrize("model", ["swin", "vit"])
+def test_models_of_the_registry(model):
+    """The windows of Swin, shifted and cut at the border; blocks, rows and columns in the order of reading."""
+    torch.manual_seed(0)
+    sizes = {"image": (24, 20), "classes": 3, "patch": 2, "inner": 16}
+    if model == "swin":
+        made = Swin(SwinConfig(**sizes, window=4, width=8, heads=(1, 2), layers=(2, 1)))
+    else:
+        made = Vit(VitConfig(**sizes, width=8, heads=2, layers=2, pooling="mean", attention=["axial", "softmax"]))
+    pixels = paint("disc", (24, 20))
+    opened = OpenedImages("images", made, (24, 20), 3, lambda pixels: pixels / 255, samples=(Sample(pixels),))
+    engine = Engine({"run": lambda: of_images("run", "run", opened)})
+    expected = made.maps(torch.from_numpy(pixels)[None] / 255)
+    found = [engine.answer("attention", {"run": "run", "image": "0", "layer": at}) for at in range(len(expected))]
+    for reply, weights in zip(found, expected, strict=True):
+        torch.testing.assert_close(torch.from_numpy(reply.arrays["weights"]), weights[0].detach())
+    rolled = engine.answer("rollout", {"run": "run", "image": "0", "layer": len(expected) - 1}).arrays["weights"]
+    assert rolled.shape[1] == 120
+    np.testing.assert_allclose(rolled.sum(1), 1, rtol=1e-5)
+    windows = [reply.meta["windows"] for reply in found]
+    if model == "swin":
+        assert windows[0][:4] == [[0, 0, 4, 4], [0, 4, 4, 8], [0, 8, 4, 10], [4, 0, 8, 4]]
+        assert windows[1][:4] == [[0, 0, 2, 2], [0, 2, 2, 6], [0, 6, 2, 10], [2, 0, 6, 2]]
+    else:
+        assert windows == [[], []]
 
 
 @pytest.fixture(scope="module")

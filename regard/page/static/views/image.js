@@ -125,6 +125,8 @@ export function mount(host, app) {
     if (mode === "distance") { await distance(mine); return; }
     refused.replaceChildren(...(why ? [el("p", { className: "misfit" }, why[0].toUpperCase() + why.slice(1), why.endsWith(".") ? "" : ".")] : []));
     const { at, side } = focusOf(now);
+    // many patches take a moment
+    if (!grid.small || mode === "rollout") app.busy(mode === "rollout" ? "Multiplying the layers" : "Computing the weights");
     try {
       const rows = why ? null : await rowsOf(now, at, mode === "rollout" ? "query" : side, work.signal);
       const windows = why || mode !== "heads" ? [] : (await ask("attention", { run: run.name, image: now.image, layer }, work.signal)).meta.windows;
@@ -169,7 +171,7 @@ export function mount(host, app) {
   async function small(now, rows, at, hidden) {
     const { run, image, layer, layers, grid, head, mode, light } = now;
     if (!rows) { thumbs.replaceChildren(); return; }
-    const many = mode === "words" ? Math.min(caption.tokens.length, MOST_WORDS) : mode === "rollout" ? (layers > 1 && layers <= MOST_LAYERS ? layers : 0) : rows.length > 1 ? rows.length : 0;
+    const many = mode === "words" ? Math.min(caption.tokens.length, MOST_WORDS) : mode === "rollout" ? (layers > 1 && layers <= MOST_LAYERS && seen.meta.layers.every((one) => one.small) ? layers : 0) : rows.length > 1 ? rows.length : 0;
     const stamp = mode === "words" ? caption.tokens : mode;
     if (thumbs.children.length !== many || thumbs.stamp !== stamp) {
       thumbs.stamp = stamp;
