@@ -54,6 +54,12 @@ def read(source: str | Path, heads: int | None = None) -> Model:
         values = _vit_values(weights, given, heads) if family is TIMM_VIT else _swin_values(weights, given)
         values["architectures"] = [settings.get("architecture") or family.name]
         found = assemble(family, values, weights)
+    if family is TIMM_SWIN and "img_size" not in given:
+        height, width = found.config.image
+        assumed = (
+            f"{source} does not say the size of the images: {height} x {width}, at which the last map is one window"
+        )
+        found.notes.append(assumed)
     published = settings.get("pretrained_cfg", settings)
     return found._replace(values=published | {"label_names": settings.get("label_names")} | values)
 

@@ -180,7 +180,9 @@ def test_older_names_of_swin(tmp_path):
     state["layers.0.blocks.0.attn.relative_position_index"] = torch.zeros(16, 16, dtype=torch.int64)
     save_file(state, tmp_path / "swin.safetensors")
     found = timm_folders.read(tmp_path / "swin.safetensors")
-    assert found.notes == ["omitted, not used here: layers.0.blocks.0.attn.relative_position_index"]
+    omitted, assumed = found.notes
+    assert omitted == "omitted, not used here: layers.0.blocks.0.attn.relative_position_index"
+    assert "32 x 32, at which the last map is one window" in assumed
     images = pictures(found.config)
     assert_close(built(found)(images).logits, model(images), **CLOSE)
 
@@ -331,6 +333,7 @@ def test_a_model_without_classes_is_something_to_begin_with(tmp_path, capsys):
     run = str(tmp_path / "run")
     assert cli.main(["import", str(tmp_path / "theirs"), "--out", run]) == 0
     assert "regard train images --init" in capsys.readouterr().out
+    assert "has no classes: begin with it" in refused(capsys, "classify", run, "picture.png")
     write_folders(tmp_path / "colours", 4)
     data = ImageData(images=str(tmp_path / "colours"))
     training = TrainingConfig(steps=1, metric="accuracy", tensorboard=False)

@@ -37,6 +37,8 @@ class ImageClassifier:
         one, else the best."""
         model, parts, run = load(folder, "images", which=which, device=device)
         labels, count = parts.facts.get("labels"), parts.config.classes
+        if count is None:
+            raise ValueError(f"{run.folder} has no classes: begin with it, regard train images --init {run.folder}")
         if not isinstance(labels, list) or len(labels) != count:
             raise ValueError(f"{run.folder}/run.json is damaged: it must have the {count} labels of the model")
         return cls(model, labels, *read_statistics(parts.facts, parts.config.channels, f"{run.folder}/run.json"))
