@@ -82,12 +82,17 @@ class Published(Tokenizer):
         ids = [id for part in chunks(text) for id in self.encode(part)]
         return np.array(ids, dtype=np.int32)
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int], unknown: Iterable[str] = ()) -> str:
         left_out = {id for id in self.named.values() if id is not None} - {self.unk}
         inside = [id for id in self.checked(ids) if id not in left_out]
-        if self.vocabulary is None:
+        texts, decoder = list(unknown), self.library.decoder
+        if self.vocabulary is None and not texts:
             return self.library.decode(inside, skip_special_tokens=True)
-        return self.library.decoder.decode(self.names(inside))
+        # a unit that begins a word has a mark for the space before it
+        marked = iter(f"▁{text}" if isinstance(decoder, decoders.Metaspace) else text for text in texts)
+        names = zip(inside, self.names(inside), strict=True)
+        units = [next(marked, name) if id == self.unk else name for id, name in names]
+        return " ".join(units) if decoder is None else decoder.decode(units)
 
     def names(self, ids: Iterable[int]) -> list[str]:
         if self.vocabulary is not None:

@@ -3,9 +3,11 @@
 import json
 
 import pytest
+import tokenizers
 import torch
 from verbs import refused, told
 
+from regard.data.published import Published
 from regard.data.tokenizer import Tokenizer
 from regard.decoding import DecodingConfig
 from regard.models import DeepRecurrentConfig, build
@@ -98,3 +100,16 @@ def test_a_dictionary_in_a_file(runs, tmp_path, monkeypatch, capsys):
     assert (
         "no such file" in refused(capsys, "translate", str(runs / "gnmt"), *flags, str(tmp_path / "none.tsv")).lower()
     )
+
+
+@pytest.mark.parametrize(
+    ("decoder", "spaced"), [(None, ("the", "cat")), (tokenizers.decoders.Metaspace(), ("▁the", "▁cat"))], ids=str
+)
+def test_unknown_words_of_published_tokenizers(decoder, spaced):
+    vocabulary = {"<unk>": 0, **{word: id for id, word in enumerate(spaced, 1)}}
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    if decoder is not None:
+        library.decoder = decoder
+    published = Published(json.loads(library.to_str()), {"unk": 0}, 3)
+    assert published.decode([1, 0, 2, 0], ["zebra", "gnu"]) == "the zebra cat gnu"
+    assert published.decode([1, 2]) == "the cat"

@@ -18,7 +18,7 @@ from regard.data.entities import Entity, Style, find
 from regard.data.placeholders import Marked
 from regard.data.sentences import Span, clauses, sentences
 from regard.data.text import BREAKS
-from regard.data.tokenizer import SPECIAL, Tokenizer, visible
+from regard.data.tokenizer import Tokenizer, visible
 from regard.decoding import DecodingConfig, Ensemble, Hypothesis, decode
 from regard.decoding.copying import Copying
 from regard.decoding.ensemble import Mean
@@ -223,10 +223,10 @@ class Translator:
         words = attended_words(
             self.model, self.source, self.target, [pieces[piece] for piece, *_ in asked], [ids for *_, ids in asked]
         )
-        known, texts = self.dictionary or {}, {}
+        known, texts, shown = self.dictionary or {}, {}, self.target.tokens([unk])[0]
         for (piece, number, ids), row in zip(asked, words, strict=True):
             sources = [word for word, id in zip(row, ids, strict=True) if id == unk]
-            texts[piece, number] = [known.get(word, word) or SPECIAL[unk] for word in sources]
+            texts[piece, number] = [known.get(word, word) or shown for word in sources]
         return texts
 
     def _surfaces(self, marked: Marked) -> dict[int, str]:
