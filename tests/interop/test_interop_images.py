@@ -245,6 +245,9 @@ def test_what_no_family_computes_says_so():
     own_swin = models.SwinConfig(image=(40, 40), window=4, width=8, heads=(1, 2), inner=16, layers=(1, 1), classes=5)
     with pytest.raises(ValueError, match="do not divide a map of 10 x 10"):
         huggingface.write("nowhere", own_swin, models.build(own_swin).state_dict())
+    coatnet = models.build(models.CoatnetConfig(image=(64, 64), classes=5, stem_width=8, width=16, head_width=8))
+    with pytest.raises(ValueError, match=r"a model of kind 'coatnet' is none of gpt2, .*vit"):
+        huggingface.write("nowhere", coatnet.config, coatnet.state_dict())
     with pytest.raises(ValueError, match="a model of kind 'vit' is none of bert"):
         huggingface.write("nowhere", own.config, own.state_dict(), family="bert")
 

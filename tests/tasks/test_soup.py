@@ -202,17 +202,22 @@ def test_what_the_verb_refuses(folder, tmp_path, capsys):
     assert not (tmp_path / "soup").exists()
 
 
-def test_runs_of_images(tmp_path, capsys, monkeypatch):
-    write_folders(tmp_path / "colours", 10)
-    data = images.ImageData(images=str(tmp_path / "colours"), batch=9, held_out_seed=1)
-    small = images.ImageOptions(width=16, heads=2, inner=16, layers=1, patch=4)
+def tuned_images(folder, **model) -> list[str]:
+    """Two runs of images that were tuned from a third, with different seeds."""
+    write_folders(folder / "colours", 10)
+    data = images.ImageData(images=str(folder / "colours"), batch=9, held_out_seed=1)
     training = TrainingConfig(**SHORT | {"learning_rate": 0.003, "metric": "accuracy", "tensorboard": False})
-    settings = images.ImagesConfig(out=str(tmp_path / "body"), data=data, model=small, training=training)
+    options = images.ImageOptions(**model)
+    settings = images.ImagesConfig(out=str(folder / "body"), data=data, model=options, training=training)
     train(images.Task, settings, Display(quiet=True))
     for seed in (2, 3):
-        tuned = replace(settings, out=str(tmp_path / f"tuned-{seed}"), init=settings.out, model=images.ImageOptions())
+        tuned = replace(settings, out=str(folder / f"tuned-{seed}"), init=settings.out, model=images.ImageOptions())
         train(images.Task, replace(tuned, training=replace(training, seed=seed)), Display(quiet=True))
-    out, runs = str(tmp_path / "soup"), [str(tmp_path / f"tuned-{seed}") for seed in (2, 3)]
+    return [str(folder / f"tuned-{seed}") for seed in (2, 3)]
+
+
+def test_runs_of_images(tmp_path, capsys, monkeypatch):
+    out, runs = str(tmp_path / "soup"), tuned_images(tmp_path, width=16, heads=2, inner=16, layers=1, patch=4)
     said, warned = told(monkeypatch, capsys, "average", *runs, "--soup", "greedy", "--out", out, "--metric", "loss")
     assert "greedy soup of" in said
     assert warned == ""
@@ -220,6 +225,25 @@ def test_runs_of_images(tmp_path, capsys, monkeypatch):
     assert json.loads(said)["loss"] == pytest.approx(Run.open(out).read_json("run.json")["soup"]["value"], abs=1e-6)
     picture = next((tmp_path / "colours" / "red").iterdir())
     assert told(monkeypatch, capsys, "classify", out, str(picture))[0].startswith(str(picture))
+
+
+def test_batch_norms_of_a_soup_are_those_of_its_weights(tmp_path):
+    """The first of them reads what all models read alike, so the mean of their statistics is nearly right; the last
+    reads what the weights make of it."""
+    small = {"stem_width": 8, "width": 16, "inner": 16, "head_width": 8, "layers": (1, 1), "convolutions": 1}
+    runs = tuned_images(tmp_path, preset="coatnet-nano", **small)
+    make_soup(runs, tmp_path / "soup", "uniform", warn=silent)
+    make_soup(runs[:1], tmp_path / "one", "uniform", warn=silent)
+    soup, parts = weights(tmp_path / "soup"), [weights(run) for run in runs]
+    counters = [name for name in soup if name.endswith("num_batches_tracked")]
+    assert counters
+    # three batches of an epoch, in place of the steps of the training
+    assert {int(soup[name]) for name in counters} == {3}
+    means = [name for name in soup if name.endswith("running_mean")]
+    assert all(not torch.equal(soup[name], (parts[0][name] + parts[1][name]) / 2) for name in means)
+    # one run is left as it is
+    one = weights(tmp_path / "one")
+    assert all(torch.equal(one[name], parts[0][name]) for name in one)
 
 
 class Batch(tuple):
