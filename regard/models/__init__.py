@@ -23,7 +23,10 @@ from regard.models.tokenlearner import TokenLearner, TokenLearnerConfig
 from regard.models.transformer import Transformer
 from regard.models.vision.coatnet import Coatnet, CoatnetConfig
 from regard.models.vision.coca import Coca, CocaConfig
+from regard.models.vision.convnet import Convnet, ConvnetConfig
+from regard.models.vision.perceiver import ImagePerceiver, ImagePerceiverConfig
 from regard.models.vision.swin import Swin, SwinConfig
+from regard.models.vision.tokenlearner import ImageTokenLearner, ImageTokenLearnerConfig
 from regard.models.vision.vit import Vit, VitConfig
 from regard.spec import FIELDS, Spec, spec_list
 
@@ -41,6 +44,8 @@ __all__ = [
     "CoatnetConfig",
     "Coca",
     "CocaConfig",
+    "Convnet",
+    "ConvnetConfig",
     "Convolutional",
     "ConvolutionalConfig",
     "DeepRecurrent",
@@ -49,6 +54,10 @@ __all__ = [
     "FeedbackConfig",
     "Funnel",
     "FunnelConfig",
+    "ImagePerceiver",
+    "ImagePerceiverConfig",
+    "ImageTokenLearner",
+    "ImageTokenLearnerConfig",
     "ModelConfig",
     "Perceiver",
     "PerceiverAR",

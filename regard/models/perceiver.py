@@ -5,8 +5,9 @@ the last tokens of the sequence. Padding is met once, on token ids, as in the Tr
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -80,7 +81,81 @@ class Reader(nn.Module):
         return combine_outputs(x + fed.y if self.block.pre else second(x + fed.y), None, [looked, fed], None)
 
 
-class Perceiver(Model):
+class LatentsConfig(Protocol):
+    """What a config says of latents, in a model of texts or of images."""
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def heads(self) -> int: ...
+
+    @property
+    def latents(self) -> int: ...
+
+    @property
+    def latent_width(self) -> int | None: ...
+
+    @property
+    def layers(self) -> int: ...
+
+    @property
+    def blocks(self) -> int: ...
+
+    @property
+    def reads(self) -> Literal["once", "each"]: ...
+
+    @property
+    def attention(self) -> Specs: ...
+
+    @property
+    def feedforward(self) -> Specs: ...
+
+    @property
+    def cross_attention(self) -> str: ...
+
+    @property
+    def cross_heads(self) -> int | None: ...
+
+    def layer(self, **changes: Any) -> ModelConfig: ...
+
+
+class LatentModel(Model):
+    """Latents that read a memory and think among themselves: what Perceivers of texts and of images have in common."""
+
+    def add_latents(self, config: LatentsConfig, rates: Sequence[float] | None = None) -> None:
+        """`rates`: of stochastic depth, for each layer of a block."""
+        wide, heads = config.latent_width or config.width, config.cross_heads or config.heads
+        self.rounds, self.reads_again = config.blocks, config.reads == "each"
+        self.latents = nn.Parameter(torch.empty(config.latents, wide).normal_(std=0.02))
+        reading = config.layer(width=wide, heads=heads, kv_heads=None, position="none")
+        again = self.reads_again and config.blocks > 1
+        self.readers: ModuleListOf[Reader] = ModuleListOf(
+            Reader(reading, config.cross_attention, config.width) for _ in range(2 if again else 1)
+        )
+        layer = config.layer(width=wide, position="none")
+        specs = (over_layers(part, config.layers) for part in (config.attention, config.feedforward))
+        self.blocks: ModuleListOf[Block] = ModuleListOf(
+            Block(layer, spec, None, feedforward=feed, drop_path=rate)
+            for spec, feed, rate in zip(*specs, rates or [0.0] * config.layers, strict=True)
+        )
+        link_layers(self.blocks)
+
+    def think(self, memory: Memory) -> Out:
+        """The latents [B, M, E] after all blocks, and the auxiliary losses."""
+        z = self.latents.expand(len(memory.x), -1, -1)
+        rows, outs = Rows.full(z), {}
+        for index in range(self.rounds):
+            if index < len(self.readers) or self.reads_again:
+                outs[f"reader{index}"] = out = self.readers[min(index, 1)](z, rows, memory)
+                z = out.y
+            outs[f"block{index}"] = out = forward_blocks(self.blocks, z, rows)
+            z = out.y
+        loss, statistics = gather_auxiliary(outs)
+        return Out(z, None, None, loss, statistics)
+
+
+class Perceiver(LatentModel):
     """Jaegle et al. 2021 (Perceiver, arXiv 2103.03206) and 2022 (Perceiver IO, arXiv 2107.14795).
 
     M learned latents z read the input x once or, with reads="each", before every block; a block is `layers` of
@@ -111,18 +186,7 @@ class Perceiver(Model):
         shape = Shape.of(width=config.width, heads=heads, role="self")
         self.position = POSITIONS.build(config.position, shape)
         self.dropout = Dropout(config.dropout)
-        self.latents = nn.Parameter(torch.empty(config.latents, wide).normal_(std=0.02))
-        reading = config.layer(width=wide, heads=heads, kv_heads=None)
-        again = config.reads == "each" and config.blocks > 1
-        self.readers: ModuleListOf[Reader] = ModuleListOf(
-            Reader(reading, config.cross_attention, config.width) for _ in range(2 if again else 1)
-        )
-        layer = config.layer(width=wide, position="none")
-        specs = (over_layers(part, config.layers) for part in (config.attention, config.feedforward))
-        self.blocks: ModuleListOf[Block] = ModuleListOf(
-            Block(layer, spec, None, feedforward=feed) for spec, feed in zip(*specs, strict=True)
-        )
-        link_layers(self.blocks)
+        self.add_latents(config)
         if config.classes is None:
             self.query = nn.Parameter(torch.empty(config.width).normal_(std=0.02))
             self.places = POSITIONS.build(config.position, shape)
@@ -157,19 +221,6 @@ class Perceiver(Model):
         packed, rows = pack_ids(tokens, keep)
         x = look_up(self.embedding, packed) * math.sqrt(self.config.width)
         return Memory(self.dropout(self.position.add(x, rows)), None if keep is None else rows.count), rows
-
-    def think(self, memory: Memory) -> Out:
-        """The latents [B, M, E] after all blocks, and the auxiliary losses."""
-        z = self.latents.expand(len(memory.x), -1, -1)
-        rows, outs = Rows.full(z), {}
-        for index in range(self.config.blocks):
-            if index < len(self.readers) or self.config.reads == "each":
-                outs[f"reader{index}"] = out = self.readers[min(index, 1)](z, rows, memory)
-                z = out.y
-            outs[f"block{index}"] = out = forward_blocks(self.blocks, z, rows)
-            z = out.y
-        loss, statistics = gather_auxiliary(outs)
-        return Out(z, None, None, loss, statistics)
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,11 @@ from regard.models.tokenlearner import TokenLearner, TokenLearnerConfig
 from regard.models.transformer import Transformer
 from regard.models.vision.coatnet import Coatnet, CoatnetConfig
 from regard.models.vision.coca import Coca, CocaConfig
-from regard.models.vision.presets import COATNET, COCA, SWIN, VIT
+from regard.models.vision.convnet import Convnet, ConvnetConfig
+from regard.models.vision.perceiver import ImagePerceiver, ImagePerceiverConfig
+from regard.models.vision.presets import COATNET, COCA, CONVNET, IMAGE_PERCEIVER, IMAGE_TOKENLEARNER, SWIN, VIT
 from regard.models.vision.swin import Swin, SwinConfig
+from regard.models.vision.tokenlearner import ImageTokenLearner, ImageTokenLearnerConfig
 from regard.models.vision.vit import Vit, VitConfig
 from regard.plugins import Plugins
 
@@ -293,7 +296,8 @@ MODELS = (
             Order("N", 1),
             None,
         ),
-        _both(PerceiverConfig, Perceiver, "perceiver", layers=4, latents=64),
+        _both(PerceiverConfig, Perceiver, "perceiver", layers=4, latents=64)
+        | {"image class": Form(ImagePerceiverConfig, ImagePerceiver, IMAGE_PERCEIVER)},
     ),
     Model(
         ModelFacts(
@@ -329,7 +333,8 @@ MODELS = (
             Order("N", 1),
             None,
         ),
-        _both(TokenLearnerConfig, TokenLearner, "tokenlearner", layers=4, tokens=8),
+        _both(TokenLearnerConfig, TokenLearner, "tokenlearner", layers=4, tokens=8)
+        | {"image class": Form(ImageTokenLearnerConfig, ImageTokenLearner, IMAGE_TOKENLEARNER)},
     ),
     Model(
         ModelFacts(
@@ -366,6 +371,18 @@ MODELS = (
             None,
         ),
         {"image class": Form(CoatnetConfig, Coatnet, COATNET)},
+    ),
+    Model(
+        ModelFacts(
+            "convnet",
+            "He et al. 2016, Deep Residual Learning for Image Recognition",
+            "arXiv 1512.03385",
+            "images",
+            Order("N", 1),
+            Order("N", 1),
+            None,
+        ),
+        {"image class": Form(ConvnetConfig, Convnet, CONVNET)},
     ),
     Model(
         ModelFacts(

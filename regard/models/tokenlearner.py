@@ -4,7 +4,7 @@ Padding is met once, on token ids, as in the Transformer: a padded token goes in
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -67,10 +67,29 @@ class TokenLearnerConfig(EncoderConfig):
         return self.fuse or ("layers" if self.classes is None else "end")
 
 
+class LearnerConfig(Protocol):
+    """What a config says of learned tokens, in a model of texts or of images."""
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def dropout(self) -> float: ...
+
+    @property
+    def tokens(self) -> int: ...
+
+    @property
+    def learner_inner(self) -> int: ...
+
+    @property
+    def grid(self) -> int | None: ...
+
+
 class Scores(nn.Module):
     """One score of each token for each learned one: MLP(LN(x)), [B, T, E] -> [B, T, S]."""
 
-    def __init__(self, config: TokenLearnerConfig):
+    def __init__(self, config: LearnerConfig):
         super().__init__()
         self.norm = nn.LayerNorm(config.width)
         self.inner = nn.Linear(config.width, config.learner_inner)
@@ -87,7 +106,7 @@ class Scores(nn.Module):
 class Learner(nn.Module):
     """z_s = sum_t softmax_t(MLP(LN(x))_ts) x_t: [B, T, E] -> [B, S, E], of the real tokens."""
 
-    def __init__(self, config: TokenLearnerConfig):
+    def __init__(self, config: LearnerConfig):
         super().__init__()
         self.scores = Scores(config)
 
@@ -104,7 +123,7 @@ class GridLearner(nn.Module):
     """z_s = sum_t sigmoid(C(LN(x)))_ts x_t, where C are four convolutions of 3 x 3 to S maps, with GELU between them
     and no biases, over tokens that lie in lines of `grid`; what is padded is zero to each of them."""
 
-    def __init__(self, config: TokenLearnerConfig):
+    def __init__(self, config: LearnerConfig):
         super().__init__()
         assert config.grid is not None, "version 1.0 needs a grid"
         self.grid = config.grid

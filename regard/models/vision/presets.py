@@ -65,3 +65,7 @@ COATNET = {
     "coatnet-3": _coatnet(192, 192, (2, 6, 14, 2)),
     "coatnet-4": _coatnet(192, 192, (2, 12, 28, 2)),
 }
+# as large as vit-lite
+IMAGE_PERCEIVER = {"perceiver": _sizes(256, 4, 512, 5, latents=32, patch=4)}
+IMAGE_TOKENLEARNER = {"tokenlearner": _sizes(256, 4, 512, 6, tokens=8, patch=4)}
+CONVNET = {"convnet": {"width": 64, "layers": (2, 2, 2)}, "resnet-20": {"width": 16, "layers": (3, 3, 3)}}

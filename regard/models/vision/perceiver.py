@@ -1,0 +1,90 @@
+"""The Perceiver over the patches of an image."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from torch import Tensor
+
+from regard.core.model import Prediction
+from regard.core.options import Range
+from regard.core.rows import Memory, Rows
+from regard.core.shape import Shape
+from regard.kernels.dropout import Dropout
+from regard.models.block import gather_auxiliary
+from regard.models.perceiver import LatentModel
+from regard.models.pooling import Answer
+from regard.models.vision.config import IMAGE_POOLING, ImagePooling, PatchConfig, drop_rates
+from regard.models.vision.grid import Grid, fill_position
+from regard.models.vision.patches import build_stem, check_images
+from regard.spec import POSITIONS, parse
+
+
+@dataclass(frozen=True)
+class ImagePerceiverConfig(PatchConfig):
+    """The config of a Perceiver of images. `attention` (among the latents) takes specs of role "self",
+    `cross_attention` (latents to patches) a spec of role "cross". Of `width` are the patches."""
+
+    kind: Literal["image-perceiver"] = "image-perceiver"
+    latents: Annotated[int, "number of latent vectors, which read the patches", Range(1)] = 64
+    latent_width: Annotated[int | None, "width of the latents (default: as width)", Range(1)] = None
+    layers: Annotated[int, "layers of self-attention in a block", Range(1)] = 6
+    blocks: Annotated[
+        int, "number of times that the latents pass through these layers, with the same weights", Range(1)
+    ] = 1
+    reads: Annotated[Literal["once", "each"], "each: the latents read the patches again before every block"] = "once"
+    cross_attention: Annotated[str, "spec of the attention from latents to patches"] = "softmax"
+    cross_heads: Annotated[int | None, "heads of that attention (default: as heads)", Range(1)] = None
+    position: Annotated[str, "spec of the positions: sinusoidal (of rows and columns), learned, none"] = "sinusoidal"
+    pooling: Annotated[ImagePooling, IMAGE_POOLING.replace("patches", "latents")] = "mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        found = POSITIONS.find(parse(self.position).name).facts
+        if found.kind != "input":
+            raise ValueError(
+                f"a Perceiver cannot take position {found.name!r}: latents have no place that a distance could be "
+                f"measured from; use one that is added to the patches, such as sinusoidal or learned"
+            )
+        if self.pooling == "first":
+            raise ValueError("a Perceiver has no class token: use pooling 'mean', or 'pma', which reads the latents")
+        if self.classes is None:
+            raise ValueError("a Perceiver of images needs classes")
+
+
+class ImagePerceiver(LatentModel):
+    """Jaegle et al. 2021 (Perceiver, arXiv 2103.03206) over the patches of an image: M learned latents read the
+    patches, with positions of rows and columns added, and think among themselves; see Perceiver. patch=1 reads pixels,
+    as the authors do. They put Fourier features of the position beside the pixels, where sinusoids are added here.
+    Time N M + layers M^2, memory N.
+
+    >>> sizes = {"width": 32, "heads": 4, "inner": 64, "layers": 2, "latents": 8}
+    >>> model = ImagePerceiver(ImagePerceiverConfig(image=(32, 32), patch=4, classes=10, **sizes))
+    >>> logits = model(torch.randn(2, 3, 32, 32)).logits
+    """
+
+    def __init__(self, config: ImagePerceiverConfig):
+        super().__init__()
+        self.config: ImagePerceiverConfig = config
+        self.stem = build_stem(config)
+        self.grid = Grid(*self.stem.grid(*config.image))
+        shape = Shape.of(width=config.width, heads=config.heads, head_width=config.head_width)
+        self.position = POSITIONS.build(fill_position(config.position, self.grid), shape)
+        self.dropout = Dropout(config.dropout)
+        self.add_latents(config, drop_rates(config.drop_path, config.layers))
+        self.answer = Answer(config, None, config.latent_width or config.width)
+
+    def forward(self, images: Tensor) -> Prediction:
+        """[B, C, h, w] -> logits [B, classes]"""
+        thought = self.think(self.read(images))
+        logits, pooled = self.answer(Memory(thought.y, None))
+        return Prediction(logits, *gather_auxiliary({"latents": thought, "pooling": pooled}))
+
+    def encode(self, images: Tensor) -> Memory:
+        """The latents behind the last layer, [B, M, E]."""
+        return Memory(self.think(self.read(images)).y, None)
+
+    def read(self, images: Tensor) -> Memory:
+        """What the latents read."""
+        check_images(images, self.config.channels, self.config.image)
+        x = self.stem.vectors(images)
+        return Memory(self.dropout(self.position.add(x, Rows.full(x))), None)

@@ -1,0 +1,140 @@
+"""Perceiver and TokenLearner over patches, and the network of convolutions that they are compared with."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from regard.core.rows import Memory, Rows
+from regard.models import (
+    Convnet,
+    ConvnetConfig,
+    ImagePerceiver,
+    ImagePerceiverConfig,
+    ImageTokenLearner,
+    ImageTokenLearnerConfig,
+    build,
+    registry,
+)
+from regard.spec import ATTENTION
+
+SIZES = {"image": (16, 24), "patch": 4, "width": 16, "heads": 4, "inner": 24, "layers": 2, "classes": 5}
+SELF = [name for name in ATTENTION.names() if name != "heads" and "self" in ATTENTION.find(name).facts.roles]
+CROSS = [name for name in ATTENTION.names() if name != "heads" and "cross" in ATTENTION.find(name).facts.roles]
+
+
+def perceiver(**options) -> ImagePerceiver:
+    torch.manual_seed(0)
+    return ImagePerceiver(ImagePerceiverConfig(**(SIZES | {"latents": 6} | options))).double().eval()
+
+
+def tokenlearner(**options) -> ImageTokenLearner:
+    torch.manual_seed(0)
+    return ImageTokenLearner(ImageTokenLearnerConfig(**(SIZES | {"tokens": 3} | options))).double().eval()
+
+
+def convnet(**options) -> Convnet:
+    torch.manual_seed(0)
+    sizes = {"image": (16, 24), "width": 4, "layers": (1, 2), "classes": 5}
+    return Convnet(ConvnetConfig(**(sizes | options))).double().eval()
+
+
+def pictures(B: int = 2, image: tuple[int, int] = (16, 24)) -> torch.Tensor:
+    return torch.randn(B, 3, *image, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("preset", "parameters"),
+    [("perceiver", 3_253_770), ("tokenlearner", 3_207_762), ("convnet", 2_777_674), ("resnet-20", 272_474)],
+)
+def test_parameter_counts(preset, parameters):
+    found = registry.presets("image class")[preset]
+    with torch.device("meta"):
+        model = build(found.form.config(**found.values))
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+
+
+@pytest.mark.parametrize("make", [perceiver, tokenlearner, convnet])
+def test_an_image_alone_is_the_image_in_a_batch(make):
+    model, images = make(), pictures(3)
+    assert_close(model(images).logits[1:2], model(images[1:2]).logits)
+    assert model(images).logits.shape == (3, 5)
+    with pytest.raises(ValueError, match=r"images must be \[batch, 3, 16, 24\]"):
+        model(pictures(image=(24, 16)))
+
+
+@pytest.mark.parametrize("make", [perceiver, tokenlearner, convnet])
+def test_gradients_reach_every_parameter(make):
+    model, images = make(drop_path=0.1).train(), pictures().requires_grad_()
+    model(images).logits.square().sum().backward()
+    assert (images.grad.abs().sum(1) > 0).all()
+    assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
+
+
+@pytest.mark.parametrize("position", ["sinusoidal", "learned", "none"])
+def test_latents_read_patches_with_their_places(position):
+    """The order of patches matters by their positions alone."""
+    model, images = perceiver(position=position), pictures()
+    moved = torch.cat([images[:, :, 4:], images[:, :, :4]], 2)
+    same = (model(images).logits - model(moved).logits).abs().max() < 1e-9
+    assert same == (position == "none")
+    x = model.stem.vectors(images)
+    read = Memory(model.position.add(x, Rows.full(x)), None)
+    assert_close(model.read(images).x, read.x)
+    assert_close(model.encode(images).x, model.think(read).y)
+
+
+@pytest.mark.parametrize("spec", CROSS)
+def test_any_attention_reads_the_patches(spec):
+    model, images = perceiver(cross_attention=spec), pictures().requires_grad_()
+    model(images).logits.square().sum().backward()
+    assert torch.isfinite(images.grad).all()
+
+
+@pytest.mark.parametrize("spec", SELF)
+@pytest.mark.parametrize("make", [perceiver, tokenlearner])
+def test_any_attention_in_the_layers(make, spec):
+    model, images = make(attention=spec), pictures().requires_grad_()
+    model(images).logits.square().sum().backward()
+    assert torch.isfinite(images.grad).all()
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_learned_tokens_are_sums_of_patches(version):
+    model = tokenlearner(version=version, layers=3)
+    assert len(model.first.blocks) == 1
+    assert len(model.blocks) == 2
+    found = model.map(pictures())
+    assert found.shape == (2, 3, 24)
+    if version == "1.1":
+        assert_close(found.sum(-1), torch.ones_like(found[..., 0]))
+    x = model.first.encode(pictures()).x
+    z = found @ x
+    y = z
+    for block in model.blocks:
+        y = block(y, Rows.full(y)).y
+    assert_close(model.encode(pictures()).x, model.norm(y))
+
+
+def test_a_convnet_halves_the_map_of_every_stage_but_the_first():
+    model = convnet(layers=(1, 1, 1), image=(18, 22))
+    assert model.encode(pictures(image=(18, 22))).x.shape == (2, 5 * 6, 16)
+    model.train()
+    images = pictures(3, (18, 22))
+    assert (model(images).logits[1:2] - model(images[1:2]).logits).abs().max() > 1e-6, "batch norms read the batch"
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "words"),
+    [
+        (perceiver, {"position": "rotary"}, "a Perceiver cannot take position 'rotary'"),
+        (perceiver, {"pooling": "first"}, "a Perceiver has no class token"),
+        (perceiver, {"classes": None}, "needs classes"),
+        (tokenlearner, {"pooling": "first"}, "no class token"),
+        (tokenlearner, {"classes": None}, "needs classes"),
+        (tokenlearner, {"learn_after": 2}, "must leave layers on both sides: 1 to 1 of 2, got 2"),
+        (convnet, {"layers": 2}, "layers must be a number for each stage"),
+    ],
+)
+def test_refusals(make, options, words):
+    with pytest.raises(ValueError, match=words):
+        make(**options)
