@@ -42,16 +42,16 @@ class Residual(nn.Module):
     def __init__(self, inside: int, outside: int, drop_path: float):
         super().__init__()
         stride = 1 if inside == outside else 2
-        self.inner, self.inner_norm = convolution(inside, outside, 3, stride=stride), nn.BatchNorm2d(outside)
-        self.outer, self.outer_norm = convolution(outside, outside, 3), nn.BatchNorm2d(outside)
+        self.first, self.first_norm = convolution(inside, outside, 3, stride=stride), nn.BatchNorm2d(outside)
+        self.second, self.second_norm = convolution(outside, outside, 3), nn.BatchNorm2d(outside)
         self.shortcut: nn.Module = nn.Identity()
         if stride == 2:
             self.shortcut = nn.Sequential(convolution(inside, outside, stride=2), nn.BatchNorm2d(outside))
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = torch.relu(self.inner_norm(self.inner(x)))
-        return torch.relu(self.shortcut(x) + self.drop_path(self.outer_norm(self.outer(y))))
+        y = torch.relu(self.first_norm(self.first(x)))
+        return torch.relu(self.shortcut(x) + self.drop_path(self.second_norm(self.second(y))))
 
 
 class Convnet(Model):

@@ -58,8 +58,8 @@ class ImagePerceiver(LatentModel):
     Time N M + layers M^2, memory N.
 
     >>> sizes = {"width": 32, "heads": 4, "inner": 64, "layers": 2, "latents": 8}
-    >>> model = ImagePerceiver(ImagePerceiverConfig(image=(32, 32), patch=4, classes=10, **sizes))
-    >>> logits = model(torch.randn(2, 3, 32, 32)).logits
+    >>> model = ImagePerceiver(ImagePerceiverConfig(image=(64, 64), patch=8, classes=10, **sizes))
+    >>> logits = model(images).logits
     """
 
     def __init__(self, config: ImagePerceiverConfig):

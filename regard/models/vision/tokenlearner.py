@@ -62,8 +62,8 @@ class ImageTokenLearner(Model):
     their place; see TokenLearner. Time N^2 of the first layers and S^2 of the others, memory N.
 
     >>> sizes = {"width": 32, "heads": 4, "inner": 64, "layers": 2, "tokens": 4}
-    >>> model = ImageTokenLearner(ImageTokenLearnerConfig(image=(32, 32), patch=4, classes=10, **sizes))
-    >>> logits = model(torch.randn(2, 3, 32, 32)).logits
+    >>> model = ImageTokenLearner(ImageTokenLearnerConfig(image=(64, 64), patch=8, classes=10, **sizes))
+    >>> logits = model(images).logits
     """
 
     def __init__(self, config: ImageTokenLearnerConfig):
@@ -72,18 +72,10 @@ class ImageTokenLearner(Model):
         specs, feeds = (over_layers(part, config.layers) for part in (config.attention, config.feedforward))
         before, rates = config.before, drop_rates(config.drop_path, config.layers)
         shared = {item.name: getattr(config, item.name) for item in fields(PatchConfig) if item.name != "kind"}
-        own = {
-            "classes": None,
-            "layers": before,
-            "final_norm": False,
-            "pooling": "mean",
-            "drop_path": rates[before - 1],
-        }
-        own |= {
-            "attention": [str(spec) for spec in specs[:before]],
-            "feedforward": [str(feed) for feed in feeds[:before]],
-        }
-        own |= {"seeds": 1, "seed_layers": 0}
+        # the layers of a ViT without its norm and its head
+        own = {"classes": None, "layers": before, "final_norm": False, "drop_path": rates[before - 1]}
+        own |= {"pooling": "mean", "seeds": 1, "seed_layers": 0}
+        own |= {"attention": list(map(str, specs[:before])), "feedforward": list(map(str, feeds[:before]))}
         self.first = Vit(VitConfig(**(shared | own)))
         self.learner = (Learner if config.version == "1.1" else GridLearner)(config)
         layer = config.layer(position="none")
