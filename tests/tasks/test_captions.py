@@ -336,7 +336,7 @@ class TestVerbs:
         out, _ = told(monkeypatch, capsys, "classify", run, *labels, "--json", pictures[0])
         assert sum(json.loads(out)["probabilities"].values()) == pytest.approx(1)
 
-    def test_evaluate(self, monkeypatch, capsys, folder, tmp_path):
+    def test_evaluate(self, monkeypatch, capsys, captioner, folder, tmp_path):
         run = str(folder / "run")
         out, _ = told(monkeypatch, capsys, "evaluate", run, "--out", str(tmp_path / "out.txt"))
         assert out.startswith("4 pictures, 8 captions: validation pictures of")
@@ -348,7 +348,11 @@ class TestVerbs:
         found = json.loads(out)
         assert (found["pictures"], found["captions"]) == (48, 48)
         assert found["chance"]["pictures"]["recall@1"] == pytest.approx(1 / 48)
-        assert found["bleu"]["value"] > 10
+        valid = read_captioned(folder / "captions.tsv", folder / "images.npz", columns=(0, 2))
+        expected = evaluate(captioner, valid.pixels, valid.captions, DecodingConfig(beam=1))
+        assert found["loss"] == pytest.approx(expected.loss)
+        assert found["bleu"]["value"] == pytest.approx(expected.scores["bleu"].value)
+        assert found["retrieval"]["captions"] == expected.retrieval.captions.to_json()
 
     def test_refusals(self, capsys, folder, tmp_path):
         run, picture = str(folder / "run"), str(folder / "0.png")
