@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.tasks.command import AddVerb, notice
+from regard.tasks.command import AddVerb, check_picture, notice
 
 if TYPE_CHECKING:
     from regard.compare.results import Results
@@ -29,7 +29,8 @@ def add_verbs(verb: AddVerb) -> None:
             "regard compare softmax linear --task recall --seeds 3 --budget updates=600",
             "regard compare softmax linear --task language --data.text book.txt --budget minutes=5",
             "regard compare --out runs/compare",
-            "regard compare --report runs/compare --csv table.csv --markdown",
+            "regard compare --table recall --size smoke",
+            "regard compare --report runs/compare --html report.html --plot pareto.png --csv table.csv",
         ],
     )
     added.add_argument("specs", metavar="SPEC", nargs="*", help="mechanisms with their options (default: all)")
@@ -54,6 +55,15 @@ def add_verbs(verb: AddVerb) -> None:
     added.add_argument("--json", action="store_true", help="print one JSON object per row")
     added.add_argument("--markdown", action="store_true", help="print Markdown")
     added.add_argument("--csv", metavar="FILE", help="also write the table as CSV")
+    added.add_argument("--html", metavar="FILE", help="also write one HTML page that needs no network")
+    added.add_argument("--plot", metavar="FILE", help="also draw what nothing beats: .png, .svg or .pdf")
+    added.add_argument("--against", metavar="FOLDER", help="also say what changed since other results")
+    added.add_argument(
+        "--table", help="fill a table by its name: complexity, recall, state, mad, survey, arena, wmt or scaling"
+    )
+    added.add_argument(
+        "--size", choices=("smoke", "small", "paper"), default="smoke", help="size of --table (default: smoke)"
+    )
 
 
 def _add_training(added: argparse.ArgumentParser) -> None:
@@ -89,19 +99,26 @@ def split_flags(argv: list[str]) -> tuple[list[str], list[str]]:
 
 def compare(arguments: argparse.Namespace) -> int:
     """regard compare"""
+    if arguments.plot is not None:
+        check_picture(arguments.plot)
     if arguments.report is not None:
         return _report(arguments)
+    from regard.compare.complexity import fill_complexity
     from regard.compare.quality import fill_quality
     from regard.compare.results import Results, write_plans
     from regard.compare.run import Interrupted, Tools, fill_costs
     from regard.compare.store import Folder
+    from regard.compare.tables import build
 
     folder = Folder(arguments.out or OUT)
-    costs, quality = _plans(arguments, folder)
-    write_plans(folder, costs, quality)
+    costs, quality, table = _plans(arguments, folder)
+    write_plans(folder, costs, quality, table)
     tools = Tools(force=arguments.force, command=shlex.join(["regard", *sys.argv[1:]]))
     code = 0
+    results = Results(costs, folder, quality, None if table is None else build(*table))
     try:
+        if results.table is not None:
+            fill_complexity(results.table.complexity, folder, tools)
         if costs is not None:
             fill_costs(costs, folder, tools)
         for plan in quality:
@@ -109,29 +126,44 @@ def compare(arguments: argparse.Namespace) -> int:
     except Interrupted as stopped:
         notice(f"{stopped}; continue with: regard compare --out {folder.path}")
         code = stopped.code
-    _print(Results(costs, folder, quality), arguments)
+    _print(Results(costs, folder, quality, results.table), arguments)
     return code
 
 
-def _plans(arguments: argparse.Namespace, folder: Any) -> tuple[Any, list[Any]]:
-    """The plans that the flags ask for; without flags, those that the folder has."""
+def _plans(arguments: argparse.Namespace, folder: Any) -> tuple[Any, list[Any], tuple[str, str] | None]:
+    """The plans that the flags ask for, and the table they are of; without flags, those that the folder has."""
     from regard.compare.results import read_plans
+    from regard.compare.run import with_threads
+    from regard.compare.tables import build
 
     given = {name: value for name in (*ASKED, *TRAINED) if (value := getattr(arguments, name)) is not None}
     rest = getattr(arguments, "rest", [])
     known = folder.read_plan()
-    if known is not None and not arguments.specs and not rest and set(given) <= {"minutes"}:
-        costs, _, quality = read_plans(known, folder)
-        again = {"minutes": arguments.minutes} if arguments.minutes is not None else {}
-        return (
-            None if costs is None else dataclasses.replace(costs, **again),
-            [dataclasses.replace(plan, **again) for plan in quality],
-        )
+    common = {name: given[name] for name in ("minutes", "device", "jobs", "seeds") if name in given}
+    if arguments.table is not None:
+        if arguments.specs or arguments.task or rest or set(given) - set(common):
+            raise ValueError(
+                "--table asks for rows of its own: it takes --size, --minutes, --device, --jobs and --seeds"
+            )
+        table = build(arguments.table, arguments.size)
+        costs = None if table.costs is None else _changed(with_threads(table.costs), common)
+        return costs, [_changed(plan, common) for plan in table.quality], (arguments.table, arguments.size)
+    if known is not None and not arguments.specs and not rest and arguments.task is None and set(given) <= {"minutes"}:
+        costs, _, quality, _ = read_plans(known, folder)
+        costs = None if costs is None else _changed(costs, common)
+        table = known.get("table")
+        return costs, [_changed(plan, common) for plan in quality], None if table is None else tuple(table)
     if arguments.task is None and (unused := [name for name in TRAINED if name in given] + rest):
         name = unused[0] if unused[0].startswith("--") else f"--{unused[0]}"
         raise ValueError(f"{name} is for training: name a task with --task, such as --task recall")
     costs = None if arguments.task is not None and arguments.length is None else _cost_plan(arguments, given)
-    return costs, [] if arguments.task is None else [_quality_plan(arguments, given, rest)]
+    return costs, [] if arguments.task is None else [_quality_plan(arguments, given, rest)], None
+
+
+def _changed(plan: Any, values: dict[str, Any]) -> Any:
+    """A plan with the values that it has a field for."""
+    known = {field.name for field in dataclasses.fields(plan)}
+    return dataclasses.replace(plan, **{name: value for name, value in values.items() if name in known})
 
 
 def _cost_plan(arguments: argparse.Namespace, given: dict[str, Any]) -> Any:
@@ -178,13 +210,19 @@ def _report(arguments: argparse.Namespace) -> int:
 def _print(results: "Results", arguments: argparse.Namespace) -> None:
     """The report, in the forms that were asked for."""
     from regard.cli.console import open_console
+    from regard.compare.page import html_report
     from regard.compare.report import markdown_report, text_report
 
-    if arguments.csv is not None:
-        try:
-            Path(arguments.csv).write_text(results.to_csv(), encoding="utf-8")
-        except OSError as error:
-            raise ValueError(f"cannot write {arguments.csv}: {error.strerror}") from error
+    for path, text in ((arguments.csv, results.to_csv), (arguments.html, lambda: html_report(results))):
+        if path is not None:
+            try:
+                Path(path).write_text(text(), encoding="utf-8")
+            except OSError as error:
+                raise ValueError(f"cannot write {path}: {error.strerror}") from error
+    if arguments.plot is not None:
+        from regard.compare.plot import save_plot
+
+        save_plot(results, arguments.plot)
     if arguments.json:
         for row in results.all_rows():
             print(json.dumps(row))
@@ -192,3 +230,8 @@ def _print(results: "Results", arguments: argparse.Namespace) -> None:
         print(markdown_report(results))
     else:
         print(text_report(results, open_console(120).width))
+    if arguments.against is not None:
+        from regard.compare.changes import describe_changes
+        from regard.compare.store import Folder
+
+        print(describe_changes(results.folder, Folder(arguments.against)))

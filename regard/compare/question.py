@@ -21,7 +21,7 @@ SCHEMA = 1
 MEASURE = 1  # raised where measurements change their meaning: then no older number answers
 HOME = Path(regard.__file__).parent
 
-Kind = Literal["speed", "memory", "decode", "count", "quality", "published"]
+Kind = Literal["speed", "memory", "decode", "count", "quality", "path"]
 TIMED = ("speed", "memory", "decode")  # kinds whose answers depend on the machine
 # what any mechanism runs on: a change there may change every number
 SHARED = ("core", "kernels", "layers/position")
@@ -54,6 +54,12 @@ class Question:
     def key(self) -> str:
         """The first 16 hexadecimal digits of the SHA-256 of the canonical JSON."""
         return hashlib.sha256(canonical(dataclasses.asdict(self)).encode()).hexdigest()[:16]
+
+    @property
+    def asked(self) -> str:
+        """What is asked, whoever answers: without the code, the machine and the version of the measurement."""
+        whole = dataclasses.asdict(self)
+        return canonical({name: value for name, value in whole.items() if name not in ("code", "machine", "measure")})
 
 
 def canonical(values: Any) -> str:

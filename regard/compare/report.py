@@ -2,15 +2,17 @@
 
 import math
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from regard.compare.advise import advise
+from regard.compare.complexity import DEPTH_LENGTHS, PATH_LENGTHS
 from regard.compare.plan import BASELINE
 from regard.compare.results import Results
 from regard.compare.scores import Scores
 from regard.compare.store import DONE
 
+OLD = "some rows are older: measured with other code or on another machine, they would be measured again"
 LONGEST_NAME = 48  # columns of a spec in a terminal; a longer one takes a line of its own
 
 
@@ -65,6 +67,8 @@ def header(results: Results) -> list[str]:
         f"{lengths} tokens, batch {plan.batch}, {plan.role}, {sizes}; {what}",
         f"{where}{threads}, torch {machine.get('torch', '-')}{backend}",
     ]
+    if results.folder.old:
+        lines.append(OLD)
     if results.missing:
         lines.append(f"{len(results.rows) - results.missing} of {len(results.rows)} rows done")
     if facts["drift"]:
@@ -150,6 +154,8 @@ def score_header(scores: Scores) -> list[str]:
     if chance is not None:
         trick = f", {chance[1][1]} {chance[1][0]:.2f}" if chance[1] else ""
         lines.append(f"chance {chance[0]:.2f}{trick}; = marks a score that is not told from chance")
+    if scores.folder.old:
+        lines.append(OLD)
     if not scores.settled:
         lines.append(
             f"not settled: {BASELINE} does not solve it with every seed in half of the budget, so the order is one of "
@@ -208,7 +214,54 @@ def text_report(results: Results, width: int = 120) -> str:
         lines += [*(_fill(line, width) for line in header(results)), "", *table(results, width), ""]
     for scores in results.scores:
         lines += [*(_fill(line, width) for line in score_header(scores)), "", *score_table(scores, width), ""]
-    return "\n".join([*lines, _fill("In words. " + " ".join(advise(results)), width)])
+    lines += [_fill(line, width) for line in table_lines(results)]
+    if results.asks_costs or results.scores:
+        lines.append(_fill("In words. " + " ".join(advise(results)), width))
+    return "\n".join(lines)
+
+
+def table_lines(results: Results) -> list[str]:
+    """What a table with a name has beside its plans: counted rows, published numbers, commands for what is not run."""
+    table = results.table
+    if table is None:
+        return []
+    lines = [f"Table {table.name}: {table.head}", ""]
+    if results.complexity:
+        titles = (
+            "work ~ n^",
+            "work ~ d^",
+            f"depth at {_joined(DEPTH_LENGTHS)}",
+            f"layers between, {_joined(PATH_LENGTHS)}",
+        )
+        cells = [
+            (
+                row["spec"],
+                f"{row['work_length']:.2f}",
+                f"{row['work_width']:.2f}",
+                ", ".join(f"{depth:,}" for depth in row["depth"]),
+                ", ".join("never" if layers is None else str(layers) for layers in row["path"]),
+            )
+            for row in results.complexity
+        ]
+        lines += [*_aligned([("", *titles), *cells]), ""]
+    for published in table.published:
+        lines += [f"Published, {published.tag}: {published.title} ({published.source})"]
+        rows = [(row.row, *("-" if value is None else f"{value:g}" for value in row.values)) for row in published.rows]
+        lines += [*_aligned([("", *published.columns), *rows]), ""] if rows else [""]
+    lines += [f"not run: {what}: {command}" for what, command in table.commands]
+    return [*lines, *table.notes, ""]
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    ]
+
+
+def _joined(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def markdown_report(results: Results) -> str:
@@ -218,6 +271,8 @@ def markdown_report(results: Results) -> str:
         lines += _cost_markdown(results, length)
     for scores in results.scores:
         lines += score_markdown(scores)
+    if extra := table_lines(results):
+        lines += ["```", *extra, "```", ""]
     return "\n".join([*lines, "In words. " + " ".join(advise(results)), ""])
 
 

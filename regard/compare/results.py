@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from regard.compare.complexity import question
 from regard.compare.plan import BASELINE, CostPlan, Row, cost_plan
 from regard.compare.quality import QualityPlan, quality_plan
 from regard.compare.question import SCHEMA
 from regard.compare.scores import Scores
 from regard.compare.store import DONE, Cell, Folder
+from regard.compare.tables import Table, build
 
 NOT_RUN = "not run"
 # of table.csv: the unit is in the name
@@ -65,16 +67,29 @@ class Results:
     each task.
     """
 
-    def __init__(self, plan: CostPlan | None, folder: Folder, quality: Sequence[QualityPlan] = ()):
+    def __init__(
+        self,
+        plan: CostPlan | None,
+        folder: Folder,
+        quality: Sequence[QualityPlan] = (),
+        table: Table | None = None,
+    ):
         self.asks_costs = plan is not None
         self.plan, self.folder = plan or CostPlan(), folder
         self.rows: list[dict[str, Any]] = [self._row(row) for row in self.plan.rows()] if self.asks_costs else []
         self.scores = [Scores(one, folder) for one in quality]
+        self.table = table
+
+    @property
+    def complexity(self) -> list[dict[str, Any]]:
+        """The counted rows of a table that has some."""
+        asked = [question(*row) for row in (self.table.complexity if self.table is not None else ())]
+        return [cell.answer for one in asked if (cell := self.folder.get(one)) is not None]
 
     @classmethod
     def load(cls, folder: str | Path) -> "Results":
-        """The results of a folder."""
-        found = Folder(folder)
+        """The results of a folder, also those of other code or of another machine; the report says so."""
+        found = Folder(folder, keep_old=True)
         values = found.read_plan()
         if values is None:
             raise ValueError(f"{folder} has no plan.json: it is no folder of 'regard compare'")
@@ -141,16 +156,24 @@ class Results:
         return (self.folder.path / "log.jsonl").exists()
 
 
-def read_plans(values: dict[str, Any], folder: Folder) -> tuple[CostPlan | None, Folder, list[QualityPlan]]:
-    """The plans that a folder keeps."""
-    costs = values.get("cost")
-    return (None if costs is None else cost_plan(costs)), folder, [quality_plan(one) for one in values["quality"]]
+def read_plans(
+    values: dict[str, Any], folder: Folder
+) -> tuple[CostPlan | None, Folder, list[QualityPlan], Table | None]:
+    """The plans that a folder keeps, and the table that they are of."""
+    costs, table = values.get("cost"), values.get("table")
+    quality = [quality_plan(one) for one in values["quality"]]
+    return (None if costs is None else cost_plan(costs)), folder, quality, None if table is None else build(*table)
 
 
-def write_plans(folder: Folder, costs: CostPlan | None, quality: Sequence[QualityPlan]) -> None:
-    """Keeps the plans in the folder."""
-    kept = [plan.to_json() for plan in quality]
-    folder.write_plan({"schema": SCHEMA, "cost": None if costs is None else costs.to_json(), "quality": kept})
+def write_plans(
+    folder: Folder,
+    costs: CostPlan | None,
+    quality: Sequence[QualityPlan],
+    table: tuple[str, str] | None = None,
+) -> None:
+    """Keeps the plans in the folder; `table` is the name and the size of a table that has a name."""
+    kept = {"cost": None if costs is None else costs.to_json(), "quality": [plan.to_json() for plan in quality]}
+    folder.write_plan({"schema": SCHEMA, **kept, "table": table})
 
 
 def _metric(name: str, answer: dict[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,8 @@ FEWEST_AT_END = 5  # rounds that suffice where the time ends
 # pass and a training step
 STEPS_OF_ALL = 22
 GENEROUS = 3.0  # times its equal share of the time that a contestant may take: most take less
+USED = 0.92  # of the time that measuring plans with: what is begun is finished within the rest
+WORTHWHILE = 0.5  # of a step of the baseline: where contestants may only take less, no group begins
 ROOM = 0.7  # of the free memory
 METRICS = {"speed": ("forward", "train"), "decode": ("step",)}
 LIMITS = {"slow": "seconds", "memory": "room"}  # statuses that a larger limit may change, and the limit
@@ -83,7 +85,7 @@ def fill_costs(plan: CostPlan, folder: Folder, tools: Tools | None = None) -> No
     if load_average() > (os.cpu_count() or 1) / 2:
         # threads that spin while they wait for each other take the cores from those they wait for
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    deadline = tools.clock() + 60 * plan.minutes
+    deadline = tools.clock() + USED * 60 * plan.minutes
     rows = plan.rows()
     with folder.writing("regard compare"), tools.listening():
         for row in rows:
@@ -96,13 +98,22 @@ def fill_costs(plan: CostPlan, folder: Folder, tools: Tools | None = None) -> No
         open_rows = [row for row in waiting if tools.force or _missing(plan, folder, row, most, room)]
         by_length = {length: [row for row in open_rows if row.length == length] for length in plan.lengths}
         parts = [part for rows in by_length.values() for part in _grouped(rows)]
+        steps: dict[int, float] = {}  # seconds of a training step of the baseline, by length
         for number, part in enumerate(parts):
             left = deadline - tools.clock()
-            if left <= 0:
-                break
             share = left / (len(parts) - number)
             group = Group(plan, folder, tools, part, deadline, share, room)
+            length = part[0].length
+            # fewer groups have more time each
+            while number and group.limit < WORTHWHILE * steps.get(length, 0.0) and share < left:
+                share = min(left, 2 * share)
+                group = Group(plan, folder, tools, part, deadline, share, room)
+            if left <= 0 or group.limit < WORTHWHILE * steps.get(length, 0.0):
+                tools.tell(f"the time ends: {sum(map(len, parts[number:]))} rows are not measured")
+                break
             group.run()
+            if group.rounds.get(BASELINE, {}).get("train"):
+                steps[length] = statistics.quartiles(group.rounds[BASELINE]["train"]).middle
             done = len([row for other in parts[: number + 1] for row in other])
             tools.tell(f"{done}/{len(open_rows)} measured, {_minutes(deadline - tools.clock())} of the time left")
 
@@ -168,8 +179,10 @@ class Group:
                 return
             for row in rivals:
                 self.tools.check_signals()
-                self._enter(row)
-            self._play()
+                if self.tools.clock() < self.deadline:
+                    self._enter(row)
+            if not self._play():
+                return
             for row in (*own, *rivals):
                 if row.spec in self.playing:
                     self._store(row)
@@ -215,9 +228,10 @@ class Group:
             self._put("memory", row, {"peak_bytes": facts["peak"]}, {})
         return True
 
-    def _play(self) -> None:
-        """Rounds, until the intervals are narrow or the time ends."""
+    def _play(self) -> bool:
+        """Rounds, until the intervals are narrow or the time ends. False: it ended before there were enough."""
         self.rounds = {spec: {} for spec in self.playing}
+        began = self.tools.clock()
         wanted, played = FEWEST, 0
         while played < wanted:
             order = list(self.playing)
@@ -226,14 +240,19 @@ class Group:
                 self._turn(spec)
             played += 1
             now = self.tools.clock()
-            if now > self.deadline and played >= FEWEST_AT_END:
-                break
+            if now > self.deadline:
+                if played >= FEWEST_AT_END:
+                    break
+                if (FEWEST_AT_END - played) * (now - began) / played > (1 - USED) / 2 * 60 * self.plan.minutes:
+                    self.tools.tell("the time ends before there are enough rounds")
+                    return False
             if played == wanted and wanted < MOST and now < min(self.end, self.deadline):
                 base = self.rounds[BASELINE]["train"]
                 if not self._is_narrow():
                     wanted += 3
                 elif statistics.drifts(base) and played < 2 * FEWEST:
                     wanted = 2 * played
+        return True
 
     def _turn(self, spec: str) -> None:
         try:

@@ -1,0 +1,187 @@
+"""Tables with a name: counted complexity, published numbers, commands for what is not run; page and pictures."""
+
+import json
+import re
+
+import pytest
+from planted import World
+
+from regard.cli import main
+from regard.compare import complexity, tables
+from regard.compare.changes import changes, describe_changes
+from regard.compare.page import html_report
+from regard.compare.plan import CostPlan
+from regard.compare.plot import Point, frontier, save_plot
+from regard.compare.quality import QualityPlan
+from regard.compare.results import Results, write_plans
+from regard.compare.store import Folder
+
+SIZES = {"lengths": (64,), "width": 16, "heads": 2, "threads": 1, "minutes": 600}
+
+
+def filled(path, seconds: dict[str, float]) -> Results:
+    plan = CostPlan(specs=tuple(seconds), **SIZES)
+    write_plans(Folder(path), plan, ())
+    World({"softmax": 1.0} | seconds).fill(plan, Folder(path))
+    return Results.load(path)
+
+
+# counted complexity, as in Table 1 of the paper
+
+
+@pytest.mark.parametrize(
+    ("spec", "role", "layers"),
+    [
+        ("softmax", "causal", [1, 1]),
+        ("linear", "causal", [1, 1]),
+        ("local(window=8)", "causal", [4, 8]),
+        ("strided(stride=8)", "causal", [None, None]),
+        ("fnet", "self", [1, 1]),
+    ],
+)
+def test_layers_between_two_tokens(spec, role, layers):
+    assert [complexity.path(spec, role, length) for length in (32, 64)] == layers
+
+
+def test_sequential_operations():
+    """Attention has as many at every length; a recurrence has some for each token, also inside one kernel."""
+
+    def counts(spec: str) -> list[int]:
+        return [complexity.sequential_operations(spec, "causal", length) for length in (128, 256)]
+
+    for spec in ("softmax", "local(window=16)"):
+        short, long = counts(spec)
+        assert short == long < 30
+    short, long = counts("recurrent(cell='lstm')")
+    assert long - short >= 128
+    # a chunk of 64 tokens waits for the one before
+    short, long = counts("linear")
+    assert 0 < long - short < 16
+
+
+def test_work():
+    found = complexity.exponents("softmax", "causal")
+    assert 1.8 < found["length"] <= 2
+    assert 1 < found["width"] < 1.6
+    found = complexity.exponents("local(window=16)", "causal")
+    assert found["length"] == pytest.approx(1, abs=0.05)
+
+
+# plans
+
+
+@pytest.mark.parametrize("size", tables.SIZES)
+@pytest.mark.parametrize("name", tables.TABLES)
+def test_every_table_is_a_plan_or_names_its_commands(name, size):
+    table = tables.build(name, size)
+    assert table.name == name
+    assert table.costs or table.quality or table.commands
+    for plan in table.quality:
+        # the generator takes the length, and the rows are known mechanisms
+        assert plan.rows()
+        lesson = plan.lesson("softmax", 1.0, 0)
+        assert lesson.find_task().name == plan.name
+    for _, command in table.commands:
+        assert command.startswith(("regard ", "absent"))
+    for published in table.published:
+        assert published.tag in ("checked", "recalled")
+        assert all(len(row.values) == len(published.columns) for row in published.rows)
+
+
+def test_sizes_ask_for_more():
+    smoke, small = (tables.build("recall", size).quality[0].amount for size in ("smoke", "small"))
+    assert small > smoke
+    with pytest.raises(ValueError, match="no table 'mda'; known: complexity"):
+        tables.build("mda")
+
+
+def test_a_table_without_plans_prints_what_was_published_and_how_to_fill_it(tmp_path, capsys):
+    assert main(["compare", "--table", "wmt", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"GNMT \+ RL +24.6 +39.92", said)
+    assert "not run: deep LSTM: regard train translate" in said
+    # and again, from the folder alone
+    assert main(["compare", "--report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == said
+    with pytest.raises(SystemExit):
+        main(["compare", "softmax", "--table", "wmt", "--out", str(tmp_path)])
+    assert "--table asks for rows of its own" in capsys.readouterr().err
+
+
+# page and pictures
+
+
+def test_the_page_needs_no_network(tmp_path):
+    page = html_report(filled(tmp_path, {"linear": 0.1, "dot": 1.0}))
+    assert len(page) < 1_000_000
+    assert "default-src 'none'" in page
+    links = re.findall(r"(?:https?:)?//[\w.-]+", page)
+    assert set(links) <= {"http://www.w3.org"}
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
+    assert {row["spec"] for row in data["tables"][0]["rows"]} == {"softmax", "linear", "dot"}
+    assert "linear" in data["words"]
+    assert data["tables"][0]["command"] == f"regard compare --out {tmp_path}"
+
+
+def test_no_text_ends_the_script(tmp_path):
+    results = filled(tmp_path, {"linear": 0.1})
+    results.rows[0]["note"] = "</script><script>alert(1)"
+    assert "</script><script>alert" not in html_report(results)
+
+
+def test_the_frontier():
+    points = [Point("a", 1, 5, 1), Point("b", 2, 3, 1), Point("c", 2, 4, 1), Point("d", 3, 3, 1), Point("e", 4, 1, 1)]
+    assert [point.name for point in frontier(points)] == ["a", "b", "e"]
+
+
+def test_files(tmp_path, capsys):
+    filled(tmp_path / "out", {"linear": 0.1})
+    page, picture = tmp_path / "report.html", tmp_path / "pareto.svg"
+    assert main(["compare", "--report", str(tmp_path / "out"), "--html", str(page), "--plot", str(picture)]) == 0
+    assert "Regard: compare" in page.read_text()
+    assert "linear" in picture.read_text()
+    with pytest.raises(SystemExit):
+        main(["compare", "--report", str(tmp_path / "out"), "--plot", str(tmp_path / "pareto.gif")])
+    empty = Folder(tmp_path / "empty")
+    write_plans(empty, None, ())
+    with pytest.raises(ValueError, match="nothing to draw"):
+        save_plot(Results.load(empty.path), picture)
+
+
+# two folders, and older results
+
+
+def test_what_changed(tmp_path, capsys):
+    filled(tmp_path / "old", {"linear": 0.1, "dot": 1.0})
+    filled(tmp_path / "new", {"linear": 0.2, "dot": 1.0})
+    found = {(change["spec"], change["metric"]): change for change in changes(*_folders(tmp_path))}
+    assert found["linear", "train, x softmax"]["changed"]
+    assert not found["dot", "train, x softmax"]["changed"]
+    said = describe_changes(*_folders(tmp_path))
+    assert "linear 64 train, x softmax: 0.1, now 0.2" in said
+    assert "dot" not in said
+    assert main(["compare", "--report", str(tmp_path / "new"), "--against", str(tmp_path / "old")]) == 0
+    assert said in capsys.readouterr().out
+
+
+def _folders(path) -> tuple[Folder, Folder]:
+    return Folder(path / "new"), Folder(path / "old")
+
+
+def test_results_of_older_code_are_reported_as_such_and_measured_again(tmp_path, monkeypatch, capsys):
+    filled(tmp_path, {"linear": 0.1})
+    monkeypatch.setattr("regard.compare.plan.code_of", lambda spec: "changed")
+    assert Results(CostPlan(specs=("linear",), **SIZES), Folder(tmp_path)).missing == 2
+    assert main(["compare", "--report", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "some rows are older: measured with other code" in said
+    assert "linear   0.10 [0.10 0.10]" in said
+
+
+def test_plans_are_read_back(tmp_path):
+    costs, quality = CostPlan(specs=("linear",), **SIZES), QualityPlan("recall", specs=("linear",), rates=(0.1, 0.2))
+    write_plans(Folder(tmp_path), costs, [quality], ("recall", "smoke"))
+    results = Results.load(tmp_path)
+    assert results.plan == costs
+    assert results.scores[0].plan == quality
+    assert results.table is not None
