@@ -36,27 +36,24 @@ from regard.training.display import Display
 from regard.training.loss import caption_loss
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (20, 40, 230), "white": (250, 250, 250)}
-PLACES = ("left", "right")
 
 
-def paint(colour: str, place: str) -> np.ndarray:
-    """A black picture, one half of it in a colour."""
-    pixels = np.zeros((16, 16, 3), np.uint8)
-    pixels[:, slice(0, 8) if place == "left" else slice(8, 16)] = COLOURS[colour]
-    return pixels
+def paint(colour: str) -> np.ndarray:
+    """A picture in one colour."""
+    return np.full((16, 16, 3), COLOURS[colour], np.uint8)
 
 
-def captions_of(colour: str, place: str) -> list[str]:
-    return [f"the {place} half is {colour} .", f"{colour} on the {place}"]
+def captions_of(colour: str) -> list[str]:
+    return [f"a {colour} picture .", f"all is {colour}"]
 
 
 def write_data(folder, count=48, seed=0):
     """Pictures in an array, whose noise makes each its own, and two captions for each."""
     draw, noise = random.Random(seed), np.random.default_rng(seed)
-    kinds = [(draw.choice(list(COLOURS)), draw.choice(PLACES)) for _ in range(count)]
-    images = np.stack([paint(*kind) for kind in kinds]) + noise.integers(0, 6, (count, 16, 16, 3)).astype(np.uint8)
+    colours = [draw.choice(list(COLOURS)) for _ in range(count)]
+    images = np.stack([paint(colour) for colour in colours]) + noise.integers(0, 6, (count, 16, 16, 3)).astype(np.uint8)
     np.savez(folder / "images.npz", images=images)
-    rows = (f"{number}\t" + "\t".join(captions_of(*kind)) for number, kind in enumerate(kinds))
+    rows = (f"{number}\t" + "\t".join(captions_of(colour)) for number, colour in enumerate(colours))
     (folder / "captions.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
     return folder
 
@@ -101,12 +98,10 @@ def folder(tmp_path_factory):
     folder = write_data(tmp_path_factory.mktemp("captions"))
     longer = {"steps": 80, "evaluate_every": 80, "save_every": None, "log_every": 40}
     config = settings(folder, learning_rate=0.015, label_smoothing=0.0, **longer)
-    # a mirrored picture has another caption
-    config = replace(config, augment=replace(config.augment, flip=0.0))
     train(Task, config, Display(quiet=True))
-    for number, kind in enumerate((("red", "left"), ("blue", "right"))):
-        Image.fromarray(paint(*kind)).save(folder / f"{number}.png")
-    (folder / "texts.txt").write_text("red on the left\nblue on the right\ngreen on the right\n")
+    for number, colour in enumerate(("red", "blue")):
+        Image.fromarray(paint(colour)).save(folder / f"{number}.png")
+    (folder / "texts.txt").write_text("all is red\nall is blue\nall is green\n")
     return folder
 
 
@@ -119,8 +114,8 @@ class TestTraining:
     def test_it_learns_what_it_sees(self, captioner, folder):
         valid = read_captioned(folder / "captions.tsv", folder / "images.npz", columns=(0, 1, 2))
         found = evaluate(captioner, valid.pixels, valid.captions)
-        assert found.loss < 0.6
-        assert found.scores["cider"].value > 5
+        assert found.loss < 0.4
+        assert found.scores["cider"].value > 4
         assert found.retrieval.pictures.at[10] > 2 * found.chance.pictures.at[10]
         colours = [next(word for word in COLOURS if word in text) for text in found.hypotheses]
         right = [colour in texts[0] for colour, texts in zip(colours, valid.captions, strict=True)]
@@ -244,16 +239,16 @@ class TestCaptioner:
         pixels = captioner.read_pictures([folder / "0.png", folder / "1.png"])
         vectors, texts = (
             captioner.picture_vectors(pixels),
-            captioner.caption_vectors(["red on the left", "blue on the right"]),
+            captioner.caption_vectors(["all is red", "all is blue"]),
         )
         assert_close(torch.from_numpy(vectors).norm(dim=1), torch.ones(2))
         assert [matches[0].number for matches in nearest(vectors, texts, 1)] == [0, 1]
-        found = captioner.probabilities(pixels, ["red on the left", "blue on the right", "green on the left"])
+        found = captioner.probabilities(pixels, ["all is red", "all is blue", "all is green"])
         assert found.argmax(1).tolist() == [0, 1]
         assert_close(found.sum(1), np.ones(2))
         expected = torch.tensor(float(captioner.model.scale()) * vectors @ texts.T).softmax(1)
         assert_close(
-            torch.from_numpy(captioner.probabilities(pixels, ["red on the left", "blue on the right"])).float(),
+            torch.from_numpy(captioner.probabilities(pixels, ["all is red", "all is blue"])).float(),
             expected,
         )
 
@@ -278,22 +273,22 @@ class TestPage:
         own = write_caption(captioner, pixels, " ")
         assert own.text == captioner(folder / "0.png")
         assert own.tokens[:-1] == own.text.split()
-        read = write_caption(captioner, pixels, "red on the left")
-        assert (read.text, len(read.tokens)) == ("red on the left", 5)
+        read = write_caption(captioner, pixels, "all is red")
+        assert (read.text, len(read.tokens)) == ("all is red", 4)
         maps = captioner.model.maps(
             captioner.images(pixels), torch.tensor([[2, *captioner.tokenizer.encode(read.text)]])
         )
-        assert [part.shape for part in read.weights] == [(2, 5, 4)]
+        assert [part.shape for part in read.weights] == [(2, 4, 4)]
         assert_close(read.weights[0], maps[0][0])
-        assert_close(read.weights[0].sum(-1), torch.ones(2, 5))
+        assert_close(read.weights[0].sum(-1), torch.ones(2, 4))
 
     def test_the_page_shows_it(self, folder):
         engine = Engine({"captions": lambda: open_run(folder / "run", "captions")})
         [about] = engine.answer("about", {}).meta["runs"]
         assert about["captions"]
         engine.answer("see", {"run": "captions", "image": "0"})
-        found = engine.answer("caption", {"run": "captions", "image": "0", "layer": 0, "text": "red on the left"})
-        assert found.arrays["weights"].shape == (2, 5, 4)
+        found = engine.answer("caption", {"run": "captions", "image": "0", "layer": 0, "text": "all is red"})
+        assert found.arrays["weights"].shape == (2, 4, 4)
 
 
 class TestVerbs:
@@ -312,26 +307,26 @@ class TestVerbs:
 
     def test_retrieve(self, monkeypatch, capsys, folder):
         run, pictures = str(folder / "run"), [str(folder / "0.png"), str(folder / "1.png")]
-        out, _ = told(monkeypatch, capsys, "retrieve", run, "--pictures", str(folder), "--", "blue on the right")
+        out, _ = told(monkeypatch, capsys, "retrieve", run, "--pictures", str(folder), "--", "all is blue")
         assert [line.split("\t")[0] for line in out.splitlines()] == pictures[::-1]
         texts = ("--texts", str(folder / "texts.txt"))
         out, _ = told(monkeypatch, capsys, "retrieve", run, *texts, "--count", "1", *pictures)
         assert [line.split("\t")[:2] for line in out.splitlines()] == [
-            [pictures[0], "red on the left"],
-            [pictures[1], "blue on the right"],
+            [pictures[0], "all is red"],
+            [pictures[1], "all is blue"],
         ]
         out, _ = told(monkeypatch, capsys, "retrieve", run, *texts, "--json", pictures[0])
         assert json.loads(out)["query"] == pictures[0]
         answers = json.loads(out)["answers"]
-        assert (answers[0]["answer"], len(answers)) == ("red on the left", 3)
+        assert (answers[0]["answer"], len(answers)) == ("all is red", 3)
 
     def test_classify(self, monkeypatch, capsys, folder):
         """By the texts of labels that no training text was marked with."""
         run, pictures = str(folder / "run"), [str(folder / "0.png"), str(folder / "1.png")]
-        labels = ("--labels", "red on the left, blue on the right")
+        labels = ("--labels", "all is red, all is blue")
         out, _ = told(monkeypatch, capsys, "classify", run, *labels, "--", *pictures)
         rows = [line.split("\t") for line in out.splitlines()]
-        assert [row[:2] for row in rows] == [[pictures[0], "red on the left"], [pictures[1], "blue on the right"]]
+        assert [row[:2] for row in rows] == [[pictures[0], "all is red"], [pictures[1], "all is blue"]]
         assert all(0.5 < float(row[2]) <= 1 for row in rows)
         out, _ = told(monkeypatch, capsys, "classify", run, *labels, "--json", pictures[0])
         assert sum(json.loads(out)["probabilities"].values()) == pytest.approx(1)
@@ -376,7 +371,7 @@ class TestVerbs:
 def test_a_blank_picture_finds_nothing(captioner):
     """Pictures that are all alike are found as chance finds them."""
     pixels = np.zeros((3, 3, 16, 16), np.uint8)
-    found = evaluate(captioner, pixels, [["red on the left"], ["blue on the right"], ["white on the left"]])
+    found = evaluate(captioner, pixels, [["all is red"], ["all is blue"], ["all is white"]])
     assert found.retrieval.pictures == found.chance.pictures
     assert isinstance(found.chance.captions, Recall)
 
