@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,6 +13,7 @@ from regard.data.images.decode import decode, resize_pixels
 from regard.models.recording import Recorder
 from regard.models.vision.grid import Grid
 from regard.page import maps
+from regard.page.drawings import drawings
 from regard.page.maps import LayerCall, expect_layer, record_calls
 from regard.page.patches import Layer, attention_distance, find_windows, of_map, rollout
 from regard.page.wire import Reply, to_numpy
@@ -69,9 +70,10 @@ class ImageSubject:
     def model(self) -> torch.nn.Module:
         return self.opened.model
 
-    @property
+    @cached_property
     def samples(self) -> tuple[Sample, ...]:
-        return self.opened.samples
+        """The images to begin with: those of the run, or drawings if it has none."""
+        return self.opened.samples or drawings(self.opened.size, self.opened.channels)
 
     def sample(self, number: int) -> Sample:
         if number >= len(self.samples):

@@ -324,12 +324,14 @@ def test_a_run_comes_with_images_of_its_own(run, tmp_path):
     for number, expected in enumerate(weights):
         found = engine.answer("attention", {"run": "moved", "image": "0", "layer": number}).arrays["weights"]
         torch.testing.assert_close(torch.from_numpy(found), expected[0].detach())
-    # a run without them is shown all the same, one with damaged ones is not
+    # a run without them is shown all the same, with drawings, and one with damaged ones is not
     Run.open(moved).write_text("samples.json", '{"samples": [{"png": "AAAA", "label": "red"}]}')
     with pytest.raises(ValueError, match=r"samples\.json is damaged"):
         open_run(moved, "moved")
     Run.open(moved).write_text("samples.json", "{}")
-    assert open_run(moved, "moved").samples == ()
+    drawn = open_run(moved, "moved").samples
+    assert [(sample.pixels.shape, sample.label) for sample in drawn] == 3 * [((3, 12, 12), None)]
+    assert len({sample.pixels.tobytes() for sample in drawn}) == 3
 
 
 def test_from_the_command_line(run, tmp_path, capsys):

@@ -4,7 +4,7 @@ import { el, number } from "./ui.js";
 import { css, cssSigned, dark, fit, largest, shade } from "./colour.js";
 
 // the largest share of the window's height that an image takes
-const TALLEST = 0.68;
+const TALLEST = 0.57;
 
 // pixels [h, w, 3] as a canvas
 export function toImage({ values, shape: [height, width] }, from = 0) {

@@ -371,11 +371,6 @@ export function mount(host, app) {
       if (work !== mine) return;
       samples = { labels: meta.labels, pictures: meta.labels.map((_, at) => toImage({ ...arrays.pixels, shape: arrays.pixels.shape.slice(1) }, at * arrays.pixels.shape[1] * arrays.pixels.shape[2] * 3)) };
       input();
-      if (!samples.labels.length && !app.state().image) {
-        app.done("Choose an image.");
-        parts.numbers.replaceChildren(el("p", { className: "quiet hint" }, "This run comes with no images: choose one above."));
-        return;
-      }
       const reply = await ask("see", { run: run.name, image }, mine.signal);
       if (work !== mine) return;
       const written = run.captions ? (await ask("caption", { run: run.name, image, layer: 0, text: text || null }, mine.signal)).meta : null;
