@@ -15,19 +15,23 @@ class Dropout(nn.Dropout):
 class DropPath(nn.Module):
     """Huang et al. 2016, Deep Networks with Stochastic Depth (arXiv 1603.09382): in training, what a sublayer adds is
     left out of a row with probability p, and scaled by 1 / (1 - p) where it is kept. The draw is made on the device,
-    so that a CUDA graph can hold it."""
+    so that a CUDA graph can hold it, and the share that is kept is a tensor, so that layers of different shares are
+    compiled once."""
+
+    share: Tensor
 
     def __init__(self, p: float = 0.0):
         super().__init__()
         if not 0 <= p < 1:
             raise ValueError(f"the rate of stochastic depth must be at least 0 and below 1, got {p}")
-        self.p = p
+        self.p, self.acts = p, p > 0
+        self.register_buffer("share", torch.tensor(1.0 - p), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.p == 0 or not self.training:
+        if not (self.acts and self.training):
             return x
-        kept = torch.rand(len(x), *[1] * (x.dim() - 1), device=x.device) >= self.p
-        return x * (kept / (1 - self.p)).to(x.dtype)
+        kept = torch.rand(len(x), *[1] * (x.dim() - 1), device=x.device) < self.share
+        return x * (kept / self.share).to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

@@ -151,11 +151,11 @@ class Block(nn.Module):
 
             def attend_self(x: Tensor, stream: Tensor | None) -> Out:
                 x, after = (x, None) if self.short is None else self.short(x, rows, tail)
-                x = x if self.order is None else x[:, self.order]
+                x = x if self.order is None else x.index_select(1, self.order)
                 if maps is not None:
                     maps.add("self", attention, x, rows, state=kept, stream=stream)
                 out = attention.forward_packed(x, rows, state=kept, stream=stream)
-                out = out if self.back is None else out._replace(y=out.y[:, self.back])
+                out = out if self.back is None else out._replace(y=out.y.index_select(1, self.back))
                 return out if state is None else out._replace(state=BlockState(out.state, kept_cross, after))
 
             found.append(attend_self)

@@ -119,8 +119,8 @@ class Swin(Attending):
             there = there.unflatten(-1, visible.shape[:2])
             # what is not there sees all, lest its row divide by zero: nobody reads it
             visible = (visible & there[..., None, :]) | ~there[..., :, None]
-        q, k, v = (x[:, :, windows.token].unflatten(2, windows.same.shape[:2]) for x in (q, k, v))
-        return self._in_windows(q, k, v, visible).flatten(2, 3)[:, :, windows.slot]
+        q, k, v = (x.index_select(2, windows.token).unflatten(2, windows.same.shape[:2]) for x in (q, k, v))
+        return self._in_windows(q, k, v, visible).flatten(2, 3).index_select(2, windows.slot)
 
     def _in_windows(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
         """[B, H, n, L, D] of each, and what is visible [n, L, L] or [B, n, L, L] -> [B, H, n, L, D]"""
