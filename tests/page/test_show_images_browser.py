@@ -212,6 +212,7 @@ def test_a_file_is_given_or_refused(page, tmp_path):
     page.goto(own)
     page.wait_for_function(READY)
     assert page.locator(".answers .best li").count() == 5
+    assert page.inner_text('.sample[aria-pressed="true"]') == "your image"
     # dropped
     page.evaluate(
         """() => {

@@ -376,6 +376,8 @@ export function mount(host, app) {
       const written = run.captions ? (await ask("caption", { run: run.name, image, layer: 0, text: text || null }, mine.signal)).meta : null;
       if (work !== mine) return;
       [seen, caption, pointed] = [{ meta: reply.meta, picture: toImage(reply.arrays.pixels) }, written, null];
+      // an image that a link leads to
+      if (!/^\d{1,3}$/.test(image) && !own.has(image)) { own.set(image, { picture: seen.picture, label: "your image" }); input(); }
       follow();
       answer();
       await draw();
