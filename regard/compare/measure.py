@@ -134,7 +134,8 @@ class Subject:
 
         def step() -> None:
             y, auxiliary_loss = forward()
-            if auxiliary_loss is None:
+            # of a text of one segment there may be nothing to learn from
+            if auxiliary_loss is None or not auxiliary_loss.requires_grad:
                 y.backward(grad)
             else:
                 torch.autograd.backward([y, auxiliary_loss], [grad, None])
@@ -161,7 +162,7 @@ class Subject:
             found["decodes"] = self._start()
             if found["decodes"] and setting.counts:
                 found["counted"]["state_bytes"] = state_bytes(self.state)
-        self._warm_up()
+        found["seconds"] = self._warm_up()
         return found
 
     def _measure_once(self) -> dict[str, Any]:
@@ -230,7 +231,9 @@ class Subject:
                 _, self.state = layer.extend(x, layer.start(setting.batch, capacity=setting.length))
         return True
 
-    def _warm_up(self) -> None:
+    def _warm_up(self) -> float:
+        """Calls everything until it is warm. Returns the seconds of the last training step."""
+        seconds = 0.0
         for call in (self.forward, self.train, self.step):
             began, calls, taken = time.perf_counter(), 0, math.nan
             while calls < WARM_UP_CALLS or time.perf_counter() - began < WARM_UP_SECONDS:
@@ -240,6 +243,8 @@ class Subject:
                     break
             if call == self.step and taken > 0.01:
                 self.steps = 1
+            seconds = taken if call == self.train else seconds
+        return seconds
 
     # turns
 

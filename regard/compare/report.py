@@ -8,7 +8,7 @@ from typing import Any
 from regard.compare.advise import advise
 from regard.compare.complexity import DEPTH_LENGTHS, PATH_LENGTHS
 from regard.compare.plan import BASELINE
-from regard.compare.results import Results
+from regard.compare.results import NOT_RUN, Results
 from regard.compare.scores import Scores
 from regard.compare.store import DONE
 
@@ -110,7 +110,7 @@ def table(results: Results, width: int) -> list[str]:
                 label = ""
             if parts:
                 lines.append("  ".join([label.ljust(first), *parts]).rstrip())
-        lines += [_status_line(row, first, width) for row in others]
+        lines += _status_lines(others, first, width)
     if dropped:
         rest = f"Columns without room here: {', '.join(dropped)}; a wider terminal, --csv or --json has them."
         lines.append(_fill(rest, width))
@@ -119,6 +119,19 @@ def table(results: Results, width: int) -> list[str]:
 
 def _fill(text: str, width: int) -> str:
     return textwrap.fill(text, max(width, 40), break_on_hyphens=False)
+
+
+def _status_lines(rows: list[dict[str, Any]], first: int, width: int) -> list[str]:
+    """A line for each row without numbers; those that did not run for one reason share one."""
+    lines = [_status_line(row, first, width) for row in rows if row["status"] != NOT_RUN]
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row["status"] == NOT_RUN:
+            reasons.setdefault(row["note"], []).append(row["spec"])
+    for note, specs in reasons.items():
+        text = f"{NOT_RUN}: {note}: {', '.join(specs)}"
+        lines += textwrap.wrap(text, max(width, 40), subsequent_indent=" " * 4, break_on_hyphens=False)
+    return lines
 
 
 def _status_line(row: dict[str, Any], first: int, width: int) -> str:

@@ -30,7 +30,7 @@ FEWEST_AT_END = 5  # rounds that suffice where the time ends
 STEPS_OF_ALL = 22
 GENEROUS = 3.0  # times its equal share of the time that a contestant may take: most take less
 USED = 0.92  # of the time that measuring plans with: what is begun is finished within the rest
-WORTHWHILE = 0.5  # of a step of the baseline: where contestants may only take less, no group begins
+STEPS_OF_GROUP = 15  # of the baseline, without which a group is not worth beginning
 ROOM = 0.7  # of the free memory
 METRICS = {"speed": ("forward", "train"), "decode": ("step",)}
 LIMITS = {"slow": "seconds", "memory": "room"}  # statuses that a larger limit may change, and the limit
@@ -104,11 +104,7 @@ def fill_costs(plan: CostPlan, folder: Folder, tools: Tools | None = None) -> No
             share = left / (len(parts) - number)
             group = Group(plan, folder, tools, part, deadline, share, room)
             length = part[0].length
-            # fewer groups have more time each
-            while number and group.limit < WORTHWHILE * steps.get(length, 0.0) and share < left:
-                share = min(left, 2 * share)
-                group = Group(plan, folder, tools, part, deadline, share, room)
-            if left <= 0 or group.limit < WORTHWHILE * steps.get(length, 0.0):
+            if left <= 0 or left < STEPS_OF_GROUP * steps.get(length, 0.0):
                 tools.tell(f"the time ends: {sum(map(len, parts[number:]))} rows are not measured")
                 break
             group.run()
@@ -223,6 +219,9 @@ class Group:
                 _fail(plan, self.folder, row, error.status, error.note, known)
             return False
         self.playing[row.spec], self.facts[row.spec] = contestant, facts
+        if is_baseline:
+            # who is faster than the baseline is who is looked for
+            self.limit = max(self.limit, facts.get("seconds", 0.0))
         if counts:
             self._put("count", row, {}, facts["counted"])
             self._put("memory", row, {"peak_bytes": facts["peak"]}, {})
@@ -246,6 +245,8 @@ class Group:
                 if (FEWEST_AT_END - played) * (now - began) / played > (1 - USED) / 2 * 60 * self.plan.minutes:
                     self.tools.tell("the time ends before there are enough rounds")
                     return False
+            if now > self.end and played >= FEWEST_AT_END:
+                break
             if played == wanted and wanted < MOST and now < min(self.end, self.deadline):
                 base = self.rounds[BASELINE]["train"]
                 if not self._is_narrow():

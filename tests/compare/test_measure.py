@@ -88,6 +88,10 @@ def test_an_auxiliary_loss_is_part_of_a_step():
     subject = Subject(Setting("compressive(segment=8, memory=8, compressed=4)", "causal", 32, **SIZES))
     subject.prepare()
     assert subject.train() > 0
+    # a text of one segment compresses nothing, so its loss has no gradient
+    whole = Subject(Setting("compressive(segment=64, memory=64, compressed=8)", "causal", 32, **SIZES))
+    whole.prepare()
+    assert whole.train() > 0
 
 
 def test_shared_tensors_of_a_state_count_once():
