@@ -44,8 +44,9 @@ class Cells(nn.Module):
         state = self.zero(len(x), x.dtype, x.device) if state is None else state
         if torch.compiler.is_compiling():
             return loop(self.cell, x, self.weights, state, count)
-        # a CPU's half precision would round h at every token
-        wide = torch.promote_types(x.dtype, torch.float32) if x.device.type == "cpu" else x.dtype
+        # in the precision of the weights, which cuDNN reads where they are; a CPU's half would round h at every token
+        wide = self.weight_ih.dtype
+        wide = torch.promote_types(wide, torch.float32) if x.device.type == "cpu" else wide
         weights = [weight.to(wide) for weight in self.weights]
         with torch.autocast(x.device.type, enabled=False):
             y, last = fused(self.cell, x.to(wide), weights, tuple(part.to(wide) for part in state), count)
