@@ -21,6 +21,8 @@ import torch
 import torch.nn.functional as F
 
 SWIN = "[swin(window=4), 'swin(window=4, shift=2)']"
+SIZES = {"width": 256, "heads": 4, "inner": 512, "layers": 6, "patch": 4}
+SAME_SIZE = [part for name, size in SIZES.items() for part in (f"--model.{name}", str(size))]
 ROWS = {
     "softmax": [],
     "local(window=[2, 2])": ["--model.attention", "local(window=[2, 2])"],
@@ -41,6 +43,9 @@ ROWS = {
     "mixer": ["--model.attention", "mixer"],
     "fnet": ["--model.attention", "fnet"],
     "gmlp": ["--model.attention", "gmlp"],
+    "Perceiver, 32 latents": ["--model.preset", "perceiver", *SAME_SIZE, "--model.latents", "32"],
+    "TokenLearner, 8 tokens": ["--model.preset", "tokenlearner", *SAME_SIZE, "--model.tokens", "8"],
+    "residual network without attention": ["--model.preset", "convnet", "--model.pooling", "null"],
 }
 # timm's arguments for the models of the recipes; the second has the tokens and layers of cifar10-cct, not its stem
 RIVALS = {

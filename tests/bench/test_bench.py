@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from folders import ROOT
 from PIL import Image
 
@@ -169,3 +170,18 @@ def test_flickr8k_table():
     assert "broken" in lines[3]
     assert lines[4].startswith("| chance | | | | | 5.0 / 20.0 / 30.0")
     assert len({line.count("|") for line in lines}) == 1
+
+
+def test_every_row_of_cifar10_is_a_model():
+    """Or the row would fail after the others were trained."""
+    import cifar10
+
+    from regard import config as configs
+    from regard import models, tasks
+
+    task = tasks.find("images")
+    for row in cifar10.ROWS.values():
+        argv = recipes.with_paths([*cifar10.flags(Path("data"), "cifar10-vit", 1), *row, "--out", "unused"], "images")
+        config = configs.parse(task.config, argv, "regard train images", "")
+        model = models.build(config.model.resolve(image=(32, 32), channels=3, classes=10))
+        assert model.eval()(torch.zeros(1, 3, 32, 32)).logits.shape == (1, 10)

@@ -302,6 +302,18 @@ def test_classify_without_a_run_takes_the_bundled_one(trained, tmp_path, capsys,
     assert printed(capsys, "classify", file).startswith(f"{file}\tred\t")
 
 
+def test_the_bundled_classifier(tmp_path, capsys):
+    """Ten classes in at most 4 MB, without an image of its data; a picture of one colour is no reason to be sure."""
+    folder = load.BUNDLED / "cifar10"
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.suffix == ".safetensors") <= 4_000_000
+    assert not (folder / "samples.json").exists()
+    file = tmp_path / "sky.png"
+    Image.new("RGB", (60, 40), (90, 150, 230)).save(file)
+    answer = json.loads(printed(capsys, "classify", str(file), "--json"))
+    assert len(answer["probabilities"]) == 10
+    assert sum(answer["probabilities"].values()) == pytest.approx(1, abs=1e-4)
+
+
 def test_what_classify_cannot_do_with_images(trained, capsys):
     folder, out, _ = trained
     file = str(folder / "colours" / "red" / "001.png")
