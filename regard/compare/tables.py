@@ -133,8 +133,11 @@ def wmt(size: str) -> Table:
         "Table 2 at our scale: translators at equal epochs and at equal counted operations",
         published=(WMT,),
         commands=(
+            ("ByteNet", f"regard train translate {data} --model.preset bytenet"),
+            ("GNMT", f"regard train translate {data} --model.preset gnmt"),
+            ("ConvS2S", f"regard train translate {data} --model.preset convs2s"),
+            ("MoE", f"regard train translate {data} --model.preset moe-lstm"),
             ("Transformer, tiny", f"regard train translate {data} --model.preset tiny"),
-            ("deep LSTM", f"regard train translate {data} --model.preset lstm"),
             ("any attention", f"regard compare SPEC ... --task translate {data} --budget minutes=10"),
         ),
         notes=("Published FLOPs are hours x GPUs x rated speed: never compare them with counted ones.",),

@@ -99,7 +99,7 @@ def test_a_table_without_plans_prints_what_was_published_and_how_to_fill_it(tmp_
     assert main(["compare", "--table", "wmt", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert re.search(r"GNMT \+ RL +24.6 +39.92", said)
-    assert "not run: deep LSTM: regard train translate" in said
+    assert "not run: ConvS2S: regard train translate" in said
     # and again, from the folder alone
     assert main(["compare", "--report", str(tmp_path)]) == 0
     assert capsys.readouterr().out == said
