@@ -99,7 +99,7 @@ class Engine:
             fields = ("name", "title", "task", "places", "examples", "longest", "facts")
             about = {field: getattr(subject, field) for field in fields}
             if isinstance(subject, ImageSubject):
-                about |= {"reads": "images", "labelled": 0, "pieces": True, "pairs": []}
+                about |= {"reads": "images", "labelled": 0, "pieces": False, "pairs": []}
                 about["captions"] = subject.opened.caption is not None
             else:
                 about |= {"reads": "texts", "labelled": len(subject.labelled), "pieces": _has_pieces(subject)}

@@ -154,6 +154,14 @@ def test_windows_and_what_has_no_map(page, subjects):
     assert min(pixel(page, 0.25, 1 / 12)) > 240
     assert min(pixel(page, 0.125, 1 / 12)) < 200
     assert "Unsure" in page.inner_text(".answers")
+    # from the least weight on, the least of the window is as dark as can be
+    row, bright = weights[9], page.inner_text(".legend-line")
+    middle = ((int(order.indices[3]) % 8 + 0.5) / 8, (int(order.indices[3]) // 8 + 0.5) / 6)
+    before = sum(pixel(page, *middle))
+    page.click('.chips[aria-label="scale"] button:has-text("least")')
+    page.wait_for_function("old => document.querySelector('.legend-line').innerText !== old", arg=bright)
+    assert sum(pixel(page, *middle)) < before
+    assert page.inner_text(".legend-line").split()[1] == f"{row[order.indices[3]].item():.3g}"
     # in a layer with fewer patches the mark stays where it was
     page.keyboard.press("j")
     page.wait_for_function("() => location.hash.includes('layer=1') && location.hash.includes('pin=0')")
@@ -172,6 +180,7 @@ def test_where_each_word_looks(page, subjects):
     lists(page, weights[2].mean((0, 1)))
     assert page.locator(".caption-words .word").count() == page.locator(".image-thumbs .thumb").count() == len(tokens)
     assert "a disc in orange" in page.inner_text(".answers")
+    assert page.locator(".caption-words .dot").count() == 0
     page.hover(".caption-words .word >> nth=1")
     lists(page, weights[2][:, 1].mean(0))
     assert "attention of disc goes to" in page.inner_text(".numbers")

@@ -26,8 +26,9 @@ export function nameOf(grid, at) {
 }
 
 // Draws an image and the weights [T] of its tokens over it, the stronger the larger. `light`: bright where the weight is,
-// in place of colours; `hidden(value)`: whether a patch cannot be seen.
-export function paint(context, width, height, picture, grid, weights, { top = null, light = false, hidden = null } = {}) {
+// in place of colours; `hidden(value)`: whether a patch cannot be seen; `spread`: from the least to the largest weight,
+// in place of from zero.
+export function paint(context, width, height, picture, grid, weights, { top = null, light = false, hidden = null, spread = false } = {}) {
   context.imageSmoothingEnabled = true;
   context.imageSmoothingQuality = "high";
   context.drawImage(picture, 0, 0, width, height);
@@ -35,6 +36,7 @@ export function paint(context, width, height, picture, grid, weights, { top = nu
   const values = weights.subarray(grid.leading);
   const most = top ?? largest(values);
   const signed = values.some((value) => value < 0);
+  const least = spread && !signed ? leastOf(values, hidden) : null;
   const paper = dark() ? "#14161b" : "#fbfbf9";
   context.save();
   for (let row = 0; row < grid.rows; row += 1) {
@@ -43,14 +45,21 @@ export function paint(context, width, height, picture, grid, weights, { top = nu
     for (let column = 0; column < grid.columns; column += 1) {
       const value = values[row * grid.columns + column];
       const [left, right] = [Math.round(column * width / grid.columns), Math.round((column + 1) * width / grid.columns)];
-      const at = shade(value, most, false);
       const unseen = hidden && hidden(value);
+      const at = unseen || least === null ? shade(value, most, false) : Math.max(0, (value - least) / (most - least || 1));
       context.globalAlpha = light ? 0.92 * (1 - at) : unseen ? 0.7 : signed ? 0.45 + 0.4 * at : 0.5 + 0.32 * at;
       context.fillStyle = light ? "#000000" : unseen ? paper : signed ? cssSigned(at * Math.sign(value)) : css(at);
       context.fillRect(left, above, right - left, below - above);
     }
   }
   context.restore();
+}
+
+// the least weight of patches that can be seen
+export function leastOf(values, hidden = null) {
+  let least = Infinity;
+  for (const value of values) if (!hidden || !hidden(value)) least = Math.min(least, value);
+  return Number.isFinite(least) ? least : 0;
 }
 
 export class Stage {
@@ -83,8 +92,8 @@ export class Stage {
   }
 
   // `weights` [T] or null; `focus`: the token that they are about; `hidden(value)`: whether it cannot be seen
-  show(picture, grid, weights, { focus = null, windows = [], light = false, hidden = null, top = null } = {}) {
-    Object.assign(this, { picture, grid, weights, focus, windows, light, hidden, top });
+  show(picture, grid, weights, { focus = null, windows = [], light = false, hidden = null, top = null, spread = false } = {}) {
+    Object.assign(this, { picture, grid, weights, focus, windows, light, hidden, top, spread });
     this.draw();
   }
 
@@ -96,7 +105,7 @@ export class Stage {
     const height = Math.round(width * picture.height / picture.width);
     if (width < 8) return;
     const context = fit(this.canvas, width, height);
-    paint(context, width, height, picture, grid, weights, { light, hidden, top: this.top });
+    paint(context, width, height, picture, grid, weights, { light, hidden, top: this.top, spread: this.spread });
     const [tall, wide] = [height / grid.rows, width / grid.columns];
     // the borders of patches, if there is room for them
     if (Math.min(tall, wide) >= 7) {

@@ -1,12 +1,12 @@
 // Image: what each patch of an image attends to, in any head of any layer; where each word of a caption looks; rollout over
 // the layers; how far heads look.
 
-import { count, el, chips, control, layout, number, numbering, problem, renew, slider, textBox, tokenNode, word } from "../ui.js";
+import { count, el, chips, control, inPieces, layout, number, numbering, problem, renew, slider, textBox, tokenNode, word } from "../ui.js";
 import { whole } from "../store.js";
 import { HEADS, fit, largest } from "../colour.js";
 import { key, short, sketch, style } from "../chart.js";
 import { ask, forget, isSaved, upload } from "../client.js";
-import { Stage, nameOf, paint, toImage } from "../stage.js";
+import { Stage, leastOf, nameOf, paint, toImage } from "../stage.js";
 import { chosen } from "../weights.js";
 
 export const title = "Image";
@@ -68,7 +68,7 @@ export function mount(host, app) {
     return {
       run, mode, layer, layers, grid, heads, image: state.image || "0", text: (run.captions && state.text) || "",
       head: ["heads", "words"].includes(mode) ? whole(state.head, "avg", 0, heads - 1) : "avg",
-      side: state.side === "key" ? "key" : "query", light: state.as === "light",
+      side: state.side === "key" ? "key" : "query", light: state.as === "light", spread: state.scale === "least",
       pin: mode === "words" ? null : whole(state.pin, null, 0, tokens - 1),
       word: written ? whole(state.word, null, 0, caption.tokens.length - 1) : null,
     };
@@ -114,8 +114,9 @@ export function mount(host, app) {
   async function draw() {
     if (!seen) return;
     const mine = drawing += 1;
+    if (caption) inPieces(caption.tokens.some((token) => /^[▁Ġ]/.test(token)));
     const now = options();
-    const { run, layer, layers, grid, heads, head, mode, light } = now;
+    const { run, layer, layers, grid, heads, head, mode, light, spread } = now;
     strip.hidden = mode !== "words";
     const why = mode === "rollout" ? seen.meta.rollout[layer] : grid.slots ? `The columns of “${grid.spec}” are slots and not patches: there is no map over the image.` : null;
     parts.side.querySelector(".formula code").textContent = FORMULA[mode];
@@ -139,10 +140,13 @@ export function mount(host, app) {
       const says = { words: at === null ? SAYS.words : SAYS.word, rollout: SAYS.rollout, heads: at === null ? SAYS.mean : SAYS[side] };
       parts.words.textContent = says[mode] + (mode === "heads" && grid.signed ? SIGNED : "");
       const same = shown.rows === grid.rows && shown.columns === grid.columns;
-      stage.show(seen.picture, shown, weights, { focus: same && mode !== "words" ? at : null, windows, light, hidden });
+      stage.show(seen.picture, shown, weights, { focus: same && mode !== "words" ? at : null, windows, light, hidden, spread });
       if (mode === "words") words(at);
       small(now, rows, at, hidden);
-      legend.replaceChildren(...(weights && !light ? [key({ low: Math.min(0, ...weights), high: largest(weights.subarray(shown.leading)), signed: weights.some((value) => value < 0), hidden: Boolean(hidden) && weights.some(hidden), name: mode === "rollout" ? "share" : "weight" })] : []));
+      const signed = weights && weights.some((value) => value < 0);
+      const patches = weights && weights.subarray(shown.leading);
+      const low = !weights ? 0 : signed ? Math.min(...weights) : spread ? leastOf(patches, hidden) : 0;
+      legend.replaceChildren(...(weights && !light ? [key({ low, high: largest(patches), signed, even: spread && !signed, hidden: Boolean(hidden) && weights.some(hidden), name: mode === "rollout" ? "share" : "weight" })] : []));
       readout(now, weights, shown, at, side);
       const which = mode === "rollout" ? `rollout through ${count(layer + 1, "layer")}` : `layer ${layer + 1} of ${layers} · ${head === "avg" ? `average of ${count(heads, "head")}` : `head ${head + 1} of ${heads}`}`;
       app.done(`${grid.rows} × ${grid.columns} patches · ${mode === "words" ? count(caption.tokens.length, "token") : grid.spec} · ${which}`);
@@ -169,7 +173,7 @@ export function mount(host, app) {
 
   // all heads as small images, or the rollout of each layer, or the patches of each word
   async function small(now, rows, at, hidden) {
-    const { run, image, layer, layers, grid, head, mode, light } = now;
+    const { run, image, layer, layers, grid, head, mode, light, spread } = now;
     if (!rows) { thumbs.replaceChildren(); return; }
     const many = mode === "words" ? Math.min(caption.tokens.length, MOST_WORDS) : mode === "rollout" ? (layers > 1 && layers <= MOST_LAYERS && seen.meta.layers.every((one) => one.small) ? layers : 0) : rows.length > 1 ? rows.length : 0;
     const stamp = mode === "words" ? caption.tokens : mode;
@@ -191,17 +195,17 @@ export function mount(host, app) {
       const context = fit(button.firstChild, wide, tall);
       if (mode === "words") {
         const each = await rowsOf(now, n, "query", work.signal);
-        if (mine === drawing) paint(fit(button.firstChild, wide, tall), wide, tall, seen.picture, grid, chosen(each, head), { light });
+        if (mine === drawing) paint(fit(button.firstChild, wide, tall), wide, tall, seen.picture, grid, chosen(each, head), { light, spread });
         return;
       }
-      if (mode !== "rollout") { paint(context, wide, tall, seen.picture, grid, rows[n], { light, hidden }); return; }
+      if (mode !== "rollout") { paint(context, wide, tall, seen.picture, grid, rows[n], { light, hidden, spread }); return; }
       const there = seen.meta.layers[n];
       // the same place in the grid of that layer
       const token = at === null ? null : moved(at, grid, there);
       if (seen.meta.rollout[n]) { paint(context, wide, tall, seen.picture, there, null); return; }
       try {
         const [row] = await rowsOf({ ...now, layer: n, grid: there }, token, "query", work.signal);
-        if (mine === drawing) paint(fit(button.firstChild, wide, tall), wide, tall, seen.picture, seen.meta.layers[0], row, { light });
+        if (mine === drawing) paint(fit(button.firstChild, wide, tall), wide, tall, seen.picture, seen.meta.layers[0], row, { light, spread });
       } catch (error) { if (error.name !== "AbortError" && mine === drawing) app.fail(error); }
     });
   }
@@ -283,7 +287,7 @@ export function mount(host, app) {
   }
 
   function controls() {
-    const { run, layer, layers, heads, head, mode, side, light } = options();
+    const { run, layer, layers, heads, head, mode, side, light, spread } = options();
     const known = modes(run);
     const list = [control("seen as", chips(known.map((one) => ({ key: one, text: NAMES[one] })), mode, (value) => app.set({ mode: value === known[0] ? null : value, layer: null, head: null, pin: null, word: null }, true), "picture"))];
     if (mode === "heads") list.push(control("of a patch", chips([{ key: "query", text: "what it looks at" }, { key: "key", text: "who looks at it" }], side, (value) => app.set({ side: value === "key" ? value : null }), "side")));
@@ -292,6 +296,7 @@ export function mount(host, app) {
     for (let h = 0; h < heads; h += 1) choices.push({ key: h, text: String(h + 1), colour: HEADS[h % HEADS.length], title: `head ${h + 1}` });
     if (heads > 1 && (mode === "heads" || mode === "words")) list.push(control("head", chips(choices, head, (value) => app.set({ head: value === "avg" ? null : String(value) }), "head")));
     if (mode !== "distance") list.push(control("drawn as", chips([{ key: false, text: "colours" }, { key: true, text: "light" }], light, (value) => app.set({ as: value ? "light" : null }), "drawing")));
+    if (mode !== "distance") list.push(control("scale", chips([{ key: false, text: "from zero" }, { key: true, text: "from the least" }], spread, (value) => app.set({ scale: value ? "least" : null }), "scale")));
     renew(parts.controls, ...list);
   }
 
