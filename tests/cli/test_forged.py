@@ -70,8 +70,8 @@ def forge(run, name, change):
 
 USE, RESUME = ("classify",), ("resume", "--steps", "3")
 FORGED = {
-    "no task": ("run.json", {"task": ...}, USE, "a run of None"),
-    "a list for a task": ("run.json", {"task": []}, USE, "a run of []"),
+    "no task": ("run.json", {"task": ...}, USE, "a run of the task None"),
+    "a list for a task": ("run.json", {"task": []}, USE, "a run of the task []"),
     "no model": ("run.json", {"model": 3}, USE, "has no config of the model"),
     "a list for a kind": ("run.json", {"model.kind": [1]}, USE, "no model is of kind"),
     "text for a size": ("run.json", {"model.width": "wide"}, USE, "width must be a whole number"),
