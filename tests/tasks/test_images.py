@@ -197,6 +197,42 @@ def test_a_run_may_begin_with_another(trained, tmp_path, size, classes):
     assert Run.open(settings.out).read_json("run.json")["init"]["run"] == out
 
 
+@pytest.mark.parametrize("preset", ["vit-nano", "swin-nano", "convnet"])
+def test_the_output_layer_belongs_to_the_names_of_the_classes(preset):
+    made = models.build(ImageOptions(preset=preset).resolve(image=(32, 32), channels=3, classes=3))
+    before = {name: part.clone() for name, part in made.state_dict().items()}
+
+    def changed():
+        return {name for name, part in made.state_dict().items() if not part.equal(before[name])}
+
+    task.fit_classes(made, ["a", "b", "c"], ["a", "b", "c"])
+    assert not changed()
+    task.fit_classes(made, ["c", "a", "b"], ["a", "b", "c"])
+    (weight,) = (name for name in changed() if name.endswith("weight"))
+    assert changed() <= {weight, weight.replace("weight", "bias")}
+    assert made.state_dict()[weight].equal(before[weight][[1, 2, 0]])
+    task.fit_classes(made, ["a", "b", "d"], ["a", "b", "c"])
+    assert changed() <= {weight, weight.replace("weight", "bias")}
+    rows = made.state_dict()[weight]
+    assert not any(torch.isclose(rows[:, None], before[weight]).all(2).flatten())
+
+
+def test_a_run_begins_with_an_output_layer_for_its_own_classes(trained, tmp_path):
+    _, out, _ = trained
+    for name, colour in (("fire", "red"), ("leaf", "green"), ("sky", "blue")):
+        (tmp_path / "others" / name).mkdir(parents=True)
+        for number in range(10):
+            (tmp_path / "others" / name / f"{number}.png").write_bytes(encoded(painted(colour, 50 + number)))
+    settings = config(tmp_path, init=out, data={"images": str(tmp_path / "others")}, model={}, steps=1)
+    read = Task.read_data(settings)
+    settings, _ = Task.complete_config(settings, read)
+    ready = Task(settings, read, {}, Task.build_model(settings, Task.model_config(settings, {}, read)))
+    source = ImageClassifier.load(out, device="cpu").model.state_dict()
+    differ = {name for name, part in ready.model.state_dict().items() if not part.equal(source[name])}
+    assert "answer.output.weight" in differ
+    assert differ <= {"answer.output.weight", "answer.output.bias"}
+
+
 def test_what_does_not_fit_the_other_run_is_refused(trained, tmp_path):
     _, out, _ = trained
     with pytest.raises(ValueError, match=r"model\.width cannot change with --init"):
@@ -322,6 +358,8 @@ def test_what_classify_cannot_do_with_images(trained, capsys):
     assert "is a run of 'masked'" in refused(capsys, "classify", str(load.BUNDLED / "english"))
     said = refused(capsys, "classify", str(load.BUNDLED / "english"), file)
     assert "is no run of images" in said
+    for flags in ((file,), (file, "--labels", "a,b")):
+        assert "there is no run folder" in refused(capsys, "classify", str(folder / "nowhere"), *flags)
 
 
 def test_evaluate(trained, tmp_path, capsys):

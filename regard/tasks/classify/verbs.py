@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regard.tasks.command import (
@@ -69,11 +70,16 @@ def _add_threshold(added: argparse.ArgumentParser | EvaluationFlags) -> None:
 
 def classify(arguments: argparse.Namespace) -> int | None:
     """regard classify"""
+    from regard.data.images.decode import SUFFIXES
     from regard.data.text import opened, read_sentences, shown
     from regard.tasks.captions import verbs as captions
     from regard.tasks.classify import Classifier
     from regard.tasks.images import verbs as images
+    from regard.training.run import Run
 
+    if (arguments.labels is not None or arguments.images) and Path(arguments.run).suffix.lower() not in SUFFIXES:
+        # lest a missing folder be taken for a run of texts
+        Run.open(arguments.run)
     if captions.is_for_captions(arguments.run):
         return captions.classify(arguments)
     if arguments.labels is not None:

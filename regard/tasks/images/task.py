@@ -121,6 +121,7 @@ class Task(base.Task):
             # the weights expect pixels as they were trained on
             parts = _trained(config.init)
             mean, deviation = read_statistics(parts.facts, parts.config.channels, f"{config.init}/run.json")
+            fit_classes(model, parts.facts.get("labels") or [], data.classes)
         self.statistics = {"mean": list(mean), "deviation": list(deviation)}
         self.classifier = ImageClassifier(model, data.classes, mean, deviation)
         device = self.classifier.device
@@ -208,6 +209,20 @@ def choose_patch(size: tuple[int, int]) -> int:
     sides = [side for side in range(1, both + 1) if both % side == 0]
     few = [side for side in sides if side > 1 and size[0] * size[1] <= TOKENS * side * side]
     return few[0] if few else sides[-1]
+
+
+def fit_classes(model: Model, trained: list[str], classes: list[str]) -> None:
+    """Gives the output layer, whose weights are those of another run, the order of `classes`, if that run has the same
+    ones; where it has others, the layer begins anew. Of another number of classes, it has begun anew already."""
+    if len(trained) != len(classes) or trained == classes:
+        return
+    state, fresh = model.state_dict(), models.build(model.config).state_dict()
+    with torch.device("meta"):
+        more = models.build(dataclasses.replace(model.config, classes=len(classes) + 1)).state_dict()
+    rows = [trained.index(name) for name in classes] if set(trained) == set(classes) else None
+    for name, part in state.items():
+        if part.shape != more[name].shape:
+            part.copy_(fresh[name] if rows is None else part[rows].clone())
 
 
 def fits(pixels: Tensor, device: torch.device) -> bool:
