@@ -6,7 +6,7 @@ Each is read as uint8 [N, C, h, w] with a label for each image. None of them can
 import re
 import struct
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -124,12 +124,23 @@ def _npz_arrays(path: Path, choices: Sequence[tuple[str, ...]]) -> list[np.ndarr
                 has, expected = ", ".join(list(arrays)[:10]) or "none", " and ".join(choices[0])
                 noun = "array" if len(choices[0]) == 1 else "arrays"
                 raise BadImage(str(path), f"has no {noun} {expected}", f": it has {has}")
-            return [arrays[name] for name in names]
+            return [_array(arrays, name, path) for name in names]
     except BadImage:
         raise
     # whatever a broken archive makes its readers run into
     except Exception as error:
         raise BadImage(str(path), "is no readable .npz file", f": {' '.join(str(error).split())[:200]}") from error
+
+
+def _array(arrays: Mapping[str, np.ndarray], name: str, path: Path) -> np.ndarray:
+    """One array of an .npz file."""
+    try:
+        return arrays[name]
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        detail = ": they could run code when they are read; save numbers, or names as strings, labels.astype(str)"
+        raise BadImage(str(path), f"{name} are objects of Python", detail) from error
 
 
 def _in_planes(pixels: np.ndarray, path: Path) -> np.ndarray:

@@ -233,6 +233,11 @@ def hold_out_images(labels: Sequence[int], count: int, seed: int) -> tuple[np.nd
         rows = np.flatnonzero(numbers == number)
         share = min(max(round(count * len(rows) / len(labels)), 1), len(rows) - 1)
         held += rows[np.argsort(key[rows], kind="stable")[:share]].tolist()
+    if not held:
+        raise ValueError(
+            f"every class has only one image, so none can be held out: got {len(labels)} images, give more of a class, "
+            f"or data.valid_images"
+        )
     mask = np.zeros(len(labels), bool)
     mask[held] = True
     return np.flatnonzero(~mask), np.flatnonzero(mask)

@@ -153,7 +153,7 @@ def test_npz(tmp_path):
         "one whole number": {"images": pixels, "labels": labels[:2]},
         "N, h, w": {"images": pixels[0, 0], "labels": labels},
         "no arrays images and labels": {"other": labels},
-        "readable": {"images": pixels, "labels": np.array([{}] * 5)},
+        "labels are objects of Python": {"images": pixels, "labels": np.array([{}] * 5)},
     }
     for says, arrays in wrong.items():
         np.savez(path, **arrays)
@@ -260,3 +260,8 @@ def test_held_out_images_are_of_every_class():
     again = hold_out_images(labels, 9, seed=1)[1]
     np.testing.assert_array_equal(held, again)
     assert held.tolist() != hold_out_images(labels, 9, seed=2)[1].tolist()
+
+
+def test_single_images_are_not_held_out():
+    with pytest.raises(ValueError, match="every class has only one image, so none can be held out: got 12"):
+        hold_out_images(list(range(12)), 1, seed=1)
