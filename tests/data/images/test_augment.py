@@ -264,6 +264,16 @@ def test_mixing_is_what_the_targets_say():
     assert_close(mix(x, unmixed.double()), x, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("size", [(8, 64), (64, 8)])
+def test_boxes_of_other_images_lie_anywhere(size):
+    """Small ones are as often in one half of the rows and of the columns as in the other."""
+    boxes = named(Draws(AugmentConfig(cutmix=1.0), size, 3)(drawing(5, 0, 0), 4000), "mixed").double()
+    sides = boxes[:, 2:] - boxes[:, :2]
+    small = boxes[((sides > 0) & (sides < torch.tensor(size) / 4)).all(1)]
+    middles = (small[:, :2] + small[:, 2:]) / 2 / torch.tensor(size)
+    assert (abs((middles > 0.5).double().mean(0) - 0.5) < 0.1).all()
+
+
 def test_shares_follow_the_beta_distribution():
     draws = Draws(AugmentConfig(mixup=0.3), (8, 8), 3)(drawing(1, 0, 0), 20000)
     share = named(draws, "share").double()
