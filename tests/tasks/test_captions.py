@@ -181,6 +181,11 @@ class TestTraining:
         learned = replace(config, model=CaptionerOptions(patch=4, position="learned"))
         made = Task.model_config(learned, Task.train_tokenizers(data, config), data)
         assert made.position == "learned(longest=66)"
+        other = replace(config, data=replace(config.data, size=20), model=CaptionerOptions())
+        read = Task.read_data(other)
+        made, notes = Task.complete_config(other, read)
+        assert notes == ["chosen for 36 captions on a CPU: model.preset coca-nano, model.patch 4"]
+        assert Task.model_config(made, Task.train_tokenizers(read, made), read).patch == 4
 
     def test_long_captions_are_omitted(self):
         class Letters:

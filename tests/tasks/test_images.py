@@ -20,6 +20,7 @@ from regard.data.images.augment import augment
 from regard.data.images.draws import COLUMNS, AugmentConfig
 from regard.tasks import load
 from regard.tasks.images import ImageClassifier, ImageData, ImageOptions, ImagesConfig, Task, task
+from regard.tasks.images.corpus import pixel_statistics
 from regard.tasks.images.task import choose_patch
 from regard.tasks.train import resume, train
 from regard.training import loop
@@ -274,6 +275,22 @@ def test_defaults_follow_the_images(tmp_path):
         made, note = Task.choose_batch_size(settings, device)
         assert made.data.batch == batch
         assert note.startswith(f"data.batch {batch}, chosen for a")
+
+
+def test_few_tokens_are_said():
+    assert task.few_tokens((32, 32), 4) == task.few_tokens((1, 1), 1) == ""
+    assert task.few_tokens((31, 34), 1) == ""
+    assert task.few_tokens((31, 31), 31) == ": 1 token, which is little; data.size [32, 32] would give more"
+    assert task.few_tokens((34, 51), 17) == ": 6 tokens, which is little; data.size [32, 48] would give more"
+
+
+def test_pixels_are_normalised_by_their_mean_and_deviation():
+    pixels = torch.randint(0, 256, (1500, 3, 5, 4), dtype=torch.uint8) // torch.tensor([1, 2, 5]).view(3, 1, 1)
+    mean, deviation = pixel_statistics(pixels)
+    values = pixels.double().movedim(1, 0).flatten(1) / 255
+    assert_close(torch.tensor(mean, dtype=torch.float64), values.mean(1))
+    assert_close(torch.tensor(deviation, dtype=torch.float64), values.std(1, correction=0))
+    assert pixel_statistics(torch.full((2, 1, 3, 3), 51, dtype=torch.uint8)) == ((0.2,), (1.0,))
 
 
 def test_the_end_that_is_not_mixed_is_a_share_of_the_steps(tmp_path):

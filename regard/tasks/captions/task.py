@@ -26,13 +26,14 @@ from regard.tasks.captions.corpus import Corpus, read_corpus
 from regard.tasks.captions.evaluation import evaluate
 from regard.tasks.captions.verbs import ABOUT, EXAMPLES
 from regard.tasks.images.corpus import pixel_statistics
-from regard.tasks.images.task import fits
+from regard.tasks.images.task import choose_patch, few_tokens, fits
 from regard.tasks.load import pick_device
 from regard.tasks.opened import OpenedImages
 from regard.training.loss import Loss, caption_loss
 
 SAMPLES = 2  # shown at each evaluation
 BATCH = {"cpu": 32, "cuda": 256}  # pictures
+PATCH = 8  # side of the patches of both presets that are chosen
 
 
 class CaptionBatch(NamedTuple):
@@ -97,7 +98,7 @@ class Task(base.Task):
 
     @classmethod
     def complete_config(cls, config: CaptionsConfig, data: Corpus) -> tuple[CaptionsConfig, list[str]]:
-        """Vocabulary by the number of captions, preset by the machine."""
+        """Vocabulary by the number of captions, preset by the machine, patches by the size of the pictures."""
         options, model, chosen = config.data, config.model, []
         on_cpu = pick_device(config.training.device, config.training.precision).type == "cpu"
         if options.vocabulary is None:
@@ -106,6 +107,10 @@ class Task(base.Task):
         if model.preset is None:
             model = dataclasses.replace(model, preset="coca-nano" if on_cpu else "coca-small")
             chosen.append(f"model.preset {model.preset}")
+            if model.patch is None and any(side % PATCH for side in data.train.size):
+                patch = choose_patch(data.train.size)
+                model = dataclasses.replace(model, patch=patch)
+                chosen.append(f"model.patch {patch}{few_tokens(data.train.size, patch)}")
         note = f"chosen for {data.facts['captions']:,} captions on a {'CPU' if on_cpu else 'GPU'}: {', '.join(chosen)}"
         return dataclasses.replace(config, data=options, model=model), [note] if chosen else []
 

@@ -31,6 +31,7 @@ SAMPLES = 3  # shown at each evaluation
 BATCH = {"cpu": 64, "cuda": 512}  # images
 RESIDENT = 0.5  # share of the free memory of a GPU that training images may take
 TOKENS = 64  # most patches of an image, where the preset is not chosen
+FEW = 16  # patches below which an image is said to have few
 FREE = ("dropout", "drop_path")  # options of a model that may change with --init
 
 
@@ -65,7 +66,7 @@ class Task(base.Task):
         if config.init is None and model.preset is None and model.patch is None:
             patch = choose_patch(data.size)
             model = dataclasses.replace(model, patch=patch)
-            notes.append(f"model.patch {patch}, chosen for images of {height} x {width}")
+            notes.append(f"model.patch {patch}, chosen for images of {height} x {width}{few_tokens(data.size, patch)}")
         return dataclasses.replace(config, data=options, augment=resolved, model=model), notes
 
     @classmethod
@@ -209,6 +210,14 @@ def choose_patch(size: tuple[int, int]) -> int:
     sides = [side for side in range(1, both + 1) if both % side == 0]
     few = [side for side in sides if side > 1 and size[0] * size[1] <= TOKENS * side * side]
     return few[0] if few else sides[-1]
+
+
+def few_tokens(size: tuple[int, int], patch: int) -> str:
+    """What to say where the sides of images have too few divisors for patches that a model can learn much from."""
+    count, others = size[0] * size[1] // patch**2, [max(round(side / 8), 1) * 8 for side in size]
+    if count >= FEW or min(size) < 8:
+        return ""
+    return f": {count} {'token' if count == 1 else 'tokens'}, which is little; data.size {others} would give more"
 
 
 def fit_classes(model: Model, trained: list[str], classes: list[str]) -> None:
