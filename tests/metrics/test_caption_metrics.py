@@ -35,6 +35,13 @@ class TestCider:
         expected = 10 * (1 / (3 * math.sqrt(2))) / 4 * math.exp(0)
         assert cider(["dog dog dog", "x"], [["a dog runs"], ["a cat"]]).value == pytest.approx(expected / 2, rel=1e-12)
 
+    def test_words_are_rare_by_pictures_and_not_by_captions(self):
+        """`dog` is in two captions of one picture of two: its weight is w = log 2, as that of all others.
+        First caption: n = 1, 2 are 1. Second: n = 1 is w w / (sqrt 2 w sqrt 2 w)."""
+        expected = 10 * (2 / 4 + 1 / 2 / 4) / 2
+        found = cider(["dog runs", "x"], [["dog runs", "dog sits"], ["cat"]])
+        assert found.value == pytest.approx(expected / 2, rel=1e-12)
+
     def test_a_reference_that_is_long_enough_scores_all(self):
         own = [texts[0] for texts in CAPTIONS]
         one = cider(own, [[text] for text in own])

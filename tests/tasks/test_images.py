@@ -277,6 +277,24 @@ def test_defaults_follow_the_images(tmp_path):
         assert note.startswith(f"data.batch {batch}, chosen for a")
 
 
+def test_what_is_measured_while_training(tmp_path):
+    """Seven classes, of which the first is always the most probable and the last the least: five are among the first
+    five."""
+    for name in "abcdefg":
+        (tmp_path / "letters" / name).mkdir(parents=True)
+        for number in range(2):
+            (tmp_path / "letters" / name / f"{number}.png").write_bytes(encoded(painted("red", number)))
+    settings = config(tmp_path, data={"images": str(tmp_path / "letters")})
+    read = Task.read_data(settings)
+    ready = Task(settings, read, {}, Task.build_model(settings, Task.model_config(settings, {}, read)))
+    assert read.valid.labels.tolist() == list(range(7))
+    falling = np.arange(7, 0, -1) / 28
+    ready.classifier.probabilities = lambda pixels, check: np.tile(falling, (7, 1))
+    found, _ = ready.evaluate(lambda: None)
+    assert (found["accuracy"], found["top5"]) == (pytest.approx(100 / 7), pytest.approx(500 / 7))
+    assert found["loss"] == pytest.approx(-np.log(falling).mean())
+
+
 def test_few_tokens_are_said():
     assert task.few_tokens((32, 32), 4) == task.few_tokens((1, 1), 1) == ""
     assert task.few_tokens((31, 34), 1) == ""
