@@ -188,7 +188,9 @@ def export_run(
     config, task = parts.config, parts.facts["task"]
     of_images = task == "images"
     if not isinstance(config, ModelConfig) and not of_images:
-        raise ValueError(f"{run.folder} is a model of kind {config.kind!r}: only Transformers can be exported")
+        raise ValueError(
+            f"{run.folder} is a model of kind {config.kind!r}: only Transformers and classifiers of images can be exported"
+        )
     for name, possible in (("ctranslate2", task == "translate"), ("timm", of_images)):
         if format == name and not possible:
             what, where = ("translators", "CTranslate2") if name == "ctranslate2" else ("models of images", "timm")
