@@ -189,7 +189,8 @@ def export_run(
     of_images = task == "images"
     if not isinstance(config, ModelConfig) and not of_images:
         raise ValueError(
-            f"{run.folder} is a model of kind {config.kind!r}: only Transformers and classifiers of images can be exported"
+            f"{run.folder} is a model of kind {config.kind!r}: only Transformers and classifiers of images can be "
+            "exported"
         )
     for name, possible in (("ctranslate2", task == "translate"), ("timm", of_images)):
         if format == name and not possible:
