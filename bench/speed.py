@@ -79,7 +79,7 @@ class Bench:
             with contextlib.suppress(Enough):
                 Loop(task, config.training, run, Display(quiet=True)).train()
             log = [json.loads(line) for line in (run.folder / "log.jsonl").read_text().splitlines()]
-        speeds = [record[f"{task.unit}_per_second"] for record in log if record["event"] == "step"]
+        speeds = [record[f"{task.speed_unit}_per_second"] for record in log if record["event"] == "step"]
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -92,7 +92,7 @@ class Loop:
 
     def __init__(self, task: TrainingTask, config: TrainingConfig, run: Run, display: Display):
         self.task, self.requested, self.run, self.display = task, config, run, display
-        display.unit = task.unit
+        display.unit = task.speed_unit
         self.steps_per_epoch = task.batches.count(0) / config.accumulate
         self.plan = plans.read(run) or plans.plan_without_timing(config, self.steps_per_epoch)
         self.config = config if self.plan is None else self.plan.apply(config)
@@ -438,7 +438,7 @@ class Loop:
             "loss": float(sums.loss) / sums.tokens,
             "learning_rate": self._learning_rate(state.step),
             "norm": sums.gradient_norm if math.isfinite(sums.gradient_norm) else None,
-            f"{self.task.unit}_per_second": round(sums.tokens_read / max(1e-9, now - sums.since)),
+            f"{self.task.speed_unit}_per_second": round(sums.tokens_read / max(1e-9, now - sums.since)),
             "memory": _memory(self.device),
             "seconds": round(now - self.began, 1),
         }

@@ -31,7 +31,7 @@ class TrainingTask(Protocol):
     model: Model
     batches: Batches
     epochs: float = 20  # to train for at most, where no setting says how long to train
-    unit: str = "tokens"  # what its speed is counted in
+    speed_unit: str = "tokens"  # what its speed is counted in
 
     @abstractmethod
     def loss(self, batch: Any, label_smoothing: float, /) -> Loss:

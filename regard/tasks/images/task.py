@@ -44,7 +44,7 @@ class Task(base.Task):
     config = ImagesConfig
     predicts = "image class"
     metrics = ("accuracy", "top5", "f1", "loss")
-    unit = "images"
+    speed_unit = "images"
     data_unit = "images"
     epochs = 30
 

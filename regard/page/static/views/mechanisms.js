@@ -15,6 +15,9 @@ const WORDS = {
 // options that do not count tokens
 const OTHER = ["longest", "bank", "every", "iterations", "bits", "inner", "expansion"];
 
+// a number of tokens; of a grid it may be a list instead, which only the spec can say
+const isWhole = (option, now) => option.type === "a whole number" || (option.type === "a whole number or a list of whole numbers" && Number.isInteger(now));
+
 export function mount(host, app) {
   const parts = layout(host, "Which token can attend to which, and why. Everything is measured on the layer itself: other tokens and other random draws tell what a pair depends on.", null, false);
   const columns = el("div", { className: "beside" });
@@ -66,7 +69,7 @@ export function mount(host, app) {
       const now = chosen[option.name] === undefined ? option.default : chosen[option.name];
       const change = (value) => app.set({ [key]: write(nameOf(spec), { ...chosen, [option.name]: value }) });
       let node = null;
-      if (option.type === "a whole number") node = slider(now, Math.min(1, option.default), Math.max(16, Math.min(2048, now * 4)), 1, change, option.name);
+      if (isWhole(option, now)) node = slider(now, Math.min(1, option.default), Math.max(16, Math.min(2048, now * 4)), 1, change, option.name);
       else if (/^a (whole )?number or None$/.test(option.type)) node = numberOrNone(now, change, option.name);
       else if (option.type === "a number") node = now <= 1 ? slider(now, 0, 1, 0.01, change, option.name) : slider(now, 0, Math.max(4, now * 2), 0.1, change, option.name);
       else if (option.type === "True or False") node = chips([{ key: true, text: "yes" }, { key: false, text: "no" }], now, change, option.name);
@@ -151,7 +154,7 @@ export function mount(host, app) {
     const about = known(nameOf(spec));
     if (about.nests) return [];
     const chosen = values(spec);
-    const large = about.options.filter((option) => option.type === "a whole number" && !OTHER.includes(option.name) && (chosen[option.name] ?? option.default) >= T);
+    const large = about.options.filter((option) => isWhole(option, chosen[option.name] ?? option.default) && !OTHER.includes(option.name) && (chosen[option.name] ?? option.default) >= T);
     if (!large.length) return [];
     const names = large.map((option) => `${option.name}=${chosen[option.name] ?? option.default}`).join(", ");
     return [el("p", { className: "misfit" }, `${names}: not smaller than the ${T} tokens, so its limit cannot be seen here. `, el("button", { type: "button", className: "linklike", onclick: () => app.set({ [key]: usual(about) }) }, `Show ${usual(about)}`))];
