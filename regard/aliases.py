@@ -54,6 +54,7 @@ ALIASES: dict[str, dict[str, str]] = {
     },
     "position": {
         "absolute": "learned",
+        "fourier_features": "fourier",
         "learnable": "learned",
         "learnt": "learned",
         "no": "none",

@@ -112,7 +112,9 @@ def _positions(config: ModelConfig, tensors: Tensors, count: int) -> dict[str, n
             tables[name] = _numbers(tensors[f"{name}.position.table"])
             continue
         scheme = POSITIONS.build(config.position, Shape.of(width=config.width, heads=config.heads, role=role))
-        zeros = torch.zeros(1, count, config.width)
+        prefix = f"{name}.position."
+        scheme.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+        zeros = torch.zeros(1, min(count, getattr(scheme, "longest", count)), config.width)
         tables[name] = _numbers(scheme.add(zeros, Rows.full(zeros))[0])
     return tables
 

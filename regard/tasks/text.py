@@ -106,9 +106,11 @@ class TextTask(base.Task):
         model_config = config.model.resolve(vocabulary=tokenizer.size, stems=count_stems(tokenizer))
         if getattr(model_config, "head", None) == "none":
             raise ValueError("model.head none gives no logits, which a loss needs: use linear or transform")
-        if parse(model_config.position) == parse("learned"):
+        spec = parse(model_config.position)
+        if spec in (parse("learned"), parse("fourier")):
             # no longer than a row: positions that no text reaches would keep their random vectors
-            model_config = dataclasses.replace(model_config, position=f"learned(longest={config.data.length})")
+            position = f"{spec.name}(longest={config.data.length})"
+            model_config = dataclasses.replace(model_config, position=position)
         return model_config
 
     @classmethod

@@ -480,14 +480,18 @@ def test_ctranslate2_gives_the_same_translations(tmp_path):
 
 
 def test_ctranslate2_of_other_settings(tmp_path):
-    """Post-norm, GELU, biases, learnt positions, vocabularies apart: the same greedy tokens and probabilities."""
+    """Post-norm, GELU, biases, learned positions, vocabularies apart: the same greedy tokens and probabilities."""
     ctranslate2 = importlib.import_module("ctranslate2")
     from regard.decoding import decode
     from regard.interop import ctranslate2 as ours
 
     options = {"norm": "post", "bias": True, "position": "learned(longest=64)", "head_bias": True, "norm_epsilon": 2.0}
     for number, changes in enumerate(
-        ({}, {"norm": "pre", "target_vocabulary": 70, "tied": False}, {"scaled_embedding": False, "position": "none"})
+        (
+            {},
+            {"norm": "pre", "target_vocabulary": 70, "tied": False, "position": "fourier(bands=3, longest=50)"},
+            {"scaled_embedding": False, "position": "none"},
+        )
     ):
         torch.manual_seed(number)
         sizes = {"vocabulary": 60, "width": 16, "heads": 4, "inner": 40, "layers": 2, "decoder_layers": 1}

@@ -9,11 +9,13 @@ from transformers.models.gpt_neox import modeling_gpt_neox
 from transformers.models.gptj import modeling_gptj
 from transformers.models.llama import modeling_llama
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+from transformers.models.perceiver import modeling_perceiver
 from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import Wav2Vec2BertSelfAttention
 from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
 
 import regard
+from regard.core.rows import Rows
 from regard.core.shape import Shape
 from regard.spec import POSITIONS
 
@@ -179,3 +181,15 @@ def test_alibi_is_blooms_and_mpts(heads):
     # Bloom counts from the first key, which moves all logits of a query alike
     bloom = build_alibi_tensor(torch.ones(1, T), heads, torch.float32)[:, 0]
     assert_close(last - last[:, :1], bloom)
+
+
+def test_fourier_features_are_the_perceivers():
+    size = (7, 5)
+    ours = scheme("fourier(bands=6, columns=5, apart=True, longest=36)")
+    with torch.no_grad():
+        pos = modeling_perceiver.build_linear_positions(size).flatten(0, 1)[None]
+        theirs = modeling_perceiver.generate_fourier_features(pos, 6, size)
+        x = torch.randn(B, 36, E)
+        expected = x.clone()
+        expected[:, 1:] += theirs @ ours.project.weight.T
+        assert_close(ours.add(x, Rows.full(x)), expected, rtol=1e-5, atol=1e-5)

@@ -178,9 +178,10 @@ class TestTraining:
         assert Task.choose_batch_size(config, "cuda")[1] == "data.batch 256, chosen for a GPU"
         made = Task.model_config(config, Task.train_tokenizers(data, config), data)
         assert (made.image, made.channels, made.patch) == ((16, 16), 3, 4)
-        learned = replace(config, model=CaptionerOptions(patch=4, position="learned"))
-        made = Task.model_config(learned, Task.train_tokenizers(data, config), data)
-        assert made.position == "learned(longest=66)"
+        for position in ("learned", "fourier"):
+            placed = replace(config, model=CaptionerOptions(patch=4, position=position))
+            made = Task.model_config(placed, Task.train_tokenizers(data, config), data)
+            assert made.position == f"{position}(longest=66)"
         other = replace(config, data=replace(config.data, size=20), model=CaptionerOptions())
         read = Task.read_data(other)
         made, notes = Task.complete_config(other, read)

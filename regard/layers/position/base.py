@@ -2,7 +2,7 @@
 
 A scheme acts at one of four places, its `kind`; a mechanism says in its facts which kinds it can take:
 
-- "input":    added to the token vectors before anything else (sinusoidal, learned): every mechanism takes it;
+- "input":    added to the token vectors before anything else (sinusoidal, learned, fourier): every mechanism takes it;
 - "rotation": turns queries and keys so that their product depends on the distance (rotary);
 - "bias":     a number for each head and distance, added to the scaled logit (ALiBi, T5 buckets);
 - "content":  a term of the logit that reads the query or key (Shaw, Music Transformer, Transformer-XL), and perhaps of
@@ -16,7 +16,8 @@ A model that pools tokens says where its vectors stand: `step` places apart, its
 first of them, where it is `apart`, at no place. A model whose attention reads tokens in another order than they stand
 in says which token each slot holds: `slots`.
 
-Sinusoids and rotations also count the cells of a grid, such as the patches of an image: row by row, `columns` in each.
+Sinusoids, Fourier features and rotations also count the cells of a grid, such as the patches of an image: row by row,
+`columns` in each.
 """
 
 import math
@@ -226,6 +227,19 @@ def check_columns(name: str, columns: int | None, apart: bool) -> None:
         raise ValueError(f"option 'columns' of {name!r} must be at least 1, or None for a line, got {columns}")
     if apart and columns is None:
         raise ValueError(f"option 'apart' of {name!r} is for a grid: give columns, or leave apart out")
+
+
+def check_end(name: str, x: Tensor, rows: Rows, longest: int) -> None:
+    """Refuses a token behind the last position of a scheme that has an end."""
+    end = rows.T + (rows.uniform_start or 0)
+    if rows.uniform_start is None and x.device.type == "cpu" and not torch.compiler.is_compiling():
+        # On other devices looking would stop the host at every step: a table fails at the lookup there.
+        end = max(end, int((rows.start + rows.count).max()))
+    if end > longest:
+        raise ValueError(
+            f"position {name!r} has longest={longest} positions and got a token at position {end - 1}: "
+            f"build it with {name}(longest={end}) or more, shorten the input, or use a scheme without an end"
+        )
 
 
 def rates(width: int, base: float) -> Tensor:

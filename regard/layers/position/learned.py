@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.core.rows import Rows
 from regard.core.shape import Shape
-from regard.layers.position.base import Position, PositionFacts
+from regard.layers.position.base import Position, PositionFacts, check_end
 
 
 class Learned(Position):
@@ -31,15 +31,7 @@ class Learned(Position):
         self.table = nn.Parameter(torch.empty(longest, shape.width).normal_(std=0.02))
 
     def add(self, x: Tensor, rows: Rows) -> Tensor:
-        end = rows.T + (rows.uniform_start or 0)
-        if rows.uniform_start is None and x.device.type == "cpu" and not torch.compiler.is_compiling():
-            # On other devices looking would stop the host at every step: there the lookup itself fails.
-            end = max(end, int((rows.start + rows.count).max()))
-        if end > self.longest:
-            raise ValueError(
-                f"position 'learned' has longest={self.longest} positions and got a token at position {end - 1}: "
-                f"build it with learned(longest={end}) or more, shorten the input, or use a scheme without a table"
-            )
+        check_end("learned", x, rows, self.longest)
         at, real = rows.positions(), rows.real()
         # what is padding may stand behind the end of the table
         return x + F.embedding(at if real is None else torch.where(real, at, 0), self.table)

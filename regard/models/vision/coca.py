@@ -62,7 +62,7 @@ class CocaConfig:
     pooling_attention: Annotated[str, "spec of the attention that pools the picture"] = "softmax"
     position: Annotated[str, "spec of the positions of words, such as sinusoidal, rotary, alibi"] = "sinusoidal"
     image_position: Annotated[
-        str, "spec of the positions of patches: learned, sinusoidal or rotary (of rows and columns), none"
+        str, "spec of the positions of patches: learned, sinusoidal, fourier or rotary (of rows and columns), none"
     ] = "learned"
     norm: Norm = "pre"
     norm_epsilon: Annotated[float, "epsilon of the norms, added to the variance", Range(above=0)] = 1e-6

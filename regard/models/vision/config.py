@@ -72,9 +72,9 @@ class PatchConfig(ImageConfig):
         "spec of the attention over the patches, or a list repeated over the layers; the model fills in the width of "
         "its grid and the number of its tokens",
     ] = "softmax"
-    position: Annotated[str, "spec of the positions: learned, sinusoidal or rotary (of rows and columns), none"] = (
-        "learned"
-    )
+    position: Annotated[
+        str, "spec of the positions: learned, sinusoidal, fourier or rotary (of rows and columns), none"
+    ] = "learned"
     norm: Norm = "pre"
     norm_kind: Annotated[Literal["layer", "rms"], "kind of the norms: layer norm or RMSNorm"] = "layer"
     norm_epsilon: Annotated[float, "epsilon of the norms, added to the variance", Range(above=0)] = 1e-6

@@ -1,6 +1,6 @@
 """The Perceiver over the patches of an image."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from torch import Tensor
@@ -14,7 +14,7 @@ from regard.models.block import gather_auxiliary
 from regard.models.perceiver import LatentModel
 from regard.models.pooling import Answer
 from regard.models.vision.config import IMAGE_POOLING, ImagePooling, PatchConfig, drop_rates
-from regard.models.vision.grid import Grid, fill_position
+from regard.models.vision.grid import Grid, copy_resized, fill_position
 from regard.models.vision.patches import build_stem, check_images
 from regard.spec import POSITIONS, parse
 
@@ -34,7 +34,9 @@ class ImagePerceiverConfig(PatchConfig):
     reads: Annotated[Literal["once", "each"], "each: the latents read the patches again before every block"] = "once"
     cross_attention: Annotated[str, "spec of the attention from latents to patches"] = "softmax"
     cross_heads: Annotated[int | None, "heads of that attention (default: as heads)", Range(1)] = None
-    position: Annotated[str, "spec of the positions: sinusoidal (of rows and columns), learned, none"] = "sinusoidal"
+    position: Annotated[str, "spec of the positions: fourier or sinusoidal (of rows and columns), learned, none"] = (
+        "fourier"
+    )
     pooling: Annotated[ImagePooling, IMAGE_POOLING.replace("patches", "latents")] = "mean"
 
     def __post_init__(self) -> None:
@@ -43,7 +45,7 @@ class ImagePerceiverConfig(PatchConfig):
         if found.kind != "input":
             raise ValueError(
                 f"a Perceiver cannot take position {found.name!r}: latents have no place that a distance could be "
-                f"measured from; use one that is added to the patches, such as sinusoidal or learned"
+                f"measured from; use one that is added to the patches, such as fourier, sinusoidal or learned"
             )
         if self.pooling == "first":
             raise ValueError("a Perceiver has no class token: use pooling 'mean', or 'pma', which reads the latents")
@@ -54,8 +56,8 @@ class ImagePerceiverConfig(PatchConfig):
 class ImagePerceiver(LatentModel):
     """Jaegle et al. 2021 (Perceiver, arXiv 2103.03206) over the patches of an image: M learned latents read the
     patches, with positions of rows and columns added, and think among themselves; see Perceiver. patch=1 reads pixels,
-    as the authors do. They put Fourier features of the position beside the pixels, where sinusoids are added here.
-    Time N M + layers M^2, memory N.
+    as the authors do. Their Fourier features of the position are the default, `fourier`: added to the patches, which is
+    the same as concatenated with the pixels before the linear map of the stem. Time N M + layers M^2, memory N.
 
     >>> sizes = {"width": 32, "heads": 4, "inner": 64, "layers": 2, "latents": 8}
     >>> model = ImagePerceiver(ImagePerceiverConfig(image=(64, 64), patch=8, classes=10, **sizes))
@@ -82,6 +84,13 @@ class ImagePerceiver(LatentModel):
     def encode(self, images: Tensor) -> Memory:
         """The latents behind the last layer, [B, M, E]."""
         return Memory(self.think(self.read(images)).y, None)
+
+    def resize(self, image: tuple[int, int]) -> "ImagePerceiver":
+        """A copy for images of another size, height and width. Fourier features have no table: their coordinates run
+        from -1 to 1 over the new grid, and their frequencies follow its size unless the spec gives `highest`. A learned
+        table is resized as by `Vit.resize`."""
+        made = ImagePerceiver(replace(self.config, image=image))
+        return copy_resized(self, made, (self.grid, made.grid))
 
     def read(self, images: Tensor) -> Memory:
         """What the latents read."""

@@ -69,8 +69,8 @@ class Vit(Model):
     it in (`axial`, `swin`, `local` with a window of rows and columns, `image` with such a block, which also gets its
     tokens in the order of its blocks); all others see a line, in which a neighbour above is as far as a row is long.
     The class token is no cell of a grid: a word that reads one takes another pooling. Positions: "learned" has a vector
-    for each token, "sinusoidal" and "rotary" count rows and columns (with columns=None the tokens of the line), and
-    none but "learned" touches the class token.
+    for each token, "sinusoidal", "fourier" and "rotary" count rows and columns (with columns=None the tokens of the
+    line), and none but "learned" touches the class token.
 
     stem="convolution" and pooling="sequence" make it a Compact Convolutional Transformer (Hassani et al. 2021, arXiv
     2104.05704), the latter alone a CVT; their code also norms the sum before each MLP, which is not done here.

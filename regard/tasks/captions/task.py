@@ -131,9 +131,10 @@ class Task(base.Task):
     def model_config(cls, config: CaptionsConfig, tokenizers: dict[str, Tokenizer], data: Corpus) -> Any:
         sizes = {"image": data.train.size, "channels": data.train.channels, "vocabulary": tokenizers[FILE].size}
         found = config.model.resolve(**sizes)
-        if parse(found.position) == parse("learned"):
+        spec = parse(found.position)
+        if spec in (parse("learned"), parse("fourier")):
             # bos, the words and [CLS]: positions that no caption reaches would keep their random vectors
-            found = dataclasses.replace(found, position=f"learned(longest={config.data.maximum_length + 2})")
+            found = dataclasses.replace(found, position=f"{spec.name}(longest={config.data.maximum_length + 2})")
         return found
 
     def __init__(self, config: CaptionsConfig, data: Corpus, tokenizers: dict[str, Tokenizer], model: Model):

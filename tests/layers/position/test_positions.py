@@ -77,6 +77,50 @@ def test_sinusoids_are_the_formula(width, layout):
             assert_close(row, torch.tensor(expected[:width], dtype=torch.float64), rtol=0, atol=1e-8 + start * 1.2e-14)
 
 
+@pytest.mark.parametrize("columns", [None, 4])
+def test_fourier_features_are_the_formula(columns):
+    """Coordinates from -1 to 1 and frequencies from 1 to half the tokens of an axis; W shows them one by one."""
+    width = 7 if columns is None else 14
+    got = scheme(f"fourier(bands=3, longest=24, columns={columns})", width=width, heads=1)
+    with torch.no_grad():
+        got.project.weight.copy_(torch.eye(width))
+    axes = [24] if columns is None else [6, 4]
+    cells = torch.cartesian_prod(*(torch.linspace(-1, 1, n, dtype=torch.float64) for n in axes)).view(24, -1)
+    waves = [math.pi * f * c for c, n in zip(cells.T, axes, strict=True) for f in (1, (1 + n / 2) / 2, n / 2)]
+    angle = torch.stack(waves, -1)
+    expected = torch.cat([cells, angle.sin(), angle.cos()], -1)
+    zeros = torch.zeros(1, 24, width, dtype=torch.float64)
+    assert_close(got.add(zeros, rows(24))[0], expected)
+    assert_close(got.add(zeros[:, 5:], rows(19, 5))[0], expected[5:])
+
+
+def test_added_fourier_features_are_concatenated_ones():
+    """Before a linear map, as the authors have them beside the pixels."""
+    position = scheme("fourier(bands=2, columns=3, longest=12)")
+    pixels, V = torch.randn(2, 12, 5, dtype=torch.float64), torch.randn(16, 5, dtype=torch.float64)
+    added, W = position.add(pixels @ V.T, rows(12, B=2)), position.project.weight.detach().clone()
+    with torch.no_grad():
+        position.project.weight.copy_(torch.eye(16, 10))
+    features = position.add(torch.zeros(2, 12, 16, dtype=torch.float64), rows(12, B=2))[..., :10]
+    assert_close(added, torch.cat([pixels, features], -1) @ torch.cat([V, W], -1).T)
+
+
+def test_fourier_features_of_small_axes():
+    """An axis of one token has the coordinate 0, and no frequency is below 1."""
+    for spec in ("fourier(longest=1)", "fourier(longest=3, columns=1)", "fourier(longest=2, columns=4, apart=True)"):
+        for options in (", bands=1)", ", bands=5)", ", bands=5, highest=9.0)"):
+            position = scheme(spec[:-1] + options)
+            x = torch.randn(position.longest, 16, dtype=torch.float64)
+            assert_close(position.add(x[None], rows(len(x)))[0], position.plain_add(x))
+
+
+def test_fourier_features_ask_for_what_is_longer():
+    layer = regard.attention("softmax", width=16, heads=4, position="fourier(longest=8)")
+    assert layer(torch.randn(1, 8, 16)).shape == (1, 8, 16)
+    with pytest.raises(ValueError, match=r"'fourier' has longest=8 positions.*position 8.*fourier\(longest=9\)"):
+        layer(torch.randn(1, 9, 16))
+
+
 def test_angles_stay_exact_in_half_precision_and_far_out():
     layer = regard.attention("softmax", width=16, heads=2, role="causal", position="rotary").to(torch.bfloat16)
     assert_close(layer.position.rates, rates(8, 10000.0))
@@ -244,6 +288,12 @@ def test_learned_ends_in_words():
     ("spec", "words"),
     [
         ("learned(longest=0)", "'longest' of 'learned' must be at least 1, got 0"),
+        ("fourier(bands=0)", "'bands' of 'fourier' must be at least 1, got 0"),
+        ("fourier(highest=0.5)", "'highest' of 'fourier' must be at least 1, the lowest frequency, got 0.5"),
+        ("fourier(longest=0)", "'longest' of 'fourier' must be at least 1, got 0"),
+        ("fourier(longest=1, columns=2, apart=True)", "'longest' of 'fourier' must be at least 2, got 1"),
+        ("fourier(apart=True)", "'apart' of 'fourier' is for a grid: give columns"),
+        ("fourier(columns=0)", "'columns' of 'fourier' must be at least 1, or None for a line, got 0"),
         ("sinusoidal(base=1.0)", "'base' of 'sinusoidal' must be more than 1, got 1.0"),
         ("sinusoidal(layout='half')", "'layout' of 'sinusoidal' must be 'interleaved' or 'halves', got 'half'"),
         ("shaw(distance=0)", "'distance' of 'shaw' must be at least 1, got 0"),

@@ -43,7 +43,7 @@ def pictures(B: int = 2, image: tuple[int, int] = (16, 24)) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("preset", "parameters"),
-    [("perceiver", 3_186_442), ("tokenlearner", 3_212_114), ("convnet", 2_777_674), ("resnet-20", 272_474)],
+    [("perceiver", 3_252_490), ("tokenlearner", 3_212_114), ("convnet", 2_777_674), ("resnet-20", 272_474)],
 )
 def test_parameter_counts(preset, parameters):
     found = registry.presets("image class")[preset]
@@ -69,7 +69,7 @@ def test_gradients_reach_every_parameter(make):
     assert not [name for name, parameter in model.named_parameters() if parameter.grad is None]
 
 
-@pytest.mark.parametrize("position", ["sinusoidal", "learned", "none"])
+@pytest.mark.parametrize("position", ["fourier", "fourier(columns=None)", "sinusoidal", "learned", "none"])
 def test_latents_read_patches_with_their_places(position):
     """The order of patches matters by their positions alone."""
     model, images = perceiver(position=position), pictures()
@@ -80,6 +80,30 @@ def test_latents_read_patches_with_their_places(position):
     read = Memory(model.position.add(x, Rows.full(x)), None)
     assert_close(model.read(images).x, read.x)
     assert_close(model.encode(images).x, model.think(read).y)
+
+
+def test_fourier_features_know_the_grid():
+    model = perceiver()
+    assert model.position.facts.name == "fourier"
+    assert model.position.sizes == (4, 6)
+    model = perceiver(position="fourier(bands=3, columns=None)")
+    assert model.position.sizes == (24,)
+    with pytest.raises(ValueError, match="'fourier' has columns=4, and for this model it is 6"):
+        perceiver(position="fourier(columns=4)")
+
+
+@pytest.mark.parametrize("position", ["fourier(bands=3)", "fourier(bands=3, highest=3.0)", "learned"])
+def test_a_perceiver_of_images_of_another_size(position):
+    model = perceiver(position=position)
+    same, larger = model.resize((16, 24)), model.resize((28, 44))
+    assert_close(same(pictures()).logits, model(pictures()).logits, rtol=0, atol=0)
+    assert larger(pictures(image=(28, 44))).logits.shape == (2, 5)
+    zeros = [torch.zeros(1, one.grid.tokens, 16, dtype=torch.float64) for one in (model, larger)]
+    before, after = (one.position.add(x, Rows.full(x))[0] for one, x in zip((model, larger), zeros, strict=True))
+    after = after.unflatten(0, (7, 11))[::2, ::2].flatten(0, 1)
+    # what stood at the same place of the image; frequencies that are not given follow the grid
+    same_place = (after - before).abs().max() < 1e-9
+    assert same_place == (position != "fourier(bands=3)")
 
 
 @pytest.mark.parametrize("spec", CROSS)

@@ -272,7 +272,7 @@ def test_images_of_another_kind(images, words):
 
 
 @pytest.mark.parametrize("pooling", ["first", "mean"])
-@pytest.mark.parametrize("position", ["sinusoidal", "rotary", "alibi", "buckets", "xl", "shaw", "none"])
+@pytest.mark.parametrize("position", ["sinusoidal", "fourier", "rotary", "alibi", "buckets", "xl", "shaw", "none"])
 def test_positions_do_not_tell_the_class_token_where_it_is(position, pooling):
     """Where distances are added to logits, the class token reads patches as if none of them stood anywhere."""
     model = small(position=position, pooling=pooling, layers=1)
@@ -319,7 +319,14 @@ def test_resize_keeps_what_is_linear_and_the_class_row():
 
 
 @pytest.mark.parametrize(
-    "options", [{"pooling": "first"}, {"position": "rotary"}, {"attention": "axial"}, {"position": "none"}]
+    "options",
+    [
+        {"pooling": "first"},
+        {"position": "rotary"},
+        {"position": "fourier", "pooling": "first"},
+        {"attention": "axial"},
+        {"position": "none"},
+    ],
 )
 def test_a_model_for_images_of_another_size(options):
     model = small(**options)

@@ -18,6 +18,7 @@ const SAYS = {
 const TABLES = {
   sinusoidal: "The vector of each position: waves, fast in the first channels and slow in the last.",
   learned: "The vector of each position, one parameter per cell.",
+  fourier: "The vector of each position: a learned mixture of waves in every channel.",
   none: "The vector of each position: zero.",
   rotary: "One vector, rotated position by position: pairs of channels, fast in the first and slow in the last.",
 };
