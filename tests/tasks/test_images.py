@@ -385,6 +385,16 @@ def test_the_bundled_classifier(tmp_path, capsys):
     assert sum(answer["probabilities"].values()) == pytest.approx(1, abs=1e-4)
 
 
+def test_a_run_begins_with_the_bundled_classifier(trained, tmp_path):
+    folder, out = trained[0], tmp_path / "tuned"
+    flags = ["--init", "cifar10", "--training.steps", "1", "--training.learning_rate", "1e-12", "--out", str(out)]
+    assert cli.main(["train", "images", "--data.images", str(folder / "colours"), *flags]) == 0
+    tuned, bundled = (ImageClassifier.load(run).model.state_dict() for run in (out, load.BUNDLED / "cifar10"))
+    assert_close(tuned["stem.convolve.1.weight"], bundled["stem.convolve.1.weight"])
+    assert tuned["answer.output.weight"].shape == (3, 256)
+    assert Run.open(out).read_json("run.json")["init"]["run"] == str(load.BUNDLED / "cifar10")
+
+
 def test_what_classify_cannot_do_with_images(trained, capsys):
     folder, out, _ = trained
     file = str(folder / "colours" / "red" / "001.png")

@@ -84,8 +84,8 @@ class ImagesConfig:
     out: Annotated[str, "run folder to write: config, checkpoints and log"] = "runs/images"
     init: Annotated[
         str | None,
-        "run of images whose weights to begin with; its output layer is replaced if the classes differ, its table of "
-        "positions resized if the size differs",
+        "run of images whose weights to begin with; cifar10: the classifier bundled with Regard. Its output layer is "
+        "replaced if the classes differ, its table of positions resized if the size differs",
     ] = None
     data: ImageData = field(default_factory=ImageData)
     augment: AugmentConfig = field(default_factory=AugmentConfig)

@@ -15,13 +15,13 @@ from regard.data.images.augment import augment, soft_targets
 from regard.data.images.batches import ImageBatch, ImageBatches
 from regard.data.tokenizer import Tokenizer
 from regard.metrics.classification import macro_f1, top_accuracy
-from regard.tasks import base
+from regard.tasks import base, load
 from regard.tasks.classify.classifier import mean_loss
 from regard.tasks.images import page
 from regard.tasks.images.classifier import ImageClassifier, read_statistics
 from regard.tasks.images.config import ImagesConfig
 from regard.tasks.images.corpus import Corpus, read_corpus
-from regard.tasks.images.verbs import ABOUT, EXAMPLES
+from regard.tasks.images.verbs import ABOUT, BUNDLED, EXAMPLES
 from regard.tasks.load import Parts, load_weights, read_parts
 from regard.tasks.opened import OpenedImages
 from regard.training.loss import Loss
@@ -78,6 +78,10 @@ class Task(base.Task):
         return dataclasses.replace(config, data=dataclasses.replace(config.data, batch=batch)), note
 
     @classmethod
+    def init_folder(cls, config: ImagesConfig) -> str | None:
+        return None if config.init is None else init_folder(config.init)
+
+    @classmethod
     def train_tokenizers(cls, data: Corpus, config: ImagesConfig) -> dict[str, Tokenizer]:
         return {}
 
@@ -99,7 +103,7 @@ class Task(base.Task):
         model = models.build(model_config)
         if config.init is None:
             return model
-        run = Run.open(config.init)
+        run = Run.open(init_folder(config.init))
         source: Any = models.build(_trained(config.init).config)
         load_weights(source, run)
         if tuple(source.config.image) != tuple(model_config.image):
@@ -239,9 +243,14 @@ def fits(pixels: Tensor, device: torch.device) -> bool:
     return device.type != "cuda" or pixels.nbytes <= RESIDENT * torch.cuda.mem_get_info(device)[0]
 
 
+def init_folder(init: str) -> str:
+    """The run folder that --init names."""
+    return str(load.BUNDLED / BUNDLED) if init == BUNDLED else init
+
+
 def _trained(init: str) -> Parts:
     """Reads what is known of the run that --init names."""
-    parts = read_parts(Run.open(init))
+    parts = read_parts(Run.open(init_folder(init)))
     if parts.facts.get("task") != Task.name:
         raise ValueError(f"--init {init} is a run of {parts.facts.get('task')!r}, expected 'images'")
     return parts

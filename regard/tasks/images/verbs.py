@@ -11,13 +11,14 @@ from regard.tasks.command import AddVerb, EvaluationFlags, check_picture, counte
 ABOUT = "A classifier of images, such as a Vision Transformer with any attention, from scratch or from another run."
 EXAMPLES = (
     "regard train images --data.images photos --out runs/photos",
-    "regard train images --data.images cifar-10-batches-bin --config cifar10-vit --out runs/cifar10",
+    "regard train images --data.images cifar-10-batches-bin --config cifar10-cct --out runs/cifar10",
     "regard train images --data.images train-images-idx3-ubyte.gz --model.attention performer",
     "regard train images --data.images photos/train --data.valid_images photos/val --data.size 64",
     "regard train images --data.images flowers.csv --init runs/photos --out runs/flowers",
+    "regard train images --data.images pets --init cifar10 --out runs/pets",
 )
 EVALUATION = "accuracy, top-5 accuracy, confusion matrix, precision, recall and F1 (per class, macro, micro)"
-BUNDLED = "cifar10"  # the run that answers where none is named
+BUNDLED = "cifar10"  # the bundled run: it answers where none is named, and --init names it
 
 
 def add_verbs(verb: AddVerb) -> None:
