@@ -257,7 +257,13 @@ def test_rollout_distances_and_a_saved_file(page, subjects, tmp_path):
     lists(page, rollout(layers, torch.eye(49))[10])
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1024), ("light", 360)])
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    [
+        ("dark", 1024),
+        *(pytest.param("light", width, marks=pytest.mark.exhaustive) for width in (1280, 360)),
+    ],
+)
 def test_axe_finds_nothing_serious_at_any_width(browser, server, scheme, width):
     small = {"has_touch": True, "is_mobile": True} if width < 400 else {}
     context = browser.new_context(viewport={"width": width, "height": 740}, color_scheme=scheme, **small)

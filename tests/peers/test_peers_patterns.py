@@ -110,7 +110,14 @@ def test_gpt_neo():
 MORE = ("sparse(stride=9)", "sparse(pattern='fixed', stride=9, summary=2)", "strided(stride=9)")
 
 
-@pytest.mark.parametrize("check", [name for name in CHECKS if name != "cost"])
+@pytest.mark.parametrize(
+    "check",
+    [
+        pytest.param(name, marks=[pytest.mark.exhaustive] if name in ("compile", "export") else [])
+        for name in CHECKS
+        if name != "cost"
+    ],
+)
 @pytest.mark.parametrize("role", ["self", "causal"])
 @pytest.mark.parametrize("spec", MORE)
 def test_more(spec, role, check):
