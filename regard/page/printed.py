@@ -101,7 +101,7 @@ def _answer(subject: ImageSubject, sight: Sight) -> str:
 
 
 def _some(numbers: Sequence[int], most: int) -> list[int]:
-    """At most so many of the numbers, the first and the last among them."""
+    """At most `most` of the numbers, the first and the last among them."""
     if len(numbers) <= most:
         return list(numbers)
     return [numbers[round(at * (len(numbers) - 1) / (most - 1))] for at in range(most)]

@@ -293,8 +293,8 @@ class Attention(nn.Module, ABC):
         return None
 
     def grid_order(self, rows: int) -> Tensor | None:
-        """The cells of a grid of so many rows, numbered row by row, in the order in which the layer reads them as
-        tokens. Default: row by row, None."""
+        """The cells of a grid with this number of rows, numbered row by row, in the order in which the layer reads them
+        as tokens. Default: row by row, None."""
         return None
 
     @abstractmethod
