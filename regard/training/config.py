@@ -46,6 +46,10 @@ class TrainingConfig:
         "updates of learning-rate warm-up (default: a tenth of the updates, at most 1000; schedule paper: 400 to 4000)",
         Range(0),
     ] = None
+    optimizer: Annotated[
+        Literal["adamw", "muon"],
+        "optimizer; muon: orthogonal updates of the weight matrices in the layers, AdamW for all other parameters",
+    ] = "adamw"
     betas: Annotated[tuple[float, float], "Adam's betas", Range(0, below=1)] = (0.9, 0.98)
     epsilon: Annotated[float, "Adam's epsilon", Range(above=0)] = 1e-9
     weight_decay: Annotated[float | None, "weight decay, decoupled from the gradient as in AdamW", Range(0)] = 0.0

@@ -14,6 +14,7 @@ def parameter_groups(
     layer_decay: float = 1.0,
     weight_decay: float = 0.0,
     weight_decay_on: Literal["matrices", "all"] = "matrices",
+    orthogonal: bool = False,
 ) -> list[dict[str, Any]]:
     """The parameter groups to build an optimizer with. `share` of a group is the fraction of the learning rate that it
     gets.
@@ -24,22 +25,28 @@ def parameter_groups(
 
     `weight_decay_on` "matrices": parameters of fewer than two dimensions, which are biases and the gains of norms, do
     not decay. Pulling a gain towards zero shrinks the output of a layer, and a bias has little capacity to overfit.
+
+    `orthogonal`: the weights of linear maps inside layers are groups of their own, with `orthogonal` True, as Muon
+    takes them.
     """
+    linear = {id(part.weight) for part in model.modules() if orthogonal and isinstance(part, nn.Linear)}
     depths = {name: _depth(name) for name, _ in model.named_parameters()}
     top = 1 + max((depth for depth in depths.values() if depth is not None), default=0)
     exempts = weight_decay > 0 and weight_decay_on == "matrices"
-    groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
+    groups: dict[tuple[int, bool, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         depth = depths[name]
+        is_matrix = bool(depth) and id(parameter) in linear
         depth = top if depth is None or layer_decay == 1 else depth
-        groups.setdefault((depth, exempts and parameter.ndim < 2), []).append(parameter)
+        groups.setdefault((depth, exempts and parameter.ndim < 2, is_matrix), []).append(parameter)
     return [
         {
-            "params": groups[depth, is_exempt],
+            "params": groups[depth, is_exempt, is_matrix],
             "weight_decay": 0.0 if is_exempt else weight_decay,
+            **({"orthogonal": is_matrix} if orthogonal else {}),
             **({} if layer_decay == 1 else {"share": layer_decay ** (top - depth)}),
         }
-        for depth, is_exempt in sorted(groups)
+        for depth, is_exempt, is_matrix in sorted(groups)
     ]
 
 

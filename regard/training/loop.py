@@ -29,6 +29,7 @@ from regard.training.ema import Ema
 from regard.training.graphs import CudaGraphs
 from regard.training.groups import parameter_groups
 from regard.training.loss import Loss
+from regard.training.muon import Muon
 from regard.training.optimizer_state import pack_optimizer, unpack_optimizer
 from regard.training.run import Run
 from regard.training.schedule import learning_rate
@@ -87,6 +88,20 @@ def compile_loss(task: TrainingTask) -> Callable[[Any, float], Loss]:
     return task.loss
 
 
+def build_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
+    """The optimizer that the config names, with a learning rate of 0."""
+    groups = parameter_groups(
+        model,
+        layer_decay=config.layer_decay or 1.0,
+        weight_decay=config.weight_decay or 0.0,
+        weight_decay_on=config.weight_decay_on,
+        orthogonal=config.optimizer == "muon",
+    )
+    fused = next(model.parameters()).device.type in ("cpu", "cuda")
+    kind = {"adamw": torch.optim.AdamW, "muon": Muon}[config.optimizer]
+    return kind(groups, lr=0.0, betas=config.betas, eps=config.epsilon, fused=fused)
+
+
 class Loop:
     """One run in progress."""
 
@@ -102,18 +117,7 @@ class Loop:
         self.state = State()
         self.saved = -1  # the step of the newest checkpoint
         self.began = 0.0  # a reading of the clock: when the run would have begun without interruptions
-        self.optimizer = torch.optim.AdamW(
-            parameter_groups(
-                task.model,
-                layer_decay=config.layer_decay or 1.0,
-                weight_decay=config.weight_decay or 0.0,
-                weight_decay_on=config.weight_decay_on,
-            ),
-            lr=0.0,
-            betas=config.betas,
-            eps=config.epsilon,
-            fused=self.device.type in ("cpu", "cuda"),
-        )
+        self.optimizer = build_optimizer(task.model, config)
         self.ema = None if config.ema is None else Ema(task.model, config.ema)
         self.ahead: tuple[tuple[int, int], Any] | None = None  # a place in the data, and its batch
         self.sums = LogSums.zero(self.device, time.monotonic())

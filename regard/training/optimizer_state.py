@@ -15,7 +15,7 @@ IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}
 def pack_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The state of an optimizer as tensors named "parameter/entry" and facts for state.json.
 
-    A tied parameter has one state, under its first name. Written for Adam and AdamW; it takes any optimizer whose state
+    A tied parameter has one state, under its first name. Written for AdamW and Muon; it takes any optimizer whose state
     is tensors.
     """
     known = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -54,6 +54,10 @@ def unpack_optimizer(
     """
     names, stored = _matching_groups(optimizer, model, facts)
     entries = _by_parameter(tensors)
+    for is_matrix in (False, True):
+        groups = zip(names, optimizer.param_groups, strict=True)
+        alike = [name for members, group in groups if group.get("orthogonal", False) == is_matrix for name in members]
+        _check_complete({name: entries[name] for name in alike if name in entries})
     held = set(entries)
     states = [
         (parameter, _parameter_state(entries.pop(name, {}), parameter, name, group))
@@ -102,15 +106,19 @@ def _matching_groups(
 
 
 def _by_parameter(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """{parameter: {entry: tensor}}; each parameter must have the same entries."""
+    """{parameter: {entry: tensor}}"""
     entries: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         name, _, entry = key.rpartition("/")
         entries.setdefault(name, {})[entry] = tensor
+    return entries
+
+
+def _check_complete(entries: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Parameters that are updated alike must have the same entries."""
     if len({frozenset(state) for state in entries.values()}) > 1:
         name = min(entries, key=lambda name: len(entries[name]))
         raise CheckpointError(f"the optimizer state of {name!r} is not complete: it has only {sorted(entries[name])}")
-    return entries
 
 
 def _parameter_state(

@@ -59,9 +59,12 @@ class PatchConfig(ImageConfig):
     stem_kernel: Annotated[int, "stem convolution: side of its kernels", Range(1)] = 3
     stem_stride: Annotated[int, "stem convolution: stride of its kernels", Range(1)] = 1
     stem_width: Annotated[int, "stem convolution: channels between its layers", Range(1)] = 64
-    stem_pooling: Annotated[bool, "stem convolution: the largest of 3 x 3 at every second place, after each layer"] = (
-        True
-    )
+    stem_pooling: Annotated[
+        bool | int,
+        "stem convolution: the largest of 3 x 3 at every second place, after each layer; a number: after that many of "
+        "the last layers",
+    ] = True
+    stem_norm: Annotated[bool, "stem convolution: batch norm between convolution and ReLU"] = False
     width: Annotated[int, "model width (d_model)", Range(1)] = 192
     heads: Annotated[int, "heads of each attention", Range(1)] = 3
     kv_heads: Annotated[int | None, "key and value heads, fewer than heads to share them", Range(1)] = None

@@ -46,17 +46,33 @@ class Convolutions(nn.Module):
     """Hassani et al. 2021 (Compact Transformers, arXiv 2104.05704): n layers of convolution without bias, ReLU, and the
     largest of 3 x 3 at every second place. What lies outside of the image is zero to a convolution and nothing to the
     pooling. [B, C, h, w] -> [B, E, rows, columns], each layer with half the rows and columns, rounded up, where the
-    stride is 1."""
+    stride is 1. `pooling` as a number: only after that many of the last layers. `norm`: batch norm before each ReLU,
+    as in the stems of Xiao et al. 2021 (arXiv 2106.14881)."""
 
     def __init__(
-        self, channels: int, width: int, *, layers: int, kernel: int, stride: int, between: int, pooling: bool
+        self,
+        channels: int,
+        width: int,
+        *,
+        layers: int,
+        kernel: int,
+        stride: int,
+        between: int,
+        pooling: bool | int,
+        norm: bool,
     ):
         super().__init__()
-        self.kernel, self.stride, self.pooling = kernel, stride, pooling
+        self.kernel, self.stride = kernel, stride
+        self.pooled = layers if pooling is True else int(pooling)
+        if not 0 <= self.pooled <= layers:
+            raise ValueError(f"stem_pooling must be true, false or at most stem_layers ({layers}), got {pooling}")
         widths = [channels, *[between] * (layers - 1), width]
         self.convolve: ModuleListOf[nn.Conv2d] = ModuleListOf(
             nn.Conv2d(widths[index], widths[index + 1], kernel, stride, kernel // 2, bias=False)
             for index in range(layers)
+        )
+        self.norms: ModuleListOf[nn.Module] = ModuleListOf(
+            nn.BatchNorm2d(one.out_channels) if norm else nn.Identity() for one in self.convolve
         )
         for convolution in self.convolve:
             nn.init.kaiming_normal_(convolution.weight)
@@ -66,10 +82,14 @@ class Convolutions(nn.Module):
         if x.device.type == "cuda":
             # the layout of the fast kernels; the grid is flattened into tokens without a copy behind them
             x = x.contiguous(memory_format=torch.channels_last)
-        for convolution in self.convolve:
-            x = torch.relu(convolution(x))
-            x = F.max_pool2d(x, 3, 2, 1) if self.pooling else x
+        for convolution, norm, is_pooled in zip(self.convolve, self.norms, self._is_pooled(), strict=True):
+            x = torch.relu(norm(convolution(x)))
+            x = F.max_pool2d(x, 3, 2, 1) if is_pooled else x
         return x
+
+    def _is_pooled(self) -> list[bool]:
+        """For each layer, whether pooling follows it."""
+        return [index >= len(self.convolve) - self.pooled for index in range(len(self.convolve))]
 
     def vectors(self, images: Tensor) -> Tensor:
         """[B, C, h, w] -> [B, n, E], row by row."""
@@ -78,9 +98,9 @@ class Convolutions(nn.Module):
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns that are left of an image."""
         sides = [height, width]
-        for _ in self.convolve:
+        for is_pooled in self._is_pooled():
             sides = [(side + 2 * (self.kernel // 2) - self.kernel) // self.stride + 1 for side in sides]
-            sides = [(side - 1) // 2 + 1 for side in sides] if self.pooling else sides
+            sides = [(side - 1) // 2 + 1 for side in sides] if is_pooled else sides
         if min(sides) < 1:
             raise ValueError(
                 f"an image of {height} x {width} pixels is smaller than the kernels of the stem, of {self.kernel} x "
@@ -101,6 +121,7 @@ def build_stem(config: PatchConfig) -> Patches | Convolutions:
         stride=config.stem_stride,
         between=config.stem_width,
         pooling=config.stem_pooling,
+        norm=config.stem_norm,
     )
 
 

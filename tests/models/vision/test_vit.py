@@ -101,10 +101,11 @@ def test_patches_are_a_convolution():
         ((9, 5), {"layers": 2}, (3, 2)),
         ((12, 20), {"layers": 1, "pooling": False}, (12, 20)),
         ((64, 33), {"layers": 2, "kernel": 7, "stride": 2}, (4, 3)),
+        ((32, 24), {"layers": 3, "pooling": 2, "norm": True}, (8, 6)),
     ],
 )
 def test_convolutions_leave_the_grid_they_say(image, options, grid):
-    options = {"layers": 1, "kernel": 3, "stride": 1, "between": 4, "pooling": True} | options
+    options = {"layers": 1, "kernel": 3, "stride": 1, "between": 4, "pooling": True, "norm": False} | options
     stem = Convolutions(3, 5, **options).double()
     assert stem.grid(*image) == grid
     assert stem(pictures(image=image)).shape == (2, 5, *grid)
@@ -113,10 +114,9 @@ def test_convolutions_leave_the_grid_they_say(image, options, grid):
 
 def test_a_convolution_stem_is_its_layers():
     """Convolution, ReLU and the largest of 3 x 3 at every second place, written out."""
-    stem, images = (
-        Convolutions(2, 3, layers=1, kernel=3, stride=1, between=4, pooling=True).double(),
-        pictures()[:1, :2],
-    )
+    options = {"kernel": 3, "stride": 1, "between": 4}
+    stem = Convolutions(2, 3, layers=1, pooling=True, norm=False, **options).double()
+    images = pictures()[:1, :2]
     h, w = images.shape[2:]
     maps, weight = torch.zeros(3, h, w, dtype=torch.float64), stem.convolve[0].weight
     padded = F.pad(images[0], (1, 1, 1, 1))
@@ -131,6 +131,18 @@ def test_a_convolution_stem_is_its_layers():
         ]
     )
     assert_close(stem.vectors(images)[0], pooled)
+
+
+def test_a_stem_with_norms_pools_after_its_last_layers():
+    stem = Convolutions(2, 3, layers=3, kernel=3, stride=1, between=4, pooling=1, norm=True).double().train()
+    x = images = pictures()[:, :2]
+    for convolution in stem.convolve:
+        x = F.conv2d(x, convolution.weight, padding=1)
+        mean, variance = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), keepdim=True, correction=0)
+        x = ((x - mean) / (variance + 1e-5).sqrt()).clamp(min=0)
+    assert_close(stem(images), F.max_pool2d(x, 3, 2, 1))
+    with pytest.raises(ValueError, match=r"at most stem_layers \(3\), got 4"):
+        Convolutions(2, 3, layers=3, kernel=3, stride=1, between=4, pooling=4, norm=False)
 
 
 def test_a_class_token_stands_first():
