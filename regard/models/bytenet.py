@@ -2,20 +2,20 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.core.model import Hidden, Model, Prediction
 from regard.core.options import Range
-from regard.core.rows import Memory, Rows, unpack
-from regard.core.state import Progress, check_rows, take_rows
+from regard.core.rows import Memory, Rows
+from regard.core.state import Out
 from regard.kernels.convolution import convolve, next_tail
 from regard.models.config import check_config
+from regard.models.encoder_decoder import Decoded, DecoderState, EncoderDecoder, embeddings
 from regard.models.modules import ModuleListOf
-from regard.models.recording import KnownMap, Recorder, take_map
+from regard.models.recording import KnownMap, Recorder, place_map, take_map
 from regard.models.stack import look_up
 from regard.models.transformer import check_rows_match, pack_ids
 
@@ -64,22 +64,6 @@ class ByteNetConfig:
         return 1 + (self.kernel - 1) * sum(self.block_dilations)
 
 
-class ByteNetState(NamedTuple):
-    """What the decoder keeps. `select` copies rows of it all; `reorder` only those of the tokens, for beams over one
-    memory."""
-
-    tails: tuple[Tensor, ...]  # [B, (kernel - 1) dilation, width]: the last inputs of each convolution
-    columns: Tensor  # [B, M, 2 width] of the encoder, zeros behind the last of each row
-    progress: Progress
-
-    def select(self, rows: Tensor) -> "ByteNetState":
-        return self.reorder(rows)._replace(columns=self.columns[rows])
-
-    def reorder(self, rows: Tensor) -> "ByteNetState":
-        check_rows(rows, self)
-        return self._replace(tails=take_rows(self.tails, rows), progress=take_rows(self.progress, rows))
-
-
 class ResidualBlock(nn.Module):
     """norm - ReLU - 1x1 (2d -> d) - norm - ReLU - dilated convolution (d -> d) - norm - ReLU - 1x1 (d -> 2d), added to
     the input: (4 + k) d^2 + 12 d parameters."""
@@ -109,7 +93,7 @@ class ResidualBlock(nn.Module):
         return self.widen(F.relu(self.norms[2](y)))
 
 
-class ByteNet(Model):
+class ByteNet(EncoderDecoder):
     """Kalchbrenner et al. 2016: the decoder stands on the encoder, column by column. The encoder reads the source with
     blanks behind it, |t| = a |s| + b columns, through blocks whose taps stand on both sides. Step t of the decoder
     reads column t and the tokens before it, through blocks whose taps stand in the past; it may continue behind the
@@ -127,9 +111,7 @@ class ByteNet(Model):
         super().__init__()
         self.config: ByteNetConfig = config
         double = 2 * config.width
-        self.source_embedding = self.target_embedding = _embedding(config.vocabulary, double)
-        if config.target_vocabulary is not None:
-            self.target_embedding = _embedding(config.target_vocabulary, double)
+        self.source_embedding, self.target_embedding = embeddings(config, double, double**-0.5)
         self.encoder, self.decoder = (
             ModuleListOf(ResidualBlock(config.width, config.kernel, dilation) for dilation in config.block_dilations)
             for _ in range(2)
@@ -141,31 +123,6 @@ class ByteNet(Model):
         if config.tied:
             self.output.weight = self.target_embedding.weight
         self.dropout = nn.Dropout(config.dropout)
-
-    def forward(
-        self,
-        source: Tensor,
-        target: Tensor,
-        *,
-        keep: Tensor | None = None,
-        target_keep: Tensor | None = None,
-    ) -> Prediction:
-        """ids [B, S] and [B, T] -> logits at each position of the target."""
-        logits = self.output(self.hidden(source, target, keep=keep, target_keep=target_keep).x)
-        return Prediction(logits if target_keep is None else unpack(logits, target_keep), None)
-
-    def hidden(
-        self,
-        source: Tensor,
-        target: Tensor,
-        *,
-        keep: Tensor | None = None,
-        target_keep: Tensor | None = None,
-    ) -> Hidden:
-        """`forward` before the output layer, which a loss puts on the real tokens only."""
-        check_rows_match(source, target)
-        memory = self.encode(source, keep=keep)
-        return Hidden(self._decode(*pack_ids(target, target_keep), self.start(len(target), memory=memory))[0], None)
 
     def maps(
         self,
@@ -186,8 +143,8 @@ class ByteNet(Model):
             )
             check_rows_match(source, target)
             e = look_up(self.source_embedding, ids).detach().requires_grad_()
-            state = self.start(len(ids), memory=self._encode(e, rows))
-            logits = self.output(self._decode(written, places, state)[0])
+            state = self.start(len(ids), memory=Memory(*self._columns(e, rows)))
+            logits = self.output(self.decode_packed(written, places, state, None).out.y)
             behind = torch.arange(1, places.T + 1, device=ids.device) < places.count[:, None]
             after = torch.where(behind, F.pad(written[:, 1:], (0, 1)), logits.argmax(-1))
             chosen = logits.gather(2, after[..., None]).sum((0, 2))  # [T]: rows do not meet
@@ -197,43 +154,33 @@ class ByteNet(Model):
             sizes = sizes if real is None else torch.where(real[:, None], sizes, 0)
             shares = sizes / sizes.sum(2, keepdim=True).clamp(min=torch.finfo(sizes.dtype).tiny)
         found = recorder(KnownMap("gradients"), shares.detach(), memory=Memory(e.detach(), None))
-        found = found if target_keep is None else unpack(found, target_keep[:, None], dim=2)
-        return [found if keep is None else unpack(found, keep[:, None, None], dim=3)]
+        return [place_map(found, "tokens", keep, target_keep)]
 
-    def encode(self, source: Tensor, *, keep: Tensor | None = None) -> Memory:
+    def encode_packed(self, ids: Tensor, rows: Rows) -> tuple[Out, Tensor | None]:
         """The columns of the encoder, [B, M, 2 width], and how many each row has."""
-        ids, rows = pack_ids(source, keep)
-        return self._encode(look_up(self.source_embedding, ids), rows)
+        columns, count = self._columns(look_up(self.source_embedding, ids), rows)
+        return Out(columns), count
 
-    def start(self, batch: int, *, memory: Memory | None = None, capacity: int | None = None) -> ByteNetState:
-        """The decoder's state before the first token. A memory of B rows also serves k * B rows: beams. The state has
-        one size, so that `capacity` reserves nothing."""
-        if not isinstance(memory, Memory):
-            raise ValueError(f"ByteNet needs memory=model.encode(source), got {type(memory).__name__}")
-        if batch < 1 or batch % len(memory.x):
-            raise ValueError(f"a memory of {len(memory.x)} rows serves a multiple of them, not a batch of {batch}")
+    def initial_layers(self, batch: int, memory: Memory) -> tuple[Tensor, ...]:
+        """The last inputs of each convolution, [B, (kernel - 1) dilation, width]."""
         reach, width = self.config.kernel - 1, self.config.width
-        tails = tuple(memory.x.new_zeros(batch, reach * block.dilation, width) for block in self.decoder)
-        return ByteNetState(tails, memory.x, Progress.initial(batch, memory.x.device))
+        return tuple(memory.x.new_zeros(batch, reach * block.dilation, width) for block in self.decoder)
 
-    def extend(self, tokens: Tensor, state: ByteNetState, *, keep: Tensor | None = None) -> tuple[Tensor, ByteNetState]:
-        """New ids [B, n] -> logits [B, n, V] and the next state; a padded token leaves it as it was."""
-        packed, rows = pack_ids(tokens, keep)
-        if not isinstance(state, ByteNetState):
-            raise ValueError(f"expected the state of this model, from start() or extend(), got {type(state).__name__}")
-        batch = len(state.progress.length)
-        if len(tokens) != batch:
-            raise ValueError(f"tokens have {len(tokens)} rows and the state {batch}: select rows to match")
-        x, state = self._decode(packed, state.progress.place(rows), state)
-        logits = self.output(x)
-        return logits if keep is None else unpack(logits, keep), state
+    def project_memory(self, memory: Memory) -> Tensor:
+        """The columns as they are, zeros behind the last of each row."""
+        return memory.x
 
-    def fixed_state(self, state: ByteNetState, capacity: int) -> ByteNetState:
-        """A state for steps that are captured as a CUDA graph: its tensors keep their sizes anyway."""
-        return state._replace(progress=state.progress.bounded(capacity))
+    def decode_packed(self, ids: Tensor, rows: Rows, state: DecoderState, count: Tensor | None) -> Decoded:
+        x, columns = self.dropout(look_up(self.target_embedding, ids)), self._read_columns(rows, state.source)
+        x, tails = x + columns if self.joined is None else self.joined(torch.cat([x, columns], -1)), []
+        for block, tail in zip(self.decoder, state.layers, strict=True):
+            read = block.read(x)
+            tails.append(next_tail(tail, read, count))
+            x = x + self.dropout(block.convolve(read, tail, False))
+        return Decoded(Out(F.relu(self.norm(x))), tuple(tails))
 
-    def _encode(self, e: Tensor, rows: Rows) -> Memory:
-        """Columns of embeddings [B, S, 2 width]."""
+    def _columns(self, e: Tensor, rows: Rows) -> tuple[Tensor, Tensor | None]:
+        """Those of embeddings [B, S, 2 width], and how many each row has (None: all)."""
         ratio, extra = self.config.unfold_ratio, self.config.unfold_extra
         real, M = rows.real(), math.ceil(ratio * rows.T + extra)
         e = e if real is None else torch.where(real[..., None], e, 0)
@@ -244,31 +191,14 @@ class ByteNet(Model):
             read = block.read(x)
             read = read if inside is None else torch.where(inside, read, 0)
             x = x + self.dropout(block.convolve(read, None, True))
-        return Memory(x if inside is None else torch.where(inside, x, 0), None if inside is None else count)
+        return (x, None) if inside is None else (torch.where(inside, x, 0), count)
 
-    def _decode(self, ids: Tensor, rows: Rows, state: ByteNetState) -> tuple[Tensor, ByteNetState]:
-        """What predicts [B, n, 2 width], and the next state."""
-        x, columns = self.dropout(look_up(self.target_embedding, ids)), self._columns(rows, state)
-        x = x + columns if self.joined is None else self.joined(torch.cat([x, columns], -1))
-        count, tails = None if rows.real() is None else rows.count, []
-        for block, tail in zip(self.decoder, state.tails, strict=True):
-            read = block.read(x)
-            tails.append(next_tail(tail, read, count))
-            x = x + self.dropout(block.convolve(read, tail, False))
-        state = state._replace(tails=tuple(tails), progress=state.progress.advance(rows))
-        return F.relu(self.norm(x)), state
-
-    def _columns(self, rows: Rows, state: ByteNetState) -> Tensor:
+    @staticmethod
+    def _read_columns(rows: Rows, columns: Tensor) -> Tensor:
         """The column of each new token, [B, n, 2 width]; zeros behind the last."""
-        batch, (memories, M, _) = len(rows.count), state.columns.shape
+        batch, (memories, M, _) = len(rows.count), columns.shape
         # beams of one sentence share its columns
         of_row = torch.arange(batch, device=rows.count.device) // (batch // memories)
         at = rows.positions()
-        found = state.columns[of_row[:, None], at.clamp(max=M - 1)]
+        found = columns[of_row[:, None], at.clamp(max=M - 1)]
         return torch.where((at < M)[..., None], found, 0)
-
-
-def _embedding(vocabulary: int, width: int) -> nn.Embedding:
-    embedding = nn.Embedding(vocabulary, width)
-    nn.init.normal_(embedding.weight, std=width**-0.5)
-    return embedding

@@ -2,25 +2,23 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.core.model import Hidden, Model, Prediction
 from regard.core.options import Range
-from regard.core.rows import Memory, Rows, unpack
+from regard.core.rows import Memory, Rows
 from regard.core.shape import Shape
-from regard.core.state import Progress, check_rows, take_rows
+from regard.core.state import Out
 from regard.kernels.convolution import convolve, next_tail
 from regard.layers.position.base import Position
 from regard.models.config import check_config
+from regard.models.encoder_decoder import AttentiveEncoderDecoder, Decoded, DecoderState, embeddings
 from regard.models.modules import ModuleListOf
 from regard.models.plain_cross import PlainCross
-from regard.models.recording import Recorder, last_weights, take_map
 from regard.models.stack import look_up
-from regard.models.transformer import check_rows_match, pack_ids
 from regard.spec import POSITIONS
 
 HALF = math.sqrt(0.5)  # keeps the variance of a sum of two
@@ -84,22 +82,6 @@ class ConvolutionalConfig:
         return 1 + sum(kernel - 1 for _, kernel in self.encoder_sizes)
 
 
-class ConvolutionalState(NamedTuple):
-    """What the decoder keeps. `select` copies rows of it all; `reorder` only those of the tokens, for beams over one
-    memory."""
-
-    tails: tuple[Tensor, ...]  # [B, kernel - 1, E]: the last inputs of each convolution, newest at the right
-    cross: Any
-    progress: Progress
-
-    def select(self, rows: Tensor) -> "ConvolutionalState":
-        return self.reorder(rows)._replace(cross=take_rows(self.cross, rows))
-
-    def reorder(self, rows: Tensor) -> "ConvolutionalState":
-        check_rows(rows, self)
-        return self._replace(tails=take_rows(self.tails, rows), progress=take_rows(self.progress, rows))
-
-
 class Normed(nn.Module):
     """A linear map or a convolution with weight normalization (Salimans & Kingma 2016, arXiv 1602.07868): each row of
     the weight is `gain` times a direction. Starts at a normal of this deviation."""
@@ -154,7 +136,7 @@ def _blocks(width: int, sizes: Blocks, dropout: float) -> "ModuleListOf[Block]":
     return ModuleListOf(Block(widths[i], out, kernel, dropout) for i, (out, kernel) in enumerate(sizes))
 
 
-class Convolutional(Model):
+class Convolutional(AttentiveEncoderDecoder):
     """Gehring et al. 2017, ConvS2S. With r = sqrt(1/2), e = word + position of the source and x_0 = W_1 e, a block is
     x <- r (GLU(Conv(x)) + x), and behind the last one the encoder leaves keys z = W_2 x and values v = r (z + e). In
     the decoder, with g = word + position of the target, convolutions read the past only, and in every block
@@ -174,9 +156,7 @@ class Convolutional(Model):
         self.config: ConvolutionalConfig = config
         width, p = config.width, config.dropout
         encoder, decoder = config.encoder_sizes, config.decoder_sizes
-        self.source_embedding = self.target_embedding = _embedding(config.vocabulary, width)
-        if config.target_vocabulary is not None:
-            self.target_embedding = _embedding(config.target_vocabulary, width)
+        self.source_embedding, self.target_embedding = embeddings(config, width, 0.1)
         self.source_position, self.target_position = (_positions(config, role) for role in ("self", "causal"))
         self.encoder_in, self.encoder_out = _linear(width, encoder[0][0], p), _linear(encoder[-1][0], width)
         self.encoder = _blocks(encoder[0][0], encoder, p)
@@ -194,54 +174,8 @@ class Convolutional(Model):
             self.output = _linear(out, vocabulary, p)
         self.dropout = nn.Dropout(p)
 
-    def forward(
-        self,
-        source: Tensor,
-        target: Tensor,
-        *,
-        keep: Tensor | None = None,
-        target_keep: Tensor | None = None,
-    ) -> Prediction:
-        """ids [B, S] and [B, T] -> logits at each position of the target."""
-        logits = self.output(self.hidden(source, target, keep=keep, target_keep=target_keep).x)
-        return Prediction(logits if target_keep is None else unpack(logits, target_keep), None)
-
-    def hidden(
-        self,
-        source: Tensor,
-        target: Tensor,
-        *,
-        keep: Tensor | None = None,
-        target_keep: Tensor | None = None,
-    ) -> Hidden:
-        """`forward` before the output layer, which a loss puts on the real tokens only."""
-        return Hidden(self._read(source, target, keep, target_keep, [])[1], None)
-
-    def maps(
-        self,
-        source: Tensor,
-        target: Tensor,
-        *,
-        keep: Tensor | None = None,
-        target_keep: Tensor | None = None,
-        recorder: Recorder = take_map,
-    ) -> list[Tensor]:
-        """What each target token reads of the source when it comes in, [B, H, T, S] of every block. A `recorder` is
-        called in place of the map."""
-        queries: list[Tensor] = []
-        memory, _ = self._read(source, target, keep, target_keep, queries)
-        maps = []
-        for query in queries:
-            found = recorder(self.cross, query, memory=memory)
-            found = found if target_keep is None else unpack(found, target_keep[:, None], dim=2)
-            if keep is not None and self.cross.facts.columns == "tokens":
-                found = unpack(found, keep[:, None, None], dim=3)
-            maps.append(found)
-        return maps
-
-    def encode(self, source: Tensor, *, keep: Tensor | None = None) -> Memory:
-        """Keys and values side by side, [B, S, 2 width], with the real tokens of each row on the left."""
-        ids, rows = pack_ids(source, keep)
+    def encode_packed(self, ids: Tensor, rows: Rows) -> tuple[Out, Tensor | None]:
+        """Keys and values side by side, [B, S, 2 width]."""
         real = rows.real()
 
         def blanked(x: Tensor) -> Tensor:
@@ -254,93 +188,32 @@ class Convolutional(Model):
         z = blanked(self.encoder_out(x))
         # every attention sends a gradient here, through keys and values: together they are as large as one
         z = z.detach() + (z - z.detach()) / (2 * len(self.readings))
-        return Memory(PlainCross.join(z, HALF * (z + e)), None if keep is None else rows.count)
+        return Out(PlainCross.join(z, HALF * (z + e))), None if real is None else rows.count
 
-    def start(self, batch: int, *, memory: Memory | None = None, capacity: int | None = None) -> ConvolutionalState:
-        """The decoder's state before the first token. A memory of B rows also serves k * B rows: beams. The state has
-        one size, so that `capacity` reserves nothing."""
-        if not isinstance(memory, Memory):
-            raise ValueError(f"a convolutional model needs memory=model.encode(source), got {type(memory).__name__}")
-        if batch < 1 or batch % len(memory.x):
-            raise ValueError(f"a memory of {len(memory.x)} rows serves a multiple of them, not a batch of {batch}")
-        options = {"dtype": memory.x.dtype, "device": memory.x.device}
+    def initial_layers(self, batch: int, memory: Memory) -> tuple[Tensor, ...]:
+        """The last inputs of each convolution, [B, kernel - 1, E], newest at the right."""
         sizes = (block.convolution.direction.shape for block in self.decoder)
-        tails = tuple(torch.zeros(batch, kernel - 1, width, **options) for _, width, kernel in sizes)
-        cross = self.cross.initial_state(len(memory.x), memory=memory, **options).state
-        return ConvolutionalState(tails, cross, Progress.initial(batch, memory.x.device))
+        return tuple(memory.x.new_zeros(batch, kernel - 1, width) for _, width, kernel in sizes)
 
-    def extend(
-        self, tokens: Tensor, state: ConvolutionalState, *, keep: Tensor | None = None
-    ) -> tuple[Tensor, ConvolutionalState]:
-        """New ids [B, n] -> logits [B, n, V] and the next state; a padded token leaves it as it was."""
-        x, _, state = self._extend(tokens, state, keep)
-        logits = self.output(x)
-        return logits if keep is None else unpack(logits, keep), state
-
-    def _extend(
-        self, tokens: Tensor, state: ConvolutionalState, keep: Tensor | None
-    ) -> tuple[Tensor, list[Tensor], ConvolutionalState]:
-        packed, rows = pack_ids(tokens, keep)
-        if not isinstance(state, ConvolutionalState):
-            raise ValueError(f"expected the state of this model, from start() or extend(), got {type(state).__name__}")
-        batch = len(state.progress.length)
-        if len(tokens) != batch:
-            raise ValueError(f"tokens have {len(tokens)} rows and the state {batch}: select rows to match")
-        queries: list[Tensor] = []
-        x, state = self._decode(packed, state.progress.place(rows), state, queries)
-        return x, queries, state
-
-    def extend_with_attention(
-        self, tokens: Tensor, state: ConvolutionalState
-    ) -> tuple[Tensor, ConvolutionalState, Tensor]:
-        """`extend`, and what the last token reads of each token of the memory, [B, S]: the mean over the blocks."""
-        x, queries, state = self._extend(tokens, state, None)
-        return self.output(x), state, last_weights([(self.cross, query) for query in queries], state.cross)
-
-    def fixed_state(self, state: ConvolutionalState, capacity: int) -> ConvolutionalState:
-        """A state for steps that are captured as a CUDA graph: its tensors keep their sizes anyway."""
-        return state._replace(progress=state.progress.bounded(capacity))
-
-    def _read(
-        self, source: Tensor, target: Tensor, keep: Tensor | None, target_keep: Tensor | None, queries: list[Tensor]
-    ) -> tuple[Memory, Tensor]:
-        """The memory, and what predicts over the whole target, with its real tokens on the left."""
-        packed, rows = pack_ids(target, target_keep)
-        check_rows_match(source, target)
-        memory = self.encode(source, keep=keep)
-        return memory, self._decode(packed, rows, self.start(len(target), memory=memory), queries)[0]
-
-    def _embed(self, embedding: nn.Embedding, position: Position, ids: Tensor, rows: Rows) -> Tensor:
-        return self.dropout(position.add(look_up(embedding, ids), rows))
-
-    def _decode(
-        self, ids: Tensor, rows: Rows, state: ConvolutionalState, queries: list[Tensor]
-    ) -> tuple[Tensor, ConvolutionalState]:
-        """Vectors that predict [B, n, out], and the next state; `queries` collects those of every block."""
+    def decode_packed(self, ids: Tensor, rows: Rows, state: DecoderState, count: Tensor | None) -> Decoded:
         g = self._embed(self.target_embedding, self.target_position, ids, rows)
-        x, tails = self.decoder_in(g), []
-        count = None if rows.real() is None else rows.count
-        for block, reading, tail in zip(self.decoder, self.readings, state.tails, strict=True):
+        x, tails, queries = self.decoder_in(g), [], []
+        for block, reading, tail in zip(self.decoder, self.readings, state.layers, strict=True):
             bypass, x = block.bypass(x), self.dropout(x)
             tails.append(next_tail(tail, x, count))
             h = block.convolve(x, tail, False)
             queries.append(HALF * (reading.query(h) + g))
-            x = HALF * (HALF * (reading.answer(self._attend(queries[-1], state.cross)) + h) + bypass)
-        state = state._replace(tails=tuple(tails), progress=state.progress.advance(rows))
-        return self.dropout(self.decoder_out(x)), state
+            x = HALF * (HALF * (reading.answer(self._answer(queries[-1], state)) + h) + bypass)
+        return Decoded(Out(self.dropout(self.decoder_out(x))), tuple(tails), tuple(queries))
 
-    def _attend(self, query: Tensor, cross: Any) -> Tensor:
+    def _embed(self, embedding: nn.Embedding, position: Position, ids: Tensor, rows: Rows) -> Tensor:
+        return self.dropout(position.add(look_up(embedding, ids), rows))
+
+    def _answer(self, query: Tensor, state: DecoderState) -> Tensor:
         """sqrt(m) sum_j a_j v_j; a sum of m values of like size is smaller by sqrt(m) than they are."""
-        # beams of one sentence fold into the queries of its memory
-        folded = query.reshape(len(cross.count), -1, query.shape[2])
-        answer = self.cross.forward_packed(folded, state=cross).y * cross.count.to(query.dtype).sqrt()[:, None, None]
-        return answer.reshape(query.shape)
-
-
-def _embedding(vocabulary: int, width: int) -> nn.Embedding:
-    embedding = nn.Embedding(vocabulary, width)
-    nn.init.normal_(embedding.weight, std=0.1)
-    return embedding
+        count = state.source.count
+        scale = count.to(query.dtype).sqrt().repeat_interleave(len(query) // len(count))
+        return self.attend(query, state) * scale[:, None, None]
 
 
 def _positions(config: ConvolutionalConfig, role: Literal["self", "causal"]) -> Position:

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from regard.core.rows import unpack
 from regard.core.shape import Order, Shape
 from regard.core.state import Out
 from regard.layers.attention.base import Attention, Facts
@@ -46,6 +47,13 @@ class KnownMap(Attention):
 
     def reference(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         self.not_written("reference")
+
+
+def place_map(found: Tensor, columns: str, keep: Tensor | None, target_keep: Tensor | None) -> Tensor:
+    """A map [B, H, T, S] of packed tokens, or whatever a recorder kept of it, as one of the tokens that were given;
+    `columns` are those of its layer: only tokens are moved."""
+    found = found if target_keep is None else unpack(found, target_keep[:, None], dim=2)
+    return unpack(found, keep[:, None, None], dim=3) if keep is not None and columns == "tokens" else found
 
 
 def last_weights(calls: Sequence[tuple[Attention, Tensor]], *states: Any) -> Tensor:

@@ -20,7 +20,8 @@ from regard.core.shape import Shape
 from regard.core.state import check_rows, take_rows
 from regard.layers.attention.base import Attention
 from regard.models.config import check_config
-from regard.models.recording import Recorder, last_weights, take_map
+from regard.models.encoder_decoder import check_beams, check_tokens, embeddings
+from regard.models.recording import Recorder, last_weights, place_map, take_map
 from regard.models.stack import look_up
 from regard.models.transformer import check_rows_match, pack_ids
 from regard.spec import ATTENTION
@@ -111,9 +112,7 @@ class Recurrent(Model):
         super().__init__()
         self.config: RecurrentConfig = config
         width, hidden = config.width, config.hidden
-        self.source_embedding = self.target_embedding = _embedding(config.vocabulary, width)
-        if config.target_vocabulary is not None:
-            self.target_embedding = _embedding(config.target_vocabulary, width)
+        self.source_embedding, self.target_embedding = embeddings(config, width, width**-0.5)
         cell = {"lstm": nn.LSTM, "gru": nn.GRU}[config.cell]
         between = config.dropout if config.layers > 1 else 0.0
         options = {"num_layers": config.layers, "batch_first": True, "dropout": between}
@@ -159,10 +158,7 @@ class Recurrent(Model):
             raise ValueError(NO_MAPS)
         memory, states, _ = self._read(source, target, keep, target_keep)
         found = recorder(self.cross, states, memory=memory.memory)
-        found = found if target_keep is None else unpack(found, target_keep[:, None], dim=2)
-        if keep is not None and self.cross.facts.columns == "tokens":
-            found = unpack(found, keep[:, None, None], dim=3)
-        return [found]
+        return [place_map(found, self.cross.facts.columns, keep, target_keep)]
 
     def encode(self, source: Tensor, *, keep: Tensor | None = None) -> Encoding:
         """The encoder's last layer with the real tokens of each row on the left, and its last states."""
@@ -177,8 +173,7 @@ class Recurrent(Model):
         if not isinstance(memory, Encoding):
             raise ValueError(f"a recurrent model needs memory=model.encode(source), got {type(memory).__name__}")
         rows = len(memory.x)
-        if batch < 1 or batch % rows:
-            raise ValueError(f"a memory of {rows} rows serves a multiple of {rows} rows, got batch {batch}")
+        check_beams(batch, rows)
         hidden = tuple(part.repeat_interleave(batch // rows, 0) for part in memory.last)
         fed = memory.x.new_zeros(batch, self.config.width) if self.feeds else None
         cross = None
@@ -207,9 +202,7 @@ class Recurrent(Model):
         packed, rows = pack_ids(tokens, keep)
         if not isinstance(state, RecurrentState):
             raise ValueError(f"expected the state of this model, from start() or extend(), got {type(state).__name__}")
-        batch = len(state.hidden[0])
-        if len(tokens) != batch:
-            raise ValueError(f"tokens have {len(tokens)} rows and the state {batch}: select rows to match")
+        check_tokens(tokens, len(state.hidden[0]))
         return self._decode(packed, state, None if keep is None else rows.count)
 
     def _read(
@@ -290,12 +283,6 @@ class Recurrent(Model):
         folded = states.reshape(len(cross.count), -1, states.shape[2])
         context = self.cross.forward_packed(folded, rows, state=cross).y.reshape(states.shape)
         return torch.tanh(self.mix(torch.cat([context, states], -1)))
-
-
-def _embedding(vocabulary: int, width: int) -> nn.Embedding:
-    embedding = nn.Embedding(vocabulary, width)
-    nn.init.normal_(embedding.weight, std=width**-0.5)
-    return embedding
 
 
 def _recur(

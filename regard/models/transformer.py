@@ -17,7 +17,7 @@ from regard.layers.attention.checks import check_form
 from regard.models.aligner import Aligner
 from regard.models.block import BlockState, gather_auxiliary, normalization
 from regard.models.config import ModelConfig
-from regard.models.recording import Recorder, Recording, last_weights, take_map
+from regard.models.recording import Recorder, Recording, last_weights, place_map, take_map
 from regard.models.stack import Stack, initial_states, link_layers
 
 MapPlace = Literal["encoder", "decoder", "cross", "aligner"]
@@ -182,13 +182,7 @@ class Transformer(Model):
                 found.add("none", self.aligner, *self._aligned(outputs, rows, memory, (tokens, keep), packed))
         layers = [block.cross if place == "cross" else block.attention for block in stack.blocks]
         columns = ["tokens"] if place == "aligner" else [layer.facts.columns for layer in layers if layer is not None]
-        maps = []
-        for names, part in zip(columns, found.results, strict=True):
-            part = part if queries is None else unpack(part, queries[:, None], dim=2)
-            if keys is not None and names == "tokens":
-                part = unpack(part, keys[:, None, None], dim=3)
-            maps.append(part)
-        return maps
+        return [place_map(part, names, keys, queries) for names, part in zip(columns, found.results, strict=True)]
 
     def _map_places(self) -> tuple[MapPlace, ...]:
         """Where this model has maps, the default first."""

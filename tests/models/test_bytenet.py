@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from translators import KEEP, TARGET_KEEP, VOCABULARY, check_translator, ids
 
 from regard.core.reference import plain_layer_norm
-from regard.core.rows import Rows
+from regard.core.rows import Memory, Rows
 from regard.models import ByteNet, ByteNetConfig, build
 from regard.models.bytenet import ResidualBlock
 from regard.models.registry import presets
@@ -117,9 +117,8 @@ def test_maps_are_gradients():
         own, words = source[row, KEEP[row]], target[row, TARGET_KEEP[row]]
         table = model.source_embedding.weight.detach().clone()
         e = table[own].requires_grad_()
-        memory = model._encode(e[None], Rows.full(own[None]))
-        state = model.start(1, memory=memory)
-        logits = model.output(model._decode(words[None], Rows.full(words[None]), state)[0])
+        state = model.start(1, memory=Memory(*model._columns(e[None], Rows.full(own[None]))))
+        logits = model.output(model.decode_packed(words[None], Rows.full(words[None]), state, None).out.y)
         for t, word in enumerate(words[1:]):
             grad = torch.autograd.grad(logits[0, t, word], e, retain_graph=True)[0].norm(dim=1)
             assert_close(found[row, 0, TARGET_KEEP[row]][t, KEEP[row]], grad / grad.sum())

@@ -113,7 +113,7 @@ def test_maps_say_what_is_read():
     state = model.start(6, memory=model.encode(source, keep=KEEP))
     query = torch.randn(3, 4, 6, dtype=torch.float64)
     expected = model.cross.map(query, memory=model.encode(source, keep=KEEP))
-    assert_close(model.cross.map(query, state=state.cross), expected)
+    assert_close(model.cross.map(query, state=state.source), expected)
 
 
 @pytest.mark.parametrize(
@@ -140,11 +140,10 @@ def test_a_new_model_keeps_variances():
     torch.manual_seed(0)
     model = build(ConvolutionalConfig(vocabulary=50, width=256, hidden=256, layers=6, dropout=0.0)).eval()
     tokens = torch.randint(50, (2, 40))
-    queries = []
-    memory, _ = model._read(tokens, tokens, None, None, queries)
-    deviations = [query.std().item() for query in queries]
+    read = model._read(tokens, tokens, None, None)
+    deviations = [query.std().item() for query in read.decoded.queries]
     assert max(deviations) < 3 * min(deviations)
-    assert 0.05 < memory.x.std() < 0.5
+    assert 0.05 < read.memory.x.std() < 0.5
 
 
 @pytest.mark.parametrize(

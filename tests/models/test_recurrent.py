@@ -475,7 +475,7 @@ def test_bad_input():
         model.start(3)
     with pytest.raises(ValueError, match=r"needs memory=model.encode"):
         model.start(3, memory=Memory(memory.x, None))
-    with pytest.raises(ValueError, match="memory of 3 rows serves a multiple of 3 rows, got batch 4"):
+    with pytest.raises(ValueError, match="memory of 3 rows serves a multiple of them, not a batch of 4"):
         model.start(4, memory=memory)
     with pytest.raises(ValueError, match="tokens have 2 rows and the state 3"):
         model.extend(ids(B=2), model.start(3, memory=memory))
