@@ -196,24 +196,32 @@ class Handlers:
         return JSONResponse(openapi())
 
     async def _work(self, request: Request, work: Callable[[IsCancelled], Any]) -> Any:
-        """Does work in a thread, one at a time. It is cancelled when the client disconnects."""
+        """Does work in a thread, one at a time. When the client disconnects, it is cancelled, or leaves the queue."""
         if self.waiting >= WAITING:
             raise Refused(503, "the server has too much to do: try again in a moment")
+        gone = threading.Event()
+        leaving = asyncio.create_task(_left(request, gone))
         self.waiting += 1
         try:
-            async with self.queue:
-                if await request.is_disconnected():
-                    raise ClientDisconnect
-                gone = threading.Event()
-                leaving = asyncio.create_task(_left(request, gone))
-                try:
-                    return await run_in_threadpool(work, gone.is_set)
-                except Cancelled:
-                    raise ClientDisconnect from None
-                finally:
-                    leaving.cancel()
+            await self._turn(leaving)
+            try:
+                return await run_in_threadpool(work, gone.is_set)
+            except Cancelled:
+                raise ClientDisconnect from None
+            finally:
+                self.queue.release()
         finally:
             self.waiting -= 1
+            leaving.cancel()
+
+    async def _turn(self, leaving: asyncio.Task[None]) -> None:
+        """Waits in the queue, but no longer than the client does: a page that cancels all it asked may ask anew."""
+        turn = asyncio.create_task(self.queue.acquire())
+        await asyncio.wait((turn, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if leaving.done():
+            if not turn.cancel():
+                self.queue.release()
+            raise ClientDisconnect
 
     async def _stream(self, request: Request, values: dict[str, Any]) -> AsyncIterator[bytes]:
         """The steps of a search, one line each, as they come."""

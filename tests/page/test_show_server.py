@@ -1,11 +1,13 @@
 """The server: exact hosts and origins, limits on every field, errors in words, alive after anything."""
 
+import asyncio
 import json
 import re
 import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Annotated
 
 import pytest
@@ -13,6 +15,7 @@ import schemathesis
 import torch
 from hypothesis import HealthCheck, Phase, settings
 from shown import Endless, serving
+from starlette.requests import ClientDisconnect, Request
 
 from regard.cli import main
 from regard.core.shape import Role
@@ -175,34 +178,32 @@ def test_only_json_and_only_the_method_asked_for(page):
 
 def test_a_slow_body_is_cut(page, monkeypatch):
     monkeypatch.setattr(server, "BODY_SECONDS", 0.3)
-    with socket.create_connection(("127.0.0.1", page.port)) as slow:
+    with socket.create_connection(("127.0.0.1", page.port)) as slow, asking(page, "example", {}) as quick:
         head = f"POST /api/about HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nContent-Type: application/json\r\n"
         slow.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
         # others are served meanwhile
-        assert page.request("POST", "/api/example", "{}")[0] == 200
+        assert b" 200 " in quick.recv(4096)
         assert b" 408 " in slow.recv(4096)
 
 
 def test_slow_heads_are_cut(page, monkeypatch):
     monkeypatch.setattr(server, "HEAD_SECONDS", 0.8)
     whole = f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\n\r\n".encode()
-    # nothing, a part, and a part after a request that was answered
-    for before, raw in ((b"", b""), (b"", whole[:20]), (whole, whole[:20])):
-        with socket.create_connection(("127.0.0.1", page.port), timeout=30) as slow:
-            slow.sendall(before)
-            assert not before or slow.recv(65536).startswith(b"HTTP/1.1 200")
-            slow.sendall(raw)
-            while slow.recv(65536):
-                pass
-    # whoever takes long to be answered is not slow
-    page.engine.lock.acquire()
-    waiting = threading.Thread(target=page.ask, args=("example",))
-    waiting.start()
-    time.sleep(1.6)
-    page.engine.lock.release()
-    waiting.join(30)
-    assert not waiting.is_alive()
-    assert page.request("POST", "/api/example", "{}")[0] == 200
+    with ExitStack() as stack:
+        with page.engine.lock:
+            # whoever takes long to be answered is not slow
+            waiting = stack.enter_context(asking(page, "example", {}))
+            # nothing, a part, and a part after a request that was answered
+            opened = (socket.create_connection(("127.0.0.1", page.port), timeout=30) for _ in range(3))
+            cut = [stack.enter_context(connection) for connection in opened]
+            cut[1].sendall(whole[:20])
+            cut[2].sendall(whole)
+            assert cut[2].recv(65536).startswith(b"HTTP/1.1 200")
+            cut[2].sendall(whole[:20])
+            for slow in cut:
+                while slow.recv(65536):
+                    pass
+        assert waiting.recv(65536).startswith(b"HTTP/1.1 200")
 
 
 def test_a_view_that_is_saved_may_be_larger(page):
@@ -261,6 +262,38 @@ def test_too_many_questions_are_asked_to_come_back(page, monkeypatch):
         end.set()
     first.join(30)
     assert page.request("POST", "/api/example", "{}")[0] == 200
+
+
+def test_who_leaves_the_queue_makes_room():
+    """A page that cancels what it asked, and asks anew, is not refused for what it cancelled."""
+
+    async def check():
+        handlers, end = server.Handlers(engine.Engine({})), threading.Event()
+        stays, leaves = asyncio.Event(), asyncio.Event()
+
+        def ask(work, leaves):
+            async def receive():
+                await leaves.wait()
+                return {"type": "http.disconnect"}
+
+            return asyncio.create_task(handlers._work(Request({"type": "http"}, receive), work))
+
+        first = ask(lambda is_cancelled: end.wait(60), stays)
+        left = [ask(lambda is_cancelled: pytest.fail("nobody waits"), leaves) for _ in range(server.WAITING - 1)]
+        await asyncio.sleep(0)
+        with pytest.raises(server.Refused):
+            await ask(lambda is_cancelled: None, stays)
+        leaves.set()
+        async with asyncio.timeout(30):
+            for task in left:
+                with pytest.raises(ClientDisconnect):
+                    await task
+        assert not first.done()
+        second = ask(lambda is_cancelled: "answered", stays)
+        end.set()
+        assert (await first, await second) == (True, "answered")
+
+    asyncio.run(check())
 
 
 def lines(page, **values):
