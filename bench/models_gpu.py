@@ -179,7 +179,10 @@ def ours(attention: str, longest: int, small: bool, graphs: bool) -> Callable[[T
 
     def decode(prompt: Tensor, count: int) -> object:
         most = {"minimum": count, "maximum": count, "maximum_extra": count}
-        return regard.decoding.generate(model, prompt, config=DecodingConfig(beam=1, graphs=graphs, **most))
+        # a single token is the prefill: it is not read, as Hugging Face does not read it either
+        watch = (lambda *_: True) if count == 1 else None
+        config = DecodingConfig(beam=1, graphs=graphs, **most)
+        return regard.decoding.generate(model, prompt, config=config, watch=watch)
 
     return decode
 
@@ -220,7 +223,7 @@ def decoding(given: argparse.Namespace) -> None:
     for name, make in rows.items():
         if given.only is not None and not any(name.startswith(part) for part in given.only):
             continue
-        decode, cells = make(), []
+        decode, cells, prefills = make(), [], []
         for batch, context in itertools.product(batches, contexts):
             prompt = torch.randint(4, 50257, (batch, context), device=device())
             try:
@@ -231,12 +234,15 @@ def decoding(given: argparse.Namespace) -> None:
             except (RuntimeError, ValueError, ImportError, TypeError) as error:
                 print(f"  ({name}, {batch} x {context}, omitted: {str(error).splitlines()[0][:120]})")
                 cells.append("")
+                prefills.append("")
                 continue
             step = (whole - first) / (count - 1)
             cells.append(f"{batch / step:,.0f} ({1e3 * step:.2f})")
             found = {"section": "decoding", "name": name, "batch": batch, "context": context}
             write(given, found | {"tokens_s": batch / step, "ms": 1e3 * step, "prefill_ms": 1e3 * first})
+            prefills.append(f"{1e3 * first:.1f}")
         print(f"{name:24}" + "".join(f"{cell:>20}" for cell in cells), flush=True)
+        print(f"{'  prefill, ms':24}" + "".join(f"{cell:>20}" for cell in prefills), flush=True)
         decode = None
         gc.collect()
         if torch.cuda.is_available():

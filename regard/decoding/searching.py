@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.core.numeric import take_tokens
 from regard.decoding import captured
 from regard.decoding.base import Coverage, DecodingConfig, Hypothesis
 from regard.decoding.beam import beam
@@ -111,14 +112,8 @@ def generate(
         raise ValueError(f"prompt {lengths.index(0)} is empty: begin every prompt with bos at least")
     limits = [config.limit(length) for length in lengths]
     state = model.start(len(prompt), capacity=prompt.shape[1] + max(limits))
-    logits, state = model.extend(prompt, state, keep=keep)
-    known = prompt
-    if keep is None:
-        logits = logits[:, -1]
-    else:
-        last = torch.where(keep, torch.arange(keep.shape[1], device=keep.device), 0).amax(1)
-        logits = logits[torch.arange(len(last), device=keep.device), last]
-        known = torch.where(keep, prompt, prompt.gather(1, last[:, None]))
+    logits, state = _read_prompt(model, prompt, state, keep)
+    known = prompt if keep is None else torch.where(keep, prompt, prompt.gather(1, _last(keep)[:, None]))
     draws = _draws(_real(prompt, keep), limits, config).to(prompt.device) if config.sample else None
     used = torch.zeros_like(logits, dtype=torch.bool)
     used.scatter_(1, known, True)
@@ -158,6 +153,19 @@ def search(
             raise ValueError("watch sees tokens that stay: use sample=True or beam=1")
         pool = beam(model, logits, state, limits, config, eos, forbidden, coverage)
     return pool.lists()
+
+
+def _read_prompt(model: Any, prompt: Tensor, state: Any, keep: Tensor | None) -> tuple[Tensor, Any]:
+    """The logits [B, V] of the token after each prompt, and the state there."""
+    if hasattr(model, "prefill"):
+        return model.prefill(prompt, state, keep=keep)
+    logits, state = model.extend(prompt, state, keep=keep)
+    return logits[:, -1] if keep is None else take_tokens(logits, _last(keep)[:, None])[:, 0], state
+
+
+def _last(keep: Tensor) -> Tensor:
+    """[B]: where the last real token of each row stands."""
+    return torch.where(keep, torch.arange(keep.shape[1], device=keep.device), 0).amax(1)
 
 
 def _lengths(model: Any, ids: Tensor, keep: Tensor | None, name: str) -> tuple[list[int], Tensor | None]:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.model import Hidden, Model, Prediction
+from regard.core.numeric import take_tokens
 from regard.core.rows import Memory, Rows, pack, unpack
 from regard.core.state import Out, Progress, check_rows, take_rows
 from regard.layers.attention.checks import check_form
@@ -244,14 +245,28 @@ class Transformer(Model):
     ) -> tuple[Tensor, ModelState]:
         """New ids [B, n] -> logits [B, n, V] and the next state; the old one is consumed. `maps` collects what the
         layers attend to."""
+        x, _, after = self._extend_hidden(tokens, state, keep, maps)
+        assert self.output is not None, "a decoder has an output layer"
+        logits = self.output(self.transform(x))
+        return logits if keep is None else unpack(logits, keep), after
+
+    def prefill(self, tokens: Tensor, state: ModelState, *, keep: Tensor | None = None) -> tuple[Tensor, ModelState]:
+        """`extend`, but only the logits [B, V] of the last real token of each row: those of a whole prompt take more
+        time and memory than its layers where the vocabulary is large."""
+        x, rows, after = self._extend_hidden(tokens, state, keep, None)
+        last = x[:, -1] if keep is None else take_tokens(x, (rows.count - 1).clamp(min=0)[:, None])[:, 0]
+        assert self.output is not None, "a decoder has an output layer"
+        return self.output(self.transform(last)), after
+
+    def _extend_hidden(
+        self, tokens: Tensor, state: ModelState, keep: Tensor | None, maps: Recording | None
+    ) -> tuple[Tensor, Rows, ModelState]:
+        """What the head reads [B, n, E], with the real tokens on the left, where these stand, and the next state."""
         packed, rows = pack_ids(tokens, keep)
         decoder = self._check_state(state, len(tokens))
         rows = state.progress.place(rows)
         out = decoder(packed, rows, states=state.blocks, maps=maps)
-        assert self.output is not None, "a decoder has an output layer"
-        logits = self.output(self.transform(out.y))
-        after = ModelState(out.state, state.progress.advance(rows))
-        return logits if keep is None else unpack(logits, keep), after
+        return out.y, rows, ModelState(out.state, state.progress.advance(rows))
 
     def extend_with_attention(self, tokens: Tensor, state: ModelState) -> tuple[Tensor, ModelState, Tensor]:
         """`extend`, and what the last token reads of each token of the memory, [B, S]: the mean over layers and

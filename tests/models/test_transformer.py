@@ -356,3 +356,13 @@ def test_the_aligner_on_a_gpu():
     here = model(source, target, keep=KEEP, target_keep=TARGET_KEEP).auxiliary_loss
     there = model.cuda()(source.cuda(), target.cuda(), keep=KEEP.cuda(), target_keep=TARGET_KEEP.cuda()).auxiliary_loss
     assert_close(there.cpu(), here)
+
+
+@pytest.mark.parametrize("keep", [None, KEEP], ids=["full", "ragged"])
+def test_prefill_gives_the_logits_of_the_last_real_token(keep):
+    model, tokens = build(kind="decoder"), ids()
+    expected, after = model.extend(tokens, model.start(3), keep=keep)
+    logits, state = model.prefill(tokens, model.start(3), keep=keep)
+    last = [8, 8, 8] if keep is None else [8, 8, 5]
+    assert_close(logits, expected[range(3), last])
+    assert_close(model.extend(tokens[:, :1], state)[0], model.extend(tokens[:, :1], after)[0])
