@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from regard.core.model import Hidden, LinearHead, Model
 from regard.core.rows import pack
 from regard.kernels.compiling import run_eagerly
-
-IGNORED = -100  # a target that is left out of the loss
-CHUNK = {"cpu": 2**20, "cuda": 2**26}  # numbers of logits worked on at a time
+from regard.kernels.cross_entropy import IGNORED, cross_entropy
 
 
 class Loss(NamedTuple):
@@ -192,7 +190,7 @@ def projected_cross_entropy(
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
-    """A few rows of logits at a time become the loss, and while they are in the cache their gradient, in place."""
+    """The logits become the loss, and in place their gradient."""
 
     @staticmethod
     def forward(
@@ -206,22 +204,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         trains: bool,
     ) -> tuple[Tensor, Tensor]:
         logits = F.linear(x, weight, bias)
-        V, wide = len(weight), torch.promote_types(logits.dtype, torch.float32)
-        total, plain = (torch.zeros((), dtype=wide, device=x.device) for _ in range(2))
-        size = max(CHUNK.get(x.device.type, CHUNK["cuda"]) // V, 1)
-        for rows, ids in zip(logits.split(size), target.split(size), strict=True):
-            logp, real = torch.log_softmax(rows, 1, dtype=wide), (ids != IGNORED)[:, None]
-            at = torch.where(real, ids[:, None], 0)
-            missed = torch.where(real, -logp.gather(1, at), 0)
-            # not in place: compiled by PyTorch 2.11, what was written in place and returned has no gradient
-            # (pytorch/pytorch issue 180642)
-            plain = plain + missed.sum()
-            spread = torch.where(real, logp.sum(1, keepdim=True), 0).sum()
-            total = total + ((1 - label_smoothing) * missed.sum() - label_smoothing / V * spread)
-            if trains:
-                slope = logp.exp_().sub_(label_smoothing / V)
-                slope.scatter_add_(1, at, torch.full_like(missed, label_smoothing - 1))
-                rows.copy_(slope.mul_(real) if ignores else slope)
+        total, plain = cross_entropy(logits, target, label_smoothing, ignores=ignores, trains=trains)
         if trains:
             ctx.save_for_backward(x, weight, logits)
         ctx.mark_non_differentiable(plain)

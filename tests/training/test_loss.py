@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from regard.core.model import Prediction
+from regard.kernels.cross_entropy import CHUNK
 from regard.models.config import ModelConfig
 from regard.models.transformer import Transformer
 from regard.training import loss as losses
@@ -60,7 +61,7 @@ def batch(padded: bool = True) -> Batch:
 
 @pytest.fixture(params=[1, 50, 10**6])
 def _chunks(request, monkeypatch):
-    monkeypatch.setitem(losses.CHUNK, "cpu", request.param)
+    monkeypatch.setitem(CHUNK, "cpu", request.param)
 
 
 @pytest.mark.usefixtures("_chunks")
