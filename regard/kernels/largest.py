@@ -1,7 +1,8 @@
 """Where the largest numbers of a row stand, in order of place: what a centroid picks.
 
 PyTorch sorts what it picks by size, then again by place. The kernel in Triton finds the smallest number that is picked,
-one bit after another, and writes the places down as it meets them: one pass over memory.
+one bit after another, and writes the places down as it meets them: one pass over memory. Of long rows only a few groups
+of numbers, those with the largest maxima, are looked at so.
 """
 
 import torch

@@ -1,17 +1,37 @@
 """largest.py, votes.py and take.py in Triton: what centroids pick, who belongs to them, and vectors taken by index."""
 
 import torch
+import torch.nn.functional as F
 import triton
 from torch import Tensor
 
 from regard.kernels.picks_triton_kernels import add_kernel, assign_kernel, largest_kernel, take_kernel
 
 NUMBERS = 4096  # that a program moves
+LONG, MEMBERS = 8192, 16  # from which length on a row is cut into groups, and how many numbers these have
 ROUNDS = 16  # blocks of tokens that a program assigns before it adds their votes to those of others
 
 
 def largest(x: Tensor, count: int, each: Tensor | None) -> Tensor:
-    """As `largest.largest`; of equal numbers the first."""
+    """As `largest.largest`; of equal numbers the first, in rows of less than LONG.
+
+    Of a long row few numbers are looked at. The `count` largest are among the members of the `count` groups with the
+    largest maxima: whoever is larger than the least that is picked is in a group with such a maximum, and there are
+    fewer of these groups than numbers to pick."""
+    S, groups = x.shape[-1], triton.cdiv(x.shape[-1], MEMBERS)
+    if S < LONG or 4 * count > groups:
+        return _largest(x, count, each)
+    x = F.pad(x, (0, MEMBERS * groups - S), value=-torch.inf) if S % MEMBERS else x
+    # a group is far apart, so that neighbours of a row are read together, and members that are taken stay in order
+    members = x.unflatten(-1, (MEMBERS, groups))
+    picked = _largest(members.amax(-2), count, None)
+    taken = members.gather(-1, picked[..., None, :].expand(*members.shape[:-1], count)).flatten(-2)
+    at = _largest(taken, count, each)
+    # what stands for none is behind all members
+    return (at // count * groups + picked.gather(-1, at % count)).clamp(max=S)
+
+
+def _largest(x: Tensor, count: int, each: Tensor | None) -> Tensor:
     x = x.contiguous()
     B, _, _, S = x.shape
     out = torch.empty(*x.shape[:3], count, dtype=torch.long, device=x.device)

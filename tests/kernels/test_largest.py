@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from regard.kernels import choose
 from regard.kernels.largest import largest
 
-SIZES = [(1, 1), (7, 3), (64, 64), (65, 1), (1000, 129), (4097, 33)]
+SIZES = [(1, 1), (7, 3), (64, 64), (65, 1), (1000, 129), (4097, 33), (8192, 128), (8200, 60)]
 
 
 def both(x: torch.Tensor, count: int, each: torch.Tensor | None = None) -> list[torch.Tensor]:
