@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -132,6 +133,9 @@ class Synthesizer(Cached):
                 f"'synthesizer' got {mask.S} tokens to attend to (padding included), expected at most "
                 f"longest={self.longest}: build it with longest={mask.S} or more, or shorten the input"
             )
+        features = self._as_product(mask, h, q, k)
+        if features is not None:
+            return self._joined(mask, *features, v)
         size = self.piece_size(v, mask.S)
         tables = {
             name: self._rows(getattr(self, name), mask, size) for name in ("random", "left") if hasattr(self, name)
@@ -151,6 +155,34 @@ class Synthesizer(Cached):
                 out = self._read(part, queries, k, v)
             outs.append(out)
         return torch.cat(outs, 2)
+
+    def _as_product(
+        self, mask: Mask, h: Tensor | None, q: Tensor | None, k: Tensor | None
+    ) -> tuple[Tensor, Tensor, float] | None:
+        """Vectors of the queries and of the places, [B or 1, H, T or S, n], whose products times a factor are the
+        logits, where a single kind is one: then the fused kernels of softmax read them. None where it is not."""
+        if self.mixture == ("dense",) and h is not None:
+            # b_2 is one number more, times one
+            hidden = F.pad(torch.relu(h + self.hidden_offset[:, None]), (0, 1), value=1.0)
+            places = torch.cat([self.dense[:, : mask.S], self.dense_offset[:, : mask.S, None]], -1)
+            return hidden, places[None], 1.0
+        if self.mixture == ("factorised-random",):
+            (left,) = self._rows(self.left, mask, mask.T)
+            return left if left.dim() == 4 else left[None], self.right[None, :, : mask.S], 1.0
+        if self.mixture == ("dot",) and q is not None and k is not None:
+            return q, k, self.scale
+        return None
+
+    def _joined(self, mask: Mask, q: Tensor, k: Tensor, scale: float, v: Tensor) -> Tensor:
+        """Attention of vectors as wide as they are, where kernels take one width, a multiple of 8."""
+        width = max(q.shape[-1], v.shape[-1])
+        width += -width % 8
+        q, k, padded = (F.pad(x, (0, width - x.shape[-1])).expand(len(v), -1, -1, -1) for x in (q, k, v))
+        if v.device.type == "cuda":
+            # not every kernel reads one table for all rows of a batch
+            q, k = q.contiguous(), k.contiguous()
+        dtype = v.dtype
+        return self.product(mask, q.to(dtype), k.to(dtype), padded, scale)[..., : v.shape[-1]]
 
     def _rows(self, table: Tensor, mask: Mask, size: int) -> Sequence[Tensor]:
         """The rows of a table for the queries, a piece at a time: [H, t, n], or [B, H, t, n] where they differ."""
