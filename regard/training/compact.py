@@ -1,7 +1,8 @@
 """Weights in a quarter of their size, for models that are passed on.
 
-A matrix, or a stack of them, is stored as integers from -127 to 127 with one scale per row; small tensors stay as they
-are. The validation loss of the bundled translator is 1.238 before and after.
+A matrix, or a stack of them, is stored as integers from -127 to 127 with one scale per row, the kernels of a
+convolution with one per output channel; small tensors stay as they are. The validation loss of the bundled translator
+is 1.238 before and after.
 """
 
 import torch
@@ -11,6 +12,7 @@ from regard.training.checkpoint import find_ties
 
 SCALE = "/scale"
 SMALL = 4096  # numbers: tensors up to this size stay as they are
+SHORT = 16  # numbers: rows below this length, those of kernels, have no scale of their own
 
 
 def compact(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -26,7 +28,8 @@ def compact(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if first != name:
             small[name], small[name + SCALE] = small[first], small[first + SCALE]
             continue
-        scale = tensor.abs().amax(-1, keepdim=True).float() / 127
+        axes = -1 if tensor.shape[-1] >= SHORT else tuple(range(1, tensor.dim()))
+        scale = tensor.abs().amax(axes, keepdim=True).float() / 127
         whole = (tensor.float() / scale.clamp(min=torch.finfo(torch.float32).tiny)).round()
         small[name], small[name + SCALE] = whole.to(torch.int8), scale
     return small

@@ -97,9 +97,11 @@ def build_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Opt
         weight_decay_on=config.weight_decay_on,
         orthogonal=config.optimizer == "muon",
     )
-    fused = next(model.parameters()).device.type in ("cpu", "cuda")
-    kind = {"adamw": torch.optim.AdamW, "muon": Muon}[config.optimizer]
-    return kind(groups, lr=0.0, betas=config.betas, eps=config.epsilon, fused=fused)
+    device = next(model.parameters()).device.type
+    options = {"lr": 0.0, "betas": config.betas, "eps": config.epsilon, "fused": device in ("cpu", "cuda")}
+    if config.optimizer == "muon":
+        return Muon(groups, captured=config.graphs and device == "cuda", **options)
+    return torch.optim.AdamW(groups, **options)
 
 
 class Loop:

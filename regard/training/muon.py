@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 STEPS = 5
+WARMUP = 2  # steps before a CUDA graph is captured: states are made, libraries have their workspaces
 # Of the odd polynomial a x + b x^3 + c x^5, which brings singular values from (0, 1] near 1 in five steps
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 EPSILON = 1e-7
@@ -22,7 +23,9 @@ class Muon(torch.optim.Optimizer):
     A = X X^T. The factor 0.2 sqrt(max(m, n)) gives an update the size of one of AdamW (Liu et al. 2025, arXiv
     2502.16982), so that learning rate r and weight decay d are those one would give to AdamW.
 
-    Groups with `orthogonal` False are updated by AdamW. Matrices of one shape go through O together.
+    Groups with `orthogonal` False are updated by AdamW. Matrices of one shape go through O together. `captured`: on a
+    GPU, the update of the matrices is replayed as a CUDA graph from the third step on, because launching its kernels
+    takes longer than running them; gradients must then keep their addresses.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class Muon(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         fused: bool = True,
+        captured: bool = False,
     ):
         defaults = {"lr": lr, "weight_decay": 0.0, "orthogonal": False, "momentum": momentum}
         super().__init__(groups, defaults | {"betas": betas, "eps": eps, "fused": fused})
@@ -42,26 +46,51 @@ class Muon(torch.optim.Optimizer):
             if flat:
                 raise ValueError(f"an orthogonal update is one of a matrix, got a parameter of shape {flat[0]}")
 
+        self.captured = captured
+        self.steps = 0
+        self.rates: list[Tensor] = []  # of each group of matrices, where a graph reads it
+        self.graph: torch.cuda.CUDAGraph | None = None
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        groups = [group for group in self.param_groups if group["orthogonal"]]
+        self.rates = self.rates or [torch.zeros((), device=group["params"][0].device) for group in groups]
+        for rate, group in zip(self.rates, groups, strict=True):
+            rate.fill_(group["lr"])
+        self.steps += 1
+        if self.captured and self.graph is None and self.steps > WARMUP:
+            self.graph = torch.cuda.CUDAGraph()
+            # nothing runs while it is captured
+            with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream()):
+                self._step_matrices(groups)
+        if self.graph is None:
+            self._step_matrices(groups)
+        else:
+            self.graph.replay()
         for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            (self._step_matrices if group["orthogonal"] else self._step_others)(group, parameters)
+            if not group["orthogonal"]:
+                self._step_others(group, [parameter for parameter in group["params"] if parameter.grad is not None])
 
-    def _step_matrices(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        same: dict[torch.Size, list[Tensor]] = {}
-        for parameter in parameters:
-            same.setdefault(parameter.shape, []).append(parameter)
-        for shape, matrices in same.items():
-            gradients: list[Any] = [matrix.grad for matrix in matrices]
-            kept = [self._state(matrix, "momentum")["momentum"] for matrix in matrices]
-            # PyTorch has no public names for one kernel over many tensors
-            torch._foreach_lerp_(kept, gradients, 1 - group["momentum"])  # pyright: ignore[reportPrivateImportUsage]
-            ahead = torch._foreach_lerp(gradients, kept, group["momentum"])  # pyright: ignore[reportPrivateImportUsage]
-            updates = orthogonalize(torch.stack(ahead))
-            size = group["lr"] * ROOT_MEAN_SQUARE * max(shape) ** 0.5
-            torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])  # pyright: ignore[reportPrivateImportUsage]
-            torch._foreach_add_(matrices, list(updates.unbind()), alpha=-size)  # pyright: ignore[reportPrivateImportUsage]
+    def _step_matrices(self, groups: list[dict[str, Any]]) -> None:
+        for rate, group in zip(self.rates, groups, strict=True):
+            same: dict[torch.Size, list[Tensor]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    same.setdefault(parameter.shape, []).append(parameter)
+            for matrices in same.values():
+                self._step_alike(group, rate, matrices)
+
+    def _step_alike(self, group: dict[str, Any], rate: Tensor, matrices: list[Tensor]) -> None:
+        """The update of matrices of one shape."""
+        gradients: list[Any] = [matrix.grad for matrix in matrices]
+        kept = [self._state(matrix, "momentum")["momentum"] for matrix in matrices]
+        # PyTorch has no public names for one kernel over many tensors
+        torch._foreach_lerp_(kept, gradients, 1 - group["momentum"])  # pyright: ignore[reportPrivateImportUsage]
+        ahead = torch._foreach_lerp(gradients, kept, group["momentum"])  # pyright: ignore[reportPrivateImportUsage]
+        size = ROOT_MEAN_SQUARE * max(matrices[0].shape) ** 0.5
+        updates = orthogonalize(torch.stack(ahead)).mul_(-size * rate)
+        torch._foreach_mul_(matrices, 1 - rate * group["weight_decay"])  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_add_(matrices, list(updates.unbind()))  # pyright: ignore[reportPrivateImportUsage]
 
     def _step_others(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         states = [self._state(parameter, "exp_avg", "exp_avg_sq") for parameter in parameters]

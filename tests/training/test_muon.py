@@ -103,6 +103,30 @@ def test_a_resumed_optimizer_goes_on_bit_for_bit(fused):
         optimizer_state.unpack_optimizer(other, resumed, tensors, facts)
 
 
+@pytest.mark.gpu
+def test_a_captured_update_is_the_same():
+    """Gradients stay where they are, learning rates change from step to step."""
+    found = []
+    for captured in (False, True):
+        model = Small().cuda()
+        optimizer = Muon(parameter_groups(model, weight_decay=0.1, orthogonal=True), captured=captured)
+        generator = torch.Generator("cuda").manual_seed(1)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for step in range(6):
+                for parameter in model.parameters():
+                    parameter.grad.copy_(torch.randn(parameter.shape, generator=generator, device="cuda"))
+                for group in optimizer.param_groups:
+                    group["lr"] = 0.01 / (1 + step)
+                optimizer.step()
+        assert (optimizer.graph is not None) == captured
+        torch.cuda.synchronize()
+        found.append([parameter.detach().clone() for parameter in model.parameters()])
+    for plain, replayed in zip(*found, strict=True):
+        torch.testing.assert_close(replayed, plain, rtol=0, atol=0)
+
+
 def test_a_vector_has_no_orthogonal_update():
     with pytest.raises(ValueError, match=r"one of a matrix, got a parameter of shape \(3,\)"):
         Muon([{"params": [nn.Parameter(torch.zeros(3))], "orthogonal": True}])
