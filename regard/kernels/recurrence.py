@@ -38,6 +38,10 @@ class Cells(nn.Module):
         count = 2 if self.cell == "lstm" else 1
         return tuple(torch.zeros(batch, self.hidden, dtype=dtype, device=device) for _ in range(count))
 
+    def given(self, x: Tensor) -> Tensor:
+        """What each token alone gives to the gates, [B, T, width] -> [B, T, gates * hidden]."""
+        return F.linear(x, self.weight_ih, self.bias_ih)
+
     def forward(self, x: Tensor, state: State | None = None, count: Tensor | None = None) -> tuple[Tensor, State]:
         """[B, T, width] -> h at every token [B, T, hidden], and the state behind the first `count` [B] tokens of each
         row (None: behind all). Outputs behind them are numbers without meaning."""

@@ -152,11 +152,16 @@ CONVS2S = {
 }
 
 
-# Of about that size; then as NVIDIA trains it, and with the depth of Wu et al. 2016. The mixture has fewer layers.
+# Of about that size; then as NVIDIA trains it, and with the depth of Wu et al. 2016. Deep-Att likewise, with the depth
+# of Zhou et al. 2016. The mixture has fewer layers.
 GNMT = {
     "gnmt": {"width": 128, "layers": 4, "dropout": 0.2},
     "gnmt-4": {"width": 1024, "layers": 4, "tied": False},
     "gnmt-8": {"width": 1024, "layers": 8, "tied": False},
+}
+DEEP_ATT = {
+    "deep-att": {"width": 80, "layers": 5, "decoder_layers": 4, "dropout": 0.2},
+    "deep-att-16": {"width": 512, "layers": 9, "decoder_layers": 7, "tied": False},
 }
 MOE_LSTM = {
     "moe-lstm": {
@@ -236,7 +241,27 @@ MODELS = (
             Order("N^2", 2),
             Order("1", 0),
         ),
-        {"translation": Form(DeepRecurrentConfig, DeepRecurrent, GNMT, unused=("feedforward", "inner"))},
+        {
+            "translation": Form(
+                DeepRecurrentConfig, DeepRecurrent, GNMT, {"connections": "residual"}, ("feedforward", "inner")
+            )
+        },
+    ),
+    Model(
+        ModelFacts(
+            "deep-att",
+            "Zhou et al. 2016, Deep Recurrent Models with Fast-Forward Connections for Neural Machine Translation",
+            "arXiv 1606.04199",
+            "recurrent",
+            Order("N^2", 2),
+            Order("N^2", 2),
+            Order("1", 0),
+        ),
+        {
+            "translation": Form(
+                DeepRecurrentConfig, DeepRecurrent, DEEP_ATT, {"connections": "fast-forward"}, ("feedforward", "inner")
+            )
+        },
     ),
     Model(
         ModelFacts(
@@ -248,7 +273,7 @@ MODELS = (
             Order("N^2", 2),
             Order("1", 0),
         ),
-        {"translation": Form(DeepRecurrentConfig, DeepRecurrent, MOE_LSTM)},
+        {"translation": Form(DeepRecurrentConfig, DeepRecurrent, MOE_LSTM, {"connections": "residual"})},
     ),
     Model(
         ModelFacts(

@@ -1,4 +1,5 @@
-"""GNMT, and the mixture of experts between LSTMs, against loops written from the papers; and as every translator."""
+"""GNMT, Deep-Att and the mixture of experts between LSTMs, against loops written from the papers; and as every
+translator."""
 
 import pytest
 import torch
@@ -8,10 +9,14 @@ from translators import KEEP, TARGET_KEEP, VOCABULARY, check_translator, ids
 
 from regard.kernels.recurrence import Cells
 from regard.models import DeepRecurrent, DeepRecurrentConfig, build
+from regard.models.deep_recurrent import Passed
 from regard.models.registry import presets
 
 SMALL = {"vocabulary": VOCABULARY, "width": 6, "layers": 4, "dropout": 0.0}
 EXPERTS = {"feedforward": "moe(experts=3, choices=2, noise=False)", "inner": 5, "layers": 3, "decoder_layers": 2}
+
+
+FAST = {"connections": "fast-forward", "layers": 3, "decoder_layers": 3}
 
 
 def built(**options) -> DeepRecurrent:
@@ -24,10 +29,15 @@ def built(**options) -> DeepRecurrent:
 
 
 def lstm(cells: Cells, xs: list[Tensor]) -> list[Tensor]:
+    return recur(cells, [cells.weight_ih @ x + cells.bias_ih for x in xs])
+
+
+def recur(cells: Cells, given: list[Tensor]) -> list[Tensor]:
+    """h at each token, from what the gates are given there."""
     h = c = torch.zeros(cells.hidden, dtype=torch.float64)
     outs = []
-    for x in xs:
-        i, f, g, o = (cells.weight_ih @ x + cells.bias_ih + cells.weight_hh @ h + cells.bias_hh).chunk(4)
+    for x in given:
+        i, f, g, o = (x + cells.weight_hh @ h + cells.bias_hh).chunk(4)
         c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
         h = torch.sigmoid(o) * torch.tanh(c)
         outs.append(h)
@@ -36,6 +46,44 @@ def lstm(cells: Cells, xs: list[Tensor]) -> list[Tensor]:
 
 def feed(layer: torch.nn.Module | None, xs: list[Tensor]) -> list[Tensor]:
     return xs if layer is None else list(torch.stack(xs) + layer.reference(torch.stack(xs)).y)
+
+
+def fast(cells: Cells, below: list[Tensor], leftwards: bool = False) -> list[Tensor]:
+    """[f; h] of a layer over what stands below it."""
+    given = [cells.weight_ih @ x + cells.bias_ih for x in below]
+    hs = recur(cells, given[::-1])[::-1] if leftwards else recur(cells, given)
+    return [torch.cat(pair) for pair in zip(given, hs, strict=True)]
+
+
+def fast_reference(model: DeepRecurrent, source: Tensor, target: Tensor) -> Tensor:
+    """Logits of one sentence of a Deep-Att, layer by layer."""
+    tops = []
+    for first, stack in zip((False, True), model.columns, strict=True):
+        xs, leftwards = [model.source_embedding.weight[w] for w in source], first
+        for cells in stack:
+            xs, leftwards = fast(cells, xs, leftwards), not leftwards
+        tops.append(xs)
+    both = [torch.cat(pair) for pair in zip(*tops, strict=True)]
+    xs = [model.encoder_out.weight @ x + model.encoder_out.bias for x in both]
+    bottom, *uppers = model.decoder
+    ys = fast(bottom, [model.target_embedding.weight[w] for w in target])
+    contexts = contexts_of(model, [y[-6:] for y in ys], xs)
+    for cells in uppers:
+        ys = fast(cells, [torch.cat(pair) for pair in zip(ys, contexts, strict=True)])
+    ys = [model.decoder_out.weight @ y + model.decoder_out.bias for y in ys]
+    return torch.stack([model.output.weight @ y + model.output.bias for y in ys])
+
+
+def contexts_of(model: DeepRecurrent, hs: list[Tensor], xs: list[Tensor]) -> list[Tensor]:
+    """What each of the bottom layer's h reads of the source."""
+    inner = model.cross.inner
+    v = inner.gain * inner.reading[0] / torch.sqrt((inner.reading[0] ** 2).sum())
+    contexts = []
+    for h in hs:
+        hidden = [torch.tanh(model.query.weight @ h + model.key.weight @ x + inner.offset[0]) for x in xs]
+        a = torch.softmax(torch.stack([v @ part for part in hidden]), 0)
+        contexts.append(sum(share * x for share, x in zip(a, xs, strict=True)))
+    return contexts
 
 
 def reference(model: DeepRecurrent, source: Tensor, target: Tensor) -> Tensor:
@@ -49,13 +97,7 @@ def reference(model: DeepRecurrent, source: Tensor, target: Tensor) -> Tensor:
         xs = [x + y for x, y in zip(xs, lstm(cells, xs), strict=True)]
     bottom, *uppers = model.decoder
     hs = lstm(bottom, [model.target_embedding.weight[w] for w in target])
-    inner = model.cross.inner
-    v = inner.gain * inner.reading[0] / torch.sqrt((inner.reading[0] ** 2).sum())
-    contexts = []
-    for h in hs:
-        hidden = [torch.tanh(model.query.weight @ h + model.key.weight @ x + inner.offset[0]) for x in xs]
-        a = torch.softmax(torch.stack([v @ part for part in hidden]), 0)
-        contexts.append(sum(share * x for share, x in zip(a, xs, strict=True)))
+    contexts = contexts_of(model, hs, xs)
     ys = feed(model.decoder_feed, hs)
     for number, cells in enumerate(uppers):
         made = lstm(cells, [torch.cat(pair) for pair in zip(ys, contexts, strict=True)])
@@ -65,7 +107,7 @@ def reference(model: DeepRecurrent, source: Tensor, target: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, EXPERTS | {"tied": False, "target_vocabulary": VOCABULARY}], ids=["gnmt", "moe"]
+    "options", [{}, EXPERTS | {"tied": False, "target_vocabulary": VOCABULARY}, FAST], ids=["gnmt", "moe", "deep-att"]
 )
 def test_scores_and_gradients_are_those_of_the_papers(options):
     model = built(**options).eval()
@@ -73,7 +115,8 @@ def test_scores_and_gradients_are_those_of_the_papers(options):
     logits = model(source, target, keep=KEEP, target_keep=TARGET_KEEP).logits
     expected = torch.zeros_like(logits)
     for row in range(3):
-        expected[row, TARGET_KEEP[row]] = reference(model, source[row, KEEP[row]], target[row, TARGET_KEEP[row]])
+        loop = fast_reference if "connections" in options else reference
+        expected[row, TARGET_KEEP[row]] = loop(model, source[row, KEEP[row]], target[row, TARGET_KEEP[row]])
     assert_close(logits, expected)
     torch.manual_seed(3)
     towards = torch.randn_like(logits)
@@ -84,7 +127,9 @@ def test_scores_and_gradients_are_those_of_the_papers(options):
 
 
 @pytest.mark.parametrize(
-    "options", [{"heads": 2}, EXPERTS, {"layers": 2, "attention": "softmax"}], ids=["gnmt", "moe", "two"]
+    "options",
+    [{"heads": 2}, EXPERTS, {"layers": 2, "attention": "softmax"}, FAST],
+    ids=["gnmt", "moe", "two", "deep-att"],
 )
 def test_it_decodes_as_every_translator(options):
     model = built(**options)
@@ -129,11 +174,33 @@ def test_published_sizes(name, vocabulary, parameters):
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
+def test_sizes_of_deep_att():
+    """Nine layers in each of two columns and seven in the decoder; a layer above the first reads [f; h], 5 times as
+    wide as h, and in the decoder the context beside it."""
+    preset = presets("translation")["deep-att-16"]
+    with torch.device("meta"):
+        model = preset.form.module(preset.form.config(**preset.values | {"vocabulary": 30_000}))
+    h = 512
+    first, upper, decoding = (4 * h * (width + h) + 8 * h for width in (h, 5 * h, 6 * h))
+    layers = 2 * (first + 8 * upper) + first + 6 * decoding
+    others = h * (10 * h + 1) + h * (5 * h + 1) + 2 * h * h + 2 * h + 1  # in and out of attention, and its score
+    parameters = layers + others + 30_000 * h + 30_000 * (h + 1)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters == 186_305_841
+
+
+def test_dropout_spares_what_passes_by():
+    model = built(**FAST | {"dropout": 0.5}).train()
+    joined = model._join(Passed(torch.ones(2, 9, 6), torch.ones(2, 9, 24)), torch.ones(2, 9, 6))
+    assert (joined[..., :24] == 1).all()
+    assert set(joined[..., 24:].unique().tolist()) == {0.0, 2.0}
+
+
 def test_wrong_configs_and_states_are_refused():
     for options, words in (
         ({"layers": 1}, "layers must be at least 2"),
         ({"heads": 4}, "width 6 is not divisible by heads 4"),
         ({"kind": "recurrent"}, "kind must be 'deep-recurrent'"),
+        ({**EXPERTS, **FAST}, "feedforward stands between layers with residual connections"),
     ):
         with pytest.raises(ValueError, match=words):
             DeepRecurrentConfig(**SMALL | options)

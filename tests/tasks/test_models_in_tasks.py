@@ -31,7 +31,7 @@ FOREIGN = [
 WORDS = ["one", "two", "three", "four", "five", "six"]
 LINES = [f"{WORDS[i % 6]} {WORDS[(i + 1) % 6]} {WORDS[i * i % 6]} {i}" for i in range(60)]
 SMALL = ["--model.width", "8", "--model.heads", "2", "--model.dropout", "0.1"]
-LAYERS = {"swin": "[1, 1]", "funnel": "[1, 1]", "tokenlearner": "2", "gnmt": "2", "moe-lstm": "2"}
+LAYERS = {"swin": "[1, 1]", "funnel": "[1, 1]", "tokenlearner": "2", "gnmt": "2", "deep-att": "2", "moe-lstm": "2"}
 OWN = {
     "swin": ["--model.heads", "[2, 2]", "--model.patch", "2", "--model.window", "2"],
     "perceiver-ar": ["--model.latents", "6"],

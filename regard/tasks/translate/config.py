@@ -88,8 +88,9 @@ class TranslatorOptions(ModelOptions):
     default = "tiny"
     preset: Annotated[
         str | None,
-        "mini (two layers, for minutes on a CPU), tiny, base or big (Transformers); lstm, gru or gnmt (recurrent); "
-        "moe-lstm (with experts); bytenet or convs2s (convolutional) (default: mini on a CPU, tiny on a GPU)",
+        "mini (two layers, for minutes on a CPU), tiny, base or big (Transformers); lstm, gru, gnmt or deep-att "
+        "(recurrent); moe-lstm (with experts); bytenet or convs2s (convolutional) (default: mini on a CPU, tiny on a "
+        "GPU)",
     ] = None
     bottleneck: Annotated[
         bool | None, "lstm and gru: no attention, the decoder gets only the last state of the encoder"
