@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from regard.api import attend, attention, facts, feedforward, names, position
     from regard.core.draws import redraw
-    from regard.core.state import detach, select
+    from regard.core.state import detach, merge, select
     from regard.interop.torch import from_torch, to_torch
     from regard.layers.attention.base import Attention, Facts
     from regard.models.config import ModelConfig
@@ -28,6 +28,7 @@ __all__ = [
     "facts",
     "feedforward",
     "from_torch",
+    "merge",
     "names",
     "over_layers",
     "position",
@@ -46,6 +47,7 @@ _MODULES = {
     "Transformer": "regard.models.transformer",
     "detach": "regard.core.state",
     "from_torch": "regard.interop.torch",
+    "merge": "regard.core.state",
     "over_layers": "regard.spec",
     "redraw": "regard.core.draws",
     "select": "regard.core.state",

@@ -1,11 +1,13 @@
-"""What a layer returns, and what can be done with a state of any kind: select rows of it, detach it, trim it.
+"""What a layer returns, and what can be done with a state of any kind: select rows of it, merge two, detach it, trim it.
 
-A state is a NamedTuple, batch first. `extend` consumes it; to branch or reorder, `select` copies rows.
+A state is a NamedTuple, batch first. `extend` consumes it; to branch or reorder, `select` copies rows; `merge` makes
+one batch of two.
 """
 
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core.rows import Rows
@@ -38,6 +40,11 @@ class Progress(NamedTuple):
     def bounded(self, capacity: int) -> "Progress":
         """The same, where all that the host knows is that each row has room for one more token of `capacity`."""
         return Progress(self.length, capacity - 1, False, self.mechanism)
+
+    def merge(self, other: "Progress", rows: Tensor | None) -> "Progress":
+        length, longest = merge(self.length, other.length, rows), max(self.longest, other.longest)
+        uniform = self.uniform and other.uniform and self.longest == other.longest
+        return Progress(length, longest, uniform, self.mechanism)
 
 
 class Initial(NamedTuple):
@@ -95,6 +102,64 @@ def take_rows(state: Any, rows: Tensor) -> Any:
     return state
 
 
+def merge(state: Any, other: Any, rows: Tensor | None = None) -> Any:
+    """One state with the rows of two, which may have read different numbers of tokens: those of `other` behind those of
+    `state`, or in place of its `rows`. Both have read some token, or neither has. `state` is consumed.
+
+    A dimension in which they differ counts tokens: the shorter one gets zeros at its end, or at its beginning in the
+    fields that the class names `newest_last`. A state with a `merge` of its own knows better."""
+    if type(state) is not type(other):
+        raise ValueError(f"only states of one model can be merged, got {type(state).__name__}, {type(other).__name__}")
+    if isinstance(state, Tensor):
+        return _merge_tensors(state, other, rows, newest_last=False)
+    if hasattr(state, "merge"):
+        return state.merge(other, rows)
+    return merge_fields(state, other, rows) if isinstance(state, tuple) else _merge_known(state, other)
+
+
+def merge_fields(state: Any, other: Any, rows: Tensor | None) -> Any:
+    """`merge`, field by field."""
+    last = getattr(state, "newest_last", ())
+    names = getattr(state, "_fields", ("",) * len(state))
+    triples = zip(names, state, other, strict=True)
+    return _rebuilt(state, [(_merge_newest_last if name in last else merge)(a, b, rows) for name, a, b in triples])
+
+
+def _merge_newest_last(state: Any, other: Any, rows: Tensor | None) -> Any:
+    if isinstance(state, Tensor):
+        return _merge_tensors(state, other, rows, newest_last=True)
+    return _rebuilt(state, [_merge_newest_last(a, b, rows) for a, b in zip(state, other, strict=True)])
+
+
+def _merge_tensors(state: Tensor, other: Tensor, rows: Tensor | None, newest_last: bool) -> Tensor:
+    sizes = [max(pair) for pair in zip(state.shape[1:], other.shape[1:], strict=True)]
+    state, other = (_padded(part, sizes, newest_last) for part in (state, other))
+    if rows is None:
+        return torch.cat([state, other])
+    # a state may keep several entries per row, side by side
+    each = len(other) // len(rows)
+    at = rows if each == 1 else (rows[:, None] * each + torch.arange(each, device=rows.device)).flatten()
+    return state.index_copy(0, at, other)
+
+
+def _padded(part: Tensor, sizes: list[int], newest_last: bool) -> Tensor:
+    room = [size - now for size, now in zip(sizes, part.shape[1:], strict=True)]
+    if not any(room):
+        return part
+    return F.pad(part, [n for more in reversed(room) for n in ((more, 0) if newest_last else (0, more))])
+
+
+def _merge_known(value: Any, other: Any) -> Any:
+    """What the host knows of both: a fact that holds of each, the larger of two sizes."""
+    if isinstance(value, bool):
+        return value and other
+    if isinstance(value, int):
+        return max(value, other)
+    if value != other:
+        raise ValueError(f"only states of one model can be merged, got parts {value!r} and {other!r}")
+    return value
+
+
 def _rebuilt(state: tuple, parts: list) -> tuple:
     """A tuple, or a NamedTuple of the same class, with these parts."""
     return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
@@ -127,14 +192,30 @@ class RingState(NamedTuple):
 def fix_bound(state: Any, capacity: int) -> Any:
     """The same state, where all that the host knows is that each row has room for one more token of `capacity`. A cache
     (`with_room`) gets its full size."""
+    return _bounded(with_capacity(state, capacity), capacity)
+
+
+def _bounded(state: Any, capacity: int) -> Any:
     if isinstance(state, Progress):
         return state.bounded(capacity)
-    if not isinstance(state, tuple):
+    return _rebuilt(state, [_bounded(part, capacity) for part in state]) if isinstance(state, tuple) else state
+
+
+def with_capacity(state: Any, capacity: int) -> Any:
+    """The same state, where caches (`with_room`) have room for this many tokens per row, and no more."""
+    if isinstance(state, Progress) or not isinstance(state, tuple):
         return state
     with_room = getattr(state, "with_room", None)
     if with_room is not None:
-        state = with_room(capacity)
-    return _rebuilt(state, [fix_bound(part, capacity) for part in state])
+        return with_room(capacity)
+    return _rebuilt(state, [with_capacity(part, capacity) for part in state])
+
+
+def state_bytes(state: Any) -> int:
+    """The memory of the tensors of a state."""
+    if isinstance(state, Tensor):
+        return state.numel() * state.element_size()
+    return sum(map(state_bytes, state)) if isinstance(state, tuple) else 0
 
 
 class StateForm(NamedTuple):

@@ -75,6 +75,7 @@ class FeedbackState(NamedTuple):
 
     parts: tuple[tuple[Tensor, Tensor], ...]  # [B, G, S, D]
     progress: Progress
+    newest_last = ("parts",)
 
     def select(self, rows: Tensor) -> "FeedbackState":
         check_rows(rows, self)

@@ -17,7 +17,7 @@ from regard.core.model import Hidden, Model, Prediction
 from regard.core.options import Range
 from regard.core.rows import Memory, Rows, unpack
 from regard.core.shape import Shape
-from regard.core.state import Out, Progress, check_rows, take_rows
+from regard.core.state import Out, Progress, check_rows, merge_fields, take_rows
 from regard.kernels.dropout import Dropout
 from regard.layers.attention.base import Attention
 from regard.layers.attention.cached import Cached, CacheState, append_to_cache
@@ -271,6 +271,11 @@ class PerceiverARState(NamedTuple):
 
     def reorder(self, rows: Tensor) -> "PerceiverARState":
         return self.select(rows)
+
+    def merge(self, other: "PerceiverARState", rows: Tensor | None) -> "PerceiverARState":
+        fixed = self.fixed if self.fixed == other.fixed else None
+        known = {"fixed": fixed, "waiting": self.waiting or other.waiting}
+        return merge_fields(self._replace(**known), other._replace(**known), rows)
 
 
 class PerceiverAR(Model):

@@ -80,6 +80,23 @@ def check_ragged_decode(case: Case) -> None:
             assert_close(got, expected)
 
 
+def check_merged(layer: Any, x: Tensor) -> None:
+    """Rows of two states in one, behind each other and in place of each other: each goes on as it would have alone."""
+
+    def read(row: int, length: int) -> Any:
+        return layer.extend(x[row : row + 1, :length], layer.start(1))[1]
+
+    lengths, news = (4, 19, 11), x[:, 20:24]
+    alone = [layer.extend(news[row : row + 1], read(row, n))[0] for row, n in enumerate(lengths)]
+    first, second, third = (read(row, n) for row, n in enumerate(lengths))
+    joined = regard.merge(regard.merge(first, second), third)
+    assert_close(layer.extend(news, joined)[0], torch.cat(alone))
+    first, second, third = (read(row, n) for row, n in enumerate(lengths))
+    replaced = regard.merge(regard.merge(second, regard.select(third, torch.zeros(2).long())), first, torch.tensor([1]))
+    order = torch.tensor([1, 0, 2])
+    assert_close(layer.extend(news[order], replaced)[0], torch.cat(alone)[order])
+
+
 def check_select(case: Case) -> None:
     if case.role == "self":
         return
@@ -117,6 +134,7 @@ def check_select(case: Case) -> None:
             assert_close(torch.cat([early, late], 1), expected)
         assert_close(moved, second[order])
         assert_close(first, second[rows])
+        check_merged(layer, x)
         sizes = []
         for T in (128, 256):
             _, state = layer.extend(inputs(case, T, B=1)["x"], layer.start(1))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core.rows import Mask, Rows
-from regard.core.state import Progress, RingState, check_rows, fix_bound, take_rows
+from regard.core.state import Progress, RingState, check_rows, fix_bound, merge_fields, take_rows
 from regard.layers.attention.attending import Attending
 
 
@@ -31,6 +31,19 @@ class CacheState(NamedTuple):
                 torch.index_select(filled, 0, rows, out=copy[:, :, :filled_to])
             parts.append(copy)
         return self._replace(parts=tuple(parts), progress=take_rows(self.progress, rows))
+
+    def merge(self, other: "CacheState", rows: Tensor | None) -> "CacheState":
+        capacity = max(part.shape[2] for part in (*self.parts, *other.parts))
+        before, filled, grows = self.progress.longest, other.progress.longest, capacity > self.parts[0].shape[2]
+        if rows is None or grows or torch.is_grad_enabled():
+            return merge_fields(self.with_room(capacity), other.with_room(capacity), rows)
+        progress = self.progress.merge(other.progress, rows)
+        for part, new in zip(self.parts, other.parts, strict=True):
+            # slots up to the longest row hold numbers
+            part[:, :, before : progress.longest] = 0
+            part[rows, :, :filled] = new[:, :, :filled]
+            part[rows, :, filled : progress.longest] = 0
+        return self._replace(progress=progress)
 
     def with_room(self, capacity: int) -> "CacheState":
         """A copy with this many slots, zeros in those that are not filled."""

@@ -12,7 +12,7 @@ from regard.core.numeric import masked_softmax
 from regard.core.reference import Row
 from regard.core.rows import Mask, Memory, Rows
 from regard.core.shape import Shape
-from regard.core.state import Initial, Out, check_rows
+from regard.core.state import Initial, Out, check_rows, merge_fields
 from regard.kernels.dropout import dropped
 from regard.layers.attention.base import Attention
 from regard.layers.position.base import Position
@@ -34,6 +34,10 @@ class CrossState(NamedTuple):
     def select(self, rows: Tensor) -> "CrossState":
         check_rows(rows, self)
         return self._replace(parts=tuple(part[rows] for part in self.parts), count=self.count[rows])
+
+    def merge(self, other: "CrossState", rows: Tensor | None) -> "CrossState":
+        merged = merge_fields(self, other, rows)
+        return merged._replace(full=merged.full and self.S == other.S)
 
 
 class Projected(Attention):

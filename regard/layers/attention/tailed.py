@@ -21,6 +21,7 @@ class TailState(NamedTuple):
     tail: tuple[Tensor, ...]  # [B, G, <= reach, D]
     front: tuple[Tensor, ...]  # [B, G, front + 1, D]; the last slot takes what belongs nowhere
     progress: Progress
+    newest_last = ("tail",)
 
 
 class Tailed(Attending):
