@@ -46,7 +46,8 @@ TOP = {
     "interop": {"tasks"},
     "page": {"tasks"},
     "compare": {"tasks"},
-    "cli": {"tasks", "interop", "page", "compare"},
+    "serve": {"tasks"},
+    "cli": {"tasks", "interop", "page", "compare", "serve"},
 }
 BASES = {"base", "checks", "projected", "attending", "cached", "tailed", "digested", "scanned", "segmented", "mixing"}
 SHARED = {

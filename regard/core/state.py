@@ -1,4 +1,4 @@
-"""What a layer returns, and what can be done with a state of any kind: select rows of it, merge two, detach it, trim it.
+"""What a layer returns, and what can be done with a state of any kind: select rows, merge two, detach it, trim it.
 
 A state is a NamedTuple, batch first. `extend` consumes it; to branch or reorder, `select` copies rows; `merge` makes
 one batch of two.
@@ -174,11 +174,12 @@ def detach(state: Any) -> Any:
     return state
 
 
-def trim(state: Any) -> Any:
-    """The same state with the bound `longest` brought down to the longest row, so that padding takes no room."""
+def trim(state: Any, longest: int | None = None) -> Any:
+    """The same state with the bound `longest` brought down to the longest row, so that padding takes no room. None: it
+    is looked up, which synchronises with a GPU."""
     if isinstance(state, Progress):
-        return state._replace(longest=int(state.length.max()))
-    return _rebuilt(state, [trim(part) for part in state]) if isinstance(state, tuple) else state
+        return state._replace(longest=int(state.length.max()) if longest is None else min(state.longest, longest))
+    return _rebuilt(state, [trim(part, longest) for part in state]) if isinstance(state, tuple) else state
 
 
 class RingState(NamedTuple):

@@ -52,7 +52,7 @@ def decode(
     else:
         logits, state = model.extend(first, state)
     options = {"eos": eos, "forbidden": forbidden, "coverage": coverage}
-    options["draws"] = _draws(_real(source, keep), limits, config).to(source.device) if config.sample else None
+    options["draws"] = uniform_draws(_real(source, keep), limits, config).to(source.device) if config.sample else None
     return search(model, logits[:, -1], state, limits, config, **options)
 
 
@@ -86,7 +86,7 @@ def caption(
     draws = None
     if config.sample:
         keys = [hashlib.sha256(image.float().cpu().numpy().tobytes()).hexdigest() for image in images]
-        draws = _draws(keys, limits, config).to(images.device)
+        draws = uniform_draws(keys, limits, config).to(images.device)
     return search(model, logits[:, -1], state, limits, config, eos=eos, forbidden=forbidden, draws=draws)
 
 
@@ -112,9 +112,9 @@ def generate(
         raise ValueError(f"prompt {lengths.index(0)} is empty: begin every prompt with bos at least")
     limits = [config.limit(length) for length in lengths]
     state = model.start(len(prompt), capacity=prompt.shape[1] + max(limits))
-    logits, state = _read_prompt(model, prompt, state, keep)
+    logits, state = read_prompt(model, prompt, state, keep)
     known = prompt if keep is None else torch.where(keep, prompt, prompt.gather(1, _last(keep)[:, None]))
-    draws = _draws(_real(prompt, keep), limits, config).to(prompt.device) if config.sample else None
+    draws = uniform_draws(_real(prompt, keep), limits, config).to(prompt.device) if config.sample else None
     used = torch.zeros_like(logits, dtype=torch.bool)
     used.scatter_(1, known, True)
     options = {"eos": eos, "forbidden": forbidden, "draws": draws, "used": used, "watch": watch}
@@ -155,7 +155,7 @@ def search(
     return pool.lists()
 
 
-def _read_prompt(model: Any, prompt: Tensor, state: Any, keep: Tensor | None) -> tuple[Tensor, Any]:
+def read_prompt(model: Any, prompt: Tensor, state: Any, keep: Tensor | None) -> tuple[Tensor, Any]:
     """The logits [B, V] of the token after each prompt, and the state there."""
     if hasattr(model, "prefill"):
         return model.prefill(prompt, state, keep=keep)
@@ -187,7 +187,7 @@ def _check_eval(model: Any) -> None:
         raise ValueError("the model is in training mode, where dropout makes outputs random: call model.eval() first")
 
 
-def _draws(keys: Sequence[Any], limits: list[int], config: DecodingConfig) -> Tensor:
+def uniform_draws(keys: Sequence[Any], limits: list[int], config: DecodingConfig) -> Tensor:
     """Uniform numbers [B, nbest, L] from a generator of each sentence, seeded by the seed and a key: its tokens."""
     draws = torch.zeros(len(keys), config.nbest, max(limits) + 1)
     for row, (key, limit) in enumerate(zip(keys, limits, strict=True)):

@@ -80,7 +80,7 @@ def check_ragged_decode(case: Case) -> None:
             assert_close(got, expected)
 
 
-def check_merged(layer: Any, x: Tensor) -> None:
+def compare_merged(layer: Any, x: Tensor) -> None:
     """Rows of two states in one, behind each other and in place of each other: each goes on as it would have alone."""
 
     def read(row: int, length: int) -> Any:
@@ -134,7 +134,7 @@ def check_select(case: Case) -> None:
             assert_close(torch.cat([early, late], 1), expected)
         assert_close(moved, second[order])
         assert_close(first, second[rows])
-        check_merged(layer, x)
+        compare_merged(layer, x)
         sizes = []
         for T in (128, 256):
             _, state = layer.extend(inputs(case, T, B=1)["x"], layer.start(1))

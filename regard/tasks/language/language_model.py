@@ -75,7 +75,7 @@ class LanguageModel:
     @property
     def decodes(self) -> bool:
         """Whether every layer can decode token by token."""
-        return all(part.facts.state is not None for part in self._attentions())
+        return all(part.facts.state is not None for part in self.attentions())
 
     def __call__(self, prompt: str) -> str:
         """The most probable continuation, up to the length the model was trained for."""
@@ -100,7 +100,7 @@ class LanguageModel:
         gets each text piece by piece. A text ends before the first of the `stop` strings. With `slide`,
         a text that reaches the last position (or the length of training rows) continues from the last half of its
         context."""
-        self._check_decodes()
+        self.check_decodes()
         if not all(stop):
             raise ValueError("a stop string must not be empty")
         ids = self.encode(prompt)
@@ -243,12 +243,12 @@ class LanguageModel:
         lengths = torch.full_like(first, ids.shape[1]) if keep is None else keep.sum(1)
         return self._head.hidden(ids, keep=keep, prefix=(lengths - latents).clamp(min=0).minimum(first)).x
 
-    def _check_decodes(self) -> None:
+    def check_decodes(self) -> None:
         if not self.decodes:
-            names = {part.facts.name for part in self._attentions() if part.facts.state is None}
+            names = {part.facts.name for part in self.attentions() if part.facts.state is None}
             raise ValueError(f"attention {', '.join(sorted(names))} does not decode token by token")
 
-    def _attentions(self) -> list[Attention]:
+    def attentions(self) -> list[Attention]:
         return [part for part in self.model.modules() if isinstance(part, Attention)]
 
 
@@ -260,6 +260,7 @@ class Listener:
         self.ids: list[int] = []
         self.given: list[str] = []
         self.held = ""
+        self.piece = ""  # what the last token has added
         self.stopped = False
 
     @property
@@ -269,7 +270,8 @@ class Listener:
     def add(self, token: int) -> tuple[str, bool]:
         """The text that can be shown now, and whether it ends here."""
         self.ids.append(token)
-        self.held += self.stream.add(token)
+        self.piece = self.stream.add(token)
+        self.held += self.piece
         places = [at for word in self.stop if (at := self.held.find(word)) >= 0]
         if places:
             self.held, self.stopped = self.held[: min(places)], True

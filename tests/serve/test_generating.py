@@ -1,0 +1,204 @@
+"""Continuous batching: rows that join and leave a running batch get the answers that they would get alone."""
+
+import pytest
+import torch
+from generators import SHARED, ByHand, alone, generation, small_language, texts
+
+from regard.models.feedback import FeedbackConfig
+from regard.models.perceiver import PerceiverARConfig
+from regard.serve.footprint import Footprint
+from regard.serve.requests import Refused, Update
+from regard.spec import ATTENTION
+from regard.testing.cases import cases
+
+# a token, a prompt of several pieces, the empty one, and three that begin alike
+PROMPTS = ("a", SHARED + "x", "", SHARED + "and", "q w e r t y" * 2, SHARED + "!")
+
+
+def causal():
+    found = []
+    for case in cases():
+        if case.role == "causal":
+            first = ATTENTION.find(case.spec.split("(")[0]).examples[0]
+            found.append(pytest.param(case.spec, marks=() if case.spec == first else pytest.mark.exhaustive))
+    return found
+
+
+def check(language, **limits):
+    engine = ByHand(language, rows=4, **limits)
+    asked = [generation(language, text, i, tokens=2 + i, n=1 + (i == 2)) for i, text in enumerate(PROMPTS)]
+    engine.run(asked, every=2)
+    assert len(engine.finished()) == len(PROMPTS)
+    for prompt, one in zip(PROMPTS, asked, strict=True):
+        assert texts(one) == alone(language, prompt, one), prompt
+    assert engine.counts.rows_stepped > engine.counts.steps, "they were decoded together"
+    return engine
+
+
+@pytest.mark.parametrize("spec", causal())
+def test_a_batch_that_changes_gives_the_answers_of_each_alone(spec):
+    check(small_language(attention=spec))
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [(FeedbackConfig, {}), (PerceiverARConfig, {"latents": 8})],
+    ids=["feedback", "perceiver-ar"],
+)
+def test_other_models(config, options):
+    check(small_language(config, **options))
+
+
+def test_a_prefix_is_read_once_it_came_twice():
+    language = small_language(position="learned(longest=300)")
+    engine = check(language)
+    assert (engine.prefixes.hits, engine.prefixes.tokens_saved) == (1, 64)
+    assert 0 < engine.prefixes.bytes == sum(size for _, size in engine.prefixes.states.values())
+    assert check(language, prefix_bytes=0).prefixes.hits == 0
+    small = check(language, prefix_bytes=100)
+    assert (small.prefixes.hits, small.prefixes.bytes) == (0, 0), "a state larger than the cache is not kept"
+
+
+def test_kept_prefixes_leave_in_the_order_of_their_use():
+    language = small_language()
+    size = Footprint.measure(language.model, 300, 3, language.device).bytes(64)
+    engine = ByHand(language, prefix_bytes=2 * size)
+    starts = [letter * 64 for letter in "abc"]
+    for start in (*starts[:2] * 2, starts[0], *starts[2:] * 2, starts[0], starts[1]):
+        engine.run([generation(language, start + "?", tokens=1)])
+    # a, then b, then c (which pushes b out, a was used since), then a again, and b must be read anew
+    assert (engine.prefixes.hits, len(engine.prefixes.states)) == (2, 2)
+
+
+def test_memory_bounds_the_rows():
+    """A state of the largest length in each row is what a batch takes; what a window keeps does not grow."""
+    windowed, cached = small_language(attention="local(window=8)"), small_language()
+    growth = [Footprint.measure(one.model, 256, 3, one.device).bytes_per_token for one in (windowed, cached)]
+    assert growth == [0, 2 * 2 * 16 * 4], "keys and values of two layers in float32"
+    size = Footprint.measure(cached.model, 256, 3, cached.device).bytes(40)
+    engine = ByHand(cached, state_bytes=3 * size)
+    asked = [generation(cached, "x" * 33, tokens=8) for _ in range(5)]
+    engine.submit(asked)
+    engine.advance()
+    assert (len(engine.batch.active), len(engine.waiting)) == (3, 2)
+    engine.run()
+    assert len(engine.finished()) == 5
+    with pytest.raises(Refused, match=r"needs .* bytes of decoding state") as told:
+        engine.submit([generation(cached, "x" * 200, tokens=8)])
+    assert told.value.status == 400
+
+
+def test_refusals():
+    language = small_language()
+    engine = ByHand(language, waiting=2, rows=2)
+    with pytest.raises(Refused, match="at most 300 fit") as told:
+        engine.submit([generation(language, "x" * 290, tokens=11)])
+    assert (told.value.status, told.value.code) == (400, "context_length_exceeded")
+    with pytest.raises(Refused, match="n must be at most 2"):
+        engine.submit([generation(language, "x", n=3)])
+    engine.submit([generation(language, "x")])
+    with pytest.raises(Refused, match="1 requests are waiting") as told:
+        engine.submit([generation(language, "x"), generation(language, "y")])
+    assert told.value.status == 429
+    assert told.value.retry_after >= 1
+    assert len(engine.waiting) == 1, "all or none"
+    engine.close()
+    with pytest.raises(Refused, match="shutting down"):
+        engine.submit([generation(language, "x")])
+    engine.run()
+    assert len(engine.finished()) == 1, "what was taken is answered"
+
+
+def test_who_leaves_or_is_late_makes_room():
+    language = small_language()
+    engine = ByHand(language, rows=2)
+    gone, late, queued, stays = (generation(language, text, tokens=20) for text in ("ab", "cd", "ef", "gh" * 60))
+    late_in_queue = generation(language, "ij", tokens=20, seconds=0)
+    engine.submit([gone, late, queued, stays, late_in_queue])
+    engine.advance()
+    gone.cancelled, queued.cancelled, late.deadline = True, True, 0
+    engine.advance()
+    # the prompt of one that leaves is not read to its end
+    stays_out = generation(language, "kl" * 60, tokens=2)
+    engine.submit([stays_out])
+    engine.advance()
+    stays_out.cancelled = True
+    engine.run()
+    assert engine.finished() == [stays]
+    assert texts(stays) == alone(language, "gh" * 60, stays)
+    assert [status for status, _ in engine.failures()] == [504, 504]
+    assert engine.counts.cancelled == 3
+
+
+def test_a_failure_ends_what_runs_and_not_the_generator(caplog):
+    language = small_language()
+    engine = ByHand(language)
+    lost = generation(language, "ab")
+    engine.submit([lost])
+    engine.batch.step = engine.model.start  # a bug
+    engine.advance()
+    (failure,) = engine.failures()
+    assert failure == (500, "decoding failed (TypeError): the log of the server says why")
+    assert "Traceback" in caplog.text
+    after = generation(language, "ab")
+    engine.run([after])
+    assert engine.finished() == [after]
+
+
+def test_broken_weights_are_told():
+    language = small_language()
+    torch.nn.init.constant_(language.model.output.weight, torch.nan)
+    engine = ByHand(language)
+    engine.run([generation(language, "ab", n=2)])
+    ((status, why),) = engine.failures()
+    assert status == 500
+    assert "NaN" in why
+
+
+def test_updates_have_all_of_the_text_and_its_tokens():
+    language = small_language()
+    engine = ByHand(language)
+    whole = generation(language, "the", 1, tokens=40)
+    engine.run([whole])
+    (text,) = texts(whole)
+    stop = text[12:15]
+    streamed = generation(language, "the", 1, tokens=40, top=2, streams=True)
+    stopped = generation(language, "the", 1, tokens=40, top=2, streams=True, stop=[stop])
+    engine.run([streamed, stopped])
+    for one, expected in ((streamed, text), (stopped, text[: text.index(stop)])):
+        updates = [item for generation, item in engine.items if generation is one and isinstance(item, Update)]
+        assert "".join(update.text for update in updates) == expected
+        tokens = [token for update in updates for token in update.tokens]
+        assert [token.offset for token in tokens] == sorted(token.offset for token in tokens)
+        assert "".join(token.text for token in tokens).startswith(expected)
+        assert all(len(token.top) == 2 and token.top[0][1] >= token.top[1][1] for token in tokens)
+        assert all(token.logprob <= 0 for token in tokens)
+        assert updates[-1].ended == ("stop" if one is stopped else "length")
+
+
+def test_log_probabilities_of_a_prompt():
+    language = small_language()
+    engine = ByHand(language)
+    asked = generation(language, SHARED, tokens=0, top=1, scores_prompt=True)
+    engine.run([asked])
+    values = sum(token.logprob for token in asked.prompt_scores)
+    ((expected, count),) = language.likelihoods([(SHARED[0], SHARED[1:])])
+    assert len(asked.prompt_scores) == count
+    assert abs(values - expected) < 1e-3
+    assert "".join(token.text for token in asked.prompt_scores) == SHARED[1:]
+
+
+def test_the_thread_answers_and_ends():
+    from regard.serve.generating import Generator, GeneratorLimits
+
+    language, items = small_language(), []
+    engine = Generator(language, GeneratorLimits(), items.extend)
+    engine.start()
+    asked = [generation(language, "ab", number) for number in range(5)]
+    for one in asked:
+        engine.submit([one])
+    engine.close()
+    engine.thread.join(30)
+    assert not engine.thread.is_alive()
+    assert len(items) == 5
+    assert [texts(one) for one in asked] == [alone(language, "ab", one) for one in asked]
