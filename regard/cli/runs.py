@@ -110,17 +110,18 @@ def _add_exchange(verb: AddVerb) -> None:
     added = verb(
         "import",
         import_model,
-        "turn a published model into a run: GPT-2, BERT, RoBERTa, DistilBERT, Marian, Llama and similar, llama2.c; of "
-        "images ViT, DeiT and Swin, also those of timm",
+        "turn a published model into a run: GPT-2, BERT, RoBERTa, DistilBERT, Marian, Llama and similar, also as GGUF or "
+        "of llama2.c; of images ViT, DeiT and Swin, also those of timm",
         [
             "regard import models/gpt2 --out runs/gpt2",
             "regard import models/opus-mt-en-de",
+            "regard import SmolLM2-135M-Instruct.Q4_1.gguf --out runs/smollm2",
             "regard import stories260K.bin --tokenizer tok512.bin --out runs/stories",
             "regard import models/vit-base-patch16-224 --out runs/vit",
             "regard import vit_tiny_patch16_224.safetensors --heads 3",
         ],
     )
-    about = "Hugging Face or timm folder (config.json, safetensors), safetensors file of timm, or llama2.c file"
+    about = "Hugging Face or timm folder (config.json, safetensors), safetensors file of timm, GGUF or llama2.c file"
     added.add_argument("source", metavar="FOLDER", help=about)
     added.add_argument("--out", metavar="RUN", help="run folder to write (default: runs/ and the name of the source)")
     added.add_argument(

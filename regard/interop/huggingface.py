@@ -5,10 +5,10 @@ Only safetensors are read. `.bin` and `.pt` files are pickles, which can run cod
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -47,6 +47,18 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(values).__name__}")
     return values
+
+
+class NamedTensors(Protocol):
+    """The tensors of a published file by name, read on demand."""
+
+    @property
+    def path(self) -> Path: ...  # for messages
+
+    @property
+    def files(self) -> Mapping[str, Any]: ...  # its keys are the names
+
+    def __getitem__(self, name: str) -> Tensor: ...
 
 
 class Weights:
@@ -110,7 +122,7 @@ def read(folder: str | Path) -> Model:
             raise ValueError(f"{folder / CONFIG} is not that of a {family.name} model: {error!r}") from error
 
 
-def assemble(family: Family, values: Values, weights: Weights) -> Model:
+def assemble(family: Family, values: Values, weights: NamedTensors) -> Model:
     """Our parameters from their tensors. All of ours must be there, and all of theirs must be known."""
     named = {}
     for name in weights.files:

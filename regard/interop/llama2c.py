@@ -19,7 +19,7 @@ from regard.models.config import ModelConfig
 
 HEADER = struct.Struct("<7i")
 MOST = 2**24  # the largest size that a header may give
-OTHERS = {b"PK\x03\x04": "a PyTorch checkpoint", b"ak42": "a later version of llama2.c", b"GGUF": "a GGUF file"}
+OTHERS = {b"PK\x03\x04": "a PyTorch checkpoint", b"ak42": "a later version of llama2.c"}
 
 
 def read(path: str | Path) -> tuple[ModelConfig, Tensors, int]:

@@ -72,9 +72,9 @@ class _Source(NamedTuple):
 def import_model(
     source: str | Path, out: str | Path, tokenizer: str | Path | None = None, heads: int | None = None
 ) -> Imported:
-    """Writes a run folder from a folder of Hugging Face or timm, from a safetensors file of timm, or from a llama2.c
-    file with its tokenizer. Nothing is written before all of it has been read. `heads` is for a file of timm whose
-    width does not tell their number."""
+    """Writes a run folder from a folder of Hugging Face or timm, from a safetensors file of timm, from a GGUF file, or
+    from a llama2.c file with its tokenizer. Nothing is written before all of it has been read. `heads` is for a file of
+    timm whose width does not tell their number."""
     source = Path(source)
     Run.vacant(out)
     found = _read_source(source, None if tokenizer is None else Path(tokenizer), heads)
@@ -104,7 +104,9 @@ def import_model(
 
 def _read_source(source: Path, tokenizer: Path | None, heads: int | None) -> _Source:
     if source.is_file() and source.suffix != ".safetensors":
-        return _read_llama2c(source, tokenizer)
+        if heads is not None:
+            raise ValueError(f"--heads is for files of timm, and {source} says it itself")
+        return _read_gguf(source, tokenizer) if _is_gguf(source) else _read_llama2c(source, tokenizer)
     if not source.exists():
         raise ValueError(f"there is no folder and no file {source}")
     if source.is_file() or timm.is_timm(source):
@@ -140,6 +142,25 @@ def _image_source(
         raise ValueError("--tokenizer is for models of text, and this is one of images")
     facts = facts | {"published": {"family": model.family.name}}
     return _Source("images", model.config, model.tensors, facts, [*model.notes, *notes], carried=carried)
+
+
+def _is_gguf(source: Path) -> bool:
+    with source.open("rb") as file:
+        return source.suffix == ".gguf" or file.read(4) == b"GGUF"
+
+
+def _read_gguf(source: Path, tokenizer: Path | None) -> _Source:
+    try:
+        from regard.interop import gguf
+    except ImportError as error:
+        raise ValueError("GGUF files are read by the package gguf: pip install 'regard[gguf]'") from error
+    if tokenizer is not None:
+        raise ValueError(f"{source} has its tokenizer in it: leave --tokenizer out")
+    model, found = gguf.read(source)
+    tokenizers = {"tokenizer.json": found}
+    facts = _facts(model.family.task, model.values, model.config, tokenizers)
+    facts["published"] = {"family": model.family.name}
+    return _Source(model.family.task, model.config, model.tensors, facts, model.notes, tokenizers)
 
 
 def _read_llama2c(source: Path, tokenizer: Path | None) -> _Source:
