@@ -110,8 +110,8 @@ def _add_exchange(verb: AddVerb) -> None:
     added = verb(
         "import",
         import_model,
-        "turn a published model into a run: GPT-2, BERT, RoBERTa, DistilBERT, Marian, Llama and similar, also as GGUF or "
-        "of llama2.c; of images ViT, DeiT and Swin, also those of timm",
+        "turn a published model into a run: GPT-2, BERT, RoBERTa, DistilBERT, Marian, Llama and similar, also from "
+        "GGUF and llama2.c files; of images ViT, DeiT and Swin, also those of timm",
         [
             "regard import models/gpt2 --out runs/gpt2",
             "regard import models/opus-mt-en-de",
