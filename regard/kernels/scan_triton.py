@@ -187,7 +187,7 @@ class _Scan(Function):
         run = _backward_operator if torch.compiler.is_compiling() else _backward
         learns, onward = ctx.needs_input_grad[3], ctx.needs_input_grad[6]
         dq, dk, dv, d_decay, dS_start, dz_start = run(
-            *_Saved(*ctx.saved_tensors), rows(g), of_den, *of_end, map, norm, floor, learns, onward
+            *_Saved(*ctx.saved_tensors), g, of_den, *of_end, map, norm, floor, learns, onward
         )
         starts = (dS_start, dz_start) if onward else (None, None)
         return dq, dk, dv, d_decay if learns else None, None, None, *starts, None, None, None, None, None, None
@@ -380,7 +380,8 @@ def _backward(
     onward: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v, of the decay where it learns, and of the first state."""
-    ways = _ways(decay, tops)
+    # here, where no compiler looks: it makes a gradient contiguous whose strides are asked for
+    ways, g = _ways(decay, tops), rows(g)
     p = cuts.cut(q, v.shape[3], v.dtype, ways[0])
     # q . dq - k . dk cancels: narrow factors would leave a decay few digits
     exact = learns and v.dtype != torch.float32

@@ -40,6 +40,12 @@ class CrossState(NamedTuple):
         return merged._replace(full=merged.full and self.S == other.S)
 
 
+def one_product_is_faster(x: Tensor) -> bool:
+    """Whether queries, keys and values are best projected by one product: where a GPU trains, because the gradients of
+    their weights, small matrices that are sums over many tokens, leave most of it idle one by one."""
+    return x.is_cuda and torch.is_grad_enabled()
+
+
 class Projected(Attention):
     """Projections, heads and positions. `inputs` names what a mechanism reads and its kind: "query" (H heads of the
     tokens), "key" and "value" (G heads of the tokens or the memory), "gate" (a number for each head and source token).
@@ -62,6 +68,7 @@ class Projected(Attention):
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
         self.position = None if shape.position is None else self._build_position(shape.position)
+        self._plain_sources = type(self).project_sources is Projected.project_sources
 
     def _build_position(self, spec: str) -> Position:
         position = POSITIONS.build(spec, self.shape)
@@ -284,13 +291,17 @@ class Projected(Attention):
         added, rotation = self.scheme("input"), self.scheme("rotation")
         if added is not None:
             x = added.add(x, rows)
-        query = {name: self.project_heads(name, x) for name in self.input_names("query")}
+        joint = self._project_jointly(x)
         read = x
-        if self.shape.role == "cross":
-            if memory is None:
-                return query, {}
-            read = memory.x
-        source = self.project_sources(read)
+        if joint is not None:
+            query, source = joint
+        else:
+            query = {name: self.project_heads(name, x) for name in self.input_names("query")}
+            if self.shape.role == "cross":
+                if memory is None:
+                    return query, {}
+                read = memory.x
+            source = self.project_sources(read)
         if rotation is not None:
             slots = rows.positions()
             query_places = key_places = rotation.places(slots)
@@ -306,11 +317,29 @@ class Projected(Attention):
         return {name: self.project_heads(name, x) for name in self.input_names("key", "value", "gate")}
 
     @final
+    def _project_jointly(self, x: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
+        """The queries and the sources of the tokens as parts of one product, or None where each has its own."""
+        if self.shape.role == "cross" or not self._plain_sources or not one_product_is_faster(x):
+            return None
+        linears = [self.linear_of(name) for name in self.inputs]
+        if "gate" in self.inputs.values() or not all([type(linear) is nn.Linear for linear in linears]):
+            return None
+        weights = [linear.weight for linear in linears]
+        bias = torch.cat([linear.bias for linear in linears]) if linears[0].bias is not None else None
+        product = F.linear(x, torch.cat(weights), bias)
+        parts = dict(zip(self.inputs, product.split([len(weight) for weight in weights], 2), strict=True))
+        heads = {name: self._heads(part) for name, part in parts.items()}
+        query = {name: heads.pop(name) for name in self.input_names("query")}
+        return query, heads
+
+    @final
     def project_heads(self, name: str, x: Tensor) -> Tensor:
         """[B, n, E] -> [B, H or G, n, D], a gate [B, H, n]"""
         projected = self.project[name](x)
-        if self.inputs[name] == "gate":
-            return projected.transpose(1, 2)
+        return projected.transpose(1, 2) if self.inputs[name] == "gate" else self._heads(projected)
+
+    @final
+    def _heads(self, projected: Tensor) -> Tensor:
         return projected.unflatten(2, (-1, self.shape.head_width)).transpose(1, 2)
 
     @final
