@@ -1,4 +1,4 @@
-"""The verbs over runs of any task: train, resume, evaluate, average, compact, import, export."""
+"""The verbs over runs of any task: train, resume, evaluate, average, swap, compact, import, export."""
 
 import argparse
 import json
@@ -11,6 +11,14 @@ from typing import Any
 from regard import tasks
 from regard.tasks.command import AddVerb, EvaluationFlags, add_checkpoint, add_model, add_run, counted, notice
 from regard.training.changes import NAMES, OLD_NAMES
+
+# what `regard swap` exchanges
+SWAPPED = {
+    "attention": "spec of the new attention, or a list repeated over the layers",
+    "decoder_attention": "spec of the decoder's own attention, if it is to differ from --attention",
+    "cross_attention": "spec of the attention from target to source",
+    "position": "spec of new positions, for an attention that cannot take those of the run",
+}
 
 
 def add_verbs(verb: AddVerb) -> None:
@@ -94,6 +102,23 @@ def _add_keeping(verb: AddVerb) -> None:
     )
     group.add_argument("--checkpoint", help=about)
     group.add_argument("--device", help="device: cpu, cuda ... (default: a GPU if there is one)")
+
+    added = verb(
+        "swap",
+        swap,
+        "write a run with the weights of another and a different attention: queries, keys, values and outputs are kept",
+        [
+            'regard swap runs/smollm2 --attention "local(window=256)" --out runs/window',
+            'regard swap runs/smollm2 --attention "[local(window=256), softmax]" --out runs/every-second',
+            "regard swap runs/smollm2 --attention linear --position none --out runs/linear",
+            "regard train language --init runs/window --data.text mine/ --out runs/tuned",
+        ],
+    )
+    add_run(added)
+    added.add_argument("--out", metavar="FOLDER", required=True, help="new run folder to write")
+    for name, what in SWAPPED.items():
+        added.add_argument(f"--{name.replace('_', '-')}", metavar="SPEC", help=what)
+    add_checkpoint(added)
 
     added = verb(
         "compact",
@@ -299,6 +324,22 @@ def _average_runs(arguments: argparse.Namespace) -> None:
     made = f"{arguments.soup} soup of {len(soup.used)} of {counted(soup.measured, 'run')}"
     best = f"{soup.metric} {soup.value:.4g}, best run {soup.measured[0].value:.4g}"
     print(f"{arguments.out}: {made}; {best}; {_describe_use(arguments.out)}")
+
+
+def swap(arguments: argparse.Namespace) -> None:
+    """regard swap"""
+    changes = {name: spec for name in SWAPPED if (spec := getattr(arguments, name)) is not None}
+    if not changes:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in SWAPPED)
+        raise ValueError(f"nothing is exchanged: give at least one of {flags}")
+    from regard.tasks.swap import swap_attention
+
+    found = swap_attention(arguments.run, arguments.out, changes, which=arguments.checkpoint)
+    for note in found.notes:
+        notice(note)
+    task = tasks.of(found.run).name
+    words = ", ".join(f"{name.replace('_', ' ')} {spec}" for name, spec in changes.items())
+    print(f"{arguments.out}: {words}; tune it: regard train {task} --init {arguments.out}")
 
 
 def compact(arguments: argparse.Namespace) -> None:

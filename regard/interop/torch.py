@@ -1,7 +1,5 @@
 """`torch.nn.MultiheadAttention` to a layer of ours and back, with the same outputs."""
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
@@ -52,15 +50,7 @@ def from_torch(
             "choose one that has these, such as softmax, local or linear"
         )
     layer = layer.to(module.out_proj.weight).train(module.training)
-    weights, biases = _parts(module)
-    with torch.no_grad():
-        for name, linear in _projections(layer).items():
-            linear.weight.copy_(weights[name])
-            if biases is not None:
-                linear.bias.copy_(biases[name])
-        layer.output.weight.copy_(module.out_proj.weight)
-        if layer.output.bias is not None:
-            layer.output.bias.copy_(module.out_proj.bias)
+    layer.take_projections(_parts(module))
     return layer
 
 
@@ -95,15 +85,10 @@ def to_torch(layer: Attention, *, batch_first: bool = True) -> nn.MultiheadAtten
         batch_first=batch_first,
     )
     module = module.to(layer.output.weight).train(layer.training)
-    weights, biases = _parts(module)
+    own = layer.projections()
     with torch.no_grad():
-        for name, linear in _projections(layer).items():
-            weights[name].copy_(linear.weight)
-            if biases is not None:
-                biases[name].copy_(linear.bias)
-        module.out_proj.weight.copy_(layer.output.weight)
-        if module.out_proj.bias is not None:
-            module.out_proj.bias.copy_(layer.output.bias)
+        for name, part in _parts(module).items():
+            part.copy_(own[name])
     return module
 
 
@@ -118,17 +103,15 @@ def _check(module: nn.MultiheadAttention) -> None:
         )
 
 
-def _projections(layer: Projected) -> dict[str, nn.Linear]:
-    """The projections by name. Those of a model that is packed for inference have the same `weight` and `bias`."""
-    return cast(dict[str, nn.Linear], dict(layer.project.items()))  # a ModuleDict does not say what it holds
-
-
-def _parts(module: nn.MultiheadAttention) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
-    """The weights and the biases of q, k and v, as views of what the module holds."""
+def _parts(module: nn.MultiheadAttention) -> dict[str, Tensor]:
+    """The weights and the biases by our names, as views of what the module holds."""
     if module.in_proj_weight is None:
         weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
     else:
         weights = module.in_proj_weight.detach().chunk(3)
-    biases = None if module.in_proj_bias is None else module.in_proj_bias.detach().chunk(3)
-    named = dict(zip("qkv", weights, strict=True))
-    return named, None if biases is None else dict(zip("qkv", biases, strict=True))
+    parts = {f"{name}.weight": weight for name, weight in zip("qkv", weights, strict=True)}
+    if module.in_proj_bias is not None:
+        biases = module.in_proj_bias.detach().chunk(3)
+        parts |= {f"{name}.bias": bias for name, bias in zip("qkv", biases, strict=True)}
+        parts["output.bias"] = module.out_proj.bias
+    return parts | {"output.weight": module.out_proj.weight}

@@ -60,7 +60,11 @@ class ModelOptions:
         fixed += ["preset"] if self.preset not in (None, self.default) else []
         if fixed:
             options = ", ".join(f"model.{name}" for name in fixed)
-            raise ValueError(f"{options} cannot change with --init: of a pretrained model, only {', '.join(free)} can")
+            swap = any(name.endswith("attention") or name == "position" for name in fixed)
+            raise ValueError(
+                f"{options} cannot change with --init: of a pretrained model, only {', '.join(free)} can"
+                + ("; 'regard swap' writes a run with another attention" if swap else "")
+            )
         return changes
 
     def find(self) -> registry.Preset:

@@ -286,6 +286,19 @@ class Attention(nn.Module, ABC):
         stream comes in, `read` whether the next layer reads it, `pre` whether the model's norms stand before its
         layers. Default: nothing is shared."""
 
+    def projections(self) -> dict[str, Tensor]:
+        """The parameters that a layer of another mechanism can take over: q.weight [H D, E], k.weight and v.weight
+        [G D, E], output.weight [E, H D], and their biases where there are some. Default: it has none of the kind."""
+        return {}
+
+    def take_projections(self, given: Mapping[str, Tensor]) -> set[str]:
+        """Copies the `projections` of a layer of the same shape. Returns the names of the parameters that now have
+        trained values. Default: the mechanism has no queries, keys and values."""
+        raise ValueError(
+            f"attention {self.facts.name!r} has no queries, keys and values of the usual kind that trained ones could "
+            "be put into: choose one that has them, such as local, longformer, sparse, performer, or heads(...) of them"
+        )
+
     @classmethod
     def grid_option(cls, options: Mapping[str, Any]) -> str | None:
         """The option that takes the number of columns, where these options make tokens the cells of a grid: a model of

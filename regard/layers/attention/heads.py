@@ -1,6 +1,7 @@
 """Different mechanisms on different heads of one layer."""
 
 import functools
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -95,6 +96,31 @@ class MixedHeads(Attention):
     def layers(self) -> list[Attention]:
         """The parts; a ModuleList does not say what it holds."""
         return cast(list[Attention], list(self.parts))
+
+    def projections(self) -> dict[str, Tensor]:
+        shares = [part.projections() for part in self.layers()]
+        if not all(shares):
+            return {}
+        whole = {name: torch.cat([share[name] for share in shares], int(name == "output.weight")) for name in shares[0]}
+        if "output.bias" in whole:
+            # the parts are added up, and so are their biases
+            whole["output.bias"] = torch.stack([share["output.bias"] for share in shares]).sum(0)
+        return whole
+
+    def take_projections(self, given: Mapping[str, Tensor]) -> set[str]:
+        count, names = len(self.parts), set()
+        shares = {
+            name: part.chunk(count, int(name == "output.weight"))
+            for name, part in given.items()
+            if name != "output.bias"
+        }
+        if "output.bias" in given:
+            bias = given["output.bias"]
+            shares["output.bias"] = (bias, *[torch.zeros_like(bias)] * (count - 1))
+        for index, part in enumerate(self.layers()):
+            taken = part.take_projections({name: share[index] for name, share in shares.items()})
+            names |= {f"parts.{index}.{name}" for name in taken}
+        return names
 
     def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
         rows = rows or Rows.full(x)

@@ -1,5 +1,6 @@
 """A sliding window, and a few tokens that see and are seen by all."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated
 
@@ -70,10 +71,21 @@ class Longformer(Tailed):
             of_globals: dict[str, InputKind] = {"global_q": "query", "global_k": "key", "global_v": "value"}
             self.inputs = self.inputs | of_globals
         super().__init__(shape)
-        for name in ("q", "k", "v") if globals else ():
-            self.project[f"global_{name}"].load_state_dict(self.project[name].state_dict())
         self.window, self.dilation = window, dilation
         self.reach, self.front = window * dilation, globals
+        self._copy_to_globals()
+
+    def _copy_to_globals(self) -> set[str]:
+        """Gives global tokens the projections of all others. Returns the names of their parameters."""
+        names = set()
+        for name in ("q", "k", "v") if self.front else ():
+            state = self.project[name].state_dict()
+            self.project[f"global_{name}"].load_state_dict(state)
+            names |= {f"project.global_{name}.{part}" for part in state}
+        return names
+
+    def take_projections(self, given: Mapping[str, Tensor]) -> set[str]:
+        return super().take_projections(given) | self._copy_to_globals()
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, **of_globals: Tensor) -> Tensor:
         """`of_globals`: the inputs of global tokens by name, where there are some."""

@@ -1,7 +1,7 @@
 """Mechanisms with projections and heads: queries, keys, values and gates, made of the tokens or of a memory."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, cast, final
 
 import torch
@@ -92,6 +92,24 @@ class Projected(Attention):
     def linear_of(self, name: str) -> nn.Linear:
         """The linear map that makes an input."""
         return cast(nn.Linear, self.project[name])  # a ModuleDict does not say what it holds
+
+    def projections(self) -> dict[str, Tensor]:
+        if not Projected.inputs.items() <= self.inputs.items():
+            return {}
+        linears = {name: self.linear_of(name) for name in Projected.inputs} | {"output": self.output}
+        biases = {f"{name}.bias": linear.bias for name, linear in linears.items() if linear.bias is not None}
+        return {f"{name}.weight": linear.weight for name, linear in linears.items()} | biases
+
+    def take_projections(self, given: Mapping[str, Tensor]) -> set[str]:
+        own = self.projections()
+        if not own:
+            return super().take_projections(given)
+        if own.keys() != given.keys():
+            raise ValueError(f"attention {self.facts.name!r} takes {', '.join(own)}, got {', '.join(given) or 'none'}")
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(given[name])
+        return {name if name.startswith("output.") else f"project.{name}" for name in own}
 
     @property
     def scale(self) -> float:

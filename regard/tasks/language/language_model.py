@@ -144,17 +144,19 @@ class LanguageModel:
         self,
         documents: Sequence[str],
         *,
+        length: int | None = None,
         stride: int | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> Measures:
-        """How well it predicts documents, in rows of `length` tokens as in training. With a `stride`, rows overlap and
-        only the last `stride` tokens of each count, so that each has a context of at least length - stride tokens."""
-        sizes: dict[str, Any] = {
-            "length": self.length,
-            "tokens": max(TOKENS_AT_ONCE, self.length),
-            "shuffle": False,
-        }
-        stride = self._stride(stride)
+        """How well it predicts documents, in rows of `length` tokens, by default as in training. With a `stride`, rows
+        overlap and only the last `stride` tokens of each count, so that each has a context of at least length - stride
+        tokens."""
+        length = self.length if length is None else length
+        if length < 1 or (self.limit is not None and length > self.limit):
+            most = "" if self.limit is None else f" and at most the {self.limit} positions of the model"
+            raise ValueError(f"the length of a row must be at least 1{most}, got {length}")
+        sizes: dict[str, Any] = {"length": length, "tokens": max(TOKENS_AT_ONCE, length), "shuffle": False}
+        stride = self._stride(stride, length)
         if self.apart:
             if stride is not None:
                 raise ValueError(
@@ -194,10 +196,11 @@ class LanguageModel:
             unknown=unknown,
         )
 
-    def _stride(self, stride: int | None) -> int | None:
-        """The stride of an evaluation: a model with latents for the last tokens only can predict no others."""
+    def _stride(self, stride: int | None, length: int) -> int | None:
+        """The stride of an evaluation in rows of a length: a model with latents for the last tokens only can predict no
+        others."""
         latents = getattr(self.model, "predicts_last", None)
-        if latents is None or self.apart or self.length <= latents:
+        if latents is None or self.apart or length <= latents:
             return stride
         if stride is not None and stride > latents:
             raise ValueError(f"the stride must be at most the {latents} latents of the model, got {stride}")

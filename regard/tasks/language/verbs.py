@@ -191,6 +191,7 @@ def prompt(arguments: argparse.Namespace) -> None:
 
 def add_evaluation(flags: EvaluationFlags) -> None:
     flags.add_text()
+    flags.add_argument("--length", type=int, help="tokens per row (default: as in training)")
     flags.add_argument("--stride", type=int, help="overlap rows, and count only the last STRIDE tokens of each")
 
 
@@ -200,7 +201,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
     language = LanguageModel.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
     what, documents = evaluated_documents(arguments)
-    found = language.measure(documents, stride=arguments.stride)
+    found = language.measure(documents, length=arguments.length, stride=arguments.stride)
     if arguments.json:
         print(json.dumps({"documents": len(documents), **found._asdict()}))
         return
