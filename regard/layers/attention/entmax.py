@@ -9,6 +9,7 @@ from regard.core.numeric import to_wide
 from regard.core.reference import Row, add_up
 from regard.core.rows import Mask
 from regard.core.shape import Order, Shape
+from regard.kernels import entmax as kernel
 from regard.layers.attention.base import Facts
 from regard.layers.attention.cached import Cached
 
@@ -25,8 +26,8 @@ class Entmax(Cached):
     which is softmax at alpha = 1 and sparsemax (Martins and Astudillo 2016) at alpha = 2; keys far below the best get
     weight 0. Learned: alpha = 1 + sigmoid(a) with one a for each head. With beta = alpha - 1 and tau = beta t - 1, p_j
     is [1 + beta (z_j - t)]_+^(1/beta), well-behaved down to beta = 0; t is found by Newton's method. The gradients are
-    those of the exact solution. Time N^2, memory N: a few queries at a time, computed again in the backward pass. It is
-    the weights that are sparse, not the work.
+    those of the exact solution. Time N^2, memory N: a few queries at a time, computed again in the backward pass; on
+    a GPU in kernels without logits in memory. It is the weights that are sparse, not the work.
     """
 
     facts = Facts(
@@ -80,6 +81,10 @@ class Entmax(Cached):
         if isinstance(beta, float) and beta == 0:
             return self.product(mask, q, k, v, self.scale)
         bias, content = self.scheme("bias"), self.scheme("content")
+        if mask.T > 1 and kernel.takes(q, k, v, self._refusal(mask)):
+            betas = beta.flatten() if isinstance(beta, Tensor) else torch.full((q.shape[1],), beta, device=q.device)
+            visible = kernel.Visible(mask.q0 - mask.k0, mask.end - mask.k0, mask.causal)
+            return kernel.attend(q, k, v, betas, visible, self.scale)
 
         def read(q: Tensor, part: Mask) -> Tensor:
             keys, values = k[:, :, : part.S], v[:, :, : part.S]
@@ -95,6 +100,14 @@ class Entmax(Cached):
             return o if added is None else o + added.to(v.dtype)
 
         return self.in_pieces(mask, q, read)
+
+    def _refusal(self, mask: Mask) -> str | None:
+        """Why the kernel cannot take these."""
+        if not self.reads_by_products:
+            return "positions add to its logits or values"
+        if self.has_dropout:
+            return "it drops no weights"
+        return "it takes no explicit mask" if mask.allowed is not None else None
 
     def plain(self, row: Row) -> Tensor:
         alpha = 1 + 1 / (1 + torch.exp(-self.a[row.head])) if isinstance(self.alpha, str) else self.alpha
