@@ -59,7 +59,9 @@ def add_verbs(verb: AddVerb) -> None:
     added.add_argument("--plot", metavar="FILE", help="also draw what nothing beats: .png, .svg or .pdf")
     added.add_argument("--against", metavar="FOLDER", help="also say what changed since other results")
     added.add_argument(
-        "--table", help="fill a table by its name: complexity, recall, state, mad, survey, arena, wmt or scaling"
+        "--table",
+        help="fill a table by its name: complexity, recall, mqar, state, mad, survey, arena, wmt or scaling; with "
+        "--report, which of the tables of the folder",
     )
     added.add_argument(
         "--size", choices=("smoke", "small", "paper"), default="smoke", help="size of --table (default: smoke)"
@@ -104,7 +106,7 @@ def compare(arguments: argparse.Namespace) -> int:
     if arguments.report is not None:
         return _report(arguments)
     from regard.compare.complexity import fill_complexity
-    from regard.compare.quality import fill_quality
+    from regard.compare.filling import fill_quality
     from regard.compare.results import Results, write_plans
     from regard.compare.run import Interrupted, Tools, fill_costs
     from regard.compare.store import Folder
@@ -121,8 +123,7 @@ def compare(arguments: argparse.Namespace) -> int:
             fill_complexity(results.table.complexity, folder, tools)
         if costs is not None:
             fill_costs(costs, folder, tools)
-        for plan in quality:
-            fill_quality(plan, folder, tools)
+        fill_quality(quality, folder, tools)
     except Interrupted as stopped:
         notice(f"{stopped}; continue with: regard compare --out {folder.path}")
         code = stopped.code
@@ -130,7 +131,7 @@ def compare(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _plans(arguments: argparse.Namespace, folder: Any) -> tuple[Any, list[Any], tuple[str, str] | None]:
+def _plans(arguments: argparse.Namespace, folder: Any) -> tuple[Any, list[Any], tuple[str, ...] | None]:
     """The plans that the flags ask for, and the table they are of; without flags, those that the folder has."""
     from regard.compare.results import read_plans
     from regard.compare.run import with_threads
@@ -140,15 +141,24 @@ def _plans(arguments: argparse.Namespace, folder: Any) -> tuple[Any, list[Any], 
     rest = getattr(arguments, "rest", [])
     known = folder.read_plan()
     common = {name: given[name] for name in ("minutes", "device", "jobs", "seeds") if name in given}
+    rates = _rates(arguments)
     if arguments.table is not None:
-        if arguments.specs or arguments.task or rest or set(given) - set(common):
+        if arguments.specs or arguments.task or set(given) - {*common, "rates"}:
             raise ValueError(
-                "--table asks for rows of its own: it takes --size, --minutes, --device, --jobs and --seeds"
+                "--table asks for rows of its own: it takes --size, --minutes, --device, --jobs, --seeds, --rates and "
+                "the flags of its data"
             )
-        table = build(arguments.table, arguments.size)
+        asked = (arguments.table, arguments.size, *rest)
+        table = build(*asked)
         costs = None if table.costs is None else _changed(with_threads(table.costs), common)
-        return costs, [_changed(plan, common) for plan in table.quality], (arguments.table, arguments.size)
-    if known is not None and not arguments.specs and not rest and arguments.task is None and set(given) <= {"minutes"}:
+        return costs, [_changed(plan, common | rates) for plan in table.quality], asked
+    if (
+        known is not None
+        and not arguments.specs
+        and not rest
+        and arguments.task is None
+        and set(given) <= {"minutes", "jobs"}
+    ):
         costs, _, quality, _ = read_plans(known, folder)
         costs = None if costs is None else _changed(costs, common)
         table = known.get("table")
@@ -179,20 +189,28 @@ def _cost_plan(arguments: argparse.Namespace, given: dict[str, Any]) -> Any:
 def _quality_plan(arguments: argparse.Namespace, given: dict[str, Any], rest: list[str]) -> Any:
     from regard.compare.budget import budget_from
     from regard.compare.quality import QualityPlan
+    from regard.compare.tables import split_test
 
     asked = {name: given[name] for name in ("width", "heads", "device", "minutes", "seeds", "jobs") if name in given}
-    if arguments.rates is not None:
-        try:
-            asked["rates"] = tuple(float(rate) for rate in arguments.rates.split(","))
-        except ValueError:
-            raise ValueError(f"--rates takes numbers such as 0.001,0.003, got {arguments.rates!r}") from None
+    asked |= _rates(arguments)
     if arguments.budget is not None:
         budget = budget_from(arguments.budget)
         asked |= {"axis": budget.axis, "amount": budget.amount}
     for flag, name in (("task_length", "length"), ("task_batch", "batch"), ("position", "position")):
         if flag in given:
             asked[name] = given[flag]
-    return QualityPlan(task=arguments.task, specs=tuple(arguments.specs), flags=tuple(rest), **asked)
+    flags, test = split_test(rest)
+    return QualityPlan(task=arguments.task, specs=tuple(arguments.specs), flags=flags, test=test, **asked)
+
+
+def _rates(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The learning rates of --rates, if it is given."""
+    if arguments.rates is None:
+        return {}
+    try:
+        return {"rates": tuple(float(rate) for rate in arguments.rates.split(","))}
+    except ValueError:
+        raise ValueError(f"--rates takes numbers such as 0.001,0.003, got {arguments.rates!r}") from None
 
 
 def _report(arguments: argparse.Namespace) -> int:
@@ -203,7 +221,7 @@ def _report(arguments: argparse.Namespace) -> int:
     if asked or arguments.specs or arguments.out or arguments.force:
         what = ", ".join([*asked, *arguments.specs]) or ("--out" if arguments.out else "--force")
         raise ValueError(f"--report measures nothing, so it takes no {what}: leave it out, or leave --report out")
-    _print(Results.load(arguments.report), arguments)
+    _print(Results.load(arguments.report, arguments.table), arguments)
     return 0
 
 

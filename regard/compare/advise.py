@@ -70,7 +70,7 @@ def _without_length(row: dict[str, Any]) -> str:
 
 def _about_scores(scores: Scores) -> list[str]:
     """Who is best at a task, if the table may rank at all."""
-    rows, name = scores.measured, scores.plan.task
+    rows, name = scores.measured, scores.plan.label
     if len(rows) < 2:
         return []
     if not scores.settled:

@@ -17,6 +17,7 @@ AXES = {
     "updates": "updates of the weights",
     "flops": "counted operations, forward and backward",
     "minutes": "minutes on this device",
+    "epochs": "passes over the data of a task of regard train",
 }
 UNITS = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 
@@ -36,7 +37,7 @@ class Budget:
 
     def updates(self, *, tokens: int, flops: float = 0.0, seconds: float = 0.0) -> int:
         """The number of updates it buys, where one reads `tokens`, counts `flops` or takes `seconds`."""
-        each = {"tokens": tokens, "updates": 1, "flops": flops, "minutes": seconds / 60}[self.axis]
+        each = {"tokens": tokens, "updates": 1, "flops": flops, "minutes": seconds / 60}.get(self.axis, 0.0)
         if each <= 0:
             raise ValueError(f"what an update costs in {self.axis} is not known")
         return max(1, int(self.amount / each))
@@ -54,7 +55,8 @@ def budget_from(text: str) -> Budget:
     except ValueError as error:
         if equals and axis.strip() in AXES and "above 0" in str(error):
             raise
-        raise ValueError(f"a budget is written tokens=2M, updates=600, flops=1P or minutes=10, got {text!r}") from None
+        known = "tokens=2M, updates=600, epochs=5, flops=1P or minutes=10"
+        raise ValueError(f"a budget is written {known}, got {text!r}") from None
 
 
 class OverBudget(ValueError):

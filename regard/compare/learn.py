@@ -1,13 +1,17 @@
 """One quality cell: a small model of a mechanism is trained on a generated task, at one learning rate, from one seed.
 
 The data is a function of the seed and the update; the sets that are scored are drawn from other seeds, one to choose
-the learning rate by and one for the score that is reported.
+the learning rate by and one for the score that is reported. A cell that was killed continues from what it saved last,
+and ends in the same bits.
 """
 
 import math
+import os
+import pickle
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +31,7 @@ TESTED = 512  # rows of a set that is scored
 SOLVED = 0.9
 WARM_UP = 12  # updates are this many times the warm-up
 VALID_SEED, TEST_SEED = 1_000_000, 2_000_000
+SAVED_EVERY = 15.0  # seconds between two saves of a cell
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ class Lesson:
     budget: Budget = field(default_factory=Budget)
     device: str = "cpu"
     equal: bool = True  # as many parameters as softmax
+    saved: str = ""  # file from which a killed cell continues; empty: none
 
     def find_task(self) -> Task:
         """The generator, with its options."""
@@ -91,16 +97,15 @@ def learn(
     trainer = _Trainer(lesson, task, length, model)
     began = clock()
     flops = trainer.count_update()
-    updates = lesson.budget.updates(
-        tokens=lesson.batch * length,
-        flops=flops,
-        seconds=trainer.time_update(clock) if lesson.budget.axis == "minutes" else 1.0,
+    progress = trainer.restore() or Progress(
+        lesson.budget.updates(
+            tokens=lesson.batch * length,
+            flops=flops,
+            seconds=trainer.time_update(clock) if lesson.budget.axis == "minutes" else 1.0,
+        )
     )
-    curve = []
-    for step in range(updates):
-        trainer.update(step, updates)
-        if (step + 1) % math.ceil(updates / POINTS) == 0 or step + 1 == updates:
-            curve.append([step + 1, trainer.score(VALID_SEED)["score"]])
+    trainer.train(progress, clock, began)
+    updates, curve = progress.updates, progress.curve
     valid, test = curve[-1][1], trainer.score(TEST_SEED)
     answer = {
         "metric": "accuracy",
@@ -114,12 +119,22 @@ def learn(
         "tokens": updates * lesson.batch * length,
         "solved_at": next((step for step, score in curve if score >= SOLVED), None),
         "rising": _is_rising(curve, test["asked"]),
-        "seconds": round(clock() - began, 2),
+        "seconds": round(progress.seconds + clock() - began, 2),
     }
     counted = {"flops": flops * updates}
     if sized is not None:
         counted |= {"parameters": sized.parameters, "embedding": sized.embedding, "inner": sized.inner or 0}
     return answer, counted
+
+
+@dataclass
+class Progress:
+    """How far the training of a cell is."""
+
+    updates: int  # in all
+    step: int = 0
+    curve: list[list[float]] = field(default_factory=list)
+    seconds: float = 0.0  # before it was interrupted
 
 
 class _Trainer:
@@ -128,6 +143,42 @@ class _Trainer:
     def __init__(self, lesson: Lesson, task: Task, length: int, model: Model):
         self.lesson, self.task, self.length, self.model = lesson, task, length, model
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=0.01)
+
+    def train(self, progress: Progress, clock: Callable[[], float], began: float) -> None:
+        """The updates that are left, with a point of the curve at every eighth, saved now and then."""
+        updates, saved, before = progress.updates, clock(), progress.seconds
+        while progress.step < updates:
+            self.update(progress.step, updates)
+            progress.step += 1
+            if progress.step % math.ceil(updates / POINTS) == 0 or progress.step == updates:
+                progress.curve.append([progress.step, self.score(VALID_SEED)["score"]])
+            if self.lesson.saved and clock() - saved > SAVED_EVERY:
+                progress.seconds = before + clock() - began
+                self.save(progress)
+                saved = clock()
+        progress.seconds = before
+
+    def save(self, progress: Progress) -> None:
+        """Writes everything that the next update needs, whole or not at all."""
+        path = Path(self.lesson.saved)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        torch.save(state | {"progress": vars(progress)}, partial)
+        os.replace(partial, path)
+
+    def restore(self) -> Progress | None:
+        """Loads what was saved; None: nothing was, or it cannot be read."""
+        path = Path(self.lesson.saved)
+        if not self.lesson.saved or not path.exists():
+            return None
+        try:
+            state = torch.load(path, map_location=self.lesson.device, weights_only=True)
+        except (RuntimeError, EOFError, pickle.UnpicklingError):
+            return None
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        return Progress(**state["progress"])
 
     def draw(self, rows: int, seed: int) -> Examples:
         """Examples that depend on the seed alone, on the device."""

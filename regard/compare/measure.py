@@ -424,12 +424,12 @@ class Process:
         return answer
 
 
-def process_context() -> Any:
-    """Processes that begin with PyTorch imported and nothing else, where the system can fork."""
+def process_context(*modules: str) -> Any:
+    """Processes that begin with PyTorch and these modules imported and nothing else, where the system can fork."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["regard.compare.measure", "regard.layers.attention.softmax"])
+    context.set_forkserver_preload(["regard.compare.measure", "regard.layers.attention.softmax", *modules])
     return context
 
 

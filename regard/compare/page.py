@@ -42,7 +42,7 @@ def html_report(results: Results) -> str:
     for scores in results.scores:
         higher = ["score", "score_min", "score_max"] if scores.higher_is_better else []
         head = score_header(scores)
-        tables.append(_table(results, scores.plan.task, head, scores.rows, SCORES, ["flops", "score"], higher))
+        tables.append(_table(results, scores.plan.label, head, scores.rows, SCORES, ["flops", "score"], higher))
     text = json.dumps({"words": " ".join(advise(results)), "tables": tables}, ensure_ascii=False)
     # no text of a user can end the element that holds it
     safe = text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

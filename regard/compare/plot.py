@@ -89,6 +89,6 @@ def _draw_curves(axes: Any, scores: Any) -> None:
         axes.axhline(scores.chance[0], color=FADED, linewidth=0.8, linestyle=":")
     axes.set_xlabel("updates")
     axes.set_ylabel(scores.metric)
-    axes.set_title(f"{scores.plan.task}: one seed of each row", fontsize=9)
+    axes.set_title(f"{scores.plan.label}: one seed of each row", fontsize=9)
     if scores.measured:
         axes.legend(fontsize=7, frameon=False)

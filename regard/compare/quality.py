@@ -1,4 +1,4 @@
-"""Quality under an equal budget: a sweep of learning rates, then fresh seeds at the best one, for all rows alike.
+"""What a table of scores asks: rows under an equal budget, learning rates that each may try, and seeds.
 
 The tasks are generated ones, and all tasks of `regard train` with the user's own data and flags; those go through
 their own training loop, and their runs stay in the folder of the results.
@@ -6,28 +6,36 @@ their own training loop, and their runs stay in the folder of the results.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
 from regard import tasks as run_tasks
-from regard.compare import budget as budgets
 from regard.compare.budget import Budget
-from regard.compare.learn import Broke, Lesson, learn
-from regard.compare.measure import describe_failure, process_context
+from regard.compare.learn import Lesson
 from regard.compare.plan import BASELINE, short_fair
-from regard.compare.question import Question, code_of, machine_of, short
-from regard.compare.run import Tools, provenance
-from regard.compare.runs import RunLesson, learn_run
-from regard.compare.store import DONE, Cell, Folder
+from regard.compare.question import Question, code_of, machine_of, shared_code, short
+from regard.compare.runs import RunLesson
+from regard.compare.store import Folder
 from regard.config import from_json
 from regard.data import tasks as generated
 from regard.spec import ATTENTION, parse
 
 RATE, RATE_WIDTH = 3e-3, 64  # the middle of the grid at a width
 SWEEP_SEED = 0  # of the cells that choose a learning rate; the score has other seeds
-Answer = tuple[dict[str, Any], dict[str, int]]
+ENSEMBLE = -1  # in place of a seed: the runs of all seeds as one model
+Asked = tuple[str, float, int]  # row, learning rate, seed
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row of a task of `regard train` that is no word for the attention."""
+
+    name: str
+    flags: tuple[str, ...] = ()  # of `regard train`
+    of: str = ""  # the row whose runs it evaluates in another way; empty: it is trained
+    test: tuple[str, ...] = ()  # more flags of `regard evaluate`
+    ensemble: bool = False  # of the runs of all seeds
+    words: bool = False  # translate: subword units of the data, which end in @@, are joined into words
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,10 @@ class QualityPlan:
     jobs: int = 1
     minutes: float = 60.0
     flags: tuple[str, ...] = ()  # of `regard train`
+    test: tuple[str, ...] = ()  # of `regard evaluate`, for the score; empty: the score is that of validation
+    variants: tuple[Variant, ...] = ()  # rows that are not attentions, instead of `specs`
     anyway: bool = False  # also rows whose parameters are not within 1 %
+    title: str = ""  # of the table, where the task does not say it all
 
     def __post_init__(self) -> None:
         for name in ("batch", "width", "heads", "inner", "layers", "seeds", "jobs"):
@@ -63,8 +74,9 @@ class QualityPlan:
             raise ValueError("a budget of minutes needs the machine for one cell at a time: leave --jobs out")
         if not self.is_run:
             self.lesson(BASELINE, 1.0, 0).find_task()
-        elif self.axis == "flops":
-            raise ValueError(f"a budget of flops is for generated tasks; {self.task} takes tokens, updates or minutes")
+        if not self.is_run and (self.variants or self.test or self.axis == "epochs"):
+            what = "epochs" if self.axis == "epochs" else "a test set"
+            raise ValueError(f"the task {self.task} is generated and has no {what}: leave it out")
         for spec in self.specs:
             ATTENTION.find(parse(spec).name)
         _ = self.budget
@@ -73,6 +85,11 @@ class QualityPlan:
     def name(self) -> str:
         """The task without its options."""
         return self.task.partition("(")[0].strip()
+
+    @property
+    def label(self) -> str:
+        """What the table is called."""
+        return self.title or self.task
 
     @property
     def options(self) -> dict[str, Any]:
@@ -101,6 +118,20 @@ class QualityPlan:
         """The length of the rows that are read."""
         return self.length or (512 if self.is_run else self.lesson(BASELINE, 1.0, 0).find_task().length)
 
+    @property
+    def sweeps(self) -> bool:
+        """Whether learning rates are tried, or one is given."""
+        return len(self.rates) != 1
+
+    @property
+    def seed_numbers(self) -> range:
+        """The seeds of the score."""
+        return range(SWEEP_SEED + 1, SWEEP_SEED + 1 + self.seeds)
+
+    def variant(self, spec: str) -> Variant:
+        """The row of a name; an attention is a row without flags of its own."""
+        return next((one for one in self.variants if one.name == spec), Variant(spec))
+
     def grid(self) -> tuple[float, ...]:
         """The learning rates that every row tries."""
         middle = RATE * math.sqrt(RATE_WIDTH / self.width) if not self.is_run else 1e-3
@@ -110,7 +141,9 @@ class QualityPlan:
         return dataclasses.asdict(self)
 
     def rows(self) -> list[tuple[str, str]]:
-        """The specs, the baseline first, each with why it cannot be asked."""
+        """The specs, the baseline first, each with why it cannot be asked; or the names of the variants."""
+        if self.variants:
+            return [(variant.name, "") for variant in self.variants]
         asked = self.specs or tuple(name for name in ATTENTION.names() if name != "heads")
         specs = dict.fromkeys(short(spec) for item in (BASELINE, *asked) for spec in short_fair(item, self.tokens))
         return [(spec, self._refusal(spec)) for spec in specs]
@@ -127,33 +160,64 @@ class QualityPlan:
         why = dict(facts.refusals).get(self.role, "the mechanism is not defined for it")
         return f"no role {self.role!r}: {why}"
 
-    def lesson(self, spec: str, rate: float, seed: int) -> Lesson:
-        """What a cell trains."""
+    def lesson(self, spec: str, rate: float, seed: int, folder: Folder | None = None) -> Lesson:
+        """What a cell trains; in a folder it is saved now and then."""
         shared = {name: getattr(self, name) for name in ("length", "batch", "width", "heads", "inner", "layers")}
         more = {"position": self.position, "device": self.device, "budget": self.budget, "equal": True}
+        if folder is not None:
+            more["saved"] = str(folder.path / "saved" / f"{self.question(spec, rate, seed).key}.pt")
         if self.name not in generated.BUILDERS:
             known = ", ".join([*generated.BUILDERS, *run_tasks.names()])
             raise ValueError(f"no task {self.name!r}; known: {known}")
         return Lesson(spec, self.name, self.options, rate=rate, seed=seed, **shared, **more)
 
     def run_lesson(self, spec: str, rate: float, seed: int, folder: Folder) -> RunLesson:
-        """What a cell trains by `regard train`."""
-        run = folder.path / "runs" / self.question(spec, rate, seed).key
-        return RunLesson(spec, self.name, self.flags, str(run), rate, seed, self.axis, self.amount, self.device)
+        """What a cell trains by `regard train`, or evaluates."""
+        variant = self.variant(spec)
+        trained = variant.of or spec
+        seeds = self.seed_numbers if variant.ensemble else (seed,)
+        runs = [str(folder.path / "runs" / self._question(trained, rate, one, ()).key) for one in seeds]
+        own = variant.flags if self.variants else ("--model.attention", spec)
+        return RunLesson(
+            self.name,
+            self.flags,
+            own,
+            tuple(runs),
+            rate,
+            seed,
+            self.budget,
+            self.device,
+            test=self.tests(variant),
+            trains=not variant.of,
+            equal=spec if not self.variants else "",
+            words=str(folder.path / "words") if variant.words else "",
+        )
+
+    def tests(self, variant: Variant) -> tuple[str, ...]:
+        """The flags of `regard evaluate` for a row; empty: it is not evaluated apart."""
+        return (*self.test, *variant.test)
 
     def question(self, spec: str, rate: float, seed: int) -> Question:
         """The question of a cell."""
+        return self._question(spec, rate, seed, self.tests(self.variant(spec)) if self.is_run else ())
+
+    def _question(self, spec: str, rate: float, seed: int, test: tuple[str, ...]) -> Question:
         names = ("width", "heads", "inner", "layers", "position")
         task: dict[str, Any] = {"name": self.name, "options": self.options, "version": 1}
         model: dict[str, Any] = {name: getattr(self, name) for name in names}
+        code = "models", "layers/feedforward"
         if self.is_run:
-            task["flags"], model = list(self.flags), {}
+            task |= {"flags": list(self.flags)} | ({"test": list(test)} if test else {})
+            variant = self.variant(spec)
+            model = {"flags": list(self.variant(variant.of or spec).flags)} if self.variants else {}
+            model |= {"words": True} if variant.words else {}
         else:
             found = self.lesson(spec, rate, seed).find_task()
             task |= {"version": found.version, "options": dict(found.options)}
+            code = *code, "data/tasks", "compare/learn.py"
         return Question(
             kind="quality",
-            spec=short(spec),
+            spec=spec if self.variants else short(spec),
             role=self.role,
             length=self.tokens,
             batch=self.batch,
@@ -163,7 +227,7 @@ class QualityPlan:
             budget={"axis": self.axis, "amount": self.amount},
             rate=rate,
             seed=seed,
-            code=code_of(spec, "models", "layers/feedforward", "data/tasks", "compare/learn.py"),
+            code=shared_code("layers/attention", *code) if self.variants else code_of(spec, *code),
             machine=machine_of(self.device) if self.axis == "minutes" else "",
         )
 
@@ -171,152 +235,3 @@ class QualityPlan:
 def quality_plan(values: dict[str, Any]) -> QualityPlan:
     """A plan from plain values."""
     return from_json(QualityPlan, values)
-
-
-def run_cell(lesson: Lesson | RunLesson) -> tuple[str, str, Answer]:
-    """Trains a cell, in a process of its own: status, note, and what was found."""
-    import torch
-
-    if lesson.device == "cpu":
-        torch.set_num_threads(1)
-    try:
-        return DONE, "", learn(lesson) if isinstance(lesson, Lesson) else learn_run(lesson)
-    except Broke as error:
-        return "broke", str(error), ({}, {})
-    except budgets.OverBudget as error:
-        return "over", str(error), ({}, {})
-    except Exception as error:
-        return *describe_failure(error), ({}, {})
-
-
-class Filling:
-    """The cells of a quality plan, in progress."""
-
-    def __init__(self, plan: QualityPlan, folder: Folder, tools: Tools, train: Callable[[Any], Any] | None = None):
-        self.plan, self.folder, self.tools, self.train = plan, folder, tools, train
-        self.deadline = tools.clock() + 60 * plan.minutes
-        self.rates = list(plan.grid())
-
-    def run(self) -> None:
-        """The sweep, wider by a rate if a best one is at its edge, then the seeds."""
-        specs = [spec for spec, refusal in self.plan.rows() if not refusal and self._fits(spec)]
-        self._fill([(spec, rate, SWEEP_SEED) for rate in self.rates for spec in specs])
-        if not self.plan.rates and (wider := wider_rate(self, specs)) is not None:
-            self.rates.append(wider)
-            self._fill([(spec, wider, SWEEP_SEED) for spec in specs])
-        best = [(spec, rate) for spec in specs if (rate := best_rate(self, spec)) is not None]
-        self._fill([(spec, rate, seed) for seed in range(1, self.plan.seeds + 1) for spec, rate in best])
-
-    def _fits(self, spec: str) -> bool:
-        """Whether a row has as many parameters as the baseline; a row that has not is stored as such."""
-        plan = self.plan
-        if plan.is_run or plan.anyway:
-            return True
-        lesson = plan.lesson(spec, self.rates[0], SWEEP_SEED)
-        task = lesson.find_task()
-        try:
-            target, _ = budgets.count(lesson.config(BASELINE, task))
-            sized = budgets.solve(lesson.config(spec, task), target)
-        except ValueError as error:
-            self._put((spec, self.rates[0], SWEEP_SEED), "refused", str(error), ({}, {}))
-            return False
-        if sized.over:
-            self._put((spec, self.rates[0], SWEEP_SEED), "over", sized.over, ({}, {}))
-        return not sized.over
-
-    def cell(self, spec: str, rate: float, seed: int) -> Cell | None:
-        """The answer of a cell, if it has one."""
-        return self.folder.get(self.plan.question(spec, rate, seed))
-
-    def _fill(self, cells: list[tuple[str, float, int]]) -> None:
-        """Trains the cells that have no answer, until the time ends."""
-        waiting = [cell for cell in cells if (known := self.cell(*cell)) is None or known.status == "error"]
-        for number, (cell, (status, note, found)) in enumerate(self._trained(waiting), 1):
-            self._put(cell, status, note, found)
-            score = f"{found[0]['score']:.3f}, {found[0]['seconds']:.0f} s" if status == DONE else f"{status}: {note}"
-            where = f"{self.plan.name} rate {cell[1]:g} seed {cell[2]}"
-            self.tools.tell(f"{number}/{len(waiting)} {cell[0]} {where}: {score}")
-
-    def _trained(self, cells: list[tuple[str, float, int]]) -> Iterator[tuple[tuple[str, float, int], Any]]:
-        lesson = self._lesson
-        if self.train is not None:
-            for cell in cells:
-                self.tools.check_signals()
-                if self.tools.clock() > self.deadline:
-                    return
-                yield cell, self.train(lesson(*cell))
-            return
-        with ProcessPoolExecutor(self.plan.jobs, mp_context=process_context()) as pool:
-            running: dict[Future[Any], tuple[str, float, int]] = {}
-            left = iter(cells)
-            try:
-                while True:
-                    self.tools.check_signals()
-                    while len(running) < self.plan.jobs and self.tools.clock() < self.deadline:
-                        if (cell := next(left, None)) is None:
-                            break
-                        running[pool.submit(run_cell, lesson(*cell))] = cell
-                    if not running:
-                        return
-                    for done in wait(running, 1.0, FIRST_COMPLETED).done:
-                        yield running.pop(done), done.result()
-            finally:
-                if running:
-                    _end(pool)
-
-    def _lesson(self, spec: str, rate: float, seed: int) -> Lesson | RunLesson:
-        if self.plan.is_run:
-            return self.plan.run_lesson(spec, rate, seed, self.folder)
-        return self.plan.lesson(spec, rate, seed)
-
-    def _put(self, cell: tuple[str, float, int], status: str, note: str, found: Answer) -> None:
-        where = provenance(self.plan.device, self.tools.command)
-        self.folder.put(Cell(self.plan.question(*cell), status, note, *found, where))
-
-
-def _end(pool: ProcessPoolExecutor) -> None:
-    """Ends the processes of a pool at once: what they train is not finished, and will be trained again."""
-    for process in list((pool._processes or {}).values()):
-        process.kill()
-
-
-def fill_quality(
-    plan: QualityPlan, folder: Folder, tools: Tools | None = None, train: Callable[[Any], Any] | None = None
-) -> None:
-    """Trains every cell of a plan that has no answer yet, until the time ends. `train` stands in for the processes."""
-    tools = tools or Tools()
-    with folder.writing("regard compare"), tools.listening():
-        Filling(plan, folder, tools, train).run()
-
-
-def scores_of(filling: Filling, spec: str) -> dict[float, float]:
-    """The validation score of each rate of the sweep."""
-    cells = {rate: filling.cell(spec, rate, SWEEP_SEED) for rate in filling.rates}
-    return {rate: cell.answer["valid"] for rate, cell in cells.items() if cell is not None and cell.status == DONE}
-
-
-def is_higher_better(filling: Filling, spec: str) -> bool:
-    """Whether a higher score is a better one."""
-    cells = [filling.cell(spec, rate, SWEEP_SEED) for rate in filling.rates]
-    return next((cell.answer["higher_is_better"] for cell in cells if cell and cell.status == DONE), True)
-
-
-def best_rate(filling: Filling, spec: str) -> float | None:
-    """The rate with the best validation score; None: the sweep is not done, or every rate broke."""
-    cells = [filling.cell(spec, rate, SWEEP_SEED) for rate in filling.rates]
-    found = scores_of(filling, spec)
-    if not found or any(cell is None for cell in cells):
-        return None
-    pick = max if is_higher_better(filling, spec) else min
-    return pick(found, key=lambda rate: found[rate])
-
-
-def wider_rate(filling: Filling, specs: list[str]) -> float | None:
-    """One more rate for all rows, where the best of some row is at an edge of the grid."""
-    rates = sorted(filling.rates)
-    best = [rate for spec in specs if (rate := best_rate(filling, spec)) is not None]
-    if len(rates) < 2 or len(best) < len(specs):
-        return None
-    if rates[0] in best and rates[-1] not in best:
-        return float(f"{rates[0] ** 2 / rates[1]:.3g}")
-    return float(f"{rates[-1] ** 2 / rates[-2]:.3g}") if rates[-1] in best else None

@@ -85,7 +85,12 @@ def code_of(spec: str, *more: str) -> str:
     the package."""
     files = {Path(inspect.getfile(ATTENTION.find(name))) for name in _names(ATTENTION.canonical(spec))}
     files |= {HOME / "layers" / "attention" / f"{name}.py" for name in BASES}
-    return _digest(files) + _tree_digest((*SHARED, *more))
+    return _digest(files) + shared_code(*more)
+
+
+def shared_code(*more: str) -> str:
+    """A hash of the sources that every mechanism runs, and of `more` files or folders of the package."""
+    return _tree_digest((*SHARED, *more))
 
 
 def _names(spec: Spec) -> Iterable[str]:

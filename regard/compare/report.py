@@ -149,6 +149,8 @@ SCORE_COLUMNS: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("rate", "rate", lambda row: f"{row['rate']:g}"),
     ("learns at", "rates_ok", lambda row: f"{row['rates_ok']} of {row['rates']}"),
     ("parameters", "parameters", lambda row: f"{row['parameters']:,}"),
+    ("counted FLOP", "flops", lambda row: f"{row['flops']:.2e}"),
+    ("device s", "device_seconds", lambda row: number(row["device_seconds"])),
     ("", "rising", lambda row: "still rising" if row["rising"] and row.get("solved", 0) < 1 else ""),
 ]
 
@@ -157,12 +159,13 @@ def score_header(scores: Scores) -> list[str]:
     """What holds for a table of scores, in lines."""
     plan, chance = scores.plan, scores.chance
     sizes = "" if plan.is_run else f", width {plan.width}, {plan.layers} layers, {plan.position} positions"
-    rates = _counted(len(scores.filling.rates), "learning rate")
+    rates, seeds = _counted(len(scores.filling.rates), "learning rate"), _counted(plan.seeds, "seed")
+    tried = f"{rates}, then {seeds} at the best" if plan.sweeps else f"{rates}, {seeds}"
     what = f"{plan.task}, {plan.tokens:,} tokens" if not plan.is_run else f"regard train {plan.task}"
+    equal = "parameters as each model has them" if plan.variants else "parameters within 1 %"
     lines = [
-        f"{what}: {scores.metric}{sizes}",
-        f"budget: {plan.budget} for each, parameters within 1 %, {rates}, "
-        f"then {_counted(plan.seeds, 'seed')} at the best, the same for all",
+        f"{plan.title or what}: {scores.metric}{sizes}",
+        f"budget: {plan.budget} for each, {equal}, {tried}, the same for all",
     ]
     if chance is not None:
         trick = f", {chance[1][1]} {chance[1][0]:.2f}" if chance[1] else ""
@@ -171,8 +174,8 @@ def score_header(scores: Scores) -> list[str]:
         lines.append(OLD)
     if not scores.settled:
         lines.append(
-            f"not settled: {BASELINE} does not solve it with every seed in half of the budget, so the order is one of "
-            "luck"
+            f"not settled: {scores.reference} does not solve it with every seed in half of the budget, so the order is "
+            "one of luck"
         )
     return lines
 
@@ -203,7 +206,7 @@ def score_table(scores: Scores, width: int) -> list[str]:
     if kept < len(cells):
         names = ", ".join(title for title, *_ in columns[kept:] if title)
         lines.append(_fill(f"Columns without room here: {names}.", width))
-    return [*(lines if rows else []), *(_status_line(row, first, width) for row in scores.rows if row["note"])]
+    return [*(lines if rows else []), *_status_lines([row for row in scores.rows if row["note"]], first, width)]
 
 
 def score_markdown(scores: Scores) -> list[str]:

@@ -87,13 +87,18 @@ class Results:
         return [cell.answer for one in asked if (cell := self.folder.get(one)) is not None]
 
     @classmethod
-    def load(cls, folder: str | Path) -> "Results":
-        """The results of a folder, also those of other code or of another machine; the report says so."""
+    def load(cls, folder: str | Path, table: str | None = None) -> "Results":
+        """The results of a folder, also those of other code or of another machine; the report says so. `table` is the
+        name of one of its tables; None: what was asked for last."""
         found = Folder(folder, keep_old=True)
         values = found.read_plan()
         if values is None:
             raise ValueError(f"{folder} has no plan.json: it is no folder of 'regard compare'")
-        return cls(*read_plans(values, found))
+        known = {values["table"][0]: values} if values.get("table") else {}
+        known |= {one["table"][0]: one for one in values.get("others", ())}
+        if table is not None and table not in known:
+            raise ValueError(f"{folder} has no table {table!r}; it has {', '.join(known) or 'none with a name'}")
+        return cls(*read_plans(values if table is None else known[table], found))
 
     @property
     def name(self) -> str:
@@ -169,11 +174,16 @@ def write_plans(
     folder: Folder,
     costs: CostPlan | None,
     quality: Sequence[QualityPlan],
-    table: tuple[str, str] | None = None,
+    table: tuple[str, ...] | None = None,
 ) -> None:
-    """Keeps the plans in the folder; `table` is the name and the size of a table that has a name."""
+    """Keeps the plans in the folder; `table` is the name and the size of a table that has a name, and the flags of its
+    data. Other tables that were filled in the folder are kept beside it."""
     kept = {"cost": None if costs is None else costs.to_json(), "quality": [plan.to_json() for plan in quality]}
-    folder.write_plan({"schema": SCHEMA, **kept, "table": table})
+    before = folder.read_plan() or {}
+    others = [one for one in (*before.get("others", ()), before) if one.get("table")]
+    others = [one for one in others if table is None or one["table"][0] != table[0]]
+    rest = [{name: part for name, part in one.items() if name != "others"} for one in others]
+    folder.write_plan({"schema": SCHEMA, **kept, "table": table, "others": rest})
 
 
 def _metric(name: str, answer: dict[str, Any]) -> dict[str, Any]:

@@ -1,77 +1,145 @@
-"""Quality cells of the tasks of `regard train`: the user's own data and flags, through the task's own loop."""
+"""Quality cells of the tasks of `regard train`: the user's own data and flags, through the task's own loop. The score
+is that of validation, or with a test set what `regard evaluate` says."""
 
+import dataclasses
+import hashlib
+import itertools
 import json
+import math
+import os
+import shutil
+import subprocess
+import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from regard import recipes
 from regard import tasks as run_tasks
 from regard.compare import budget
-from regard.compare.learn import Broke
+from regard.compare.budget import Budget
+from regard.compare.learn import POINTS, Broke
 from regard.compare.plan import BASELINE
 from regard.config import parse
+from regard.core.tally import Tally
+from regard.data.text import opened, read_sentences
+from regard.tasks.load import read_config
 from regard.tasks.train import resume, train
 from regard.training.display import Display
 from regard.training.loop import LOWER_IS_BETTER, TrainingError
+from regard.training.run import Run
+from regard.training.state import State
+
+FILES = ("source", "target", "valid_source", "valid_target")  # flags of translate that name text
+COUNTED = 4  # batches of which operations are counted
 
 
 @dataclass(frozen=True)
 class RunLesson:
-    """What a quality cell trains by `regard train`."""
+    """What a quality cell trains by `regard train`, or evaluates."""
 
-    spec: str
     task: str
-    flags: tuple[str, ...]
-    run: str  # folder
+    flags: tuple[str, ...]  # of all rows
+    own: tuple[str, ...]  # of this row
+    runs: tuple[str, ...]  # folders: that of the cell, or those of an ensemble
     rate: float
     seed: int
-    axis: str
-    amount: float
+    budget: Budget
     device: str = "cpu"
+    test: tuple[str, ...] = ()  # flags of `regard evaluate`; empty: the score is that of validation
+    trains: bool = True  # False: the runs are there
+    equal: str = ""  # the spec whose parameters are made equal to those of the baseline; empty: they stay
+    words: str = ""  # folder for files in which subword units are joined into words; empty: files are read as they are
 
-    def words(self, spec: str) -> list[str]:
+    @property
+    def run(self) -> str:
+        """The folder of the run."""
+        return self.runs[0]
+
+    def command(self) -> list[str]:
         """The command line behind `regard train TASK`."""
-        own = ["--out", self.run, "--model.attention", spec, "--training.learning_rate", f"{self.rate:g}"]
-        own += ["--training.seed", str(self.seed), "--training.device", self.device, "--training.tensorboard", "false"]
-        return [*recipes.with_paths(list(self.flags), self.task), *own]
+        common = ["--out", self.run, "--training.learning_rate", f"{self.rate:g}", "--training.seed", str(self.seed)]
+        common += ["--training.device", self.device, "--training.tensorboard", "false"]
+        flags = joined_files(self.flags, self.words) if self.words else list(self.flags)
+        return [*recipes.with_paths(flags, self.task), *self.own, *common]
+
+    def config(self, *words: str) -> Any:
+        """The config of the run, with more flags."""
+        task = run_tasks.find(self.task)
+        return parse(task.config, [*self.command(), *words], f"regard train {task.name}", "")
 
 
 def learn_run(lesson: RunLesson) -> tuple[dict[str, Any], dict[str, int]]:
     """Trains a run, or continues it, and returns the answer of the cell and its counts."""
     began = time.monotonic()
+    if lesson.trains:
+        _train(lesson)
+    answer, counted = _answer(Path(lesson.run))
+    if lesson.test or len(lesson.runs) > 1:
+        answer |= _evaluated(lesson, answer["metric"])
+    if not lesson.trains:
+        answer["curve"], answer["rising"] = [], False
+        counted = {name: len(lesson.runs) * amount for name, amount in counted.items()}
+        answer["device_seconds"] = sum(_costs(Path(run)).get("seconds", 0.0) for run in lesson.runs)
+    answer["metric"] += " (test)" if lesson.test else " (validation)"
+    return answer | {"seconds": round(time.monotonic() - began, 2)}, counted
+
+
+def _train(lesson: RunLesson) -> None:
+    """Trains a run to its end, or what is left of it, and keeps what it cost beside it."""
     folder = Path(lesson.run)
     try:
-        if (folder / "run.json").exists():
-            resume(folder, Display(quiet=True))
-        else:
-            task = run_tasks.find(lesson.task)
-            train(task, _config(task, lesson), Display(quiet=True))
+        state = resume(folder, Display(quiet=True)) if (folder / "run.json").exists() else _begin(lesson)
     except TrainingError as error:
         raise Broke(str(error)) from error
-    return _answer(folder, time.monotonic() - began)
+    _keep_costs(folder, seconds=round(state.seconds, 1))
 
 
-def _config(task: Any, lesson: RunLesson) -> Any:
-    """The config of the run: as many parameters as the baseline's, and as much of what the budget counts."""
-    words = lesson.words(lesson.spec)
-    name = f"regard train {task.name}"
-    config = parse(task.config, words, name, "")
-    words += _duration(lesson, config)
-    if short_of_inner(config):
-        words += ["--model.inner", str(_inner(task, lesson))]
-    return parse(task.config, words, name, "")
+def _begin(lesson: RunLesson) -> State:
+    """Trains a new run: as many parameters as the baseline's, and as much of what the budget counts."""
+    task = run_tasks.find(lesson.task)
+    words = ["--model.inner", str(_inner(lesson))] if lesson.equal and short_of_inner(lesson.config()) else []
+    counts: dict[str, float] = {}
+    if lesson.budget.axis in ("flops", "epochs") or lesson.test:
+        counts = count_run(task, lesson.config(*words))
+    words += _duration(lesson, lesson.config(*words), counts)
+    folder = Path(lesson.run)
+    # what a kill left behind before there was anything to continue from
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _keep_costs(folder, **counts)
+    return train(task, lesson.config(*words), Display(quiet=True))
 
 
-def _duration(lesson: RunLesson, config: Any) -> list[str]:
-    if lesson.axis == "minutes":
-        return ["--training.minutes", f"{lesson.amount:g}", "--training.steps", "null", "--training.epochs", "null"]
-    if lesson.axis == "tokens" and config.training.tokens is None:
+def _costs(folder: Path) -> dict[str, float]:
+    """What a run cost: counted operations of an update, and seconds."""
+    # beside the run, which must not exist before it begins
+    path = folder.with_suffix(".json")
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _keep_costs(folder: Path, **costs: float) -> None:
+    folder.with_suffix(".json").write_text(json.dumps(_costs(folder) | costs), encoding="utf-8")
+
+
+def _duration(lesson: RunLesson, config: Any, counts: dict[str, float]) -> list[str]:
+    axis, amount = lesson.budget.axis, lesson.budget.amount
+    if axis == "minutes":
+        return ["--training.minutes", f"{amount:g}", "--training.steps", "null", "--training.epochs", "null"]
+    if axis == "tokens" and config.training.tokens is None:
         raise ValueError("a budget of tokens needs --training.tokens, the tokens of a batch")
-    each = config.training.tokens * config.training.accumulate if lesson.axis == "tokens" else 1
-    steps = max(1, int(lesson.amount / each))
-    return ["--training.steps", str(steps), "--training.minutes", "null", "--training.epochs", "null"]
+    each = {"updates": 1.0, "flops": counts.get("flops"), "epochs": 1 / counts["epoch"] if counts else None}
+    if axis == "tokens":
+        each["tokens"] = config.training.tokens * config.training.accumulate
+    steps = max(1, int(amount / (each[axis] or 1.0)))
+    words = ["--training.steps", str(steps), "--training.minutes", "null", "--training.epochs", "null"]
+    if config.training.evaluate_every is None:
+        words += ["--training.evaluate_every", str(math.ceil(steps / POINTS))]
+    return words
 
 
 def short_of_inner(config: Any) -> bool:
@@ -79,45 +147,108 @@ def short_of_inner(config: Any) -> bool:
     return hasattr(config.model, "inner") and getattr(config, "init", None) in (None, "none")
 
 
-def _inner(task: Any, lesson: RunLesson) -> int:
+class Parts(NamedTuple):
+    """What a config makes of its data."""
+
+    config: Any
+    data: Any
+    tokenizers: Any
+    model: Any  # its config
+
+
+def _parts(task: Any, config: Any) -> Parts:
+    data = task.read_data(config)
+    config, _ = task.complete_config(config, data)
+    config, _ = task.choose_batch_size(config, "cpu" if config.training.device == "cpu" else "cuda")
+    tokenizers = task.train_tokenizers(data, config)
+    return Parts(config, data, tokenizers, task.model_config(config, tokenizers, data))
+
+
+def _inner(lesson: RunLesson) -> int:
     """The feed-forward width with which the model has as many parameters as that of the baseline."""
-    built = {}
-    for spec in (BASELINE, lesson.spec):
-        config = parse(task.config, lesson.words(spec), f"regard train {task.name}", "")
-        data = task.read_data(config)
-        config, _ = task.complete_config(config, data)
-        built[spec] = task.model_config(config, task.train_tokenizers(data, config), data)
+    task = run_tasks.find(lesson.task)
+    built = {spec: _parts(task, lesson.config("--model.attention", spec)).model for spec in (BASELINE, lesson.equal)}
     target, _ = budget.count(built[BASELINE])
-    sized = budget.solve(built[lesson.spec], target)
+    sized = budget.solve(built[lesson.equal], target)
     if sized.over:
         raise budget.OverBudget(sized.over)
-    return sized.inner or built[lesson.spec].inner
+    return sized.inner or built[lesson.equal].inner
 
 
-def _answer(folder: Path, seconds: float) -> tuple[dict[str, Any], dict[str, int]]:
+def count_run(task: Any, config: Any) -> dict[str, float]:
+    """What an update costs, as a mean over some batches: counted operations; and the updates of an epoch. Counted on
+    the CPU, so that no kernel hides any."""
+    training = dataclasses.replace(config.training, device="cpu", precision="float32")
+    parts = _parts(task, dataclasses.replace(config, training=training))
+    torch.manual_seed(0)
+    ready = task(parts.config, parts.data, parts.tokenizers, task.build_model(parts.config, parts.model))
+    ready.model.train()
+    flops, count = 0, min(COUNTED, ready.batches.count(0))
+    for at in range(count):
+        with Tally() as tally:
+            ready.loss(ready.batches.get(0, at), 0.0).total.backward()
+        flops += tally.flops
+    accumulate = config.training.accumulate
+    return {"flops": flops / count * accumulate, "epoch": ready.batches.count(0) / accumulate}
+
+
+def _answer(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """The answer of a finished run, from its log and its facts."""
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     found = [line for line in lines if line["event"] == "evaluation"]
     facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    from regard.tasks.load import read_config
-    from regard.training.run import Run
-
     metric = read_config(Run.open(folder)).training.metric
     lower = metric in LOWER_IS_BETTER
     curve = [[line["step"], line[metric]] for line in found]
     if not curve:
         raise ValueError(f"{folder} has no evaluation in its log")
     score = (min if lower else max)(value for _, value in curve)
+    updates = curve[-1][0]
     answer = {
-        "metric": f"{metric} (validation)",
+        "metric": metric,
         "higher_is_better": not lower,
         "valid": score,
         "score": score,
         "groups": {},
         "curve": curve,
-        "updates": curve[-1][0],
+        "updates": updates,
+        "epochs": found[-1]["epoch"],
         "rising": curve[-1][1] == score and len(curve) > 1,
         "run": str(folder),
-        "seconds": round(seconds, 2),
+        "device_seconds": _costs(folder).get("seconds", 0.0),
     }
-    return answer, {"parameters": facts["parameters"]}
+    flops = _costs(folder).get("flops")
+    counted = {"parameters": facts["parameters"], "active": facts["active"]}
+    return answer, counted | ({} if flops is None else {"flops": round(flops * updates)})
+
+
+def _evaluated(lesson: RunLesson, metric: str) -> dict[str, Any]:
+    """The score that `regard evaluate` gives, of one run or of several as an ensemble."""
+    others = ["--ensemble", *lesson.runs[1:]] if len(lesson.runs) > 1 else []
+    test = joined_files(lesson.test, lesson.words) if lesson.words else lesson.test
+    command = ["evaluate", lesson.run, *test, *others, "--device", lesson.device, "--json"]
+    said = subprocess.run([sys.executable, "-m", "regard", *command], capture_output=True, text=True, check=False)
+    if said.returncode:
+        raise RuntimeError(said.stderr.strip().splitlines()[-1] if said.stderr.strip() else f"status {said.returncode}")
+    found = json.loads(said.stdout)
+    score = found[metric]
+    signature = {"signature": score["signature"]} if isinstance(score, dict) else {}
+    return {"score": score["value"] if isinstance(score, dict) else score, **signature}
+
+
+def joined_files(flags: Sequence[str], folder: str) -> list[str]:
+    """Flags whose files of subword units are replaced by files of words in a folder, which are written once."""
+    found = list(flags)
+    for at, (flag, value) in enumerate(itertools.pairwise(flags), 1):
+        if flag.rpartition(".")[2].removeprefix("--") in FILES:
+            with opened(value) as file:
+                lines = read_sentences(file, name=value)
+                text = "".join(" ".join(line.split()).replace("@@ ", "") + "\n" for line in lines)
+            path = Path(folder) / f"{hashlib.sha256(text.encode()).hexdigest()[:12]}.txt"
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                partial = path.with_name(f".{path.name}.{os.getpid()}")
+                partial.write_text(text, encoding="utf-8")
+                os.replace(partial, path)
+            found[at] = str(path)
+    return found

@@ -4,9 +4,11 @@ import math
 from typing import Any
 
 from regard.compare import statistics
+from regard.compare.filling import Filling, best_rate, scores_of, wider_rate
 from regard.compare.learn import SOLVED
 from regard.compare.plan import BASELINE
-from regard.compare.quality import SWEEP_SEED, Filling, QualityPlan, best_rate, scores_of, wider_rate
+from regard.compare.quality import ENSEMBLE, SWEEP_SEED, QualityPlan
+from regard.compare.question import short
 from regard.compare.run import Tools
 from regard.compare.store import DONE, Cell, Folder
 
@@ -19,9 +21,9 @@ class Scores:
     def __init__(self, plan: QualityPlan, folder: Folder):
         self.plan, self.folder = plan, folder
         self.filling = Filling(plan, folder, Tools())
-        specs = [spec for spec, refusal in plan.rows() if not refusal]
+        specs = [spec for spec, refusal in plan.rows() if not refusal and not plan.variant(spec).of]
         known = [spec for spec in specs if self._failure(spec) is None]
-        if not plan.rates and (wider := wider_rate(self.filling, known)) is not None:
+        if (wider := wider_rate(self.filling, known)) is not None:
             self.filling.rates.append(wider)
         self.cells: dict[str, list[Cell]] = {}
         self.rows: list[dict[str, Any]] = [self._row(spec, refusal) for spec, refusal in plan.rows()]
@@ -44,12 +46,17 @@ class Scores:
         return next((cells[0].answer["metric"] for cells in self.cells.values() if cells), "score")
 
     @property
+    def reference(self) -> str:
+        """The row that must learn the task before others are ranked."""
+        return BASELINE if self.plan.is_run else short(self.plan.lesson(BASELINE, 1.0, 0).find_task().reference)
+
+    @property
     def settled(self) -> bool:
-        """Whether the baseline solves the task with every seed in half of the budget: only then is the order no luck.
+        """Whether the reference solves the task with every seed in half of the budget: only then is the order no luck.
         Scores of real data have no such bar."""
         if self.plan.is_run:
             return True
-        cells = self.cells.get(BASELINE, [])
+        cells = self.cells.get(self.reference, [])
         return len(cells) == self.plan.seeds and all(
             cell.answer["score"] >= SOLVED and (cell.answer["solved_at"] or math.inf) <= cell.answer["updates"] / 2
             for cell in cells
@@ -70,6 +77,7 @@ class Scores:
 
     def _failure(self, spec: str) -> Cell | None:
         """A cell that says why a row has no score."""
+        spec = self.plan.variant(spec).of or spec
         cells = [self.filling.cell(spec, rate, SWEEP_SEED) for rate in self.filling.rates]
         found = [cell for cell in cells if cell is not None]
         failed = [cell for cell in found if cell.status in ("over", "refused", "memory", "absent")]
@@ -86,11 +94,14 @@ class Scores:
         failure = self._failure(spec)
         if failure is not None:
             return row | {"status": failure.status, "note": failure.note}
-        rate, sweep = best_rate(self.filling, spec), scores_of(self.filling, spec)
+        variant = plan.variant(spec)
+        rate, sweep = best_rate(self.filling, spec), scores_of(self.filling, variant.of or spec)
         if rate is None:
             note = f"{len(sweep)} of {len(self.filling.rates)} learning rates tried"
             return row | {"status": "not run", "note": f"{note}; {self._continues()}"}
-        cells = [self.filling.cell(spec, rate, seed) for seed in range(1, plan.seeds + 1)]
+        cells = [
+            self.filling.cell(spec, rate, seed) for seed in ((ENSEMBLE,) if variant.ensemble else plan.seed_numbers)
+        ]
         broke = [cell for cell in cells if cell is not None and cell.status != DONE]
         done = [cell for cell in cells if cell is not None and cell.status == DONE]
         if not done:
@@ -98,25 +109,27 @@ class Scores:
             return row | {"status": status, "note": note}
         self.cells[spec] = done
         scores = [cell.answer["score"] for cell in done]
-        best = sweep[rate]
-        higher = done[0].answer["higher_is_better"]
-        near = [score for score in sweep.values() if (score >= NEAR * best if higher else score <= best / NEAR)]
+        missing = len(cells) - len(done)
         row |= {
             "score": sum(scores) / len(scores),
             "score_min": min(scores),
             "score_max": max(scores),
             "seeds": len(scores),
             "rate": rate,
-            "rates_ok": len(near),
-            "rates": len(self.filling.rates),
             "rising": sum(bool(cell.answer.get("rising")) for cell in done) * 2 > len(done),
             "updates": done[0].answer["updates"],
             "curve": done[0].answer["curve"],
-            "status": DONE if len(done) == plan.seeds else "not run" if not broke else broke[0].status,
-            "note": "" if len(done) == plan.seeds else f"{len(done)} of {plan.seeds} seeds; {self._continues()}",
+            "status": DONE if not missing else "not run" if not broke else broke[0].status,
+            "note": "" if not missing else f"{len(done)} of {len(cells)} seeds; {self._continues()}",
             **{name: done[0].counted[name] for name in ("parameters", "embedding", "flops") if name in done[0].counted},
         }
-        if not plan.is_run:
+        if rate in sweep:
+            best, higher = sweep[rate], done[0].answer["higher_is_better"]
+            near = [score for score in sweep.values() if (score >= NEAR * best if higher else score <= best / NEAR)]
+            row |= {"rates_ok": len(near), "rates": len(self.filling.rates)}
+        if plan.is_run:
+            row["device_seconds"] = sum(cell.answer["device_seconds"] for cell in done) / len(done)
+        else:
             times = [cell.answer["solved_at"] for cell in done]
             row["solved"] = sum(score >= SOLVED for score in scores) / len(scores)
             row["solved_at"] = sorted(times, key=lambda step: step or math.inf)[len(times) // 2]

@@ -1,9 +1,11 @@
 """Named tables: each is a set of plans, a head, what papers published, and what no plan here fills, with the command
 that does."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from regard.compare import wmt as table_2
 from regard.compare.plan import CostPlan
 from regard.compare.published import ARENA, MAD, TABLE_1, WMT, PublishedTable
 from regard.compare.quality import QualityPlan
@@ -19,6 +21,8 @@ ROWS = (
     "recurrent(cell='gru')",
     "convolution(kernel=4)",
 )
+MQAR_ROWS = ("softmax", "linear", "local(window=8)", "recurrent(cell='gru')", "convolution(kernel=4)")
+MAD_ROWS = (*MQAR_ROWS, "heads(local(window=8), softmax)")
 ATTENTIONS = ("softmax", "local", "linear", "reformer", "sparse", "sinkhorn", "linformer", "performer", "synthesizer")
 
 
@@ -36,12 +40,17 @@ class Table:
     notes: tuple[str, ...] = field(default=())
 
 
-def build(name: str, size: str = "smoke") -> Table:
-    """A table by its name."""
+def build(name: str, size: str = "smoke", *flags: str) -> Table:
+    """A table by its name; `flags` say where its data is: those of `regard train`, and with `--test.` before them those
+    of `regard evaluate`."""
     if name not in TABLES:
         raise ValueError(f"no table {name!r}; known: {', '.join(TABLES)}")
     if size not in SIZES:
         raise ValueError(f"no size {size!r}; known: {', '.join(SIZES)}")
+    if name in WITH_DATA:
+        return WITH_DATA[name](size, *split_test(flags))
+    if flags:
+        raise ValueError(f"table {name!r} generates its data, and takes no {flags[0]}; {', '.join(WITH_DATA)} take it")
     return TABLES[name](size)
 
 
@@ -78,6 +87,39 @@ def recall(size: str) -> Table:
     )
 
 
+def mqar(size: str) -> Table:
+    """Figure 2 of Zoology: at paper size its vocabulary, lengths, widths and updates, otherwise smaller ones."""
+    widths = {"smoke": (16, 32, 64, 128), "small": (64, 128, 256), "paper": (64, 128, 256, 512)}[size]
+    vocabulary = 64 if size == "smoke" else 8192
+    settings = {"smoke": ((32, 4),), "small": ((64, 4),), "paper": ((64, 4), (128, 8), (256, 16))}[size]
+    updates, batch = {"smoke": (2400, 32), "small": (4000, 256), "paper": (12_500, 512)}[size]
+    plans = tuple(
+        QualityPlan(
+            f"mqar(pairs={pairs}, vocabulary={vocabulary}, filler=False)",
+            MQAR_ROWS,
+            length=length,
+            batch=batch,
+            width=width,
+            heads=1,
+            inner=2 * width,
+            amount=float(updates),
+            title=f"mqar of {pairs} pairs in {length} tokens, width {width}",
+        )
+        for length, pairs in settings
+        for width in widths
+    )
+    return Table(
+        "mqar",
+        "Multi-query associative recall by width, as in Figure 2 of Zoology",
+        quality=plans,
+        notes=(
+            "Zoology (Arora et al. 2023, arXiv 2312.04927, recalled): attention has 1.0 at any width, the others rise.",
+            "Unlike there, every layer has a feed-forward layer, whose width makes the parameters equal, and all rows "
+            "have positions.",
+        ),
+    )
+
+
 def state(size: str) -> Table:
     plan = _quality("recall", size, 600)
     return Table(
@@ -93,7 +135,9 @@ def mad(size: str) -> Table:
     return Table(
         "mad",
         "The six tasks of MAD, base settings; memorize tests parameters and is in no mean over attentions",
-        quality=tuple(_quality(task, size, 600, width=64 if size == "smoke" else 128) for task in tasks),
+        quality=tuple(
+            _quality(task, size, 600, specs=MAD_ROWS, width=64 if size == "smoke" else 128) for task in tasks
+        ),
         published=(MAD,),
         notes=("Published means are over many difficulties; here each task has its base setting.",),
     )
@@ -126,21 +170,23 @@ def arena(size: str) -> Table:
     )
 
 
-def wmt(size: str) -> Table:
-    data = "--data.source a.en --data.target a.de"
+def wmt(size: str, flags: tuple[str, ...] = (), test: tuple[str, ...] = ()) -> Table:
+    data = "--data.source train.en --data.target train.de --data.valid_source valid.en --data.valid_target valid.de"
+    command = (
+        f"regard compare --table wmt --size small --device cuda {data} --test.source test.en --test.target test.de"
+    )
+    plans = table_2.plans(size, flags, test)
     return Table(
         "wmt",
         "Table 2 at our scale: translators at equal epochs and at equal counted operations",
+        quality=plans,
         published=(WMT,),
-        commands=(
-            ("ByteNet", f"regard train translate {data} --model.preset bytenet"),
-            ("GNMT", f"regard train translate {data} --model.preset gnmt"),
-            ("ConvS2S", f"regard train translate {data} --model.preset convs2s"),
-            ("MoE", f"regard train translate {data} --model.preset moe-lstm"),
-            ("Transformer, tiny", f"regard train translate {data} --model.preset tiny"),
-            ("any attention", f"regard compare SPEC ... --task translate {data} --budget minutes=10"),
+        commands=() if plans else (("all rows, on pairs of yours", command),),
+        notes=(
+            "Published FLOPs are hours x GPUs x rated speed, ours are counted, and the data is another: never compare "
+            "them row by row.",
+            "Device seconds are those of a training with its evaluations; with several jobs on a device they share it.",
         ),
-        notes=("Published FLOPs are hours x GPUs x rated speed: never compare them with counted ones.",),
     )
 
 
@@ -158,6 +204,7 @@ def scaling(size: str) -> Table:
 TABLES = {
     "complexity": complexity,
     "recall": recall,
+    "mqar": mqar,
     "state": state,
     "mad": mad,
     "survey": survey,
@@ -165,3 +212,16 @@ TABLES = {
     "wmt": wmt,
     "scaling": scaling,
 }
+WITH_DATA = {"wmt": wmt}  # tables that take flags for their data
+
+
+def split_test(flags: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Flags of `regard train`, and those of `regard evaluate`, which are written with `--test.` before them."""
+    train: list[str] = []
+    test: list[str] = []
+    is_test = False
+    for word in flags:
+        if word.startswith("--"):
+            is_test = word.startswith("--test.")
+        (test if is_test else train).append(f"--{word.removeprefix('--test.')}" if word.startswith("--test.") else word)
+    return tuple(train), tuple(test)

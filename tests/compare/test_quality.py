@@ -12,10 +12,13 @@ from planted import World
 from regard.cli import main
 from regard.cli.compare import split_flags
 from regard.compare import budget
+from regard.compare import filling as filling_module
+from regard.compare import learn as learning
 from regard.compare.advise import advise
 from regard.compare.budget import Budget, budget_from
+from regard.compare.filling import Filling, fill_quality
 from regard.compare.learn import Broke, Lesson, learn
-from regard.compare.quality import QualityPlan, fill_quality
+from regard.compare.quality import QualityPlan
 from regard.compare.results import Results
 from regard.compare.runs import RunLesson, learn_run
 from regard.compare.scores import Scores
@@ -101,6 +104,32 @@ def test_a_cell_depends_on_its_question_alone():
     assert one["items"] != other["items"]
 
 
+def test_a_killed_cell_continues_from_what_it_saved(tmp_path, monkeypatch):
+    """Killed after any update, it ends in the same bits; a file that a kill cut short is as good as none."""
+    lesson = Lesson("performer(features=8)", "mad-recall", {}, 16, 8, budget=Budget("updates", 5), **SIZES)
+    whole = learn(lesson)[0]
+    lesson = dataclasses.replace(lesson, saved=str(tmp_path / "saved" / "cell.pt"))
+    clock = iter(range(0, 10**6, 100)).__next__
+    update, done = learning._Trainer.update, []
+
+    def killed(trainer, step, updates):
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        done.append(step)
+        update(trainer, step, updates)
+
+    monkeypatch.setattr(learning._Trainer, "update", killed)
+    with pytest.raises(KeyboardInterrupt):
+        learn(lesson, clock)
+    continued = []
+    monkeypatch.setattr(learning._Trainer, "update", lambda self, *at: continued.append(at[0]) or update(self, *at))
+    again = learn(lesson, clock)[0]
+    assert (done, continued) == ([0, 1, 2], [3, 4])
+    assert all(again[name] == whole[name] for name in ("score", "curve", "items"))
+    Path(lesson.saved).write_bytes(b"PK")
+    assert learn(lesson, clock)[0]["curve"] == whole["curve"]
+
+
 def test_groups_are_scored_apart():
     options = {"pairs": 2, "updates": 1, "vocabulary": 32}
     answer, _ = learn(Lesson("softmax", "forgetting", options, 16, 4, budget=Budget("updates", 1), **SIZES))
@@ -143,7 +172,7 @@ def plan(*specs: str, **more) -> QualityPlan:
 
 
 def taught(path, school: School, asked: QualityPlan) -> Scores:
-    fill_quality(asked, Folder(path), World({}).tools(), school)
+    fill_quality([asked], Folder(path), World({}).tools(), school)
     return Scores(asked, Folder(path))
 
 
@@ -191,6 +220,31 @@ def test_a_table_that_is_not_settled_ranks_nothing(tmp_path, score, solved_at):
     said = " ".join(advise(Results(None, Folder(tmp_path), [plan()])))
     assert "recall is not settled, so its rows are not ranked." in said
     assert "Best at" not in said
+
+
+def test_a_word_problem_is_settled_by_a_recurrence(tmp_path):
+    """Softmax does not learn it, so a GRU is the row that must, before others are ranked."""
+    gru = "recurrent(cell='gru')"
+    for score, settled in ((0.95, True), (0.5, False)):
+        school = School({"softmax": {MIDDLE: 0.3}, gru: {MIDDLE: score}})
+        asked = QualityPlan("word(group='S3')", specs=(gru,))
+        scores = taught(tmp_path / str(score), school, asked)
+        assert scores.settled == settled
+        assert scores.reference == gru
+
+
+def test_several_tables_share_the_processes(tmp_path):
+    """While one waits for the last rate of its sweep, another has cells to train."""
+    one, other = plan("linear"), QualityPlan("copy", specs=("linear",), seeds=1, rates=(MIDDLE,))
+    fillings = [Filling(asked, Folder(tmp_path), World({}).tools()) for asked in (one, other)]
+    for filling in fillings:
+        filling.begin()
+    begun = []
+    while (pair := filling_module._next(fillings)) is not None:
+        pair[0].lesson(pair[1])
+        begun.append(pair)
+    # the sweep of the first, and the one seed of the second, which sweeps nothing; no seed of the first yet
+    assert [(fillings.index(filling), asked[2]) for filling, asked in begun] == [(0, 0)] * 6 + [(1, 1)] * 2
 
 
 def test_statuses(tmp_path):
@@ -245,7 +299,9 @@ def test_a_task_of_regard_train_goes_through_its_own_loop(tmp_path):
     book.write_text("the cat sat on the mat and the dog sat on the log\n" * 40)
     sizes = ["--model.width", "16", "--model.heads", "2", "--model.inner", "256", "--model.layers", "1"]
     data = ["--data.text", str(book), "--data.tokenizer", "bytes", "--data.length", "16", "--training.tokens", "64"]
-    lesson = RunLesson("gmlp(longest=16)", "language", (*data, *sizes), str(tmp_path / "run"), 0.01, 1, "tokens", 256.0)
+    spec, budget = "gmlp(longest=16)", Budget("tokens", 256.0)
+    run, own = (str(tmp_path / "run"),), ("--model.attention", spec)
+    lesson = RunLesson("language", (*data, *sizes), own, run, 0.01, 1, budget, equal=spec)
     answer, counted = learn_run(lesson)
     assert answer["metric"] == "loss (validation)"
     assert not answer["higher_is_better"]

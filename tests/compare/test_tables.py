@@ -12,7 +12,7 @@ from regard.compare.changes import changes, describe_changes
 from regard.compare.page import html_report
 from regard.compare.plan import CostPlan
 from regard.compare.plot import Point, frontier, save_plot
-from regard.compare.quality import QualityPlan
+from regard.compare.quality import ENSEMBLE, QualityPlan
 from regard.compare.results import Results, write_plans
 from regard.compare.store import Folder
 
@@ -99,13 +99,48 @@ def test_a_table_without_plans_prints_what_was_published_and_how_to_fill_it(tmp_
     assert main(["compare", "--table", "wmt", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert re.search(r"GNMT \+ RL +24.6 +39.92", said)
-    assert "not run: ConvS2S: regard train translate" in said
+    assert "not run: all rows, on pairs of yours: regard compare --table wmt" in said
     # and again, from the folder alone
     assert main(["compare", "--report", str(tmp_path)]) == 0
     assert capsys.readouterr().out == said
     with pytest.raises(SystemExit):
         main(["compare", "softmax", "--table", "wmt", "--out", str(tmp_path)])
     assert "--table asks for rows of its own" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["compare", "--table", "recall", "--data.text", "a", "--out", str(tmp_path)])
+    assert "table 'recall' generates its data, and takes no --data.text" in capsys.readouterr().err
+
+
+def test_the_translators_of_table_2(tmp_path):
+    """Every row is trained in both tables, and is there once more as an ensemble; other decoding trains nothing."""
+    data = ("--data.source", "a", "--data.target", "b", "--data.tokenizer", "units", "--test.source", "c")
+    table = tables.build("wmt", "small", *data)
+    assert [plan.axis for plan in table.quality] == ["epochs", "flops"]
+    plan = table.quality[0]
+    assert plan.test == ("--source", "c")
+    trained = [variant for variant in plan.variants if not variant.of]
+    assert len(trained) == 7
+    assert sum(variant.ensemble for variant in plan.variants) == 8
+    folder = Folder(tmp_path)
+    lesson = plan.run_lesson("GNMT, ensemble", 0.001, ENSEMBLE, folder)
+    assert lesson.runs == tuple(plan.run_lesson("GNMT", 0.001, seed, folder).run for seed in (1, 2, 3))
+    assert not lesson.trains
+    replaced = plan.run_lesson("deep LSTM on words, unknown replaced", 0.001, 1, folder)
+    assert replaced.runs == plan.run_lesson("deep LSTM on words", 0.001, 1, folder).runs
+    assert replaced.test == ("--source", "c", "--replace-unknown")
+    # what is not in units has no words to join
+    assert not any(variant.words for variant in tables.build("wmt", "small", *data[:4]).quality[0].variants)
+
+
+def test_tables_of_one_folder(tmp_path):
+    """A folder has cells for several tables, each of which can be reported."""
+    for name in ("recall", "mad", "recall"):
+        table = tables.build(name)
+        write_plans(Folder(tmp_path), table.costs, table.quality, (name, "smoke"))
+    for name, plans in (("recall", 3), ("mad", 6), (None, 3)):
+        assert len(Results.load(tmp_path, name).scores) == plans
+    with pytest.raises(ValueError, match="has no table 'state'; it has recall, mad"):
+        Results.load(tmp_path, "state")
 
 
 # page and pictures

@@ -33,6 +33,7 @@ class Task:
     length: int = 64  # tokens at which it is usually asked
     next_token: bool = False  # trained on every next token, tested on the answers
     attention: bool = True  # False: tests parameters, and belongs in no mean over attentions
+    reference: str = "softmax"  # spec of a layer that learns it: while that one does not, an order is one of luck
     version: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.data.tasks.base import Examples, Task, blank_answers, check_options
 
 Permutation = tuple[int, ...]
+RECURRENT = "recurrent(cell='gru')"  # which has such a state
 GROUPS = ("Z2", "Z60", "S3", "S5", "A5", "A4xZ5")
 
 
@@ -17,7 +18,8 @@ def word(*, group: str = "S3") -> Task:
     """x_t is an element of the group; asked at every t: y_t = x_1 x_2 ... x_t, where x_1 acts first."""
     check_options(group in GROUPS, f"no group {group!r}; known: {', '.join(GROUPS)}")
     size = len(elements(group))
-    return Task(functools.partial(_draw, group), "causal", size, 1 / size, "word", length=16, options={"group": group})
+    draw, options = functools.partial(_draw, group), {"group": group}
+    return Task(draw, "causal", size, 1 / size, "word", length=16, reference=RECURRENT, options=options)
 
 
 def _draw(group: str, batch: int, length: int, generator: torch.Generator) -> Examples:
@@ -45,7 +47,7 @@ def parity(*, shortest: int = 3) -> Task:
         answers.scatter_(1, counts - 1, tokens.sum(1, keepdim=True) % 2)
         return Examples(tokens, answers, keep)
 
-    return Task(draw, "causal", 2, 0.5, "parity", length=40, options={"shortest": shortest})
+    return Task(draw, "causal", 2, 0.5, "parity", length=40, reference=RECURRENT, options={"shortest": shortest})
 
 
 @functools.cache

@@ -81,14 +81,7 @@ def _add_translate(verb: AddVerb) -> None:
     add_model(added)
     _add_mean(added)
     _add_decoding(added)
-    added.add_argument(
-        "--replace-unknown",
-        metavar="FILE",
-        nargs="?",
-        const="",
-        help="replace unknown words by the source word that they attend to most, or by what a TSV file of words and "
-        "their translations has for it",
-    )
+    _add_unknown(added)
     added.add_argument(
         "--nbest", type=int, help="number of translations per line, each after its line number and a tab"
     )
@@ -163,6 +156,17 @@ def _add_mean(added: argparse.ArgumentParser | EvaluationFlags) -> None:
         choices=("arithmetic", "geometric"),
         default="arithmetic",
         help="several runs: mean of their probabilities (default), or of the logarithms",
+    )
+
+
+def _add_unknown(added: argparse.ArgumentParser | EvaluationFlags) -> None:
+    added.add_argument(
+        "--replace-unknown",
+        metavar="FILE",
+        nargs="?",
+        const="",
+        help="replace unknown words by the source word that they attend to most, or by what a TSV file of words and "
+        "their translations has for it",
     )
 
 
@@ -337,6 +341,7 @@ def add_evaluation(flags: EvaluationFlags) -> None:
     flags.add_columns()
     flags.add_argument("--out", help="file to write the translations to")
     flags.add_argument("--ensemble", nargs="+", metavar="RUN", help="further runs, averaged with RUN")
+    _add_unknown(flags)
     _add_mean(flags)
     _add_decoding(flags)
 
@@ -346,6 +351,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     import math
 
     translator = _load(arguments, [arguments.run, *(arguments.ensemble or ())])
+    translator.dictionary = _dictionary(arguments.replace_unknown)
     pairs = _pairs(arguments)
     if arguments.out is not None:
         check_writable(arguments.out)

@@ -1,0 +1,204 @@
+"""Fills tables of scores: a sweep of learning rates, then fresh seeds at the best one, for all rows alike.
+
+What can be trained next follows from the cells that are stored, so a killed comparison continues where it was. Several
+tables share the processes.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from regard.compare import budget
+from regard.compare.jobs import STOPPED, Job, Outcome, finished
+from regard.compare.learn import Lesson
+from regard.compare.plan import BASELINE
+from regard.compare.quality import ENSEMBLE, SWEEP_SEED, Asked, QualityPlan
+from regard.compare.run import Tools, provenance
+from regard.compare.runs import RunLesson
+from regard.compare.store import DONE, Cell, Folder
+
+
+class Filling:
+    """The cells of a plan, in progress."""
+
+    def __init__(self, plan: QualityPlan, folder: Folder, tools: Tools):
+        self.plan, self.folder, self.tools = plan, folder, tools
+        self.rates = list(plan.grid())
+        self.begun: set[Asked] = set()
+        self.ended: set[Asked] = set()
+        self.specs: list[str] = []
+
+    def begin(self) -> None:
+        """Finds the rows that can be trained; those that cannot are stored as such."""
+        self.specs = [spec for spec, refusal in self.plan.rows() if not refusal and self._fits(spec)]
+
+    def ready(self) -> list[Asked]:
+        """The cells that can be trained now and are not begun: those of the sweep, then those of one more rate if a
+        best one is at its edge, then the seeds, then what is made of their runs."""
+        trained = [spec for spec in self.specs if not self.plan.variant(spec).of]
+        sweep = [(spec, rate, SWEEP_SEED) for rate in self.rates for spec in trained] if self.plan.sweeps else []
+        if waiting := self._unanswered(sweep):
+            return self._fresh(waiting)
+        is_first = len(self.rates) == len(self.plan.grid())
+        if is_first and (wider := wider_rate(self, trained)) is not None:
+            self.rates.append(wider)
+            return self.ready()
+        best = [(spec, rate) for spec in trained if (rate := best_rate(self, spec)) is not None]
+        seeds = [(spec, rate, seed) for seed in self.plan.seed_numbers for spec, rate in best]
+        # a row whose runs are there need not wait for the others
+        return self._fresh([*self._unanswered(seeds), *self._unanswered(self._derived())])
+
+    def _derived(self) -> Iterable[Asked]:
+        """What is made of runs that are trained: the same with other decoding, and ensembles."""
+        for spec in self.specs:
+            variant = self.plan.variant(spec)
+            rate = best_rate(self, spec)
+            if not variant.of or rate is None:
+                continue
+            runs = {seed: self.cell(variant.of, rate, seed) for seed in self.plan.seed_numbers}
+            done = [seed for seed, cell in runs.items() if cell is not None and cell.status == DONE]
+            if not variant.ensemble:
+                yield from ((spec, rate, seed) for seed in done)
+            elif len(done) == len(runs):
+                yield spec, rate, ENSEMBLE
+
+    def _unanswered(self, cells: Iterable[Asked]) -> list[Asked]:
+        waiting = [cell for cell in cells if cell not in self.ended]
+        return [cell for cell in waiting if (known := self.cell(*cell)) is None or known.status == "error"]
+
+    def _fresh(self, cells: list[Asked]) -> list[Asked]:
+        return [cell for cell in cells if cell not in self.begun]
+
+    def _fits(self, spec: str) -> bool:
+        """Whether a row has as many parameters as the baseline; a row that has not is stored as such."""
+        plan = self.plan
+        if plan.is_run or plan.anyway:
+            return True
+        lesson = plan.lesson(spec, self.rates[0], SWEEP_SEED)
+        task = lesson.find_task()
+        try:
+            target, _ = budget.count(lesson.config(BASELINE, task))
+            sized = budget.solve(lesson.config(spec, task), target)
+        except ValueError as error:
+            self.put((spec, self.rates[0], SWEEP_SEED), ("refused", str(error), ({}, {})))
+            return False
+        if sized.over:
+            self.put((spec, self.rates[0], SWEEP_SEED), ("over", sized.over, ({}, {})))
+        return not sized.over
+
+    def cell(self, spec: str, rate: float, seed: int) -> Cell | None:
+        """The answer of a cell, if it has one."""
+        return self.folder.get(self.plan.question(spec, rate, seed))
+
+    def lesson(self, asked: Asked) -> Lesson | RunLesson:
+        """What a process gets to train."""
+        self.begun.add(asked)
+        return self.plan.run_lesson(*asked, self.folder) if self.plan.is_run else self.plan.lesson(*asked, self.folder)
+
+    def end(self, asked: Asked, outcome: Outcome) -> None:
+        """Stores what was found."""
+        status, note, found = outcome
+        self.ended.add(asked)
+        if status == STOPPED:
+            return
+        self.put(asked, outcome)
+        if not self.plan.is_run:
+            Path(self.plan.lesson(*asked, self.folder).saved).unlink(missing_ok=True)
+        spec, rate, seed = asked
+        score = f"{found[0]['score']:.3f}, {found[0]['seconds']:.0f} s" if status == DONE else f"{status}: {note}"
+        who = "ensemble" if seed == ENSEMBLE else f"seed {seed}"
+        self.tools.tell(f"{spec} {self.plan.name} rate {rate:g} {who}: {score}")
+
+    def put(self, asked: Asked, outcome: Outcome) -> None:
+        status, note, found = outcome
+        where = provenance(self.plan.device, self.tools.command)
+        self.folder.put(Cell(self.plan.question(*asked), status, note, *found, where))
+
+
+def fill_quality(
+    plans: Sequence[QualityPlan],
+    folder: Folder,
+    tools: Tools | None = None,
+    train: Callable[[Any], Outcome] | None = None,
+) -> None:
+    """Trains every cell of the plans that has no answer yet, until the time ends; what is in progress then continues
+    the next time. `train` stands in for the processes."""
+    tools = tools or Tools()
+    if not plans:
+        return
+    with folder.writing("regard compare"), tools.listening():
+        fillings = [Filling(plan, folder, tools) for plan in plans]
+        for filling in fillings:
+            filling.begin()
+        if train is None:
+            _train(fillings, tools)
+            return
+        while pair := _next(fillings):
+            filling, asked = pair
+            tools.check_signals()
+            filling.end(asked, train(filling.lesson(asked)))
+
+
+def _train(fillings: list[Filling], tools: Tools) -> None:
+    """Processes, as many at a time as the plans allow, until nothing is left or the time ends."""
+    jobs = min(filling.plan.jobs for filling in fillings)
+    deadline = tools.clock() + 60 * max(filling.plan.minutes for filling in fillings)
+    running: dict[Job, tuple[Filling, Asked]] = {}
+    try:
+        while tools.clock() < deadline:
+            tools.check_signals()
+            while len(running) < jobs and (pair := _next(fillings)) is not None:
+                filling, asked = pair
+                running[Job(filling.lesson(asked))] = pair
+            if not running:
+                return
+            for job in finished(list(running), 1.0):
+                filling, asked = running.pop(job)
+                filling.end(asked, job.outcome())
+        tools.tell("the time ends: what is in progress continues the next time")
+    finally:
+        for job in running:
+            job.process.terminate()
+        for job in running:
+            job.close()
+
+
+def _next(fillings: list[Filling]) -> tuple[Filling, Asked] | None:
+    """The first cell that can be trained."""
+    return next(((filling, asked) for filling in fillings for asked in filling.ready()), None)
+
+
+def scores_of(filling: Filling, spec: str) -> dict[float, float]:
+    """The validation score of each rate of the sweep."""
+    cells = {rate: filling.cell(spec, rate, SWEEP_SEED) for rate in filling.rates}
+    return {rate: cell.answer["valid"] for rate, cell in cells.items() if cell is not None and cell.status == DONE}
+
+
+def is_higher_better(filling: Filling, spec: str) -> bool:
+    """Whether a higher score is a better one."""
+    cells = [filling.cell(spec, rate, SWEEP_SEED) for rate in filling.rates]
+    return next((cell.answer["higher_is_better"] for cell in cells if cell and cell.status == DONE), True)
+
+
+def best_rate(filling: Filling, spec: str) -> float | None:
+    """The rate with the best validation score; None: the sweep is not done, or every rate broke."""
+    spec = filling.plan.variant(spec).of or spec
+    if not filling.plan.sweeps:
+        return filling.rates[0]
+    cells = [filling.cell(spec, rate, SWEEP_SEED) for rate in filling.rates]
+    found = scores_of(filling, spec)
+    if not found or any(cell is None for cell in cells):
+        return None
+    pick = max if is_higher_better(filling, spec) else min
+    return pick(found, key=lambda rate: found[rate])
+
+
+def wider_rate(filling: Filling, specs: list[str]) -> float | None:
+    """One more rate for all rows, where the best of some row is at an edge of the grid."""
+    rates = sorted(filling.rates)
+    best = [rate for spec in specs if (rate := best_rate(filling, spec)) is not None]
+    if filling.plan.rates or len(rates) < 2 or len(best) < len(specs):
+        return None
+    if rates[0] in best and rates[-1] not in best:
+        return float(f"{rates[0] ** 2 / rates[1]:.3g}")
+    return float(f"{rates[-1] ** 2 / rates[-2]:.3g}") if rates[-1] in best else None

@@ -1,0 +1,79 @@
+"""Table 2 of Attention Is All You Need at a scale of minutes: translators of its rows, trained on the user's pairs at
+equal epochs and at equal counted operations, alone and as ensembles of the seeds.
+
+ByteNet reads the same subwords as the others, not characters. GNMT and the mixture of experts have no reinforcement
+learning. Deep-Att, whose unknown words are replaced through alignments, reads words, of which a small vocabulary leaves
+some unknown; it is there where the pairs are subword units, which joined are words.
+"""
+
+from dataclasses import dataclass
+
+from regard.compare.quality import QualityPlan, Variant
+
+# one grid for all; warm-up, clipping, label smoothing and precision too
+RATES = (0.001, 0.003)
+TRAINING = (
+    *("--training.tokens", "4096", "--training.schedule", "cosine", "--training.label_smoothing", "0.1"),
+    *("--training.weight_decay", "0.05", "--training.metric", "bleu", "--training.keep", "1"),
+)
+DROPOUT = ("--model.dropout", "0.3")
+UNITS = ("--data.tokenizer", "units")
+WORDS = ("--data.shared", "false", "--data.vocabulary", "4000")
+ROWS = (
+    Variant("ByteNet", ("--model.preset", "bytenet", *DROPOUT)),
+    Variant("GNMT", ("--model.preset", "gnmt", *DROPOUT), test=("--coverage", "0.2")),
+    Variant("ConvS2S", ("--model.preset", "convs2s", *DROPOUT)),
+    Variant("MoE-LSTM", ("--model.preset", "moe-lstm", *DROPOUT)),
+    Variant("Transformer, tiny", ("--model.preset", "tiny", "--model.norm", "pre", *DROPOUT)),
+    Variant(
+        "Transformer, wide",
+        (*("--model.preset", "tiny", "--model.norm", "pre", "--model.width", "256", "--model.inner", "512"), *DROPOUT),
+    ),
+)
+DEEP = "deep LSTM on words"
+DEEP_ROWS = (
+    Variant(DEEP, ("--model.preset", "lstm", "--model.layers", "4", *DROPOUT, *WORDS), words=True),
+    Variant(f"{DEEP}, unknown replaced", of=DEEP, test=("--replace-unknown",), words=True),
+)
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How long a size trains."""
+
+    epochs: float
+    flops: float  # about what the tiny Transformer counts in these epochs of Multi30k
+
+
+AMOUNTS = {"smoke": Amount(1, 7.05e12), "small": Amount(20, 1.41e14), "paper": Amount(100, 7.05e14)}
+
+
+def variants(flags: tuple[str, ...]) -> tuple[Variant, ...]:
+    """The rows, each also as an ensemble."""
+    is_units = " ".join(UNITS) in " ".join(flags)
+    rows = (*ROWS, *(DEEP_ROWS if is_units else ()))
+    ensembles = [
+        Variant(f"{row.name}, ensemble", of=row.of or row.name, test=row.test, ensemble=True, words=row.words)
+        for row in rows
+    ]
+    return (*rows, *ensembles)
+
+
+def plans(size: str, flags: tuple[str, ...], test: tuple[str, ...]) -> tuple[QualityPlan, ...]:
+    """The two tables on the user's pairs; none where no pairs are given."""
+    if not flags:
+        return ()
+    amount = AMOUNTS[size]
+    return tuple(
+        QualityPlan(
+            "translate",
+            rates=RATES,
+            axis=axis,
+            amount=given,
+            flags=(*TRAINING, *flags),
+            test=test,
+            variants=variants(flags),
+            title=f"Table 2 at equal {what}",
+        )
+        for axis, given, what in (("epochs", amount.epochs, "epochs"), ("flops", amount.flops, "counted operations"))
+    )
