@@ -141,14 +141,14 @@ def append_to_cache(buffer: Tensor, new: Tensor, rows: Rows, filled: int) -> Ten
     # shorter rows leave new slots unwritten, which are masked later and must hold numbers until then
     buffer[:, :, filled:need] = 0
     # padded tokens land behind the real ones of their row, where the next token overwrites them
-    batch = torch.arange(len(new), device=new.device)[:, None]
-    buffer.transpose(1, 2)[batch, rows.positions()] = new.transpose(1, 2)
+    _put(buffer, new, rows.positions())
     return buffer
 
 
 def put_slots(buffer: Tensor, new: Tensor, at: Tensor) -> Tensor:
     """A copy of [B, G, C, ...] with the new vectors [B, G, n, ...] at their slots [1 or B, n]."""
     batch = torch.arange(len(new), device=new.device)[:, None]
+    new = new.to(buffer.dtype)
     return buffer.transpose(1, 2).index_put((batch, at), new.transpose(1, 2)).transpose(1, 2)
 
 
@@ -160,6 +160,12 @@ def write_slots(buffer: Tensor, new: Tensor, at: Tensor, need: int) -> Tensor:
         buffer = F.pad(buffer, (0, 0, 0, (need if grad else max(need, 2 * room)) - room))
     if grad:
         return put_slots(buffer, new, at)
-    batch = torch.arange(len(new), device=new.device)[:, None]
-    buffer.transpose(1, 2)[batch, at] = new.transpose(1, 2)
+    _put(buffer, new, at)
     return buffer
+
+
+def _put(buffer: Tensor, new: Tensor, at: Tensor) -> None:
+    """Writes new vectors [B, G, n, ...] to their slots [1 or B, n]."""
+    batch = torch.arange(len(new), device=new.device)[:, None]
+    # under autocast new vectors are of half precision, while a model began its state in that of its weights
+    buffer.transpose(1, 2)[batch, at] = new.to(buffer.dtype).transpose(1, 2)
