@@ -5,6 +5,7 @@ import json
 import lzma
 import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -185,3 +186,48 @@ def test_every_row_of_cifar10_is_a_model():
         config = configs.parse(task.config, argv, "regard train images", "")
         model = models.build(config.model.resolve(image=(32, 32), channels=3, classes=10))
         assert model.eval()(torch.zeros(1, 3, 32, 32)).logits.shape == (1, 10)
+
+
+def test_tasks_of_shots(tmp_path):
+    """Task files that `regard prompt` reads; answers follow from the rows; no query is an example."""
+    import shots
+
+    from regard.tasks.language import fewshot
+
+    sst2_data(tmp_path)
+    for name in shots.TASKS:
+        path, chance, count = shots.write(name, tmp_path, tmp_path, 30, 0)
+        loaded = fewshot.load(path)
+        assert len(loaded.queries) == count == (1 if name == "sst2" else 30)
+        assert chance == {"sst2": 1.0, "recall": 0.1}.get(name, pytest.approx(0.5, abs=0.2))
+        assert not [row for row in loaded.queries if row in loaded.examples]
+        for row in loaded.queries:
+            if name == "recall":
+                assert f"{row['key']} = {row['label']}" in row["pairs"].split(", ")
+            if name == "groups":
+                assert (row["label"] == "A") == row["word"].islower()
+    assert loaded.examples  # and the last rows of test data keep their text
+    assert fewshot.load(tmp_path / "sst2.yaml").queries == [{"text": "dull .", "label": "negative"}]
+
+
+def test_every_row_of_swapped_is_a_model(tmp_path, capsys):
+    """And results that are there are not lost, while failures are tried again."""
+    import swapped
+
+    from regard import models
+    from regard.models.config import ModelConfig
+    from regard.tasks.swap import transfer
+
+    config = ModelConfig(kind="decoder", vocabulary=9, width=36, heads=9, kv_heads=3, inner=8, layers=2)
+    model = models.build(replace(config, position="rotary"))
+    for flags in swapped.ROWS.values():
+        attention, position = flags[1], flags[3] if len(flags) > 2 else "rotary"
+        transfer(model, models.build(replace(config, attention=attention, position=position)))
+    results = swapped.Results(tmp_path / "results.json")
+    results.add("softmax", "before", {"perplexity": 20.125})
+    results.add("linear", "before", {"error": "no such word"})
+    results.add("softmax", "after", {"perplexity": 15.0, "trained": 2_500_000})
+    results.show(["softmax", "linear"], header=False)
+    assert capsys.readouterr().out == "| `softmax` | 20.12 | 15.00 | 2.5M |\n| `linear` | no such word | not run |  |\n"
+    assert swapped.Results(tmp_path / "results.json").of("softmax")["after"]["trained"] == 2_500_000
+    assert "before" not in swapped.Results(tmp_path / "results.json").of("linear")
