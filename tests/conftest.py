@@ -8,6 +8,7 @@ os.environ.update({} if os.environ.get("REGARD_GPU") == "1" else {"CUDA_VISIBLE_
 
 import pytest
 import torch
+from interpreted import quick_interpreter  # noqa: F401  (a fixture)
 from unrun import (  # noqa: F401  (hooks of pytest)
     pytest_addoption,
     pytest_collection_modifyitems,

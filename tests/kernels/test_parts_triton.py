@@ -98,9 +98,8 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 
 @pytest.fixture(autouse=not ON_GPU)
 def small_tiles(monkeypatch) -> None:
-    """Tiles of a few rows, so that short sequences have several; and no checks of overflow, a third of the time."""
+    """Tiles of a few rows, so that short sequences have several."""
     monkeypatch.setattr(parts_triton, "tile", lambda *_: Tile(32, 16))
-    monkeypatch.setattr(interpreter.InterpreterOptions, "sanitize_overflow", False, raising=False)
 
 
 @pytest.fixture(autouse=not ON_GPU)

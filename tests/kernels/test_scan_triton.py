@@ -62,8 +62,6 @@ def interpreter_as_a_gpu(monkeypatch) -> None:
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", product)
     monkeypatch.setattr(interpreter.InterpreterBuilder, "cast_impl", rounded)
-    # a check of every sum of whole numbers takes a third of the time
-    monkeypatch.setattr(interpreter.InterpreterOptions, "sanitize_overflow", False, raising=False)
 
 
 @pytest.fixture(autouse=True)
