@@ -232,7 +232,7 @@ LAYERS = {
     ),
 }
 # that have no kernels of ours to be compiled first
-UNCOMPILED = ("softmax", "scaling", "synthesizer", "entmax")
+UNCOMPILED = ("softmax", "scaling", "synthesizer")
 
 
 class LayerRow(NamedTuple):

@@ -14,7 +14,7 @@ from regard.core.reference import blend, plain_layer_norm
 from regard.core.rows import Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Initial, Out, Progress
-from regard.kernels import runs
+from regard.kernels import runs, summaries
 from regard.kernels.band import band_parts
 from regard.kernels.compiling import count_blocks, exporting, is_dynamic
 from regard.kernels.parts import Part, Runs, union
@@ -233,7 +233,10 @@ class LongShort(Attention):
         n = 0 if not r else count_blocks(T, c) if is_dynamic(T) else T // c
         parts, in_runs = [], not probe and T > 1 and runs.takes(q, k, v)
         long = None
-        if n:
+        if n and in_runs and summaries.takes(k, v, p, c):
+            keys, values = summaries.summarise(k, v, p, c)
+            long = self._norm(self.long_norm, keys), self._norm(self.long_norm, values)
+        elif n:
             # the last chunk may be short of a dynamic length: no query sees its summaries
             tokens = (k, v, p) if not is_dynamic(T) else (F.pad(part, (0, 0, 0, n * c - T)) for part in (k, v, p))
             chunk_k, chunk_v, chunk_p = (part[:, :, : n * c].unflatten(2, (n, c)) for part in tokens)
