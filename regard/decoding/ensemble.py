@@ -105,7 +105,7 @@ def average(logits: Sequence[Tensor], mean: Mean = "arithmetic") -> Tensor:
         return torch.where(forbidden, -torch.inf, first + moved)
     # where the first forbids a token, what the others say of it stands on the scale of the first's logits
     allowed = logs[0] > -torch.inf
-    base = torch.where(allowed | logs[0].isnan(), first, first.logsumexp(-1, keepdim=True))
+    base = torch.where(allowed, first, first.logsumexp(-1, keepdim=True))
     moved = torch.stack([part - torch.where(allowed, logs[0], 0) for part in logs])
     top = moved.amax(0).clamp(min=torch.finfo(wide).min)
     return base + top + (moved - top).exp().mean(0).log()

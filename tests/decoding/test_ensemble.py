@@ -86,9 +86,26 @@ def test_models_of_different_kinds():
             assert found[row][0].ids == alone.ids
         turned = decode(Ensemble(models[::-1]).eval(), source, KEEP, decoding)
         assert [one.ids for (one,) in turned] == [one.ids for (one,) in found]
+
+
+def test_what_they_read_is_averaged():
+    """The map of an aligner or of the last layer but one; in a step, the models that have attention."""
+    aligned = ModelConfig(heads=2, inner=8, layers=1, aligner=True, **SIZES)
+    three = ConvolutionalConfig(hidden=8, layers=3, longest=20, **SIZES)
+    models = [built(config, seed, torch.float64) for seed, config in enumerate((aligned, three, *CONFIGS[1:]))]
+    ensemble, source, target = Ensemble(models).eval(), ids(), ids(T=7, seed=2)
     (maps,) = ensemble.maps(source, target, keep=KEEP)
-    assert_close(maps.sum(-1), torch.ones(3, 1, 7, dtype=torch.float64))
-    assert not maps.transpose(1, 3)[~KEEP].any()
+    first = models[0].maps(source, target, keep=KEEP, place="aligner")[0].mean(1, keepdim=True)
+    places = (1, 0, 0, 0, 0)
+    others = [model.maps(source, target, keep=KEEP)[at] for model, at in zip(models[1:], places, strict=True)]
+    assert_close(maps, torch.stack([first, *(part.mean(1, keepdim=True) for part in others)]).mean(0))
+    state = ensemble.start(3, memory=ensemble.encode(source, keep=KEEP))
+    _, _, weights = ensemble.extend_with_attention(target[:, :1], state)
+    steps = []
+    for model in models[:-1]:
+        state = model.start(3, memory=model.encode(source, keep=KEEP))
+        steps.append(model.extend_with_attention(target[:, :1], state)[2])
+    assert_close(weights, torch.stack(steps).mean(0))
 
 
 def test_what_makes_no_sense_is_refused():

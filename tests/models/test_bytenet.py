@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
-from translators import KEEP, TARGET_KEEP, VOCABULARY, check_translator, ids
+from translators import KEEP, TARGET_KEEP, VOCABULARY, Doubled, check_translator, ids
 
 from regard.core.reference import plain_layer_norm
 from regard.core.rows import Memory, Rows
@@ -25,7 +25,7 @@ def built(**options) -> ByteNet:
     return model
 
 
-def block_reference(block: ResidualBlock, xs: list[Tensor], causal: bool) -> list[Tensor]:
+def block_reference(block: ResidualBlock, xs: list[Tensor], causal: bool, drop: float) -> list[Tensor]:
     first, second, third = block.norms
 
     def relu(x: Tensor) -> Tensor:
@@ -40,26 +40,26 @@ def block_reference(block: ResidualBlock, xs: list[Tensor], causal: bool) -> lis
             at = t + (i - (k - 1 if causal else k // 2)) * block.dilation
             if 0 <= at < len(xs):
                 total = total + block.taps.weight[:, :, i] @ read[at]
-        outs.append(x + block.widen.weight @ relu(plain_layer_norm(total, third)) + block.widen.bias)
+        outs.append(x + drop * (block.widen.weight @ relu(plain_layer_norm(total, third)) + block.widen.bias))
     return outs
 
 
-def reference(model: ByteNet, source: Tensor, target: Tensor) -> Tensor:
-    """Logits of one sentence, column by column."""
+def reference(model: ByteNet, source: Tensor, target: Tensor, drop: float = 1) -> Tensor:
+    """Logits of one sentence, column by column; where dropout stands, vectors are multiplied by `drop`."""
     config, zero = model.config, torch.zeros(2 * model.config.width, dtype=torch.float64)
     columns = math.ceil(config.unfold_ratio * len(source) + config.unfold_extra)
-    xs = [model.source_embedding.weight[w] for w in source] + [zero] * (columns - len(source))
+    xs = [drop * model.source_embedding.weight[w] for w in source] + [zero] * (columns - len(source))
     for block in model.encoder:
-        xs = block_reference(block, xs, causal=False)
+        xs = block_reference(block, xs, False, drop)
     ys = []
     for t, word in enumerate(target):
-        column, y = xs[t] if t < columns else zero, model.target_embedding.weight[word]
+        column, y = xs[t] if t < columns else zero, drop * model.target_embedding.weight[word]
         if model.joined is None:
             ys.append(y + column)
         else:
             ys.append(model.joined.weight @ torch.cat([y, column]) + model.joined.bias)
     for block in model.decoder:
-        ys = block_reference(block, ys, causal=True)
+        ys = block_reference(block, ys, True, drop)
     ys = [plain_layer_norm(y, model.norm) for y in ys]
     return torch.stack([model.output.weight @ torch.where(y > 0, y, 0) + model.output.bias for y in ys])
 
@@ -74,11 +74,12 @@ OPTIONS = [
 def test_scores_and_gradients_are_those_of_the_paper(options):
     """The third row has 3 or 4 columns for 5 tokens."""
     model = built(**options)
+    model.dropout = Doubled()
     source, target = ids(), ids(T=7, seed=2)
     logits = model(source, target, keep=KEEP, target_keep=TARGET_KEEP).logits
     expected = torch.zeros_like(logits)
     for row in range(3):
-        expected[row, TARGET_KEEP[row]] = reference(model, source[row, KEEP[row]], target[row, TARGET_KEEP[row]])
+        expected[row, TARGET_KEEP[row]] = reference(model, source[row, KEEP[row]], target[row, TARGET_KEEP[row]], 2)
     assert_close(logits, expected)
     torch.manual_seed(3)
     towards = torch.randn_like(logits)
@@ -119,7 +120,8 @@ def test_maps_are_gradients():
         e = table[own].requires_grad_()
         state = model.start(1, memory=Memory(*model._columns(e[None], Rows.full(own[None]))))
         logits = model.output(model.decode_packed(words[None], Rows.full(words[None]), state, None).out.y)
-        for t, word in enumerate(words[1:]):
+        # behind the last token, the best
+        for t, word in enumerate([*words[1:], logits[0, -1].argmax()]):
             grad = torch.autograd.grad(logits[0, t, word], e, retain_graph=True)[0].norm(dim=1)
             assert_close(found[row, 0, TARGET_KEEP[row]][t, KEEP[row]], grad / grad.sum())
 
@@ -138,6 +140,14 @@ def test_taps_stand_where_they_should():
             if not torch.equal(*(part[0, 12] for part in both)):
                 found.add(at)
         assert found == reads
+
+
+def test_a_new_block_adds_little():
+    torch.manual_seed(0)
+    block = ResidualBlock(64, 3, 1)
+    x = torch.randn(2, 20, 128)
+    added = block.convolve(block.read(x), None, True)
+    assert 0.03 < added.std() / x.std() < 0.15
 
 
 def test_published_sizes():

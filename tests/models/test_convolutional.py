@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
-from translators import KEEP, TARGET_KEEP, VOCABULARY, check_translator, ids
+from translators import KEEP, TARGET_KEEP, VOCABULARY, Doubled, check_translator, ids
 
 from regard.models import Convolutional, ConvolutionalConfig, build
 from regard.models.convolutional import Normed
@@ -45,33 +45,34 @@ def gated(normed: Normed, xs: list[Tensor], t: int, first: int) -> Tensor:
     return a / (1 + torch.exp(-b))
 
 
-def reference(model: Convolutional, source: Tensor, target: Tensor) -> Tensor:
-    """Logits of one sentence, token by token."""
-    e = [model.source_embedding.weight[w] + model.source_position.table[t] for t, w in enumerate(source)]
+def reference(model: Convolutional, source: Tensor, target: Tensor, drop: float) -> Tensor:
+    """Logits of one sentence, token by token; where dropout stands, vectors are multiplied by `drop`."""
+    e = [drop * (model.source_embedding.weight[w] + model.source_position.table[t]) for t, w in enumerate(source)]
     xs = [linear(model.encoder_in, x) for x in e]
     for block in model.encoder:
         k = block.convolution.direction.shape[2]
         res = xs if block.residual is None else [linear(block.residual, x) for x in xs]
-        xs = [R * (gated(block.convolution, xs, t, -(k // 2)) + res[t]) for t in range(len(xs))]
+        read = [drop * x for x in xs]
+        xs = [R * (gated(block.convolution, read, t, -(k // 2)) + res[t]) for t in range(len(xs))]
     keys = [linear(model.encoder_out, x) for x in xs]
     # forward as it is, backward divided by twice the number of attentions
     share = 1 / (2 * len(model.decoder))
     keys = [share * z + (1 - share) * z.detach() for z in keys]
     values = [R * (z + x) for z, x in zip(keys, e, strict=True)]
-    g = [model.target_embedding.weight[w] + model.target_position.table[t] for t, w in enumerate(target)]
+    g = [drop * (model.target_embedding.weight[w] + model.target_position.table[t]) for t, w in enumerate(target)]
     xs = [linear(model.decoder_in, x) for x in g]
     for block, reading in zip(model.decoder, model.readings, strict=True):
         k = block.convolution.direction.shape[2]
         res = xs if block.residual is None else [linear(block.residual, x) for x in xs]
         after = []
         for t in range(len(xs)):
-            h = gated(block.convolution, xs, t, 1 - k)
+            h = gated(block.convolution, [drop * x for x in xs], t, 1 - k)
             q = R * (linear(reading.query, h) + g[t])
             a = torch.softmax(torch.stack([q @ z for z in keys]), 0)
             c = math.sqrt(len(keys)) * sum(share * v for share, v in zip(a, values, strict=True))
             after.append(R * (R * (linear(reading.answer, c) + h) + res[t]))
         xs = after
-    out = [linear(model.decoder_out, x) for x in xs]
+    out = [drop * linear(model.decoder_out, x) for x in xs]
     if model.config.tied:
         return torch.stack([model.target_embedding.weight @ x + model.output.bias for x in out])
     return torch.stack([linear(model.output, x) for x in out])
@@ -80,11 +81,12 @@ def reference(model: Convolutional, source: Tensor, target: Tensor) -> Tensor:
 @pytest.mark.parametrize("options", [{}, {"tied": False, "out_width": 5, "target_vocabulary": VOCABULARY}], ids=str)
 def test_scores_and_gradients_are_those_of_the_paper(options):
     model = built(**options)
+    model.dropout = Doubled()
     source, target = ids(), ids(T=7, seed=2)
     logits = model(source, target, keep=KEEP, target_keep=TARGET_KEEP).logits
     expected = torch.zeros_like(logits)
     for row in range(3):
-        expected[row, TARGET_KEEP[row]] = reference(model, source[row, KEEP[row]], target[row, TARGET_KEEP[row]])
+        expected[row, TARGET_KEEP[row]] = reference(model, source[row, KEEP[row]], target[row, TARGET_KEEP[row]], 2)
     assert_close(logits, expected)
     torch.manual_seed(3)
     towards = torch.randn_like(logits)
@@ -144,6 +146,12 @@ def test_a_new_model_keeps_variances():
     deviations = [query.std().item() for query in read.decoded.queries]
     assert max(deviations) < 3 * min(deviations)
     assert 0.05 < read.memory.x.std() < 0.5
+    # what dropout takes away is made up for where it stands before a map
+    model = build(ConvolutionalConfig(vocabulary=50, width=64, hidden=48, layers=1, dropout=0.5, tied=False))
+    found = {name: part.direction.std().item() for name, part in model.named_modules() if isinstance(part, Normed)}
+    assert found["encoder.0.convolution"] == pytest.approx(math.sqrt(4 * 0.5 / (3 * 48)), rel=0.1)
+    for name, expected in (("encoder_in", 0.5 / 64), ("output", 0.5 / 64), ("readings.0.query", 1 / 48)):
+        assert found[name] == pytest.approx(math.sqrt(expected), rel=0.1), name
 
 
 @pytest.mark.parametrize(

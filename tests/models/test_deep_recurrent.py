@@ -5,11 +5,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
-from translators import KEEP, TARGET_KEEP, VOCABULARY, check_translator, ids
+from translators import KEEP, TARGET_KEEP, VOCABULARY, Doubled, check_translator, ids
 
 from regard.kernels.recurrence import Cells
 from regard.models import DeepRecurrent, DeepRecurrentConfig, build
-from regard.models.deep_recurrent import Passed
 from regard.models.registry import presets
 
 SMALL = {"vocabulary": VOCABULARY, "width": 6, "layers": 4, "dropout": 0.0}
@@ -48,28 +47,28 @@ def feed(layer: torch.nn.Module | None, xs: list[Tensor]) -> list[Tensor]:
     return xs if layer is None else list(torch.stack(xs) + layer.reference(torch.stack(xs)).y)
 
 
-def fast(cells: Cells, below: list[Tensor], leftwards: bool = False) -> list[Tensor]:
-    """[f; h] of a layer over what stands below it."""
+def fast(cells: Cells, below: list[Tensor], drop: float, leftwards: bool = False) -> list[Tensor]:
+    """[f; h] of a layer over what stands below it; dropout is of h alone."""
     given = [cells.weight_ih @ x + cells.bias_ih for x in below]
     hs = recur(cells, given[::-1])[::-1] if leftwards else recur(cells, given)
-    return [torch.cat(pair) for pair in zip(given, hs, strict=True)]
+    return [torch.cat([f, drop * h]) for f, h in zip(given, hs, strict=True)]
 
 
-def fast_reference(model: DeepRecurrent, source: Tensor, target: Tensor) -> Tensor:
+def fast_reference(model: DeepRecurrent, source: Tensor, target: Tensor, drop: float) -> Tensor:
     """Logits of one sentence of a Deep-Att, layer by layer."""
     tops = []
     for first, stack in zip((False, True), model.columns, strict=True):
-        xs, leftwards = [model.source_embedding.weight[w] for w in source], first
+        xs, leftwards = [drop * model.source_embedding.weight[w] for w in source], first
         for cells in stack:
-            xs, leftwards = fast(cells, xs, leftwards), not leftwards
+            xs, leftwards = fast(cells, xs, drop, leftwards), not leftwards
         tops.append(xs)
     both = [torch.cat(pair) for pair in zip(*tops, strict=True)]
     xs = [model.encoder_out.weight @ x + model.encoder_out.bias for x in both]
     bottom, *uppers = model.decoder
-    ys = fast(bottom, [model.target_embedding.weight[w] for w in target])
-    contexts = contexts_of(model, [y[-6:] for y in ys], xs)
+    ys = fast(bottom, [drop * model.target_embedding.weight[w] for w in target], drop)
+    contexts = [drop * c for c in contexts_of(model, [y[-6:] / drop for y in ys], xs)]
     for cells in uppers:
-        ys = fast(cells, [torch.cat(pair) for pair in zip(ys, contexts, strict=True)])
+        ys = fast(cells, [torch.cat(pair) for pair in zip(ys, contexts, strict=True)], drop)
     ys = [model.decoder_out.weight @ y + model.decoder_out.bias for y in ys]
     return torch.stack([model.output.weight @ y + model.output.bias for y in ys])
 
@@ -86,21 +85,21 @@ def contexts_of(model: DeepRecurrent, hs: list[Tensor], xs: list[Tensor]) -> lis
     return contexts
 
 
-def reference(model: DeepRecurrent, source: Tensor, target: Tensor) -> Tensor:
-    """Logits of one sentence, token by token."""
-    xs = [model.source_embedding.weight[w] for w in source]
+def reference(model: DeepRecurrent, source: Tensor, target: Tensor, drop: float) -> Tensor:
+    """Logits of one sentence, token by token; where dropout stands, vectors are multiplied by `drop`."""
+    xs = [drop * model.source_embedding.weight[w] for w in source]
     back = lstm(model.backward_layer, xs[::-1])[::-1]
     first, second, *others = model.encoder
-    xs = lstm(second, [torch.cat(pair) for pair in zip(lstm(first, xs), back, strict=True)])
+    xs = lstm(second, [drop * torch.cat(pair) for pair in zip(lstm(first, xs), back, strict=True)])
     xs = feed(model.encoder_feed, xs)
     for cells in others:
-        xs = [x + y for x, y in zip(xs, lstm(cells, xs), strict=True)]
+        xs = [x + y for x, y in zip(xs, lstm(cells, [drop * x for x in xs]), strict=True)]
     bottom, *uppers = model.decoder
-    hs = lstm(bottom, [model.target_embedding.weight[w] for w in target])
+    hs = lstm(bottom, [drop * model.target_embedding.weight[w] for w in target])
     contexts = contexts_of(model, hs, xs)
     ys = feed(model.decoder_feed, hs)
     for number, cells in enumerate(uppers):
-        made = lstm(cells, [torch.cat(pair) for pair in zip(ys, contexts, strict=True)])
+        made = lstm(cells, [drop * torch.cat(pair) for pair in zip(ys, contexts, strict=True)])
         # the third layer of the decoder is the first that is added
         ys = [y + x for x, y in zip(ys, made, strict=True)] if number >= 1 else made
     return torch.stack([model.output.weight @ y + model.output.bias for y in ys])
@@ -111,12 +110,13 @@ def reference(model: DeepRecurrent, source: Tensor, target: Tensor) -> Tensor:
 )
 def test_scores_and_gradients_are_those_of_the_papers(options):
     model = built(**options).eval()
+    model.dropout = Doubled()
     source, target = ids(), ids(T=7, seed=2)
     logits = model(source, target, keep=KEEP, target_keep=TARGET_KEEP).logits
     expected = torch.zeros_like(logits)
     for row in range(3):
         loop = fast_reference if "connections" in options else reference
-        expected[row, TARGET_KEEP[row]] = loop(model, source[row, KEEP[row]], target[row, TARGET_KEEP[row]])
+        expected[row, TARGET_KEEP[row]] = loop(model, source[row, KEEP[row]], target[row, TARGET_KEEP[row]], 2)
     assert_close(logits, expected)
     torch.manual_seed(3)
     towards = torch.randn_like(logits)
@@ -148,6 +148,32 @@ def test_padding_does_not_vote_for_experts():
         filled = torch.where(KEEP, source, fill), torch.where(TARGET_KEEP, target, fill)
         found.append(model(*filled, keep=KEEP, target_keep=TARGET_KEEP).auxiliary_loss)
     assert_close(found[0], found[1], rtol=0, atol=0)
+    found[0].backward()
+    for layer in (model.encoder_feed, model.decoder_feed):
+        assert any(part.grad is not None and part.grad.any() for part in layer.parameters())
+
+
+def test_how_a_new_model_starts():
+    torch.manual_seed(0)
+    model = build(DeepRecurrentConfig(vocabulary=50, width=64, layers=3))
+    drawn = {name: part for name, part in model.named_parameters() if not name.startswith("cross.")}
+    assert all(part.abs().max() <= 0.1 for part in drawn.values())
+    for name, part in drawn.items():
+        deviation = 0.0 if name.endswith("bias_hh") else 0.1 / 3**0.5
+        assert part.std().item() == pytest.approx(deviation, rel=0.25), name
+    assert model.cross.inner.gain.item() == pytest.approx(1 / 8)
+    assert not model.cross.inner.offset.any()
+    # what feed-forward layers share, encoder and decoder share
+    shared = built(feedforward="productkey(keys=4, choices=2, shared_values=True)", layers=2)
+    assert shared.decoder_feed.values is shared.encoder_feed.values
+    # fast-forward connections: f keeps its size from layer to layer
+    model = build(DeepRecurrentConfig(vocabulary=50, width=64, layers=6, connections="fast-forward", dropout=0.0))
+    x, sizes = torch.randn(4, 20, 64), []
+    for cells in model.columns[0]:
+        f = cells.given(x)
+        x = torch.cat([f, cells(x)[0]], -1)
+        sizes.append(f.std().item())
+    assert 0.3 < sizes[-1] / sizes[0] < 1.5
 
 
 def test_the_first_added_layer_is_the_third():
@@ -188,13 +214,6 @@ def test_sizes_of_deep_att():
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters == 186_305_841
 
 
-def test_dropout_spares_what_passes_by():
-    model = built(**FAST | {"dropout": 0.5}).train()
-    joined = model._join(Passed(torch.ones(2, 9, 6), torch.ones(2, 9, 24)), torch.ones(2, 9, 6))
-    assert (joined[..., :24] == 1).all()
-    assert set(joined[..., 24:].unique().tolist()) == {0.0, 2.0}
-
-
 def test_wrong_configs_and_states_are_refused():
     for options, words in (
         ({"layers": 1}, "layers must be at least 2"),
@@ -207,6 +226,7 @@ def test_wrong_configs_and_states_are_refused():
     model = built().eval()
     memory = model.encode(ids())
     for call, words in (
+        (lambda: model.start(0, memory=memory), "not a batch of 0"),
         (lambda: model.start(2), r"needs memory=model\.encode"),
         (lambda: model.start(4, memory=memory), "a memory of 3 rows serves a multiple"),
         (lambda: model.extend(ids(T=1), memory), "expected the state of this model"),
