@@ -26,6 +26,7 @@ BELOW = {
     "plugins": set(),
     "spec": {"aliases", "plugins"},
     "core": {"kernels"},
+    "http": set(),
     "layers": set(),
     "layers.position": {"core", "kernels", "spec"},
     "layers.feedforward": {"core", "kernels", "spec"},

@@ -10,7 +10,6 @@ If other machines can reach the server, every request needs a token too. The add
 """
 
 import asyncio
-import ipaddress
 import json
 import secrets
 import socket
@@ -27,9 +26,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from regard import __version__
+from regard.http.listening import Prompt, bracketed, equal, is_loopback, reached_by, read_json
+from regard.http.refused import Refused
+from regard.http.schema import check
 from regard.page import wire
 from regard.page.cancel import Cancelled, IsCancelled
 from regard.page.engine import Engine
@@ -40,7 +41,6 @@ from regard.page.questions import schema_of
 PAGE = Path(__file__).parent / "static"
 MOST_BYTES = 256 << 10
 MORE_BYTES = {"export": 4 << 20, "upload": MOST_UPLOADED * 4 // 3 + 1024}
-HEAD_SECONDS = BODY_SECONDS = 10
 WAITING = 32  # questions in the queue; further ones get status 503
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HEADERS = {
@@ -57,46 +57,6 @@ SCHEMAS |= {"translate": schema_of(Engine.translate), "export": schema_of(page)}
 MEDIA_TYPES = {"translate": "application/x-ndjson", "export": "text/html"}  # of questions without a Reply
 
 Handler = Callable[[Request], Awaitable[Response]]
-
-
-class Refused(Exception):
-    """A request that is refused: the status, and the reason in words."""
-
-    def __init__(self, status: int, why: str):
-        super().__init__(why)
-        self.status, self.why = status, why
-
-
-def check(value: Any, schema: dict[str, Any], name: str = "the request") -> None:
-    """Refuses a value that does not match a schema. It knows the part of JSON Schema that the questions use."""
-    kinds = {"string": str, "integer": int, "object": dict, "array": list}
-    if not isinstance(value, kinds[schema["type"]]) or isinstance(value, bool):
-        raise Refused(400, f"{name} must be of type {schema['type']}")
-    if isinstance(value, str):
-        least, most = schema.get("minLength", 0), schema.get("maxLength")
-        if len(value) < least or (most is not None and len(value) > most):
-            raise Refused(400, f"{name} must have {least} to {most:,} characters, got {len(value):,}")
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise Refused(400, f"{name} holds half of a character (a lone surrogate)") from None
-    if isinstance(value, int) and not schema["minimum"] <= value <= schema["maximum"]:
-        raise Refused(400, f"{name} must be from {schema['minimum']} to {schema['maximum']}")
-    if "enum" in schema and value not in schema["enum"]:
-        raise Refused(400, f"{name} must be one of {', '.join(schema['enum'])}")
-    if isinstance(value, list):
-        if len(value) > schema["maxItems"]:
-            raise Refused(400, f"{name} must have at most {schema['maxItems']} items")
-        for number, item in enumerate(value):
-            check(item, schema["items"], f"{name}[{number}]")
-    if isinstance(value, dict) and "properties" in schema:
-        missing = [field for field in schema.get("required", ()) if field not in value]
-        if missing:
-            raise Refused(400, f"{name} needs {missing[0]!r}")
-        for field, part in value.items():
-            if field not in schema["properties"]:
-                raise Refused(400, f"{name} has no field {field[:40]!r}; it takes {', '.join(schema['properties'])}")
-            check(part, schema["properties"][field], field)
 
 
 def openapi() -> dict[str, Any]:
@@ -299,36 +259,21 @@ class Guard:
         if self.token is None:
             return None
         in_address = request.query_params.get("token")
-        if request.method == "GET" and request.url.path == "/" and in_address and _equal(in_address, self.token):
+        if request.method == "GET" and request.url.path == "/" and in_address and equal(in_address, self.token):
             # the browser keeps what follows #
             response = RedirectResponse("/", 303)
             response.set_cookie(COOKIE, self.token, httponly=True, samesite="lax")
             return response
         kind, _, bearer = request.headers.get("authorization", "").partition(" ")
-        has_cookie = _equal(request.cookies.get(COOKIE, ""), self.token)
-        if not has_cookie and not (kind == "Bearer" and _equal(bearer, self.token)):
+        has_cookie = equal(request.cookies.get(COOKIE, ""), self.token)
+        if not has_cookie and not (kind == "Bearer" and equal(bearer, self.token)):
             raise Refused(401, "this server needs its token: open the address that 'regard show' printed, with ?token=")
         return None
 
 
 async def _body(request: Request, name: str) -> dict[str, Any]:
     """The values of a question, within its schema."""
-    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    if kind != "application/json":
-        raise Refused(415, "send JSON, with content-type application/json")
-    raw, most = bytearray(), MORE_BYTES.get(name, MOST_BYTES)
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for chunk in request.stream():
-                raw += chunk
-                if len(raw) > most:
-                    raise Refused(413, f"the request is larger than {most >> 10} KiB")
-    except TimeoutError:
-        raise Refused(408, f"the request took longer than {BODY_SECONDS} seconds to come") from None
-    try:
-        values = json.loads(raw.decode())
-    except (ValueError, RecursionError):
-        raise Refused(400, "the request is not JSON") from None
+    values = await read_json(request, MORE_BYTES.get(name, MOST_BYTES))
     check(values, SCHEMAS[name])
     return values
 
@@ -364,34 +309,12 @@ def serve(engine: Engine, host: str, port: int, ready: Callable[[str], None]) ->
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family)
     port = listener.getsockname()[1]
-    hosts, token, shown = reached_by(host, port), None, _bracketed(host)
+    hosts, token, shown = reached_by(host, port), None, bracketed(host)
     if not is_loopback(host):
         token = secrets.token_urlsafe(24)
         shown = socket.gethostname() if hosts is None else shown
     ready(f"http://{shown}:{port}/" + ("" if token is None else f"?token={token}"))
     uvicorn.Server(configured(application(engine, hosts, token))).run(sockets=[listener])
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def reached_by(host: str, port: int) -> set[str] | None:
-    """The Host headers of a server that listens on a host; None: any, since it listens on all addresses."""
-    if host in ("0.0.0.0", "::", ""):
-        return None
-    names = {"127.0.0.1", "localhost", "[::1]"} if host in ("127.0.0.1", "localhost", "::1") else {_bracketed(host)}
-    # browsers omit the default port
-    return {f"{name}:{port}" for name in names} | (names if port == 80 else set())
-
-
-def _equal(sent: str, token: str) -> bool:
-    """Compares in constant time."""
-    return secrets.compare_digest(sent.encode(errors="replace"), token.encode())
 
 
 def configured(app: Starlette) -> uvicorn.Config:
@@ -408,31 +331,3 @@ def configured(app: Starlette) -> uvicorn.Config:
         ws="none",
         lifespan="off",
     )
-
-
-class Prompt(H11Protocol):
-    """A connection that is closed if the head of a request takes longer than HEAD_SECONDS to come."""
-
-    late: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        super().connection_made(transport)
-        self.late = self.loop.call_later(HEAD_SECONDS, transport.close)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        begun = self.cycle is not None and not self.cycle.response_complete
-        if begun and self.late is not None:
-            self.late.cancel()
-            self.late = None
-        elif not begun and self.late is None:
-            self.late = self.loop.call_later(HEAD_SECONDS, self.transport.close)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if self.late is not None:
-            self.late.cancel()
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -19,11 +19,12 @@ from torch import Tensor
 
 from regard.core.state import merge, state_bytes, take_rows, trim, with_capacity
 from regard.decoding.searching import read_prompt
+from regard.http.refused import Refused
 from regard.serve.batch import RunningBatch
 from regard.serve.choosing import Chooser
 from regard.serve.footprint import Footprint
 from regard.serve.prefixes import PrefixCache
-from regard.serve.requests import Failed, Finished, Generation, Refused, Row, Update
+from regard.serve.requests import Failed, Finished, Generation, Row, Update
 from regard.tasks.language.language_model import LanguageModel
 
 PIECE = 64  # tokens of a prompt that are read at a time
@@ -104,13 +105,13 @@ class Generator:
             self._check(generation)
         with self.changed:
             if self.closed:
-                raise Refused(503, "the server is shutting down: send the request to another one", retry=1)
+                raise Refused(503, "the server is shutting down: send the request to another one", retry_after=1)
             if len(self.waiting) + len(generations) > self.limits.waiting:
                 raise Refused(
                     429,
                     f"{len(self.waiting)} requests are waiting, and at most {self.limits.waiting} may: try again later",
                     code="rate_limit_exceeded",
-                    retry=self._retry_after(),
+                    retry_after=self._retry_after(),
                 )
             self.waiting += generations
             self.changed.notify()
@@ -195,7 +196,9 @@ class Generator:
             else:
                 where = "in the queue" if generation in gone else "so far"
                 spent = now - generation.created
-                self._fail(generation, Refused(504, f"the request took too long: {spent:.1f} seconds {where}", retry=1))
+                self._fail(
+                    generation, Refused(504, f"the request took too long: {spent:.1f} seconds {where}", retry_after=1)
+                )
         if running:
             self.batch.leave([row for row in self.batch.active if row.generation in running])
             self.groups = deque(self._without(group, running) for group in self.groups)

@@ -7,18 +7,10 @@ from typing import Any, Literal, NamedTuple
 from regard.data.tokenizer import Tokenizer
 from regard.decoding import DecodingConfig
 from regard.decoding.searching import uniform_draws
+from regard.http.refused import Refused
 from regard.tasks.language.language_model import Listener
 
 Ended = Literal["stop", "length"]  # by the end token or a stop string, at the largest number of tokens
-
-
-class Refused(Exception):
-    """A request that is refused: the status of HTTP, the reason in words, and what OpenAI's clients call it."""
-
-    def __init__(self, status: int, why: str, *, code: str | None = None, param: str | None = None, retry: int = 0):
-        super().__init__(why)
-        self.status, self.why, self.code, self.param = status, why, code, param
-        self.retry_after = retry  # seconds; 0: it is not worth trying again
 
 
 class Scored(NamedTuple):

@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from regard.cli import main
 from regard.core.shape import Role
+from regard.http import listening
 from regard.page import engine, server
 from regard.page.beams import Beam
 from regard.page.cancel import Cancelled
@@ -177,7 +178,7 @@ def test_only_json_and_only_the_method_asked_for(page):
 
 
 def test_a_slow_body_is_cut(page, monkeypatch):
-    monkeypatch.setattr(server, "BODY_SECONDS", 0.3)
+    monkeypatch.setattr(listening, "BODY_SECONDS", 0.3)
     with socket.create_connection(("127.0.0.1", page.port)) as slow, asking(page, "example", {}) as quick:
         head = f"POST /api/about HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\nContent-Type: application/json\r\n"
         slow.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
@@ -187,7 +188,7 @@ def test_a_slow_body_is_cut(page, monkeypatch):
 
 
 def test_slow_heads_are_cut(page, monkeypatch):
-    monkeypatch.setattr(server, "HEAD_SECONDS", 0.8)
+    monkeypatch.setattr(listening, "HEAD_SECONDS", 0.8)
     whole = f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{page.port}\r\n\r\n".encode()
     with ExitStack() as stack:
         with page.engine.lock:

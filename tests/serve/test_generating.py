@@ -4,10 +4,11 @@ import pytest
 import torch
 from generators import SHARED, ByHand, alone, generation, small_language, texts
 
+from regard.http.refused import Refused
 from regard.models.feedback import FeedbackConfig
 from regard.models.perceiver import PerceiverARConfig
 from regard.serve.footprint import Footprint
-from regard.serve.requests import Refused, Update
+from regard.serve.requests import Update
 from regard.spec import ATTENTION
 from regard.testing.cases import cases
 

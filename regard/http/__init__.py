@@ -1,0 +1,1 @@
+"""What our two servers share, the page and the API: how requests are read, checked and refused, and by whom sent."""
