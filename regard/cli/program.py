@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from regard import __version__
-from regard.cli import compare, demo, mechanisms, runs, show
+from regard.cli import compare, demo, mechanisms, runs, serve, show
 from regard.core.allocator import keep_memory
 from regard.plugins import PluginWarning
 
@@ -170,6 +170,6 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(verb=function, parser=added)
         return added
 
-    for module in (mechanisms, demo, show, compare, runs):
+    for module in (mechanisms, demo, show, serve, compare, runs):
         module.add_verbs(verb)
     return parser

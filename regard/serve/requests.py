@@ -96,6 +96,7 @@ class Row:
         self.ended: Ended | None = None
         self.scores: list[Scored] = []
         self.told = 0  # scores that an update had
+        self.sent = 0  # updates that were written to the client
 
     @property
     def read(self) -> int:

@@ -74,6 +74,11 @@ class MaskedModel:
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
+    @property
+    def fills(self) -> bool:
+        """Whether it predicts tokens for gaps."""
+        return self._head.output is not None and self.tokenizer.mask is not None
+
     def rows(
         self, documents: Sequence[str], *, tokens: int, seed: int = 0, shuffle: bool = True, multiple: int = 1
     ) -> Blocks | Texts:

@@ -1,0 +1,162 @@
+"""Dynamic batching for what needs no running batch (translations, classes, gaps, vectors): while one batch is computed,
+requests gather for the next."""
+
+import concurrent.futures
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from regard.http.refused import Refused
+
+LOG = logging.getLogger("regard.serve")
+
+# texts, settings that all of them have, a check that raises when nobody waits any more -> an answer for each text
+Compute = Callable[[list[str], Any, Callable[[], None]], Sequence[Any]]
+
+
+class Job:
+    """Texts with the same settings. The answers come through `future`."""
+
+    def __init__(self, texts: Sequence[str], settings: Any, seconds: float = float("inf")):
+        self.texts, self.settings = list(texts), settings
+        self.created = time.monotonic()
+        self.deadline = self.created + seconds
+        self.future: concurrent.futures.Future[list[Any]] = concurrent.futures.Future()
+        self.cancelled = False  # anybody may set it: nobody waits for the answers any more
+
+    def is_due(self) -> bool:
+        return not self.cancelled and time.monotonic() <= self.deadline
+
+    def resolve(self, answers: list[Any] | None, error: Exception | None = None) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        if error is None:
+            self.future.set_result(answers or [])
+        else:
+            self.future.set_exception(error)
+
+
+class NobodyWaits(Exception):
+    """All of the jobs of a batch are cancelled or late."""
+
+
+class Gatherer:
+    """A thread that computes for all requests to one model. The job that came first decides the settings of the next
+    batch; those behind it that have the same join it, up to `texts` texts."""
+
+    def __init__(self, compute: Compute, *, waiting: int, texts: int):
+        self.compute, self.most_waiting, self.most_texts = compute, waiting, texts
+        self.waiting: deque[Job] = deque()
+        self.running: list[Job] = []
+        self.finished = self.failed = self.cancelled = self.batches = self.texts_done = 0
+        self.seconds_each = 0.1  # of a batch: a moving average
+        self.changed, self.closed = threading.Condition(), False
+        self.thread = threading.Thread(target=self._work, name="regard-gatherer", daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def submit(self, job: Job) -> None:
+        with self.changed:
+            if self.closed:
+                raise Refused(503, "the server is shutting down: send the request to another one", retry_after=1)
+            if len(self.waiting) >= self.most_waiting:
+                batches = sum(len(one.texts) for one in self.waiting) / self.most_texts
+                raise Refused(
+                    429,
+                    f"{len(self.waiting)} requests are waiting, and at most {self.most_waiting} may: try again later",
+                    code="rate_limit_exceeded",
+                    retry_after=min(60, max(1, math.ceil(self.seconds_each * batches))),
+                )
+            self.waiting.append(job)
+            self.changed.notify()
+
+    def close(self) -> None:
+        """Takes no more requests; the thread ends when it has answered those that it took."""
+        with self.changed:
+            self.closed = True
+            self.changed.notify()
+
+    def _work(self) -> None:
+        while True:
+            with self.changed:
+                while not (self.waiting or self.closed):
+                    self.changed.wait()
+                if not self.waiting:
+                    return
+            self.advance()
+
+    def advance(self) -> None:
+        """Computes one batch."""
+        self.running = self._gather()
+        if self.running:
+            began = time.monotonic()
+            self._compute()
+            self.seconds_each += 0.1 * (time.monotonic() - began - self.seconds_each)
+            self.running = []
+
+    def _gather(self) -> list[Job]:
+        chosen: list[Job] = []
+        with self.changed:
+            left: deque[Job] = deque()
+            size = 0
+            for job in self.waiting:
+                if not job.is_due():
+                    self._let_go(job, "in the queue")
+                elif not chosen or (job.settings == chosen[0].settings and size + len(job.texts) <= self.most_texts):
+                    chosen.append(job)
+                    size += len(job.texts)
+                else:
+                    left.append(job)
+            self.waiting = left
+        return chosen
+
+    def _let_go(self, job: Job, where: str) -> None:
+        if job.cancelled:
+            self.cancelled += 1
+            job.future.cancel()
+            return
+        self.failed += 1
+        spent = time.monotonic() - job.created
+        job.resolve(None, Refused(504, f"the request took too long: {spent:.1f} seconds {where}", retry_after=1))
+
+    def _compute(self) -> None:
+        jobs = self.running
+
+        def check() -> None:
+            if not any(job.is_due() for job in jobs):
+                raise NobodyWaits
+
+        try:
+            answers = self.compute([text for job in jobs for text in job.texts], jobs[0].settings, check)
+            first = 0
+            for job in jobs:
+                job.resolve(list(answers[first : first + len(job.texts)]))
+                first += len(job.texts)
+            self.finished += len(jobs)
+            self.batches += 1
+            self.texts_done += first
+        except NobodyWaits:
+            for job in jobs:
+                self._let_go(job, "so far")
+        except Exception as error:
+            self._told_apart(jobs, error)
+
+    def _told_apart(self, jobs: list[Job], error: Exception) -> None:
+        """A job that cannot be computed fails alone: those that were with it are computed one by one."""
+        if len(jobs) > 1:
+            for job in jobs:
+                self.running = [job]
+                self._compute()
+            return
+        self.failed += 1
+        if isinstance(error, ValueError) and not isinstance(error, UnicodeError):
+            error = Refused(400, " ".join(str(error).split())[:400])
+        elif not isinstance(error, Refused):
+            LOG.error("computing failed", exc_info=error)
+            error = Refused(500, f"computing failed ({type(error).__name__}): the log of the server says why")
+        jobs[0].resolve(None, error)

@@ -1,0 +1,42 @@
+"""What the server takes on: bounds on every input, on what waits and on memory."""
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Flags of `regard serve`, and the bounds on fields of requests."""
+
+    rows: int = 16  # decoded at a time
+    queue: int = 64  # requests that wait for each model
+    memory: int = 1 << 30  # bytes of decoding states of each model
+    prefix_memory: int = 256 << 20  # bytes of kept states of prompts of each model
+    context: int = 2048  # tokens of prompt and answer, where the model has positions for more
+    deadline: float = 120.0  # seconds for a request
+    drain: float = 30.0  # seconds for what was accepted, after SIGTERM
+    body: int = 1 << 20  # bytes of a request
+    prompts: int = 32  # of a request
+    samples: int = 16  # n
+    texts: int = 64  # of a request, to translate, classify, fill or embed
+    characters: int = 20_000  # of such a text
+    connections: int = 1024
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least = 0 if field.name in ("queue", "prefix_memory", "drain") else 1
+            if value < least:
+                raise ValueError(f"--{field.name.replace('_', '-')} must be at least {least}, got {value}")
+
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+
+
+def read_bytes(text: str) -> int:
+    """The bytes of 2GiB, 500 MB or 1000000."""
+    number = text.strip().rstrip("BKMGIbkmgi ").strip()
+    unit = text.strip()[len(number) :].strip().upper()
+    try:
+        return round(float(number) * UNITS[unit])
+    except (ValueError, KeyError, OverflowError):
+        raise ValueError(f"expected an amount of memory such as 2GiB or 500MB, got {text!r}") from None
