@@ -60,7 +60,7 @@ class Served:
                 computes["fill"] = filling(model)
             if hasattr(model.model, "encode"):
                 computes["embed"] = embedding(Embedder(model.model, model.tokenizer, model.length))
-        self.gatherers = {
+        self.gatherers: dict[Ability, Gatherer] = {
             ability: Gatherer(compute, waiting=limits.queue, texts=limits.texts)
             for ability, compute in computes.items()
         }
