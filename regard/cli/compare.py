@@ -114,7 +114,9 @@ def compare(arguments: argparse.Namespace) -> int:
 
     folder = Folder(arguments.out or OUT)
     costs, quality, table = _plans(arguments, folder)
-    write_plans(folder, costs, quality, table)
+    # held, lest a second process changes what the first one reports
+    with folder.writing("regard compare"):
+        write_plans(folder, costs, quality, table)
     tools = Tools(force=arguments.force, command=shlex.join(["regard", *sys.argv[1:]]))
     code = 0
     results = Results(costs, folder, quality, None if table is None else build(*table))
@@ -218,6 +220,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
     names = (*ASKED, *TRAINED, "task")
     asked = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) is not None]
+    asked += [word for word in getattr(arguments, "rest", []) if word.startswith("--")]
     if asked or arguments.specs or arguments.out or arguments.force:
         what = ", ".join([*asked, *arguments.specs]) or ("--out" if arguments.out else "--force")
         raise ValueError(f"--report measures nothing, so it takes no {what}: leave it out, or leave --report out")

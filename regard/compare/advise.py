@@ -19,8 +19,10 @@ def advise(results: Results) -> list[str]:
     said = [*(_costs(results) if results.asks_costs else ())]
     for scores in results.scores:
         said += _about_scores(scores)
+    if not said and (results.missing or any(scores.missing for scores in results.scores)):
+        return [f"Nothing can be compared yet: regard compare --out {results.name} continues."]
     if not said:
-        return [f"Nothing is measured yet: regard compare --out {results.name} continues."]
+        return ["Nothing can be compared: fewer than two rows have numbers."]
     if results.missing:
         said.append(f"{results.missing} rows did not run: regard compare --out {results.name} continues.")
     return [*said, _unclaimed(results)]
@@ -126,7 +128,7 @@ def _fastest(rivals: list[dict[str, Any]], metric: str, what: str) -> str:
     faster = [row for row in rivals if row.get(f"{metric}_ratio_high", 1.0) < 1]
     if not faster:
         slower = all(row.get(f"{metric}_ratio_low", 0.0) > 1 for row in rivals)
-        return f"Fastest {what} here: {BASELINE}." if slower else f"None is faster {what} than {BASELINE} here."
+        return f"Fastest {what} here: {BASELINE}." if slower else f"None is clearly faster {what} than {BASELINE} here."
     best = leaders(faster, metric)
     if len(best) == 1:
         return f"Fastest {what} here: {best[0]['spec']}, {_times(interval(best[0], metric))}."
@@ -151,7 +153,7 @@ def _that_see_all(rivals: list[dict[str, Any]], length: int) -> list[str]:
             f"{_times(interval(found[0], 'train'))}."
         )
     elif [row for row in rivals if row.get("sees") == length]:
-        said.append(f"Of those in which a token sees all of them, none is faster than {BASELINE}.")
+        said.append(f"Of those in which a token sees all of them, none is clearly faster than {BASELINE}.")
     return said
 
 
@@ -173,7 +175,8 @@ def _decoding(rows: list[dict[str, Any]]) -> list[str]:
 def _memory(rows: list[dict[str, Any]]) -> list[str]:
     """The least memory, where the gap is clear: it is measured once, and has no interval."""
     known = sorted((row for row in rows if "peak_mib" in row), key=lambda row: row["peak_mib"])
-    if len(known) < 2 or not known[0]["peak_mib"]:
+    # less is what the system rounds to
+    if len(known) < 2 or known[0]["peak_mib"] < 1:
         return []
     least = [row for row in known if row["peak_mib"] <= CLEAR * known[0]["peak_mib"]]
     return [f"Least memory to train: {_listed(least)}, about {known[0]['peak_mib']:,.0f} MiB."]

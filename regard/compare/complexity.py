@@ -155,7 +155,7 @@ def fill_complexity(rows: Sequence[tuple[str, str]], folder: Folder, tools: Tool
         for spec, role in rows:
             tools.check_signals()
             asked = question(spec, role)
-            if folder.get(asked) is None:
+            if tools.force or folder.get(asked) is None:
                 folder.put(
                     Cell(asked, DONE, "", describe(spec, cast(Role, role)), {}, provenance("cpu", tools.command))
                 )

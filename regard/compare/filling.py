@@ -64,6 +64,8 @@ class Filling:
 
     def _unanswered(self, cells: Iterable[Asked]) -> list[Asked]:
         waiting = [cell for cell in cells if cell not in self.ended]
+        if self.tools.force:
+            return waiting
         return [cell for cell in waiting if (known := self.cell(*cell)) is None or known.status == "error"]
 
     def _fresh(self, cells: list[Asked]) -> list[Asked]:

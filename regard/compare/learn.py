@@ -95,6 +95,8 @@ def learn(
         sized = solve(config, target) if lesson.equal else budget.Sized(config, *budget.count(config))
         model = build(sized.config).to(lesson.device)
     trainer = _Trainer(lesson, task, length, model)
+    if (trainer.draw(lesson.batch, VALID_SEED).answers == IGNORED).all():
+        raise ValueError(f"the task {lesson.task} asks nothing in {length} tokens: give it more (--task-length)")
     began = clock()
     flops = trainer.count_update()
     progress = trainer.restore() or Progress(

@@ -203,9 +203,12 @@ def cost_plan(values: dict[str, Any]) -> CostPlan:
 def lengths_from(text: str) -> tuple[int, ...]:
     """Lengths as they are written on a command line: 1024,8192."""
     try:
-        return tuple(dict.fromkeys(int(part.replace("_", "")) for part in text.split(",") if part.strip()))
+        lengths = tuple(dict.fromkeys(int(part.replace("_", "")) for part in text.split(",") if part.strip()))
     except ValueError:
-        raise ValueError(f"--length takes whole numbers such as 1024,8192, got {text!r}") from None
+        lengths = ()
+    if not lengths:
+        raise ValueError(f"--length takes whole numbers such as 1024,8192, got {text!r}")
+    return lengths
 
 
 def groups(rows: Sequence[Row], size: int) -> Iterable[list[Row]]:

@@ -68,7 +68,9 @@ class QualityPlan:
         for name in ("batch", "width", "heads", "inner", "layers", "seeds", "jobs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.is_run and any(rate <= 0 for rate in self.rates):
+        if self.length < 0:
+            raise ValueError(f"the length of a task must be at least 1, got {self.length}")
+        if any(rate <= 0 for rate in self.rates):
             raise ValueError(f"rates must be above 0, got {min(self.rates):g}")
         if self.axis == "minutes" and self.jobs > 1:
             raise ValueError("a budget of minutes needs the machine for one cell at a time: leave --jobs out")
@@ -95,7 +97,12 @@ class QualityPlan:
     def options(self) -> dict[str, Any]:
         """The options of a generated task."""
         rest = self.task.partition("(")[2]
-        return dict(parse(f"task({rest}").options) if rest else {}
+        try:
+            # a name may have a hyphen, which no spec has
+            return dict(parse(f"task({rest}").options) if rest else {}
+        except ValueError as error:
+            known = "expected a form such as 'mqar(pairs=4, vocabulary=64)'"
+            raise ValueError(f"cannot read the task {self.task!r}: {known}") from error
 
     @property
     def is_run(self) -> bool:

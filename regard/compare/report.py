@@ -100,7 +100,7 @@ def table(results: Results, width: int) -> list[str]:
             if room < 0:
                 break
             kept += 1
-        dropped = names[kept:]
+        dropped = max(dropped, names[kept:], key=len)
         if len(results.plan.lengths) > 1:
             lines += ["", f"{length:,} tokens"]
         for at, label in enumerate(["", "", *(row["spec"] for row in measured)]):

@@ -98,6 +98,7 @@ def fill_costs(plan: CostPlan, folder: Folder, tools: Tools | None = None) -> No
         open_rows = [row for row in waiting if tools.force or _missing(plan, folder, row, most, room)]
         by_length = {length: [row for row in open_rows if row.length == length] for length in plan.lengths}
         parts = [part for rows in by_length.values() for part in _grouped(rows)]
+        done = 0
         steps: dict[int, float] = {}  # seconds of a training step of the baseline, by length
         for number, part in enumerate(parts):
             left = deadline - tools.clock()
@@ -110,8 +111,10 @@ def fill_costs(plan: CostPlan, folder: Folder, tools: Tools | None = None) -> No
             group.run()
             if group.rounds.get(BASELINE, {}).get("train"):
                 steps[length] = statistics.quartiles(group.rounds[BASELINE]["train"]).middle
-            done = len([row for other in parts[: number + 1] for row in other])
-            tools.tell(f"{done}/{len(open_rows)} measured, {_minutes(deadline - tools.clock())} of the time left")
+            done += group.stored
+            tools.tell(
+                f"{done} of {len(open_rows)} rows measured, {_minutes(deadline - tools.clock())} of the time left"
+            )
 
 
 def _grouped(rows: list[Row]) -> list[list[Row]]:
@@ -164,6 +167,7 @@ class Group:
         self.playing: dict[str, Contestant] = {}
         self.facts: dict[str, dict[str, Any]] = {}
         self.rounds: dict[str, dict[str, list[float]]] = {}
+        self.stored = 0  # rows
 
     def run(self) -> None:
         """Prepares all, plays the rounds, and stores the cells."""
@@ -182,6 +186,7 @@ class Group:
             for row in (*own, *rivals):
                 if row.spec in self.playing:
                     self._store(row)
+                    self.stored += 1
         finally:
             for contestant in self.playing.values():
                 contestant.close()

@@ -60,12 +60,29 @@ class Cell:
         return facts | {"question": dataclasses.asdict(self.question)} | rest
 
 
+# what tables read of a cell that is done, in its answer or among what was counted
+NEEDED = {
+    "speed": ("forward", "train"),
+    "decode": ("step",),
+    "memory": ("peak_bytes",),
+    "count": ("flops", "sees"),
+    "quality": ("score", "valid", "higher_is_better", "updates", "curve"),
+    "path": ("spec", "depth", "path"),
+}
+
+
 def cell_from(values: Any, name: str | Path) -> Cell:
     """A cell from the JSON of its file."""
     if not isinstance(values, dict) or values.get("schema") != SCHEMA:
         raise ValueError(f"{name} is no cell of schema {SCHEMA}: it was written by another version of Regard")
-    parts = {part: values[part] for part in ("status", "note", "answer", "counted", "provenance")}
-    return Cell(question_from(values["question"]), **parts)
+    kinds = {"status": str, "note": str, "question": dict, "answer": dict, "counted": dict, "provenance": dict}
+    lacks = [part for part, kind in kinds.items() if not isinstance(values.get(part), kind)]
+    if not lacks and values["status"] == DONE:
+        found = values["answer"] | values["counted"]
+        lacks = [part for part in NEEDED.get(values["question"].get("kind"), ()) if part not in found]
+    if lacks:
+        raise ValueError(f"{name} is damaged, it has no {', '.join(lacks)}: remove it, and it is measured again")
+    return Cell(question_from(values["question"]), **{part: values[part] for part in kinds if part != "question"})
 
 
 class Folder:
@@ -87,7 +104,7 @@ class Folder:
         """The answer to a question, if there is one."""
         path = self.cells / f"{question.key}.json"
         if path.exists():
-            return cell_from(parse_json(read_bytes(path), path), path)
+            return _read(path)
         return self._older(question) if self.keep_old else None
 
     def _older(self, question: Question) -> Cell | None:
@@ -108,7 +125,7 @@ class Folder:
     def all(self) -> Iterator[Cell]:
         """Every cell, in the order of the keys."""
         for path in sorted(self.cells.glob("*.json")):
-            yield cell_from(parse_json(read_bytes(path), path), path)
+            yield _read(path)
 
     def log(self, record: dict[str, Any]) -> None:
         """Adds a line to the log."""
@@ -123,7 +140,22 @@ class Folder:
     def read_plan(self) -> dict[str, Any] | None:
         """The table that was asked for; None: nothing was asked here yet."""
         path = self.path / "plan.json"
-        return parse_json(read_bytes(path), path) if path.exists() else None
+        if not path.exists():
+            return None
+        plan = parse_json(read_bytes(path), path)
+        if not isinstance(plan, dict) or plan.get("schema") != SCHEMA or not isinstance(plan.get("quality"), list):
+            raise ValueError(
+                f"{path} is no plan of schema {SCHEMA}: remove it, and ask again with the flags of the comparison"
+            )
+        return plan
+
+
+def _read(path: Path) -> Cell:
+    try:
+        values = parse_json(read_bytes(path), path)
+    except ValueError as error:
+        raise ValueError(f"{error}; remove the file, and it is measured again") from error
+    return cell_from(values, path)
 
 
 def _write(path: Path, text: str) -> None:

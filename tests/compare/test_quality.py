@@ -136,6 +136,11 @@ def test_groups_are_scored_apart():
     assert set(answer["groups"]) == {"kept", "updated"}
 
 
+def test_a_length_without_questions_is_refused():
+    with pytest.raises(ValueError, match="the task recall asks nothing in 2 tokens"):
+        learn(Lesson("softmax", "recall", length=2, width=8, heads=2, inner=8))
+
+
 def test_what_is_not_finite_is_said():
     with pytest.raises(Broke, match=r"not finite at update \d+ \(learning rate 1e\+30\)"):
         learn(Lesson("softmax", "copy", {}, 9, 4, rate=1e30, budget=Budget("updates", 20), **SIZES))
@@ -193,6 +198,10 @@ def test_the_best_rate_gets_fresh_seeds(tmp_path):
     before = len(school.asked)
     taught(tmp_path, school, plan())
     assert len(school.asked) == before == len(set(school.asked))
+    tools = World({}).tools()
+    tools.force = True
+    fill_quality([plan()], Folder(tmp_path), tools, school)
+    assert school.asked[before:] == school.asked[:before]
 
 
 def test_a_best_rate_at_the_edge_widens_the_grid_for_all(tmp_path):
@@ -272,6 +281,9 @@ def test_mistakes(tmp_path, capsys):
         (["--task", "mqar(keys=3)"], "no option 'keys'"),
         (["--task", "recall", "--budget", "10"], "a budget is written"),
         (["--task", "recall", "--rates", "x"], "--rates takes numbers"),
+        (["--task", "recall", "--rates", "0"], "rates must be above 0, got 0"),
+        (["--task", "recall", "--task-length", "-1"], "length of a task must be at least 1, got -1"),
+        (["--task", "mqar(pairs=3"], "cannot read the task 'mqar(pairs=3'"),
         (["--task", "recall", "--budget", "minutes=1", "--jobs", "2"], "one cell at a time"),
         (["--seeds", "2"], "--seeds is for training: name a task"),
         (["--data.text", "x"], "--data.text is for training: name a task"),

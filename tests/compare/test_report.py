@@ -53,7 +53,7 @@ def test_no_sentence_tells_rows_apart_whose_intervals_overlap(tmp_path):
     [
         ({"linear": 0.1, "dot": 1.0}, "Fastest to train here: linear, 10.0 times as fast as softmax (10.0 to 10.0)."),
         ({"linear": 2.0, "dot": 3.0}, "Fastest to train here: softmax."),
-        ({"linear": 1.0, "dot": 3.0}, "None is faster to train than softmax here."),
+        ({"linear": 1.0, "dot": 3.0}, "None is clearly faster to train than softmax here."),
     ],
 )
 def test_sentences(tmp_path, seconds, says):
@@ -135,6 +135,8 @@ def test_mistakes(tmp_path, capsys):
     for words, says in (
         (["--report", str(tmp_path)], "has no plan.json"),
         (["--report", str(tmp_path), "--length", "8"], "takes no --length"),
+        (["--report", str(tmp_path), "--data.text", "x"], "takes no --data.text"),
+        (["--length", ""], "--length takes whole numbers such as 1024,8192, got ''"),
         (["--length", "8k"], "--length takes whole numbers such as 1024,8192, got '8k'"),
         (["nosuch", "--out", str(tmp_path / "new")], "unknown attention 'nosuch'"),
     ):
@@ -143,6 +145,43 @@ def test_mistakes(tmp_path, capsys):
         assert ended.value.code == 2
         assert says in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_damaged_files_are_named(tmp_path):
+    """A cell that was cut, or lacks what tables read, is removed by hand and measured again."""
+    filled(tmp_path, {"linear": 0.5}, specs=("linear",))
+    for path in sorted((tmp_path / "cells").iterdir()):
+        whole = json.loads(path.read_text())
+        for part in ("answer", "question", "status"):
+            path.write_text(json.dumps({name: value for name, value in whole.items() if name != part}))
+            with pytest.raises(ValueError, match=f"{path.name} is damaged, it has no {part}: remove it"):
+                Results.load(tmp_path)
+        path.write_text(json.dumps(whole | {"answer": {}, "counted": {}}))
+        with pytest.raises(ValueError, match=f"{path.name} is damaged, it has no"):
+            Results.load(tmp_path)
+        path.write_text("{")
+        with pytest.raises(ValueError, match=r"is not readable JSON.*; remove the file, and it is measured again"):
+            Results.load(tmp_path)
+        path.write_text(json.dumps(whole))
+    (tmp_path / "plan.json").write_text("[]")
+    with pytest.raises(ValueError, match="is no plan of schema 1: remove it, and ask again"):
+        Results.load(tmp_path)
+
+
+def test_a_second_process_leaves_the_plan_of_the_first(tmp_path, capsys):
+    filled(tmp_path, {"linear": 0.5}, specs=("linear",))
+    before = (tmp_path / "plan.json").read_text()
+    with Folder(tmp_path).writing("regard compare"), pytest.raises(SystemExit):
+        main(["compare", "dot", "--length", "64", "--out", str(tmp_path)])
+    assert "is being written" in capsys.readouterr().err
+    assert (tmp_path / "plan.json").read_text() == before
+
+
+def test_rows_that_cannot_be_compared(tmp_path):
+    """One row alone, and rows that all failed, are not told to continue."""
+    alone = filled(tmp_path, {}, specs=(BASELINE,))
+    assert advise(alone) == ["Nothing can be compared: fewer than two rows have numbers."]
+    assert "continues" in advise(Results(alone.plan, Folder(tmp_path / "new")))[0]
 
 
 def test_a_real_comparison(tmp_path, capsys):

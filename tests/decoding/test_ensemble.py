@@ -99,13 +99,11 @@ def test_what_they_read_is_averaged():
     places = (1, 0, 0, 0, 0)
     others = [model.maps(source, target, keep=KEEP)[at] for model, at in zip(models[1:], places, strict=True)]
     assert_close(maps, torch.stack([first, *(part.mean(1, keepdim=True) for part in others)]).mean(0))
-    state = ensemble.start(3, memory=ensemble.encode(source, keep=KEEP))
-    _, _, weights = ensemble.extend_with_attention(target[:, :1], state)
-    steps = []
-    for model in models[:-1]:
-        state = model.start(3, memory=model.encode(source, keep=KEEP))
-        steps.append(model.extend_with_attention(target[:, :1], state)[2])
-    assert_close(weights, torch.stack(steps).mean(0))
+    # of the last of several tokens, the mean over layers and heads
+    state = ensemble.start(3, memory=ensemble.encode(source))
+    _, _, weights = ensemble.extend_with_attention(target[:, :2], state)
+    steps = [torch.stack([part.mean(1) for part in model.maps(source, target[:, :2])]) for model in models[:-1]]
+    assert_close(weights, torch.stack([part.mean(0)[:, -1] for part in steps]).mean(0))
 
 
 def test_what_makes_no_sense_is_refused():
