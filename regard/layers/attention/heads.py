@@ -6,14 +6,15 @@ from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from regard.core.reference import add_up
 from regard.core.rows import Memory, Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Initial, Out, Progress
 from regard.layers.attention.base import Attention, Facts
-from regard.layers.attention.projected import Projected
+from regard.layers.attention.projected import Projected, joint_product, one_product_is_faster
 from regard.spec import ATTENTION, Spec
 
 
@@ -124,6 +125,8 @@ class MixedHeads(Attention):
 
     def forward_packed(self, x, rows=None, *, state=None, memory=None, stream=None) -> Out:
         rows = rows or Rows.full(x)
+        if state is None and memory is None and (linears := self._joint_linears(x)):
+            return self._forward_jointly(x, rows, linears)
         states = [None] * len(self.parts) if state is None else state.parts
         outs = [
             part.forward_packed(x, rows, state=old, memory=memory)
@@ -134,6 +137,33 @@ class MixedHeads(Attention):
             state = PartStates(tuple(out.state for out in outs), state.progress.advance(rows))
         y = functools.reduce(torch.add, [out.y for out in outs])
         return Out(y, state, auxiliary_loss=functools.reduce(torch.add, losses) if losses else None)
+
+    def _joint_linears(self, x: Tensor) -> list[list[nn.Linear]] | None:
+        """Those of each part, where the parts are best projected by one product."""
+        if not one_product_is_faster(x) or not all([isinstance(part, Projected) for part in self.parts]):
+            return None
+        parts = cast(list[Projected], self.layers())
+        found = [part.joint_linears() for part in parts if part.scheme("input") is None]
+        linears = [each for each in found if each is not None]
+        return linears if len(linears) == len(parts) else None
+
+    def _forward_jointly(self, x: Tensor, rows: Rows, linears: list[list[nn.Linear]]) -> Out:
+        """All parts from one product, and into one: concat(o) W_O."""
+        product = joint_product(x, [linear for each in linears for linear in each])
+        shares = product.split([sum([linear.out_features for linear in each]) for each in linears], 2)
+        outs: list[Tensor] = []
+        losses: list[Tensor] = []
+        parts = cast(list[Projected], self.layers())
+        for part, share in zip(parts, shares, strict=True):
+            query, source = part.project_inputs(x, rows, None, share)
+            outs.append(part.attend_projected(rows, query, source)[0])
+            loss = part.learn(rows, query, source, None, None) if self.training else None
+            losses += [] if loss is None else [loss]
+        weight = torch.cat([part.output.weight for part in parts], 1)
+        biases = [part.output.bias for part in parts if part.output.bias is not None]
+        bias = functools.reduce(torch.add, biases) if biases else None
+        y = F.linear(torch.cat(outs, 1).transpose(1, 2).flatten(2), weight, bias)
+        return Out(y, None, auxiliary_loss=functools.reduce(torch.add, losses) if losses else None)
 
     def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Initial:
         parts = tuple(

@@ -46,6 +46,12 @@ def one_product_is_faster(x: Tensor) -> bool:
     return x.is_cuda and torch.is_grad_enabled()
 
 
+def joint_product(x: Tensor, linears: list[nn.Linear]) -> Tensor:
+    """The outputs of several linear maps of x, side by side."""
+    bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
+    return F.linear(x, torch.cat([linear.weight for linear in linears]), bias)
+
+
 class Projected(Attention):
     """Projections, heads and positions. `inputs` names what a mechanism reads and its kind: "query" (H heads of the
     tokens), "key" and "value" (G heads of the tokens or the memory), "gate" (a number for each head and source token).
@@ -303,16 +309,20 @@ class Projected(Attention):
 
     @final
     def project_inputs(
-        self, x: Tensor, rows: Rows, memory: Memory | None
+        self, x: Tensor, rows: Rows, memory: Memory | None, product: Tensor | None = None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The projected queries, and the projected sources (none where a cross state holds them already)."""
+        """The projected queries, and the projected sources (none where a cross state holds them already). `product` is
+        that of x and the `joint_linears`, where it is there already."""
         added, rotation = self.scheme("input"), self.scheme("rotation")
         if added is not None:
             x = added.add(x, rows)
-        joint = self._project_jointly(x)
+        if product is None and one_product_is_faster(x) and (linears := self.joint_linears()):
+            product = joint_product(x, linears)
         read = x
-        if joint is not None:
-            query, source = joint
+        if product is not None:
+            parts = product.split([self.linear_of(name).out_features for name in self.inputs], 2)
+            source = {name: self._heads(part) for name, part in zip(self.inputs, parts, strict=True)}
+            query = {name: source.pop(name) for name in self.input_names("query")}
         else:
             query = {name: self.project_heads(name, x) for name in self.input_names("query")}
             if self.shape.role == "cross":
@@ -335,20 +345,11 @@ class Projected(Attention):
         return {name: self.project_heads(name, x) for name in self.input_names("key", "value", "gate")}
 
     @final
-    def _project_jointly(self, x: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
-        """The queries and the sources of the tokens as parts of one product, or None where each has its own."""
-        if self.shape.role == "cross" or not self._plain_sources or not one_product_is_faster(x):
-            return None
+    def joint_linears(self) -> list[nn.Linear] | None:
+        """The linear maps of all inputs, where these may be parts of one product of the tokens."""
         linears = [self.linear_of(name) for name in self.inputs]
-        if "gate" in self.inputs.values() or not all([type(linear) is nn.Linear for linear in linears]):
-            return None
-        weights = [linear.weight for linear in linears]
-        bias = torch.cat([linear.bias for linear in linears]) if linears[0].bias is not None else None
-        product = F.linear(x, torch.cat(weights), bias)
-        parts = dict(zip(self.inputs, product.split([len(weight) for weight in weights], 2), strict=True))
-        heads = {name: self._heads(part) for name, part in parts.items()}
-        query = {name: heads.pop(name) for name in self.input_names("query")}
-        return query, heads
+        apart = self.shape.role == "cross" or not self._plain_sources or "gate" in self.inputs.values()
+        return None if apart or not all([type(linear) is nn.Linear for linear in linears]) else linears
 
     @final
     def project_heads(self, name: str, x: Tensor) -> Tensor:
