@@ -158,19 +158,23 @@ def _add_exchange(verb: AddVerb) -> None:
     added = verb(
         "export",
         export_run,
-        "write a run as a Hugging Face folder, a translator also for CTranslate2, a model of images also for timm",
+        "write a run as a Hugging Face folder or as ONNX files, a translator also for CTranslate2, a model of images "
+        "also for timm",
         [
             "regard export runs/gpt2 --format huggingface --out models/mine",
+            "regard export runs/gpt2 --format onnx --length 1024 --out models/anywhere",
             "regard export runs/translate --format ctranslate2 --out models/fast",
             "regard export runs/images --format timm --out models/vit",
         ],
     )
     add_run(added)
     added.add_argument(
-        "--format", choices=("huggingface", "ctranslate2", "timm"), required=True, help="format to write"
+        "--format", choices=("huggingface", "ctranslate2", "timm", "onnx"), required=True, help="format to write"
     )
     added.add_argument("--out", metavar="FOLDER", required=True, help="new folder to write")
     added.add_argument("--family", help="huggingface: gpt2, bert, marian, llama, vit ... (default: the one that fits)")
+    about = "onnx: tokens of the longest text, for which a decoder keeps room (default: those of the training)"
+    added.add_argument("--length", type=int, help=about)
     add_checkpoint(added)
 
 
@@ -372,7 +376,7 @@ def export_run(arguments: argparse.Namespace) -> None:
     """regard export"""
     from regard.interop.runs import export_run
 
-    options = {"which": arguments.checkpoint, "family": arguments.family}
+    options = {"which": arguments.checkpoint, "family": arguments.family, "length": arguments.length}
     found = export_run(arguments.run, arguments.out, arguments.format, **options)
     for note in found.notes:
         notice(note)

@@ -25,4 +25,4 @@ def to_wide(x: Tensor) -> Tensor:
 
 def take_tokens(x: Tensor, at: Tensor) -> Tensor:
     """x [B, N, ...] at the tokens [B, n]: [B, n, ...]"""
-    return x[torch.arange(len(x), device=x.device)[:, None], at]
+    return x[torch.arange(x.shape[0], device=x.device)[:, None], at]

@@ -13,7 +13,7 @@ import tokenizers as library
 from tokenizers import AddedToken, decoders, pre_tokenizers, processors
 from tokenizers import models as vocabularies
 
-from regard import __version__
+from regard import __version__, models
 from regard.core.files import check_inside
 from regard.data.published import Published
 from regard.data.tokenizer import BYTE_PAIRS, SPECIAL, Tokenizer
@@ -27,7 +27,7 @@ from regard.training import checkpoint
 from regard.training.compact import expand
 from regard.training.run import MANIFEST, Run
 
-Format = Literal["huggingface", "ctranslate2", "timm"]
+Format = Literal["huggingface", "ctranslate2", "timm", "onnx"]
 LONGEST = 512  # tokens of a text, if nothing says how many a model was trained for
 CARRIED = "published"  # the folder of a run with the original files of its tokenizer
 TOKENIZER_FILES = (
@@ -201,11 +201,24 @@ class Exported(NamedTuple):
 
 
 def export_run(
-    folder: str | Path, out: str | Path, format: Format, *, which: str | int | None = None, family: str | None = None
+    folder: str | Path,
+    out: str | Path,
+    format: Format,
+    *,
+    which: str | int | None = None,
+    family: str | None = None,
+    length: int | None = None,
 ) -> Exported:
-    """Writes a run in a published format. The folder appears when all of it is written, and not before."""
+    """Writes a run in a published format. The folder appears when all of it is written, and not before. `family` is for
+    huggingface, `length` (the tokens of the longest text) for onnx."""
+    if family is not None and format != "huggingface":
+        raise ValueError(f"--family is for the format huggingface, got the format {format}")
+    if length is not None and format != "onnx":
+        raise ValueError(f"--length is for the format onnx, got the format {format}")
     run = Run.open(folder)
     parts = load.read_parts(run)
+    if format == "onnx":
+        return _export_onnx(run, parts, out, which, length)
     config, task = parts.config, parts.facts["task"]
     of_images = task == "images"
     if not isinstance(config, ModelConfig) and not of_images:
@@ -234,6 +247,24 @@ def export_run(
         else:
             chosen = _export_huggingface(partial, parts, tensors, run, family or _family(parts.facts))
     return Exported(target, chosen, notes)
+
+
+def _export_onnx(run: Run, parts: load.Parts, out: str | Path, which: str | int | None, length: int | None) -> Exported:
+    from regard.interop import onnx
+
+    model = models.build(parts.config)
+    load.load_weights(model, run, which)
+    target = huggingface.vacant(out)
+    about = {"task": parts.facts["task"], "regard": __version__}
+    about |= {name: parts.facts[name] for name in ("labels",) if name in parts.facts}
+    if parts.tokenizers:
+        *_, tokenizer = parts.tokenizers.values()
+        names = ("pad", "unk", "bos", "eos", *(["mask"] if parts.facts["task"] == "masked" else []))
+        about["tokens"] = {name: getattr(tokenizer, name) for name in names}
+    with _whole_folder(target) as partial:
+        written = onnx.write(partial, model.eval(), parts.facts, about, length)
+        _write_tokenizers(partial, parts)
+    return Exported(target, "onnx", [*written.notes, written.describe()])
 
 
 def _export_huggingface(folder: Path, parts: load.Parts, tensors: Tensors, run: Run, family: str | None) -> str:
@@ -351,6 +382,8 @@ def _frame(tokenizer: Tokenizer, facts: dict[str, Any]) -> tuple[list[int], list
     """The special ids before and after a text."""
     if facts["task"] == "translate":
         return [], [tokenizer.eos]
+    if facts["task"] == "classify":
+        return [tokenizer.bos], [tokenizer.eos]
     if facts["task"] == "masked":
         return ([tokenizer.bos], [tokenizer.eos]) if facts.get("apart") else ([tokenizer.eos], [])
     start = facts.get("start")

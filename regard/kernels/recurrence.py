@@ -45,7 +45,7 @@ class Cells(nn.Module):
     def forward(self, x: Tensor, state: State | None = None, count: Tensor | None = None) -> tuple[Tensor, State]:
         """[B, T, width] -> h at every token [B, T, hidden], and the state behind the first `count` [B] tokens of each
         row (None: behind all). Outputs behind them are numbers without meaning."""
-        state = self.zero(len(x), x.dtype, x.device) if state is None else state
+        state = self.zero(x.shape[0], x.dtype, x.device) if state is None else state
         if torch.compiler.is_compiling():
             return loop(self.cell, x, self.weights, state, count)
         # in the precision of the weights, which cuDNN reads where they are; a CPU's half would round h at every token

@@ -168,7 +168,7 @@ class Block(nn.Module):
                         maps.add("cross", cross, x, rows, memory=memory, stream=stream)
                     return cross.forward_packed(x, rows, memory=memory, stream=stream)._replace(state=None)
                 # beams of one sentence fold into the queries of its memory
-                folded = x.reshape(len(kept_cross.count), -1, x.shape[2])
+                folded = x.reshape(kept_cross.count.shape[0], -1, x.shape[2])
                 if maps is not None:
                     maps.add("cross", cross, folded, state=kept_cross)
                 return Out(cross.forward_packed(folded, Rows.full(folded), state=kept_cross).y.reshape(x.shape))

@@ -196,7 +196,7 @@ class ByteNet(EncoderDecoder):
     @staticmethod
     def _read_columns(rows: Rows, columns: Tensor) -> Tensor:
         """The column of each new token, [B, n, 2 width]; zeros behind the last."""
-        batch, (memories, M, _) = len(rows.count), columns.shape
+        batch, (memories, M, _) = rows.count.shape[0], columns.shape
         # beams of one sentence share its columns
         of_row = torch.arange(batch, device=rows.count.device) // (batch // memories)
         at = rows.positions()

@@ -212,7 +212,7 @@ class Convolutional(AttentiveEncoderDecoder):
     def _answer(self, query: Tensor, state: DecoderState) -> Tensor:
         """sqrt(m) sum_j a_j v_j; a sum of m values of like size is smaller by sqrt(m) than they are."""
         count = state.source.count
-        scale = count.to(query.dtype).sqrt().repeat_interleave(len(query) // len(count))
+        scale = count.to(query.dtype).sqrt().repeat_interleave(query.shape[0] // count.shape[0])
         return self.attend(query, state) * scale[:, None, None]
 
 

@@ -90,7 +90,7 @@ class EncoderDecoder(Model, ABC):
             raise ValueError(
                 f"a {self.config.kind} model needs memory=model.encode(source), got {type(memory).__name__}"
             )
-        check_beams(batch, len(memory.x))
+        check_beams(batch, memory.x.shape[0])
         progress = Progress.initial(batch, memory.x.device, self.config.kind)
         return DecoderState(self.initial_layers(batch, memory), self.project_memory(memory), progress)
 
@@ -138,7 +138,7 @@ class EncoderDecoder(Model, ABC):
         packed, rows = pack_ids(tokens, keep)
         if not isinstance(state, DecoderState) or state.progress.mechanism != self.config.kind:
             raise ValueError(f"expected the state of this model, from start() or extend(), got {type(state).__name__}")
-        check_tokens(tokens, len(state.progress.length))
+        check_tokens(tokens, state.progress.length.shape[0])
         rows = state.progress.place(rows)
         decoded = self.decode_packed(packed, rows, state, None if rows.real() is None else rows.count)
         return decoded, state._replace(layers=decoded.layers, progress=state.progress.advance(rows))
@@ -172,11 +172,11 @@ class AttentiveEncoderDecoder(EncoderDecoder):
 
     def project_memory(self, memory: Memory) -> Any:
         options = {"dtype": memory.x.dtype, "device": memory.x.device}
-        return self.cross.initial_state(len(memory.x), memory=memory, **options).state
+        return self.cross.initial_state(memory.x.shape[0], memory=memory, **options).state
 
     def attend(self, queries: Tensor, state: DecoderState) -> Tensor:
         """[B, n, E] -> what they read, [B, n, E]; beams of one sentence fold into the queries of its memory."""
-        folded = queries.reshape(len(state.source.count), -1, queries.shape[2])
+        folded = queries.reshape(state.source.count.shape[0], -1, queries.shape[2])
         return self.cross.forward_packed(folded, state=state.source).y.reshape(queries.shape)
 
 
@@ -203,5 +203,5 @@ def check_beams(batch: int, memories: int) -> None:
 
 def check_tokens(tokens: Tensor, batch: int) -> None:
     """Refuses tokens of another number of rows than the state has."""
-    if len(tokens) != batch:
+    if tokens.shape[0] != batch:
         raise ValueError(f"tokens have {len(tokens)} rows and the state {batch}: select rows to match")

@@ -143,7 +143,7 @@ class LatentModel(Model):
 
     def think(self, memory: Memory) -> Out:
         """The latents [B, M, E] after all blocks, and the auxiliary losses."""
-        z = self.latents.expand(len(memory.x), -1, -1)
+        z = self.latents.expand(memory.x.shape[0], -1, -1)
         rows, outs = Rows.full(z), {}
         for index in range(self.rounds):
             if index < len(self.readers) or self.reads_again:

@@ -143,7 +143,7 @@ class Pooling(nn.Module):
         """The same of rows that are real from the left."""
         x, count = memory.x, memory.count
         if self.how == "pma":
-            seeds = self.seed.expand(len(x), -1, -1)
+            seeds = self.seed.expand(x.shape[0], -1, -1)
             rows = Rows.full(seeds)
             first = self.blocks[0](seeds, rows, memory=Memory(torch.relu(self.feed(x)), count))
             others = forward_blocks(self.blocks[1:], first.y, rows)

@@ -142,10 +142,10 @@ def initial_states(
     states, stream = [], None if memory is None else memory.stream
     for block in blocks:
         assert block.attention is not None, "layers of a decoder attend to themselves"
-        repeated = None if stream is None else stream.repeat_interleave(batch // len(stream), 0)
+        repeated = None if stream is None else stream.repeat_interleave(batch // stream.shape[0], 0)
         kept, cross = block.attention.initial_state(batch, stream=repeated, capacity=capacity, **options), None
         if block.cross is not None and memory is not None:
-            out = block.cross.initial_state(len(memory.x), memory=memory, stream=stream, **options)
+            out = block.cross.initial_state(memory.x.shape[0], memory=memory, stream=stream, **options)
             # only the memory refines a stream: it is the same for all tokens
             cross, stream = out.state, stream if out.stream is None else out.stream
         short = None if block.short is None else block.short.initial_tail(batch, **options)

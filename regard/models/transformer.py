@@ -234,7 +234,7 @@ class Transformer(Model):
         if (memory is None) != (self.encoder is None):
             needs = "needs memory=model.encode(source)" if memory is None else "has no memory to read"
             raise ValueError(f"a model of kind {self.config.kind!r} {needs}")
-        if memory is not None and batch % len(memory.x):
+        if memory is not None and batch % memory.x.shape[0]:
             raise ValueError(f"a memory of {len(memory.x)} rows serves a multiple of them, not a batch of {batch}")
         weight = self.decoder.embedding.weight
         blocks = initial_states(self.decoder.blocks, batch, weight, memory=memory, capacity=capacity)
@@ -263,7 +263,7 @@ class Transformer(Model):
     ) -> tuple[Tensor, Rows, ModelState]:
         """What the head reads [B, n, E], with the real tokens on the left, where these stand, and the next state."""
         packed, rows = pack_ids(tokens, keep)
-        decoder = self._check_state(state, len(tokens))
+        decoder = self._check_state(state, tokens.shape[0])
         rows = state.progress.place(rows)
         out = decoder(packed, rows, states=state.blocks, maps=maps)
         return out.y, rows, ModelState(out.state, state.progress.advance(rows))
@@ -292,7 +292,7 @@ class Transformer(Model):
         """The decoder. Refuses a state of another model, or of a different number of rows."""
         if not isinstance(state, ModelState) or self.decoder is None or len(state.blocks) != len(self.decoder.blocks):
             raise ValueError(f"expected the state of this model, from start() or extend(), got {type(state).__name__}")
-        rows = len(state.progress.length)
+        rows = state.progress.length.shape[0]
         if rows != batch:
             raise ValueError(f"tokens have {batch} rows and the state {rows}: select rows to match")
         for layer, kept in zip(self.decoder.self_attentions(), state.blocks, strict=True):

@@ -138,8 +138,9 @@ class Attending(Projected):
     @final
     def attend_memory(self, query: dict[str, Tensor], state: CrossState) -> Tensor:
         zero = torch.zeros_like(state.count)
-        T = next(iter(query.values())).shape[2]
-        mask = Mask(zero, zero, state.count, T, state.S, False, state.full, 0, state.allowed)
+        # the size of the keys and not `state.S`, a number of the host: a program that is exported leaves it open
+        T, S = next(iter(query.values())).shape[2], state.parts[0].shape[2]
+        mask = Mask(zero, zero, state.count, T, S, False, state.full, 0, state.allowed)
         source = dict(zip(self.input_names("key", "value", "gate"), state.parts, strict=True))
         return self.attend(mask, **query, **self.repeat_heads(source))
 

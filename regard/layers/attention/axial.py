@@ -164,7 +164,7 @@ class Axial(Attention):
     def _later(self, x: Tensor, rows: Rows, state: AxialState) -> Out:
         """New tokens, on a grid from the beginning of the row that the first one is in."""
         assert self.inner is not None, "only role 'causal' has a state"
-        B, T, w = len(x), rows.T, self.width
+        B, T, w = x.shape[0], rows.T, self.width
         # before the first token every sequence is at the beginning of a row
         m = -(-(T if state.progress.longest == 0 else w - 1 + T) // w)
         inside = rows.start % w

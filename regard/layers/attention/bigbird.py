@@ -129,7 +129,7 @@ class BigBird(Cached):
     def plan(self, count: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """For rows of `count` [B] out of n blocks: the global blocks [B, g], and the blocks that each block sees,
         [B, H, n, g + w + r], none of them twice, with -1 for an entry that stands for none."""
-        B, H, device = len(count), self.shape.heads, count.device
+        B, H, device = count.shape[0], self.shape.heads, count.device
         # a row of less than g blocks has padding among its global ones
         end = (count - self.back).clamp(min=self.front)[:, None]  # [B, 1]
         front = torch.arange(self.front, device=device).expand(B, -1)
@@ -147,7 +147,7 @@ class BigBird(Cached):
         low = (block - self.side).clamp(min=self.front)
         near = (torch.minimum(block + self.side + 1, end) - low).clamp(min=0)
         legal = end - self.front - near  # [B, 1, n]
-        ranks = legal.new_zeros(len(end), self.shape.heads, n, 0)
+        ranks = legal.new_zeros(end.shape[0], self.shape.heads, n, 0)
         # Floyd's way: at random one of the ranks up to `top`, or `top` itself where that one is taken already
         for i in range(self.random):
             top = legal - self.random + i

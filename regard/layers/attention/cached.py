@@ -147,7 +147,7 @@ def append_to_cache(buffer: Tensor, new: Tensor, rows: Rows, filled: int) -> Ten
 
 def put_slots(buffer: Tensor, new: Tensor, at: Tensor) -> Tensor:
     """A copy of [B, G, C, ...] with the new vectors [B, G, n, ...] at their slots [1 or B, n]."""
-    batch = torch.arange(len(new), device=new.device)[:, None]
+    batch = torch.arange(new.shape[0], device=new.device)[:, None]
     new = new.to(buffer.dtype)
     return buffer.transpose(1, 2).index_put((batch, at), new.transpose(1, 2)).transpose(1, 2)
 
@@ -166,6 +166,6 @@ def write_slots(buffer: Tensor, new: Tensor, at: Tensor, need: int) -> Tensor:
 
 def _put(buffer: Tensor, new: Tensor, at: Tensor) -> None:
     """Writes new vectors [B, G, n, ...] to their slots [1 or B, n]."""
-    batch = torch.arange(len(new), device=new.device)[:, None]
+    batch = torch.arange(new.shape[0], device=new.device)[:, None]
     # under autocast new vectors are of half precision, while a model began its state in that of its weights
     buffer.transpose(1, 2)[batch, at] = new.to(buffer.dtype).transpose(1, 2)

@@ -85,7 +85,7 @@ class Clusterformer(Attention):
         rows = rows or Rows.full(x)
         x = x if self.position is None else self.position.add(x, rows)
         order, chunks, counts = self._chunks(x, rows)
-        y = self.inner.forward_packed(chunks, counts).y.unflatten(0, (len(x), -1)).flatten(1, 2)
+        y = self.inner.forward_packed(chunks, counts).y.unflatten(0, (x.shape[0], -1)).flatten(1, 2)
         if self.training:
             self._remember(x.detach(), rows)
         return Out(take_tokens(y, _places(order)[:, : rows.T]))

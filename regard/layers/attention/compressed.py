@@ -239,7 +239,7 @@ class Compressed(Projected):
             else:
                 room = old.shape[2]
                 slot = old if room >= top + new else F.pad(old, (0, 0, 0, max(top + new - room, room)))
-                slot.transpose(1, 2)[torch.arange(len(part), device=device)[:, None], at] = blocks.transpose(1, 2)
+                slot.transpose(1, 2)[torch.arange(part.shape[0], device=device)[:, None], at] = blocks.transpose(1, 2)
             slots.append(slot)
             tails.append(joined.gather(2, rest.expand(-1, part.shape[1], -1, part.shape[3])))
         (k, v), (tail_k, tail_v) = slots, tails

@@ -49,7 +49,7 @@ class Location(Cached):
                 f"build it with location(longest={mask.S}) or more, or cut the sequence"
             )
         # slot = position in every row, so all rows share the first S keys; kernels want a copy per row
-        k = self.table[:, : mask.S].repeat(len(q), 1, 1, 1)
+        k = self.table[:, : mask.S].repeat(q.shape[0], 1, 1, 1)
         return self.product(mask, q, k, v, 1.0)
 
     def plain(self, row: Row) -> Tensor:

@@ -210,7 +210,7 @@ class Longformer(Tailed):
         d, device = self.dilation, mask.k0.device
         at = mask.k0[:, None] + torch.arange(drop - left, mask.S + right, device=device)
         at = _fold(torch.where(at < g, -1, at)[:, None, :, None], d)[:, 0, :, 0]
-        at = torch.cat([torch.arange(g, device=device).expand(len(at), -1), at], 1)
+        at = torch.cat([torch.arange(g, device=device).expand(at.shape[0], -1), at], 1)
         return (at >= 0) & (at < mask.end.repeat_interleave(d)[:, None])
 
     def plain(self, row: Row) -> Tensor:

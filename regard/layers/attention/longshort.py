@@ -347,7 +347,7 @@ class LongShort(Attention):
     def _extended(self, rows: Rows, state: LongShortState, k: Tensor, v: Tensor, p: Tensor) -> LongShortState:
         T, W, c, r = rows.T, self.window - 1, self.chunk, self.rank
         joined = [torch.cat([old, new], 2) for old, new in zip(state.tail, (k, v, p), strict=True)]
-        batch, device = torch.arange(len(k), device=k.device)[:, None], k.device
+        batch, device = torch.arange(k.shape[0], device=k.device)[:, None], k.device
 
         def take(first: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
             """k, v and p of `length` tokens of each row from a slot of the joined ones on."""

@@ -241,7 +241,7 @@ class Luna(Attention):
 
     def _pack(self, memory: Memory, stream: Tensor | None) -> tuple[PackedState, Tensor | None]:
         """What the queries read, and the packed sequence of the next layer."""
-        rows, P = memory.rows(), self._packed(len(memory.x), stream)
+        rows, P = memory.rows(), self._packed(memory.x.shape[0], stream)
         q, k, v = self._pack_query(P), self._split("packed_k", memory.x), self._split("packed_v", memory.x)
         o = F.scaled_dot_product_attention(
             q, k, v, attn_mask=self._visible(memory), scale=q.shape[-1] ** -0.5, enable_gqa=self._grouped

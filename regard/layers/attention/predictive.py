@@ -57,7 +57,7 @@ class Predictive(Cached):
         at = lowest[..., None] + torch.arange(2 * self.window + 1, device=q.device)  # [B, H, T, 2w+1]
         off = at - centre[..., None]
         visible = (off.detach() <= self.window) & (at >= 0) & (at < sees[..., None])
-        batch = torch.arange(len(k), device=q.device)[:, None, None, None]
+        batch = torch.arange(k.shape[0], device=q.device)[:, None, None, None]
         heads = torch.arange(q.shape[1], device=q.device)[:, None, None] * k.shape[1] // q.shape[1]
         slots = at.long().clamp(0, mask.S - 1)
         near_k, near_v = k[batch, heads, slots], v[batch, heads, slots]  # [B, H, T, 2w+1, D]

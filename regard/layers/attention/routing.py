@@ -191,7 +191,7 @@ class Routing(Cached):
         nearest = self._nearest(q)  # [B, H, T]
         if surely_at_most(mask.T, self.clusters):
             # a few queries, as in decoding: what their own centroids pick is all that is needed
-            centroids = _take(self.centroids.expand(len(q), -1, -1, -1), nearest)
+            centroids = _take(self.centroids.expand(q.shape[0], -1, -1, -1), nearest)
             return self._gathered(q[:, :, :, None], k, v, self._pick(mask, k, centroids))[:, :, :, 0]
         at = self._pick(mask, k, self.centroids)
         tile = self._tile(mask.T)

@@ -238,7 +238,7 @@ def multiplied(x: Tensor, gates: Tensor, shared: Tensor, bias: Tensor | None) ->
 
 def _behind(z: Tensor, rows: Rows, tail: Tensor | None) -> tuple[Tensor, Tensor]:
     """Tokens behind those before them, zeros where there are none, and the last of all that are real."""
-    before = z.new_zeros(len(z), REACH - 1, z.shape[2]) if tail is None else tail.to(z.dtype)
+    before = z.new_zeros(z.shape[0], REACH - 1, z.shape[2]) if tail is None else tail.to(z.dtype)
     z = torch.cat([before, z], 1)
     if tail is None:
         return z, z[:, :0]

@@ -106,7 +106,7 @@ class Induced(Attention):
 
     def _state(self, memory: Memory) -> SetState:
         rows, points = memory.rows(), Memory(self._read(memory), None)
-        made = self.spread.initial_state(len(points.x), memory=points, dtype=points.x.dtype, device=points.x.device)
+        made = self.spread.initial_state(points.x.shape[0], memory=points, dtype=points.x.dtype, device=points.x.device)
         return SetState(made.state, rows.count, rows.T)
 
     def _points(self, batch: int) -> Tensor:
@@ -114,7 +114,7 @@ class Induced(Attention):
 
     def _read(self, memory: Memory) -> Tensor:
         """H [B, m, E]"""
-        points = self._points(len(memory.x))
+        points = self._points(memory.x.shape[0])
         read = self.gather.forward_packed(points, memory=memory).y
         if not self.block:
             return read

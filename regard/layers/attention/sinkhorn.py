@@ -134,8 +134,8 @@ class Sinkhorn(Cached):
         U, slot = q.shape[2], torch.arange(b, device=q.device)
         if mask.causal:
             # padding stands behind all queries
-            in_block = (slot <= slot[:, None])[None, None].expand(len(q), U, -1, -1)
-            far = (torch.arange(U, device=q.device) > 0)[None, :, None, None].expand(len(q), -1, b, b)
+            in_block = (slot <= slot[:, None])[None, None].expand(q.shape[0], U, -1, -1)
+            far = (torch.arange(U, device=q.device) > 0)[None, :, None, None].expand(q.shape[0], -1, b, b)
         else:
             in_block = (slot + b * torch.arange(U, device=q.device)[:, None] < mask.end[:, None, None])[:, :, None]
             far = (slot < mask.end[:, None])[:, None, None].expand_as(in_block)

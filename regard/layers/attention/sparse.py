@@ -173,7 +173,7 @@ class Sparse(Cached):
         margin = at = i - torch.arange(l, device=device)
         if self.pattern == "strided":
             margin = at = torch.cat([at, i - l - l * torch.arange(blocks, device=device)], 1)
-        batch = torch.arange(len(q), device=device)[:, None]
+        batch = torch.arange(q.shape[0], device=device)[:, None]
         k_seen, v_seen = (x.transpose(1, 2)[batch, at.clamp(0, S - 1)].transpose(1, 2) for x in (k, v))
         if self.pattern == "fixed":
             first, far = i // l * l, self._summaries(torch.arange(blocks * l, device=device), 0)

@@ -67,7 +67,7 @@ class Strided(Cached):
 
     def _late(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Queries that follow a past: fold them as far as they go round, and gather each fold's class of keys."""
-        stride, device, B = self.stride, q.device, len(q)
+        stride, device, B = self.stride, q.device, q.shape[0]
         folds = min(stride, mask.T)
         q = _fold(q, folds)  # [B * folds, H, L, D]
         first = mask.q0[:, None, None] + torch.arange(folds, device=device)[:, None]  # [B, folds, 1]

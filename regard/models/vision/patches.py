@@ -28,7 +28,7 @@ class Patches(nn.Module):
         P = self.patch
         h, w = self.grid(*images.shape[2:])
         cells = images.unflatten(3, (w, P)).unflatten(2, (h, P)).permute(0, 2, 4, 1, 3, 5)  # [B, h, w, C, P, P]
-        return F.linear(cells.reshape(len(images), h * w, -1), self.weight.flatten(1), self.bias)
+        return F.linear(cells.reshape(images.shape[0], h * w, -1), self.weight.flatten(1), self.bias)
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """Patches in a column and in a row of an image."""

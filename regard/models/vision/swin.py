@@ -94,7 +94,9 @@ class Merging(nn.Module):
             cells = torch.cat([cells, cells[:, :, -1:]], 2)
         high, wide = cells.shape[1] // 2, cells.shape[2] // 2
         # columns before rows: (0, 0), (1, 0), (0, 1), (1, 1)
-        four = cells.view(len(x), high, 2, wide, 2, -1).permute(0, 1, 3, 4, 2, 5).reshape(len(x), high * wide, -1)
+        four = (
+            cells.view(x.shape[0], high, 2, wide, 2, -1).permute(0, 1, 3, 4, 2, 5).reshape(x.shape[0], high * wide, -1)
+        )
         return self.reduce(self.norm(four))
 
 
