@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from regard.core.reference import Row, blend
 from regard.core.rows import Mask
 from regard.core.shape import Order, Shape
+from regard.kernels import additive
 from regard.layers.attention.base import Facts
 from regard.layers.attention.cached import Scored
 
@@ -44,13 +45,18 @@ class Additive(Scored):
 
     def score(self, mask: Mask, q: Tensor, k: Tensor) -> Tensor:
         q = q + self.offset[:, None]
+        if mask.T > 1 and additive.takes(q, k):
+            return additive.scores(q, k, self._reading())
         hidden = (q[:, :, :, None] + k[:, :, None]).tanh_()  # [B, H, T, S, D]
         # a product and a sum, not a matrix product: faster at one column, and compilers fuse it with the tanh
         wide = torch.float32 if q.dtype in (torch.float16, torch.bfloat16) else q.dtype
-        reading = self.reading
-        if self.gain is not None:
-            reading = self.gain[:, None] * reading / reading.norm(dim=1, keepdim=True)
-        return (hidden * reading[:, None, None]).sum(-1, dtype=wide)
+        return (hidden * self._reading()[:, None, None]).sum(-1, dtype=wide)
+
+    def _reading(self) -> Tensor:
+        """w, [H, D]"""
+        if self.gain is None:
+            return self.reading
+        return self.gain[:, None] * self.reading / self.reading.norm(dim=1, keepdim=True)
 
     def plain(self, row: Row) -> Tensor:
         v, b, outs = self.reading[row.head], self.offset[row.head], []
