@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from regard.compare.results import Results
 
 OUT = "runs/compare"
-TRAINED = ("seeds", "rates", "budget", "jobs", "position", "task_length", "task_batch")
+TRAINED = ("seeds", "rates", "budget", "jobs", "position", "task_length", "task_batch", "pretrain")
 ASKED = ("length", "batch", "role", "width", "heads", "part", "device", "dtype", "threads", "minutes")
 
 
@@ -80,6 +80,11 @@ def _add_training(added: argparse.ArgumentParser) -> None:
     group.add_argument("--rates", metavar="R,R", help="learning rates to try (default: three, by the width)")
     group.add_argument("--jobs", type=int, help="models that are trained at a time (default: 1)")
     group.add_argument("--position", help="spec of the positions, the same for all rows (default: sinusoidal)")
+    group.add_argument(
+        "--pretrain",
+        choices=("none", "self"),
+        help="self: half of the budget goes to the tokens of a generated task, before its answers (default: none)",
+    )
     group.add_argument("--task-length", type=int, help="tokens of the task (default: its own)")
     group.add_argument("--task-batch", type=int, help="rows per update (default: 32)")
 
@@ -198,7 +203,12 @@ def _quality_plan(arguments: argparse.Namespace, given: dict[str, Any], rest: li
     if arguments.budget is not None:
         budget = budget_from(arguments.budget)
         asked |= {"axis": budget.axis, "amount": budget.amount}
-    for flag, name in (("task_length", "length"), ("task_batch", "batch"), ("position", "position")):
+    for flag, name in (
+        ("task_length", "length"),
+        ("task_batch", "batch"),
+        ("position", "position"),
+        ("pretrain", "pretrain"),
+    ):
         if flag in given:
             asked[name] = given[flag]
     flags, test = split_test(rest)

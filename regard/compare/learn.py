@@ -27,10 +27,10 @@ from regard.data.tasks import IGNORED, Examples, Task
 from regard.models import ModelConfig, build
 
 POINTS = 8  # of the curve
-TESTED = 512  # rows of a set that is scored
+TESTED, GIVEN = 512, 2048  # rows of a set that is scored: of a generated task, and of one on files
 SOLVED = 0.9
 WARM_UP = 12  # updates are this many times the warm-up
-VALID_SEED, TEST_SEED = 1_000_000, 2_000_000
+SEEDS = {"valid": 1_000_000, "test": 2_000_000}  # of the sets that are scored
 SAVED_EVERY = 15.0  # seconds between two saves of a cell
 
 
@@ -53,6 +53,7 @@ class Lesson:
     budget: Budget = field(default_factory=Budget)
     device: str = "cpu"
     equal: bool = True  # as many parameters as softmax
+    pretrain: str = "none"  # "self": half of the budget goes to the task's own tokens, without answers
     saved: str = ""  # file from which a killed cell continues; empty: none
 
     def find_task(self) -> Task:
@@ -63,7 +64,8 @@ class Lesson:
         """The model with an attention, before its parameters are made equal."""
         return ModelConfig(
             kind="decoder" if task.role == "causal" else "encoder",
-            vocabulary=task.vocabulary,
+            # what is hidden has a token of its own
+            vocabulary=task.vocabulary + (self.pretrain == "self"),
             width=self.width,
             heads=self.heads,
             inner=self.inner,
@@ -108,7 +110,7 @@ def learn(
     )
     trainer.train(progress, clock, began)
     updates, curve = progress.updates, progress.curve
-    valid, test = curve[-1][1], trainer.score(TEST_SEED)
+    valid, test = curve[-1][1], trainer.score("test")
     answer = {
         "metric": "accuracy",
         "higher_is_better": True,
@@ -153,7 +155,7 @@ class _Trainer:
             self.update(progress.step, updates)
             progress.step += 1
             if progress.step % math.ceil(updates / POINTS) == 0 or progress.step == updates:
-                progress.curve.append([progress.step, self.score(VALID_SEED)["score"]])
+                progress.curve.append([progress.step, self.score("valid")["score"]])
             if self.lesson.saved and clock() - saved > SAVED_EVERY:
                 progress.seconds = before + clock() - began
                 self.save(progress)
@@ -182,10 +184,34 @@ class _Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         return Progress(**state["progress"])
 
-    def draw(self, rows: int, seed: int) -> Examples:
+    def draw(self, rows: int, seed: int, which: str = "train") -> Examples:
         """Examples that depend on the seed alone, on the device."""
-        found = self.task.draw(rows, self.length, torch.Generator().manual_seed(seed))
+        generator = torch.Generator().manual_seed(seed)
+        if which == "train" or self.task.scored is None:
+            found = self.task.draw(rows, self.length, generator)
+        else:
+            found = self.task.scored(which, rows, self.length, generator)
         return Examples(*(part if part is None else part.to(self.lesson.device) for part in found))  # pyright: ignore[reportArgumentType]
+
+    def pretraining(self, updates: int) -> int:
+        """The number of updates before the answers are learned."""
+        return updates // 2 if self.lesson.pretrain == "self" else 0
+
+    def hide(self, found: Examples, seed: int) -> Examples:
+        """Self-pretraining (Amos et al. 2023, arXiv 2310.02980): a decoder predicts every next token, an encoder those
+        that are hidden from it."""
+        tokens = found.tokens
+        if self.task.role == "causal":
+            answers = F.pad(tokens[:, 1:], (0, 1), value=IGNORED)
+            keep = found.keep
+            return found._replace(answers=answers if keep is None else answers.masked_fill(~keep, IGNORED))
+        draws = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed)).to(tokens.device)
+        hidden = draws < self.task.hidden
+        hidden[:, 0] = False  # which only asks
+        if found.keep is not None:
+            hidden &= found.keep
+        shown = tokens.masked_fill(hidden, self.task.vocabulary)
+        return found._replace(tokens=shown, answers=tokens.masked_fill(~hidden, IGNORED))
 
     def loss(self, found: Examples) -> Tensor:
         """The mean loss of a batch."""
@@ -202,10 +228,14 @@ class _Trainer:
         seed = self.lesson.seed * 10_000_019 + step
         torch.manual_seed(seed)
         redraw(self.model, seed=self.lesson.seed, step=step)
-        loss = self.loss(self.draw(self.lesson.batch, seed))
-        warm_up = max(1, updates // WARM_UP)
+        before = self.pretraining(updates)
+        found = self.draw(self.lesson.batch, seed)
+        loss = self.loss(self.hide(found, seed) if step < before else found)
+        # each of the two trainings has a schedule of its own
+        at, count = (step, before) if step < before else (step - before, updates - before)
+        warm_up = max(1, count // WARM_UP)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.lesson.rate * min(1, (step + 1) / warm_up, 3 * (1 - step / updates))
+            group["lr"] = self.lesson.rate * min(1, (at + 1) / warm_up, 3 * (1 - at / count))
         self.optimizer.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -213,15 +243,16 @@ class _Trainer:
             raise Broke(f"not finite at update {step + 1} (learning rate {self.lesson.rate:g})")
         self.optimizer.step()
 
-    def score(self, seed: int) -> dict[str, Any]:
-        """The share of answers that are right on fresh rows, also by group."""
+    def score(self, which: str) -> dict[str, Any]:
+        """The share of answers that are right on fresh rows of the set "valid" or "test", also by group."""
+        seed = SEEDS[which]
         self.model.eval()
         right = asked = 0
         groups: dict[str, list[int]] = {}
         items: list[float] = []
         with torch.inference_mode():
-            for first in range(0, TESTED, 128):
-                found = self.draw(128, seed + first)
+            for first in range(0, TESTED if self.task.scored is None else GIVEN, 128):
+                found = self.draw(128, seed + first, which)
                 best = self.model(found.tokens, keep=found.keep).logits.argmax(-1)
                 counts = found.answers != IGNORED
                 hits = (best == found.answers) & counts

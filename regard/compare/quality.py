@@ -22,6 +22,7 @@ from regard.spec import ATTENTION, parse
 
 RATE, RATE_WIDTH = 3e-3, 64  # the middle of the grid at a width
 SWEEP_SEED = 0  # of the cells that choose a learning rate; the score has other seeds
+PRETRAININGS = ("none", "self")
 ENSEMBLE = -1  # in place of a seed: the runs of all seeds as one model
 Asked = tuple[str, float, int]  # row, learning rate, seed
 
@@ -61,6 +62,7 @@ class QualityPlan:
     flags: tuple[str, ...] = ()  # of `regard train`
     test: tuple[str, ...] = ()  # of `regard evaluate`, for the score; empty: the score is that of validation
     variants: tuple[Variant, ...] = ()  # rows that are not attentions, instead of `specs`
+    pretrain: str = "none"  # "self": half of the budget on the task's own tokens, before the answers
     anyway: bool = False  # also rows whose parameters are not within 1 %
     title: str = ""  # of the table, where the task does not say it all
 
@@ -72,6 +74,9 @@ class QualityPlan:
             raise ValueError(f"the length of a task must be at least 1, got {self.length}")
         if any(rate <= 0 for rate in self.rates):
             raise ValueError(f"rates must be above 0, got {min(self.rates):g}")
+        if self.pretrain not in PRETRAININGS or (self.is_run and self.pretrain != "none"):
+            known = f"{' or '.join(PRETRAININGS)}, and none for a task of regard train"
+            raise ValueError(f"pretrain must be {known}, got {self.pretrain!r}")
         if self.axis == "minutes" and self.jobs > 1:
             raise ValueError("a budget of minutes needs the machine for one cell at a time: leave --jobs out")
         if not self.is_run:
@@ -107,7 +112,12 @@ class QualityPlan:
     @property
     def is_run(self) -> bool:
         """Whether the task is one of `regard train`."""
-        return self.name not in generated.BUILDERS and run_tasks.is_known(self.name)
+        return not self.is_generated and run_tasks.is_known(self.name)
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether a small model of `regard compare` is trained on batches that are drawn."""
+        return self.name in generated.BUILDERS or self.name in generated.READERS
 
     @property
     def budget(self) -> Budget:
@@ -170,11 +180,11 @@ class QualityPlan:
     def lesson(self, spec: str, rate: float, seed: int, folder: Folder | None = None) -> Lesson:
         """What a cell trains; in a folder it is saved now and then."""
         shared = {name: getattr(self, name) for name in ("length", "batch", "width", "heads", "inner", "layers")}
-        more = {"position": self.position, "device": self.device, "budget": self.budget, "equal": True}
+        more = {"position": self.position, "device": self.device, "budget": self.budget, "pretrain": self.pretrain}
         if folder is not None:
             more["saved"] = str(folder.path / "saved" / f"{self.question(spec, rate, seed).key}.pt")
-        if self.name not in generated.BUILDERS:
-            known = ", ".join([*generated.BUILDERS, *run_tasks.names()])
+        if not self.is_generated:
+            known = ", ".join([*generated.BUILDERS, *generated.READERS, *run_tasks.names()])
             raise ValueError(f"no task {self.name!r}; known: {known}")
         return Lesson(spec, self.name, self.options, rate=rate, seed=seed, **shared, **more)
 
@@ -221,6 +231,7 @@ class QualityPlan:
         else:
             found = self.lesson(spec, rate, seed).find_task()
             task |= {"version": found.version, "options": dict(found.options)}
+            task |= {} if self.pretrain == "none" else {"pretrain": self.pretrain}
             code = *code, "data/tasks", "compare/learn.py"
         return Question(
             kind="quality",

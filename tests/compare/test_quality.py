@@ -130,6 +130,31 @@ def test_a_killed_cell_continues_from_what_it_saved(tmp_path, monkeypatch):
     assert learn(lesson, clock)[0]["curve"] == whole["curve"]
 
 
+def test_self_pretraining_takes_half_of_the_budget(monkeypatch):
+    """First every hidden token is asked, and nothing else; then the answers, with a schedule of their own."""
+    task = Lesson("softmax", "listops").find_task()
+    lesson = Lesson("softmax", "listops", {}, 24, 8, pretrain="self", budget=Budget("updates", 4), **SIZES)
+    trainer, seen = learning._Trainer(lesson, task, 24, build(lesson.config("softmax", task))), []
+    monkeypatch.setattr(trainer, "loss", lambda found: seen.append(found) or learning._Trainer.loss(trainer, found))
+    rates = []
+    for step in range(4):
+        trainer.update(step, 4)
+        rates.append(trainer.optimizer.param_groups[0]["lr"])
+    assert rates[:2] == rates[2:]
+    for step, found in enumerate(seen):
+        plain = trainer.draw(8, lesson.seed * 10_000_019 + step)
+        if step >= 2:
+            assert torch.equal(found.tokens, plain.tokens)
+            continue
+        hidden = found.tokens == task.vocabulary
+        assert 0 < hidden.sum() < 0.3 * plain.keep.sum()
+        assert not (hidden & ~plain.keep).any()
+        assert torch.equal(found.answers[hidden], plain.tokens[hidden])
+        assert (found.answers[~hidden] == learning.IGNORED).all()
+    with pytest.raises(ValueError, match="pretrain must be none or self"):
+        QualityPlan("recall", pretrain="twice")
+
+
 def test_groups_are_scored_apart():
     options = {"pairs": 2, "updates": 1, "vocabulary": 32}
     answer, _ = learn(Lesson("softmax", "forgetting", options, 16, 4, budget=Budget("updates", 1), **SIZES))

@@ -132,6 +132,18 @@ def test_the_translators_of_table_2(tmp_path):
     assert not any(variant.words for variant in tables.build("wmt", "small", *data[:4]).quality[0].variants)
 
 
+def test_the_arena_runs_what_it_has_files_for():
+    """Every task stands twice, from scratch and self-pretrained; what has no file stands as not run."""
+    alone = tables.build("arena", "small")
+    assert [plan.title for plan in alone.quality[::2]] == ["ListOps, from scratch", "Path, from scratch"]
+    assert {plan.pretrain for plan in alone.quality[1::2]} == {"self"}
+    assert [what for what, _ in alone.commands] == ["Text", "Image", "Retrieval"]
+    with pytest.raises(ValueError, match="text needs both"):
+        tables.build("arena", "small", "--data.text", "a.jsonl")
+    with pytest.raises(ValueError, match=r"takes --data\.text, --test\.text, --data\.images"):
+        tables.build("arena", "small", "--data.txt", "a.jsonl")
+
+
 def test_tables_of_one_folder(tmp_path):
     """A folder has cells for several tables, each of which can be reported."""
     for name in ("recall", "mad", "recall"):

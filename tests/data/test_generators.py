@@ -1,11 +1,15 @@
 """Generated tasks against slow readers in loops: each answer follows from the tokens as the definition says."""
 
 import itertools
+import json
+import math
 
+import numpy as np
 import pytest
 import torch
 
-from regard.data.tasks import BUILDERS, IGNORED, LISTOPS, Task, build, evaluate
+from regard.data.tasks import BUILDERS, IGNORED, LISTOPS, Task, build, evaluate, given, pathfinder
+from regard.data.tasks.draws import Draws
 from regard.data.tasks.groups import elements, products
 
 SMALL = {
@@ -14,6 +18,7 @@ SMALL = {
     "forgetting": (48, {"pairs": 6, "updates": 3, "vocabulary": 64}),
     "mad-selective": (64, {}),
     "needle": (48, {}),
+    "pathfinder": (257, {"side": 16, "paddles": 5}),
 }
 
 
@@ -231,3 +236,71 @@ def test_listops_of_the_long_range_arena():
             assert 2 <= len(values) <= 10
             stack.append(evaluate(stack.pop(), values))
         assert [LISTOPS[wanted[0]]] == [str(value) for value in stack]
+
+
+def test_pathfinder_draws_curves_that_keep_their_distance():
+    """Read in loops: dashes follow each other, curves do not touch, discs are where the answer says."""
+    draws, seen = Draws(torch.Generator().manual_seed(3)), set()
+    for _ in range(6):
+        curves, discs, joined = pathfinder.draw_scene(32, 14, draws)
+        assert [len(curve) for curve in curves] == [14, 14] + [4] * 5
+        for curve in curves:
+            assert 1 <= curve.min() <= curve.max() <= 31
+            for (first, last), (start, end) in itertools.pairwise(curve):
+                assert math.dist(first, last) == pytest.approx(pathfinder.PADDLE)
+                assert math.dist(last, start) == pytest.approx(pathfinder.GAP)
+                turns = [math.atan2(*(b - a)) for a, b in ((first, last), (start, end))]
+                turn = (turns[1] - turns[0] + math.pi) % (2 * math.pi) - math.pi
+                assert abs(turn) <= pathfinder.TURN + 1e-9
+        for one, other in itertools.combinations(curves, 2):
+            apart = min(math.dist(a, b) for a in one.reshape(-1, 2) for b in other.reshape(-1, 2))
+            # looked at in cells of half a pixel
+            assert apart >= pathfinder.NEAR - 1
+        assert math.dist(curves[0][0, 0], curves[1][0, 0]) >= pathfinder.APART
+        ends = [tuple(curves[0][0, 0]), tuple(curves[0 if joined else 1][-1, 1])]
+        assert [tuple(disc) for disc in discs] == ends
+        seen.add(joined)
+    assert seen == {True, False}
+
+
+def test_pathfinder_is_drawn_point_by_point():
+    """A picture equals one of which every point is looked at in loops."""
+    side, draws = 16, Draws(torch.Generator().manual_seed(0))
+    scene = pathfinder.draw_scene(side, 5, draws)
+    slow = [[0.0] * side for _ in range(side)]
+    for y, x, v, u in itertools.product(range(side), range(side), pathfinder.OFFSETS, pathfinder.OFFSETS):
+        point, value = (y + v, x + u), 0.0
+        for first, last in (dash for curve in scene.curves for dash in curve):
+            along = [b - a for a, b in zip(first, last, strict=True)]
+            share = sum((p - a) * d for p, a, d in zip(point, first, along, strict=True)) / sum(d * d for d in along)
+            nearest = [a + min(1, max(0, share)) * d for a, d in zip(first, along, strict=True)]
+            value = pathfinder.CONTRAST if math.dist(point, nearest) <= pathfinder.THICKNESS else value
+        if any(math.dist(point, disc) <= pathfinder.RADIUS for disc in scene.discs):
+            value = 1.0
+        slow[y][x] += value / 4
+    torch.testing.assert_close(
+        torch.from_numpy(pathfinder.render(scene, side)), torch.tensor(slow, dtype=torch.float64)
+    )
+
+
+def test_tasks_on_files(tmp_path):
+    """Text byte by byte and pictures pixel by pixel; what is scored is of other files, or held out."""
+    for name, texts in (
+        ("train", [f"good {n}" for n in range(30)] + [f"bad {n}" for n in range(10)]),
+        ("test", ["bad"]),
+    ):
+        lines = [json.dumps({"text": text, "label": text.split()[0]}) for text in texts]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join([*lines, json.dumps({"text": "good x", "label": "good"})]))
+    task = build("lra-text", train=str(tmp_path / "train.jsonl"), test=str(tmp_path / "test.jsonl"))
+    found = task.draw(20, 8, torch.Generator().manual_seed(0))
+    for row, answer, keep in zip(found.tokens.tolist(), found.answers.tolist(), found.keep.tolist(), strict=True):
+        text = bytes(token - 3 for token, is_real in zip(row[1:], keep[1:], strict=True) if is_real)
+        assert (row[0], answer[1:]) == (0, [IGNORED] * 7)
+        # classes are numbered in the order of their names
+        assert answer[0] == 1 + [b"bad", b"good"].index(text.split()[0])
+    rows = task.scored("test", 20, 8, torch.Generator().manual_seed(0)).tokens
+    assert {bytes(token - 3 for token in row if token >= 3) for row in rows.tolist()} == {b"bad", b"good x"}
+    with pytest.raises(ValueError, match="lra-image needs a folder"):
+        build("lra-image")
+    pixels = np.arange(48, dtype=np.uint8).reshape(1, 3, 4, 4)
+    assert given._gray(pixels)[0, 0].tolist() == [13, 14, 15, 16]

@@ -7,13 +7,25 @@ generator alone. Tasks for a decoder are read from left to right; in those for a
 import inspect
 from collections.abc import Callable
 
-from regard.data.tasks import copying, groups, listops, mad, mqar, needle, recall, selective
+from regard.data.tasks import copying, given, groups, listops, mad, mqar, needle, pathfinder, recall, selective
 from regard.data.tasks.base import IGNORED, Examples, Task
 from regard.data.tasks.copying import SYMBOLS
 from regard.data.tasks.listops import LISTOPS, evaluate
 from regard.data.tasks.recall import KEYS
 
-__all__ = ["BUILDERS", "IGNORED", "KEYS", "LISTOPS", "SYMBOLS", "TASKS", "Examples", "Task", "build", "evaluate"]
+__all__ = [
+    "BUILDERS",
+    "IGNORED",
+    "KEYS",
+    "LISTOPS",
+    "READERS",
+    "SYMBOLS",
+    "TASKS",
+    "Examples",
+    "Task",
+    "build",
+    "evaluate",
+]
 
 BUILDERS: dict[str, Callable[..., Task]] = {
     "copy": copying.copy,
@@ -34,16 +46,20 @@ BUILDERS: dict[str, Callable[..., Task]] = {
     "word": groups.word,
     "parity": groups.parity,
     "needle": needle.needle,
+    "pathfinder": pathfinder.pathfinder,
 }
+# tasks on files that the user names in the options
+READERS: dict[str, Callable[..., Task]] = {"lra-text": given.text, "lra-image": given.image}
 TASKS = {name: BUILDERS[name]() for name in ("copy", "reverse", "recall", "listops")}
 
 
 def build(name: str, **options: object) -> Task:
     """A task by its name, with options: `build("mqar", pairs=4)`."""
-    if name not in BUILDERS:
-        raise ValueError(f"no generated task {name!r}; known: {', '.join(BUILDERS)}")
-    known = inspect.signature(BUILDERS[name]).parameters
+    builders = BUILDERS | READERS
+    if name not in builders:
+        raise ValueError(f"no generated task {name!r}; known: {', '.join(builders)}")
+    known = inspect.signature(builders[name]).parameters
     unknown = [option for option in options if option not in known]
     if unknown:
         raise ValueError(f"task {name!r} has no option {unknown[0]!r}; it takes {', '.join(known)}")
-    return BUILDERS[name](**options)
+    return builders[name](**options)

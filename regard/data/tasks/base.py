@@ -32,6 +32,10 @@ class Task:
     groups: tuple[str, ...] = ()
     length: int = 64  # tokens at which it is usually asked
     next_token: bool = False  # trained on every next token, tested on the answers
+    scored: Callable[[str, int, int, torch.Generator], Examples] | None = (
+        None  # from the set "valid" or "test", if apart
+    )
+    hidden: float = 0.15  # share of the tokens that self-pretraining hides
     attention: bool = True  # False: tests parameters, and belongs in no mean over attentions
     reference: str = "softmax"  # spec of a layer that learns it: while that one does not, an order is one of luck
     version: int = 1

@@ -6,8 +6,10 @@ import functools
 import torch
 
 from regard.data.tasks.base import IGNORED, Examples, Task, check_options
+from regard.data.tasks.draws import Draws
 
 DEEPEST, ARGUMENTS, OPERATOR = 10, 10, 0.25  # of the Long Range Arena: depth, most arguments, share of operators
+HIDDEN = 0.1  # of the tokens, in self-pretraining
 TRIES = 10_000  # expressions of any length, until one fits
 
 OPERATORS = ("[MAX", "[MIN", "[MED", "[SM")
@@ -18,7 +20,7 @@ def listops() -> Task:
     """At most `length` tokens; the first token is asked for the value: maximum, minimum, median (rounded down) or sum
     modulo ten."""
     trick = (0.22, "the first operator alone")
-    return Task(_draw, "self", len(LISTOPS), 0.1, "listops", trick, length=64)
+    return Task(_draw, "self", len(LISTOPS), 0.1, "listops", trick, length=64, hidden=HIDDEN)
 
 
 def _draw(batch: int, length: int, generator: torch.Generator) -> Examples:
@@ -69,14 +71,14 @@ def listops_long(*, shortest: int = 500) -> Task:
     and 10 arguments at most. The first token is asked."""
     draw = functools.partial(_draw_long, shortest)
     options = {"shortest": shortest}
-    return Task(draw, "self", len(LISTOPS), 0.1, "listops-long", length=2000, options=options)
+    return Task(draw, "self", len(LISTOPS), 0.1, "listops-long", length=2000, hidden=HIDDEN, options=options)
 
 
 def _draw_long(shortest: int, batch: int, length: int, generator: torch.Generator) -> Examples:
     check_options(shortest < length, f"listops-long needs more than {shortest} tokens, got {length}")
     tokens, answers = torch.zeros(batch, length, dtype=torch.long), torch.full((batch, length), IGNORED)
     keep = torch.zeros(batch, length, dtype=torch.bool)
-    draws = _Draws(generator)
+    draws = Draws(generator)
     for row in range(batch):
         words, value = _fitting(shortest, length - 1, draws)
         tokens[row, 1 : len(words) + 1] = torch.tensor([LISTOPS.index(word) for word in words])
@@ -85,23 +87,7 @@ def _draw_long(shortest: int, batch: int, length: int, generator: torch.Generato
     return Examples(tokens, answers, keep)
 
 
-class _Draws:
-    """Uniform numbers from a generator, many at a time: one by one they take most of the time."""
-
-    def __init__(self, generator: torch.Generator):
-        self.generator, self.left = generator, iter(())
-
-    def __call__(self) -> float:
-        for value in self.left:
-            return value
-        self.left = iter(torch.rand(4096, generator=self.generator).tolist())
-        return next(self.left)
-
-    def below(self, top: int) -> int:
-        return min(top - 1, int(self() * top))
-
-
-def _fitting(shortest: int, longest: int, draws: _Draws) -> tuple[list[str], int]:
+def _fitting(shortest: int, longest: int, draws: Draws) -> tuple[list[str], int]:
     """An expression of between `shortest` and `longest` tokens: the first of many that is."""
     for _ in range(TRIES):
         words: list[str] = []
@@ -111,7 +97,7 @@ def _fitting(shortest: int, longest: int, draws: _Draws) -> tuple[list[str], int
     raise ValueError(f"no expression of {shortest} to {longest} tokens in {TRIES:,} draws: allow a wider range")
 
 
-def _tree(words: list[str], depth: int, longest: int, draws: _Draws) -> int:
+def _tree(words: list[str], depth: int, longest: int, draws: Draws) -> int:
     """Appends an expression to the words, and returns its value. A single digit is too short to be asked, so the root
     is an operator. What is too long already is left as it is."""
     if len(words) > longest or (depth > 1 and (depth > DEEPEST or draws() > OPERATOR)):
