@@ -97,7 +97,7 @@ def learn(
         sized = solve(config, target) if lesson.equal else budget.Sized(config, *budget.count(config))
         model = build(sized.config).to(lesson.device)
     trainer = _Trainer(lesson, task, length, model)
-    if (trainer.draw(lesson.batch, VALID_SEED).answers == IGNORED).all():
+    if (trainer.draw(lesson.batch, SEEDS["valid"]).answers == IGNORED).all():
         raise ValueError(f"the task {lesson.task} asks nothing in {length} tokens: give it more (--task-length)")
     began = clock()
     flops = trainer.count_update()
