@@ -153,7 +153,7 @@ class GGUFFile:
         value = self.values.get(name, default)
         if value is None:
             raise ValueError(f"{self.path} does not give {name}")
-        if kind is float and isinstance(value, float):
+        if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
             # 32 bits in the file: the shortest number that has them is the one that was meant
             return float(str(np.float32(value)))
         if not isinstance(value, kind) or (kind is int and (isinstance(value, bool) or value < 0)):

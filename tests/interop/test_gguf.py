@@ -29,7 +29,7 @@ TEXTS = [
     "Where is the station? It's 12,000 steps from here, since 1984.",
     "  two spaces,\ttabs\n\nand\r\nline ends ",
     "naïve café 你好 🙂 don't I'LL x1y22",
-    "a" * 50,
+    "a" * 50 + "<think> b",
 ]
 E, H, G, INNER, LAYERS, LENGTH = 64, 4, 2, 96, 2, 128
 KEY = struct.pack("<Q", 1) + b"k"  # of a setting, in a file
@@ -53,12 +53,13 @@ def byte_pairs(single_digits: bool) -> tuple[list[str], list[str]]:
     return sorted(ids, key=ids.__getitem__), [" ".join(pair) for pair in merges]
 
 
-def add_tokenizer(writer: gguf.GGUFWriter, kind: str, pre: str, single_digits: bool) -> int:
+def add_tokenizer(writer: gguf.GGUFWriter, kind: str, pre: str, single_digits: bool, merged: bool) -> int:
     if kind == "gpt2":
         tokens, merges = byte_pairs(single_digits)
         writer.add_tokenizer_pre(pre)
-        writer.add_token_merges(merges)
-        types = [3, 3] + [1] * (len(tokens) - 2)
+        writer.add_token_merges(merges if merged else merges[:1])
+        tokens.append("<think>")
+        types = [3, 3] + [1] * (len(tokens) - 3) + [4]
     else:
         letters = sorted(set("".join(TEXTS[:2])) - set(" \n\r\t"))
         tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *letters, "▁s", "st", "▁st"]
@@ -81,6 +82,7 @@ def write_file(
     tokenizer: str = "gpt2",
     pre: str = "smollm",
     single_digits: bool = True,
+    merged: bool = True,
     tied: bool = True,
     extra: dict[str, np.ndarray] | None = None,
     settings: dict[str, object] | None = None,
@@ -88,7 +90,7 @@ def write_file(
 ) -> Path:
     """A model of random numbers, its matrices stored in some type. `settings` are added, or not written if None."""
     writer = gguf.GGUFWriter(path, architecture, endianess=endian)
-    size = add_tokenizer(writer, tokenizer, pre, single_digits)
+    size = add_tokenizer(writer, tokenizer, pre, single_digits, merged)
     sizes = {
         "context_length": LENGTH,
         "embedding_length": E,
@@ -167,7 +169,10 @@ def test_sentencepiece_tokens(tmp_path, capsys):
     path = write_file(tmp_path / "model.gguf", tokenizer="llama")
     language = check_against_transformers(path, tmp_path / "run", ["the station is 12 steps away", "st 你"], 1e-4)
     assert language.start == 1
-    assert language.tokenizer.names(language.tokenizer.encode("the st")) == ["▁", "t", "h", "e", "▁st"]
+    assert language.tokenizer.names(language.tokenizer.encode("the  st")) == ["▁", "t", "h", "e", "▁", "▁st"]
+    bare = {"tokenizer.ggml.add_space_prefix": False, "tokenizer.ggml.remove_extra_whitespaces": True}
+    _, other = ours.read(write_file(tmp_path / "bare.gguf", tokenizer="llama", settings=bare))
+    assert other.names(other.encode("the  st")) == ["t", "h", "e", "▁st"]
     assert cli.main(["export", str(tmp_path / "run"), "--format", "huggingface", "--out", str(tmp_path / "out")]) == 0
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     ids = torch.tensor([language.encode("the station")])
@@ -175,14 +180,28 @@ def test_sentencepiece_tokens(tmp_path, capsys):
         assert_close(theirs(ids).logits, language.model(ids).logits, rtol=0, atol=1e-4)
 
 
-def test_words_of_smollm(tmp_path):
-    """Each digit is a token of its own, even if merges would join them."""
-    names = {}
-    for pre in ("smollm", "gpt-2"):
-        _, found = ours.read(write_file(tmp_path / f"{pre}.gguf", pre=pre, single_digits=False))
-        names[pre] = found.names(found.encode("since 1984"))
-    assert names["smollm"][-4:] == ["1", "9", "8", "4"]
-    assert names["gpt-2"][-1] not in "0123456789"
+@pytest.mark.parametrize(
+    ("pre", "others", "text", "tokens"),
+    [
+        # each digit is a token of its own, even if merges would join them
+        ("smollm", {"single_digits": False}, "since 1984", ["1", "9", "8", "4"]),
+        ("gpt-2", {"single_digits": False}, "since 1984", ["Ġ1", "984"]),
+        # a word that is a token is one, even if no merges lead to it
+        ("llama-bpe", {"merged": False}, " the", ["Ġthe"]),
+        ("gpt-2", {"merged": False}, " the", ["h", "e"]),
+    ],
+)
+def test_words(pre, others, text, tokens, tmp_path):
+    _, found = ours.read(write_file(tmp_path / "model.gguf", pre=pre, **others))
+    assert found.names(found.encode(text))[-len(tokens) :] == tokens
+
+
+def test_the_token_before_a_text(tmp_path):
+    """As the file says, whatever is usual."""
+    for pre, begins in (("llama-bpe", False), ("smollm", True)):
+        said = {"tokenizer.ggml.add_bos_token": begins}
+        import_model(write_file(tmp_path / f"{pre}.gguf", pre=pre, settings=said), tmp_path / pre)
+        assert LanguageModel.load(tmp_path / pre, device="cpu").start == (1 if begins else None)
 
 
 def llama3_factors(factor: float) -> np.ndarray:
@@ -277,8 +296,9 @@ def test_hostile_metadata(data, words, tmp_path, monkeypatch):
 
 
 def test_other_words(tmp_path, capsys):
-    """Flags of other formats are refused, and a name is not enough."""
-    path = write_file(tmp_path / "model.gguf")
+    """Flags of other formats are refused, and a name is not enough. Settings that change nothing are taken."""
+    neutral = {"llama.expert_count": 0, "llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 1.0}
+    path = write_file(tmp_path / "model.gguf", settings=neutral)
     for flag, value in (("--tokenizer", str(tmp_path)), ("--heads", "3")):
         assert flag in refused(capsys, "import", str(path), "--out", str(tmp_path / "run"), flag, value)
     (tmp_path / "text.gguf").write_text("no model at all")

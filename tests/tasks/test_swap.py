@@ -11,7 +11,9 @@ from verbs import refused, told
 from regard import models
 from regard.models.config import ModelConfig
 from regard.tasks.language import LanguageModel
-from regard.tasks.swap import outer_attentions, transfer
+from regard.tasks.swap import outer_attentions, swap_attention, transfer
+from regard.training import checkpoint
+from regard.training.run import Run
 
 DECODER = ModelConfig(
     kind="decoder", vocabulary=40, width=24, heads=6, kv_heads=3, inner=32, layers=2, position="rotary"
@@ -97,12 +99,28 @@ def test_refusals(before, after, words):
         swapped(replace(DECODER, heads=4, kv_heads=4, attention=before), attention=after)
 
 
+def check_origin(folder) -> None:
+    """A swapped run says what it was made of, has the weights of the checkpoint that was asked for, and new parameters
+    are the same each time."""
+    run = Run.open(folder / "run")
+    assert run.read_json("run.json")["parameters"] == Run.open(folder / "window").read_json("run.json")["parameters"]
+    first, last = (checkpoint.read(run.checkpoints / name) for name in checkpoint.names(run.checkpoints))
+    for name, expected in (("first", first), ("last", last), ("again", last)):
+        made = swap_attention(run.folder, folder / name, {"attention": "rfa"}, which=expected.state["step"]).run
+        init = made.read_json("run.json")["init"]
+        assert init == {"run": str(run.folder), "sha256": checkpoint.listed_digest(expected.path)}
+        weights = made.find().tensors["model"]
+        assert torch.equal(weights["decoder.embedding.weight"], expected.tensors["model"]["decoder.embedding.weight"])
+    again = Run.open(folder / "last").find().tensors["model"]
+    assert all(torch.equal(again[name], weights[name]) for name in weights)
+
+
 def test_the_verb(tmp_path, capsys, monkeypatch):
     """A run is swapped, measured, and trained further; refusals write nothing."""
     (tmp_path / "text.txt").write_text("\n".join(text for text, _ in reviews()) + "\n")
     run, window = str(tmp_path / "run"), str(tmp_path / "window")
     data = ["--data.text", str(tmp_path / "text.txt"), "--data.length", "16", "--training.tensorboard", "false"]
-    short = [*data, "--training.steps", "2", "--training.tokens", "128", "--training.evaluate_every", "2"]
+    short = [*data, "--training.steps", "2", "--training.tokens", "128", "--training.evaluate_every", "1"]
     small = ["--model.width", "16", "--model.heads", "2", "--model.inner", "32", "--model.layers", "2"]
     words = ["--data.tokenizer", "words", "--model.position", "rotary"]
     told(monkeypatch, capsys, "train", "language", *short, *small, *words, "--out", run)
@@ -120,6 +138,7 @@ def test_the_verb(tmp_path, capsys, monkeypatch):
         monkeypatch, capsys, "swap", run, "--attention", "linear", "--position", "none", "--out", f"{run}-b"
     )
     assert "positions were rotary in training, and are now none" in notes
+    check_origin(tmp_path)
     nothing = str(tmp_path / "nothing")
     assert "--position" in refused(capsys, "swap", run, "--out", nothing)
     assert "cannot take position 'rotary'" in refused(capsys, "swap", run, "--attention", "linear", "--out", nothing)
