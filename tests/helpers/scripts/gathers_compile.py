@@ -1,6 +1,7 @@
-"""Compiles kernels for a GPU that need not be there: of a step of decoding, of sorted chunks and norms, of
-what centroids pick. Run by test_captured.py and test_chunks.py, for here they are not interpreted.
-Arguments: `ring`, `chunks`, `picks`; `all` for more sizes of each."""
+"""Compiles kernels for a GPU that need not be there: of a step of decoding, of sorted chunks and norms, of what
+centroids pick; with `all` also of the loss, of entmax and additive logits, and of summaries. Run by test_captured.py
+and test_chunks.py, for here they are not interpreted. Arguments: `ring`, `chunks`, `picks`; `all` for more sizes of
+each."""
 
 import sys
 
@@ -9,11 +10,15 @@ from triton.compiler import ASTSource, compile
 from triton.runtime import JITFunction
 
 from regard.kernels import (
+    additive_triton,
     chunks_triton_kernels,
+    cross_entropy_triton,
+    entmax_triton_kernels,
     norm_triton_kernels,
     picks_triton_kernels,
     ring_triton,
     ring_triton_kernels,
+    summaries_triton,
 )
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -78,6 +83,28 @@ def picks() -> None:
     compiled(picks_triton_kernels.add_kernel, tile, **pointers)
 
 
-for name, work in (("ring", ring), ("chunks", chunks), ("picks", picks)):
+def others() -> None:
+    if not ALL:
+        return
+    wide = ("missed", "spread", "betas", "ts", "totals", "means", "of_beta", "w", "out", "dw")
+    types = dict.fromkeys(wide, "*fp32") | {"target": "*i64", "firsts": "*i32", "counts": "*i32", "smoothing": "fp32"}
+    types |= dict.fromkeys(("logits", "p", "dp", "dq", "of_k", "of_v", "sums_k", "sums_v"), "*bf16")
+    types |= {f"{name}_{axis}": "i32" for name in (*"qkvpgsdo", "dq", "dk", "dv", "dp", "gk", "gv") for axis in "bht"}
+    loss = {"IGNORED": -100, "TRAINS": True, "BLOCK": 8192}
+    compiled(cross_entropy_triton.rows_kernel, loss, **types)
+    compiled(cross_entropy_triton.rows_kernel, loss | {"spread": None}, **types)
+    tile = {"D": 64, "BLOCK_D": 64, "E": 64, "BLOCK_E": 64, "CAUSAL": True, "ROWS": 64, "KEYS": 64}
+    compiled(entmax_triton_kernels.forward_kernel, tile | {"STEPS": 24}, **types)
+    compiled(entmax_triton_kernels.queries_kernel, tile, **types)
+    compiled(entmax_triton_kernels.keys_kernel, tile | {"KEYS": 32}, **types)
+    chunk = {"D": 64, "R": 8, "C": 64, "BLOCK_D": 64, "BLOCK_R": 16, "BLOCK_C": 64}
+    compiled(summaries_triton.forward_kernel, chunk, **types)
+    compiled(summaries_triton.backward_kernel, chunk, **types)
+    pairs = {"D": 32, "BLOCK": 32, "ROWS": 16, "KEYS": 16}
+    for kernel in (additive_triton.scores_kernel, additive_triton.queries_kernel, additive_triton.keys_kernel):
+        compiled(kernel, pairs, **types | {"grad": "*fp32"})
+
+
+for name, work in (("ring", ring), ("chunks", chunks), ("picks", picks), ("picks", others)):
     if name in sys.argv:
         work()
