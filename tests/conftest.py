@@ -1,3 +1,4 @@
+import gc
 import os
 
 # Some virtual machines advertise AMX without granting it; bf16 matrix products then die with an illegal instruction.
@@ -30,6 +31,17 @@ def pytest_configure(config):
     if os.environ.get("REGARD_GPU") == "1":
         # what PyTorch has to say of a machine with a GPU is shown, and fails no test
         config.addinivalue_line("filterwarnings", "default")
+
+
+def pytest_collection_finish():
+    # tests and what they import stay until the end: the garbage collector, which PyTorch's compiler calls once a graph,
+    # need not look through all of it each time
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()
 
 
 def pytest_itemcollected(item):

@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import torch
+from forked import fork
 from torch.testing import assert_close
 
 from regard.tasks.train import train
@@ -67,7 +68,7 @@ def assert_same(one: str | Path, other: str | Path) -> None:
 
 def in_child(work) -> int:
     """Runs in a forked child: its exit status, or minus the signal that ended it."""
-    child = os.fork()
+    child = fork()
     if child == 0:
         try:
             work()

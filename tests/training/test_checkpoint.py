@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import reseal
+from forked import fork
 from torch import nn
 
 from regard.training import checkpoint, optimizer_state
@@ -144,7 +145,7 @@ def killed_at(number, work):
             os._exit(KILLED)
         return go()
 
-    child = os.fork()
+    child = fork()
     if child == 0:
         try:
             with Calls(act).watch():
@@ -749,7 +750,7 @@ def test_r5_too_little_room_is_said_before_anything_is_written(pair, monkeypatch
 def test_r5_a_real_limit_of_the_system(pair):
     """The kernel cuts a write off in the middle; the child reports what it saw."""
     report = pair.parent / f"{pair.name}-report"
-    child = os.fork()
+    child = fork()
     if child == 0:
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
