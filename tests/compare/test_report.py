@@ -60,6 +60,28 @@ def test_sentences(tmp_path, seconds, says):
     assert says in advise(filled(tmp_path, seconds, specs=tuple(seconds)))
 
 
+def test_a_faster_row_whose_interval_holds_one_is_not_called_faster(tmp_path):
+    results = filled(tmp_path, {"linear": 0.9, "dot": 3.0}, specs=("linear", "dot"))
+    row = next(row for row in results.rows if row["spec"] == "linear")
+    row["train_ratio_low"], row["train_ratio_high"] = 0.7, 1.1
+    assert "None is clearly faster to train than softmax here." in advise(results)
+    row["train_ratio_high"] = 0.95
+    assert "Fastest to train here: linear, 1.11 times as fast as softmax (1.05 to 1.43)." in advise(results)
+
+
+def test_memory_and_states_are_told_apart_where_the_gap_is_clear(tmp_path):
+    results = filled(tmp_path, {"linear": 0.5, "dot": 0.5, "rfa": 0.5}, specs=("linear", "dot", "rfa"))
+    sizes = {"softmax": (100.0, 1000), "linear": (10.0, 100), "dot": (12.0, 1000), "rfa": (20.0, 120)}
+    for row in results.rows:
+        row["peak_mib"], row["state_bytes"] = sizes[row["spec"]]
+    said = " ".join(advise(results))
+    assert "Least memory to train: linear and dot, about 10 MiB." in said
+    assert "Smallest state: linear and rfa, 10.0 times smaller than that of softmax." in said
+    for row in results.rows:
+        row["peak_mib"] = 0.3
+    assert "Least memory" not in " ".join(advise(results))
+
+
 def test_what_a_token_does_not_see_is_said(tmp_path):
     results = filled(tmp_path, {"linear": 0.5, "local(window=8)": 0.1}, specs=("linear", "local(window=8)"))
     for row in results.rows:

@@ -1,7 +1,9 @@
 """Filling a table with planted contestants and their clock: rounds, groups, kills, limits, and what is said of it."""
 
 import json
+import math
 import random
+import signal
 
 import pytest
 from planted import World, survived
@@ -17,7 +19,8 @@ SECONDS |= {"rfa": 0.5, "predictive": 0.7, "entmax": 2.0, "multiplicative": 1.0}
 
 
 def plan(*specs: str, minutes: float = 600, **more) -> CostPlan:
-    return CostPlan(specs=specs or SPECS, lengths=(64,), width=16, heads=2, threads=1, minutes=minutes, **more)
+    sizes = {"lengths": (64,), "width": 16, "heads": 2, "threads": 1} | more
+    return CostPlan(specs=specs or SPECS, minutes=minutes, **sizes)
 
 
 def by_spec(results: Results) -> dict[str, dict]:
@@ -54,7 +57,7 @@ def test_nothing_is_measured_twice(tmp_path):
     assert world.turns.count("linear") == 2 * run.FEWEST
 
 
-def test_another_question_is_another_cell(tmp_path):
+def test_another_question_is_another_cell(tmp_path, monkeypatch):
     world, folder = World(SECONDS), Folder(tmp_path)
     one = plan("linear")
     world.fill(one, folder)
@@ -65,6 +68,11 @@ def test_another_question_is_another_cell(tmp_path):
     keys |= {one.question(kind, "linear", 64).key for kind in ("speed", "memory", "count", "decode")}
     keys.add(one.question("speed", "linear", 65).key)
     assert len(keys) == 8
+    # times are those of a machine and of its threads, what is counted is the same everywhere
+    before = {kind: one.question(kind, "linear", 64).key for kind in ("speed", "count")}
+    monkeypatch.setattr("regard.compare.plan.machine_of", lambda device: "another")
+    assert one.question("speed", "linear", 64).key != before["speed"]
+    assert plan("linear", threads=2).question("count", "linear", 64).key == before["count"]
     # aliases are one mechanism
     assert one.question("speed", "softmax", 64).key == one.question("speed", "mha", 64).key
 
@@ -138,6 +146,48 @@ def test_a_row_that_cannot_is_a_sentence(tmp_path):
     row = next(row for row in Results(plan("linformer", "linear"), folder).rows if row["spec"].startswith("linformer"))
     assert row["status"] == "refused"
     assert "every slot mixes all positions" in row["note"]
+
+
+def test_a_row_that_fails_in_its_turn_is_tried_again(tmp_path):
+    """The others play on, and what was counted of it stays."""
+    world, folder = World(SECONDS), Folder(tmp_path)
+    world.broken = {"linear"}
+    world.fill(plan("linear", "dot"), folder)
+    rows = by_spec(Results(plan("linear", "dot"), folder))
+    assert (rows["linear"]["status"], rows["linear"]["note"]) == ("error", "its process ended")
+    assert rows["linear"]["flops"] == 10
+    assert rows["dot"]["status"] == "done"
+    world.broken = set()
+    world.fill(plan("linear", "dot"), folder)
+    assert by_spec(Results(plan("linear", "dot"), folder))["linear"]["train_ratio"] == pytest.approx(0.1)
+
+
+def test_a_machine_that_slows_down_gets_more_rounds(tmp_path):
+    world, folder = World(SECONDS, drift=0.5), Folder(tmp_path)
+    world.fill(plan("linear"), folder)
+    assert world.turns.count("linear") == 2 * run.FEWEST
+    assert Results(plan("linear"), folder).facts()["drift"]
+
+
+def test_limits_of_a_contestant(tmp_path, monkeypatch):
+    """A share of the free memory, and of the time; who may be faster than softmax is measured however long it takes."""
+    monkeypatch.setattr(run, "free_memory", lambda device: 1000.0)
+    world = World({"softmax": 2.0, "linear": 1.9, "dot": 2.1})
+    world.fill(plan("linear", "dot", minutes=0.6), Folder(tmp_path))
+    assert {setting.room for setting in world.settings} == {run.ROOM * 1000}
+    assert {setting.spec: setting.seconds for setting in world.settings} == {"softmax": math.inf} | dict.fromkeys(
+        ("linear", "dot"), 2.0
+    )
+    assert by_spec(Results(plan("linear", "dot", minutes=0.6), Folder(tmp_path)))["dot"]["status"] == "slow"
+
+
+def test_a_second_signal_ends_the_program():
+    tools = World(SECONDS).tools()
+    with tools.listening():
+        signal.raise_signal(signal.SIGINT)
+        assert tools.received == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 def test_one_writer(tmp_path):

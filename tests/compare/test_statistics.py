@@ -33,6 +33,7 @@ def test_quartiles_and_drift():
     assert quartiles([1, 2, 3, 4, 5]) == Interval(3, 2, 4)
     assert not drifts([1.0, 1.04] * 6)
     assert drifts([1.0] * 4 + [1.03] * 4 + [1.06] * 4)
+    assert drifts([1.06] * 4 + [1.03] * 4 + [1.0] * 4)
     assert not drifts([1.0, 2.0])
 
 
@@ -50,6 +51,8 @@ def test_paired_items_tell_what_two_shares_do_not():
     other = [max(0.0, value - 0.1) for value in one]
     assert paired(one, other).low > 0
     assert paired(one, one).low == paired(one, one).high == 0
+    # the same values at other items are no equal answers
+    assert paired(one, one[::-1]).low < 0 < paired(one, one[::-1]).high
 
 
 def test_letters():

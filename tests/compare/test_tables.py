@@ -204,6 +204,12 @@ def test_what_changed(tmp_path, capsys):
     found = {(change["spec"], change["metric"]): change for change in changes(*_folders(tmp_path))}
     assert found["linear", "train, x softmax"]["changed"]
     assert not found["dot", "train, x softmax"]["changed"]
+    noisy = World({"softmax": 1.0, "linear": 0.1, "dot": 1.02}, noise=0.1)
+    noisy.fill(CostPlan(specs=("linear", "dot"), **SIZES), Folder(tmp_path / "noisy"))
+    found = {(one["spec"], one["metric"]): one for one in changes(Folder(tmp_path / "noisy"), Folder(tmp_path / "old"))}
+    moved = found["dot", "train, x softmax"]
+    assert moved["now"] != moved["before"]
+    assert not moved["changed"]
     said = describe_changes(*_folders(tmp_path))
     assert "linear 64 train, x softmax: 0.1, now 0.2" in said
     assert "dot" not in said

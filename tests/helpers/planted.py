@@ -25,6 +25,8 @@ class World:
         self.turns: list[str] = []
         self.prepared: list[str] = []
         self.kill_after: int | None = None  # turns
+        self.broken: set[str] = set()  # specs whose third turn fails
+        self.settings: list[Setting] = []
         self.most_alive = self.alive = 0
         self.said: list[str] = []
 
@@ -49,6 +51,7 @@ class Planted:
 
     def __init__(self, world: World, setting: Setting):
         self.world, self.setting = world, setting
+        world.settings.append(setting)
         self.seconds = world.seconds[setting.spec] * setting.length / 64
         world.alive += 1
         world.most_alive = max(world.alive, world.most_alive)
@@ -59,12 +62,15 @@ class Planted:
         self.world.prepared.append(self.setting.spec)
         self.world.now += 3 * self.seconds
         counted = {"flops": 10, "flops_forward": 3, "written": 5, "saved_bytes": 8, "sees": self.setting.length}
-        return {"peak": 2**20, "backend": "planted", "counted": counted | {"parameters": 4, "state_bytes": 64}}
+        counted |= {"parameters": 4, "state_bytes": 64}
+        return {"peak": 2**20, "backend": "planted", "seconds": self.seconds, "counted": counted}
 
     def turn(self) -> dict[str, float]:
         self.world.turns.append(self.setting.spec)
         if self.world.kill_after is not None and len(self.world.turns) > self.world.kill_after:
             raise Killed
+        if self.setting.spec in self.world.broken and self.world.turns.count(self.setting.spec) == 3:
+            raise CannotMeasure("error", "its process ended")
         return {name: self.world.spend(part * self.seconds) for name, part in PARTS.items()}
 
     def close(self) -> None:
