@@ -12,7 +12,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
@@ -56,6 +56,7 @@ class Setting:
     room: float = math.inf  # bytes it may take
     decodes: bool = True
     counts: bool = True  # False: only to take turns
+    screened: bool = False  # shorter lengths were tried before
 
 
 class CannotMeasure(Exception):
@@ -153,7 +154,8 @@ class Subject:
         self.seconds_of(self._training(min(WARM_UP_LENGTH, setting.length)))
         found: dict[str, Any] = {}
         if setting.counts:
-            self._estimate()
+            if not setting.screened:
+                self._check_limits()
             found = self._measure_once()
         else:
             self.train_step = self._training(setting.length)
@@ -193,29 +195,49 @@ class Subject:
 
         self.forward_pass = run
 
-    def _estimate(self) -> None:
+    def estimate(self) -> dict[str, float]:
+        """Seconds that a training step would take, going by the shorter ones of the shorter lengths; and the longest of
+        these. What is hopeless is tried at the shortest alone."""
+        setting = self.setting
+        self.layer.train()
+        self.seconds_of(self._training(min(WARM_UP_LENGTH, setting.length)))
+        found = {"seconds": 0.0, "length": 0.0}
+        for length, seconds, memory in self._estimates(SHORTER[:2]):
+            found = {"seconds": seconds, "length": float(length)}
+            if memory > UNSURE * setting.room:
+                raise CannotMeasure("memory", f"needs about {_bytes(memory)}, {_bytes(setting.room)} here")
+            if seconds > UNSURE * setting.seconds:
+                break
+        return found
+
+    def _check_limits(self) -> None:
         """Refuses a length that would take too long or too much memory, going by shorter ones."""
-        setting, facts = self.setting, self.layer.facts
-        shorter = [setting.length // part for part in SHORTER if setting.length // part >= WARM_UP_LENGTH]
-        times: list[float] = []
-        rises: list[float] = []
-        for number, length in enumerate(shorter, 1):
-            step = self._training(length)
-            before = reset_peak(self.device)
-            first = self.seconds_of(step)
-            rises.append(max(1, peak(self.device) - before))
-            times.append(first if first > LONG_CALL else min(self.seconds_of(step) for _ in range(2)))
+        setting = self.setting
+        for length, seconds, memory in self._estimates(SHORTER):
             # the first ones only tell what is hopeless
-            margin = 1 if number == len(shorter) else UNSURE
-            lengths = shorter[:number]
-            # what the libraries take for themselves does not grow
-            memory = extrapolate(rises, lengths, setting.length, facts.memory.exponent)
-            seconds = extrapolate(times, lengths, setting.length, facts.time.exponent)
+            margin = 1 if length == setting.length // SHORTER[-1] else UNSURE
             if memory > margin * setting.room:
                 raise CannotMeasure("memory", f"needs about {_bytes(memory)}, {_bytes(setting.room)} here")
             if seconds > margin * setting.seconds:
                 share = f"its share of the time allows {_time(setting.seconds)}"
                 raise CannotMeasure("slow", f"about {_time(seconds)} per training step; {share}")
+
+    def _estimates(self, parts: Sequence[int]) -> Iterator[tuple[int, float, float]]:
+        """Shorter lengths, and after each the seconds and bytes that a training step of the whole would take."""
+        setting, facts = self.setting, self.layer.facts
+        lengths: list[int] = []
+        times: list[float] = []
+        rises: list[float] = []
+        for length in (setting.length // part for part in parts if setting.length // part >= WARM_UP_LENGTH):
+            step = self._training(length)
+            before = reset_peak(self.device)
+            first = self.seconds_of(step)
+            lengths.append(length)
+            rises.append(max(1, peak(self.device) - before))
+            times.append(first if first > LONG_CALL else min(self.seconds_of(step) for _ in range(2)))
+            # what the libraries take for themselves does not grow
+            memory = extrapolate(rises, lengths, setting.length, facts.memory.exponent)
+            yield length, extrapolate(times, lengths, setting.length, facts.time.exponent), memory
 
     def _start(self) -> bool:
         """Reads the whole length into a state. Returns whether there is one."""
@@ -371,6 +393,10 @@ def _status(field: str) -> int:
 class Contestant(Protocol):
     """What takes turns: a process of its own, or in tests a planted one."""
 
+    def estimate(self) -> dict[str, float]:
+        """Seconds of a training step, going by shorter lengths; raises CannotMeasure."""
+        ...
+
     def prepare(self) -> dict[str, Any]:
         """What is measured once; raises CannotMeasure."""
         ...
@@ -394,6 +420,9 @@ class Process:
         self.process = context.Process(target=_serve, args=(theirs, asdict(setting)), daemon=True)
         self.process.start()
         theirs.close()
+
+    def estimate(self) -> dict[str, float]:
+        return self._ask("estimate")
 
     def prepare(self) -> dict[str, Any]:
         return self._ask("prepare")
@@ -446,7 +475,8 @@ def _serve(connection: Connection, values: dict[str, Any]) -> None:
             try:
                 if subject is None:
                     subject = Subject(Setting(**values))
-                answer = ("done", subject.prepare() if what == "prepare" else subject.turn())
+                calls = {"estimate": subject.estimate, "prepare": subject.prepare, "turn": subject.turn}
+                answer = ("done", calls[what]())
             except CannotMeasure as error:
                 answer = (error.status, error.note)
             except Exception as error:

@@ -174,9 +174,13 @@ class Row:
 
 def _place(row: Row) -> tuple[bool, bool, float, int]:
     """Which rows are measured first, should the time end."""
-    name = parse(row.spec).name
-    usual = USUAL.index(name) if name in USUAL else len(USUAL)
-    return short(row.spec) != BASELINE, bool(row.refusal), row.exponent, usual
+    return short(row.spec) != BASELINE, bool(row.refusal), row.exponent, usual_place(row.spec)
+
+
+def usual_place(spec: str) -> int:
+    """The place of a spec among those that people ask for first."""
+    name = parse(spec).name
+    return USUAL.index(name) if name in USUAL else len(USUAL)
 
 
 def short_fair(item: str, length: int) -> list[str]:

@@ -1,6 +1,7 @@
-"""Pictures of a comparison: what is best at a price, and learning curves."""
+"""Pictures of a comparison: what is best at a price, learning curves, and what a table with a name is about."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,8 +9,12 @@ from matplotlib.figure import Figure
 
 from regard import draw
 from regard.compare.results import Results
+from regard.compare.scores import Scores
 from regard.compare.store import DONE
+from regard.spec import parse
 
+POINTS = "offset points"
+Panel = Callable[[Any], None]
 FADED, STRONG, LINE = "#b9bec9", "#2f5aa8", "#c2571a"
 
 
@@ -38,20 +43,112 @@ def save_plot(results: Results, out: str | Path) -> Path:
 
 
 def picture(results: Results) -> Figure:
-    """A panel for each length of the costs, and one for each task."""
-    lengths = list(results.plan.lengths) if results.asks_costs else []
-    panels: list[tuple[str, Any]] = [("cost", length) for length in lengths]
-    panels += [("score", scores) for scores in results.scores]
+    """The panels of a table that has its own; otherwise one for each length of the costs, and one for each task."""
+    kind = "" if results.table is None else results.table.picture
+    panels = PANELS.get(kind, _usual_panels)(results)
     if not panels:
         raise ValueError("there is nothing to draw: the folder has no table of costs or of scores")
-    figure = Figure(figsize=(6.4 * len(panels), 5.0), layout="constrained")
-    for number, (kind, what) in enumerate(panels, 1):
-        axes = figure.add_subplot(1, len(panels), number)
-        if kind == "cost":
-            _draw_costs(axes, results, what)
-        else:
-            _draw_curves(axes, what)
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(6.0 * columns, 4.6 * rows), layout="constrained")
+    for number, draw_panel in enumerate(panels, 1):
+        draw_panel(figure.add_subplot(rows, columns, number))
     return figure
+
+
+def _usual_panels(results: Results) -> list[Panel]:
+    lengths = list(results.plan.lengths) if results.asks_costs else []
+    costs = [partial(_draw_costs, results=results, length=length) for length in lengths]
+    return [*costs, *(partial(_draw_curves, scores=scores) for scores in results.scores)]
+
+
+def _width_panels(results: Results) -> list[Panel]:
+    """One for each task, with its tables by width."""
+    by_task: dict[tuple[str, int], list[Scores]] = {}
+    for scores in results.scores:
+        by_task.setdefault((scores.plan.task, scores.plan.tokens), []).append(scores)
+    return [partial(_draw_widths, tables=tables) for tables in by_task.values()]
+
+
+def _draw_widths(axes: Any, tables: list[Scores]) -> None:
+    """The score by the width of the model; bars from the lowest to the highest seed."""
+    names = dict.fromkeys(row["spec"] for scores in tables for row in scores.rows)
+    for name in names:
+        rows = [(scores.plan.width, row) for scores in tables for row in scores.measured if row["spec"] == name]
+        if rows:
+            means = [row["score"] for _, row in rows]
+            ends = [
+                [row["score"] - row["score_min"] for _, row in rows],
+                [row["score_max"] - row["score"] for _, row in rows],
+            ]
+            axes.errorbar(
+                [width for width, _ in rows], means, yerr=ends, marker="o", capsize=2, label=name, linewidth=1.2
+            )
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([scores.plan.width for scores in tables], [str(scores.plan.width) for scores in tables])
+    axes.set_xlabel("width of the model")
+    axes.set_ylabel(f"{tables[0].metric}, mean and range of {tables[0].plan.seeds} seeds")
+    _draw_chance(axes, tables[0])
+    axes.set_title(f"{tables[0].plan.task}, {tables[0].plan.tokens} tokens", fontsize=9)
+    axes.legend(fontsize=7, frameon=False)
+
+
+def _state_panels(results: Results) -> list[Panel]:
+    return [partial(_draw_state, results=results, scores=scores) for scores in results.scores]
+
+
+def _draw_state(axes: Any, results: Results, scores: Scores) -> None:
+    """The score by the bytes that decoding keeps in one layer."""
+    sizes = {row["spec"]: row["state_bytes"] for row in results.rows if row.get("state_bytes")}
+    for row in scores.measured:
+        if row["spec"] in sizes:
+            ends = [[row["score"] - row["score_min"]], [row["score_max"] - row["score"]]]
+            axes.errorbar(sizes[row["spec"]], row["score"], yerr=ends, marker="o", capsize=2, color=STRONG)
+            axes.annotate(row["spec"], (sizes[row["spec"]], row["score"]), fontsize=7, xytext=(5, 4), textcoords=POINTS)
+    axes.set_xscale("log")
+    axes.set_xlabel(f"bytes that decoding keeps after {results.plan.lengths[0]} tokens, one layer")
+    axes.set_ylabel(scores.metric)
+    _draw_chance(axes, scores)
+    axes.set_title(f"{scores.plan.label}: mean and range of {scores.plan.seeds} seeds", fontsize=9)
+
+
+def _bubble_panels(results: Results) -> list[Panel]:
+    """One for each task that stands twice: from scratch, and self-pretrained."""
+    scratch = [scores for scores in results.scores if scores.plan.pretrain == "none"]
+    return [
+        partial(_draw_bubbles, results=results, tables=(one, other))
+        for one in scratch
+        for other in results.scores
+        if other.plan.pretrain == "self" and other.plan.task == one.plan.task
+    ]
+
+
+def _draw_bubbles(axes: Any, results: Results, tables: tuple[Scores, Scores]) -> None:
+    """The score by the speed; the area is the memory of a training step. Hollow from scratch, filled self-pretrained"""
+    costs = {parse(row["spec"]).name: row for row in results.rows if row["status"] == DONE and "peak_mib" in row}
+    largest = max((row["peak_mib"] for row in costs.values()), default=0) or 1
+    rows = [{parse(row["spec"]).name: row for row in scores.measured} for scores in tables]
+    for name in dict.fromkeys([*rows[0], *rows[1]]):
+        if name not in costs:
+            continue
+        x, size = 1 / costs[name]["train_ratio"], 20 + 400 * costs[name]["peak_mib"] / largest
+        found = [part[name]["score"] for part in rows if name in part]
+        axes.plot([x] * len(found), found, color=FADED, linewidth=0.8, zorder=1)
+        for part, face in zip(rows, ("none", STRONG), strict=True):
+            if name in part:
+                axes.scatter(x, part[name]["score"], s=size, facecolors=face, edgecolors=STRONG, alpha=0.7, zorder=2)
+        axes.annotate(name, (x, max(found)), fontsize=7, xytext=(4, 4), textcoords=POINTS)
+    axes.set_xscale("log")
+    axes.set_xlabel(f"speed of a training step at {results.plan.lengths[0]:,} tokens, softmax = 1")
+    axes.set_ylabel(tables[0].metric)
+    _draw_chance(axes, tables[0])
+    title = tables[0].plan.label.partition(",")[0]
+    axes.set_title(f"{title}: hollow from scratch, filled self-pretrained; area = memory", fontsize=9)
+
+
+def _draw_chance(axes: Any, scores: Scores) -> None:
+    if scores.chance is not None:
+        axes.axhline(scores.chance[0], color=FADED, linewidth=0.8, linestyle=":")
 
 
 def _draw_costs(axes: Any, results: Results, length: int) -> None:
@@ -71,24 +168,30 @@ def _draw_costs(axes: Any, results: Results, length: int) -> None:
     for point in points:
         color = STRONG if point in best else FADED
         axes.scatter(point.x, point.y, s=point.size, color=color, alpha=0.8, zorder=2)
-        axes.annotate(
-            point.name, (point.x, point.y), fontsize=7, xytext=(4, 4), textcoords="offset points", color=color
-        )
+        axes.annotate(point.name, (point.x, point.y), fontsize=7, xytext=(4, 4), textcoords=POINTS, color=color)
     axes.axvline(1.0, color=FADED, linewidth=0.8, linestyle=":")
     axes.set_xlabel("training step, multiple of softmax")
     axes.set_ylabel("peak memory, MiB")
     axes.set_title(f"{length:,} tokens: the line joins what nothing beats on both; area = state", fontsize=9)
 
 
-def _draw_curves(axes: Any, scores: Any) -> None:
+def _draw_curves(axes: Any, scores: Scores) -> None:
     """The score in training, of the first seed of each row."""
     for row in scores.measured:
+        if not row["curve"]:
+            continue
         steps, values = zip(*row["curve"], strict=True)
         axes.plot(steps, values, marker="o", markersize=2.5, linewidth=1, label=row["spec"])
-    if scores.chance is not None:
-        axes.axhline(scores.chance[0], color=FADED, linewidth=0.8, linestyle=":")
+    _draw_chance(axes, scores)
     axes.set_xlabel("updates")
     axes.set_ylabel(scores.metric)
     axes.set_title(f"{scores.plan.label}: one seed of each row", fontsize=9)
     if scores.measured:
         axes.legend(fontsize=7, frameon=False)
+
+
+PANELS: dict[str, Callable[[Results], list[Panel]]] = {
+    "widths": _width_panels,
+    "state": _state_panels,
+    "bubbles": _bubble_panels,
+}

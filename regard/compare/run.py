@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from regard import __version__
 from regard.compare import statistics
 from regard.compare.measure import CannotMeasure, Contestant, Process, Setting, free_memory, load_average
-from regard.compare.plan import BASELINE, CostPlan, Row, groups
+from regard.compare.plan import BASELINE, CostPlan, Row, groups, usual_place
 from regard.compare.question import Question, machine_facts
 from regard.compare.store import DONE, Cell, Folder
 
@@ -32,6 +32,8 @@ GENEROUS = 3.0  # times its equal share of the time that a contestant may take: 
 USED = 0.92  # of the time that measuring plans with: what is begun is finished within the rest
 STEPS_OF_GROUP = 15  # of the baseline, without which a group is not worth beginning
 ROOM = 0.7  # of the free memory
+SCREENED = 0.3  # of the time, that estimates may take
+HOPELESS = 1.2  # times the time of the baseline, by shorter lengths, at which a row is not measured
 METRICS = {"speed": ("forward", "train"), "decode": ("step",)}
 LIMITS = {"slow": "seconds", "memory": "room"}  # statuses that a larger limit may change, and the limit
 
@@ -97,13 +99,16 @@ def fill_costs(plan: CostPlan, folder: Folder, tools: Tools | None = None) -> No
         most = GENEROUS * 60 * plan.minutes / 2 / STEPS_OF_ALL
         open_rows = [row for row in waiting if tools.force or _missing(plan, folder, row, most, room)]
         by_length = {length: [row for row in open_rows if row.length == length] for length in plan.lengths}
+        screening = Screening(plan, folder, tools, deadline, room)
+        # who is named is measured; of all others those that could be the answer
+        by_length = by_length if plan.specs else {at: screening.run(rows) for at, rows in by_length.items()}
         parts = [part for rows in by_length.values() for part in _grouped(rows)]
         done = 0
         steps: dict[int, float] = {}  # seconds of a training step of the baseline, by length
         for number, part in enumerate(parts):
             left = deadline - tools.clock()
             share = left / (len(parts) - number)
-            group = Group(plan, folder, tools, part, deadline, share, room)
+            group = Group(plan, folder, tools, part, deadline, share, room, screening.estimates)
             length = part[0].length
             if left <= 0 or left < STEPS_OF_GROUP * steps.get(length, 0.0):
                 tools.tell(f"the time ends: {sum(map(len, parts[number:]))} rows are not measured")
@@ -135,6 +140,9 @@ def _missing(plan: CostPlan, folder: Folder, row: Row, seconds: float, room: flo
         cell = folder.get(question)
         if cell is None or cell.status == "error":
             found.append(question)
+        elif "screened" in cell.answer:
+            # only who is named is measured after all
+            found += [question] if plan.specs else []
         elif cell.status in LIMITS:
             limit = LIMITS[cell.status]
             if limits[limit] > 1.2 * cell.answer.get(limit, 0.0):
@@ -151,13 +159,76 @@ def _fail(plan: CostPlan, folder: Folder, row: Row, status: str, note: str, answ
             folder.put(Cell(question, status, note, answer, {}, provenance(plan.device, "")))
 
 
+def _setting(plan: CostPlan, row: Row, **more: Any) -> Setting:
+    """What a contestant gets to measure."""
+    shared = {name: getattr(plan, name) for name in ("width", "heads", "batch", "part", "device", "dtype", "threads")}
+    return Setting(row.spec, plan.role, row.length, decodes=row.decodes, **shared, **more)
+
+
+class Screening:
+    """Cheap estimates of many rows at shorter lengths, before any is measured: which of them are worth their time."""
+
+    def __init__(self, plan: CostPlan, folder: Folder, tools: Tools, deadline: float, room: float):
+        self.plan, self.folder, self.tools, self.deadline, self.room = plan, folder, tools, deadline, room
+        self.estimates: dict[tuple[str, int], float] = {}  # seconds of a training step
+
+    def run(self, rows: list[Row]) -> list[Row]:
+        """The rows that are not clearly slower than the baseline: those that people ask for first, then the fastest
+        first. The others are stored as slow, with what shorter lengths tell."""
+        rivals = [row for row in rows if row.spec != BASELINE]
+        if len(rivals) <= RIVALS:
+            return rows
+        base = self._estimate(Row(BASELINE, rivals[0].length), math.inf)
+        if base is None or not base["seconds"]:
+            return rows
+        until = self.tools.clock() + SCREENED * (self.deadline - self.tools.clock())
+        kept = []
+        for row in rivals:
+            self.tools.check_signals()
+            limit = HOPELESS * base["seconds"]
+            found = self._estimate(row, limit) if self.tools.clock() < until else {"seconds": math.inf, "length": 0.0}
+            if found is None:
+                continue
+            if found["length"] and found["seconds"] > limit:
+                ratio = found["seconds"] / base["seconds"]
+                note = f"about {ratio:.2g} times the time of {BASELINE}, going by {found['length']:,.0f} tokens"
+                answer = {"screened": round(ratio, 3)}
+                _fail(self.plan, self.folder, row, "slow", f"{note}; name it to have it measured", answer)
+                continue
+            self.estimates[row.spec, row.length] = found["seconds"]
+            kept.append(row)
+        self.tools.tell(f"{len(kept)} of {len(rivals)} mechanisms could be as fast as {BASELINE}, by shorter lengths")
+        kept.sort(key=lambda row: (usual_place(row.spec), self.estimates[row.spec, row.length]))
+        return [*(row for row in rows if row.spec == BASELINE), *kept]
+
+    def _estimate(self, row: Row, limit: float) -> dict[str, float] | None:
+        """Seconds of a training step at the whole length, and the length they were estimated from; None: it failed."""
+        contestant = self.tools.contestant(_setting(self.plan, row, seconds=limit, room=self.room))
+        try:
+            return contestant.estimate()
+        except CannotMeasure as error:
+            if row.spec != BASELINE:
+                _fail(self.plan, self.folder, row, error.status, error.note, {"room": self.room})
+            return None
+        finally:
+            contestant.close()
+
+
 class Group:
     """The baseline and some rivals, in turns."""
 
     def __init__(
-        self, plan: CostPlan, folder: Folder, tools: Tools, rows: list[Row], deadline: float, share: float, room: float
+        self,
+        plan: CostPlan,
+        folder: Folder,
+        tools: Tools,
+        rows: list[Row],
+        deadline: float,
+        share: float,
+        room: float,
+        estimates: Mapping[tuple[str, int], float],
     ):
-        self.plan, self.folder, self.tools, self.rows = plan, folder, tools, rows
+        self.plan, self.folder, self.tools, self.rows, self.estimates = plan, folder, tools, rows, estimates
         self.began = tools.clock()
         self.deadline, self.end = deadline, self.began + share
         equal = share / (len(rows) + 1)
@@ -196,22 +267,8 @@ class Group:
         plan, limit = self.plan, math.inf if is_baseline else self.limit
         if not is_baseline and not (self.tools.force or _missing(plan, self.folder, row, limit, self.room)):
             return False
-        setting = Setting(
-            spec=row.spec,
-            role=plan.role,
-            length=row.length,
-            width=plan.width,
-            heads=plan.heads,
-            batch=plan.batch,
-            part=plan.part,
-            device=plan.device,
-            dtype=plan.dtype,
-            threads=plan.threads,
-            seconds=limit,
-            room=self.room,
-            decodes=row.decodes,
-            counts=counts,
-        )
+        screened = math.isfinite(self.estimates.get((row.spec, row.length), math.inf))
+        setting = _setting(plan, row, seconds=limit, room=self.room, counts=counts, screened=screened)
         contestant = self.tools.contestant(setting)
         try:
             facts = contestant.prepare()

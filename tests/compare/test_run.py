@@ -140,6 +140,32 @@ def test_the_time_limit_holds_and_says_how_to_continue(tmp_path):
     assert not {*world.turns[turns:]} & (before - {"softmax"})
 
 
+def test_of_all_mechanisms_those_that_could_be_fastest_are_measured(tmp_path):
+    """Cheap estimates come first: who is hopeless is not measured unless it is named, and says so; the rest is measured
+    in the order of worth, so that a short time ends in an answer."""
+    folder, everything = Folder(tmp_path), CostPlan(lengths=(64,), width=16, heads=2, threads=1)
+    specs = [row.spec for row in everything.rows() if not row.refusal]
+    seconds = {spec: 0.5 + 0.1 * place for place, spec in enumerate(specs)} | {"softmax": 1.0}
+    world = World(seconds)
+    world.fill(everything, folder)
+    assert world.now < 600
+    rows = by_spec(Results(everything, folder))
+    slow = {spec for spec in specs if seconds[spec] > run.HOPELESS}
+    assert slow
+    assert {spec for spec, row in rows.items() if row["status"] == "slow"} == slow
+    assert slow.isdisjoint(world.prepared)
+    some = min(slow, key=lambda spec: seconds[spec])
+    assert rows[some]["note"].startswith(f"about {seconds[some]:.2g} times the time of softmax, going by 8 tokens")
+    first = list(dict.fromkeys(world.prepared))[1:4]
+    assert [spec.partition("(")[0] for spec in first] == ["linear", "local", "longformer"]
+    # nothing is estimated twice, and what is named is measured
+    before = len(world.estimated)
+    world.fill(everything, folder)
+    assert len(world.estimated) == before
+    world.fill(plan(some), folder)
+    assert by_spec(Results(plan(some), folder))[some]["status"] == "done"
+
+
 def test_a_row_that_cannot_is_a_sentence(tmp_path):
     folder = Folder(tmp_path)
     World(SECONDS).fill(plan("linformer", "linear"), folder)

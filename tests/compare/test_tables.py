@@ -2,13 +2,15 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from planted import World
 
 from regard.cli import main
-from regard.compare import complexity, tables
+from regard.compare import complexity, plot, tables
 from regard.compare.changes import changes, describe_changes
+from regard.compare.filling import fill_quality
 from regard.compare.page import html_report
 from regard.compare.plan import CostPlan
 from regard.compare.plot import Point, frontier, save_plot
@@ -179,6 +181,44 @@ def test_no_text_ends_the_script(tmp_path):
 def test_the_frontier():
     points = [Point("a", 1, 5, 1), Point("b", 2, 3, 1), Point("c", 2, 4, 1), Point("d", 3, 3, 1), Point("e", 4, 1, 1)]
     assert [point.name for point in frontier(points)] == ["a", "b", "e"]
+
+
+def answered(lesson):
+    """A trainer that only pretends: wide and self-pretrained models are better."""
+    score = 0.5 + 0.002 * lesson.width + 0.1 * (lesson.pretrain == "self")
+    answer = {"metric": "accuracy", "higher_is_better": True, "valid": score, "score": score, "curve": [[600, score]]}
+    answer |= {"right": 10, "asked": 1000, "groups": {}, "chance": 0.125, "items": [score], "rising": False}
+    return "done", "", (answer | {"updates": 600, "solved_at": None, "seconds": 1}, {"parameters": 100})
+
+
+@pytest.mark.parametrize(
+    ("name", "panels", "label"),
+    [
+        ("mqar", 1, "width of the model"),
+        ("state", 1, "bytes that decoding keeps after 64 tokens, one layer"),
+        ("arena", 2, "speed of a training step at 64 tokens, softmax = 1"),
+    ],
+)
+def test_pictures_of_tables(tmp_path, name, panels, label):
+    """Score by width, by state, and as bubbles: hollow from scratch, joined to what self-pretraining makes of it."""
+    table, folder = tables.build(name), Folder(tmp_path)
+    plans = [replace(plan, specs=("linear",), seeds=1, rates=(0.1,)) for plan in table.quality]
+    costs = None if table.costs is None else CostPlan(specs=("linear",), role=table.costs.role, **SIZES)
+    world = World({"softmax": 1.0, "linear": 0.5})
+    fill_quality(plans, folder, world.tools(), answered)
+    if costs is not None:
+        world.fill(costs, folder)
+    drawn = plot.picture(Results(costs, folder, plans, table)).axes
+    assert len(drawn) == panels
+    assert {axes.get_xlabel() for axes in drawn} == {label}
+    if name == "mqar":
+        assert [list(line.get_ydata()) for line in drawn[0].lines[:1]] == [[0.5 + 0.002 * w for w in (16, 32, 64, 128)]]
+    if name == "arena":
+        # two rows, each twice and at its speed; hollow ones have no face
+        points = [(*dots.get_offsets()[0], len(dots.get_facecolors())) for dots in drawn[0].collections]
+        assert [(round(x, 6), round(float(y), 3), face) for x, y, face in points] == [
+            (1.0, 0.628, 0), (1.0, 0.728, 1), (2.0, 0.628, 0), (2.0, 0.728, 1),
+        ]  # fmt: skip
 
 
 def test_files(tmp_path, capsys):

@@ -24,6 +24,7 @@ class World:
         self.now = 0.0
         self.turns: list[str] = []
         self.prepared: list[str] = []
+        self.estimated: list[str] = []
         self.kill_after: int | None = None  # turns
         self.broken: set[str] = set()  # specs whose third turn fails
         self.settings: list[Setting] = []
@@ -55,6 +56,11 @@ class Planted:
         self.seconds = world.seconds[setting.spec] * setting.length / 64
         world.alive += 1
         world.most_alive = max(world.alive, world.most_alive)
+
+    def estimate(self) -> dict[str, float]:
+        self.world.estimated.append(self.setting.spec)
+        self.world.now += 0.2 * self.seconds
+        return {"seconds": self.seconds, "length": self.setting.length / 8}
 
     def prepare(self) -> dict[str, Any]:
         if self.seconds > self.setting.seconds:
