@@ -21,6 +21,7 @@ class RunningBatch:
     def __init__(self, model: Any, device: torch.device):
         self.model, self.device = model, device
         self.rows: list[Row | None] = []
+        self.lengths: list[int] = []  # tokens that each row has read, idle ones too, when it joined or left
         self.state: Any = None
         self.capacity = 0  # tokens per row that caches have room for
 
@@ -31,17 +32,18 @@ class RunningBatch:
     def join(self, rows: Sequence[Row], state: Any) -> None:
         """Adds rows with their state, one row each: in the places of idle ones, then behind the others."""
         if self.state is None:
-            self.rows, self.state = list(rows), state
+            self.rows, self.lengths, self.state = list(rows), [row.read for row in rows], state
             self.capacity = max(row.generation.longest for row in rows)
             return
         idle = [place for place, row in enumerate(self.rows) if row is None][: len(rows)]
         for place, row in zip(idle, rows, strict=False):
-            self.rows[place] = row
+            self.rows[place], self.lengths[place] = row, row.read
         for part, at in ((slice(len(idle)), idle), (slice(len(idle), len(rows)), None)):
             if chosen := range(len(rows))[part]:
                 some = state if len(chosen) == len(rows) else take_rows(state, self._tensor(chosen))
                 self.state = merge(self.state, some, None if at is None else self._tensor(at))
         self.rows += rows[len(idle) :]
+        self.lengths += [row.read for row in rows[len(idle) :]]
         self.capacity = max(self.capacity, *(row.generation.longest for row in rows))
         self.state = trim(self.state, self._longest())
 
@@ -49,14 +51,18 @@ class RunningBatch:
         """Makes rows idle; where many are, the others are copied together."""
         if not gone:
             return
+        self.lengths = [
+            length if row is None else row.read for row, length in zip(self.rows, self.lengths, strict=True)
+        ]
         self.rows = [None if row in gone else row for row in self.rows]
         active = [place for place, row in enumerate(self.rows) if row is not None]
         if not active:
-            self.rows, self.state, self.capacity = [], None, 0
+            self.rows, self.lengths, self.state, self.capacity = [], [], None, 0
             return
-        if IDLE * (len(self.rows) - len(active)) >= len(self.rows):
-            self.state = take_rows(self.state, self._tensor(active))
-            self.rows = [self.rows[place] for place in active]
+        if IDLE * (len(self.rows) - len(active)) < len(self.rows):
+            return
+        self.state = take_rows(self.state, self._tensor(active))
+        self.rows, self.lengths = ([part[place] for place in active] for part in (self.rows, self.lengths))
         self.state = trim(self.state, self._longest())
         needed = max(row.generation.longest for row in self.active)
         if 2 * needed <= self.capacity:
@@ -73,7 +79,9 @@ class RunningBatch:
         return self.active, logits if keep is None else logits[self._tensor(places)]
 
     def _longest(self) -> int:
-        return max(row.read for row in self.active)
+        """The bound that the state needs: also what an idle row reads stands behind what it has read."""
+        pairs = zip(self.rows, self.lengths, strict=True)
+        return max(length if row is None else row.read for row, length in pairs)
 
     def _tensor(self, values: Sequence[Any]) -> Tensor:
         return torch.tensor(list(values), device=self.device)

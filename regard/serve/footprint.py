@@ -6,7 +6,7 @@ import torch
 
 from regard.core.state import state_bytes
 
-LONGEST = 1024  # tokens that are read to measure: beyond, the bytes are extrapolated
+LONGEST = 256  # tokens that are read to measure: beyond, the bytes are extrapolated
 
 
 class Footprint(NamedTuple):

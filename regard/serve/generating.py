@@ -64,7 +64,7 @@ class Counts:
     """What a generator has done, for whoever watches it."""
 
     def __init__(self) -> None:
-        self.prompt_tokens = self.generated_tokens = self.steps = self.rows_stepped = 0
+        self.prompt_tokens = self.generated_tokens = self.steps = self.rows_stepped = self.rows_idle = 0
         self.finished = self.failed = self.cancelled = 0
 
 
@@ -317,6 +317,7 @@ class Generator:
             return
         rows, logits = self.batch.step()
         self.counts.steps += 1
+        self.counts.rows_idle += len(self.batch.rows) - len(rows)
         self.counts.rows_stepped += len(rows)
         going = self._choose(rows, logits)
         self.batch.leave([row for row in rows if row not in going])

@@ -7,13 +7,15 @@ from generators import SHARED, ByHand, alone, generation, small_language, texts
 from regard.http.refused import Refused
 from regard.models.feedback import FeedbackConfig
 from regard.models.perceiver import PerceiverARConfig
+from regard.serve import batch
 from regard.serve.footprint import Footprint
 from regard.serve.requests import Update
 from regard.spec import ATTENTION
 from regard.testing.cases import cases
 
 # a token, a prompt of several pieces, the empty one, and three that begin alike
-PROMPTS = ("a", SHARED + "x", "", SHARED + "and", "q w e r t y" * 2, SHARED + "!")
+PROMPTS = ("a", SHARED + "x", "b", "", SHARED + "and", "q w e r t y" * 2, SHARED + "!")
+TOKENS = (12, 6, 12, 4, 6, 8, 9)
 
 
 def causal():
@@ -25,14 +27,22 @@ def causal():
     return found
 
 
+@pytest.fixture(autouse=True)
+def idle(monkeypatch):
+    """Rows stay idle until half of them are: so do some of a small batch."""
+    monkeypatch.setattr(batch, "IDLE", 2)
+
+
 def check(language, **limits):
-    engine = ByHand(language, rows=4, **limits)
-    asked = [generation(language, text, i, tokens=2 + i, n=1 + (i == 2)) for i, text in enumerate(PROMPTS)]
-    engine.run(asked, every=2)
+    engine = ByHand(language, rows=6, **limits)
+    pairs = zip(PROMPTS, TOKENS, strict=True)
+    asked = [generation(language, text, i, tokens=tokens, n=1 + 2 * (i == 3)) for i, (text, tokens) in enumerate(pairs)]
+    engine.run(asked)
     assert len(engine.finished()) == len(PROMPTS)
     for prompt, one in zip(PROMPTS, asked, strict=True):
         assert texts(one) == alone(language, prompt, one), prompt
     assert engine.counts.rows_stepped > engine.counts.steps, "they were decoded together"
+    assert engine.counts.rows_idle, "some left while others went on"
     return engine
 
 
@@ -50,14 +60,17 @@ def test_other_models(config, options):
     check(small_language(config, **options))
 
 
-def test_a_prefix_is_read_once_it_came_twice():
+@pytest.mark.parametrize(("most_bytes", "hits"), [(1 << 20, 1), (100, 0), (0, 0)], ids=["kept", "too large", "none"])
+def test_a_prefix_is_kept_when_it_comes_again(most_bytes, hits):
     language = small_language(position="learned(longest=300)")
-    engine = check(language)
-    assert (engine.prefixes.hits, engine.prefixes.tokens_saved) == (1, 64)
-    assert 0 < engine.prefixes.bytes == sum(size for _, size in engine.prefixes.states.values())
-    assert check(language, prefix_bytes=0).prefixes.hits == 0
-    small = check(language, prefix_bytes=100)
-    assert (small.prefixes.hits, small.prefixes.bytes) == (0, 0), "a state larger than the cache is not kept"
+    engine = ByHand(language, prefix_bytes=most_bytes)
+    for number, end in enumerate(("x", "and", "!")):
+        one = generation(language, SHARED + end, number)
+        engine.run([one])
+        assert texts(one) == alone(language, SHARED + end, one)
+    assert (engine.prefixes.hits, engine.prefixes.tokens_saved) == (hits, 64 * hits)
+    assert engine.prefixes.bytes == sum(size for _, size in engine.prefixes.states.values())
+    assert bool(engine.prefixes.states) == bool(hits)
 
 
 def test_kept_prefixes_leave_in_the_order_of_their_use():
