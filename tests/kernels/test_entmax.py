@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.testing import assert_close
 
 import regard
 from regard.kernels import choose
@@ -31,12 +30,12 @@ def check(device: str, dtype: torch.dtype, spec: str, role: str, T: int, ragged:
     inputs = {"x": x, "keep": keep if ragged else None}
     if role == "cross":
         inputs = {"x": x, "memory": x.flip(1)[:, T // 3 :], "memory_keep": keep[:, T // 3 :] if ragged else None}
-    expected = outputs(
-        exact, "torch", {name: v if v is None or v.dtype == torch.bool else v.double() for name, v in inputs.items()}
-    )
-    for ours, true in zip(outputs(layer, "triton", inputs), expected, strict=True):
-        scale, close = true.abs().max(), 1e-4 if dtype == torch.float32 else 0.05
-        assert_close(ours.double() / scale, true / scale, rtol=0, atol=close)
+    wide = {name: v if v is None or v.dtype == torch.bool else v.double() for name, v in inputs.items()}
+    results = zip(*(outputs(*call) for call in ((layer, "triton", inputs), (layer, "torch", inputs))), strict=True)
+    for (ours, theirs), true in zip(results, outputs(exact, "torch", wide), strict=True):
+        # twice the rounding of PyTorch's operators, and a little where these happen to round to nothing
+        room = 2 * (theirs - true).norm() + 4 * torch.finfo(dtype).eps * true.norm()
+        assert (ours - true).norm() <= room
 
 
 CASES = [

@@ -15,6 +15,7 @@ from regard.kernels.parts import Blocks, Part, Runs, union
 from regard.kernels.runs import Bound, Far, Lists, Pass, Where
 from regard.layers.attention.base import Facts
 from regard.layers.attention.cached import Cached
+from regard.layers.attention.draws import put_draw
 
 Bits = TypeVar("Bits", int, Tensor)
 
@@ -77,7 +78,7 @@ class BigBird(Cached):
 
     def redraw(self, draw: torch.Generator | None = None) -> None:
         """Other random blocks from now on."""
-        self.seeds.copy_(torch.randint(2**31, self.seeds.shape, generator=draw))
+        put_draw(self.seeds, torch.randint(2**31, self.seeds.shape, generator=draw))
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         (B, H, T, D), G, b, g = q.shape, k.shape[1], self.block, self.front + self.back

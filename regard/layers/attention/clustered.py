@@ -17,7 +17,7 @@ from regard.kernels.tiles import tiles
 from regard.kernels.votes import group_codes
 from regard.layers.attention.base import Facts
 from regard.layers.attention.cached import Cached
-from regard.layers.attention.draws import check_redraw
+from regard.layers.attention.draws import check_redraw, put_draw
 
 
 class Clustered(Cached):
@@ -86,7 +86,7 @@ class Clustered(Cached):
 
     def redraw(self, draw: torch.Generator | None = None) -> None:
         """Other planes from now on."""
-        self.planes.copy_(torch.randn(self.planes.shape, generator=draw))
+        put_draw(self.planes, torch.randn(self.planes.shape, generator=draw))
 
     def attend(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         real = None if mask.full else mask.real()[:, None, :, None]

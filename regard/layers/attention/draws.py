@@ -15,6 +15,12 @@ def normal_rows(*size: int, draw: torch.Generator | None = None, orthogonal: boo
     return blocks.flatten(-3, -2)[..., :R, :] * rows.norm(dim=-1, keepdim=True)
 
 
+def put_draw(buffer: Tensor, drawn: Tensor) -> None:
+    """Writes what the host has drawn into a buffer. A GPU gets it when it is done with the step before, and the host
+    does not wait for that."""
+    buffer.copy_(drawn.pin_memory() if buffer.is_cuda else drawn, non_blocking=True)
+
+
 def check_redraw(name: str, redraw: int) -> int:
     if redraw < 0:
         raise ValueError(f"option 'redraw' of {name!r} must be 0 (one draw for good) or more steps, got {redraw}")

@@ -12,7 +12,7 @@ from regard.core.shape import Order, Shape
 from regard.kernels.random_features import exp_features, exp_features_of_all, exp_logits, stabilised_features
 from regard.kernels.scan import State, absorb, attend_past, attend_sums
 from regard.layers.attention.base import Facts
-from regard.layers.attention.draws import check_redraw, normal_rows
+from regard.layers.attention.draws import check_redraw, normal_rows, put_draw
 from regard.layers.attention.scanned import Scanned
 
 RELU_FLOOR = 1e-3  # added to each ReLU feature, as in the authors' code
@@ -88,7 +88,7 @@ class Performer(Scanned):
 
     def redraw(self, draw: torch.Generator | None = None) -> None:
         """New random directions."""
-        self.draws.copy_(normal_rows(*self.draws.shape, draw=draw, orthogonal=self.orthogonal))
+        put_draw(self.draws, normal_rows(*self.draws.shape, draw=draw, orthogonal=self.orthogonal))
 
     def digest(self, real: Tensor | None, k: Tensor, v: Tensor) -> State:
         if self.kernel == "relu":

@@ -15,7 +15,7 @@ from regard.kernels.compiling import count_blocks
 from regard.kernels.take import take_per_head
 from regard.layers.attention.base import Facts
 from regard.layers.attention.cached import Cached
-from regard.layers.attention.draws import check_redraw
+from regard.layers.attention.draws import check_redraw, put_draw
 
 
 class Reformer(Cached):
@@ -95,7 +95,7 @@ class Reformer(Cached):
 
     def redraw(self, draw: torch.Generator | None = None) -> None:
         """Other hashes from now on."""
-        self.directions.copy_(torch.randn(self.directions.shape, generator=draw))
+        put_draw(self.directions, torch.randn(self.directions.shape, generator=draw))
 
     def attend(self, mask: Mask, k: Tensor, v: Tensor) -> Tensor:
         T, S, m, device = mask.T, mask.S, self.chunk, k.device

@@ -13,7 +13,7 @@ from regard.core.shape import Order, Shape
 from regard.kernels.random_features import trigonometric_features
 from regard.kernels.scan import State, absorb, attend_past, attend_sums
 from regard.layers.attention.base import Facts
-from regard.layers.attention.draws import check_redraw, normal_rows
+from regard.layers.attention.draws import check_redraw, normal_rows, put_draw
 from regard.layers.attention.scanned import Scanned
 
 
@@ -77,7 +77,7 @@ class RandomFeatures(Scanned):
 
     def redraw(self, draw: torch.Generator | None = None) -> None:
         """New random directions."""
-        self.draws.copy_(normal_rows(*self.draws.shape, draw=draw, orthogonal=self.orthogonal))
+        put_draw(self.draws, normal_rows(*self.draws.shape, draw=draw, orthogonal=self.orthogonal))
 
     def digest(self, real: Tensor | None, k: Tensor, v: Tensor) -> State:
         return absorb(self._features(k), v, real=real)
