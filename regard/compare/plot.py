@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from regard import draw
 from regard.compare.results import Results
@@ -16,6 +17,7 @@ from regard.spec import parse
 POINTS = "offset points"
 Panel = Callable[[Any], None]
 FADED, STRONG, LINE = "#b9bec9", "#2f5aa8", "#c2571a"
+FADED_TEXT = "#6b7280"
 
 
 class Point(NamedTuple):
@@ -162,13 +164,21 @@ def _draw_costs(axes: Any, results: Results, length: int) -> None:
     ]
     best = frontier(points)
     axes.set_xscale("log")
-    axes.set_yscale("symlog" if any(point.y < 1 for point in points) else "log")
+    axes.set_yscale("log" if all(point.y > 0 for point in points) else "linear")
+    for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_scale() == "log":
+            # also where the points lie within one power of ten
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_minor_formatter(NullFormatter())
+    axes.margins(x=0.2, y=0.1)  # room for names
     if best:
         axes.plot([point.x for point in best], [point.y for point in best], color=LINE, linewidth=1, zorder=1)
     for point in points:
         color = STRONG if point in best else FADED
         axes.scatter(point.x, point.y, s=point.size, color=color, alpha=0.8, zorder=2)
-        axes.annotate(point.name, (point.x, point.y), fontsize=7, xytext=(4, 4), textcoords=POINTS, color=color)
+        named = STRONG if point in best else FADED_TEXT
+        axes.annotate(point.name, (point.x, point.y), fontsize=7, xytext=(6, 6), textcoords=POINTS, color=named)
     axes.axvline(1.0, color=FADED, linewidth=0.8, linestyle=":")
     axes.set_xlabel("training step, multiple of softmax")
     axes.set_ylabel("peak memory, MiB")
