@@ -10,6 +10,7 @@ import pytest
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 CHROMIUM = os.environ.get("REGARD_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 MISSING = "no Chromium: apt-get install chromium, or name it in REGARD_CHROMIUM"
+USUAL = {"width": 1280, "height": 860}
 # continuous integration that cannot look at the page has not checked it
 needs_chromium = pytest.mark.skipif(CHROMIUM is None and os.environ.get("CI") != "true", reason=MISSING)
 
@@ -29,6 +30,22 @@ def launched():
         )
         yield browser
         browser.close()
+
+
+@contextmanager
+def opened(browser, address, **options):
+    """A window of its own on the page at an address; what goes wrong in it is listed in `page.wrong`."""
+    context = browser.new_context(**{"viewport": USUAL, "accept_downloads": True} | options)
+    page = context.new_page()
+    page.set_default_timeout(60_000)  # machines that test are not free
+    page.address, page.wrong = address, []
+    own = (address, "blob:", "data:", "file:", "about:")
+    page.on("pageerror", lambda error: page.wrong.append(str(error)))
+    page.on("dialog", lambda dialog: (page.wrong.append(f"dialog {dialog.message}"), dialog.dismiss()))
+    page.on("console", lambda line: page.wrong.append(line.text) if line.type == "error" else None)
+    page.on("request", lambda request: None if request.url.startswith(own) else page.wrong.append(request.url))
+    yield page
+    context.close()
 
 
 READY = "() => window.regard && window.regard.view && !document.getElementById('view').hasAttribute('aria-busy')"

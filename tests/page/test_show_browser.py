@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from browser import AXE, READY, data, launched, needs_chromium, visit
+from browser import AXE, READY, data, needs_chromium, opened, visit
 from shown import Endless, masked_run, serving, small_runs
 
 import regard
@@ -64,27 +64,6 @@ def halves(translator):
 def server(runs, hostile, many, halves):
     with serving(runs, {"hostile": hostile, "many": many, "halves": halves}) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with launched() as browser:
-        yield browser
-
-
-@pytest.fixture
-def page(browser, server):
-    context = browser.new_context(viewport={"width": 1280, "height": 860}, accept_downloads=True)
-    page = context.new_page()
-    page.set_default_timeout(60_000)  # machines that test are not free
-    page.wrong = []
-    page.on("pageerror", lambda error: page.wrong.append(str(error)))
-    page.on("dialog", lambda dialog: (page.wrong.append(f"dialog {dialog.message}"), dialog.dismiss()))
-    page.on("console", lambda line: page.wrong.append(line.text) if line.type == "error" else None)
-    page.address = server.address
-    yield page
-    assert page.wrong == []
-    context.close()
 
 
 @pytest.fixture(scope="module")
@@ -315,10 +294,17 @@ def test_a_text_that_was_cancelled_can_be_read_again(page, server):
     page.wait_for_function("() => document.querySelector('.lane.left').textContent.includes('seven')")
 
 
-def test_a_phone(browser, server):
-    context = browser.new_context(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
-    page = context.new_page()
-    page.address = server.address
+@pytest.fixture
+def phone(browser, server):
+    with opened(
+        browser, server.address, viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True
+    ) as page:
+        yield page
+        assert page.wrong == []
+
+
+def test_a_phone(phone):
+    page = phone
     tops = "names => names.map(name => document.querySelector(name).getBoundingClientRect().top)"
     for view in VIEWS:
         visit(page, view=view, run=RUNS[view])
@@ -354,7 +340,6 @@ def test_a_phone(browser, server):
     page.wait_for_function("() => location.hash.includes('head=1')")
     page.tap("canvas.matrix")
     page.wait_for_selector(".numbers .best li")
-    context.close()
 
 
 def test_heads_of_another_run(page, runs):
@@ -617,7 +602,7 @@ def test_two_mechanisms_side_by_side(page):
     page.fill("textarea", "  ")
     page.press("textarea", "Enter")
     assert "type some words" in page.inner_text(".input .problem")
-    page.wrong = [line for line in page.wrong if "400" not in line]
+    page.wrong[:] = [line for line in page.wrong if "400" not in line]
 
 
 def test_precision_and_recall_under_a_threshold(page, server):
@@ -889,7 +874,12 @@ def test_save_and_open_again(page, tmp_path, translator):
         save(page, "#html", tmp_path / f"{view}.html")
     # without a server, and with nothing fetched
     asked = []
-    page.on("request", lambda request: asked.append(request.url) if request.url.startswith("http") else None)
+
+    def ask(request):
+        if request.url.startswith("http"):
+            asked.append(request.url)
+
+    page.on("request", ask)
     page.goto(saved.as_uri())
     page.wait_for_function(READY)
     assert page.inner_text(".translation") == translator(SENTENCE)
@@ -910,6 +900,7 @@ def test_save_and_open_again(page, tmp_path, translator):
     page.click('nav button[data-view="heads"]')
     page.wait_for_selector("#status.wrong")
     assert "regard show" in page.inner_text("#status")
+    page.remove_listener("request", ask)
     assert asked == []
 
 
@@ -1188,36 +1179,36 @@ def test_what_a_view_asked_ends_with_it(page, server, monkeypatch):
     page.wait_for_function("() => document.querySelector('.lane.left')?.textContent.includes('takes')")
 
 
-@pytest.mark.parametrize(("width", "height", "scheme"), [(1024, 768, "dark"), (3840, 2160, "light")])
-def test_no_view_is_wider_than_its_window(browser, server, width, height, scheme):
-    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-    page = context.new_page()
-    page.address = server.address
-    for view in VIEWS if width < 2000 else ("translate", "mechanisms", "results"):
-        visit(page, view=view, run=RUNS[view])
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, view
-        # nothing of the header stands alone in a line
-        letter = page.evaluate("parseFloat(getComputedStyle(document.documentElement).fontSize)")
-        assert page.locator("header.top").bounding_box()["height"] < 4 * letter
-    context.close()
+def fits(page, width):
+    """No view is wider than its window, and nothing of the header stands alone in a line."""
+    letter = page.evaluate("parseFloat(getComputedStyle(document.documentElement).fontSize)")
+    return (
+        page.evaluate("document.documentElement.scrollWidth") <= width
+        and page.locator("header.top").bounding_box()["height"] < 4 * letter
+    )
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(browser, server, scheme):
+def test_no_view_is_wider_than_a_large_window(browser, server):
+    with opened(browser, server.address, viewport={"width": 3840, "height": 2160}) as page:
+        for view in ("translate", "mechanisms", "results"):
+            visit(page, view=view, run=RUNS[view])
+            assert fits(page, 3840), view
+
+
+@pytest.mark.parametrize(("width", "height", "scheme"), [(1280, 860, "light"), (1024, 768, "dark")])
+def test_axe_finds_nothing_serious(browser, server, width, height, scheme):
     """Names, roles, headings and contrast, with something pinned and with a picture of each kind."""
-    context = browser.new_context(viewport={"width": 1280, "height": 860}, color_scheme=scheme)
-    page = context.new_page()
-    page.address = server.address
     script = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
     states = [{"view": view, "pin": "1"} for view in VIEWS]
     states += [{"view": "heads", "mode": "matrix", "pin": "2"}, {"view": "mechanisms", "spec": "linformer"}]
-    for state in states:
-        visit(page, run=RUNS[state["view"]], **state)
-        page.evaluate(script)
-        # names and roles are the same in the dark
-        assert page.evaluate(AXE, None if scheme == "light" else ["color-contrast"]) == [], state
-        assert page.locator("h1").count() == 1
-    context.close()
+    with opened(browser, server.address, viewport={"width": width, "height": height}, color_scheme=scheme) as page:
+        for state in states:
+            visit(page, run=RUNS[state["view"]], **state)
+            assert fits(page, width), state
+            page.evaluate(script)
+            # names and roles are the same in the dark
+            assert page.evaluate(AXE, None if scheme == "light" else ["color-contrast"]) == [], state
+            assert page.locator("h1").count() == 1
 
 
 def test_text_stands_out_in_both_themes():

@@ -4,7 +4,7 @@ from importlib import resources
 
 import pytest
 import torch
-from browser import AXE, READY, data, launched, needs_chromium, visit
+from browser import AXE, READY, data, needs_chromium, opened, visit
 from patched import paint, shown
 from PIL import Image
 from shown import serving
@@ -31,28 +31,6 @@ def subjects():
 def server(subjects):
     with serving({}, subjects) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with launched() as browser:
-        yield browser
-
-
-@pytest.fixture
-def page(browser, server):
-    context = browser.new_context(viewport={"width": 1280, "height": 860}, accept_downloads=True)
-    page = context.new_page()
-    page.set_default_timeout(60_000)
-    wrong, page.address = [], server.address
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda line: wrong.append(line.text) if line.type == "error" else None)
-    own = (server.address, "blob:", "data:", "file:", "about:")
-    page.on("request", lambda request: None if request.url.startswith(own) else wrong.append(request.url))
-    page.wrong = wrong
-    yield page
-    assert wrong == []
-    context.close()
 
 
 def maps_of(subject):
@@ -266,19 +244,18 @@ def test_rollout_distances_and_a_saved_file(page, subjects, tmp_path):
 )
 def test_axe_finds_nothing_serious_at_any_width(browser, server, scheme, width):
     small = {"has_touch": True, "is_mobile": True} if width < 400 else {}
-    context = browser.new_context(viewport={"width": width, "height": 740}, color_scheme=scheme, **small)
-    page = context.new_page()
-    page.address = server.address
     script = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
-    for state in ({"pin": "20"}, {"run": "swin"}, {"run": "coca", "word": "1"}, {"mode": "distance"}):
-        visit(page, **{"run": "vit"} | state)
-        assert page.evaluate("document.documentElement.scrollWidth") == width
-        page.evaluate(script)
-        assert page.evaluate(AXE, None) == [], state
-    if width < 400:
-        visit(page, run="vit")
-        page.tap("canvas.stage")
-        page.wait_for_function("() => location.hash.includes('pin=')")
-        box = page.locator(".numbers .reading").bounding_box()
-        assert 0 <= box["y"] < box["y"] + box["height"] <= 740
-    context.close()
+    with opened(
+        browser, server.address, viewport={"width": width, "height": 740}, color_scheme=scheme, **small
+    ) as page:
+        for state in ({"pin": "20"}, {"run": "swin"}, {"run": "coca", "word": "1"}, {"mode": "distance"}):
+            visit(page, **{"run": "vit"} | state)
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+            page.evaluate(script)
+            assert page.evaluate(AXE, None) == [], state
+        if width < 400:
+            visit(page, run="vit")
+            page.tap("canvas.stage")
+            page.wait_for_function("() => location.hash.includes('pin=')")
+            box = page.locator(".numbers .reading").bounding_box()
+            assert 0 <= box["y"] < box["y"] + box["height"] <= 740
