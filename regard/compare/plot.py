@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from regard import draw
+from regard.compare import scaling
 from regard.compare.results import Results
 from regard.compare.scores import Scores
 from regard.compare.store import DONE
@@ -148,6 +149,10 @@ def _draw_bubbles(axes: Any, results: Results, tables: tuple[Scores, Scores]) ->
     axes.set_title(f"{title}: hollow from scratch, filled self-pretrained; area = memory", fontsize=9)
 
 
+def _scaling_panels(results: Results) -> list[Panel]:
+    return [partial(scaling.panel, tables=results.scores, axis=axis) for axis in ("parameters", "operations")]
+
+
 def _draw_chance(axes: Any, scores: Scores) -> None:
     if scores.chance is not None:
         axes.axhline(scores.chance[0], color=FADED, linewidth=0.8, linestyle=":")
@@ -204,4 +209,5 @@ PANELS: dict[str, Callable[[Results], list[Panel]]] = {
     "widths": _width_panels,
     "state": _state_panels,
     "bubbles": _bubble_panels,
+    "scaling": _scaling_panels,
 }

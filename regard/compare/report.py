@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from regard.compare import scaling
 from regard.compare.advise import advise
 from regard.compare.complexity import DEPTH_LENGTHS, PATH_LENGTHS
 from regard.compare.plan import BASELINE
@@ -260,6 +261,8 @@ def table_lines(results: Results) -> list[str]:
             for row in results.complexity
         ]
         lines += [*_aligned([("", *titles), *cells]), ""]
+    if table.name == "scaling" and results.scores:
+        lines += [*scaling.describe(results.scores), ""]
     for published in table.published:
         lines += [f"Published, {published.tag}: {published.title} ({published.source})"]
         rows = [(row.row, *("-" if value is None else f"{value:g}" for value in row.values)) for row in published.rows]

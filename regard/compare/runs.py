@@ -27,7 +27,7 @@ from regard.compare.plan import BASELINE
 from regard.config import parse
 from regard.core.tally import Tally
 from regard.data.text import opened, read_sentences
-from regard.tasks.load import read_config
+from regard.tasks.load import read_config, read_parts
 from regard.tasks.train import resume, train
 from regard.training.display import Display
 from regard.training.loop import LOWER_IS_BETTER, TrainingError
@@ -103,9 +103,7 @@ def _begin(lesson: RunLesson) -> State:
     """Trains a new run: as many parameters as the baseline's, and as much of what the budget counts."""
     task = run_tasks.find(lesson.task)
     words = ["--model.inner", str(_inner(lesson))] if lesson.equal and short_of_inner(lesson.config()) else []
-    counts: dict[str, float] = {}
-    if lesson.budget.axis in ("flops", "epochs") or lesson.test:
-        counts = count_run(task, lesson.config(*words))
+    counts = count_run(task, lesson.config(*words))
     words += _duration(lesson, lesson.config(*words), counts)
     folder = Path(lesson.run)
     # what a kill left behind before there was anything to continue from
@@ -132,7 +130,7 @@ def _duration(lesson: RunLesson, config: Any, counts: dict[str, float]) -> list[
         return ["--training.minutes", f"{amount:g}", "--training.steps", "null", "--training.epochs", "null"]
     if axis == "tokens" and config.training.tokens is None:
         raise ValueError("a budget of tokens needs --training.tokens, the tokens of a batch")
-    each = {"updates": 1.0, "flops": counts.get("flops"), "epochs": 1 / counts["epoch"] if counts else None}
+    each = {"updates": 1.0, "flops": counts["flops"], "epochs": 1 / counts["epoch"]}
     if axis == "tokens":
         each["tokens"] = config.training.tokens * config.training.accumulate
     steps = max(1, int(amount / (each[axis] or 1.0)))
@@ -218,7 +216,8 @@ def _answer(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
         "device_seconds": _costs(folder).get("seconds", 0.0),
     }
     flops = _costs(folder).get("flops")
-    counted = {"parameters": facts["parameters"], "active": facts["active"]}
+    inside, _ = budget.count(read_parts(Run.open(folder)).config)
+    counted = {"parameters": facts["parameters"], "active": facts["active"], "inside": inside}
     return answer, counted | ({} if flops is None else {"flops": round(flops * updates)})
 
 

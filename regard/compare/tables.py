@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from regard.compare import arena as lra
+from regard.compare import scaling as ladder
 from regard.compare import wmt as table_2
 from regard.compare.plan import CostPlan
 from regard.compare.published import ARENA, MAD, TABLE_1, WMT, PublishedTable
@@ -200,14 +201,22 @@ def wmt(size: str, *flags: str) -> Table:
     )
 
 
-def scaling(size: str) -> Table:
-    text = "--task language --data.text TEXT --budget updates=2000"
-    ladder = [(width, f"regard compare softmax linear {text} --model.width {width}") for width in (64, 128, 256, 512)]
+def scaling(size: str, *flags: str) -> Table:
+    plans = ladder.plans(size, flags)
+    text = "regard compare --table scaling --size small --device cuda --data.text TEXT"
+    prompt = "regard prompt OUT/runs/KEY --task task.yaml --shots 0,1,2,4,8"
     return Table(
         "scaling",
         "Loss against parameters, data and counted operations",
-        commands=tuple((f"width {width}", command) for width, command in ladder),
-        notes=("No exponent is fitted to fewer than four sizes.",),
+        quality=plans,
+        commands=(*(() if plans else (("all sizes, on a text of yours", text),)), ("shots against size", prompt)),
+        notes=(
+            f"No exponent is given for fewer than {ladder.FEWEST_SIZES} sizes, or if R^2 is below {ladder.LEAST_R2}; "
+            f"runs of {ladder.MOST_EPOCHS} epochs or more are not on a curve.",
+            "Learning rates are swept at the two smallest sizes, and move with the root of the width from there.",
+            "Few models of these sizes answer natural questions above chance; --table mqar has recall by width.",
+        ),
+        picture="scaling",
     )
 
 
@@ -222,7 +231,7 @@ TABLES = {
     "wmt": wmt,
     "scaling": scaling,
 }
-WITH_DATA = {"wmt": wmt, "arena": arena}  # tables that take flags for their data
+WITH_DATA = {"wmt": wmt, "arena": arena, "scaling": scaling}  # tables that take flags for their data
 
 
 def split_test(flags: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -8,13 +8,14 @@ import pytest
 from planted import World
 
 from regard.cli import main
-from regard.compare import complexity, plot, tables
+from regard.compare import complexity, plot, scaling, tables
 from regard.compare.changes import changes, describe_changes
 from regard.compare.filling import fill_quality
 from regard.compare.page import html_report
 from regard.compare.plan import CostPlan
 from regard.compare.plot import Point, frontier, save_plot
 from regard.compare.quality import ENSEMBLE, QualityPlan
+from regard.compare.report import text_report
 from regard.compare.results import Results, write_plans
 from regard.compare.store import Folder
 
@@ -144,6 +145,47 @@ def test_the_arena_runs_what_it_has_files_for():
         tables.build("arena", "small", "--data.text", "a.jsonl")
     with pytest.raises(ValueError, match=r"takes --data\.text, --test\.text, --data\.images"):
         tables.build("arena", "small", "--data.txt", "a.jsonl")
+
+
+# scaling
+
+
+def test_a_power_law_is_found_and_its_interval_holds_it():
+    sizes = [1e4, 3e4, 1e5, 3e5, 1e6]
+    law = scaling.fit(sizes, [1.5 + 40 / size**0.3 for size in sizes])
+    assert (law.floor, law.factor, law.exponent, law.r2) == pytest.approx((1.5, 40, 0.3, 1), rel=0.05)
+    noisy = [scaling.Point(n, 1, n, tuple(1.5 + 40 / n**0.3 + shift for shift in (-0.01, 0.0, 0.01))) for n in sizes]
+    found = scaling.fit_interval(noisy, lambda point: point.size)
+    assert found.low < 0.3 < found.high
+    assert found.high - found.low > 0.01
+    assert scaling._law(noisy, "parameters").startswith("1.5")
+    assert scaling._law(noisy[:3], "parameters") == "no exponent, 3 of the 4 points that it needs"
+    bent = [point._replace(losses=(loss,)) for point, loss in zip(noisy, (3, 2, 3, 2, 3), strict=True)]
+    assert "no exponent, R^2 of the best law is" in scaling._law(bent, "parameters")
+    assert scaling.hull([(1, 5.0), (2, 6.0), (3, 4.0), (3, 3.0)]) == [(1, 5.0), (3, 3.0)]
+
+
+def test_the_ladder(tmp_path):
+    """Sizes, then less data at one of them; rates are swept at the two smallest; runs that saw their data too often are
+    on no curve."""
+    table = tables.build("scaling", "smoke", "--data.text", "book.txt")
+    plans = [replace(plan, specs=("linear",), seeds=2) for plan in table.quality]
+    assert [len(plan.rates) for plan in plans] == [3, 3, 1, 1, 1, 1, 1]
+
+    def trained(lesson):
+        width = int(lesson.flags[lesson.flags.index("--model.width") + 1])
+        layers = int(lesson.flags[lesson.flags.index("--model.layers") + 1])
+        size = width * width * layers
+        loss = 1 + 10 / size**0.5 + 1e-4 * lesson.seed
+        answer = {"metric": "loss (validation)", "higher_is_better": False, "valid": loss, "score": loss, "curve": []}
+        answer |= {"updates": 9, "epochs": 5 if size > 4096 else 1, "rising": False, "seconds": 1, "device_seconds": 1}
+        return "done", "", (answer, {"parameters": size, "inside": size, "flops": size * 9})
+
+    fill_quality(plans, Folder(tmp_path), World({}).tools(), trained)
+    results = Results(None, Folder(tmp_path), plans, table)
+    assert [point.size for point in scaling.points(results.scores, "linear")][:3] == [256, 1024, 4096]
+    assert "linear, loss by parameters: no exponent, 3 of the 4 points" in text_report(results)
+    assert len(plot.picture(results).axes) == 2
 
 
 def test_tables_of_one_folder(tmp_path):
