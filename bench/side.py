@@ -41,10 +41,12 @@ def file(folder: Path, name: str) -> str:
     return str(found[0])
 
 
-def train(task: str, rows: Rows, common: list[str], out: Path, jobs: int, minutes: float) -> None:
-    """Trains `jobs` at a time. A run that is not done in time is stopped, and resumed the next time."""
+def train(task: str, rows: Rows, common: list[str], out: Path, jobs: int, minutes: float) -> list[str]:
+    """Trains `jobs` at a time, and returns the rows that are done. A run that is not done in time is stopped, and
+    resumed the next time."""
     out.mkdir(parents=True, exist_ok=True)
     waiting, running, until = list(rows), {}, time.monotonic() + 60 * minutes
+    done = []
     while waiting or running:
         while waiting and len(running) < jobs and time.monotonic() < until:
             name = waiting.pop(0)
@@ -57,12 +59,14 @@ def train(task: str, rows: Rows, common: list[str], out: Path, jobs: int, minute
         for name, job in list(running.items()):
             if job.poll() is not None:
                 print(f"{name}: exit {job.returncode}", file=sys.stderr, flush=True)
+                done += [] if job.returncode else [name]
                 del running[name]
         if time.monotonic() > until:
             waiting.clear()
             for job in running.values():
                 job.send_signal(signal.SIGTERM)
             until += 30
+    return done
 
 
 def evaluate(rows: list[str], out: Path, flags: list[str], jobs: int = 16) -> dict[str, dict[str, Any]]:

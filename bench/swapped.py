@@ -15,6 +15,7 @@ import json
 import lzma
 import shutil
 import subprocess
+import time
 from argparse import Namespace
 from pathlib import Path
 
@@ -55,6 +56,7 @@ def main() -> None:
     results = Results(given.out / f"results-{given.length}-{given.characters or 'whole'}.json")
     model, text = opened(given), cut(given)
     flags = ["--text", str(text), "--length", str(given.length)]
+    until = time.monotonic() + 60 * given.minutes
     for first in range(0, len(names), given.jobs):
         rows = names[first : first + given.jobs]
         if missing := [name for name in rows if "before" not in results.of(name)]:
@@ -63,9 +65,8 @@ def main() -> None:
             for name, found in side.evaluate(missing, given.out, flags, given.jobs).items():
                 results.add(name, "before", found)
         if given.tune is not None and (missing := [name for name in rows if "after" not in results.of(name)]):
-            tune(given, model, missing)
-            tuned = given.out / "tuned"
-            for name, found in side.evaluate(missing, tuned, flags, given.jobs).items():
+            done, tuned = tune(given, model, missing, (until - time.monotonic()) / 60), given.out / "tuned"
+            for name, found in side.evaluate(done, tuned, flags, given.jobs).items():
                 steps = {} if "error" in found else {"trained": side.facts(tuned, name)["steps"] * given.tokens}
                 results.add(name, "after", found | steps)
                 shutil.rmtree(tuned / side.slug(name) / "checkpoints", ignore_errors=True)
@@ -131,7 +132,8 @@ def cut(given: Namespace) -> Path:
     return part
 
 
-def tune(given: Namespace, model: Path, names: list[str]) -> None:
+def tune(given: Namespace, model: Path, names: list[str], minutes: float) -> list[str]:
+    """Trains rows for as long as there is time, and returns those that are done."""
     for name in names:
         exchange(model, given.out / side.slug(name), ROWS[name])
     common = ["--data.text", side.file(given.data, "train.txt"), "--data.valid", side.file(given.data, "valid.txt")]
@@ -141,7 +143,7 @@ def tune(given: Namespace, model: Path, names: list[str]) -> None:
     if _has_gpu():
         common += ["--training.precision", "bfloat16"]
     rows = {name: ["--init", str(given.out / side.slug(name))] for name in names}
-    side.train("language", rows, common, given.out / "tuned", given.jobs, given.minutes)
+    return side.train("language", rows, common, given.out / "tuned", given.jobs, minutes)
 
 
 def _has_gpu() -> bool:

@@ -185,6 +185,7 @@ def test_sentencepiece_tokens(tmp_path, capsys):
     [
         # each digit is a token of its own, even if merges would join them
         ("smollm", {"single_digits": False}, "since 1984", ["1", "9", "8", "4"]),
+        ("qwen2", {"single_digits": False}, "since 1984", ["1", "9", "8", "4"]),
         ("gpt-2", {"single_digits": False}, "since 1984", ["Ġ1", "984"]),
         # a word that is a token is one, even if no merges lead to it
         ("llama-bpe", {"merged": False}, " the", ["Ġthe"]),

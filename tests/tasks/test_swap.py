@@ -69,6 +69,8 @@ def test_encoder_and_decoder_with_biases():
     before, after, notes = swapped(bare, attention=halves, cross_attention=halves)
     assert_close(after(source, target).logits, before(source, target).logits)
     assert not notes
+    assert not transfer(after, again := built(bare, 2))
+    assert_close(again(source, target).logits, before(source, target).logits)
     before, after, notes = swapped(BOTH, attention="local(window=64)")
     assert_close(after(source, target).logits, before(source, target).logits)
     assert not notes
@@ -104,7 +106,7 @@ def check_origin(folder) -> None:
     are the same each time."""
     run = Run.open(folder / "run")
     assert run.read_json("run.json")["parameters"] == Run.open(folder / "window").read_json("run.json")["parameters"]
-    first, last = (checkpoint.read(run.checkpoints / name) for name in checkpoint.names(run.checkpoints))
+    first, _, last = (checkpoint.read(run.checkpoints / name) for name in checkpoint.names(run.checkpoints))
     for name, expected in (("first", first), ("last", last), ("again", last)):
         made = swap_attention(run.folder, folder / name, {"attention": "rfa"}, which=expected.state["step"]).run
         init = made.read_json("run.json")["init"]
@@ -120,7 +122,7 @@ def test_the_verb(tmp_path, capsys, monkeypatch):
     (tmp_path / "text.txt").write_text("\n".join(text for text, _ in reviews()) + "\n")
     run, window = str(tmp_path / "run"), str(tmp_path / "window")
     data = ["--data.text", str(tmp_path / "text.txt"), "--data.length", "16", "--training.tensorboard", "false"]
-    short = [*data, "--training.steps", "2", "--training.tokens", "128", "--training.evaluate_every", "1"]
+    short = [*data, "--training.steps", "3", "--training.tokens", "128", "--training.evaluate_every", "1"]
     small = ["--model.width", "16", "--model.heads", "2", "--model.inner", "32", "--model.layers", "2"]
     words = ["--data.tokenizer", "words", "--model.position", "rotary"]
     told(monkeypatch, capsys, "train", "language", *short, *small, *words, "--out", run)
