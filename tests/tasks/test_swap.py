@@ -69,7 +69,8 @@ def test_encoder_and_decoder_with_biases():
     before, after, notes = swapped(bare, attention=halves, cross_attention=halves)
     assert_close(after(source, target).logits, before(source, target).logits)
     assert not notes
-    assert not transfer(after, again := built(bare, 2))
+    again = built(bare, 2)
+    assert not transfer(after, again)
     assert_close(again(source, target).logits, before(source, target).logits)
     before, after, notes = swapped(BOTH, attention="local(window=64)")
     assert_close(after(source, target).logits, before(source, target).logits)
