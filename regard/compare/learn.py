@@ -31,6 +31,7 @@ TESTED, GIVEN = 512, 2048  # rows of a set that is scored: of a generated task, 
 SOLVED = 0.9
 WARM_UP = 12  # updates are this many times the warm-up
 SEEDS = {"valid": 1_000_000, "test": 2_000_000}  # of the sets that are scored
+ROWS = 128  # of them that are scored at a time
 SAVED_EVERY = 15.0  # seconds between two saves of a cell
 
 
@@ -97,7 +98,7 @@ def learn(
         sized = solve(config, target) if lesson.equal else budget.Sized(config, *budget.count(config))
         model = build(sized.config).to(lesson.device)
     trainer = _Trainer(lesson, task, length, model)
-    if (trainer.draw(lesson.batch, SEEDS["valid"]).answers == IGNORED).all():
+    if (trainer.draw(ROWS, SEEDS["valid"]).answers == IGNORED).all():
         raise ValueError(f"the task {lesson.task} asks nothing in {length} tokens: give it more (--task-length)")
     began = clock()
     flops = trainer.count_update()
@@ -251,8 +252,8 @@ class _Trainer:
         groups: dict[str, list[int]] = {}
         items: list[float] = []
         with torch.inference_mode():
-            for first in range(0, TESTED if self.task.scored is None else GIVEN, 128):
-                found = self.draw(128, seed + first, which)
+            for first in range(0, TESTED if self.task.scored is None else GIVEN, ROWS):
+                found = self.draw(ROWS, seed + first, which)
                 best = self.model(found.tokens, keep=found.keep).logits.argmax(-1)
                 counts = found.answers != IGNORED
                 hits = (best == found.answers) & counts

@@ -159,11 +159,12 @@ class Scores:
     def differ(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
         """Whether two rows are told apart."""
         ranges = [statistics.Interval(row["score"], row["score_min"], row["score_max"]) for row in (one, other)]
-        if ranges[0].overlaps(ranges[1]):
+        # one seed says nothing of luck
+        if min(one["seeds"], other["seeds"]) < 2 or ranges[0].overlaps(ranges[1]):
             return False
         items = [self._items(row["spec"]) for row in (one, other)]
         if items[0] is None or items[1] is None:
-            return min(one["seeds"], other["seeds"]) > 1
+            return True
         gap = statistics.paired(items[0], items[1])
         return not gap.low <= 0 <= gap.high
 

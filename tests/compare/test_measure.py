@@ -13,7 +13,10 @@ SIZES = {"width": 16, "heads": 2, "threads": 1}
 
 
 def test_counts_are_those_of_the_layer():
-    found = Subject(Setting("softmax", "causal", 32, **SIZES)).prepare()["counted"]
+    whole = Subject(Setting("softmax", "causal", 32, **SIZES)).prepare()
+    assert whole["backend"]
+    assert "backward" not in whole["backend"]
+    found = whole["counted"]
     # four projections of 16 x 16 and two products with all pairs, forward; 2 and 2.5 times that backward
     projections, products = 4 * 2 * 32 * 16 * 16, 2 * 2 * 32 * 32 * 16
     assert found["flops_forward"] == projections + products

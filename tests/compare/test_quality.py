@@ -161,6 +161,39 @@ def test_groups_are_scored_apart():
     assert set(answer["groups"]) == {"kept", "updated"}
 
 
+def test_what_is_drawn_and_how_fast_it_learns(monkeypatch):
+    """Each seed trains on data of its own; what is scored is other data, and the score that chooses a rate has its own.
+    The learning rate rises over a twelfth, and falls to zero over the last third."""
+    drawn, rates = [], []
+    draw, step = learning._Trainer.draw, torch.optim.AdamW.step
+
+    def spied_draw(self, rows, seed, *which):
+        drawn.append((rows, seed))
+        return draw(self, rows, seed, *which)
+
+    def spied_step(self, *rest):
+        rates.append(self.param_groups[0]["lr"])
+        return step(self, *rest)
+
+    monkeypatch.setattr(learning._Trainer, "draw", spied_draw)
+    monkeypatch.setattr(torch.optim.AdamW, "step", spied_step)
+    trained = []
+    for seed in (1, 2):
+        drawn.clear()
+        learn(
+            Lesson("softmax", "recall", length=16, batch=2, rate=1.0, seed=seed, budget=Budget("updates", 24), **SIZES)
+        )
+        trained.append({made for rows, made in drawn if rows == 2} - {0})
+        scored = [made for rows, made in drawn if rows != 2]
+        assert not trained[-1] & set(scored)
+    assert len(trained[0]) == len(trained[1]) == 24
+    assert not trained[0] & trained[1]
+    # the curve and the score: four draws each time, the last four of them new
+    assert len(set(scored)) == 8
+    assert not set(scored[-4:]) & set(scored[:-4])
+    assert rates[:24] == pytest.approx([0.5, *[1.0] * 16, *[3 * (1 - at / 24) for at in range(17, 24)]])
+
+
 def test_a_length_without_questions_is_refused():
     with pytest.raises(ValueError, match="the task recall asks nothing in 2 tokens"):
         learn(Lesson("softmax", "recall", length=2, width=8, heads=2, inner=8))
@@ -177,8 +210,15 @@ def test_what_is_not_finite_is_said():
 class School:
     """A trainer that only pretends: scores by spec and rate, with a spread by seed."""
 
-    def __init__(self, scores: dict[str, dict[float, float]], spread: float = 0.001, solved_at: int = 100):
-        self.scores, self.spread, self.solved_at = scores, spread, solved_at
+    def __init__(
+        self,
+        scores: dict[str, dict[float, float]],
+        spread: float = 0.001,
+        solved_at: int = 100,
+        higher: bool = True,
+        wave: float = 0.001,
+    ):
+        self.scores, self.spread, self.solved_at, self.higher, self.wave = scores, spread, solved_at, higher, wave
         self.asked: list[tuple[str, float, int]] = []
 
     def __call__(self, lesson):
@@ -187,8 +227,9 @@ class School:
         if score < 0:
             return "broke", "not finite at update 3", ({}, {})
         score += self.spread * (lesson.seed - 1)
-        items = [score + 0.001 * math.sin(at) for at in range(64)]
-        answer = {"metric": "accuracy", "higher_is_better": True, "valid": score, "score": score, "items": items}
+        phase = {"softmax": 0.0}.get(lesson.spec, 1.0)
+        items = [score + self.wave * math.sin(at + phase) for at in range(64)]
+        answer = {"metric": "accuracy", "higher_is_better": self.higher, "valid": score, "score": score, "items": items}
         answer |= {"right": 10, "asked": 1000, "groups": {}, "chance": 0.125, "curve": [[75, 0.2], [600, score]]}
         answer |= {"updates": 600, "solved_at": self.solved_at if score >= 0.9 else None, "rising": False, "seconds": 1}
         return "done", "", (answer, {"parameters": 100})
@@ -243,6 +284,23 @@ def test_rows_whose_seeds_overlap_share_a_letter(tmp_path):
     school = School({"softmax": {MIDDLE: 0.95}, "linear": {MIDDLE: 0.95}, "efficient": {MIDDLE: 0.5}}, spread=0.01)
     rows = {row["spec"]: row["letters"] for row in taught(tmp_path, school, plan()).rows}
     assert rows == {"softmax": "a", "linear": "a", "efficient": "b"}
+    # every item is better by a little, but so is another seed
+    school = School({"softmax": {MIDDLE: 0.96}, "linear": {MIDDLE: 0.95}, "efficient": {MIDDLE: 0.5}}, spread=0.01)
+    rows = {row["spec"]: row["letters"] for row in taught(tmp_path / "near", school, plan()).rows}
+    assert rows == {"softmax": "a", "linear": "a", "efficient": "b"}
+    # seeds apart, but on as many items better as worse
+    school = School({"softmax": {MIDDLE: 0.96}, "linear": {MIDDLE: 0.95}, "efficient": {MIDDLE: 0.5}}, wave=0.1)
+    rows = {row["spec"]: row["letters"] for row in taught(tmp_path / "wave", school, plan()).rows}
+    assert rows == {"softmax": "a", "linear": "a", "efficient": "b"}
+    # one seed says nothing of luck
+    rows = {row["spec"]: row["letters"] for row in taught(tmp_path / "one", school, plan(seeds=1)).rows}
+    assert set(rows.values()) == {"a"}
+
+
+def test_the_best_rate_of_a_loss_is_the_lowest(tmp_path):
+    losses = {LOW: 0.5, MIDDLE: 0.3, HIGH: 0.4}
+    school = School({"softmax": losses, "linear": losses, "efficient": losses}, higher=False)
+    assert {row["rate"] for row in taught(tmp_path, school, plan()).rows} == {MIDDLE}
 
 
 @pytest.mark.parametrize(("score", "solved_at"), [(0.5, 100), (0.95, 400)])
@@ -298,6 +356,11 @@ def test_half_done(tmp_path, capsys):
     rows = {row["spec"]: row for row in Scores(plan(), Folder(tmp_path)).rows}
     assert rows["linear"]["status"] == "done"
     assert rows["efficient"]["note"] == f"0 of 3 learning rates tried; regard compare --out {tmp_path} continues"
+    # a sweep that is not done has no best rate yet
+    (tmp_path / "cells" / f"{plan('linear').question('linear', HIGH, 0).key}.json").unlink()
+    rows = {row["spec"]: row for row in Scores(plan("linear"), Folder(tmp_path)).rows}
+    assert rows["linear"]["status"] == "not run"
+    assert rows["linear"]["note"].startswith("2 of 3 learning rates tried")
 
 
 def test_mistakes(tmp_path, capsys):

@@ -73,6 +73,8 @@ def test_another_question_is_another_cell(tmp_path, monkeypatch):
     monkeypatch.setattr("regard.compare.plan.machine_of", lambda device: "another")
     assert one.question("speed", "linear", 64).key != before["speed"]
     assert plan("linear", threads=2).question("count", "linear", 64).key == before["count"]
+    # the code of mechanisms inside another is part of it
+    assert len({one.question("speed", f"heads({part}, softmax)", 64).code for part in ("linear", "dot")}) == 2
     # aliases are one mechanism
     assert one.question("speed", "softmax", 64).key == one.question("speed", "mha", 64).key
 
