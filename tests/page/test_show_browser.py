@@ -929,7 +929,32 @@ def test_a_file_from_the_command_line_and_a_frame_in_a_notebook(page, tmp_path, 
 LONG = " ".join(f"the animal {i} did not cross the street because it was too tired" for i in range(320))
 
 
-def test_4096_tokens_stay_fluent(page, tmp_path):
+def test_a_long_text_is_zoomed_into_and_saved(page, tmp_path):
+    visit(page, view="heads", text=" ".join(LONG.split()[:540]))
+    page.wait_for_function(DRAWN)
+    # what is seen of the whole map, and what a saved file opens with
+    whole = page.evaluate("() => [...window.regard.view.matrix.tiles.keys()].filter(id => !id.startsWith('0/')).length")
+    assert whole >= 1
+    box = page.locator("canvas.matrix").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 3, box["y"] + box["height"] / 3)
+    for _ in range(6):
+        page.mouse.wheel(0, -400)
+    page.wait_for_function("() => [...window.regard.view.matrix.tiles.keys()].some(id => id.startsWith('0/'))")
+    page.wait_for_function(DRAWN)
+    # far more is asked for than a file holds: what it opens with is in it
+    page.evaluate("document.activeElement.blur()")
+    for _ in range(70):
+        page.keyboard.press("ArrowDown")
+    page.wait_for_function("() => location.hash.includes('pin=69')")
+    saved = save(page, "#html", tmp_path / "long.html")
+    page.goto(saved.as_uri())
+    page.wait_for_function(
+        "whole => [...window.regard.view.matrix.tiles].filter(([, tile]) => tile.canvas).length >= whole", arg=whole
+    )
+
+
+@pytest.mark.exhaustive  # it measures time
+def test_4096_tokens_stay_fluent(page):
     visit(page, view="heads", text="warm")
     page.fill("textarea", LONG)
     began = time.monotonic()
@@ -972,16 +997,6 @@ def test_4096_tokens_stay_fluent(page, tmp_path):
     rate = 1000 * (len(frames) - 1) / (frames[-1] - frames[0])
     print(json.dumps({"first_picture_s": round(first, 2), "frames_a_second": round(rate, 1)}))
     assert rate > 20
-    # far more is asked for than a file holds: what it opens with is in it
-    page.evaluate("document.activeElement.blur()")
-    for _ in range(70):
-        page.keyboard.press("ArrowDown")
-    page.wait_for_function("() => location.hash.includes('pin=69')")
-    saved = save(page, "#html", tmp_path / "long.html")
-    page.goto(saved.as_uri())
-    page.wait_for_function(
-        "() => [...window.regard.view.matrix.tiles.values()].filter(tile => tile.canvas).length >= 8"
-    )
 
 
 PLACE = (
@@ -1023,13 +1038,14 @@ def test_a_link_leads_to_the_place_in_the_matrix(page):
 
 
 def test_long_texts_through_every_kind_of_mechanism(page, many):
-    text = " ".join(LONG.split()[:1200])
+    text = " ".join(LONG.split()[:540])
     ids = torch.tensor([many.encode(text)])
-    assert ids.shape[1] > 1024
+    # more than a tile has cells; odd, or fnet has weights x and -x
+    assert ids.shape[1] == 615
     with torch.no_grad():
         wanted = many.model.maps(ids)
     for layer, part in enumerate(wanted):
-        visit(page, view="heads", run="many", text=text, layer=str(layer), head="1", pin="777")
+        visit(page, view="heads", run="many", text=text, layer=str(layer), head="1", pin="555")
         page.wait_for_selector(".best li")
         # the picture: as many cells as the map has, and where it is brightest
         page.wait_for_function(
@@ -1048,7 +1064,7 @@ def test_long_texts_through_every_kind_of_mechanism(page, many):
         assert cells == math.prod(-(-size // 2**level) for size in part.shape[2:]), MANY[layer]
         assert max(tile["scale"] for tile in shown) == pytest.approx(float(part.abs().max()), abs=1e-6)
         # the numbers
-        row = part[0, 1, 777]
+        row = part[0, 1, 555]
         best = row[row.abs().topk(5).indices]
         torch.testing.assert_close(torch.tensor(data(page, ".best")), best, atol=1e-6, rtol=0, msg=MANY[layer])
 
@@ -1060,7 +1076,7 @@ DRAWN = """() => {
 
 
 def test_a_map_that_was_cancelled_can_be_drawn_on(page, server):
-    text = " ".join(LONG.split()[:1200])
+    text = " ".join(LONG.split()[:600])
     visit(page, view="heads", run="many", text=text)
     page.wait_for_function(DRAWN)
     with server.engine.lock:  # the server is busy
