@@ -10,18 +10,21 @@ DOCS_STAMP := $(VENV)/.installed-docs
 .PHONY: demo test test-all test-gpu types docs format clean
 .NOTPARALLEL:
 
+# Tests start many processes: each would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # What running Regard needs.
 $(RUN_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -q -c constraints.txt -e .
 	touch $@
 
-# What testing it needs; this covers running it too.
+# What testing it needs; this covers running it too. Modules are compiled when they are imported: most of them never are.
 $(TEST_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -q -c constraints.txt -e '.[test]'
+	$(PIP) install -q --no-compile -c constraints.txt -e '.[test]'
 	# by themselves: labml asks for torchtext, which ended with PyTorch 2.3, and timm for torchvision, which has no CPU build
-	$(PIP) install -q --no-deps -c constraints.txt labml labml-nn timm
+	$(PIP) install -q --no-compile --no-deps -c constraints.txt labml labml-nn timm
 	touch $(RUN_STAMP) $@
 
 # What building the documentation needs.
@@ -33,12 +36,13 @@ $(DOCS_STAMP): pyproject.toml constraints.txt
 demo: $(RUN_STAMP)
 	$(VENV)/bin/python -m regard demo
 
-# Two pytest workers share the cores, so each keeps to one thread.
+# Two pytest workers share the cores, so each keeps to one thread. The types are checked meanwhile, and reported last.
 test: $(TEST_STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
-	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python > $(VENV)/types.txt & types=$$!; \
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest; tests=$$?; \
+	wait $$types; types=$$?; cat $(VENV)/types.txt; exit $$((tests | types))
 
 # What pyright says of the annotations.
 types: $(TEST_STAMP)
