@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.core.parallel import batch_sum
 from regard.core.rows import Memory, Rows
 
 
@@ -38,7 +39,7 @@ class Aligner(nn.Module):
             prior, lexical = self._factors(x, memory, source, target, embedding, output)
             missed = -(prior + lexical).logsumexp(-1)  # [B, T]
             follows = _follows(target, rows)
-            return torch.where(follows, missed, 0).sum() / follows.sum().clamp(min=1)
+            return batch_sum(torch.where(follows, missed, 0).sum()) / batch_sum(follows.sum()).clamp(min=1)
 
     def map(
         self, x: Tensor, rows: Rows, memory: Memory, source: Tensor, target: Tensor, embedding: Tensor, output: Tensor

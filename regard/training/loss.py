@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.model import Hidden, LinearHead, Model
+from regard.core.parallel import batch_rows
 from regard.core.rows import pack
 from regard.kernels.compiling import run_eagerly
 from regard.kernels.cross_entropy import IGNORED, cross_entropy
@@ -88,7 +89,7 @@ def caption_loss(
     words, pictures, captions = captioner.read(batch.images, batch.tokens, keep=batch.keep)
     scale = captioner.scale()
     loss = _project(captioner.output, words, batch.target, batch.keep, label_smoothing)
-    contrast = contrastive_loss(pictures, captions, scale)
+    contrast = contrastive_loss(batch_rows(pictures), batch_rows(captions), scale)
     total = captioning * loss.total + contrastive * contrast * loss.tokens
     statistics = {"contrastive.loss": contrast.detach(), "contrastive.scale": scale.detach()}
     return loss._replace(total=total, statistics=(loss.statistics or {}) | statistics)

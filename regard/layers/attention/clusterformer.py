@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core.numeric import take_tokens, wide_dtype
+from regard.core.parallel import batch_rows
 from regard.core.rows import Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Out
@@ -138,6 +139,7 @@ class Clusterformer(Attention):
         x, room = x.flatten(0, 1).to(self.bank.dtype), len(self.bank) - 1
         real = rows.real()
         real = torch.ones(len(x), dtype=torch.bool, device=x.device) if real is None else real.flatten()
+        x, real = batch_rows(x), batch_rows(real)
         rank = real.cumsum(0)
         # the last ones, where there are more than the bank has room for
         keep = real & (rank > rank[-1] - room)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.numeric import wide_dtype
+from regard.core.parallel import batch_sum
 from regard.core.reference import Row, add_up, blend
 from regard.core.rows import Mask, Memory, Rows
 from regard.core.shape import Order, Shape
@@ -426,7 +427,7 @@ class Compressive(Segmented):
             lost = (reads[0] - reads[1]).square().mean((1, 3)).unflatten(0, (-1, m))  # [B, m, n]
         asked = (places >= rows.start[:, None, None]) & (places < (rows.start + rows.count)[:, None, None])
         asked = asked & (places >= self.memory)
-        return torch.where(asked, lost, 0).sum() / asked.sum().clamp(min=1)
+        return batch_sum(torch.where(asked, lost, 0).sum()) / batch_sum(asked.sum()).clamp(min=1)
 
     def _folded(self, part: Tensor, m: int) -> Tensor:
         """[B, H, m n, D] -> [B m, H, n, D]"""

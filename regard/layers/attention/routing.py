@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core.numeric import masked_softmax, wide_dtype
+from regard.core.parallel import batch_sum
 from regard.core.reference import Row, add_up, blend
 from regard.core.rows import Mask, Memory, Rows
 from regard.core.shape import Order, Shape
@@ -258,12 +259,12 @@ class Routing(Cached):
             real = real[:, None, :, None]
             x, hot = torch.where(real, x, 0), torch.where(real, hot, 0)
         wide = wide_dtype(x.dtype)
-        count = hot.sum((0, 2), dtype=wide)  # [H, C]
+        count = batch_sum(hot.sum((0, 2), dtype=wide))  # [H, C]
         # padded tokens are zeros on both sides
         square = (x - hot @ centroids).to(wide).square()
-        loss = self.commitment * square.sum() / (count.sum() * x.shape[3]).clamp(min=1)
+        loss = self.commitment * batch_sum(square.sum()) / (count.sum() * x.shape[3]).clamp(min=1)
         with torch.no_grad():
-            total = (hot.mT @ x).sum(0, dtype=wide)
+            total = batch_sum((hot.mT @ x).sum(0, dtype=wide))
             share = torch.where(count > 0, 1 - self.decay, 0.0).to(self.sums.dtype)
             self.sums.lerp_(total.to(self.sums.dtype), share[..., None])
             self.counts.lerp_(count.to(self.counts.dtype), share)

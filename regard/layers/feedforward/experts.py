@@ -24,6 +24,7 @@ from typing import Annotated, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
+from regard.core.parallel import batch_offset, batch_sum, is_spread
 from regard.core.reference import add_up
 from regard.core.rows import Rows
 from regard.core.state import Out
@@ -154,8 +155,8 @@ class Routed(FeedForward):
         wished = route.expert if sent is None else torch.where(sent, route.expert, self.experts)
         limit, most = self._limits(tokens, real)
         group = wished
-        if limit is not None and self.capacity is not None and self.group is not None:
-            group, most = self._drop_locally(wished, real, self.capacity / self.experts, self.group)
+        if limit is not None and self.capacity is not None and (self.group is not None or is_spread()):
+            group, most = self._drop_in_groups(wished, real, self.capacity / self.experts)
             limit = None
         kind, dtype = x.device.type, product_dtype(x)
         # all first choices, then all second ones
@@ -181,23 +182,28 @@ class Routed(FeedForward):
             return torch.full((), most, device=tokens.device), most
         return torch.ceil(real.sum().double() * share - 1e-9).long(), most
 
-    def _drop_locally(self, expert: Tensor, real: Tensor | None, share: float, size: int) -> tuple[Tensor, int]:
-        """Experts [N, k] without those that have no room for a token in its group of `size`, where an expert takes
-        `share` of a group; and the most tokens that an expert takes of all groups."""
-        N = len(expert)
-        groups = math.ceil(N / size)
-        index, sizes = local_groups(N, size, real, expert.device)
-        key = torch.where(expert < self.experts, index[:, None] * self.experts + expert, groups * self.experts)
+    def _drop_in_groups(self, expert: Tensor, real: Tensor | None, share: float) -> tuple[Tensor, int]:
+        """Experts [N, k] without those that have no room for a token in its group of `group` tokens, or in the whole
+        batch, which other processes may share; an expert takes `share` of a group. And the most tokens of this call
+        that an expert takes of all groups."""
+        N, choices = expert.shape
+        index, sizes = local_groups(N, self.group, real, expert.device)
+        places = len(sizes) * self.experts
+        key = torch.where(expert < self.experts, index[:, None] * self.experts + expert, places)
         # all first choices, then all second ones
-        key = key.T.flatten()
-        order = torch.argsort(key, stable=True)
-        count = torch.zeros(groups * self.experts + 1, dtype=torch.long, device=key.device)
-        count = count.scatter_add_(0, key, torch.ones_like(key))
-        steps = torch.arange(len(key), device=key.device)
-        rank = torch.empty_like(key).scatter_(0, order, steps - (count.cumsum(0) - count)[key[order]])
+        key = key.T  # [k, N]
+        count = torch.zeros(choices, places + 1, dtype=torch.long, device=key.device)
+        count = count.scatter_add_(1, key, torch.ones_like(key))
+        before, total = batch_offset(count)
+        # what comes before the first of a choice: earlier choices of all tokens, the same one of tokens elsewhere
+        begin = total.cumsum(0) - total + before
+        order = torch.argsort(key, dim=1, stable=True)
+        steps = torch.arange(N, device=key.device).expand_as(key)
+        own = steps - (count.cumsum(1) - count).gather(1, key.gather(1, order))
+        rank = torch.empty_like(key).scatter_(1, order, own) + begin.gather(1, key)
         limit = torch.ceil(sizes.double() * share - 1e-9).long()[index]
-        has_room = limit[:, None] > rank.view(-1, N).T
-        most = min(N, groups * room(min(size, N) * share))
+        has_room = limit[:, None] > rank.T
+        most = min(N, len(sizes) * room(min(self.group or N, N) * share)) if not is_spread() else N
         return torch.where(has_room, expert, self.experts), most
 
     @final
@@ -241,9 +247,9 @@ def load(group: Tensor, experts: int, taken: Tensor) -> dict[str, Tensor]:
     """The share of the pairs that chose each expert, and of those that found no place there."""
     # float32 by name: the default dtype is the user's to choose
     ones = torch.ones_like(group, dtype=torch.float32)
-    count = ones.new_zeros(experts + 1).scatter_add_(0, group, ones)
+    count = batch_sum(ones.new_zeros(experts + 1).scatter_add_(0, group, ones))
     total = count[:experts].sum().clamp(min=1)
-    return {"load": count[:experts] / total, "dropped": 1 - taken.sum() / total}
+    return {"load": count[:experts] / total, "dropped": 1 - batch_sum(taken.sum()) / total}
 
 
 def best(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -263,18 +269,29 @@ def one_by_one(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def mean(x: Tensor, real: Tensor | None) -> Tensor:
-    """Over the real tokens of [N, ...]; zeros where there is none."""
-    if real is None:
+    """Over the real tokens of the batch, [N, ...] here; zeros where there is none."""
+    if real is None and not is_spread():
         return x.mean(0)
-    return torch.where(real.view(-1, *[1] * (x.dim() - 1)), x, 0).sum(0) / real.sum().clamp(min=1)
+    total = x.sum(0) if real is None else torch.where(real.view(-1, *[1] * (x.dim() - 1)), x, 0).sum(0)
+    return batch_sum(total) / batch_sum(count_real(x, real)).clamp(min=1)
 
 
-def local_groups(N: int, size: int, real: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The group of each of N tokens, the real ones counted `size` at a time, and how many real ones each group has."""
+def count_real(x: Tensor, real: Tensor | None) -> Tensor:
+    """The number of real tokens of [N, ...], without waiting for the device."""
+    return torch.full((), len(x), device=x.device) if real is None else real.sum()
+
+
+def local_groups(N: int, size: int | None, real: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The group of each of N tokens, the real ones of the batch counted `size` at a time (None: all are one group), and
+    how many real ones each group has."""
     steps = torch.arange(N, device=device) if real is None else (real.cumsum(0) - 1).clamp(min=0)
-    total = N if real is None else real.sum()
-    begin = torch.arange(0, N, size, device=device)
-    return steps // size, (total - begin).clamp(0, size)
+    before, total = batch_offset(torch.full((), N, device=device) if real is None else real.sum())
+    if size is None:
+        return torch.zeros_like(steps), total[None]
+    # the number of groups must be known to the host, which then waits for the other processes
+    begin = torch.arange(0, max(1, int(total)) if is_spread() else N, size, device=device)
+    # a process whose tokens do not count is behind the last group
+    return ((steps + before) // size).clamp(max=len(begin) - 1), (total - begin).clamp(0, size)
 
 
 def balance(shares: Tensor, first: Tensor, real: Tensor | None, size: int | None = None) -> Tensor:
@@ -286,14 +303,14 @@ def balance(shares: Tensor, first: Tensor, real: Tensor | None, size: int | None
         index, sizes = local_groups(len(shares), size, real, shares.device)
         weight = torch.ones_like(shares) if real is None else real.to(shares.dtype)[:, None].expand_as(shares)
         key = index * experts + first
-        counts = shares.new_zeros(len(sizes) * experts).scatter_add(0, key, weight[:, 0].detach())
+        counts = batch_sum(shares.new_zeros(len(sizes) * experts).scatter_add(0, key, weight[:, 0].detach()))
         seen = shares if real is None else torch.where(real[:, None], shares, 0)
-        sums = shares.new_zeros(len(sizes), experts).index_add(0, index, seen)
+        sums = batch_sum(shares.new_zeros(len(sizes), experts).index_add(0, index, seen))
         each = (counts.view(-1, experts) * sums).sum(1) / sizes.clamp(min=1)
-        return experts * each.sum() / weight[:, 0].sum().clamp(min=1)
+        return experts * each.sum() / batch_sum(weight[:, 0].sum()).clamp(min=1)
     weight = torch.ones_like(shares[:, 0]) if real is None else real.to(shares.dtype)
-    counts = shares.new_zeros(experts).scatter_add(0, first, weight.detach())
-    return experts * (counts / weight.sum().clamp(min=1) * mean(shares, real)).sum()
+    counts = batch_sum(shares.new_zeros(experts).scatter_add(0, first, weight.detach()))
+    return experts * (counts / batch_sum(weight.sum()).clamp(min=1) * mean(shares, real)).sum()
 
 
 def plain_softmax(logits: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
+from regard.core.parallel import batch_sum
 from regard.core.reference import add_up
 from regard.core.shape import Order
 from regard.kernels import moves
@@ -72,9 +73,9 @@ class MoE(Routed):
         if self.training:
             counted = gate if real is None else torch.where(real[:, None], gate, 0)
             gates = gate.new_zeros(self.experts).index_add(0, expert.flatten(), counted.flatten())
-            losses.append(("importance", self.importance, variation(gates)))
+            losses.append(("importance", self.importance, variation(batch_sum(gates))))
         if chosen is not None:
-            losses.append(("balance", self.load, variation(chosen)))
+            losses.append(("balance", self.load, variation(batch_sum(chosen))))
         return Route(expert, gate, losses=tuple(losses))
 
     def plain_route(self, x: Tensor) -> tuple[list[list[tuple[int, Tensor]]], Tensor]:

@@ -9,13 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.core.numeric import wide_dtype
+from regard.core.parallel import batch_sum
 from regard.core.reference import add_up, plain_layer_norm
 from regard.core.rows import Rows
 from regard.core.shape import Order
 from regard.core.state import Out
 from regard.kernels.router import wide_linear
 from regard.layers.feedforward.base import FeedForward, FeedForwardFacts, Sizes, plain_linear
-from regard.layers.feedforward.experts import mean, plain_softmax
+from regard.layers.feedforward.experts import count_real, mean, plain_softmax
 
 
 class Normed(nn.Module):
@@ -39,7 +40,7 @@ class Normed(nn.Module):
         middle = mean(x, real)
         variance = mean((x - middle).square(), real)
         with torch.no_grad():
-            count = torch.full((), float(len(x)), device=x.device) if real is None else real.sum().to(x.dtype)
+            count = batch_sum(count_real(x, real)).to(x.dtype)
             # an unbiased one is kept, as PyTorch's batch norm does; of no token at all, nothing
             unbiased = variance * count / (count - 1).clamp(min=1)
             step = self.momentum * (count > 0)
@@ -138,8 +139,8 @@ class ProductKey(FeedForward):
         if not self.training:
             return out
         index = index if real is None else torch.where(real[:, None], index, self.keys**2)
-        used = torch.zeros(self.keys**2 + 1, device=x.device).index_fill_(0, index.flatten(), 1.0)[:-1]
-        return out._replace(statistics={"used": used.mean()})
+        used = batch_sum(torch.zeros(self.keys**2 + 1, device=x.device).index_fill_(0, index.flatten(), 1.0)[:-1])
+        return out._replace(statistics={"used": (used > 0).float().mean()})
 
     def find(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
         """Which values the tokens [N, E] read and how much of each, [N, heads * choices]."""
