@@ -3,6 +3,8 @@
 import sys
 
 from regard.cli import main
+from regard.training.distributed.status import told_to_launcher
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with told_to_launcher():
+        sys.exit(main())

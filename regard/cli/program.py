@@ -77,7 +77,7 @@ def _choose(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.
         return parser, lambda: runs.train(argv[1:])
     argv, rest = compare.split_flags(argv) if argv[:1] == ["compare"] else (argv, [])
     arguments, unknown = parser.parse_known_args(argv)
-    arguments.rest = rest
+    arguments.rest, arguments.argv = rest, argv
     if unknown:
         getattr(arguments, "parser", parser).error(f"unrecognized arguments: {' '.join(unknown)}")
     if arguments.verb is None:

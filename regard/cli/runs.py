@@ -225,8 +225,22 @@ def train(argv: list[str]) -> int:
     known = [f"{recipe.name}: {recipe.about}" for recipe in recipes.recipes(task.name)]
     description += "\n\nrecipes, for --config:\n  " + "\n  ".join(known)
     config = parse(task.config, recipes.with_paths(argv[1:], task.name), f"regard train {task.name}", description)
+    if (status := _launch(config.training, ["train", *argv])) is not None:
+        return status
     events = Path(config.out) / "tensorboard" if config.training.tensorboard else None
     return _finish(lambda: train(task, config, Display(tensorboard=events)), config.out)
+
+
+def _launch(training: Any, argv: list[str]) -> int | None:
+    """Starts the processes that the settings ask for, and returns their exit status; None: this is the one, or one of
+    them."""
+    from regard.training.distributed.world import is_launched
+
+    if training.processes == 1 or is_launched():
+        return None
+    from regard.training.distributed.launch import launch
+
+    return launch(training.processes, argv, restarts=training.restarts)
 
 
 def resume(arguments: argparse.Namespace) -> int:
@@ -237,9 +251,12 @@ def resume(arguments: argparse.Namespace) -> int:
     from regard.training.run import Run
 
     run = Run.open(arguments.run)
-    events = run.folder / "tensorboard" if read_config(run).training.tensorboard else None
-    display = Display(tensorboard=events)
+    training = read_config(run).training
     requests = {name: _value(text) for name in NAMES if (text := getattr(arguments, name)) is not None}
+    wanted = {name: requests.get(f"training.{name}", getattr(training, name)) for name in ("processes", "restarts")}
+    if (status := _launch(argparse.Namespace(**wanted), arguments.argv)) is not None:
+        return status
+    display = Display(tensorboard=run.folder / "tensorboard" if training.tensorboard else None)
     return _finish(lambda: resume(arguments.run, display, arguments.steps, requests), arguments.run)
 
 
@@ -252,17 +269,28 @@ def _value(text: str) -> Any:
 
 
 def _finish(work: Callable[[], Any], run: str) -> int:
-    """Trains, and returns the exit status: 0 done, 128 + signal if stopped, 1 if training itself failed."""
+    """Trains, and returns the exit status: 0 done, 128 + signal if stopped, 1 if training itself failed, 75 if another
+    process was lost."""
+    from regard.training.distributed.status import LOST
+    from regard.training.distributed.world import LostProcess, is_main_process
     from regard.training.loop import Stopped, TrainingError
 
+    says = is_main_process()
     try:
         state = work()
     except Stopped as stopped:
-        print(f"regard: {stopped}; continue with: regard resume {run}", file=sys.stderr)
+        if says:
+            print(f"regard: {stopped}; continue with: regard resume {run}", file=sys.stderr)
         return stopped.code
     except TrainingError as error:
-        print(f"regard: {error}", file=sys.stderr)
+        if says:
+            print(f"regard: {error}", file=sys.stderr)
         return 1
+    except LostProcess as error:
+        print(f"regard: {error}", file=sys.stderr)
+        return LOST
+    if not says:
+        return 0
     best = f"; best at step {state.best_step}: {state.best:.4g}" if state.best is not None else ""
     steps = "1 step" if state.step == 1 else f"{state.step} steps"
     print(f"done after {steps}{best}; {_describe_use(run)}", file=sys.stderr)

@@ -289,7 +289,7 @@ def renew_statistics(task: Task) -> dict[str, Tensor]:
         norm.train()
     with torch.no_grad():
         for index in range(min(STATISTICS_BATCHES, task.batches.count(0))):
-            task.loss(task.batches.get(0, index).to(device), 0.0)
+            task.loss(task.prepare(task.batches.get(0, index).to(device)), 0.0)
     for name, norm in norms.items():
         norm.momentum = momenta[name]
         norm.eval()

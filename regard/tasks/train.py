@@ -25,12 +25,39 @@ from regard.training import checkpoint, loop
 from regard.training import plan as plans
 from regard.training.changes import apply_changes
 from regard.training.display import Display
-from regard.training.run import MANIFEST, Run
+from regard.training.distributed.join import joined
+from regard.training.distributed.world import Alone, World
+from regard.training.run import MANIFEST, ReadOnlyRun, Run
 from regard.training.state import State
 
 
 def train(task: type[Task], config: Any, display: Display) -> State:
-    """`regard train`: a new run. Nothing is written before data, tokenizers and model are known to fit."""
+    """`regard train`: a new run. Nothing is written before data, tokenizers and model are known to fit. Started again
+    after one of its processes died, it continues."""
+    with joined(config.training) as world:
+        if world.restarts and Run(config.out).exists():
+            return _continue(Run.open(config.out), display, world, {})
+        if world.is_main:
+            return _begin(task, config, display, world)
+        world.wait()
+        return _follow(config.out, world)
+
+
+def resume(
+    folder: str | Path, display: Display, steps: int | None = None, changes: Mapping[str, Any] | None = None
+) -> State:
+    """`regard resume`: continues a run, or makes a finished one longer. `changes` are settings that may change, by
+    their dotted names (`regard.training.changes.NAMES`); `steps` is one of them."""
+    run = Run.open(folder)
+    if "soup" in run.read_json("run.json"):
+        raise ValueError(f"{folder} is a soup and cannot be resumed: begin a new run with --init {folder}")
+    requests = dict(changes or {}) | ({} if steps is None else {"training.steps": steps})
+    with joined(apply_changes(run, read_config(run), plans.read(run), requests)[0].training) as world:
+        return _continue(run, display, world, requests)
+
+
+def _begin(task: type[Task], config: Any, display: Display, world: World) -> State:
+    """The main process of a new run."""
     began = time.monotonic()
     _check_metric(task, config)
     Run.vacant(config.out)
@@ -41,7 +68,7 @@ def train(task: type[Task], config: Any, display: Display) -> State:
     chosen = chosen if note is None else [*chosen, note]
     tokenizers = task.train_tokenizers(data, config)
     model_config = task.model_config(config, tokenizers, data)
-    ready = _ready(task, config, data, tokenizers, partial(task.build_model, config, model_config))
+    ready = _ready(task, config, data, tokenizers, partial(task.build_model, config, model_config), world)
     with Run.create(config.out, f"regard train {task.name}") as run:
         for name, tokenizer in tokenizers.items():
             tokenizer.save(run.folder / name)
@@ -65,33 +92,35 @@ def train(task: type[Task], config: Any, display: Display) -> State:
         if packages := needed_packages(task.name, model_config):
             facts["packages"] = packages
         run.write_json("run.json", facts)
+        world.wait()
         for note in chosen:
             display.note(note)
-        return _go(ready, data, config, run, display, spent=time.monotonic() - began)
+        return _go(ready, data, config, run, display, world, spent=time.monotonic() - began)
 
 
-def resume(
-    folder: str | Path, display: Display, steps: int | None = None, changes: Mapping[str, Any] | None = None
-) -> State:
-    """`regard resume`: continues a run, or makes a finished one longer. `changes` are settings that may change, by
-    their dotted names (`regard.training.changes.NAMES`); `steps` is one of them."""
-    run = Run.open(folder)
-    if "soup" in run.read_json("run.json"):
-        raise ValueError(f"{folder} is a soup and cannot be resumed: begin a new run with --init {folder}")
-    requests = dict(changes or {}) | ({} if steps is None else {"training.steps": steps})
+def _follow(folder: str | Path, world: World) -> State:
+    """Every other process, of a run that the main one has written: it reads, and leaves writing and speaking to it."""
+    run = ReadOnlyRun.open(folder)
+    config, parts = read_config(run), read_parts(run)
+    data = _read_data_again(run, config, parts, "its processes do not train on the same data")
+    return _go(_ready_to_continue(run, config, data, parts, world), data, config, run, Display(quiet=True), world)
+
+
+def _continue(run: Run, display: Display, world: World, requests: Mapping[str, Any]) -> State:
+    if not world.is_main:
+        world.wait()
+        return _follow(run.folder, world)
     with run.writing("regard resume"):
         run.adopt()
-        return _resume(run, display, requests)
+        return _resume(run, display, world, requests)
 
 
-def _resume(run: Run, display: Display, requests: Mapping[str, Any]) -> State:
-    task, (config, plan, made) = of(run), apply_changes(run, read_config(run), plans.read(run), requests)
+def _resume(run: Run, display: Display, world: World, requests: Mapping[str, Any]) -> State:
+    """The main process of a run that continues."""
+    config, plan, made = apply_changes(run, read_config(run), plans.read(run), requests)
     parts = read_parts(run)
     data = _read_data_again(run, config, parts, "it cannot be resumed exactly: restore the data, or begin a new run")
-    if checkpoint.names(run.checkpoints):
-        ready = _ready_again(run, config, data, parts)
-    else:
-        ready = _ready(task, config, data, parts.tokenizers, partial(task.build_model, config, parts.config))
+    ready = _ready_to_continue(run, config, data, parts, world)
     if made:
         run.write_text("config.yaml", to_yaml(config))
         if plan is not None:
@@ -101,7 +130,8 @@ def _resume(run: Run, display: Display, requests: Mapping[str, Any]) -> State:
         run.write_json("run.json", parts.facts | {"changes": history})
         for name, (before, now) in made.items():
             display.note(f"{name}: {now}, was {before}")
-    return _go(ready, data, config, run, display, changes=made)
+    world.wait()
+    return _go(ready, data, config, run, display, world, changes=made)
 
 
 def open_to_evaluate(run: Run, device: str = "auto") -> tuple[Task, Any]:
@@ -113,7 +143,7 @@ def open_to_evaluate(run: Run, device: str = "auto") -> tuple[Task, Any]:
         config, training=dataclasses.replace(config.training, device=device, precision=precision)
     )
     data = _read_data_again(run, config, parts, "other models cannot be compared with it: restore the data")
-    return _ready_again(run, config, data, parts), config
+    return _ready_again(run, config, data, parts, Alone()), config
 
 
 def _read_data_again(run: Run, config: Any, parts: Parts, consequence: str) -> Data:
@@ -124,17 +154,29 @@ def _read_data_again(run: Run, config: Any, parts: Parts, consequence: str) -> D
     return data
 
 
-def _ready_again(run: Run, config: Any, data: Data, parts: Parts) -> Task:
+def _ready_to_continue(run: Run, config: Any, data: Data, parts: Parts, world: World) -> Task:
+    if checkpoint.names(run.checkpoints):
+        return _ready_again(run, config, data, parts, world)
+    task = of(run)
+    return _ready(task, config, data, parts.tokenizers, partial(task.build_model, config, parts.config), world)
+
+
+def _ready_again(run: Run, config: Any, data: Data, parts: Parts, world: World) -> Task:
     """The task of a run that has checkpoints. The run that --init named may be gone: the checkpoints have all of it."""
     if getattr(config, "init", None) is not None:
         config = dataclasses.replace(config, init=str(run.folder))
-    return _ready(of(run), config, data, parts.tokenizers, partial(models.build, parts.config))
+    return _ready(of(run), config, data, parts.tokenizers, partial(models.build, parts.config), world)
 
 
 def _ready(
-    task: type[Task], config: Any, data: Data, tokenizers: dict[str, Tokenizer], build: Callable[[], Model]
+    task: type[Task],
+    config: Any,
+    data: Data,
+    tokenizers: dict[str, Tokenizer],
+    build: Callable[[], Model],
+    world: World,
 ) -> Task:
-    device = pick_device(config.training.device, config.training.precision)
+    device = world.device(pick_device(config.training.device, config.training.precision))
     torch.manual_seed(config.training.seed)
     return task(config, data, tokenizers, build().to(device))
 
@@ -145,6 +187,7 @@ def _go(
     config: Any,
     run: Run,
     display: Display,
+    world: World,
     spent: float = 0.0,
     changes: dict[str, Any] | None = None,
 ) -> State:
@@ -158,9 +201,10 @@ def _go(
     active = active_parameters(task.model)
     of_them = "" if active == count else f", {active:,} of them active"
     *before, last = task.notes()
-    for note in (*before, f"{last}; {count:,} parameters{of_them} on {device}; {run.folder}"):
+    processes = f" in {world.size} processes" if world.size > 1 else ""
+    for note in (*before, f"{last}; {count:,} parameters{of_them} on {device}{processes}; {run.folder}"):
         display.note(note)
-    return loop.train(task, config.training, run, display, before=spent, changes=changes)
+    return loop.train(task, config.training, run, display, world=world, before=spent, changes=changes)
 
 
 def _check_metric(task: type[Task], config: Any) -> None:

@@ -29,7 +29,7 @@ def average_run(run: Run, count: int, included: Callable[[int], bool] = lambda s
         raise ValueError(f"{run.folder} has no checkpoints to average")
     tensors = average_tensors([run.checkpoints / name for name in names])
     state = {"step": checkpoint.step_of(names[-1]), "averaged": names}
-    checkpoint.write(run.checkpoints, "average", {"model": tensors}, state)
+    run.write_checkpoint("average", {"model": tensors}, state)
     return names
 
 

@@ -28,7 +28,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +36,8 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+
+from regard.training.shards import CheckpointError, read_shards
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -50,6 +52,7 @@ DEPTH_LIMIT = 64
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 STEM = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 STEP = re.compile(r"step-([0-9]{8,18})")
+SHARD = re.compile(r"shard-[0-9]+-model-[0-9]+-of-[0-9]+\.safetensors")  # as torch.distributed.checkpoint names them
 HIDDEN = re.compile(rf"\.(?:writing|replaced|removing)-({NAME.pattern})")
 
 WINDOWS = os.name == "nt"
@@ -68,8 +71,7 @@ DTYPES = {
 }
 
 
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be written, read or used; the message names the file and what is wrong."""
+Tensors = Mapping[str, Mapping[str, Tensor]]  # by file stem and name
 
 
 class Checkpoint(NamedTuple):
@@ -115,12 +117,15 @@ def listed_digest(path: Path, stem: str = "model") -> str:
     place = _place(Path(path))
     with _in_words(place, "could not be read"):
         files = _read_manifest(place / MANIFEST, Path(path).name)
+    shards = [files[name]["sha256"] for name in sorted(files) if SHARD.fullmatch(name)]
+    if shards:
+        return hashlib.sha256("".join(shards).encode()).hexdigest()
     if stem + SUFFIX not in files:
         raise CheckpointError(f"{place / MANIFEST}: does not list {stem}{SUFFIX}")
     return files[stem + SUFFIX]["sha256"]
 
 
-def write(folder: Path, name: str, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Path:
+def write(folder: Path, name: str, tensors: Tensors, state: Mapping[str, Any]) -> Path:
     """Write checkpoint `name` into `folder`, durably, and return its path; a checkpoint of that name is replaced.
 
     `tensors` maps a file stem ("model") to named tensors, on any device. Tensors that are the same memory (tied
@@ -140,7 +145,34 @@ def write(folder: Path, name: str, tensors: Mapping[str, Mapping[str, Tensor]], 
     # each file takes whole blocks, and the manifest is one more
     needed = sum(content.size + 4096 for content in contents.values()) + 4096
 
+    with _written(folder, name, needed) as (writing, files):
+        files |= {file: _write_file(writing / file, content) for file, content in contents.items()}
+    return folder / name
+
+
+def write_shards(
+    folder: Path, name: str, save: Callable[[Path], None], state: Mapping[str, Any], needed: int, is_main: bool
+) -> Path:
+    """Write checkpoint `name` of tensors in shards: every process calls it, and in `save` all of them write safetensors
+    files with shards of tensors called STEM/NAME into the folder they are given, waiting for each other before and
+    behind. The main process does the rest."""
+    if not is_main:
+        save(folder / f".writing-{name}")
+        return folder / name
+    content = _state_content(state, folder / name / STATE)
+    with _written(folder, name, needed + content.size + 8192) as (writing, files):
+        save(writing)
+        files |= {path.name: _flush(path) for path in sorted(writing.iterdir())}
+        files[STATE] = _write_file(writing / STATE, content)
+    return folder / name
+
+
+@contextmanager
+def _written(folder: Path, name: str, needed: int) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """A hidden folder to write the files of a checkpoint into, and a dict for their entries in the manifest. After the
+    block they have the name of the checkpoint, or, if anything failed, are gone."""
     final, writing, replaced = folder / name, folder / f".writing-{name}", folder / f".replaced-{name}"
+    files: dict[str, Any] = {}
     with _in_words(final, f"could not be written ({needed:,} bytes needed)"):
         _make(folder)
         _finish_interrupted(folder, name)
@@ -153,7 +185,7 @@ def write(folder: Path, name: str, tensors: Mapping[str, Mapping[str, Tensor]], 
             )
         try:
             os.mkdir(writing)
-            files = {file: _write_file(writing / file, content) for file, content in contents.items()}
+            yield writing, files
             manifest = canonical({"format": FORMAT, "name": name, "files": files})
             _write_file(writing / MANIFEST, Content(len(manifest), [manifest]))
             sync(writing)
@@ -168,7 +200,6 @@ def write(folder: Path, name: str, tensors: Mapping[str, Mapping[str, Tensor]], 
     # the new one is safe: if the old one cannot be removed now, the next write does it
     with suppress(OSError):
         _remove(replaced)
-    return final
 
 
 def read(path: Path, *, device: torch.device | str = "cpu", only: Collection[str] | None = None) -> Checkpoint:
@@ -177,15 +208,23 @@ def read(path: Path, *, device: torch.device | str = "cpu", only: Collection[str
     place = _place(path)
     with _in_words(place, "could not be read"):
         stems = _verify(place, path.name)
-        missing = sorted(set(only or ()) - stems)
-        if missing:
-            raise CheckpointError(f"{place}: has no {missing[0] + SUFFIX}; it holds {', '.join(sorted(stems))}")
         state = _parse(_read_bytes(place / STATE, STATE_LIMIT), place / STATE)
         if not isinstance(state, dict):
             raise CheckpointError(f"{place / STATE}: must be a JSON object, got {type(state).__name__}")
-        chosen = stems if only is None else set(only)
-        tensors = {stem: _read_tensors(place / (stem + SUFFIX), device) for stem in sorted(chosen)}
+        files = {stem: place / (stem + SUFFIX) for stem in sorted(stems)}
+        if is_sharded(place):
+            tensors = read_shards(files.values(), state.pop("aliases", {}), device, only)
+        else:
+            tensors = {stem: _read_tensors(files[stem], device) for stem in files if only is None or stem in only}
+        missing = sorted(set(only or ()) - tensors.keys())
+        if missing:
+            raise CheckpointError(f"{place}: has no {missing[0] + SUFFIX}; it holds {', '.join(sorted(stems))}")
     return Checkpoint(tensors, state, path)
+
+
+def is_sharded(path: Path) -> bool:
+    """Whether the tensors of a checkpoint are in shards, as processes write them that share a model."""
+    return any(SHARD.fullmatch(name) for name in _entries(_place(path)))
 
 
 def exists(path: Path) -> bool:
@@ -340,6 +379,13 @@ def _write_file(path: Path, content: Content) -> dict[str, Any]:
         file.flush()
         os.fsync(file.fileno())
     return {"bytes": size, "sha256": hasher.hexdigest()}
+
+
+def _flush(path: Path) -> dict[str, Any]:
+    """Flush a file that another writer made, and return its entry for the manifest."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 @contextmanager

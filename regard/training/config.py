@@ -109,6 +109,23 @@ class TrainingConfig:
     seed: Annotated[int, "random seed of weights, data order and dropout", Range(0, below=2**63)] = 1
     device: Annotated[str, "device: cpu, cuda, cuda:1 ...; auto: a GPU if there is one"] = "auto"
     threads: Annotated[int | None, "number of CPU threads (default: chosen by PyTorch)", Range(1)] = None
+    processes: Annotated[
+        int,
+        "number of processes on this machine that share every batch, one per GPU; more machines: torchrun, see "
+        "docs/scale.md",
+        Range(1),
+    ] = 1
+    sharded: Annotated[
+        bool,
+        "several processes: each keeps a shard of weights, gradients and optimizer state (FSDP2), for models that do "
+        "not fit on one GPU",
+    ] = False
+    restarts: Annotated[
+        int, "several processes: number of times to start again from the last checkpoint when one dies", Range(0)
+    ] = 3
+    timeout: Annotated[
+        float, "several processes: seconds to wait for another one before it counts as stuck", Range(above=0)
+    ] = 600.0
     deterministic: Annotated[
         bool,
         "on a GPU: deterministic operations only, so that a resumed run equals an uninterrupted one bit for bit",
@@ -124,6 +141,11 @@ class TrainingConfig:
                     f"training.steps {self.steps} and training.{other} {getattr(self, other):g} both say how long to "
                     "train: give one of them, and null for the other if a config file has it"
                 )
+        if self.sharded and self.optimizer == "muon":
+            raise ValueError(
+                "training.optimizer muon needs whole matrices, and training.sharded cuts them: use adamw, or leave "
+                "training.sharded out"
+            )
         if self.average > self.keep:
             raise ValueError(f"training.average must be at most training.keep ({self.keep}), got {self.average}")
         if len(self.betas) != 2:

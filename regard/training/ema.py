@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from regard.core.draws import list_redrawn
 from regard.training import checkpoint
+from regard.training.distributed.tensors import local, placed_like
 
 
 def decay_at(decay: float, step: int) -> float:
@@ -30,7 +31,8 @@ class Ema:
     def __init__(self, model: nn.Module, decay: float):
         self.model, self.decay = model, decay
         state = model.state_dict()
-        self.ties, drawn = checkpoint.find_ties(state), set(list_redrawn(model))
+        self.ties = checkpoint.find_ties(dict(zip(state, local(state.values()), strict=True)))
+        drawn = set(list_redrawn(model))
         self.names = [
             name
             for name, tensor in state.items()
@@ -44,7 +46,7 @@ class Ema:
     def update(self, step: int) -> None:
         """After a step, counted from 1."""
         # PyTorch has no public name for one kernel over many tensors
-        torch._foreach_lerp_(self.average, self.weights, 1 - decay_at(self.decay, step))  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_lerp_(local(self.average), local(self.weights), 1 - decay_at(self.decay, step))  # pyright: ignore[reportPrivateImportUsage]
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -71,11 +73,10 @@ class Ema:
                 f"{found.path}: weights.safetensors does not have the weights of a run with training.ema: "
                 "training cannot be resumed"
             )
-        device = self.average[0].device
-        self._set(self.average, [found.tensors["model"][name].to(device) for name in self.names])
-        self._set(self.weights, [weights[name].to(device) for name in self.names])
+        for own, tensors in ((self.average, found.tensors["model"]), (self.weights, weights)):
+            self._set(own, [placed_like(tensors[name], part) for name, part in zip(self.names, own, strict=True)])
 
     @staticmethod
     @torch.no_grad()
     def _set(tensors: list[Tensor], values: list[Tensor]) -> None:
-        torch._foreach_copy_(tensors, values)  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_copy_(local(tensors), local(values))  # pyright: ignore[reportPrivateImportUsage]

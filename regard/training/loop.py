@@ -23,14 +23,16 @@ from regard.core.draws import list_redrawn, redraw
 from regard.training import checkpoint
 from regard.training import plan as plans
 from regard.training.averaging import average_run
+from regard.training.compiling import check_compiles, compile_loss
 from regard.training.config import TrainingConfig
 from regard.training.display import Display
+from regard.training.distributed.tensors import full, is_finite, placed_like
+from regard.training.distributed.world import Alone, World
 from regard.training.ema import Ema
 from regard.training.graphs import CudaGraphs
-from regard.training.groups import parameter_groups
 from regard.training.loss import Loss
-from regard.training.muon import Muon
 from regard.training.optimizer_state import pack_optimizer, unpack_optimizer
+from regard.training.optimizers import build_optimizer
 from regard.training.run import Run
 from regard.training.schedule import learning_rate
 from regard.training.signals import Signals, Stopped
@@ -52,63 +54,28 @@ def train(
     run: Run,
     display: Display,
     *,
+    world: World | None = None,
     before: float = 0.0,
     changes: dict[str, Any] | None = None,
 ) -> State:
     """Trains until the steps, the patience or stop_at is reached, from the newest good checkpoint if there is one.
-    `before` is the number of seconds that preparing took, `changes` are settings that were changed, for the log."""
-    loop = Loop(task, config, run, display)
+    `world` are the processes that share the work, `before` is the number of seconds that preparing took, `changes` are
+    settings that were changed, for the log."""
+    loop = Loop(task, config, run, display, world)
     loop.restore()
     if changes:
         loop.append({"event": "change", "step": loop.state.step, "changes": changes})
     return loop.train(before)
 
 
-def check_compiles(model: nn.Module) -> None:
-    """Refuses models that the compiler is known to fail at."""
-    has_data_dependent_shapes = any(getattr(part, "data_dependent_shapes", False) for part in model.modules())
-    if torch.__version__ < "2.13" and has_data_dependent_shapes:
-        raise ValueError(
-            f"training.compile cannot be used for a model with experts: PyTorch {torch.__version__} fails at their "
-            "data-dependent shapes, 2.13 does not. Leave it out; on a GPU, steps are replayed as CUDA graphs instead"
-        )
-
-
-def compile_loss(task: TrainingTask) -> Callable[[Any, float], Loss]:
-    """The loss with what takes its time compiled: layers that say so one by one, because equal ones share one graph,
-    and a model of many layers is compiled in the time of a few. A model without such layers is compiled as a whole."""
-    layers = [part for part in task.model.modules() if getattr(part, "compiles_alone", False)]
-    if not layers:
-        return torch.compile(task.loss, dynamic=True)
-    # all layers have the same code: graphs for the first and the others of each kind, of one shape and of any
-    limits: Any = torch._dynamo.config
-    limits.recompile_limit = max(limits.recompile_limit, 8 * len(layers))
-    for layer in layers:
-        layer.compile()
-    return task.loss
-
-
-def build_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
-    """The optimizer that the config names, with a learning rate of 0."""
-    groups = parameter_groups(
-        model,
-        layer_decay=config.layer_decay or 1.0,
-        weight_decay=config.weight_decay or 0.0,
-        weight_decay_on=config.weight_decay_on,
-        orthogonal=config.optimizer == "muon",
-    )
-    device = next(model.parameters()).device.type
-    options = {"lr": 0.0, "betas": config.betas, "eps": config.epsilon, "fused": device in ("cpu", "cuda")}
-    if config.optimizer == "muon":
-        return Muon(groups, captured=config.graphs and device == "cuda", **options)
-    return torch.optim.AdamW(groups, **options)
-
-
 class Loop:
     """One run in progress."""
 
-    def __init__(self, task: TrainingTask, config: TrainingConfig, run: Run, display: Display):
+    def __init__(
+        self, task: TrainingTask, config: TrainingConfig, run: Run, display: Display, world: World | None = None
+    ):
         self.task, self.requested, self.run, self.display = task, config, run, display
+        self.world: World = world or Alone()
         display.unit = task.speed_unit
         self.steps_per_epoch = task.batches.count(0) / config.accumulate
         self.plan = plans.read(run) or plans.plan_without_timing(config, self.steps_per_epoch)
@@ -119,18 +86,20 @@ class Loop:
         self.state = State()
         self.saved = -1  # the step of the newest checkpoint
         self.began = 0.0  # a reading of the clock: when the run would have begun without interruptions
-        self.optimizer = build_optimizer(task.model, config)
+        if config.compile:
+            check_compiles(task.model)
+        self.loss: Callable[[Any, float], Loss] = self.world.wrap(
+            task.model, compile_loss(task) if config.compile else task.loss
+        )
+        # communication between processes is not captured
+        uses_graphs = config.graphs and self.device.type == "cuda" and self.world.size == 1
+        self.optimizer = build_optimizer(task.model, config, captured=uses_graphs)
         self.ema = None if config.ema is None else Ema(task.model, config.ema)
         self.ahead: tuple[tuple[int, int], Any] | None = None  # a place in the data, and its batch
         self.sums = LogSums.zero(self.device, time.monotonic())
         self.signals = Signals()
-        if config.compile:
-            check_compiles(task.model)
-        self.loss: Callable[[Any, float], Loss] = task.loss
-        if config.compile:
-            self.loss = compile_loss(task)
         self.cuda_graphs: CudaGraphs | None = None
-        if config.graphs and self.device.type == "cuda":
+        if uses_graphs:
             for parameter in task.model.parameters():
                 parameter.grad = torch.zeros_like(parameter)
             self.cuda_graphs = CudaGraphs(self._backward, self.device, display.note)
@@ -143,13 +112,14 @@ class Loop:
         self.display.begin(self.state.step, self.config.steps)
         stream = nullcontext() if self.cuda_graphs is None else torch.cuda.stream(self.cuda_graphs.stream)
         try:
-            with self.signals.remembered(), stream, _deterministic(self.config.deterministic):
+            with self.world.in_words(), self.signals.remembered(), stream, _deterministic(self.config.deterministic):
                 while True:
                     self._evaluate_and_save()
                     self._check_signals()
                     if self._is_finished():
                         break
                     self._update()
+                self.world.finish(self.run)
                 self._average()
         finally:
             self.display.end()
@@ -187,7 +157,7 @@ class Loop:
     def _seed_draws(self) -> None:
         """Makes all that is random in a step, dropout and redrawn projections, a function of the seed and the step."""
         self.task.model.train()
-        torch.manual_seed(step_seed(self.config.seed, self.state.step))
+        torch.manual_seed(step_seed(self.config.seed, self.state.step, self.world.rank))
         redraw(self.task.model, seed=self.config.seed, step=self.state.step)
 
     def _next_batch(self) -> Any:
@@ -207,31 +177,38 @@ class Loop:
             self.ahead = (place, self.task.batches.get(*place))
 
     def _accumulate_gradients(self, batches: list[Any]) -> tuple[Tensor, list[dict[str, Tensor]]]:
-        """Adds the gradients of the mean loss over all tokens of the batches, times the loss scale. Returns the loss
-        without label smoothing, summed over the tokens, and the statistics of the layers for each batch."""
+        """Adds the gradients of the mean loss over all tokens of the batches, of which this process computes some rows,
+        times the loss scale. Returns the loss without label smoothing, summed over the tokens, and the statistics of
+        the layers for each batch."""
         tokens = sum(map(self.task.count_tokens, batches))
         weights = (self._loss_scale / tokens, self._loss_scale * self.config.auxiliary / len(batches))
         if self.cuda_graphs is not None:
             results = [self.cuda_graphs(batch, weights) for batch in batches]
         else:
-            results = [self._backward(batch.to(self.device), weights) for batch in batches]
+            results = []
+            for number, batch in enumerate(batches, 1):
+                with self.world.accumulating(is_last=number == len(batches)):
+                    results.append(self._backward(batch.to(self.device), weights))
         first, *others = (result.pop(PLAIN) for result in results)
-        return sum(others, start=first), results
+        return self.world.sum(sum(others, start=first)), results
 
     def _backward(self, batch: Any, weights: Sequence[float] | Tensor) -> dict[str, Tensor]:
         """Adds the gradients of a batch on the device. `weights` are those of a token's loss and of the auxiliary loss.
         Returns the loss without label smoothing, and the statistics of the layers."""
-        with self._precision():
-            loss = self.loss(batch, self.config.label_smoothing)
-        total = loss.total * weights[0]
-        (total if loss.auxiliary_loss is None else total + loss.auxiliary_loss * weights[1]).backward()
-        return {PLAIN: loss.plain, **(loss.statistics or {})}
+        share = self.world.share(self.task.prepare(batch))
+        with self.world.spread(share):
+            with self._precision():
+                loss = self.loss(share.batch, self.config.label_smoothing)
+            total = loss.total * (weights[0] * share.weight)
+            (total if loss.auxiliary_loss is None else total + loss.auxiliary_loss * weights[1]).backward()
+        plain = loss.plain if share.weight else torch.zeros_like(loss.plain)
+        return {PLAIN: plain, **(loss.statistics or {})}
 
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self.task.model.parameters() if parameter.grad is not None]
 
     def _gradient_norm(self) -> float:
-        return float(nn.utils.get_total_norm(self._gradients(), foreach=True) / self._loss_scale)
+        return float(full(nn.utils.get_total_norm(self._gradients(), foreach=True)) / self._loss_scale)
 
     def _clip_gradients(self, norm: float) -> None:
         """Undoes the loss scale, and scales a gradient down whose norm is above `clip`."""
@@ -278,16 +255,16 @@ class Loop:
     def _skip_update(self, place: tuple[int, int], batches: list[Any], loss: Tensor) -> None:
         """Halves the loss scale if a float16 gradient overflowed. Whatever else is not finite ends the training."""
         parameters = dict(self.task.model.named_parameters())
-        weights = [name for name, parameter in parameters.items() if not parameter.isfinite().all()]
+        weights = [name for name, parameter in parameters.items() if not is_finite(parameter)]
         may_shrink = self.config.precision == "float16" and self.state.loss_scale.can_shrink()
         if may_shrink and not weights and loss.isfinite():
             self.state.loss_scale.shrink()
             return
         gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
-        broken = [name for name, gradient in gradients.items() if not gradient.isfinite().all()]
+        broken = [name for name, gradient in gradients.items() if not is_finite(gradient)]
         if not broken:
             # each is finite, but not the sum of their squares
-            broken = [max(gradients, key=lambda name: gradients[name].norm())]
+            broken = [max(gradients, key=lambda name: float(full(gradients[name].norm())))]
         where = f"weight {weights[0]}" if weights else f"the gradient of {broken[0]}"
         others = len(weights or broken) - 1
         what, which = self.task.describe_rows([int(index) for batch in batches for index in batch.indices])
@@ -309,7 +286,7 @@ class Loop:
             if self.plan is not None and self.state.step == self.plan.measured:
                 self.append(plans.log_record(self.plan))
             return
-        self.step_seconds.append(seconds)
+        self.step_seconds.append(self.world.agreed(seconds))
         most = plans.most_steps(self.config, self.task.epochs, self.steps_per_epoch)
         # without the slowest, which may have waited for a compiler
         timed = sum(self.step_seconds) - max(self.step_seconds)
@@ -326,7 +303,8 @@ class Loop:
         saved = time.monotonic()
         late = self.step_seconds[len(self.step_seconds) // 2 :]
         speed = plans.Speed(max(1e-9, sum(late) / len(late)), evaluation, saved - evaluated)
-        self.plan = plans.make_plan(self.requested, self.state.step, saved - self.began, speed, most)
+        plan = plans.make_plan(self.requested, self.state.step, saved - self.began, speed, most)
+        self.plan = self.world.agreed(plan)
         plans.write(self.run, self.plan)
         self.config = self.plan.apply(self.requested)
         self.append(plans.log_record(self.plan))
@@ -371,10 +349,11 @@ class Loop:
 
     def _check_signals(self) -> None:
         """Saves the run and ends the training if a signal came."""
-        if self.signals.received is not None:
+        received = self.world.first_signal(self.signals.received)
+        if received is not None:
             if self.saved != self.state.step:
                 self._save()
-            raise Stopped(self.signals.received, self.state.step)
+            raise Stopped(received, self.state.step)
 
     # evaluation
 
@@ -384,8 +363,9 @@ class Loop:
         self.task.model.eval()
         averaged = nullcontext() if self.ema is None else self.ema.applied()
         try:
-            with averaged, torch.inference_mode(), self._precision(), self._uncompiled():
-                return self.task.evaluate(check or self._check_signals)
+            with averaged, self.world.gathered(), torch.inference_mode(), self._precision(), self._uncompiled():
+                # every process evaluates all of it, and what the main one found counts
+                return self.world.agreed(self.task.evaluate(check or self._check_signals))
         finally:
             self.task.model.train()
 
@@ -395,7 +375,7 @@ class Loop:
 
         def check() -> None:
             self._check_signals()
-            if time.monotonic() - began > limit:
+            if self.world.agreed(time.monotonic() - began > limit):
                 raise TimeoutError
 
         try:
@@ -420,12 +400,12 @@ class Loop:
 
     def _average(self) -> None:
         if self.config.average:
-            average_run(self.run, self.config.average, self._has_own_checkpoint)
-            averaged = self.run.find("average").tensors["model"]
-            self.task.model.load_state_dict(averaged)
-            self.task.model.eval()
-            with torch.inference_mode(), self._precision(), self._uncompiled():
-                metrics, _ = self.task.evaluate(self._check_signals)
+            if self.world.is_main:
+                average_run(self.run, self.config.average, self._has_own_checkpoint)
+            self.world.wait()
+            self._load_weights(self.run.find("average"))
+            self.ema = None
+            metrics, _ = self._measure_validation()
             record = {"event": "average", "step": self.state.step, "epoch": self.state.epoch, **metrics}
             self.append(record)
             self.display.evaluated(record, [], False)
@@ -468,7 +448,7 @@ class Loop:
     def _save(self) -> None:
         model, state = self.task.model, self.state
         for name, part in model.state_dict().items():
-            if part.is_floating_point() and not part.isfinite().all():
+            if not is_finite(part):
                 raise TrainingError(f"step {state.step}: {name} is not finite; nothing was saved")
         state.seconds = time.monotonic() - self.began
         state.loss_sum, state.loss_tokens = float(self.sums.loss), self.sums.tokens
@@ -480,8 +460,8 @@ class Loop:
             # whoever uses the run takes `model`, and training resumes from `weights`
             tensors["weights"] = {name: tensors["model"][name] for name in self.ema.state_dict()}
             tensors["model"] |= self.ema.state_dict()
-        checkpoint.write(
-            self.run.checkpoints,
+        self.world.save(
+            self.run,
             checkpoint.step_name(state.step),
             tensors,
             dataclasses.asdict(state) | {"optimizer": facts, "drawn": list_redrawn(model)},
@@ -490,7 +470,7 @@ class Loop:
         steps = [checkpoint.step_of(name) for name in checkpoint.names(self.run.checkpoints)]
         own = [step for step in steps if self._has_own_checkpoint(step) and step <= state.step][-self.config.keep :]
         kept = {checkpoint.step_name(step) for step in (*own, state.step, state.best_step) if step is not None}
-        checkpoint.prune(self.run.checkpoints, kept)
+        self.run.prune_checkpoints(kept)
 
     def restore(self) -> None:
         """Loads the newest good checkpoint, and warns of what will differ from an uninterrupted run."""
@@ -501,11 +481,15 @@ class Loop:
                 f"trained with {self.state.threads} threads so far, now with {threads}: the last bits of all numbers "
                 f"will differ from those of an uninterrupted run; --training.threads {self.state.threads} keeps them"
             )
-        self.state.threads = threads
+        before, now = self.state.processes, self.world.size
+        if self.state.step and before != now:
+            self.display.note(f"processes: {now}, were {before}: the last bits of all numbers will differ, and dropout")
+        self.state.threads, self.state.processes = threads, now
 
     def _load(self) -> None:
         """Loads the newest good checkpoint; none: the run begins, and its log is empty."""
-        checkpoint.clean(self.run.checkpoints)
+        self.run.clean_checkpoints()
+        self.world.wait()
         found, skipped = checkpoint.newest(self.run.checkpoints)
         for path, why in skipped:
             self.display.note(f"{path.name} is damaged ({why}): resuming from an older one")
@@ -514,14 +498,7 @@ class Loop:
                 self.run.rewind(0)
             return
         self.state, facts = read_state(found, self.optimizer)
-        checkpoint.check_dtypes(found.tensors["model"], self.task.model, found.path)
-        try:
-            self.task.model.load_state_dict(found.tensors["model"])
-        except RuntimeError as error:
-            reason = " ".join(str(error).split())[:200]
-            raise checkpoint.CheckpointError(
-                f"{found.path} does not fit the model config in run.json: {reason}"
-            ) from error
+        self._load_weights(found)
         if self.ema is not None:
             self.ema.restore(found)
         says_states = any("states" in group for group in facts["groups"])
@@ -532,6 +509,18 @@ class Loop:
         self._rewind_log()
         self.saved = self.state.step
         self.display.note(f"resuming from step {self.state.step}")
+
+    def _load_weights(self, found: checkpoint.Checkpoint) -> None:
+        weights, own = found.tensors["model"], self.task.model.state_dict()
+        checkpoint.check_dtypes(weights, self.task.model, found.path)
+        try:
+            placed = {name: placed_like(x, own[name]) if name in own else x for name, x in weights.items()}
+            self.task.model.load_state_dict(placed)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise checkpoint.CheckpointError(
+                f"{found.path} does not fit the model config in run.json: {reason}"
+            ) from error
 
     def _restore_sums(self) -> None:
         self.sums.loss += self.state.loss_sum
@@ -555,9 +544,10 @@ class Loop:
             self.append(plans.log_record(self.plan))
 
 
-def step_seed(seed: int, step: int) -> int:
-    """A seed for each step. Two steps, or two runs of different seeds, have the same one only by chance."""
-    return int.from_bytes(hashlib.blake2b(f"{seed} {step}".encode(), digest_size=8).digest(), "little")
+def step_seed(seed: int, step: int, rank: int = 0) -> int:
+    """A seed for each step and process. Two steps, or two runs of different seeds, have the same one only by chance."""
+    numbers = f"{seed} {step} {rank}" if rank else f"{seed} {step}"
+    return int.from_bytes(hashlib.blake2b(numbers.encode(), digest_size=8).digest(), "little")
 
 
 def is_better(metric: str, value: float, than: float) -> bool:

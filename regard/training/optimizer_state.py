@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.training.checkpoint import CheckpointError
+from regard.training.distributed.tensors import placed_like
 
 # How a step is computed, not what it computes: the optimizer that is loaded into keeps its own.
 IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}
@@ -136,7 +137,8 @@ def _parameter_state(
             state[entry] = tensor.to(parameter.device if on_device else "cpu", copy=True)
         elif tensor.shape == parameter.shape:
             # strides like those of the parameter, which fused steps count on
-            state[entry] = torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
+            room = torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False)
+            state[entry] = room.copy_(placed_like(tensor, parameter))
         else:
             raise CheckpointError(
                 f"optimizer state {entry!r} of {name!r} has shape {tuple(tensor.shape)}, the parameter "

@@ -19,10 +19,10 @@ import json
 import os
 import reprlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from regard.core.files import check_regular
 from regard.training import checkpoint, lock
@@ -81,12 +81,16 @@ class Run:
             raise ValueError(f"{run.folder} is a file, expected a folder for a run: choose another --out")
         return run
 
+    def exists(self) -> bool:
+        """Whether a run was begun in the folder."""
+        return (self.folder / "run.json").is_file()
+
     @classmethod
-    def open(cls, folder: str | Path) -> "Run":
+    def open(cls, folder: str | Path) -> Self:
         run = cls(folder)
         if not run.folder.is_dir():
             raise ValueError(f"there is no run folder {run.folder}")
-        if not (run.folder / "run.json").is_file():
+        if not run.exists():
             raise ValueError(f"{run.folder} is not a run: it has no run.json")
         run.warn_unchecked()
         return run
@@ -251,6 +255,18 @@ class Run:
 
     # checkpoints
 
+    def clean_checkpoints(self) -> None:
+        """Finishes what an interrupted process was writing or removing."""
+        checkpoint.clean(self.checkpoints)
+
+    def write_checkpoint(self, name: str, tensors: checkpoint.Tensors, state: Mapping[str, Any]) -> None:
+        """Writes a checkpoint as a whole; one of that name is replaced."""
+        checkpoint.write(self.checkpoints, name, tensors, state)
+
+    def prune_checkpoints(self, kept: Collection[str]) -> None:
+        """Removes all step checkpoints but these."""
+        checkpoint.prune(self.checkpoints, kept)
+
     def find(self, which: str | int | None = None, warn: Callable[[str], None] = _warn) -> checkpoint.Checkpoint:
         """A checkpoint by name: best, last, average or a step. None: the average; or the best, if there is no average
         or the run was trained further since. `warn` is told of damaged checkpoints. Training may write and remove
@@ -313,6 +329,28 @@ class Run:
             there = ", ".join(names) or "none"
             raise ValueError(f"{self.folder} has no checkpoint of step {which}; it has {there}")
         return checkpoint.read(path, only=("model",))
+
+
+class ReadOnlyRun(Run):
+    """A run for the processes that leave the writing to the main one: what they would write is left out."""
+
+    def write_text(self, name: str, text: str) -> None:
+        pass
+
+    def append(self, record: dict[str, Any]) -> None:
+        pass
+
+    def rewind(self, step: int) -> list[dict[str, Any]]:
+        return [record for record in self.records() if record["step"] <= step]
+
+    def clean_checkpoints(self) -> None:
+        pass
+
+    def write_checkpoint(self, name: str, tensors: checkpoint.Tensors, state: Mapping[str, Any]) -> None:
+        pass
+
+    def prune_checkpoints(self, kept: Collection[str]) -> None:
+        pass
 
 
 def _fact(data: bytes) -> dict[str, Any]:

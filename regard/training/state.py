@@ -31,6 +31,7 @@ class State:
     batches: int = 0  # the number that the statistics are sums over
     seconds: float = 0.0  # of training so far
     threads: int | None = None  # of the CPU: another number changes the last bits
+    processes: int = 1  # likewise
     logged: int = 0  # the step of the latest line of the log
 
 
@@ -49,7 +50,7 @@ def read_state(found: checkpoint.Checkpoint, optimizer: torch.optim.Optimizer) -
 
 def _modern(values: dict[str, Any]) -> dict[str, Any]:
     """The fields of a State. Older runs have the two numbers of the loss scale among the other fields."""
-    values = {name: value for name, value in values.items() if name not in ("optimizer", "drawn")}
+    values = {name: value for name, value in values.items() if name not in ("optimizer", "drawn", "aliases")}
     if "scale" in values and "loss_scale" not in values:
         values["loss_scale"] = {"value": values.pop("scale"), "steps_since_rescale": values.pop("steady", 0)}
     return values

@@ -33,9 +33,14 @@ class TrainingTask(Protocol):
     epochs: float = 20  # to train for at most, where no setting says how long to train
     speed_unit: str = "tokens"  # what its speed is counted in
 
+    def prepare(self, batch: Any, /) -> Any:
+        """What is done to a batch on the device before processes share its rows, such as mixing them; a NamedTuple of
+        tensors [B, ...] or None."""
+        return batch
+
     @abstractmethod
     def loss(self, batch: Any, label_smoothing: float, /) -> Loss:
-        """The loss of a batch, summed over its target tokens (of a classifier: over its texts)."""
+        """The loss of a prepared batch, summed over its target tokens (of a classifier: over its texts)."""
         ...
 
     @abstractmethod

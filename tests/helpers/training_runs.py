@@ -68,6 +68,11 @@ def assert_same(one: str | Path, other: str | Path) -> None:
 
 def in_child(work) -> int:
     """Runs in a forked child: its exit status, or minus the signal that ended it."""
+    return exit_status(os.waitpid(begin_child(work), 0)[1])
+
+
+def begin_child(work) -> int:
+    """Begins work in a forked child, whose process id is returned."""
     child = fork()
     if child == 0:
         try:
@@ -76,8 +81,12 @@ def in_child(work) -> int:
         except BaseException as error:
             print(repr(error), flush=True)
             os._exit(99)
-    status = os.waitpid(child, 0)[1]
-    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+    return child
+
+
+def exit_status(found: int) -> int:
+    """That of a process, or minus the signal that ended it, from what os.wait says."""
+    return -os.WTERMSIG(found) if os.WIFSIGNALED(found) else os.WEXITSTATUS(found)
 
 
 def dying(owner, name: str, call: int):

@@ -166,7 +166,7 @@ class TestTraining:
         tokenizers = Task.train_tokenizers(data, config)
         task = Task(config, data, tokenizers, Task.build_model(config, Task.model_config(config, tokenizers, data)))
         task.model.eval()
-        loss = task.loss(task.batches.get(0, 0), 0.0)
+        loss = task.loss(task.prepare(task.batches.get(0, 0)), 0.0)
         assert_close(loss.total / loss.tokens, 3 * loss.statistics["contrastive.loss"])
 
     def test_what_follows_from_the_data(self, tmp_path):

@@ -104,7 +104,7 @@ def test_the_loss_is_the_cross_entropy_of_soft_targets(tmp_path):
     torch.manual_seed(0)
     ready = Task(settings, data, {}, Task.build_model(settings, Task.model_config(settings, {}, data)).eval())
     batch = ready.batches.get(0, 0)
-    found = ready.loss(batch, 0.1)
+    found = ready.loss(ready.prepare(batch), 0.1)
     mean, deviation = torch.tensor(data.mean), torch.tensor(data.deviation)
     images = augment(data.train.pixels[batch.indices], batch.draws, ready.augment, mean, deviation)
     logp = ready.model(images).logits.double().log_softmax(1)

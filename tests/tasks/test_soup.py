@@ -264,6 +264,9 @@ class Normed:
     def get(self, epoch, index):
         return Batch([self.data[index]])
 
+    def prepare(self, batch):
+        return batch
+
     def loss(self, batch, label_smoothing):
         return self.model(batch[0])
 

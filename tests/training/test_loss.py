@@ -14,7 +14,7 @@ from regard.kernels.cross_entropy import CHUNK
 from regard.models.config import ModelConfig
 from regard.models.transformer import Transformer
 from regard.training import loss as losses
-from regard.training.loop import compile_loss
+from regard.training.compiling import compile_loss
 from regard.training.loss import projected_cross_entropy, smoothed_cross_entropy, translation_loss
 
 V, E = 23, 8

@@ -62,11 +62,15 @@ def mix(x: Tensor, draws: Tensor) -> Tensor:
     return torch.lerp(x.flip(0), x, torch.where(_inside(_named(draws, "mixed"), x), 0.0, weight))
 
 
-def soft_targets(labels: Tensor, draws: Tensor, classes: int, label_smoothing: float) -> Tensor:
-    """The target of each mixed image, [B, K]: the shares of the two labels, smoothed; each row sums to one."""
+def soft_targets(labels: Tensor, draws: Tensor, classes: int) -> Tensor:
+    """The target of each mixed image, [B, K]: the shares of the two labels; each row sums to one."""
     targets = (labels[:, None] == torch.arange(classes, device=labels.device)).to(draws.dtype)
-    targets = torch.lerp(targets.flip(0), targets, _named(draws, "share"))
-    return targets * (1 - label_smoothing) + label_smoothing / classes
+    return torch.lerp(targets.flip(0), targets, _named(draws, "share"))
+
+
+def smoothed(targets: Tensor, label_smoothing: float) -> Tensor:
+    """Targets [B, K] of which a share is spread evenly over all classes."""
+    return targets * (1 - label_smoothing) + label_smoothing / targets.shape[1]
 
 
 def _named(draws: Tensor, name: str) -> Tensor:

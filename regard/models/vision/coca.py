@@ -181,7 +181,9 @@ class Coca(Model):
         is_pre = config.norm == "pre"
         self.text_norm, self.norm = (normalization(layer) if is_pre else nn.Identity() for _ in range(2))
         self.output = nn.Linear(config.width, config.vocabulary, bias=False)
-        self.log_scale = nn.Parameter(torch.tensor(-math.log(TEMPERATURE)))
+        # a vector of one: processes that shard a model cannot divide a number
+        self.log_scale = nn.Parameter(torch.tensor([-math.log(TEMPERATURE)]))
+        self.register_load_state_dict_pre_hook(_widen_scale)
 
     def forward(self, images: Tensor, tokens: Tensor, *, keep: Tensor | None = None) -> Prediction:
         """Pictures [B, C, h, w] and ids [B, T] -> logits of the next word at each position."""
@@ -211,7 +213,7 @@ class Coca(Model):
         most = math.log(LARGEST_SCALE)
         # beyond the bound the value is cut and the gradient is not, so that training can lead back
         cut = self.log_scale + (self.log_scale.clamp(max=most) - self.log_scale).detach()
-        return cut.exp()
+        return cut.exp()[0]
 
     def picture_vectors(self, images: Tensor) -> Tensor:
         """[B, E] of length 1: comparable with those of captions by their product."""
@@ -374,6 +376,12 @@ class Coca(Model):
             )
         pooled = self.pooler.map(seen.patches).mean(1, keepdim=True)  # [B, 1, M, n]
         return [part @ pooled for part in maps]
+
+
+def _widen_scale(model: Coca, state: dict[str, Tensor], prefix: str, *rest: object) -> None:
+    """The scale of the first runs was a number."""
+    if (scale := state.get(f"{prefix}log_scale")) is not None:
+        state[f"{prefix}log_scale"] = scale.view(1)
 
 
 class _Seen(NamedTuple):

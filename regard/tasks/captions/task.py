@@ -50,6 +50,15 @@ class CaptionBatch(NamedTuple):
         return to_device(self, device)
 
 
+class Pair(NamedTuple):
+    """Pictures as the model takes them, and their captions."""
+
+    images: Tensor
+    tokens: Tensor
+    target: Tensor
+    keep: Tensor | None
+
+
 class CaptionBatches:
     """Every picture once per epoch with one of its captions, drawn anew for each epoch. So no other caption of the
     same picture is in a batch, where it would count as wrong."""
@@ -168,14 +177,16 @@ class Task(base.Task):
         self.batches = CaptionBatches(images, ids, special=(tokenizer.bos, tokenizer.eos), multiple=multiple)
         self.captions = sum(map(len, ids))
 
-    def loss(self, batch: CaptionBatch, label_smoothing: float) -> Loss:
+    def prepare(self, batch: CaptionBatch) -> Pair:
         pixels = batch.pixels
         if pixels is None:
             assert self.pixels is not None, "a batch without pixels names pictures that are on the device"
             pixels = self.pixels[batch.indices]
         images = augment(pixels, batch.draws, self.augment, self.captioner.mean, self.captioner.deviation)
-        seen = Pair(images, batch.tokens, batch.target, batch.keep)
-        return caption_loss(self.model, seen, label_smoothing, **self.weights)
+        return Pair(images, batch.tokens, batch.target, batch.keep)
+
+    def loss(self, batch: Pair, label_smoothing: float) -> Loss:
+        return caption_loss(self.model, batch, label_smoothing, **self.weights)
 
     def count_tokens(self, batch: CaptionBatch) -> int:
         return batch.target.numel() if batch.keep is None else int(batch.keep.sum())
@@ -223,15 +234,6 @@ class Task(base.Task):
             f"{self.batch} per batch, {len(self.valid.names):,} to validate on; augmentation: "
             f"{self.augment.describe()}; vocabulary {self.captioner.tokenizer.size:,}",
         ]
-
-
-class Pair(NamedTuple):
-    """Pictures as the model takes them, and their captions."""
-
-    images: Tensor
-    tokens: Tensor
-    target: Tensor
-    keep: Tensor | None
 
 
 def encode_captions(

@@ -4,14 +4,14 @@ import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard import models
 from regard.core.model import Model
-from regard.data.images.augment import augment, soft_targets
+from regard.data.images.augment import augment, smoothed, soft_targets
 from regard.data.images.batches import ImageBatch, ImageBatches
 from regard.data.tokenizer import Tokenizer
 from regard.metrics.classification import macro_f1, top_accuracy
@@ -33,6 +33,13 @@ RESIDENT = 0.5  # share of the free memory of a GPU that training images may tak
 TOKENS = 64  # most patches of an image, where the preset is not chosen
 FEW = 16  # patches below which an image is said to have few
 FREE = ("dropout", "drop_path")  # options of a model that may change with --init
+
+
+class Augmented(NamedTuple):
+    """Images as a model takes them, mixed and normalised, and how much of each class is in each."""
+
+    images: Tensor  # [B, C, h, w]
+    targets: Tensor  # [B, K]
 
 
 class Task(base.Task):
@@ -148,18 +155,21 @@ class Task(base.Task):
             batches = training.steps * training.accumulate if training.steps else (training.epochs or 0) * count
             self.batches.unmixed_from = math.floor((1 - config.augment.unmixed_end) * batches)
 
-    def loss(self, batch: ImageBatch, label_smoothing: float) -> Loss:
+    def prepare(self, batch: ImageBatch) -> Augmented:
         pixels = batch.pixels
         if pixels is None:
             assert self.pixels is not None, "a batch without pixels names images that are on the device"
             pixels = self.pixels[batch.indices]
         images = augment(pixels, batch.draws, self.augment, self.classifier.mean, self.classifier.deviation)
-        logits, auxiliary_loss, statistics = self.model(images)
+        return Augmented(images, soft_targets(batch.labels, batch.draws, len(self.classifier.labels)))
+
+    def loss(self, batch: Augmented, label_smoothing: float) -> Loss:
+        logits, auxiliary_loss, statistics = self.model(batch.images)
         surprise = -torch.log_softmax(logits.float(), 1)
-        count = torch.full((), len(batch.labels), device=logits.device)
+        count = torch.full((), len(batch.targets), device=logits.device)
 
         def total(smoothing: float) -> Tensor:
-            return (soft_targets(batch.labels, batch.draws, logits.shape[1], smoothing) * surprise).sum()
+            return (smoothed(batch.targets, smoothing) * surprise).sum()
 
         return Loss(total(label_smoothing), total(0.0).detach(), count, auxiliary_loss, statistics)
 

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.data.batches import drawing
-from regard.data.images.augment import augment, mix, move, normalise, soft_targets
+from regard.data.images.augment import augment, mix, move, normalise, smoothed, soft_targets
 from regard.data.images.batches import ImageBatches
 from regard.data.images.colour import recolour
 from regard.data.images.draws import COLOUR, COLUMNS, OPERATIONS, AugmentConfig, Draws, rooms
@@ -246,7 +246,7 @@ def test_mixing_is_what_the_targets_say():
     share = named(draws, "share")[:, 0].double()
     assert_close(out.mean((1, 2, 3)), share * own + (1 - share) * other, rtol=1e-5, atol=1e-4)
     labels = torch.arange(count) % 7
-    targets = soft_targets(labels, draws, 7, 0.1)
+    targets = smoothed(soft_targets(labels, draws, 7), 0.1)
     assert_close(targets.sum(1), torch.ones(count))
     expected = torch.zeros(count, 7)
     for row in range(count):

@@ -37,7 +37,7 @@ from regard.models.tokenlearner import TokenLearnerConfig
 from regard.models.transformer import Transformer
 from regard.spec import FEEDFORWARD
 from regard.tasks.train import resume
-from regard.training import checkpoint, loop
+from regard.training import checkpoint, compiling, loop
 from regard.training.compact import compact, expand
 from regard.training.display import Display, describe_experts
 from regard.training.graphs import CudaGraphs
@@ -690,7 +690,7 @@ def test_an_old_compiler_is_refused_in_words(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"PyTorch 2\.11\.0"):
         finish(settings_of(tmp_path, compile=True))
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.0+cpu"))
-    loop.check_compiles(regard.feedforward("switch(experts=3)", width=8, inner=8))
+    compiling.check_compiles(regard.feedforward("switch(experts=3)", width=8, inner=8))
 
 
 def test_the_progress_line_sums_it_up():

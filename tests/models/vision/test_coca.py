@@ -276,7 +276,7 @@ class TestLoss:
             model.log_scale.fill_(9.0)
         model.scale().backward()
         assert_close(model.scale(), torch.tensor(100.0))
-        assert_close(model.log_scale.grad, torch.tensor(100.0))  # so that training can lead back
+        assert_close(model.log_scale.grad, torch.tensor([100.0]))  # so that training can lead back
 
 
 class TestMaps:

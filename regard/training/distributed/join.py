@@ -1,0 +1,40 @@
+"""Which world a process trains in."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from regard.training.config import TrainingConfig
+from regard.training.distributed.world import Alone, Processes, is_launched
+
+
+@contextmanager
+def joined(config: TrainingConfig) -> Iterator[Alone | Processes]:
+    """The world of this process, while the block runs."""
+    if not is_launched() and not config.sharded:
+        yield Alone()
+        return
+    uses_gpu = config.device != "cpu" and torch.cuda.is_available()
+    # a process alone may shard, too: then it needs no other to meet
+    store = None if is_launched() else dist.HashStore()  # pyright: ignore[reportPrivateImportUsage] # documented there
+    alone: dict[str, Any] = {} if store is None else {"store": store, "rank": 0, "world_size": 1}
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if uses_gpu else "gloo", timeout=timedelta(seconds=config.timeout), **alone
+    )
+    world = Processes(config.timeout)
+    if config.sharded:
+        from regard.training.distributed.sharding import Sharded
+
+        world = Sharded(config)
+    try:
+        yield world
+    finally:
+        # what communicates must be gone before the group: otherwise its threads are waited for while they wait for us
+        world.leave()
+        gc.collect()
+        dist.destroy_process_group()

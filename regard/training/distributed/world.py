@@ -1,0 +1,286 @@
+"""The processes that train one model together, as the training loop sees them.
+
+The loop is written for one process. What other processes change is asked of a `World`: which rows of a batch are ours,
+what the main process decided, whether another one got a signal. `Alone` is the world of one process, in which all of it
+is trivial. `Processes` are those of torch.distributed, which torchrun or `--training.processes` starts.
+
+Every process makes every batch and takes its share of the rows. The gradient is the mean over the processes; a loss is
+weighted so that this mean is the gradient of one process with the whole batch. Decisions that depend on a clock, on a
+signal or on rounding are taken by the main process, or by all of them together.
+"""
+
+import inspect
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from regard.core.parallel import Spread, spread_batch
+from regard.training.distributed.batchnorm import synchronise_batch_norms
+from regard.training.run import Run
+
+T = TypeVar("T")
+Rows = tuple[Tensor | None, ...]  # a batch: each tensor has its rows first
+Compute = Callable[..., Any]
+PREPARING = timedelta(days=7)  # the longest time that the main process may read data and train tokenizers
+LOST = re.compile(
+    r"gloo|nccl|timed out|timeout|connection (was )?(closed|reset|refused)|broken pipe|store", re.IGNORECASE
+)
+
+
+class LostProcess(RuntimeError):
+    """Another process of the run is stuck or has ended."""
+
+
+class Share(NamedTuple):
+    """The rows of a batch that are this process's."""
+
+    batch: Any
+    weight: float  # of their loss: the gradient is a mean over processes, and the loss a sum over all rows
+
+
+class World(Protocol):
+    """What the loop asks."""
+
+    rank: int
+    size: int
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that writes and logs."""
+        ...
+
+    def device(self, device: torch.device) -> torch.device:
+        """The device of this process, of the kind that was asked for."""
+        ...
+
+    def wrap(self, model: nn.Module, compute: Compute) -> Compute:
+        """`compute`, a function of a batch that calls the model, so that its gradients are averaged over processes."""
+        ...
+
+    def share(self, batch: Rows) -> Share:
+        """The rows of a batch that are this process's."""
+        ...
+
+    def spread(self, share: Share) -> AbstractContextManager[None]:
+        """Inside the block, layers know of the rows that other processes have."""
+        ...
+
+    def accumulating(self, is_last: bool) -> AbstractContextManager[None]:
+        """Inside the block, gradients are only added up, unless the batch is the last of an update."""
+        ...
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum over the processes."""
+        ...
+
+    def agreed(self, value: T) -> T:
+        """What the main process has here."""
+        ...
+
+    def first_signal(self, number: int | None) -> int | None:
+        """A signal that any process got."""
+        ...
+
+    def wait(self) -> None:
+        """Until all processes are here."""
+        ...
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Inside the block, the model is whole in every process, which may call it without the others."""
+        ...
+
+    def save(self, run: Run, name: str, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
+        """Writes a checkpoint."""
+        ...
+
+    def finish(self, run: Run) -> None:
+        """Called when training is over: brings the checkpoints into the form that is shared."""
+        ...
+
+    def in_words(self) -> AbstractContextManager[None]:
+        """Inside the block, the loss of another process is a `LostProcess`."""
+        ...
+
+
+class Alone:
+    """One process."""
+
+    rank, size, is_main, restarts = 0, 1, True, 0
+
+    def device(self, device: torch.device) -> torch.device:
+        return device
+
+    def wrap(self, model: nn.Module, compute: Compute) -> Compute:
+        return compute
+
+    def share(self, batch: Rows) -> Share:
+        return Share(batch, 1.0)
+
+    def spread(self, share: Share) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def accumulating(self, is_last: bool) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def sum(self, x: Tensor) -> Tensor:
+        return x
+
+    def agreed(self, value: T) -> T:
+        return value
+
+    def first_signal(self, number: int | None) -> int | None:
+        return number
+
+    def wait(self) -> None:
+        pass
+
+    def gathered(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def save(self, run: Run, name: str, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
+        run.write_checkpoint(name, tensors, state)
+
+    def finish(self, run: Run) -> None:
+        pass
+
+    def in_words(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class Processes:
+    """Those of torch.distributed, of which this is one."""
+
+    def __init__(self, timeout: float):
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.timeout = timeout
+        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        self.parent = os.getppid()
+        self.wrapped: nn.parallel.DistributedDataParallel | None = None
+        self.meetings = 0
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def device(self, device: torch.device) -> torch.device:
+        if device.type != "cuda" or device.index is not None:
+            return device
+        count = torch.cuda.device_count()
+        if self.local_rank >= count:
+            raise ValueError(
+                f"process {self.local_rank} of this machine has no GPU of its own: there are {count}; start as many "
+                "processes as GPUs, or give --training.device cpu"
+            )
+        torch.cuda.set_device(self.local_rank)
+        return torch.device("cuda", self.local_rank)
+
+    def wrap(self, model: nn.Module, compute: Compute) -> Compute:
+        synchronise_batch_norms(model)
+        # buffers are equal by construction: every process draws from the same seed, and statistics are summed
+        kind = nn.parallel.DistributedDataParallel
+        # PyTorch 2.13 renamed it
+        names = ("forward_sync_buffers", "broadcast_buffers")
+        name = next(name for name in names if name in inspect.signature(kind).parameters)
+        options: dict[str, Any] = {name: False}
+        self.wrapped = kind(Computed(model, compute), gradient_as_bucket_view=True, **options)
+        return self.wrapped
+
+    def share(self, batch: Rows) -> Share:
+        rows = len(next(part for part in batch if part is not None))
+        first, last = (rows * rank // self.size for rank in (self.rank, self.rank + 1))
+        has_rows = first < last
+        # all processes must compute alike: one without rows takes one that does not count
+        cut = slice(first, last) if has_rows else slice(0, 1)
+        make: Any = type(batch)
+        parts = make(*(None if part is None else part[cut] for part in batch))
+        return Share(parts, float(self.size * has_rows))
+
+    def spread(self, share: Share) -> AbstractContextManager[None]:
+        return spread_batch(Spread(None, self.rank, self.size, share.weight > 0))
+
+    def accumulating(self, is_last: bool) -> AbstractContextManager[None]:
+        assert self.wrapped is not None, "wrapped before the first update"
+        return nullcontext() if is_last else self.wrapped.no_sync()
+
+    def sum(self, x: Tensor) -> Tensor:
+        total = x.detach().clone()
+        dist.all_reduce(total)
+        return total
+
+    def agreed(self, value: T) -> T:
+        values = [value]
+        dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
+        return values[0]
+
+    def first_signal(self, number: int | None) -> int | None:
+        if os.getppid() != self.parent:
+            # whoever started us is gone, and nobody would end us
+            number = number or signal.SIGTERM
+        found = torch.tensor(number or 0)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return int(found) or None
+
+    def wait(self) -> None:
+        """Through the store, which has no limit of time: reading data may take longer than any communication."""
+        store, self.meetings = dist.distributed_c10d._get_default_store(), self.meetings + 1
+        here = f"regard/meeting/{self.meetings}"
+        if store.add(here, 1) == self.size:
+            store.set(f"{here}/done", "1")
+        store.wait([f"{here}/done"], PREPARING)
+
+    def gathered(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def save(self, run: Run, name: str, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
+        run.write_checkpoint(name, tensors, state)
+
+    def finish(self, run: Run) -> None:
+        pass
+
+    def leave(self) -> None:
+        """Lets go of what communicates."""
+        self.wrapped = None
+
+    @contextmanager
+    def in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            if not isinstance(error, dist.DistError) and not LOST.search(str(error)):
+                raise
+            why = " ".join(str(error).split())[:200]
+            raise LostProcess(
+                f"process {self.rank} of {self.size}: another process of the run has ended, or did not answer for "
+                f"{self.timeout:g} seconds (training.timeout): {why}. The run resumes from its last checkpoint"
+            ) from error
+
+
+class Computed(nn.Module):
+    """A function that calls a model, as a module: what is wrapped is called by its `forward`, and a loss calls other
+    methods of a model, too."""
+
+    def __init__(self, model: nn.Module, compute: Compute):
+        super().__init__()
+        self.model, self.compute = model, compute
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.compute(*inputs)
+
+
+def is_launched() -> bool:
+    """Whether torchrun, or our own launcher, started this process."""
+    return dist.is_available() and dist.is_torchelastic_launched()
+
+
+def is_main_process() -> bool:
+    """Whether this is the process that speaks to the user."""
+    return os.environ.get("RANK", "0") == "0" or not is_launched()

@@ -1,0 +1,39 @@
+"""Work in several processes, as torchrun starts them; forked, so that none has to import anything."""
+
+import os
+import signal
+from collections.abc import Callable
+from datetime import timedelta
+from unittest import mock
+
+from torch.distributed import TCPStore
+from training_runs import begin_child, exit_status
+
+
+def in_processes(size: int, work: Callable[[int], None], attempt: int = 0, kills: bool = True) -> list[int]:
+    """Calls work(rank) in as many processes of one group: their exit statuses, or minus the signals that ended them. If
+    one fails, the others are killed, unless they have to notice it by themselves."""
+    store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), multi_tenant=True)
+    shared = {
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_RUN_ID": "test",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": str(attempt),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+
+    def one(rank: int) -> None:
+        with mock.patch.dict(os.environ, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}):
+            work(rank)
+
+    children = [begin_child(lambda rank=rank: one(rank)) for rank in range(size)]
+    statuses: dict[int, int] = {}
+    while len(statuses) < size:
+        child, found = os.wait()
+        statuses[child] = exit_status(found)
+        if statuses[child] and kills:
+            for other in set(children) - statuses.keys():
+                os.kill(other, signal.SIGKILL)
+    return [statuses[child] for child in children]

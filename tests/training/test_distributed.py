@@ -1,0 +1,218 @@
+"""Training in several processes: the same losses, the same weights and the same run folder as one process."""
+
+import itertools
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from painted import write_folders
+from processes import in_processes
+from reviews import write as write_reviews
+from torch.testing import assert_close
+from training_runs import assert_same, dying, in_child, write_pairs
+
+from regard import tasks
+from regard.config import parse
+from regard.tasks.train import resume, train
+from regard.training import checkpoint, loop
+from regard.training.display import Display
+from regard.training.distributed.launch import _Loopback, launch
+from regard.training.distributed.status import FOLDER
+from regard.training.distributed.world import LostProcess
+from regard.training.run import Run
+
+SMALL = "--model.width 16 --model.heads 2 --model.inner 32 --model.dropout 0 "
+QUICK = (
+    "--training.steps {steps} --training.evaluate_every 4 --training.log_every 1 --training.warmup 2 "
+    "--training.tensorboard false --training.device cpu --training.metric loss --training.learning_rate 0.01 "
+)
+# batches of a few rows, the last ones of an epoch perhaps of one; padding; experts whose capacity drops tokens
+CASES = {
+    "translate": "--data.source pairs.tsv --data.vocabulary 300 --data.held_out 8 --training.tokens 100 "
+    "--model.layers 1 --model.aligner true --training.accumulate 2 --training.ema 0.9 " + SMALL,
+    "language": "--data.text book.txt --data.tokenizer characters --data.length 16 --training.tokens 48 "
+    "--model.layers 3 "
+    "--model.attention [routing(clusters=3),compressive(segment=4,memory=4,compressed=2,rate=2),softmax] "
+    "--model.feedforward [gshard(experts=3,capacity=0.9,threshold=0.0,group=10),moe(experts=3,choices=2,noise=False),"
+    "productkey(keys=4,heads=1,choices=2,key_width=4)] " + SMALL,
+    "masked": "--data.text lines.txt --data.documents line --data.apart true --data.tokenizer words --data.length 16 "
+    "--training.tokens 100 --model.layers 2 "
+    "--model.attention [clusterformer(clusters=3,chunk=4,bank=64,every=2),softmax] "
+    "--model.feedforward switch(experts=3,capacity=0.7,jitter=0.0) " + SMALL,
+    "classify": "--data.text reviews.tsv --training.tokens 100 --model.layers 1 --init none --data.blanked 0.1 "
+    + SMALL,
+    "images": "--data.images colours --data.batch 9 --model.preset convnet --model.width 4 --model.layers [1,1] "
+    "--model.dropout 0 --augment.mixup 0.8 ",
+    "captions": "--data.captions captions.tsv --data.images images.npz --data.columns [0,1,2] --data.batch 7 "
+    "--data.held_out 6 --data.tokenizer words --model.preset coca-nano --model.patch 8 --model.layers 1 "
+    "--model.text_layers 1 --model.decoder_layers 1 --model.queries 3 " + SMALL,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Data of every task."""
+    folder = tmp_path_factory.mktemp("data")
+    write_pairs(folder / "pairs.tsv")
+    write_reviews(folder / "reviews.tsv")
+    write_folders(folder / "colours", 8)
+    draw = random.Random(0)
+    words = ["the", "cat", "sees", "a", "small", "bird", "and", "an", "old", "dog", "eats", "it"]
+    lines = [" ".join(draw.choices(words, k=draw.randint(3, 12))) for _ in range(80)]
+    (folder / "lines.txt").write_text("\n".join(lines) + "\n")
+    (folder / "book.txt").write_text("\n\n".join(lines) + "\n")
+    images = np.random.default_rng(0).integers(0, 255, (40, 16, 16, 3)).astype(np.uint8)
+    np.savez(folder / "images.npz", images=images)
+    (folder / "captions.tsv").write_text("\n".join(f"{n}\t{lines[n]}\t{lines[n + 40]}" for n in range(40)) + "\n")
+    return folder
+
+
+def begin(folder: Path, case: str, out: str, flags: str = "", steps: int = 4) -> None:
+    """Trains in this process, which may be one of several."""
+    task = tasks.find(case.split("-")[0])
+    given = (QUICK.format(steps=steps) + CASES[case] + flags).split()
+    given = [str(folder / word) if (folder / word).exists() and word != "." else word for word in given]
+    config = parse(task.config, [*given, "--out", str(folder / out)], "regard", "")
+    train(task, config, Display(quiet=True))
+
+
+def losses(folder: Path) -> torch.Tensor:
+    """Of every update and evaluation, and the norms of the gradients."""
+    records = Run.open(folder).records()
+    return torch.tensor([value for record in records for name in ("loss", "norm") if (value := record.get(name))])
+
+
+def assert_like(one: Path, other: Path) -> None:
+    """The same numbers but for rounding."""
+    ours, theirs = losses(one), losses(other)
+    assert_close(ours, theirs, rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_train_as_one(folder, case):
+    begin(folder, case, f"{case}-one")
+    assert in_processes(2, lambda rank: begin(folder, case, f"{case}-two")) == [0, 0]
+    assert_like(folder / f"{case}-one", folder / f"{case}-two")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_with_shards_train_as_one(folder, case):
+    if not Run(folder / f"{case}-one").exists():
+        begin(folder, case, f"{case}-one")
+    flags = "--training.sharded true --training.save_every 3 "
+    assert in_processes(2, lambda rank: begin(folder, case, f"{case}-sharded", flags)) == [0, 0]
+    assert_like(folder / f"{case}-one", folder / f"{case}-sharded")
+    one, sharded = (Run.open(folder / f"{case}-{name}") for name in ("one", "sharded"))
+    assert not checkpoint.is_sharded(sharded.checkpoints / "step-00000004")
+    tensors = [checkpoint.read(run.checkpoints / "step-00000004").tensors for run in (one, sharded)]
+    assert [named.keys() for named in tensors[0].values()] == [named.keys() for named in tensors[1].values()]
+    assert checkpoint.find_ties(tensors[0]["model"]) == checkpoint.find_ties(tensors[1]["model"])
+
+
+def test_a_run_goes_on_with_another_number_of_processes_sharded_or_not(folder):
+    constant, quiet = "--training.schedule constant --training.average 2 ", Display(quiet=True)
+
+    def go_on(rank: int, steps: int, **changes) -> None:
+        resume(folder / "moved", quiet, steps=steps, changes={f"training.{name}": now for name, now in changes.items()})
+
+    begin(folder, "translate", "unmoved", constant, steps=7)
+    assert in_processes(2, lambda rank: begin(folder, "translate", "moved", constant, steps=2)) == [0, 0]
+    go_on(0, 3)
+    assert in_processes(2, partial(go_on, steps=5, sharded=True)) == [0, 0]
+    go_on(0, 6, sharded=False)
+    assert in_processes(2, partial(go_on, steps=7)) == [0, 0]
+    found, wanted = (
+        [record["loss"] for record in Run.open(folder / name).records() if record["event"] == "step"]
+        for name in ("moved", "unmoved")
+    )
+    assert_close(found, wanted, rtol=2e-5, atol=1e-5)
+
+
+class TestFaults:
+    @pytest.mark.parametrize(("victim", "flags"), [(0, ""), (1, "--training.sharded true ")])
+    def test_after_a_kill_the_others_end_and_a_restart_gives_the_same_bits(self, folder, victim, flags):
+        def begin_here(rank: int) -> None:
+            if rank == victim:
+                dying(loop.Loop, "_update", 4)
+            with pytest.raises(LostProcess, match="another process of the run has ended"):
+                begin_again(rank, f"killed-{victim}")
+
+        def begin_again(rank: int, out: str) -> None:
+            begin(folder, "masked", out, f"--training.save_every 2 {flags}", steps=5)
+
+        assert in_processes(2, partial(begin_again, out=f"undisturbed-{victim}")) == [0, 0]
+        assert in_processes(2, begin_here, kills=False) == [-9 * (rank == victim) for rank in range(2)]
+        last = folder / f"killed-{victim}" / "checkpoints" / "step-00000002"
+        assert checkpoint.names(last.parent)[-1] == last.name
+        assert checkpoint.is_sharded(last) == bool(flags)
+        assert in_processes(2, partial(begin_again, out=f"killed-{victim}"), attempt=1) == [0, 0]
+        assert_same(folder / f"undisturbed-{victim}", folder / f"killed-{victim}")
+
+    def test_a_stuck_process_ends_the_others_in_words(self, folder):
+        def begin_here(rank: int) -> None:
+            done = folder / "stuck-is-known"
+            signal.alarm(60)
+            if rank == 1:
+                loop.Loop._update = lambda self: [time.sleep(0.1) for _ in iter(done.exists, True)]
+                with pytest.raises((LostProcess, RuntimeError)):
+                    begin(folder, "language", "stuck")
+                return
+            with pytest.raises(LostProcess, match=r"did not answer for 4 seconds \(training.timeout\)"):
+                begin(folder, "language", "stuck", "--training.timeout 4 ")
+            done.touch()
+
+        assert in_processes(2, begin_here) == [0, 0]
+
+    def test_a_signal_to_one_process_saves_and_stops_all_of_them(self, folder):
+        def begin_here(rank: int) -> None:
+            update, calls = loop.Loop._update, itertools.count(1)
+
+            def signalled(self):
+                update(self)
+                if rank == 1 and next(calls) == 3:
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+            loop.Loop._update = signalled
+            with pytest.raises(loop.Stopped, match="SIGTERM after step 3; saved"):
+                begin(folder, "classify", "stopped", steps=20)
+
+        assert in_processes(2, begin_here) == [0, 0]
+        assert checkpoint.names(folder / "stopped" / "checkpoints")[-1] == "step-00000003"
+
+
+class TestLauncher:
+    @pytest.mark.parametrize(("restarts", "status"), [(1, 3), (0, 128 + 9)])
+    def test_it_starts_again_after_a_kill_and_not_after_an_end_in_words(self, tmp_path, restarts, status):
+        """With a stand-in for Python: process 1 is killed the first time, then process 0 ends in words."""
+        stand_in = tmp_path / "python"
+        stand_in.write_text(
+            f"#!/bin/sh\necho $RANK $TORCHELASTIC_RESTART_COUNT $MASTER_ADDR $* >> {tmp_path}/calls\n"
+            "test $RANK-$TORCHELASTIC_RESTART_COUNT = 1-0 && kill -9 $$\n"
+            "test $TORCHELASTIC_RESTART_COUNT = 0 && sleep 60\n"
+            f"test $RANK = 0 && printf 3 > ${FOLDER}/0\nexit 0\n"
+        )
+        stand_in.chmod(0o755)
+
+        def launch_here() -> None:
+            sys.executable = str(stand_in)
+            os._exit(launch(2, ["train", "x"], restarts=restarts))
+
+        assert in_child(launch_here) == status
+        calls = sorted((tmp_path / "calls").read_text().splitlines())
+        assert calls == [f"{rank} {n} 127.0.0.1 -m regard train x" for rank in range(2) for n in range(restarts + 1)]
+
+    def test_its_store_listens_on_the_loopback_address_alone(self):
+        handler = _Loopback(mock.Mock(run_id="test"))
+        socket.create_connection(("127.0.0.1", handler.port)).close()
+        # another address of the same machine
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", handler.port))
