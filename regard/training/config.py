@@ -120,6 +120,11 @@ class TrainingConfig:
         "several processes: each keeps a shard of weights, gradients and optimizer state (FSDP2), for models that do "
         "not fit on one GPU",
     ] = False
+    spread_experts: Annotated[
+        bool,
+        "with sharded: experts stay where their shard is, and tokens travel to them (all-to-all); otherwise their "
+        "weights are gathered",
+    ] = False
     restarts: Annotated[
         int, "several processes: number of times to start again from the last checkpoint when one dies", Range(0)
     ] = 3
@@ -141,6 +146,8 @@ class TrainingConfig:
                     f"training.steps {self.steps} and training.{other} {getattr(self, other):g} both say how long to "
                     "train: give one of them, and null for the other if a config file has it"
                 )
+        if self.spread_experts and not self.sharded:
+            raise ValueError("training.spread_experts is for training.sharded true: give both")
         if self.sharded and self.optimizer == "muon":
             raise ValueError(
                 "training.optimizer muon needs whole matrices, and training.sharded cuts them: use adamw, or leave "

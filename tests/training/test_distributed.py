@@ -104,6 +104,18 @@ def test_two_processes_train_as_one(folder, case):
     assert_like(folder / f"{case}-one", folder / f"{case}-two")
 
 
+def test_experts_in_two_processes_train_as_in_one(folder):
+    """Slots that are padded and not, dropped tokens, gates and scales, and an expert that no token chooses."""
+    flags = (
+        "--model.layers 3 --model.attention softmax --model.feedforward [switch(experts=4,capacity=0.7,jitter=0.0),"
+        "stmoe(experts=6,inner=3,threshold=0.0),moe(experts=2,choices=2,noise=False)] "
+    )
+    begin(folder, "language", "experts-one", flags)
+    spread = "--training.sharded true --training.spread_experts true --training.save_every 3 "
+    assert in_processes(2, lambda rank: begin(folder, "language", "experts-two", flags + spread)) == [0, 0]
+    assert_like(folder / "experts-one", folder / "experts-two")
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_with_shards_train_as_one(folder, case):
     if not Run(folder / f"{case}-one").exists():

@@ -18,6 +18,7 @@ each expert was chosen for ("load") and of those dropped ("dropped").
 import functools
 import math
 from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, NamedTuple, final
 
@@ -57,6 +58,9 @@ class Route(NamedTuple):
 class Networks(nn.Module):
     """The experts: W2 a(W1 x), or gated W2 (a(Wg x) * W1 x), without biases; `scaled`: with a factor for each unit."""
 
+    # set from outside where each process has some of the experts: a function that is called in place of `compute`
+    exchange: "Callable[[Networks, Tensor, Deal], Tensor] | None" = None
+
     def __init__(self, sizes: Sizes, experts: int, activation: Activation, gated: bool, scaled: bool = False):
         super().__init__()
         E, F_ = sizes.width, sizes.inner
@@ -72,17 +76,23 @@ class Networks(nn.Module):
 
     def forward(self, x: Tensor, dealt: Deal) -> Tensor:
         """Slots in, slots out."""
+        if self.exchange is not None:
+            return self.exchange(self, x, dealt)
+        return self.compute(x, dealt, dict(self.named_parameters()))
+
+    def compute(self, x: Tensor, dealt: Deal, weights: Mapping[str, Tensor]) -> Tensor:
+        """The formula, with the weights of the experts that the slots were dealt to."""
+
+        def product(x: Tensor, name: str) -> Tensor:
+            return dealt.product(x, narrow(weights[name]))
 
         def narrow(weight: Tensor) -> Tensor:
             return weight if weight.dtype == x.dtype else moves.Narrow.apply(weight, x.dtype)
 
-        h = dealt.product(x, narrow(self.inner))
-        if self.gate is None:
-            h = activate(self.activation, h)
-        else:
-            h = activate(self.activation, dealt.product(x, narrow(self.gate))) * h
-        h = h if self.scale is None else h * dealt.each(narrow(self.scale))
-        return dealt.product(h, narrow(self.outer))
+        h = product(x, "inner")
+        h = activate(self.activation, product(x, "gate")) * h if "gate" in weights else activate(self.activation, h)
+        h = h * dealt.each(narrow(weights["scale"])) if "scale" in weights else h
+        return product(h, "outer")
 
     def plain(self, expert: int, x: Tensor) -> Tensor:
         """One expert on one token, in loops."""

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from regard.training import checkpoint
 from regard.training.config import TrainingConfig
 from regard.training.distributed.batchnorm import synchronise_batch_norms
+from regard.training.distributed.experts import spread_experts, whole_experts
 from regard.training.distributed.tensors import local
 from regard.training.distributed.world import Compute, Computed, Processes
 from regard.training.run import Run
@@ -32,7 +33,8 @@ class Sharded(Processes):
 
     def __init__(self, config: TrainingConfig):
         super().__init__(config.timeout)
-        self.precision = config.precision
+        self.precision, self.spreads_experts = config.precision, config.spread_experts
+        self.experts: list[Any] = []
         self.root: FSDPModule | None = None
 
     def wrap(self, model: nn.Module, compute: Compute) -> Compute:
@@ -44,6 +46,9 @@ class Sharded(Processes):
             options["mp_policy"] = MixedPrecisionPolicy(
                 param_dtype=getattr(torch, self.precision), reduce_dtype=torch.float32, cast_forward_inputs=False
             )
+        if self.spreads_experts:
+            self.experts = spread_experts(model, options["mesh"])
+            options["ignored_params"] = {weight for part in self.experts for weight in part.parameters()}
         computed = Computed(model, compute)
         for layer in _layers(model):
             fully_shard(layer, **options)
@@ -62,7 +67,8 @@ class Sharded(Processes):
             part.set_reshard_after_forward(False, recurse=False)
             part.unshard()
         try:
-            yield
+            with whole_experts(self.experts):
+                yield
         finally:
             for part in parts:
                 part.reshard()
