@@ -14,6 +14,7 @@ from torch import Tensor
 
 from regard.kernels.compiling import exporting
 from regard.kernels.runs import Where
+from regard.kernels.visible import Visible
 
 
 class Rows(NamedTuple):
@@ -91,6 +92,10 @@ class Mask(NamedTuple):
         """[B, S]"""
         at = self.k0[:, None] + torch.arange(self.S, device=self.k0.device)
         return (at >= 0) & (at < self.end[:, None])
+
+    def visible(self) -> Visible:
+        """For kernels that compare slots; without an explicit mask, and with no slot before the first position."""
+        return Visible(self.q0 - self.k0, self.end - self.k0, self.causal)
 
     def gap(self) -> Tensor:
         """Position of the key minus position of the query: [T, S], or [B, T, S] where rows differ."""

@@ -1,6 +1,7 @@
-"""Logits w . tanh(q_i + k_j) of additive attention, without the D numbers of each pair in memory.
+"""Additive attention, softmax_j(w . tanh(q_i + k_j)) v_j, with neither logits nor the D numbers of a pair in memory.
 
-Letters: B batch, H heads, T queries, S keys, D head width. O(T S D) time; Triton alone has it.
+Letters: B batch, H heads, T queries, S keys, D head width. O(T S D) time, memory linear in the inputs; Triton alone has
+it.
 """
 
 from typing import Any
@@ -10,37 +11,46 @@ from torch import Tensor
 
 from regard.kernels.autograd import Function, refuse_second_derivative
 from regard.kernels.choose import use_triton
+from regard.kernels.visible import Visible
 
 WIDEST = 128
 
 
-def takes(q: Tensor, k: Tensor) -> bool:
-    """Whether `scores` runs on these."""
-    refusal = f"heads are wider than {WIDEST}" if q.shape[-1] > WIDEST else None
-    if torch.compiler.is_compiling():
-        # its own kernels fuse the product and the sum
+def takes(q: Tensor, k: Tensor, v: Tensor, refusal: str | None = None) -> bool:
+    """Whether `attend` runs on these; `refusal` is the caller's own reason not to."""
+    if max(q.shape[-1], v.shape[-1]) > WIDEST:
+        refusal = f"heads are wider than {WIDEST}"
+    elif torch.compiler.is_compiling():
         refusal = "torch.compile records no kernel of ours here"
-    return use_triton("additive", q, k, refusal=refusal)
+    return use_triton("additive", q, k, v, refusal=refusal)
 
 
-def scores(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
-    """q [B, H, T, D], k [B, H, S, D], w [H, D] -> [B, H, T, S] in float32."""
-    return _Scores.apply(q, k, w)
+def attend(q: Tensor, k: Tensor, v: Tensor, w: Tensor, visible: Visible) -> Tensor:
+    """q [B, H, T, D], k [B, H, S, D], v [B, H, S, E], w [H, D] -> [B, H, T, E] in the dtype of v; queries without keys
+    give 0."""
+    if not q.numel() or not k.numel():
+        return v.new_zeros(*q.shape[:3], v.shape[3])
+    return _Attend.apply(q, k, v, w, visible.first, visible.limit, visible.causal)
 
 
-class _Scores(Function):
+class _Attend(Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, w: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, w: Tensor, first: Tensor, limit: Tensor, causal: bool
+    ) -> Tensor:
         from regard.kernels import additive_triton
 
-        q, k = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k))
-        ctx.save_for_backward(q, k, w)
-        return additive_triton.forward(q, k, w.contiguous())
+        q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
+        w, first, limit = (x.contiguous() for x in (w, first.int(), limit.int()))
+        o, lse = additive_triton.forward(q, k, v, w, first, limit, causal)
+        ctx.save_for_backward(q, k, v, w, first, limit, o, lse)
+        ctx.causal = causal
+        return o
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         from regard.kernels import additive_triton
 
         refuse_second_derivative()
-        q, k, w = ctx.saved_tensors
-        return additive_triton.backward(grad.contiguous(), q, k, w.contiguous())
+        grad = grad if grad.stride(3) == 1 else grad.contiguous()
+        return *additive_triton.backward(grad, *ctx.saved_tensors, causal=ctx.causal), None, None, None

@@ -1,4 +1,4 @@
-"""additive.py in Triton."""
+"""additive.py in Triton: all D numbers of a few pairs at a time, in registers."""
 
 # Triton's compiler reads the kernels' bodies, in which types are not those of Python.
 # pyright: reportArgumentType=false, reportOperatorIssue=false, reportCallIssue=false
@@ -12,35 +12,55 @@ from regard.kernels.jit_triton import jit
 from regard.kernels.runs import empty_like_heads
 
 
-def forward(q: Tensor, k: Tensor, w: Tensor) -> Tensor:
-    (B, H, T, D), S = q.shape, k.shape[2]
-    out = torch.empty(B, H, T, S, dtype=torch.float32, device=q.device)
-    sizes = _sizes(D)
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, w: Tensor, first: Tensor, limit: Tensor, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """o [B, H, T, E] and the logsumexp [B, H, T] of the logits."""
+    (B, H, T, _), sizes = q.shape, _sizes(q, v, causal)
+    o, lse = empty_like_heads(q, v.shape[3], v.dtype), torch.empty(B, H, T, dtype=torch.float32, device=q.device)
     with torch.cuda.device_of(q):
-        scores_kernel[(triton.cdiv(T, sizes["ROWS"]), triton.cdiv(S, sizes["KEYS"]), B * H)](
-            q, k, w, out, *q.stride()[:3], *k.stride()[:3], H, T, S, **sizes
+        forward_kernel[(triton.cdiv(T, sizes["ROWS"]), B * H)](
+            q, k, v, w, first, limit, o, lse, *_strides(q, k, v, o), H, T, k.shape[2], **sizes
         )
-    return out
+    return o, lse
 
 
-def backward(grad: Tensor, q: Tensor, k: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    (B, H, T, D), S, sizes = q.shape, k.shape[2], _sizes(q.shape[3])
-    dq, dk = (empty_like_heads(x, D) for x in (q, k))
-    tiles = triton.cdiv(T, sizes["ROWS"])
+def backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    first: Tensor,
+    limit: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of q, k, v and w."""
+    (B, H, T, D), S, sizes = q.shape, k.shape[2], _sizes(q, v, causal)
+    dq, dk, dv = (empty_like_heads(x, x.shape[3]) for x in (q, k, v))
+    tiles, delta = triton.cdiv(T, sizes["ROWS"]), torch.empty_like(lse)
     dw = torch.empty(B, H, tiles, D, dtype=torch.float32, device=q.device)
-    strides = (*q.stride()[:3], *k.stride()[:3])
+    given = (q, k, v, w, first, limit, grad)
     with torch.cuda.device_of(q):
-        queries_kernel[(tiles, B * H)](q, k, w, grad, dq, dw, *strides, *dq.stride()[:3], H, T, S, **sizes)
+        queries_kernel[(tiles, B * H)](*given, o, lse, delta, dq, dw, *_strides(q, k, v, grad, o, dq), H, T, S, **sizes)
         keys_kernel[(triton.cdiv(S, sizes["KEYS"]), B * H)](
-            q, k, w, grad, dk, *strides, *dk.stride()[:3], H, T, S, **sizes
+            *given, lse, delta, dk, dv, *_strides(q, k, v, grad, dk, dv), H, T, S, **sizes
         )
-    return dq, dk, dw.sum((0, 2)).to(w.dtype)
+    return dq, dk, dv, dw.sum((0, 2)).to(w.dtype)
 
 
-def _sizes(D: int) -> dict[str, int]:
+def _strides(*tensors: Tensor) -> list[int]:
+    return [stride for x in tensors for stride in x.stride()[:3]]
+
+
+def _sizes(q: Tensor, v: Tensor, causal: bool) -> dict[str, int]:
+    D, E = q.shape[3], v.shape[3]
+    block_d, block_e = (max(16, triton.next_power_of_2(size)) for size in (D, E))
     # 8,192 numbers of pairs at a time, 64 to a thread
-    block = max(16, triton.next_power_of_2(D))
-    return {"D": D, "BLOCK": block, "ROWS": 16, "KEYS": max(2, 512 // block)}
+    keys = max(2, 512 // max(block_d, block_e))
+    return {"D": D, "BLOCK_D": block_d, "E": E, "BLOCK_E": block_e, "CAUSAL": causal, "ROWS": 16, "KEYS": keys}
 
 
 @jit
@@ -52,74 +72,130 @@ def _load(x, at, limit, stride, D: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @jit
-def _hidden(query, key):
-    """tanh(q + k) of each pair, [rows, keys, D]"""
-    x = query[:, None, :] + key[None, :, :]
-    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+def _store(x, at, limit, stride, value, D: tl.constexpr, BLOCK: tl.constexpr):
+    d = tl.arange(0, BLOCK)
+    inside = (at < limit)[:, None] & (d < D)[None, :]
+    tl.store(x + at.to(tl.int64)[:, None] * stride + d[None, :], value.to(x.dtype.element_ty), mask=inside)
 
 
 @jit
-def scores_kernel(
-    q, k, w, out, q_b, q_h, q_t, k_b, k_h, k_t, H, T, S,
-    D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+def _logits(query, key, weight, i, j, first, limit, T, CAUSAL: tl.constexpr):
+    """tanh(q + k) of each pair [rows, keys, D], its product with w, and which pairs there are."""
+    hidden = 1.0 - 2.0 / (tl.exp(2.0 * (query[:, None, :] + key[None, :, :])) + 1.0)
+    visible = (i < T)[:, None] & (j < limit)[None, :]
+    if CAUSAL:
+        visible = visible & (j[None, :] <= first + i[:, None])
+    return hidden, tl.sum(hidden * weight[None, None, :], 2), visible
+
+
+@jit
+def forward_kernel(
+    q, k, v, w, firsts, limits, o, lse,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, o_b, o_h, o_t, H, T, S,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr, CAUSAL: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    one = tl.program_id(2).to(tl.int64)
+    # the later tiles of causal queries are longer: they begin first
+    row0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS
+    one = tl.program_id(1).to(tl.int64)
     b, h = one // H, one % H
-    i, j = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * KEYS + tl.arange(0, KEYS)
-    d = tl.arange(0, BLOCK)
+    first, limit = tl.load(firsts + b), tl.minimum(tl.load(limits + b), S)
+    i, d = row0 + tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
     weight = tl.load(w + h * D + d, mask=d < D, other=0.0).to(tl.float32)
-    query = _load(q + b * q_b + h * q_h, i, T, q_t, D, BLOCK)
-    key = _load(k + b * k_b + h * k_h, j, S, k_t, D, BLOCK)
-    logits = tl.sum(_hidden(query, key) * weight[None, None, :], 2)
-    to = out + (one * T + i.to(tl.int64))[:, None] * S + j[None, :]
-    tl.store(to, logits, mask=(i < T)[:, None] & (j < S)[None, :])
+    query = _load(q + b * q_b + h * q_h, i, T, q_t, D, BLOCK_D)
+    end = limit
+    if CAUSAL:
+        end = tl.minimum(limit, first + row0 + ROWS)
+    top, total = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, BLOCK_E], tl.float32)
+    for j0 in range(0, end, KEYS):
+        j = j0 + tl.arange(0, KEYS)
+        key = _load(k + b * k_b + h * k_h, j, S, k_t, D, BLOCK_D)
+        _, logits, visible = _logits(query, key, weight, i, j, first, limit, T, CAUSAL)
+        logits = tl.where(visible, logits, float("-inf"))
+        new = tl.maximum(top, tl.max(logits, 1))
+        base = tl.where(new == float("-inf"), 0.0, new)
+        weights, fade = tl.exp(logits - base[:, None]), tl.exp(top - base)
+        value = _load(v + b * v_b + h * v_h, j, S, v_t, E, BLOCK_E)
+        total = total * fade + tl.sum(weights, 1)
+        acc = acc * fade[:, None] + tl.sum(weights[:, :, None] * value[None, :, :], 1)
+        top = new
+    some = total > 0.0
+    total = tl.where(some, total, 1.0)
+    tl.store(lse + one * T + i, tl.where(some, top + tl.log(total), 0.0), mask=i < T)
+    _store(o + b * o_b + h * o_h, i, T, o_t, acc / total[:, None], E, BLOCK_E)
 
 
 @jit
 def queries_kernel(
-    q, k, w, grad, dq, dw, q_b, q_h, q_t, k_b, k_h, k_t, d_b, d_h, d_t, H, T, S,
-    D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    q, k, v, w, firsts, limits, grad, o, lse, deltas, dq, dw,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, o_b, o_h, o_t, d_b, d_h, d_t, H, T, S,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr, CAUSAL: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """dq, and what w gets of a tile of queries."""
+    """dq, the rows' o . do, and what w gets of a tile of queries."""
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    row0 = tile * ROWS
     one = tl.program_id(1).to(tl.int64)
     b, h = one // H, one % H
-    i, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    first, limit = tl.load(firsts + b), tl.minimum(tl.load(limits + b), S)
+    i, d = row0 + tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
     weight = tl.load(w + h * D + d, mask=d < D, other=0.0).to(tl.float32)
-    query = _load(q + b * q_b + h * q_h, i, T, q_t, D, BLOCK)
-    acc = tl.zeros([ROWS, BLOCK], tl.float32)
-    of_w = tl.zeros([BLOCK], tl.float32)
-    for j0 in range(0, S, KEYS):
+    query = _load(q + b * q_b + h * q_h, i, T, q_t, D, BLOCK_D)
+    out = _load(grad + b * g_b + h * g_h, i, T, g_t, E, BLOCK_E)
+    delta = tl.sum(out * _load(o + b * o_b + h * o_h, i, T, o_t, E, BLOCK_E), 1)
+    tl.store(deltas + one * T + i, delta, mask=i < T)
+    base = tl.load(lse + one * T + i, mask=i < T, other=0.0)
+    end = limit
+    if CAUSAL:
+        end = tl.minimum(limit, first + row0 + ROWS)
+    acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    of_w = tl.zeros([BLOCK_D], tl.float32)
+    for j0 in range(0, end, KEYS):
         j = j0 + tl.arange(0, KEYS)
-        key = _load(k + b * k_b + h * k_h, j, S, k_t, D, BLOCK)
-        at = grad + (one * T + i.to(tl.int64))[:, None] * S + j[None, :]
-        g = tl.load(at, mask=(i < T)[:, None] & (j < S)[None, :], other=0.0).to(tl.float32)
-        hidden = _hidden(query, key)
-        acc += tl.sum(g[:, :, None] * (1.0 - hidden * hidden), 1)
-        of_w += tl.sum(tl.sum(g[:, :, None] * hidden, 1), 0)
-    inside = (i < T)[:, None] & (d < D)[None, :]
-    to = dq + b * d_b + h * d_h + i.to(tl.int64)[:, None] * d_t + d[None, :]
-    tl.store(to, (acc * weight[None, :]).to(dq.dtype.element_ty), mask=inside)
-    tl.store(dw + (one * tl.num_programs(0) + tl.program_id(0)) * D + d, of_w, mask=d < D)
+        key = _load(k + b * k_b + h * k_h, j, S, k_t, D, BLOCK_D)
+        value = _load(v + b * v_b + h * v_h, j, S, v_t, E, BLOCK_E)
+        hidden, logits, visible = _logits(query, key, weight, i, j, first, limit, T, CAUSAL)
+        weights = tl.where(visible, tl.exp(logits - base[:, None]), 0.0)
+        slope = weights * (tl.sum(out[:, None, :] * value[None, :, :], 2) - delta[:, None])
+        acc += tl.sum(slope[:, :, None] * (1.0 - hidden * hidden), 1)
+        of_w += tl.sum(tl.sum(slope[:, :, None] * hidden, 1), 0)
+    _store(dq + b * d_b + h * d_h, i, T, d_t, acc * weight[None, :], D, BLOCK_D)
+    tl.store(dw + (one * tl.num_programs(0) + tile) * D + d, of_w, mask=d < D)
 
 
 @jit
 def keys_kernel(
-    q, k, w, grad, dk, q_b, q_h, q_t, k_b, k_h, k_t, d_b, d_h, d_t, H, T, S,
-    D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    q, k, v, w, firsts, limits, grad, lse, deltas, dk, dv,
+    q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, g_b, g_h, g_t, dk_b, dk_h, dk_t, dv_b, dv_h, dv_t, H, T, S,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr, CAUSAL: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
+    key0 = tl.program_id(0) * KEYS
     one = tl.program_id(1).to(tl.int64)
     b, h = one // H, one % H
-    j, d = tl.program_id(0) * KEYS + tl.arange(0, KEYS), tl.arange(0, BLOCK)
+    first, limit = tl.load(firsts + b), tl.minimum(tl.load(limits + b), S)
+    j, d = key0 + tl.arange(0, KEYS), tl.arange(0, BLOCK_D)
     weight = tl.load(w + h * D + d, mask=d < D, other=0.0).to(tl.float32)
-    key = _load(k + b * k_b + h * k_h, j, S, k_t, D, BLOCK)
-    acc = tl.zeros([KEYS, BLOCK], tl.float32)
-    for i0 in range(0, T, ROWS):
+    key = _load(k + b * k_b + h * k_h, j, S, k_t, D, BLOCK_D)
+    value = _load(v + b * v_b + h * v_h, j, S, v_t, E, BLOCK_E)
+    begin = 0
+    if CAUSAL:
+        begin = tl.maximum(key0 - first, 0) // ROWS * ROWS
+    # keys that are padding are seen by none
+    end = tl.where(key0 < limit, T, 0)
+    acc_k = tl.zeros([KEYS, BLOCK_D], tl.float32)
+    acc_v = tl.zeros([KEYS, BLOCK_E], tl.float32)
+    for i0 in range(begin, end, ROWS):
         i = i0 + tl.arange(0, ROWS)
-        query = _load(q + b * q_b + h * q_h, i, T, q_t, D, BLOCK)
-        at = grad + (one * T + i.to(tl.int64))[:, None] * S + j[None, :]
-        g = tl.load(at, mask=(i < T)[:, None] & (j < S)[None, :], other=0.0).to(tl.float32)
-        hidden = _hidden(query, key)
-        acc += tl.sum(g[:, :, None] * (1.0 - hidden * hidden), 0)
-    inside = (j < S)[:, None] & (d < D)[None, :]
-    to = dk + b * d_b + h * d_h + j.to(tl.int64)[:, None] * d_t + d[None, :]
-    tl.store(to, (acc * weight[None, :]).to(dk.dtype.element_ty), mask=inside)
+        query = _load(q + b * q_b + h * q_h, i, T, q_t, D, BLOCK_D)
+        out = _load(grad + b * g_b + h * g_h, i, T, g_t, E, BLOCK_E)
+        base = tl.load(lse + one * T + i, mask=i < T, other=0.0)
+        delta = tl.load(deltas + one * T + i, mask=i < T, other=0.0)
+        hidden, logits, visible = _logits(query, key, weight, i, j, first, limit, T, CAUSAL)
+        weights = tl.where(visible, tl.exp(logits - base[:, None]), 0.0)
+        slope = weights * (tl.sum(out[:, None, :] * value[None, :, :], 2) - delta[:, None])
+        acc_k += tl.sum(slope[:, :, None] * (1.0 - hidden * hidden), 0)
+        acc_v += tl.sum(weights[:, :, None] * out[:, None, :], 0)
+    _store(dk + b * dk_b + h * dk_h, j, S, dk_t, acc_k * weight[None, :], D, BLOCK_D)
+    _store(dv + b * dv_b + h * dv_h, j, S, dv_t, acc_v, E, BLOCK_E)

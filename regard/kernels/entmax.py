@@ -7,23 +7,16 @@ has arrived waits for the others of its tile without changing, so no result depe
 O(T S D) for each step, memory linear in the inputs.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.kernels.autograd import Function, refuse_second_derivative
 from regard.kernels.choose import use_triton
+from regard.kernels.visible import Visible
 
 WIDEST = 128  # head width that a program has room for
-
-
-class Visible(NamedTuple):
-    """Query t sees the keys j < limit[b], and where it is causal j <= first[b] + t."""
-
-    first: Tensor  # [B]
-    limit: Tensor  # [B]
-    causal: bool
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, refusal: str | None = None) -> bool:

@@ -18,7 +18,7 @@ class Additive(Scored):
     The projections of the layer are W_a and U_a, so q = W_a s, the cache holds k = U_a h, and the hidden width is the
     head width. Luong's "concat", v^T tanh(W [s; h]), is the same with W = [W_a U_a]. normed=True is the score of GNMT
     (Wu et al. 2016), g w / |w| in the place of w with a learned g that starts at 1 / sqrt(D). Time N^2 (D of tanh for
-    each pair), memory N: a few queries at a time, computed again in the backward pass."""
+    each pair), memory N: a few queries at a time, computed again in the backward pass; on a GPU in kernels."""
 
     facts = Facts(
         name="additive",
@@ -43,10 +43,13 @@ class Additive(Scored):
         nn.init.normal_(self.reading, std=shape.head_width**-0.5)
         self.gain = nn.Parameter(torch.full((shape.heads,), shape.head_width**-0.5)) if normed else None
 
+    def attend_fused(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+        if mask.T == 1 or not additive.takes(q, k, v, self.unfused(mask)):
+            return None
+        return additive.attend(q + self.offset[:, None], k, v, self._reading(), mask.visible())
+
     def score(self, mask: Mask, q: Tensor, k: Tensor) -> Tensor:
         q = q + self.offset[:, None]
-        if mask.T > 1 and additive.takes(q, k):
-            return additive.scores(q, k, self._reading())
         hidden = (q[:, :, :, None] + k[:, :, None]).tanh_()  # [B, H, T, S, D]
         # a product and a sum, not a matrix product: faster at one column, and compilers fuse it with the tanh
         wide = torch.float32 if q.dtype in (torch.float16, torch.bfloat16) else q.dtype

@@ -97,6 +97,15 @@ class Attending(Projected):
         return self.position is None or self.position.facts.kind in ("input", "rotation")
 
     @final
+    def unfused(self, mask: Mask) -> str | None:
+        """Why a kernel of a score and its softmax cannot take these: what would have to be inside it."""
+        if not self.reads_by_products:
+            return "positions add to its logits or values"
+        if self.has_dropout:
+            return "it drops no weights"
+        return "it takes no explicit mask" if mask.allowed is not None else None
+
+    @final
     def attend_next(
         self, query: dict[str, Tensor], source: dict[str, Tensor], state: RingState
     ) -> tuple[Tensor, RingState]:

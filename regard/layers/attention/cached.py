@@ -113,7 +113,14 @@ class Scored(Cached):
         """Logits [B, H, T, S]. The arguments after the mask are the `inputs` by name, without the values: q and k by
         default."""
 
+    def attend_fused(self, mask: Mask, *args: Any, **inputs: Any) -> Tensor | None:
+        """`attend` by a kernel that has the score inside; None where it cannot. Default: there is none."""
+
     def attend(self, mask: Mask, q: Tensor, v: Tensor, **keys: Tensor) -> Tensor:
+        fused = self.attend_fused(mask, q=q, v=v, **keys)
+        if fused is not None:
+            return fused
+
         def read(q: Tensor, part: Mask) -> Tensor:
             visible = {name: key[:, :, : part.S] for name, key in keys.items()}
             return self.softmax_average(part, self.score(part, q=q, **visible), v[:, :, : part.S])

@@ -81,10 +81,9 @@ class Entmax(Cached):
         if isinstance(beta, float) and beta == 0:
             return self.product(mask, q, k, v, self.scale)
         bias, content = self.scheme("bias"), self.scheme("content")
-        if mask.T > 1 and kernel.takes(q, k, v, self._refusal(mask)):
+        if mask.T > 1 and kernel.takes(q, k, v, self.unfused(mask)):
             betas = beta.flatten() if isinstance(beta, Tensor) else torch.full((q.shape[1],), beta, device=q.device)
-            visible = kernel.Visible(mask.q0 - mask.k0, mask.end - mask.k0, mask.causal)
-            return kernel.attend(q, k, v, betas, visible, self.scale)
+            return kernel.attend(q, k, v, betas, mask.visible(), self.scale)
 
         def read(q: Tensor, part: Mask) -> Tensor:
             keys, values = k[:, :, : part.S], v[:, :, : part.S]
@@ -100,14 +99,6 @@ class Entmax(Cached):
             return o if added is None else o + added.to(v.dtype)
 
         return self.in_pieces(mask, q, read)
-
-    def _refusal(self, mask: Mask) -> str | None:
-        """Why the kernel cannot take these."""
-        if not self.reads_by_products:
-            return "positions add to its logits or values"
-        if self.has_dropout:
-            return "it drops no weights"
-        return "it takes no explicit mask" if mask.allowed is not None else None
 
     def plain(self, row: Row) -> Tensor:
         alpha = 1 + 1 / (1 + torch.exp(-self.a[row.head])) if isinstance(self.alpha, str) else self.alpha

@@ -100,9 +100,10 @@ def others() -> None:
     chunk = {"D": 64, "R": 8, "C": 64, "BLOCK_D": 64, "BLOCK_R": 16, "BLOCK_C": 64}
     compiled(summaries_triton.forward_kernel, chunk, **types)
     compiled(summaries_triton.backward_kernel, chunk, **types)
-    pairs = {"D": 32, "BLOCK": 32, "ROWS": 16, "KEYS": 16}
-    for kernel in (additive_triton.scores_kernel, additive_triton.queries_kernel, additive_triton.keys_kernel):
-        compiled(kernel, pairs, **types | {"grad": "*fp32"})
+    pairs = {"D": 32, "BLOCK_D": 32, "E": 32, "BLOCK_E": 32, "CAUSAL": True, "ROWS": 16, "KEYS": 16}
+    places = types | {"limits": "*i32", "deltas": "*fp32"}
+    for kernel in (additive_triton.forward_kernel, additive_triton.queries_kernel, additive_triton.keys_kernel):
+        compiled(kernel, pairs, **places)
 
 
 for name, work in (("ring", ring), ("chunks", chunks), ("picks", picks), ("picks", others)):
