@@ -7,13 +7,12 @@ FOLDER holds sst2/stsa.binary.train and .test, a label before each sentence: exa
 from the second. "recall": five pairs of a letter and a digit, and one of the letters again: which digit? "groups": a
 word that is an animal or a city, answered by A or B, so that only examples say which is which. For each task OUT gets
 a task file that `regard prompt` reads, and the table has mean and standard deviation over draws of the examples, beside
-chance: the share of the most frequent answer among the queries, or one in ten digits.
+chance: the share of the most frequent answer among the queries.
 """
 
 import argparse
 import json
 import subprocess
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -71,8 +70,8 @@ def groups(data: Path, queries: int, draw: np.random.Generator) -> tuple[dict, R
 TASKS = {"sst2": sst2, "recall": recall, "groups": groups}
 
 
-def write(name: str, data: Path, out: Path, queries: int, seed: int) -> tuple[Path, float, int]:
-    """The task file, the accuracy of guessing, and the number of queries."""
+def write(name: str, data: Path, out: Path, queries: int, seed: int) -> Path:
+    """The task file, with its rows in files beside it."""
     task, examples, asked = TASKS[name](data, queries, np.random.default_rng(seed))
     for part, rows in (("examples", examples), ("queries", asked)):
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -80,9 +79,7 @@ def write(name: str, data: Path, out: Path, queries: int, seed: int) -> tuple[Pa
         task[part] = f"{name}-{part}.jsonl"
     path = out / f"{name}.yaml"
     path.write_text(yaml.safe_dump(task, sort_keys=False), encoding="utf-8")
-    answers = Counter(row["label"] for row in asked)
-    chance = 0.1 if name == "recall" else max(answers.values()) / len(asked)
-    return path, chance, len(asked)
+    return path
 
 
 def main() -> None:
@@ -102,17 +99,17 @@ def main() -> None:
     print(f"| task | queries | chance | {' | '.join(columns)} |")
     print(f"|---|---:|---:|{'---:|' * len(columns)}")
     for name in given.only:
-        path, chance, count = write(name, given.data, given.out, given.queries, given.seed)
+        path = write(name, given.data, given.out, given.queries, given.seed)
         command = ["prompt", given.model, "--task", str(path), "--shots", given.shots, "--draws", str(given.draws)]
         said = subprocess.run(
             [*side.REGARD, *command, "--seed", str(given.seed), "--json"], check=True, stdout=subprocess.PIPE, text=True
         ).stdout
         (given.out / f"{name}.json").write_text(said, encoding="utf-8")
-        cells = []
-        for part in json.loads(said)["results"]:
+        found, cells = json.loads(said), []
+        for part in found["results"]:
             spread = f" ± {100 * part['spread']:.1f}" if len(part["draws"]) > 1 else ""
             cells.append(f"{100 * part['accuracy']:.1f}{spread}")
-        print(f"| {name} | {count} | {100 * chance:.1f} | {' | '.join(cells)} |", flush=True)
+        print(f"| {name} | {found['queries']} | {100 * found['majority']:.1f} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -196,17 +196,15 @@ def test_tasks_of_shots(tmp_path):
 
     sst2_data(tmp_path)
     for name in shots.TASKS:
-        path, chance, count = shots.write(name, tmp_path, tmp_path, 30, 0)
-        loaded = fewshot.load(path)
-        assert len(loaded.queries) == count == (1 if name == "sst2" else 30)
-        assert chance == {"sst2": 1.0, "recall": 0.1}.get(name, pytest.approx(0.5, abs=0.2))
+        loaded = fewshot.load(shots.write(name, tmp_path, tmp_path, 30, 0))
+        assert len(loaded.queries) == (1 if name == "sst2" else 30)
         assert not [row for row in loaded.queries if row in loaded.examples]
         for row in loaded.queries:
             if name == "recall":
                 assert f"{row['key']} = {row['label']}" in row["pairs"].split(", ")
             if name == "groups":
                 assert (row["label"] == "A") == row["word"].islower()
-    assert loaded.examples  # and the last rows of test data keep their text
+    assert len(loaded.examples) == 32
     assert fewshot.load(tmp_path / "sst2.yaml").queries == [{"text": "dull .", "label": "negative"}]
 
 

@@ -751,12 +751,14 @@ def test_the_spread_is_the_standard_deviation_over_draws():
 def test_prompt_prints(run, tmp_path, capsys):
     short = {"description": "", "prompt": "{text}:", "answer": "{label}", "separator": " ", "choices": ["a", "b"]}
     short["examples"] = [{"text": "e", "label": "a"}, {"text": "w", "label": "b"}]
-    short["queries"] = [{"text": "th", "label": "a"}, {"text": "w", "label": "b"}]
+    short["queries"] = [{"text": "th", "label": "a"}, {"text": "w", "label": "b"}, {"text": "o", "label": "b"}]
     path = write_task(tmp_path, **short)
     assert cli.main(["prompt", run, "--task", path, "--shots", "0,1", "--draws", "2"]) == 0
-    assert "shots  accuracy" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.startswith("3 queries, by likelihood; always the most frequent answer: 66.67%\nshots  accuracy")
     assert cli.main(["prompt", run, "--task", path, "--shots", "1", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["results"][0]["draws"]) == 5
+    said = json.loads(capsys.readouterr().out)
+    assert (len(said["results"][0]["draws"]), said["majority"]) == (5, 2 / 3)
     path = write_task(tmp_path, **short | {"score": "generation", "maximum": 3})
     assert cli.main(["prompt", run, "--task", path, "--shots", "2"]) == 0
     assert cli.main(["prompt", run, "--task", path, "--shots", "2", "--show"]) == 0

@@ -12,6 +12,7 @@ become one prompt, and the answer is the most probable choice, or the generated 
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,6 +71,12 @@ class Loaded(NamedTuple):
     task: PromptTask
     examples: list[Row]
     queries: list[Row]
+
+    @property
+    def majority(self) -> float:
+        """The accuracy of whoever always gives the most frequent answer to the queries."""
+        answers = Counter(row[self.task.label] for row in self.queries)
+        return answers.most_common(1)[0][1] / len(self.queries)
 
 
 class Accuracy(NamedTuple):

@@ -181,9 +181,13 @@ def prompt(arguments: argparse.Namespace) -> None:
         return
     found = fewshot.run(language, loaded, shots, draws=arguments.draws, seed=arguments.seed)
     if arguments.json:
-        print(json.dumps({"queries": len(loaded.queries), "results": fewshot.report(found)}))
+        facts = {"queries": len(loaded.queries), "majority": loaded.majority}
+        print(json.dumps({**facts, "results": fewshot.report(found)}))
         return
-    print(f"{len(loaded.queries)} queries, by {loaded.task.score}\nshots  accuracy  spread over draws")
+    print(
+        f"{len(loaded.queries)} queries, by {loaded.task.score}; always the most frequent answer: {loaded.majority:.2%}"
+    )
+    print("shots  accuracy  spread over draws")
     for part in found:
         drawn = f"{100 * part.spread:6.2f}  of {len(part.draws)}" if len(part.draws) > 1 else "     -"
         print(f"{part.shots:>5}  {100 * part.mean:7.2f}%  {drawn}")
