@@ -21,7 +21,7 @@ kept = keep_memory()
 for number in range(19):
     if number == 3:
         before = faults()
-    torch.ones(40 << 20)
+    torch.ones(10 << 20)
 pages = faults() - before
 # large ones among small ones that stay: what they leave are gaps
 gaps, stay = [], []
