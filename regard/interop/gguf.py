@@ -134,14 +134,14 @@ class GGUFFile:
             raise ValueError(f"{path} cannot be read as GGUF (version 2 or 3): {reason}") from error
         if self.reader.endianess != gguf.GGUFEndian.LITTLE:
             raise ValueError(
-                f"{path} is big-endian: it is not read; convert it with the gguf package, gguf-convert-endian"
+                f"{path} is big-endian, expected little-endian: convert it with gguf-convert-endian of the package gguf"
             )
         if self.values.get("split.count", 1) != 1:
             raise ValueError(
                 f"{path} is one of {self.values['split.count']} files that the model was split into: join them with "
                 "llama-gguf-split --merge"
             )
-        self.architecture = self.value("general.architecture", str)
+        self.architecture: str = self.value("general.architecture", str)
         tensors = {tensor.name: tensor for tensor in self.reader.tensors}
         self.stretched = tensors.pop(STRETCHED, None)
         self.files = {_theirs(name): tensor for name, tensor in tensors.items()}
@@ -149,7 +149,7 @@ class GGUFFile:
     def value(self, name: str, kind: type, default: Any = None) -> Any:
         """A setting; ARCH stands for the name of the architecture. Refuses one of another type than `kind`, and a
         missing one without a default."""
-        name = name.replace("ARCH", getattr(self, "architecture", ""))
+        name = name if not name.startswith("ARCH.") else f"{self.architecture}.{name.removeprefix('ARCH.')}"
         value = self.values.get(name, default)
         if value is None:
             raise ValueError(f"{self.path} does not give {name}")
@@ -165,7 +165,8 @@ class GGUFFile:
         """A setting that is a list, of `count` values of one type."""
         values = self.value(name, list, default)
         if not all(isinstance(value, kind) for value in values) or count not in (None, len(values)):
-            raise ValueError(f"{self.path}: {name} must be a list of {count or ''} values of type {kind.__name__}")
+            expected = f"{kind.__name__} values" if count is None else f"{count} {kind.__name__} values, one per token"
+            raise ValueError(f"{self.path}: {name} must be a list of {expected}, got {values!r:.60}")
         return values
 
     def __getitem__(self, name: str) -> Tensor:

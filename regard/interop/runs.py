@@ -145,8 +145,13 @@ def _image_source(
 
 
 def _is_gguf(source: Path) -> bool:
-    with source.open("rb") as file:
-        return source.suffix == ".gguf" or file.read(4) == b"GGUF"
+    if source.suffix == ".gguf":
+        return True
+    try:
+        with source.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError as error:
+        raise ValueError(f"{source}: cannot be read: {error.strerror}") from error
 
 
 def _read_gguf(source: Path, tokenizer: Path | None) -> _Source:
