@@ -135,7 +135,7 @@ class Page:
 
     def request(self, method, path, body=None, headers=None):
         """(status, headers, body)"""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         given = {"Host": f"127.0.0.1:{self.port}"} | ({"Content-Type": "application/json"} if body is not None else {})
         connection.request(method, path, body, given | (headers or {}))
         response = connection.getresponse()

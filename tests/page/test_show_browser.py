@@ -1183,10 +1183,10 @@ def test_what_a_view_asked_ends_with_it(page, server, monkeypatch):
         changed.setattr(server.engine, "read", work)
         page.fill("textarea", "another text that takes long")
         page.press("textarea", "Enter")
-        assert work.began.wait(30)
+        assert work.began.wait(60)
         assert not work.ended.wait(0.2)
         page.click('nav button[data-view="positions"]')
-        assert work.ended.wait(30)
+        assert work.ended.wait(60)
     page.wait_for_function(READY)
     page.wait_for_function("() => document.getElementById('view').dataset.view === 'positions'")
     assert page.get_attribute("#status", "class") == ""

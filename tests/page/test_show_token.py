@@ -111,7 +111,7 @@ def test_a_browser_opens_the_address_and_keeps_no_token_in_it(page):
     with launched() as browser:
         context = browser.new_context()
         opened = context.new_page()
-        opened.set_default_timeout(30_000)
+        opened.set_default_timeout(60_000)
         opened.goto(f"{page.address}?token={TOKEN}#view=mechanisms")
         opened.wait_for_function("() => window.regard && window.regard.view")
         assert opened.url.startswith(f"{page.address}#")

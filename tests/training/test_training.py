@@ -8,7 +8,6 @@ import math
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -161,14 +160,15 @@ def test_R6_a_second_signal_exits_at_once(tmp_path):
         def slow(*_):
             os.kill(os.getpid(), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(60)
+            # Python looks for signals between its instructions
+            for _ in range(1000):
+                pass
+            os._exit(1)
 
         Translator.loss = slow
         finish(settings)
 
-    began = time.monotonic()
     assert in_child(work) == 143
-    assert time.monotonic() - began < 30
 
 
 def _values(settings: TranslateConfig) -> dict:
