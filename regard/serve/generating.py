@@ -103,6 +103,9 @@ class Generator:
         """Adds requests to the queue, all or none."""
         for generation in generations:
             self._check(generation)
+        if len(generations) > self.limits.waiting:
+            why = f"a request may have at most {self.limits.waiting} prompts here, got {len(generations)}"
+            raise Refused(400, why, param="prompt")
         with self.changed:
             if self.closed:
                 raise Refused(503, "the server is shutting down: send the request to another one", retry_after=1)

@@ -110,6 +110,9 @@ def test_refusals():
     assert (told.value.status, told.value.code) == (400, "context_length_exceeded")
     with pytest.raises(Refused, match="n must be at most 2"):
         engine.submit([generation(language, "x", n=3)])
+    with pytest.raises(Refused, match="at most 2 prompts here, got 3") as told:
+        engine.submit([generation(language, "x") for _ in range(3)])
+    assert told.value.status == 400, "it would never fit the queue"
     engine.submit([generation(language, "x")])
     with pytest.raises(Refused, match="1 requests are waiting") as told:
         engine.submit([generation(language, "x"), generation(language, "y")])
