@@ -34,8 +34,8 @@ def main(argv: list[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal without é gets ? and no traceback
     given = sys.argv[1:] if argv is None else argv
     words = [word for word in given if word != "--debug"]
-    if argv is None and words[:1] != ["show"]:
-        # the process is our own and short-lived; the page's server lives long, and returns memory it does not need
+    if argv is None and words[:1] not in (["show"], ["serve"]):
+        # the process is our own and short-lived; servers live long, and return memory they do not need
         keep_memory()
     if argv is None:
         warnings.showwarning = _show_warning
