@@ -24,6 +24,7 @@ from regard.interop.programs import (
     BATCH,
     LENGTH,
     ROWS,
+    SLOTS,
     SOURCE,
     Encoder,
     ImageClassifier,
@@ -184,6 +185,8 @@ def _attempt(
             before = sizes.get(axis, span)
             most = min((most for most in (before.most, span.most) if most is not None), default=None)
             sizes[axis] = Span(max(before.least, span.least), most)
+    if sizes[BATCH].most is not None:
+        raise Refused(f"{programs[0].name} cannot be recorded with an open batch, only for {sizes[BATCH].most} rows")
     _save(folder, files)
     difference = _compare(folder, programs, sizes, longest)
     described = {f"{name}.onnx": _describe(model) for name, model in files.items()}
@@ -203,7 +206,7 @@ def _record(program: Program, longest: Mapping[str, int], open_length: bool) -> 
     dims: dict[str, Any] = {BATCH: Dim.AUTO(min=1)}
     if open_length:
         bound = program.capacity if isinstance(program, Prefill) else models.max_positions(program.model)
-        dims |= {axis: Dim.AUTO(min=1, max=bound) for axis in longest}
+        dims |= {axis: Dim.AUTO(min=1, max=bound) for axis in (*longest, SLOTS)}
     shapes = [{at: dims.get(axis) for at, axis in axes.items()} for axes in program.axes.values()]
     names = [{at: axis for at, axis in axes.items() if axis in dims} for axes in program.axes.values()]
     try:
@@ -330,11 +333,12 @@ def _compare(folder: Path, programs: Sequence[Program], sizes: Mapping[str, Span
     """Runs what was written beside the model on random inputs of several sizes; returns the largest difference."""
     run = _Runner(folder, [program.name for program in programs])
     reader, draw = programs[0], torch.Generator().manual_seed(2)
-    batch = sizes[BATCH]
     for rows, share in ((3, 0.5), (1, 0.0), (2, 1.0)):
-        rows = rows if batch.most is None else batch.least
         lengths = {axis: _between(sizes[axis], longest[axis], share) for axis in longest}
         given = reader.example(rows, lengths, draw)
+        if isinstance(reader, Prefill) and reader.keep in given:
+            # room for the steps behind
+            given[reader.keep][:, reader.capacity - STEPS :] = False
         where = f"for {rows} rows of {lengths or 'images'}"
         made = run(reader.name, given)
         for name, part in reader.compute(given).items():
@@ -362,7 +366,7 @@ def _compare_steps(
     else:
         logits, state = model.extend(tokens, model.start(len(tokens)), keep=keep)
         run.expect(f"logits of {reader.name} {where}", made["logits"], last_real(logits, keep))
-        room = reader.capacity - tokens.shape[1]
+        room = reader.capacity - int(tokens.shape[1] if keep is None else keep.sum(1).max())
     kept = {name: part for name, part in made.items() if name.startswith("state.")}
     for number in range(1, min(STEPS, room) + 1):
         token = torch.randint(0, reader.vocabulary, (len(tokens),), generator=draw)

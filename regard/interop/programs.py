@@ -18,7 +18,7 @@ from regard.core.state import Progress
 from regard.data.images.augment import normalise
 from regard.models.transformer import Transformer
 
-BATCH, LENGTH, SOURCE = "batch", "length", "source_length"  # the sizes that may stay open
+BATCH, LENGTH, SOURCE, SLOTS = "batch", "length", "source_length", "slots"  # the sizes that may stay open
 ROWS = 3  # of the inputs that a program is recorded from
 Tensors = dict[str, Tensor]
 
@@ -174,13 +174,15 @@ class Step(Program):
         super().__init__(reader.model)
         self.vocabulary = reader.vocabulary
         draw = torch.Generator().manual_seed(0)
-        longer = {name: size + 1 for name, size in lengths.items()}
+        longer = {name: 2 * size for name, size in lengths.items()}
         (_, self.form), (_, other) = (reader.read(reader.example(ROWS, sizes, draw)) for sizes in (lengths, longer))
         self.given = state_tensors(self.form)
         self.axes = {"token": {0: BATCH}}
         for (name, part), wider in zip(self.given.items(), state_tensors(other).values(), strict=True):
-            grows = {at: SOURCE for at in range(1, part.dim()) if part.shape[at] != wider.shape[at]}
-            self.axes[f"state.{name}"] = {0: BATCH} | grows
+            grows = {at for at in range(1, part.dim()) if part.shape[at] != wider.shape[at]}
+            # a mechanism may keep a vector for several tokens of a source
+            named = {at: SOURCE if part.shape[at] == lengths.get(SOURCE) else SLOTS for at in grows}
+            self.axes[f"state.{name}"] = {0: BATCH} | named
         self.changing = self._changing()
 
     def _changing(self) -> set[str]:
@@ -215,8 +217,17 @@ def last_real(logits: Tensor, keep: Tensor | None) -> Tensor:
 
 
 def state_tensors(state: Any) -> Tensors:
-    """The tensors of a state by their places in it. All parts of a state have read the same tokens: one `length`."""
-    return {"length": state.progress.length} | dict(_leaves(state, ""))
+    """The tensors of a state by their places in it, each with a first dimension of B. All parts of a state have read
+    the same tokens: one `length`."""
+    length = state.progress.length
+    # a state may hold k rows for each row of the batch (the columns of a grid), one behind the other
+    folded = {name: _unfolded(part, length.shape[0]) for name, part in _leaves(state, "")}
+    return {"length": length} | folded
+
+
+def _unfolded(part: Tensor, rows: int) -> Tensor:
+    """[k B, ...] -> [B, k, ...]; [B, ...] as it is."""
+    return part if part.shape[0] == rows else part.unflatten(0, (rows, -1))
 
 
 def _leaves(state: Any, place: str) -> Iterator[tuple[str, Tensor]]:
@@ -231,7 +242,8 @@ def _leaves(state: Any, place: str) -> Iterator[tuple[str, Tensor]]:
 def with_tensors(state: Any, tensors: Tensors, place: str = "") -> Any:
     """A state of the same form with these tensors: the inverse of `state_tensors`."""
     if isinstance(state, Tensor):
-        return tensors[place]
+        part = tensors[place]
+        return part if part.dim() == state.dim() else part.flatten(0, 1)
     if isinstance(state, Progress):
         return state._replace(length=tensors["length"])
     if not isinstance(state, tuple):

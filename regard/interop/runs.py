@@ -352,7 +352,7 @@ def _write_tokenizers(folder: Path, parts: load.Parts) -> None:
         settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         for role in ("pad", "unk", "bos", "eos", "mask"):
             id = getattr(tokenizer, role, None)
-            if id is not None:
+            if id is not None and (role != "mask" or parts.facts["task"] == "masked"):
                 settings[f"{role}_token"] = tokenizer.names([id])[0]
         _write_json(place / "tokenizer_config.json", settings)
 

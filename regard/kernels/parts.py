@@ -274,7 +274,9 @@ def _view(x: Tensor, at: Runs | Blocks) -> Tensor:
     start, length, count, stride, step = at
     span = (length - 1) * step + 1
     if stride == 0 or is_one(count):
-        y = x[:, :, start : start + span : step].unsqueeze(2).expand(-1, -1, count, -1, -1)
+        y = x[:, :, start : start + span : step].unsqueeze(2)
+        # a program that is exported forgets what is written through an expanded view
+        y = y if is_one(count) else y.expand(-1, -1, count, -1, -1)
     elif step == 1 and stride == length:
         y = x.narrow(2, start, count * length).unflatten(2, (count, length))
     elif stride == 1 and step == count:

@@ -123,7 +123,7 @@ def _feature_span(q: Tensor, k: Tensor, v: Tensor, state: Tensor, top: Tensor, a
     for width in _widths(1, c):
         left, right = _halves(M, width)
         right.clamp_(min=left[:, :, -1:])
-    tops = torch.cat([top.flatten(0, 1)[:, None], M[:, -1].unflatten(0, (-1, n))], 1).cummax(1).values
+    tops = _running_max(torch.cat([top.flatten(0, 1)[:, None], M[:, -1].unflatten(0, (-1, n))], 1))
     first, last = (x.flatten(0, 1)[:, None] for x in (tops[:, :-1], tops[:, 1:]))  # before and after the chunk
     M = torch.maximum(M, first)
     arrive, kept, shrink = (first - M).exp(), (k - last).exp(), (first - last).exp().unflatten(0, (-1, n)).mT
@@ -143,10 +143,18 @@ def _feature_span(q: Tensor, k: Tensor, v: Tensor, state: Tensor, top: Tensor, a
     z.masked_fill_(z == 0, 1)
     u = q / z
 
-    score = q.new_zeros(q.shape[0], c, c)
-    _diagonal(score, b).copy_((near * u.unflatten(1, (-1, b, 1))).sum(-1))
-    for width, from_key, to_query in far:
-        _corner(score, width).copy_((_halves(u, width)[1] * to_query) @ from_key.mT)
+    nearest = (near * u.unflatten(1, (-1, b, 1))).sum(-1)
+    corners = ((width, (_halves(u, width)[1] * to_query) @ from_key.mT) for width, from_key, to_query in far)
+    if exporting():
+        # a program that is exported writes to no diagonal
+        score = _on_diagonal(nearest)
+        for width, corner in corners:
+            score = score + _on_diagonal(F.pad(corner, (0, width, width, 0)))
+    else:
+        score = q.new_zeros(q.shape[0], c, c)
+        _diagonal(score, b).copy_(nearest)
+        for width, corner in corners:
+            _corner(score, width).copy_(corner)
     return _FeatureSpan(v, near, far, arrive, kept, z, u, score, shrink, before, state, tops[:, -1].view(top.shape))
 
 
@@ -281,6 +289,21 @@ def _halves(x: Tensor, b: int) -> tuple[Tensor, Tensor]:
     """[X, c, R] -> the left and the right blocks of all pairs of neighbours of b tokens, views [X, c / 2b, b, R]."""
     left, right = x.unflatten(1, (-1, 2, b)).unbind(2)
     return left, right
+
+
+def _running_max(x: Tensor) -> Tensor:
+    """[X, n, D] -> the largest so far along n."""
+    if not exporting():
+        return x.cummax(1).values
+    # other formats know no cummax: by all pairs, of which there are few, for n counts chunks
+    past = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+    return torch.where(past[..., None], x[:, None], -torch.inf).amax(2)
+
+
+def _on_diagonal(blocks: Tensor) -> Tensor:
+    """[X, n, b, b] -> [X, n b, n b], with the blocks on the diagonal and zeros elsewhere."""
+    same = torch.eye(blocks.shape[1], dtype=torch.bool, device=blocks.device)
+    return torch.where(same[:, None, :, None], blocks[:, :, :, None], 0).flatten(3, 4).flatten(1, 2)
 
 
 def _diagonal(x: Tensor, b: int) -> Tensor:

@@ -31,6 +31,7 @@ from regard.tasks.language import LanguageModel
 from regard.tasks.load import load
 from regard.tasks.masked import Embedder, MaskedModel
 from regard.tasks.translate import ENGLISH_GERMAN, Translator
+from regard.training.run import Run
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 DATA = os.environ.get("REGARD_DATA")
@@ -576,6 +577,31 @@ def test_the_shipped_translator_for_hugging_face(tmp_path):
     found = model.generate(**tokenizer(LINES, return_tensors="pt", padding=True), num_beams=1, do_sample=False)
     wanted = [best[0].text for best in Translator.load(device="cpu").translate(LINES, DecodingConfig(beam=1))]
     assert tokenizer.batch_decode(found, skip_special_tokens=True) == wanted
+
+
+@pytest.mark.parametrize("position", ["rotary(base=500000.0)", "rotary(base=50000.0, stretch=(8.0, 1.0, 4.0, 64.0))"])
+def test_a_language_model_has_what_servers_read(tmp_path, position):
+    """vLLM and others open a folder by its architecture; before transformers 5, rotary positions stood elsewhere."""
+    model, tokenizer = small_story(tmp_path)
+    import_model(model, tmp_path / "run", tokenizer)
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    facts["model"]["position"] = position
+    Run.open(tmp_path / "run").write_json("run.json", facts)
+    folder = export_run(tmp_path / "run", tmp_path / "out", "huggingface").folder
+    names = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert {path.name for path in folder.iterdir()} == names
+    config = json.loads((folder / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert config["max_position_embeddings"] == 8
+    rope = config["rope_parameters"]
+    assert config["rope_theta"] == rope["rope_theta"] >= 50000
+    assert config.get("rope_scaling", {"rope_type": "default"})["rope_type"] == rope["rope_type"]
+    opened = transformers.AutoConfig.from_pretrained(folder)
+    assert opened.rope_parameters["rope_theta"] == rope["rope_theta"]
+    special = transformers.AutoTokenizer.from_pretrained(folder)
+    generation = json.loads((folder / "generation_config.json").read_text())
+    assert (special.bos_token_id, special.eos_token_id) == (generation["bos_token_id"], generation["eos_token_id"])
+    assert special.mask_token is None
 
 
 # tokenizers

@@ -68,11 +68,15 @@ class LlamaFamily(Family):
             "num_key_value_heads": config.kv_heads or config.heads,
             "head_dim": config.head_width or config.width // config.heads,
             "rope_parameters": rope,
+            # where libraries looked before transformers 5, which otherwise take the default and say nothing
+            "rope_theta": rope["rope_theta"],
             "hidden_act": published_activation(config),
             "tie_word_embeddings": config.tied,
             "max_position_embeddings": values.get("max_position_embeddings", 2048),
             "attention_dropout": 0.0,
         }
+        if stretch is not None:
+            settings["rope_scaling"] = rope
         if self.bias is None:
             settings |= {"attention_bias": config.bias is True, "mlp_bias": bool(biases)}
         if self.windows:

@@ -1,5 +1,6 @@
 """Blocks of tokens that see a window, a few global blocks and a few random ones."""
 
+from functools import reduce
 from typing import Annotated, TypeVar
 
 import torch
@@ -148,16 +149,19 @@ class BigBird(Cached):
         low = (block - self.side).clamp(min=self.front)
         near = (torch.minimum(block + self.side + 1, end) - low).clamp(min=0)
         legal = end - self.front - near  # [B, 1, n]
-        ranks = legal.new_zeros(end.shape[0], self.shape.heads, n, 0)
+        ranks: list[Tensor] = []
         # Floyd's way: at random one of the ranks up to `top`, or `top` itself where that one is taken already
         for i in range(self.random):
             top = legal - self.random + i
             rank = noise(self.seeds[:, None], block, i) % (top + 1).clamp(min=1)  # [B, H, n]
-            taken = (ranks == rank[..., None]).any(3) | (top < 0)
-            ranks = torch.cat([ranks, torch.where(taken, top, rank)[..., None]], 3)
-        far = self.front + ranks
+            taken = reduce(torch.logical_or, (earlier == rank for earlier in ranks), top < 0)
+            ranks.append(torch.where(taken, top, rank))
+        if not ranks:
+            return legal.new_zeros(end.shape[0], self.shape.heads, n, 0)
+        drawn = torch.stack(ranks, 3)
+        far = self.front + drawn
         far = torch.where(far < low[:, None], far, far + near[..., None])
-        return torch.where(ranks < 0, -1, far)
+        return torch.where(drawn < 0, -1, far)
 
     def plain(self, row: Row) -> Tensor:
         b = self.block

@@ -54,7 +54,11 @@ class Fourier(Mixing):
         rows = rows or Rows.full(x)
         # no half precision: a transform sums over all tokens and channels, and kernels know none
         wide = self.placed(x, rows).to(wide_dtype(x.dtype))
-        if rows.uniform_start is not None and not exporting():
+        if exporting():
+            real = rows.real()
+            wide = wide if real is None else torch.where(real[..., None], wide, 0)
+            y = _transform_by_pairs(wide, rows.count, self.kept_channels)
+        elif rows.uniform_start is not None:
             y = torch.fft.fft2(wide)[..., self.kept_channels].real
         else:
             real = rows.real()
@@ -100,10 +104,6 @@ def _transform(x: Tensor, count: Tensor) -> Tensor:
     T = x.shape[1]
     steps, N = torch.arange(T, device=x.device), count.clamp(min=1)[:, None]
     real = x.real.dtype
-    if exporting():
-        # a transform of an open length would fix it: all pairs of places instead
-        angle = (steps[:, None] * steps % N[..., None]).to(real) * (-2 * math.pi / N[..., None].to(real))
-        return torch.polar(torch.ones_like(angle), angle) @ x
     # the square is reduced as a whole number, lest a long row lose the angle to rounding
     angle = (steps * steps % (2 * N)).to(real) * (math.pi / N.to(real))
     chirp = torch.polar(torch.ones_like(angle), angle)[..., None]  # [B, T, 1]
@@ -111,3 +111,16 @@ def _transform(x: Tensor, count: Tensor) -> Tensor:
     around = torch.cat([chirp, chirp.new_zeros(len(x), length - 2 * T + 1, 1), chirp[:, 1:].flip(1)], 1)
     mixed = torch.fft.fft(x * chirp.conj(), n=length, dim=1) * torch.fft.fft(around, dim=1)
     return torch.fft.ifft(mixed, dim=1)[:, :T] * chirp.conj()
+
+
+def _transform_by_pairs(x: Tensor, count: Tensor, channels: slice) -> Tensor:
+    """Re(F_seq(F_hidden(x))) of the first `count` of T rows, zeros behind them, as sums over all pairs of places and of
+    channels: a program that is exported leaves the length open, which a fast transform would fix, and other formats
+    know no complex numbers."""
+    (_, T, E), dtype = x.shape, x.dtype
+    time, channel = (torch.arange(size, device=x.device) for size in (T, E))
+    N = count.clamp(min=1)[:, None, None]
+    # products are reduced as whole numbers, lest a long row lose the angle to rounding
+    over_time = (time[:, None] * time % N).to(dtype) * (2 * math.pi / N.to(dtype))  # [B, T, T]
+    over_channels = (channel[:, None] * channel[channels] % E).to(dtype) * (2 * math.pi / E)  # [E, kept]
+    return over_time.cos() @ (x @ over_channels.cos()) - over_time.sin() @ (x @ over_channels.sin())
