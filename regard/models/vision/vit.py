@@ -155,7 +155,7 @@ class Vit(Model):
     def _encode(self, images: Tensor, maps: Recording | None = None) -> Out:
         check_images(images, self.config.channels, self.config.image)
         x = self.stem.vectors(images)
-        leading = [token.expand(len(x), 1, -1) for token in (self.first, self.second) if token is not None]
+        leading = [token.expand(x.shape[0], 1, -1) for token in (self.first, self.second) if token is not None]
         x = torch.cat([*leading, x], 1) if leading else x
         rows = Rows.full(x)
         x = x if self.position is None else self.position.add(x, rows)
