@@ -1,52 +1,18 @@
-"""One recipe, one word changed: CIFAR-10 with each attention over the patches, trained under one budget.
+"""Training speed of the recipes of CIFAR-10 beside timm's models of the same size, whose step has no augmentation.
 
-    python bench/cifar10.py --data FOLDER --out runs/cifar10 --epochs 40 --jobs 4
-    python bench/cifar10.py --data FOLDER --speed-only --workers 12 --json speed.json
-    python bench/cifar10.py --data FOLDER --rival
+    python bench/cifar10.py --data FOLDER
 
-FOLDER holds data_batch_1.bin to data_batch_5.bin and test_batch.bin of the binary version of CIFAR-10. Every row is
-trained by recipe cifar10-vit and scored on the test images; --epochs makes the same schedule shorter for all.
-Finished runs are not trained again. --speed-only measures images per second of training alone, one row after the other
-in one process; --rival compares that of the two recipes with timm's model of the same size, whose step has no
-augmentation, as it is and compiled.
+FOLDER holds data_batch_1.bin to data_batch_5.bin and test_batch.bin of the binary version of CIFAR-10.
 """
 
+import argparse
 import time
 from pathlib import Path
-from statistics import median
 
-import side
 import speed
 import torch
 import torch.nn.functional as F
 
-SWIN = "[swin(window=4), 'swin(window=4, shift=2)']"
-SIZES = {"width": 256, "heads": 4, "inner": 512, "layers": 6, "patch": 4}
-SAME_SIZE = [part for name, size in SIZES.items() for part in (f"--model.{name}", str(size))]
-ROWS = {
-    "softmax": [],
-    "local(window=[2, 2])": ["--model.attention", "local(window=[2, 2])"],
-    "local(window=12)": ["--model.attention", "local(window=12)"],
-    "swin, windows of 4 x 4": ["--model.attention", SWIN],
-    "axial": ["--model.attention", "axial"],
-    "image(block=[2, 2], memory=[2, 2])": ["--model.attention", "image(block=[2, 2], memory=[2, 2])"],
-    "sparse(stride=8)": ["--model.attention", "sparse(stride=8)"],
-    "linear": ["--model.attention", "linear"],
-    "performer": ["--model.attention", "performer"],
-    "efficient": ["--model.attention", "efficient"],
-    "linformer(rank=16)": ["--model.attention", "linformer(rank=16)"],
-    "nystrom(landmarks=16)": ["--model.attention", "nystrom(landmarks=16)"],
-    "luna(length=16)": ["--model.attention", "luna(length=16)"],
-    "set(points=16)": ["--model.attention", "set(points=16)"],
-    "routing(clusters=4)": ["--model.attention", "routing(clusters=4)"],
-    "synthesizer": ["--model.attention", "synthesizer"],
-    "mixer": ["--model.attention", "mixer"],
-    "fnet": ["--model.attention", "fnet"],
-    "gmlp": ["--model.attention", "gmlp"],
-    "Perceiver, 32 latents": ["--model.preset", "perceiver", *SAME_SIZE, "--model.latents", "32"],
-    "TokenLearner, 8 tokens": ["--model.preset", "tokenlearner", *SAME_SIZE, "--model.tokens", "8"],
-    "residual network without attention": ["--model.preset", "convnet", "--model.pooling", "null"],
-}
 # timm's arguments for a model with the tokens and layers of both recipes; it has no stem like that of cifar10-cct
 RIVAL = {"patch_size": 4, "depth": 6, "class_token": False, "global_pool": "avg"}
 RATED = 100  # steps of a rival that are timed
@@ -102,35 +68,12 @@ def compare_rivals(data: Path, rounds: int, batch: int | None) -> None:
 
 
 def main() -> None:
-    parser = side.arguments(__doc__, ROWS, out=False)
-    parser.add_argument("--epochs", type=float, help="passes over the images per row (default: those of the config)")
-    parser.add_argument("--speed-only", action="store_true", help="only measure the training speed, in one process")
-    parser.add_argument("--rival", action="store_true", help="only compare the speed of the recipes with timm's models")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the data")
     parser.add_argument("--rounds", type=int, default=8, help="rounds over the batches that are timed (default: 8)")
-    parser.add_argument("--workers", type=int, default=0, help="--speed-only: processes that compile kernels first")
-    parser.add_argument("--batch", type=int, help="--rival: images per batch (default: those of the config)")
-    parser.add_argument("--json", type=Path, help="--speed-only: file to write the speeds to")
+    parser.add_argument("--batch", type=int, help="images per batch (default: those of the config)")
     given = parser.parse_args()
-    if given.rival:
-        compare_rivals(given.data, given.rounds, given.batch)
-        return
-    rows = {name: ROWS[name] for name in given.only or ROWS}
-    common = flags(given.data, "cifar10-vit", given.epochs)
-    if given.speed_only:
-        speed.measure("images", rows, common, rounds=given.rounds, workers=given.workers, path=given.json)
-        return
-    if given.out is None:
-        parser.error("--out is needed to train")
-    side.train("images", rows, common, given.out, given.jobs, given.minutes)
-    print("| attention | test accuracy | parameters | steps | images/s |\n|---|---:|---:|---:|---:|")
-    for name, found in side.evaluate(list(rows), given.out, ["--data", str(given.data / "test_batch.bin")]).items():
-        if "error" in found:
-            print(f"| {name} | {found['error']} | | | |")
-            continue
-        run = side.facts(given.out, name)
-        speeds = [record["images_per_second"] for record in side.records(given.out, name) if record["event"] == "step"]
-        sizes = f"{100 * found['accuracy']:.2f} | {run['parameters'] / 1e6:.2f}M | {run['steps']}"
-        print(f"| {name} | {sizes} | {median(speeds):,.0f} |")
+    compare_rivals(given.data, given.rounds, given.batch)
 
 
 if __name__ == "__main__":

@@ -2,18 +2,20 @@
 
     python bench/multi30k_experts.py --data FOLDER --out runs/multi30k-experts --jobs 10
 
-Like bench/multi30k.py, with its data and recipe. Every other layer of encoder and decoder is of the kind that a row
-names, the others are dense; widths are such that a token meets as many parameters as in the dense model, within one in
-a hundred. The table has BLEU, all parameters and the active ones, and from the last line of each log the share of
-dropped choices and the load of the busiest expert of any layer, 1 being an even share. Speed is that of rows which
-share one GPU; --speed measures each alone afterwards.
+FOLDER holds train, valid and test.2016 in .en and .de, as BPE units (plain, .gz or .xz). Every row is trained by recipe
+multi30k and scored on test2016: tokenised BLEU, beam 5, the average of the last ten checkpoints.
+
+Every other layer of encoder and decoder is of the kind that a row names, the others are dense; widths are such that a
+token meets as many parameters as in the dense model, within one in a hundred. The table has BLEU, all parameters and
+the active ones, and from the last line of each log the share of dropped choices and the load of the busiest expert of
+any layer, 1 being an even share. Speed is that of rows which share one GPU; --speed measures each alone afterwards.
 """
 
 import json
+from pathlib import Path
 from statistics import median
 
 import side
-from multi30k import flags
 
 from regard.training.display import describe_experts
 
@@ -34,6 +36,16 @@ ROWS = {
     for name, feed in FEEDS.items()
 }
 ROWS["choice in the encoder"] += ["--model.decoder_feedforward", "dense"]
+
+
+def flags(data: Path, steps: int | None) -> list[str]:
+    names = {"source": "train.en", "target": "train.de", "valid_source": "valid.en", "valid_target": "valid.de"}
+    given = [part for key, name in names.items() for part in (f"--data.{key}", side.file(data, name))]
+    if steps is None:
+        return ["--config", "multi30k", *given]
+    shares = {"steps": 1, "warmup": 6, "evaluate_every": 2, "save_every": 36}  # as in the config
+    short = [part for key, share in shares.items() for part in (f"--training.{key}", str(steps // share))]
+    return ["--config", "multi30k", *given, *short]
 
 
 def main() -> None:

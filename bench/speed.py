@@ -1,9 +1,14 @@
-"""Training speed of rows, each alone on the device, one after the other in one process.
+"""Training speed of the rows of a table of `regard compare`, each alone on the device, one after the other.
+
+    python bench/speed.py multi30k --workers 12 --json speed.json --data.source train.en --data.target train.de \\
+      --data.valid_source valid.en --data.valid_target valid.de
+    python bench/speed.py cifar10 --only softmax linear --data.images cifar-10-batches-bin
 
 A row trains on a few batches of the first epoch again and again: on a GPU each shape runs, is captured as a CUDA graph,
 and is replayed, as in a long run. Data is read once for all rows. Nothing is evaluated and nothing is saved.
 """
 
+import argparse
 import contextlib
 import gc
 import json
@@ -19,6 +24,7 @@ import torch
 
 from regard import config as configs
 from regard import recipes, tasks
+from regard.compare.recipe_tables import TABLES
 from regard.tasks.load import pick_device
 from regard.training.display import Display
 from regard.training.loop import Loop
@@ -124,3 +130,21 @@ def measure(
         if path is not None:
             path.write_text(json.dumps(found, indent=1))
     return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", choices=TABLES, help="table whose rows are measured")
+    parser.add_argument("--only", nargs="+", metavar="ROW", help="only these rows")
+    parser.add_argument("--rounds", type=int, default=8, help="rounds over the batches that are timed (default: 8)")
+    parser.add_argument("--workers", type=int, default=0, help="processes that compile kernels first")
+    parser.add_argument("--json", type=Path, help="file to write the speeds to")
+    given, data = parser.parse_known_args()
+    table = TABLES[given.table]
+    rows = {row.name: list(row.flags) for row in table.rows if given.only is None or row.name in given.only}
+    common = ["--config", table.recipe, *data]
+    measure(table.task, rows, common, rounds=given.rounds, workers=given.workers, path=given.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -60,8 +60,8 @@ def add_verbs(verb: AddVerb) -> None:
     added.add_argument("--against", metavar="FOLDER", help="also say what changed since other results")
     added.add_argument(
         "--table",
-        help="fill a table by its name: complexity, recall, mqar, state, mad, survey, arena, wmt or scaling; with "
-        "--report, which of the tables of the folder",
+        help="fill a table by its name: complexity, tasks, recall, mqar, state, mad, survey; with your files arena, "
+        "wmt, scaling, multi30k, wikitext, imdb or cifar10; with --report, which of the tables of the folder",
     )
     added.add_argument(
         "--size", choices=("smoke", "small", "paper"), default="smoke", help="size of --table (default: smoke)"

@@ -24,7 +24,7 @@ from regard.core.model import Model
 from regard.core.tally import Tally
 from regard.data import tasks
 from regard.data.tasks import IGNORED, Examples, Task
-from regard.models import ModelConfig, build
+from regard.models import ModelConfig, build, kinds
 
 POINTS = 8  # of the curve
 TESTED, GIVEN = 512, 2048  # rows of a set that is scored: of a generated task, and of one on files
@@ -54,6 +54,8 @@ class Lesson:
     budget: Budget = field(default_factory=Budget)
     device: str = "cpu"
     equal: bool = True  # as many parameters as softmax
+    kind: str = ""  # of another model than a Transformer with this attention
+    own: dict[str, Any] = field(default_factory=dict)  # its options
     pretrain: str = "none"  # "self": half of the budget goes to the task's own tokens, without answers
     saved: str = ""  # file from which a killed cell continues; empty: none
 
@@ -61,21 +63,15 @@ class Lesson:
         """The generator, with its options."""
         return tasks.build(self.task, **self.options)
 
-    def config(self, spec: str, task: Task) -> ModelConfig:
-        """The model with an attention, before its parameters are made equal."""
-        return ModelConfig(
-            kind="decoder" if task.role == "causal" else "encoder",
-            # what is hidden has a token of its own
-            vocabulary=task.vocabulary + (self.pretrain == "self"),
-            width=self.width,
-            heads=self.heads,
-            inner=self.inner,
-            layers=self.layers,
-            attention=spec,
-            position=self.position,
-            norm="pre",
-            dropout=0.0,
-        )
+    def config(self, spec: str, task: Task) -> Any:
+        """The model with an attention, or of another kind, before its parameters are made equal."""
+        sizes: dict[str, Any] = {name: getattr(self, name) for name in ("width", "heads", "inner", "layers")}
+        # what is hidden has a token of its own
+        sizes |= {"vocabulary": task.vocabulary + (self.pretrain == "self"), "norm": "pre", "dropout": 0.0}
+        if self.kind and spec == self.spec:
+            return kinds()[self.kind][0](kind=self.kind, **(sizes | self.own))
+        kind = "decoder" if task.role == "causal" else "encoder"
+        return ModelConfig(kind=kind, attention=spec, position=self.position, **sizes)
 
 
 class Broke(Exception):

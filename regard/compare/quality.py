@@ -6,7 +6,7 @@ their own training loop, and their runs stay in the folder of the results.
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from regard import tasks as run_tasks
@@ -29,7 +29,8 @@ Asked = tuple[str, float, int]  # row, learning rate, seed
 
 @dataclass(frozen=True)
 class Variant:
-    """A row of a task of `regard train` that is no word for the attention."""
+    """A row that is no word for the attention: of a generated task another kind of model, of a task of `regard train`
+    flags."""
 
     name: str
     flags: tuple[str, ...] = ()  # of `regard train`
@@ -37,6 +38,9 @@ class Variant:
     test: tuple[str, ...] = ()  # more flags of `regard evaluate`
     ensemble: bool = False  # of the runs of all seeds
     words: bool = False  # translate: subword units of the data, which end in @@, are joined into words
+    kind: str = ""  # of the model, of a generated task
+    options: dict[str, Any] = field(default_factory=dict)  # of that kind
+    role: str = ""  # that it takes
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class QualityPlan:
             raise ValueError("a budget of minutes needs the machine for one cell at a time: leave --jobs out")
         if not self.is_run:
             self.lesson(BASELINE, 1.0, 0).find_task()
-        if not self.is_run and (self.variants or self.test or self.axis == "epochs"):
+        if not self.is_run and (self.test or self.axis == "epochs"):
             what = "epochs" if self.axis == "epochs" else "a test set"
             raise ValueError(f"the task {self.task} is generated and has no {what}: leave it out")
         for spec in self.specs:
@@ -158,12 +162,20 @@ class QualityPlan:
         return dataclasses.asdict(self)
 
     def rows(self) -> list[tuple[str, str]]:
-        """The specs, the baseline first, each with why it cannot be asked; or the names of the variants."""
-        if self.variants:
-            return [(variant.name, "") for variant in self.variants]
+        """The specs, the baseline first, each with why it cannot be asked; then the variants, or these alone."""
+        variants = [(one.name, self._wrong_role(one)) for one in self.variants]
+        if self.variants and not self.specs:
+            return variants
         asked = self.specs or tuple(name for name in ATTENTION.names() if name != "heads")
         specs = dict.fromkeys(short(spec) for item in (BASELINE, *asked) for spec in short_fair(item, self.tokens))
-        return [(spec, self._refusal(spec)) for spec in specs]
+        return [*((spec, self._refusal(spec)) for spec in specs), *variants]
+
+    def _wrong_role(self, variant: Variant) -> str:
+        return f"no role {self.role!r}" if variant.role not in ("", self.role) else ""
+
+    def is_variant(self, spec: str) -> bool:
+        """Whether a row is no word for the attention."""
+        return any(one.name == spec for one in self.variants)
 
     def _refusal(self, spec: str) -> str:
         import regard
@@ -186,6 +198,10 @@ class QualityPlan:
         if not self.is_generated:
             known = ", ".join([*generated.BUILDERS, *generated.READERS, *run_tasks.names()])
             raise ValueError(f"no task {self.name!r}; known: {known}")
+        variant = self.variant(spec)
+        # JSON has lists for tuples
+        own = {name: tuple(value) if isinstance(value, list) else value for name, value in variant.options.items()}
+        more |= {"kind": variant.kind, "own": own}
         return Lesson(spec, self.name, self.options, rate=rate, seed=seed, **shared, **more)
 
     def run_lesson(self, spec: str, rate: float, seed: int, folder: Folder) -> RunLesson:
@@ -194,7 +210,7 @@ class QualityPlan:
         trained = variant.of or spec
         seeds = self.seed_numbers if variant.ensemble else (seed,)
         runs = [str(folder.path / "runs" / self._question(trained, rate, one, ()).key) for one in seeds]
-        own = variant.flags if self.variants else ("--model.attention", spec)
+        own = variant.flags if self.is_variant(spec) else ("--model.attention", spec)
         return RunLesson(
             self.name,
             self.flags,
@@ -206,7 +222,7 @@ class QualityPlan:
             self.device,
             test=self.tests(variant),
             trains=not variant.of,
-            equal=spec if not self.variants else "",
+            equal="" if self.is_variant(spec) else spec,
             words=str(folder.path / "words") if variant.words else "",
         )
 
@@ -226,16 +242,18 @@ class QualityPlan:
         if self.is_run:
             task |= {"flags": list(self.flags)} | ({"test": list(test)} if test else {})
             variant = self.variant(spec)
-            model = {"flags": list(self.variant(variant.of or spec).flags)} if self.variants else {}
+            model = {"flags": list(self.variant(variant.of or spec).flags)} if self.is_variant(spec) else {}
             model |= {"words": True} if variant.words else {}
         else:
             found = self.lesson(spec, rate, seed).find_task()
             task |= {"version": found.version, "options": dict(found.options)}
             task |= {} if self.pretrain == "none" else {"pretrain": self.pretrain}
             code = *code, "data/tasks", "compare/learn.py"
+            if self.is_variant(spec):
+                model |= {"kind": self.variant(spec).kind, "options": self.variant(spec).options}
         return Question(
             kind="quality",
-            spec=spec if self.variants else short(spec),
+            spec=spec if self.is_variant(spec) else short(spec),
             role=self.role,
             length=self.tokens,
             batch=self.batch,
@@ -245,7 +263,7 @@ class QualityPlan:
             budget={"axis": self.axis, "amount": self.amount},
             rate=rate,
             seed=seed,
-            code=shared_code("layers/attention", *code) if self.variants else code_of(spec, *code),
+            code=shared_code("layers/attention", *code) if self.is_variant(spec) else code_of(spec, *code),
             machine=machine_of(self.device) if self.axis == "minutes" else "",
         )
 

@@ -163,7 +163,7 @@ def score_header(scores: Scores) -> list[str]:
     rates, seeds = _counted(len(scores.filling.rates), "learning rate"), _counted(plan.seeds, "seed")
     tried = f"{rates}, then {seeds} at the best" if plan.sweeps else f"{rates}, {seeds}"
     what = f"{plan.task}, {plan.tokens:,} tokens" if not plan.is_run else f"regard train {plan.task}"
-    equal = "parameters as each model has them" if plan.variants else "parameters within 1 %"
+    equal = "parameters as each model has them" if plan.is_run and plan.variants else "parameters within 1 %"
     lines = [
         f"{plan.title or what}: {scores.metric}{sizes}",
         f"budget: {plan.budget} for each, {equal}, {tried}, the same for all",

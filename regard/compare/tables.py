@@ -1,16 +1,19 @@
 """Named tables: each is a set of plans, a head, what papers published, and what no plan here fills, with the command
 that does."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from regard.compare import arena as lra
+from regard.compare import recipe_tables
 from regard.compare import scaling as ladder
 from regard.compare import wmt as table_2
 from regard.compare.plan import CostPlan
 from regard.compare.published import ARENA, MAD, TABLE_1, WMT, PublishedTable
-from regard.compare.quality import QualityPlan
+from regard.compare.quality import QualityPlan, Variant
+from regard.spec import ATTENTION
 
 SIZES = ("smoke", "small", "paper")
 # the rows of tables about what is learned
@@ -147,6 +150,25 @@ def mad(size: str) -> Table:
     )
 
 
+def tasks(size: str) -> Table:
+    """What each attention learns, and models that change the length or read what is above them."""
+    others = (
+        Variant("Feedback", kind="feedback", role="causal"),
+        Variant("Perceiver AR, 64 latents", kind="perceiver-ar", options={"latents": 64}, role="causal"),
+        Variant("Perceiver, 64 latents", kind="perceiver", options={"latents": 64}, role="self"),
+        Variant("Funnel, 1+1 layers", kind="funnel", options={"layers": (1, 1), "decoder_layers": 1}, role="self"),
+        Variant("TokenLearner, 32 tokens", kind="tokenlearner", options={"tokens": 32}, role="self"),
+    )
+    lengths = {"copy": 128, "reverse": 128, "recall": 64, "listops": 64}
+    more = {"specs": tuple(ATTENTION.names()), "variants": others, "rates": (0.003,), "seeds": 1}
+    return Table(
+        "tasks",
+        "Copy, reverse, recall and ListOps with every attention, at one learning rate",
+        quality=tuple(_quality(task, size, 600, length=length, **more) for task, length in lengths.items()),
+        notes=("One seed at one rate: what a row cannot do is seen, an order is not. --seeds 3 has more.",),
+    )
+
+
 def survey(size: str) -> Table:
     length = 512 if size == "smoke" else 4096
     return Table(
@@ -220,8 +242,22 @@ def scaling(size: str, *flags: str) -> Table:
     )
 
 
-TABLES = {
+def recipe_table(name: str, size: str, *flags: str) -> Table:
+    """One recipe of `regard train`, one word changed."""
+    known = recipe_tables.TABLES[name]
+    plan = recipe_tables.plan(name, size, *split_test(flags))
+    command = f"regard compare --table {name} --size paper --device cuda --jobs 4 {known.data}"
+    return Table(
+        name,
+        f"{known.head}: recipe {known.recipe}, one word changed; parameters as each model has them",
+        quality=() if plan is None else (plan,),
+        commands=(("all rows, on your files", command),) if plan is None else (),
+    )
+
+
+TABLES: dict[str, Callable[..., Table]] = {
     "complexity": complexity,
+    "tasks": tasks,
     "recall": recall,
     "mqar": mqar,
     "state": state,
@@ -231,7 +267,11 @@ TABLES = {
     "wmt": wmt,
     "scaling": scaling,
 }
-WITH_DATA = {"wmt": wmt, "arena": arena, "scaling": scaling}  # tables that take flags for their data
+# tables that take flags for their data
+WITH_DATA = {"wmt": wmt, "arena": arena, "scaling": scaling} | {
+    name: partial(recipe_table, name) for name in recipe_tables.TABLES
+}
+TABLES |= {name: WITH_DATA[name] for name in recipe_tables.TABLES}
 
 
 def split_test(flags: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

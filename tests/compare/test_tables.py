@@ -7,8 +7,11 @@ from dataclasses import replace
 import pytest
 from planted import World
 
+from regard import config as configs
+from regard import recipes
+from regard import tasks as run_tasks
 from regard.cli import main
-from regard.compare import complexity, plot, scaling, tables
+from regard.compare import budget, complexity, plot, recipe_tables, scaling, tables
 from regard.compare.changes import changes, describe_changes
 from regard.compare.filling import fill_quality
 from regard.compare.page import html_report
@@ -145,6 +148,34 @@ def test_the_arena_runs_what_it_has_files_for():
         tables.build("arena", "small", "--data.text", "a.jsonl")
     with pytest.raises(ValueError, match=r"takes --data\.text, --test\.text, --data\.images"):
         tables.build("arena", "small", "--data.txt", "a.jsonl")
+
+
+@pytest.mark.parametrize("name", recipe_tables.TABLES)
+def test_every_row_of_a_recipe_is_a_model(name):
+    """Or the row would fail after the others were trained."""
+    table = recipe_tables.TABLES[name]
+    plan = tables.build(name, "small", "--data.none", "x", "--test.data", "y").quality[0]
+    assert plan.test == ("--data", "y")
+    assert not plan.sweeps
+    task = run_tasks.find(table.task)
+    sizes = {"image": (32, 32), "channels": 3} if table.task == "images" else {"vocabulary": 300}
+    sizes |= {} if table.task in ("translate", "language") else {"classes": 10}
+    for row in table.rows:
+        argv = recipes.with_paths(["--config", table.recipe, *row.flags, "--out", "unused"], task.name)
+        config = configs.parse(task.config, argv, f"regard train {task.name}", "")
+        inside, _ = budget.count(config.model.resolve(**sizes))
+        assert inside > 10_000
+
+
+def test_a_model_of_another_kind_is_a_row_of_a_generated_task():
+    plan = tables.build("tasks").quality[0]
+    refusals = dict(plan.rows())
+    assert refusals["Perceiver, 64 latents"] == "no role 'causal'"
+    assert refusals["Feedback"] == ""
+    lesson = plan.lesson("Feedback", 0.003, 1)
+    config = lesson.config("Feedback", lesson.find_task())
+    assert (config.kind, config.width) == ("feedback", plan.width)
+    assert lesson.config("softmax", lesson.find_task()).kind == "decoder"
 
 
 # scaling

@@ -1,0 +1,162 @@
+"""One recipe, one word changed: tables that train a recipe of `regard train` on the user's files, once for each row."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from regard import recipes
+from regard.compare.quality import QualityPlan, Variant
+
+SHARES = {"smoke": 1 / 50, "small": 1 / 4, "paper": 1.0}  # of the updates or epochs of the recipe
+SCALED = ("warmup", "evaluate_every", "save_every")  # settings that shrink with the schedule
+
+
+@dataclass(frozen=True)
+class RecipeTable:
+    """A recipe and the rows that change it."""
+
+    task: str
+    recipe: str
+    rows: tuple[Variant, ...]
+    data: str  # flags that a user gives
+    head: str
+
+
+def words(*specs: str) -> tuple[Variant, ...]:
+    """Rows that differ in the attention."""
+    return tuple(Variant(spec, ("--model.attention", spec)) for spec in specs)
+
+
+LINFORMER = "linformer(rank=16, longest=128)"
+LSTM = ("--model.preset", "lstm", "--model.norm", "null", "--model.input_feeding", "false")
+VIT = "--model.width 256 --model.heads 4 --model.inner 512 --model.layers 6 --model.patch 4"
+MULTI30K = (
+    *words("softmax", "additive", "local(window=8)", "linear", "performer", "rfa", "longformer(window=8, globals=1)"),
+    Variant(
+        f"{LINFORMER}, encoder and cross",
+        (
+            *("--model.attention", LINFORMER, "--model.cross_attention", LINFORMER),
+            *("--model.decoder_attention", "softmax"),
+        ),
+    ),
+    *words("heads(local(window=4), softmax, strided(stride=4), globals(tokens=1))"),
+    Variant("LSTM without attention", (*LSTM, "--model.bottleneck", "true")),
+    *(
+        Variant(f"LSTM, {score}", (*LSTM, "--model.attention", score))
+        for score in ("dot", "multiplicative", "multiplicative(scaled=False)", "additive")
+    ),
+)
+WIKITEXT = words(
+    "softmax",
+    "local(window=32)",
+    "strided(stride=16)",
+    "sparse(pattern='fixed', stride=16, summary=4)",
+    "heads(local(window=16), strided(stride=16), globals(tokens=4), softmax)",
+    "['local(window=32)', softmax]",
+    "linear",
+    "efficient",
+    "performer",
+    "rfa",
+    "synthesizer(longest=256)",
+    "image(block=32, memory=32)",
+)
+IMDB = (
+    *words(
+        "softmax",
+        "local(window=64)",
+        "longformer(window=64, globals=1)",
+        "bigbird(block=32)",
+        "linformer(rank=128, longest=4096)",
+        "nystrom(landmarks=64)",
+        "linear",
+        "performer(features=64)",
+        "reformer(chunk=64, rounds=1)",
+        "luna(length=32)",
+    ),
+    Variant("Perceiver, 64 latents", ("--model.preset", "perceiver", "--model.latents", "64")),
+    Variant("Funnel, 1+1+1 layers", ("--model.preset", "funnel", "--model.layers", "[1, 1, 1]")),
+)
+CIFAR10 = (
+    *words("softmax", "local(window=[2, 2])", "local(window=12)"),
+    Variant("swin, windows of 4 x 4", ("--model.attention", "[swin(window=4), 'swin(window=4, shift=2)']")),
+    *words(
+        "axial",
+        "image(block=[2, 2], memory=[2, 2])",
+        "sparse(stride=8)",
+        "linear",
+        "performer",
+        "efficient",
+        "linformer(rank=16)",
+        "nystrom(landmarks=16)",
+        "luna(length=16)",
+        "set(points=16)",
+        "routing(clusters=4)",
+        "synthesizer",
+        "mixer",
+        "fnet",
+        "gmlp",
+    ),
+    Variant("Perceiver, 32 latents", ("--model.preset", "perceiver", *VIT.split(), "--model.latents", "32")),
+    Variant("TokenLearner, 8 tokens", ("--model.preset", "tokenlearner", *VIT.split(), "--model.tokens", "8")),
+    Variant("residual network without attention", ("--model.preset", "convnet", "--model.pooling", "null")),
+)
+TABLES = {
+    "multi30k": RecipeTable(
+        "translate",
+        "multi30k",
+        MULTI30K,
+        "--data.source train.en --data.target train.de --data.valid_source valid.en --data.valid_target valid.de "
+        "--test.source test.2016.en --test.target test.2016.de",
+        "Multi30k, English to German, with each attention",
+    ),
+    "wikitext": RecipeTable(
+        "language",
+        "wikitext",
+        WIKITEXT,
+        "--data.text train.txt --data.valid valid.txt --test.text test.txt",
+        "WikiText-2 by words, with each attention; the score is the loss, whose exponential is the perplexity",
+    ),
+    "imdb": RecipeTable(
+        "classify",
+        "imdb",
+        IMDB,
+        "--data.text train.jsonl --test.data test.jsonl",
+        "IMDb reviews byte by byte, with each attention",
+    ),
+    "cifar10": RecipeTable(
+        "images",
+        "cifar10-vit",
+        CIFAR10,
+        "--data.images cifar-10-batches-bin --test.data cifar-10-batches-bin/test_batch.bin",
+        "CIFAR-10 with each attention over the patches",
+    ),
+}
+
+
+def plan(name: str, size: str, flags: tuple[str, ...], test: tuple[str, ...]) -> QualityPlan | None:
+    """The plan of a table; None where no files are given."""
+    table = TABLES[name]
+    if not flags:
+        return None
+    path = recipes.find(table.recipe, table.task).path
+    training: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))["training"]
+    axis = "updates" if "steps" in training else "epochs"
+    share = SHARES[size]
+    shrunk = [
+        word
+        for setting in SCALED
+        if setting in training and share != 1
+        for word in (f"--training.{setting}", str(max(1, math.ceil(share * training[setting]))))
+    ]
+    return QualityPlan(
+        table.task,
+        rates=(training["learning_rate"],),
+        axis=axis,
+        amount=share * training["steps" if axis == "updates" else "epochs"],
+        flags=("--config", table.recipe, *shrunk, *flags),
+        test=test,
+        variants=table.rows,
+        title=table.head,
+    )
