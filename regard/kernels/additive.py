@@ -2,6 +2,8 @@
 
 Letters: B batch, H heads, T queries, S keys, D head width. O(T S D) time, memory linear in the inputs; Triton alone has
 it.
+
+Not chosen by "auto" yet (choose.py): REGARD_KERNELS=triton takes it.
 """
 
 from typing import Any

@@ -5,6 +5,8 @@ Logits are never in memory. A tile of queries goes over its keys once for their 
 until all its queries have arrived, and once for the output; the backward pass goes over them three times. A query that
 has arrived waits for the others of its tile without changing, so no result depends on its neighbours.
 O(T S D) for each step, memory linear in the inputs.
+
+Not chosen by "auto" yet (choose.py): REGARD_KERNELS=triton takes it.
 """
 
 from typing import Any

@@ -26,8 +26,8 @@ class Entmax(Cached):
     which is softmax at alpha = 1 and sparsemax (Martins and Astudillo 2016) at alpha = 2; keys far below the best get
     weight 0. Learned: alpha = 1 + sigmoid(a) with one a for each head. With beta = alpha - 1 and tau = beta t - 1, p_j
     is [1 + beta (z_j - t)]_+^(1/beta), well-behaved down to beta = 0; t is found by Newton's method. The gradients are
-    those of the exact solution. Time N^2, memory N: a few queries at a time, computed again in the backward pass; on
-    a GPU in kernels without logits in memory. It is the weights that are sparse, not the work.
+    those of the exact solution. Time N^2, memory N: a few queries at a time, computed again in the backward pass; with
+    REGARD_KERNELS=triton in kernels without logits in memory. It is the weights that are sparse, not the work.
     """
 
     facts = Facts(
