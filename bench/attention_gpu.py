@@ -1,9 +1,11 @@
 """Our attention kernels on a GPU and public ones, in one run: milliseconds forward / forward + backward, bf16.
 
-    python bench/attention_gpu.py                      # every section
+    python bench/attention_gpu.py                      # patterns, scans and layers
     python bench/attention_gpu.py patterns --lengths 65536
     python bench/attention_gpu.py layers --only performer efficient --seconds 60 --json layers.json
     python bench/attention_gpu.py layers --workers 12 --lengths 1024 2048 4096 8192 16384 65536 --json layers.json
+    ncu --profile-from-start off --clock-control none --section SpeedOfLight --section Occupancy --section \\
+        WarpStateStats python bench/attention_gpu.py counters --lengths 4096 16384     # what bounds window and scan
 
 65,536 tokens in all and width 1,024, so 16 heads of 64. The floor reads q, k, v and writes o once at the measured
 bandwidth; the backward pass moves about twice as much again. "ratio" is the best rival's time over ours, so above 1 we
@@ -432,6 +434,30 @@ def scans(lengths: list[int], asked: "Asked") -> None:
             print(f"{name:22}{N:>7}{cells}{ratio[0]:>8.2f}/{ratio[1]:.2f}{above}", flush=True)
 
 
+def counters(lengths: list[int], asked: "Asked") -> None:
+    """One forward and one backward pass of the causal window and of the causal scan, for a profiler to look at."""
+
+    def window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return runs.attend(q, k, v, [Pass(Bound(plus=-256), Bound(plus=1))])
+
+    for (name, attend), N in itertools.product((("window 256", window), ("linear", linear)), lengths):
+        if not asked.wants(name):
+            continue
+        q, k, v, grad = heads(N, WIDTH)
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        for seen in (False, True):
+            wait(torch.cuda.profiler.start if seen else None)
+            torch.autograd.grad(attend(q, k, v), leaves, grad)
+            wait(torch.cuda.profiler.stop if seen else None)
+        print(f"{name}, {N}: profiled", flush=True)
+
+
+def wait(then: Callable[[], object] | None) -> None:
+    torch.cuda.synchronize()
+    if then is not None:
+        then()
+
+
 def shown(times: Times | None) -> str:
     return "-" if times is None else f"{times[0]:.3f} / {times[1]:.2f}"
 
@@ -465,12 +491,12 @@ def shrink() -> None:
     TOKENS, HEADS, WIDTH = SMALL, 2, 16
 
 
-SECTIONS = {"patterns": patterns, "scans": scans, "layers": layers}
+SECTIONS = {"patterns": patterns, "scans": scans, "layers": layers, "counters": counters}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sections", nargs="*", help=f"sections of {', '.join(SECTIONS)} (default: all)")
+    parser.add_argument("sections", nargs="*", help=f"sections of {', '.join(SECTIONS)} (default: all but the last)")
     parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384, 65536], help="tokens per row")
     parser.add_argument("--only", nargs="+", default=[], help="rows whose name contains one of these")
     parser.add_argument("--seconds", type=float, default=3600.0, help="no row begins after this time")
@@ -486,7 +512,7 @@ def main() -> None:
     elif not torch.cuda.is_available():
         parser.exit(1, "no CUDA device: this benchmark compares GPU kernels (layers --small tries it on a CPU)\n")
     asked = Asked(given.only, given.seconds, given.workers, given.json)
-    for name in given.sections or SECTIONS:
+    for name in given.sections or list(SECTIONS)[:-1]:
         SECTIONS[name](given.lengths, asked)
 
 
