@@ -106,6 +106,8 @@ def split_flags(argv: list[str]) -> tuple[list[str], list[str]]:
 
 def compare(arguments: argparse.Namespace) -> int:
     """regard compare"""
+    if arguments.against is not None and not (Path(arguments.against) / "plan.json").exists():
+        raise ValueError(f"--against {arguments.against} has no plan.json: it is no folder of 'regard compare'")
     if arguments.plot is not None:
         check_picture(arguments.plot)
     if arguments.report is not None:
@@ -116,9 +118,12 @@ def compare(arguments: argparse.Namespace) -> int:
     from regard.compare.run import Interrupted, Tools, fill_costs
     from regard.compare.store import Folder
     from regard.compare.tables import build
+    from regard.tasks.load import pick_device
 
     folder = Folder(arguments.out or OUT)
     costs, quality, table = _plans(arguments, folder)
+    for plan in (*quality, *([] if costs is None else [costs])):
+        pick_device(plan.device)  # raises where there is no such device here
     # held, lest a second process changes what the first one reports
     with folder.writing("regard compare"):
         write_plans(folder, costs, quality, table)

@@ -97,6 +97,8 @@ class CostPlan:
                     raise ValueError(f"{name} must be at least 1, got {value}")
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not divisible by heads {self.heads}: choose heads that divide it")
+        if self.threads < 0:
+            raise ValueError(f"threads must be at least 1, or 0 to let PyTorch choose, got {self.threads}")
         if self.minutes <= 0:
             raise ValueError(f"minutes must be above 0, got {self.minutes:g}")
         if not hasattr(torch, self.dtype) or not isinstance(getattr(torch, self.dtype), torch.dtype):

@@ -66,6 +66,11 @@ def test_sequential_operations():
 
 
 def test_work():
+    # two operations per multiply-add: 4 n^2 d, 16 n d^2 and 2 k n d^2, and the projections around them
+    n, d = 96, 64
+    assert complexity.work("softmax", "self", n, d) == 4 * n * n * d + 8 * n * d * d
+    assert complexity.work("recurrent(cell='lstm')", "causal", n, d) == (16 + 2) * n * d * d
+    assert complexity.work("convolution(kernel=3)", "causal", n, d) == (6 + 2) * n * d * d
     found = complexity.exponents("softmax", "causal")
     assert 1.8 < found["length"] <= 2
     assert 1 < found["width"] < 1.6

@@ -164,7 +164,9 @@ def test_memorize_has_one_map_for_good():
 
 
 def test_induction():
-    _, (tokens, answers, _, _) = drawn("induction")
+    task, (tokens, answers, _, _) = drawn("induction")
+    # of three tokens the first is the only place with another behind it that is not the last
+    assert (task.draw(40, 3, torch.Generator().manual_seed(0)).tokens[:, 0] == 16).all()
     for row, wanted in zip(tokens.tolist(), answers.tolist(), strict=True):
         assert row.count(16) == 2
         assert wanted == [IGNORED] * (len(row) - 1) + [row[row.index(16) + 1]]
