@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.kernels.jit_triton import jit
+from regard.kernels.rows_triton import load_rows, store_rows
 from regard.kernels.runs import empty_like_heads
 
 
@@ -64,21 +65,6 @@ def _sizes(q: Tensor, v: Tensor, causal: bool) -> dict[str, int]:
 
 
 @jit
-def _load(x, at, limit, stride, D: tl.constexpr, BLOCK: tl.constexpr):
-    """Rows [n] of width D in float32, zeros beyond."""
-    d = tl.arange(0, BLOCK)
-    inside = (at < limit)[:, None] & (d < D)[None, :]
-    return tl.load(x + at.to(tl.int64)[:, None] * stride + d[None, :], mask=inside, other=0.0).to(tl.float32)
-
-
-@jit
-def _store(x, at, limit, stride, value, D: tl.constexpr, BLOCK: tl.constexpr):
-    d = tl.arange(0, BLOCK)
-    inside = (at < limit)[:, None] & (d < D)[None, :]
-    tl.store(x + at.to(tl.int64)[:, None] * stride + d[None, :], value.to(x.dtype.element_ty), mask=inside)
-
-
-@jit
 def _logits(query, key, weight, i, j, first, limit, T, CAUSAL: tl.constexpr):
     """tanh(q + k) of each pair [rows, keys, D], its product with w, and which pairs there are."""
     hidden = 1.0 - 2.0 / (tl.exp(2.0 * (query[:, None, :] + key[None, :, :])) + 1.0)
@@ -102,7 +88,7 @@ def forward_kernel(
     first, limit = tl.load(firsts + b), tl.minimum(tl.load(limits + b), S)
     i, d = row0 + tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
     weight = tl.load(w + h * D + d, mask=d < D, other=0.0).to(tl.float32)
-    query = _load(q + b * q_b + h * q_h, i, T, q_t, D, BLOCK_D)
+    query = load_rows(q + b * q_b + h * q_h, i, T, q_t, D, BLOCK_D).to(tl.float32)
     end = limit
     if CAUSAL:
         end = tl.minimum(limit, first + row0 + ROWS)
@@ -110,20 +96,20 @@ def forward_kernel(
     acc = tl.zeros([ROWS, BLOCK_E], tl.float32)
     for j0 in range(0, end, KEYS):
         j = j0 + tl.arange(0, KEYS)
-        key = _load(k + b * k_b + h * k_h, j, S, k_t, D, BLOCK_D)
+        key = load_rows(k + b * k_b + h * k_h, j, S, k_t, D, BLOCK_D).to(tl.float32)
         _, logits, visible = _logits(query, key, weight, i, j, first, limit, T, CAUSAL)
         logits = tl.where(visible, logits, float("-inf"))
         new = tl.maximum(top, tl.max(logits, 1))
         base = tl.where(new == float("-inf"), 0.0, new)
         weights, fade = tl.exp(logits - base[:, None]), tl.exp(top - base)
-        value = _load(v + b * v_b + h * v_h, j, S, v_t, E, BLOCK_E)
+        value = load_rows(v + b * v_b + h * v_h, j, S, v_t, E, BLOCK_E).to(tl.float32)
         total = total * fade + tl.sum(weights, 1)
         acc = acc * fade[:, None] + tl.sum(weights[:, :, None] * value[None, :, :], 1)
         top = new
     some = total > 0.0
     total = tl.where(some, total, 1.0)
     tl.store(lse + one * T + i, tl.where(some, top + tl.log(total), 0.0), mask=i < T)
-    _store(o + b * o_b + h * o_h, i, T, o_t, acc / total[:, None], E, BLOCK_E)
+    store_rows(o + b * o_b + h * o_h, i, T, o_t, acc / total[:, None], E, BLOCK_E)
 
 
 @jit
@@ -141,9 +127,9 @@ def queries_kernel(
     first, limit = tl.load(firsts + b), tl.minimum(tl.load(limits + b), S)
     i, d = row0 + tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
     weight = tl.load(w + h * D + d, mask=d < D, other=0.0).to(tl.float32)
-    query = _load(q + b * q_b + h * q_h, i, T, q_t, D, BLOCK_D)
-    out = _load(grad + b * g_b + h * g_h, i, T, g_t, E, BLOCK_E)
-    delta = tl.sum(out * _load(o + b * o_b + h * o_h, i, T, o_t, E, BLOCK_E), 1)
+    query = load_rows(q + b * q_b + h * q_h, i, T, q_t, D, BLOCK_D).to(tl.float32)
+    out = load_rows(grad + b * g_b + h * g_h, i, T, g_t, E, BLOCK_E).to(tl.float32)
+    delta = tl.sum(out * load_rows(o + b * o_b + h * o_h, i, T, o_t, E, BLOCK_E).to(tl.float32), 1)
     tl.store(deltas + one * T + i, delta, mask=i < T)
     base = tl.load(lse + one * T + i, mask=i < T, other=0.0)
     end = limit
@@ -153,14 +139,14 @@ def queries_kernel(
     of_w = tl.zeros([BLOCK_D], tl.float32)
     for j0 in range(0, end, KEYS):
         j = j0 + tl.arange(0, KEYS)
-        key = _load(k + b * k_b + h * k_h, j, S, k_t, D, BLOCK_D)
-        value = _load(v + b * v_b + h * v_h, j, S, v_t, E, BLOCK_E)
+        key = load_rows(k + b * k_b + h * k_h, j, S, k_t, D, BLOCK_D).to(tl.float32)
+        value = load_rows(v + b * v_b + h * v_h, j, S, v_t, E, BLOCK_E).to(tl.float32)
         hidden, logits, visible = _logits(query, key, weight, i, j, first, limit, T, CAUSAL)
         weights = tl.where(visible, tl.exp(logits - base[:, None]), 0.0)
         slope = weights * (tl.sum(out[:, None, :] * value[None, :, :], 2) - delta[:, None])
         acc += tl.sum(slope[:, :, None] * (1.0 - hidden * hidden), 1)
         of_w += tl.sum(tl.sum(slope[:, :, None] * hidden, 1), 0)
-    _store(dq + b * d_b + h * d_h, i, T, d_t, acc * weight[None, :], D, BLOCK_D)
+    store_rows(dq + b * d_b + h * d_h, i, T, d_t, acc * weight[None, :], D, BLOCK_D)
     tl.store(dw + (one * tl.num_programs(0) + tile) * D + d, of_w, mask=d < D)
 
 
@@ -177,8 +163,8 @@ def keys_kernel(
     first, limit = tl.load(firsts + b), tl.minimum(tl.load(limits + b), S)
     j, d = key0 + tl.arange(0, KEYS), tl.arange(0, BLOCK_D)
     weight = tl.load(w + h * D + d, mask=d < D, other=0.0).to(tl.float32)
-    key = _load(k + b * k_b + h * k_h, j, S, k_t, D, BLOCK_D)
-    value = _load(v + b * v_b + h * v_h, j, S, v_t, E, BLOCK_E)
+    key = load_rows(k + b * k_b + h * k_h, j, S, k_t, D, BLOCK_D).to(tl.float32)
+    value = load_rows(v + b * v_b + h * v_h, j, S, v_t, E, BLOCK_E).to(tl.float32)
     begin = 0
     if CAUSAL:
         begin = tl.maximum(key0 - first, 0) // ROWS * ROWS
@@ -188,8 +174,8 @@ def keys_kernel(
     acc_v = tl.zeros([KEYS, BLOCK_E], tl.float32)
     for i0 in range(begin, end, ROWS):
         i = i0 + tl.arange(0, ROWS)
-        query = _load(q + b * q_b + h * q_h, i, T, q_t, D, BLOCK_D)
-        out = _load(grad + b * g_b + h * g_h, i, T, g_t, E, BLOCK_E)
+        query = load_rows(q + b * q_b + h * q_h, i, T, q_t, D, BLOCK_D).to(tl.float32)
+        out = load_rows(grad + b * g_b + h * g_h, i, T, g_t, E, BLOCK_E).to(tl.float32)
         base = tl.load(lse + one * T + i, mask=i < T, other=0.0)
         delta = tl.load(deltas + one * T + i, mask=i < T, other=0.0)
         hidden, logits, visible = _logits(query, key, weight, i, j, first, limit, T, CAUSAL)
@@ -197,5 +183,5 @@ def keys_kernel(
         slope = weights * (tl.sum(out[:, None, :] * value[None, :, :], 2) - delta[:, None])
         acc_k += tl.sum(slope[:, :, None] * (1.0 - hidden * hidden), 0)
         acc_v += tl.sum(weights[:, :, None] * out[:, None, :], 0)
-    _store(dk + b * dk_b + h * dk_h, j, S, dk_t, acc_k * weight[None, :], D, BLOCK_D)
-    _store(dv + b * dv_b + h * dv_h, j, S, dv_t, acc_v, E, BLOCK_E)
+    store_rows(dk + b * dk_b + h * dk_h, j, S, dk_t, acc_k * weight[None, :], D, BLOCK_D)
+    store_rows(dv + b * dv_b + h * dv_h, j, S, dv_t, acc_v, E, BLOCK_E)

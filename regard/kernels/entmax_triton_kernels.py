@@ -6,24 +6,10 @@
 import triton.language as tl
 
 from regard.kernels.jit_triton import jit
+from regard.kernels.rows_triton import load_rows, store_rows
 
 ARRIVED = tl.constexpr(1.000004)  # a sum of weights from which one more step of Newton's is the last
 NEAR = tl.constexpr(0.25)  # where a series is more exact than a difference
-
-
-@jit
-def _load(x, rows, limit, stride, D: tl.constexpr, BLOCK: tl.constexpr):
-    """Rows [n] of width D, zeros beyond."""
-    column = tl.arange(0, BLOCK)
-    at = x + rows.to(tl.int64)[:, None] * stride + column[None, :]
-    return tl.load(at, mask=(rows < limit)[:, None] & (column < D)[None, :], other=0.0)
-
-
-@jit
-def _store(x, rows, limit, stride, value, D: tl.constexpr, BLOCK: tl.constexpr):
-    column = tl.arange(0, BLOCK)
-    at = x + rows.to(tl.int64)[:, None] * stride + column[None, :]
-    tl.store(at, value.to(x.dtype.element_ty), mask=(rows < limit)[:, None] & (column < D)[None, :])
 
 
 @jit
@@ -66,12 +52,12 @@ def forward_kernel(
         end = tl.minimum(count, first + row0 + ROWS)
     k += b * k_b + h * k_h
     v += b * v_b + h * v_h
-    query = _load(q + b * q_b + h * q_h, i, T, q_t, D, BLOCK_D)
+    query = load_rows(q + b * q_b + h * q_h, i, T, q_t, D, BLOCK_D)
 
     top = tl.full([ROWS], float("-inf"), tl.float32)
     for j0 in range(0, end, KEYS):
         j = j0 + tl.arange(0, KEYS)
-        z = tl.dot(query, tl.trans(_load(k, j, S, k_t, D, BLOCK_D)), input_precision="ieee") * scale
+        z = tl.dot(query, tl.trans(load_rows(k, j, S, k_t, D, BLOCK_D)), input_precision="ieee") * scale
         top = tl.maximum(top, tl.max(tl.where(_seen(i, j, first, count, CAUSAL), z, float("-inf")), 1))
     some = top > float("-inf")
     t = tl.where(some, top, 0.0)
@@ -83,7 +69,7 @@ def forward_kernel(
         slope = tl.zeros([ROWS], tl.float32)
         for j0 in range(0, end, KEYS):
             j = j0 + tl.arange(0, KEYS)
-            z = tl.dot(query, tl.trans(_load(k, j, S, k_t, D, BLOCK_D)), input_precision="ieee") * scale
+            z = tl.dot(query, tl.trans(load_rows(k, j, S, k_t, D, BLOCK_D)), input_precision="ieee") * scale
             logs, u, inside = _logs(z, t, beta, _seen(i, j, first, count, CAUSAL))
             p = tl.where(inside, tl.exp(logs / beta), 0.0)
             mass += tl.sum(p, 1)
@@ -101,17 +87,17 @@ def forward_kernel(
     total = tl.zeros([ROWS], tl.float32)
     for j0 in range(0, end, KEYS):
         j = j0 + tl.arange(0, KEYS)
-        z = tl.dot(query, tl.trans(_load(k, j, S, k_t, D, BLOCK_D)), input_precision="ieee") * scale
+        z = tl.dot(query, tl.trans(load_rows(k, j, S, k_t, D, BLOCK_D)), input_precision="ieee") * scale
         logs, _, inside = _logs(z, t, beta, _seen(i, j, first, count, CAUSAL))
         p = tl.where(inside, tl.exp(logs / beta), 0.0)
         total += tl.sum(p, 1)
-        value = _load(v, j, S, v_t, E, BLOCK_E)
+        value = load_rows(v, j, S, v_t, E, BLOCK_E)
         acc = tl.dot(p.to(value.dtype), value, acc, input_precision="ieee")
     total = tl.where(total > 0.0, total, 1.0)
     at = (b * H + h) * T + i
     tl.store(ts + at, t, mask=i < T)
     tl.store(totals + at, total, mask=i < T)
-    _store(o + b * o_b + h * o_h, i, T, o_t, acc / total[:, None], E, BLOCK_E)
+    store_rows(o + b * o_b + h * o_h, i, T, o_t, acc / total[:, None], E, BLOCK_E)
 
 
 @jit
@@ -133,8 +119,8 @@ def queries_kernel(
         end = tl.minimum(count, first + row0 + ROWS)
     k += b * k_b + h * k_h
     v += b * v_b + h * v_h
-    query = _load(q + b * q_b + h * q_h, i, T, q_t, D, BLOCK_D)
-    out = _load(grad + b * g_b + h * g_h, i, T, g_t, E, BLOCK_E)
+    query = load_rows(q + b * q_b + h * q_h, i, T, q_t, D, BLOCK_D)
+    out = load_rows(grad + b * g_b + h * g_h, i, T, g_t, E, BLOCK_E)
     at = (b * H + h) * T + i
     t = tl.load(ts + at, mask=i < T, other=0.0)
     total = tl.load(totals + at, mask=i < T, other=1.0)
@@ -143,8 +129,8 @@ def queries_kernel(
     along = tl.zeros([ROWS], tl.float32)
     for j0 in range(0, end, KEYS):
         j = j0 + tl.arange(0, KEYS)
-        z = tl.dot(query, tl.trans(_load(k, j, S, k_t, D, BLOCK_D)), input_precision="ieee") * scale
-        g = tl.dot(out, tl.trans(_load(v, j, S, v_t, E, BLOCK_E)), input_precision="ieee")
+        z = tl.dot(query, tl.trans(load_rows(k, j, S, k_t, D, BLOCK_D)), input_precision="ieee") * scale
+        g = tl.dot(out, tl.trans(load_rows(v, j, S, v_t, E, BLOCK_E)), input_precision="ieee")
         logs, u, inside = _logs(z, t, beta, _seen(i, j, first, count, CAUSAL))
         s = tl.where(inside, tl.exp(logs / beta) / u, 0.0)
         slopes += tl.sum(s, 1)
@@ -156,9 +142,9 @@ def queries_kernel(
     moved = tl.zeros([ROWS], tl.float32)
     for j0 in range(0, end, KEYS):
         j = j0 + tl.arange(0, KEYS)
-        key = _load(k, j, S, k_t, D, BLOCK_D)
+        key = load_rows(k, j, S, k_t, D, BLOCK_D)
         z = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-        g = tl.dot(out, tl.trans(_load(v, j, S, v_t, E, BLOCK_E)), input_precision="ieee")
+        g = tl.dot(out, tl.trans(load_rows(v, j, S, v_t, E, BLOCK_E)), input_precision="ieee")
         logs, u, inside = _logs(z, t, beta, _seen(i, j, first, count, CAUSAL))
         p = tl.where(inside, tl.exp(logs / beta), 0.0)
         centred = g - mean[:, None]
@@ -168,7 +154,7 @@ def queries_kernel(
             series = -0.5 + logs * (1.0 / 6 + logs * (-1.0 / 24 + logs * (1.0 / 120 - logs * (1.0 / 720))))
             bend = tl.where(tl.abs(logs) < NEAR, logs * logs * series, 1.0 - 1.0 / u - logs)
             moved += tl.sum(p * bend * centred, 1)
-    _store(dq + b * dq_b + h * dq_h, i, T, dq_t, acc * scale, D, BLOCK_D)
+    store_rows(dq + b * dq_b + h * dq_h, i, T, dq_t, acc * scale, D, BLOCK_D)
     if of_beta is not None:
         whole = tl.sum(tl.where(i < T, moved / total, 0.0), 0) / (beta * beta)
         tl.store(of_beta + (b * H + h) * tl.num_programs(0) + tile, whole)
@@ -193,14 +179,14 @@ def keys_kernel(
     end = tl.where(key0 < count, T, 0)
     q += b * q_b + h * q_h
     grad += b * g_b + h * g_h
-    key = _load(k + b * k_b + h * k_h, j, S, k_t, D, BLOCK_D)
-    value = _load(v + b * v_b + h * v_h, j, S, v_t, E, BLOCK_E)
+    key = load_rows(k + b * k_b + h * k_h, j, S, k_t, D, BLOCK_D)
+    value = load_rows(v + b * v_b + h * v_h, j, S, v_t, E, BLOCK_E)
     acc_k = tl.zeros([KEYS, BLOCK_D], tl.float32)
     acc_v = tl.zeros([KEYS, BLOCK_E], tl.float32)
     for i0 in range(begin, end, ROWS):
         i = i0 + tl.arange(0, ROWS)
-        query = _load(q, i, T, q_t, D, BLOCK_D)
-        out = _load(grad, i, T, g_t, E, BLOCK_E)
+        query = load_rows(q, i, T, q_t, D, BLOCK_D)
+        out = load_rows(grad, i, T, g_t, E, BLOCK_E)
         at = (b * H + h) * T + i
         t = tl.load(ts + at, mask=i < T, other=0.0)
         total = tl.load(totals + at, mask=i < T, other=1.0)
@@ -213,5 +199,5 @@ def keys_kernel(
         acc_v = tl.dot(tl.trans(p / total[:, None]).to(out.dtype), out, acc_v, input_precision="ieee")
         dz = p / u * (g - mean[:, None])
         acc_k = tl.dot(tl.trans(dz).to(query.dtype), query, acc_k, input_precision="ieee")
-    _store(dk + b * dk_b + h * dk_h, j, S, dk_t, acc_k * scale, D, BLOCK_D)
-    _store(dv + b * dv_b + h * dv_h, j, S, dv_t, acc_v, E, BLOCK_E)
+    store_rows(dk + b * dk_b + h * dk_h, j, S, dk_t, acc_k * scale, D, BLOCK_D)
+    store_rows(dv + b * dv_b + h * dv_h, j, S, dv_t, acc_v, E, BLOCK_E)
