@@ -20,9 +20,10 @@ from regard.interop.runs import export_run
 from regard.models.feedback import FeedbackConfig
 from regard.models.pooling import ClassifierConfig
 from regard.models.vision.vit import VitConfig
+from regard.spec import ATTENTION
 from regard.tasks.classify import Classifier
 from regard.tasks.images import ImageClassifier
-from regard.testing.cases import shake
+from regard.testing.cases import facts_of, shake
 from regard.training import checkpoint
 from regard.training.run import Run
 
@@ -238,3 +239,30 @@ def test_what_is_not_exported_says_so(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert "pip install 'regard[onnx]'" in refused(capsys, *flags)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+# what the table of docs/interop.md says
+REFUSED = {("efficient", "causal"), ("performer", "causal")}
+FIXED = {("axial", "causal"), ("compressed", "causal"), ("recurrent", "self"), ("recurrent", "causal")}
+TASKS = {"self": "masked", "causal": "language", "cross": "translate"}
+KINDS = {"self": "encoder", "causal": "decoder", "cross": "encoder-decoder"}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [(name, role) for name in ATTENTION.names() for role in facts_of(ATTENTION.find(name).examples[0]).roles],
+)
+def test_every_mechanism(tmp_path, name, role):
+    """`write` compares what it wrote with the model; the docs say which lengths stay open."""
+    spec = ATTENTION.find(name).examples[0]
+    specs = {"attention": "linear", "cross_attention": spec} if role == "cross" else {"attention": spec}
+    torch.manual_seed(0)
+    model = models.build(models.ModelConfig(kind=KINDS[role], vocabulary=50, **specs, **SMALL | {"width": 32})).eval()
+    facts = {"task": TASKS[role], "longest": 40} if role == "cross" else {"task": TASKS[role], "length": 64}
+    if (name, role) in REFUSED:
+        with pytest.raises(ValueError, match="cannot be recorded"):
+            onnx.write(tmp_path / "onnx", model, facts, {}, None)
+        return
+    written = onnx.write(tmp_path / "onnx", model, facts, {}, None)
+    assert bool(written.notes) == ((name, role) in FIXED), written.notes
