@@ -16,19 +16,23 @@ QUICKLY_EXPORTED = {
     ("compressive(segment=10, memory=10, compressed=3, rate=5, function='used')", "causal"),
 }
 
+# added to the input, to the logits, turned, and scored with the query: with parameters where a kind has some
+POSITIONS_IN_STEPS = {"learned", "buckets", "rotary", "shaw"}
+
 
 def is_quick(case: Case, check: str) -> bool:
     """Whether `make test` runs a check on a case; `make test-all` runs every check on every case.
 
     The first example of a mechanism goes through every check but `export`, in every role; so does every example that
     declares another cost or other limits than the first. The rest skip what is slow and depends on the code path of the
-    whole mechanism. Every scheme of positions goes through every check on softmax; on the others through those that
-    compare values: whole, in steps and their gradients."""
+    whole mechanism. Every scheme of positions goes through every check on softmax; on the others through the reference,
+    and one of each kind in steps and with its gradients."""
     name = case.spec.split("(")[0]
     if check == "export":
         return (case.spec, case.role) in QUICKLY_EXPORTED
     if case.position is not None:
-        return name == "softmax" or check in ("reference", "split", "gradient")
+        one_of_its_kind = case.position.split("(")[0] in POSITIONS_IN_STEPS
+        return name == "softmax" or check == "reference" or (check in ("split", "gradient") and one_of_its_kind)
     first = ATTENTION.find(name).examples[0]
     if check not in ("compile", "cost", "low_precision", "autocast", "twice", "round_trip") or case.spec == first:
         return True
