@@ -1,6 +1,9 @@
 """Which checks `make test` runs; `make test-all` runs every check on every case."""
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from regard.spec import ATTENTION
 from regard.testing.cases import Case, facts_of
@@ -38,3 +41,16 @@ def is_quick(case: Case, check: str) -> bool:
         return True
     same_facts = replace(facts_of(case.spec), formula="") == replace(facts_of(first), formula="")
     return check == "cost" and not same_facts
+
+
+def one_of_each(specs: list[str]) -> list[Any]:
+    """Specs as parameters of a test of a model that takes any attention: of those with one base class and one contract,
+    which is all that a model knows of them, `make test` takes the first."""
+    known, found = set(), []
+    for spec in specs:
+        facts = facts_of(spec)
+        promises = facts.prefix_invariant, facts.split_invariant, facts.padding, facts.stream, facts.auxiliary_loss
+        kind = ATTENTION.find(spec.split("(")[0]).__base__, *promises
+        found.append(pytest.param(spec, marks=pytest.mark.exhaustive if kind in known else ()))
+        known.add(kind)
+    return found

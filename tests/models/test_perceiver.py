@@ -17,6 +17,7 @@ from lengths import (
     norm,
     shaken,
 )
+from quick import one_of_each
 from torch.testing import assert_close
 
 import regard
@@ -103,12 +104,12 @@ def test_padding_and_gradients(form):
     check_gradients(model)
 
 
-@pytest.mark.parametrize("spec", taking("cross"))
+@pytest.mark.parametrize("spec", one_of_each(taking("cross")))
 def test_any_attention_reads(spec):
     check_padding(build(cross_attention=spec, cross_heads=4))
 
 
-@pytest.mark.parametrize("spec", taking("self"))
+@pytest.mark.parametrize("spec", one_of_each(taking("self")))
 def test_any_attention_among_the_latents(spec):
     model = build(attention=spec, blocks=2, latents=11)
     check_padding(model)
@@ -258,7 +259,8 @@ def test_ar_decodes(grad):
 
 
 @pytest.mark.parametrize(
-    "spec", [s for s in taking("causal") if regard.facts(s).prefix_invariant and regard.facts(s).split_invariant]
+    "spec",
+    one_of_each([s for s in taking("causal") if regard.facts(s).prefix_invariant and regard.facts(s).split_invariant]),
 )
 def test_ar_any_attention(spec):
     """Of the tokens, and of the latents: what is the same however many tokens follow and wherever they are cut."""
