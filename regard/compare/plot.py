@@ -62,7 +62,10 @@ def picture(results: Results) -> Figure:
 def _usual_panels(results: Results) -> list[Panel]:
     lengths = list(results.plan.lengths) if results.asks_costs else []
     costs = [partial(_draw_costs, results=results, length=length) for length in lengths]
-    return [*costs, *(partial(_draw_curves, scores=scores) for scores in results.scores)]
+    # a row has one colour in all panels
+    names = dict.fromkeys(row["spec"] for scores in results.scores for row in scores.rows)
+    colours = {name: f"C{number % 10}" for number, name in enumerate(names)}
+    return [*costs, *(partial(_draw_curves, scores=scores, colours=colours) for scores in results.scores)]
 
 
 def _width_panels(results: Results) -> list[Panel]:
@@ -190,13 +193,13 @@ def _draw_costs(axes: Any, results: Results, length: int) -> None:
     axes.set_title(f"{length:,} tokens: the line joins what nothing beats on both; area = state", fontsize=9)
 
 
-def _draw_curves(axes: Any, scores: Scores) -> None:
+def _draw_curves(axes: Any, scores: Scores, colours: dict[str, str]) -> None:
     """The score in training, of the first seed of each row."""
     for row in scores.measured:
         if not row["curve"]:
             continue
         steps, values = zip(*row["curve"], strict=True)
-        axes.plot(steps, values, marker="o", markersize=2.5, linewidth=1, label=row["spec"])
+        axes.plot(steps, values, marker="o", markersize=2.5, linewidth=1, label=row["spec"], color=colours[row["spec"]])
     _draw_chance(axes, scores)
     axes.set_xlabel("updates")
     axes.set_ylabel(scores.metric)

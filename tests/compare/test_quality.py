@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from planted import World
+from planted import Killed, World, survived
 
 from regard.cli import main
 from regard.cli.compare import split_flags
@@ -337,6 +337,27 @@ def test_several_tables_share_the_processes(tmp_path):
         begun.append(pair)
     # the sweep of the first, and the one seed of the second, which sweeps nothing; no seed of the first yet
     assert [(fillings.index(filling), asked[2]) for filling, asked in begun] == [(0, 0)] * 6 + [(1, 1)] * 2
+
+
+def test_killed_at_any_cell_it_ends_in_the_same_table(tmp_path):
+    """Begun again after each kill: every cell is trained to its end once, and the rows are the same."""
+    scores = {"softmax": {MIDDLE: 0.95}, "linear": {HIGH: 0.3}, "efficient": {MIDDLE: 0.4}}
+    whole = School(scores)
+    expected = taught(tmp_path / "whole", whole, plan()).rows
+    for at in range(1, len(whole.asked), 6):
+        school = School(scores)
+
+        def killed(lesson, school=school, at=at):
+            if len(school.asked) == at:
+                raise Killed
+            return school(lesson)
+
+        folder = Folder(tmp_path / str(at))
+        with survived():
+            fill_quality([plan()], folder, World({}).tools(), killed)
+        rows = taught(folder.path, school, plan()).rows
+        assert [row | {"key": ""} for row in rows] == [row | {"key": ""} for row in expected]
+        assert sorted(school.asked) == sorted(whole.asked)
 
 
 def test_statuses(tmp_path):
