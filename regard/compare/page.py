@@ -38,11 +38,12 @@ def html_report(results: Results) -> str:
     for length in results.plan.lengths if results.asks_costs else ():
         rows = [row for row in results.rows if row["length"] == length]
         axes = ["train_ratio", "peak_mib"]
-        tables.append(_table(results, f"{length:,} tokens", header(results), rows, COSTS, axes, []))
+        tables.append(_table(results, f"{length:,} tokens", header(results), rows, COSTS, axes, ["sees"]))
     for scores in results.scores:
         higher = ["score", "score_min", "score_max"] if scores.higher_is_better else []
         head = score_header(scores)
-        tables.append(_table(results, scores.plan.label, head, scores.rows, SCORES, ["flops", "score"], higher))
+        made = _table(results, scores.plan.label, head, scores.rows, SCORES, ["flops", "score"], higher)
+        tables.append(made | {"ranked": scores.settled})
     text = json.dumps({"words": " ".join(advise(results)), "tables": tables}, ensure_ascii=False)
     # no text of a user can end the element that holds it
     safe = text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
@@ -66,5 +67,6 @@ def _table(
         "columns": list(shown.items()),
         "axes": axes,
         "higher": higher,
+        "ranked": True,  # whether some rows may be drawn as the best
         "command": f"regard compare --out {results.name}",
     }

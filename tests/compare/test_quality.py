@@ -18,6 +18,7 @@ from regard.compare.advise import advise
 from regard.compare.budget import Budget, budget_from
 from regard.compare.filling import Filling, fill_quality
 from regard.compare.learn import Broke, Lesson, learn
+from regard.compare.page import html_report
 from regard.compare.quality import QualityPlan
 from regard.compare.results import Results
 from regard.compare.runs import RunLesson, learn_run
@@ -306,6 +307,8 @@ def test_the_best_rate_of_a_loss_is_the_lowest(tmp_path):
 @pytest.mark.parametrize(("score", "solved_at"), [(0.5, 100), (0.95, 400)])
 def test_a_table_that_is_not_settled_ranks_nothing(tmp_path, score, solved_at):
     school = School({"softmax": {MIDDLE: score}, "linear": {MIDDLE: 0.3}, "efficient": {MIDDLE: 0.4}}, 0.001, solved_at)
+    taught(tmp_path, school, plan())
+    assert '"ranked": false' in html_report(Results(None, Folder(tmp_path), [plan()]))
     scores = taught(tmp_path, school, plan())
     assert not scores.settled
     assert not any("letters" in row for row in scores.rows)
