@@ -53,13 +53,17 @@ def _crossovers(results: Results) -> list[str]:
     if len(lengths) < 2:
         return []
     faster: dict[str, set[int]] = {}
+    measured: dict[str, set[int]] = {}
     for row in results.rows:
-        if row["status"] == DONE and row["train_ratio_high"] < 1:
-            faster.setdefault(_without_length(row), set()).add(row["length"])
+        if row["status"] == DONE:
+            measured.setdefault(_without_length(row), set()).add(row["length"])
+            if row["train_ratio_high"] < 1:
+                faster.setdefault(_without_length(row), set()).add(row["length"])
     first: dict[int, list[str]] = {}
     for name, found in faster.items():
         stays = [length for length in lengths if all(later in found for later in lengths if later >= length)]
-        if stays:
+        # from there on: at shorter lengths it is known not to be
+        if stays and all(length in measured[name] for length in lengths):
             first.setdefault(stays[0], []).append(name)
     before = f"Faster to train than {BASELINE} from"
     return [f"{before} {length:,} tokens on: {_names(first[length])}." for length in sorted(first)]

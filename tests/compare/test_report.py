@@ -14,7 +14,7 @@ from regard.cli import main
 from regard.compare import Results, report
 from regard.compare.advise import advise, leaders
 from regard.compare.plan import BASELINE, CostPlan
-from regard.compare.results import write_plans
+from regard.compare.results import NOT_RUN, write_plans
 from regard.compare.store import Folder
 
 SPECS = ("linear", "local(window=8)", "efficient", "dot")
@@ -105,6 +105,9 @@ def test_crossovers(tmp_path):
     said = " ".join(advise(results))
     assert "Faster to train than softmax from 64 tokens on: location." in said
     assert "Faster to train than softmax from 256 tokens on: linear." in said
+    # what is not known of shorter texts is not said
+    next(row for row in results.rows if row["spec"] == "linear" and row["length"] == 64)["status"] = NOT_RUN
+    assert "256 tokens on" not in " ".join(advise(results))
 
 
 def test_leaders_are_the_first_and_all_that_overlap_it():
