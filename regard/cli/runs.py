@@ -369,9 +369,12 @@ def swap(arguments: argparse.Namespace) -> None:
     found = swap_attention(arguments.run, arguments.out, changes, which=arguments.checkpoint)
     for note in found.notes:
         notice(note)
-    task = tasks.of(found.run).name
+    task = tasks.of(found.run)
     words = ", ".join(f"{name.replace('_', ' ')} {spec}" for name, spec in changes.items())
-    print(f"{arguments.out}: {words}; tune it: regard train {task} --init {arguments.out}")
+    # others begin with runs of another task, or with none
+    tunes = task.name in ("language", "masked", "images")
+    use = f"tune it: regard train {task.name} --init {arguments.out}" if tunes else _describe_use(arguments.out)
+    print(f"{arguments.out}: {words}; {use}")
 
 
 def compact(arguments: argparse.Namespace) -> None:
