@@ -48,6 +48,7 @@ EXAMPLES = """examples:
   python bench/serve.py --load 20000 --attention linear
   python bench/serve.py --compare --requests 64 --json compared.json
   python bench/serve.py --compare --only translations
+  python bench/serve.py --compare --only completions --device cuda --requests 512 --clients 64
 """
 HERE = Path(__file__).parent
 TEXT = "the cat sat on the mat and the dog ran over the hill while it rained and rained for days"
@@ -131,22 +132,12 @@ class Server:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
 
-def regard_server(folder: Path | str, threads: int, log: Path, *flags: str, path: str = "/v1/completions") -> Server:
-    port = str(free_port())
-    command = [
-        sys.executable,
-        "-m",
-        "regard",
-        "serve",
-        str(folder),
-        "--port",
-        "PORT_IS",
-        port,
-        "--device",
-        "cpu",
-        *flags,
-    ]
-    return Server("regard serve", command, path, threads, log)
+def regard_server(
+    folder: Path, arguments: argparse.Namespace, log: Path, *flags: str, path: str = "/v1/completions"
+) -> Server:
+    command = [sys.executable, "-m", "regard", "serve", str(folder), "--device", arguments.device]
+    command += ["--port", "PORT_IS", str(free_port()), *flags]
+    return Server("regard serve", command, path, arguments.threads, log)
 
 
 @contextmanager
@@ -202,7 +193,7 @@ def under_load(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
     asks = known_asks(folder, arguments.load, 300, 0)
     first = {**asks[0].body, "stream": False}
     found: dict[str, Any] = {}
-    with running(regard_server(folder, arguments.threads, work / "load.log"), first) as server:
+    with running(regard_server(folder, arguments, work / "load.log"), first) as server:
         memory = [server.resident()]
         marks = {round(arguments.load * part / 4) for part in range(1, 5)}
 
@@ -217,7 +208,7 @@ def under_load(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
         found["load"] = report.summary() | {"MiB at the start and after each quarter": [m >> 20 for m in memory]}
         tell("load", found["load"], report)
     short = ("--rows", "4", "--queue", "8")
-    with running(regard_server(folder, arguments.threads, work / "overload.log", *short), first) as server:
+    with running(regard_server(folder, arguments, work / "overload.log", *short), first) as server:
         part = asks[: max(200, arguments.load // 10)]
         report = asyncio.run(load.load(server.port, part, clients=arguments.clients, patience=0.2))
         found["overload"] = report.summary()
@@ -228,7 +219,7 @@ def under_load(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
 
 def ended_in_the_middle(folder: Path, asks: list[load.Ask], arguments: argparse.Namespace, log: Path) -> dict[str, Any]:
     """SIGTERM while all clients wait for answers: what the server has accepted is answered, whole and right."""
-    server = regard_server(folder, arguments.threads, log)
+    server = regard_server(folder, arguments, log)
     server.wait({**asks[0].body, "stream": False})
     some = [ask for ask in asks if not ask.cut][:2000]
 
@@ -308,19 +299,12 @@ def completions(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
         for _ in range(arguments.requests)
     ]
     port, log = str(free_port()), work / "log"
-    peers = [
-        sys.executable,
-        "-c",
-        "from transformers.cli.transformers import main; main()",
-        "serve",
-        str(folder),
-        "--device",
-        "cpu",
-    ]
+    begin = "from transformers.cli.transformers import main; main()"
+    peers = [sys.executable, "-c", begin, "serve", str(folder), "--device", arguments.device]
     peers += ["--dtype", "float32", "--host", "127.0.0.1", "--port", "PORT_IS", port]
     path, threads = "/v1/completions", arguments.threads
     servers: list[tuple[str, str, Callable[[], Server]]] = [
-        ("regard", run.name, lambda: regard_server(run, threads, log, "--context", "1024")),
+        ("regard", run.name, lambda: regard_server(run, arguments, log, "--context", "1024")),
         ("transformers", str(folder), lambda: Server("transformers serve", peers, path, threads, log)),
         (
             "transformers",
@@ -343,7 +327,7 @@ def translations(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
     asks = [{"text": pair[0]} for pair in pairs(arguments.requests * 8)]
     threads = arguments.threads
     servers: list[tuple[str, str, Callable[[], Server]]] = [
-        ("regard", "", lambda: regard_server(run, threads, log, path="/translate")),
+        ("regard", "", lambda: regard_server(run, arguments, log, path="/translate")),
         ("ctranslate2", "", lambda: peer("ctranslate2", fast, "/translate", threads, log)),
         ("litserve", "", lambda: peer("litserve-translate", run, "/predict", threads, log)),
     ]
@@ -367,6 +351,9 @@ def race(
     for package, name, start in servers:
         if importlib.util.find_spec(package) is None:
             print(f"{package} is not installed, and omitted")
+            continue
+        if arguments.device != "cpu" and package in ("litserve", "ctranslate2"):
+            print(f"{package} is measured on the CPU only, and omitted")
             continue
         server = start()
         asks, given = [load.Ask(body, None) for body in bodies[name]], [None] * len(bodies[name])
@@ -403,6 +390,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=64, help="of a comparison (default: 64)")
     parser.add_argument("--clients", type=int, help="at a time (default: 64 for --load, 16 for --compare)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of each server (default: all cores)")
+    parser.add_argument("--device", default="cpu", help="of Regard and transformers: cpu or cuda (default: cpu)")
     parser.add_argument("--json", metavar="FILE", help="write what was measured")
     arguments = parser.parse_args()
     if not arguments.load and not arguments.compare:

@@ -105,10 +105,11 @@ def test_stop_log_probabilities_and_echo(client):
     assert abs(sum(values) - expected) < 1e-3
     assert "".join(told.logprobs.tokens) == SHARED
     assert told.logprobs.text_offset == list(range(len(SHARED)))
-    streamed = client.completions.create(
-        model="cats", prompt="the", max_tokens=2, echo=True, stream=True, temperature=0
-    )
-    assert "".join(part.choices[0].text for part in streamed) == "the" + alone("the", 2)[0]
+    options = {"prompt": "the", "max_tokens": 2, "echo": True, "stream": True, "temperature": 0, "logprobs": 0}
+    parts = [part.choices[0] for part in client.completions.create(model="cats", **options)]
+    assert "".join(part.text for part in parts) == "the" + alone("the", 2)[0]
+    assert parts[0].logprobs.text_offset == [0, 1, 2]
+    assert parts[1].logprobs.text_offset[0] == 3
 
 
 def test_models_and_embeddings_of_the_client(client):

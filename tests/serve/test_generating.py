@@ -147,6 +147,34 @@ def test_who_leaves_or_is_late_makes_room():
     assert engine.counts.cancelled == 3
 
 
+def test_idle_rows_that_read_more_than_the_others_keep_their_room():
+    language = small_language()
+    engine = ByHand(language, rows=8)
+    long = [generation(language, "x" * 40, tokens=2) for _ in range(2)]
+    short = [generation(language, "ab", tokens=12) for _ in range(6)]
+    engine.submit(short + long)
+    for _ in range(2):
+        engine.advance()
+    assert (engine.finished(), len(engine.batch.rows)) == (long, 8)
+    last = generation(language, "cd", tokens=3)
+    engine.run([last])
+    assert engine.failures() == []
+    assert texts(last) == alone(language, "cd", last)
+
+
+def test_who_leaves_the_queue_makes_room_in_it():
+    language = small_language()
+    engine = ByHand(language, rows=1)
+    engine.submit([generation(language, "ab", tokens=20)])
+    engine.advance()
+    gone, late = generation(language, "cd"), generation(language, "ef", seconds=0)
+    engine.submit([gone, late])
+    gone.cancelled = True
+    engine.advance()
+    assert not engine.waiting
+    assert [status for status, _ in engine.failures()] == [504]
+
+
 def test_a_failure_ends_what_runs_and_not_the_generator(caplog):
     language = small_language()
     engine = ByHand(language)
@@ -188,6 +216,7 @@ def test_updates_have_all_of_the_text_and_its_tokens():
         tokens = [token for update in updates for token in update.tokens]
         assert [token.offset for token in tokens] == sorted(token.offset for token in tokens)
         assert "".join(token.text for token in tokens).startswith(expected)
+        assert all(token.offset < len(expected) for token in tokens)
         assert all(len(token.top) == 2 and token.top[0][1] >= token.top[1][1] for token in tokens)
         assert all(token.logprob <= 0 for token in tokens)
         assert updates[-1].ended == ("stop" if one is stopped else "length")
