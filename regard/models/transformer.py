@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from regard.core.model import Hidden, Model, Prediction
 from regard.core.numeric import take_tokens
 from regard.core.rows import Memory, Rows, pack, unpack
+from regard.core.sequence import placed
 from regard.core.state import Out, Progress, check_rows, take_rows
 from regard.layers.attention.checks import check_form
 from regard.models.aligner import Aligner
@@ -314,7 +315,7 @@ def pack_ids(ids: Tensor, keep: Tensor | None) -> tuple[Tensor, Rows]:
         got = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
         raise ValueError(f"token ids must be whole numbers [batch, tokens], int64 or int32, got {got}")
     if keep is None:
-        return ids, Rows.full(ids)
+        return ids, placed(Rows.full(ids))
     if not isinstance(keep, Tensor) or keep.dtype != torch.bool or keep.shape != ids.shape:
         got = f"{keep.dtype} {list(keep.shape)}" if isinstance(keep, Tensor) else type(keep).__name__
         raise ValueError(f"keep must be boolean {list(ids.shape)}, True = real token, got {got}")

@@ -115,6 +115,11 @@ class TrainingConfig:
         "docs/scale.md",
         Range(1),
     ] = 1
+    shares: Annotated[
+        Literal["rows", "tokens"],
+        "several processes: what each gets of a batch, some of its rows, or some tokens of every row (language models "
+        "with very long rows)",
+    ] = "rows"
     sharded: Annotated[
         bool,
         "several processes: each keeps a shard of weights, gradients and optimizer state (FSDP2), for models that do "

@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import sys
 import time
 from functools import partial
@@ -116,7 +117,51 @@ def test_experts_in_two_processes_train_as_in_one(folder):
     assert_like(folder / "experts-one", folder / "experts-two")
 
 
-@pytest.mark.parametrize("case", CASES)
+class TestTokens:
+    """Processes that share the tokens of every row."""
+
+    FLAGS = "--model.feedforward dense --data.length 12 "
+    MECHANISMS = "softmax,local(window=3),linear,sparse(stride=3)"
+
+    @pytest.mark.parametrize(
+        ("size", "attention", "more"),
+        [
+            pytest.param(2, f"[{MECHANISMS}]", "--model.layers 4 ", marks=pytest.mark.exhaustive),
+            (3, f"[{MECHANISMS},local(window=5),longformer(window=2,globals=2)]", "--model.layers 6 "),
+            (2, "[softmax,softmax]", "--model.layers 2 --model.position alibi --training.sharded true "),
+        ],
+    )
+    def test_they_train_as_one(self, folder, size, attention, more):
+        flags = f"{self.FLAGS} {more} --model.attention {attention} "
+        one, several = (f"tokens-{size}-{len(attention)}-{name}" for name in ("one", "several"))
+        begin(folder, "language", one, flags)
+        work = partial(begin, folder, "language", several, f"{flags} --training.shares tokens ")
+        assert in_processes(size, lambda rank: work()) == [0] * size
+        assert_like(folder / one, folder / several)
+
+    @pytest.mark.parametrize(
+        ("case", "flags", "words"),
+        [
+            ("language", "--model.attention reformer(chunk=4,buckets=4)", "attention 'reformer' cannot read rows"),
+            ("language", "--model.attention recurrent", "attention 'recurrent' cannot read rows"),
+            ("language", "--model.attention softmax --data.length 15", "rows of 15 tokens cannot be shared evenly"),
+            ("language", "--model.attention softmax --model.feedforward switch(experts=2)", "whose tokens compete"),
+            ("masked", "--model.attention softmax", "for models of kind 'decoder', got 'encoder'"),
+        ],
+    )
+    def test_what_cannot_says_so(self, folder, case, flags, words):
+        def begin_here(rank: int) -> None:
+            given = (self.FLAGS if case == "language" else "") + flags
+            with pytest.raises(ValueError, match=words):
+                begin(folder, case, f"refused-{words[:16]}", f"{given} --training.shares tokens ")
+
+        assert in_processes(2, begin_here) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["translate", "language", *(pytest.param(case, marks=pytest.mark.exhaustive) for case in list(CASES)[2:])],
+)
 def test_two_processes_with_shards_train_as_one(folder, case):
     if not Run(folder / f"{case}-one").exists():
         begin(folder, case, f"{case}-one")
@@ -172,7 +217,6 @@ class TestFaults:
     def test_a_stuck_process_ends_the_others_in_words(self, folder):
         def begin_here(rank: int) -> None:
             done = folder / "stuck-is-known"
-            signal.alarm(60)
             if rank == 1:
                 loop.Loop._update = lambda self: [time.sleep(0.1) for _ in iter(done.exists, True)]
                 with pytest.raises((LostProcess, RuntimeError)):
@@ -228,3 +272,61 @@ class TestLauncher:
         # another address of the same machine
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.2", handler.port))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", CASES)
+def test_fifty_updates_agree(folder, case):
+    """Without choices that rounding could turn, such as the best of two experts."""
+    flags = "--training.learning_rate 0.001 --training.evaluate_every 25 "
+    if case in ("language", "masked"):
+        flags += "--model.attention softmax --model.feedforward dense "
+    begin(folder, case, f"{case}-50", flags, steps=50)
+    for name, more in (("two", ""), ("sharded", "--training.sharded true ")):
+        work = partial(begin, folder, case, f"{case}-50-{name}", flags + more, steps=50)
+        assert in_processes(2, lambda rank, work=work: work()) == [0, 0]
+        ours, theirs = losses(folder / f"{case}-50"), losses(folder / f"{case}-50-{name}")
+        assert len(ours) > 100
+        assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.exhaustive
+def test_after_twenty_kills_the_weights_are_those_of_an_undisturbed_run(folder):
+    """Of random processes at random moments, with the real launcher; in the end the launcher itself is killed, and its
+    processes stop."""
+    draw = random.Random(0)
+    given = (
+        QUICK.format(steps=2000)
+        + CASES["classify"]
+        + "--training.save_every 20 --training.evaluate_every 500 --training.restarts 50 "
+    ).split()
+    given = [str(folder / word) if (folder / word).exists() else word for word in given]
+
+    def start(out: str) -> subprocess.Popen:
+        command = [sys.executable, "-m", "regard", "train", "classify", *given, "--out", str(folder / out)]
+        return subprocess.Popen([*command, "--training.processes", "2"], stderr=subprocess.DEVNULL)
+
+    def processes(parent: int) -> list[int]:
+        return list(map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split()))
+
+    assert start("kills-none").wait() == 0
+    launcher, kills = start("kills-twenty"), 0
+    while launcher.poll() is None:
+        time.sleep(draw.uniform(3, 9))
+        if kills < 20 and launcher.poll() is None and (found := processes(launcher.pid)):
+            os.kill(draw.choice(found), signal.SIGKILL)
+            kills += 1
+    assert launcher.returncode == 0
+    assert kills == 20
+    assert_same(folder / "kills-none", folder / "kills-twenty")
+    launcher = start("kills-launcher")
+    while not (folder / "kills-launcher" / "log.jsonl").exists():
+        time.sleep(0.2)
+    left = processes(launcher.pid)
+    launcher.kill()
+    launcher.wait()
+    for _ in range(300):
+        if not any(Path(f"/proc/{process}").exists() for process in left):
+            break
+        time.sleep(0.1)
+    assert not any(Path(f"/proc/{process}").exists() for process in left)

@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.core import ring
 from regard.core.rows import Mask, Rows
+from regard.core.sequence import Split, tied, tokens_before
 from regard.core.state import Progress, RingState, check_rows, fix_bound, merge_fields, take_rows
 from regard.layers.attention.attending import Attending
 
@@ -85,6 +87,18 @@ class Cached(Attending):
         mask = Mask(rows.start, torch.zeros_like(end), end, rows.T, S, True, after.uniform, shift)
         filled = dict(zip(source, (part[:, :, :S] for part in parts), strict=True))
         return self.attend(mask, **query, **self.repeat_heads(filled)), CacheState(parts, after)
+
+    @final
+    def attend_split(self, split: Split, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor]) -> Tensor:
+        if self.shape.role != "causal":
+            return super().attend_split(split, rows, query, source)
+        if self.rings and self.reads_by_products and not self.has_dropout and ring.takes(query["q"]):
+            k, v = (part.repeat_interleave(self.shape.heads // part.shape[1], 1) for part in source.values())
+            return ring.attend_ring(split, query["q"], k, v, self.scale)
+        parts = tuple(tokens_before(split, part) for part in source.values())
+        length = parts[0].shape[2]
+        state = CacheState(parts, Progress(torch.full_like(rows.count, length), length, True, self.facts.name))
+        return tied(self.attend_self(rows, query, source, state)[0], *parts)
 
     @final
     def empty_state(self, batch: int, capacity: int | None, dtype: torch.dtype, device: torch.device) -> CacheState:

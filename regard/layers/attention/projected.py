@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from regard.core.numeric import masked_softmax
 from regard.core.reference import Row
 from regard.core.rows import Mask, Memory, Rows
+from regard.core.sequence import Split, current_split
 from regard.core.shape import Shape
 from regard.core.state import Initial, Out, check_rows, merge_fields
 from regard.kernels.dropout import dropped
@@ -130,6 +131,14 @@ class Projected(Attention):
     ) -> tuple[Tensor, Any]:
         """Roles "self" and "causal": [B, H, T, D] and the new state (None without one)."""
 
+    def attend_split(self, split: Split, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor]) -> Tensor:
+        """[B, H, T, D] where processes share the tokens of each row, and this one has T of them, which `rows` places.
+        Default: the mechanism cannot."""
+        raise ValueError(
+            f"attention {self.facts.name!r} of role {self.shape.role!r} cannot read rows whose tokens are spread over "
+            "processes: use training.shares rows, or a causal mechanism that keeps tokens or sums while decoding"
+        )
+
     def project_memory(self, source: dict[str, Tensor], memory: Memory) -> Any:
         """Role "cross": the state that is kept of the memory. Default: the mechanism does not take that role."""
         self.not_written("project_memory")
@@ -170,6 +179,9 @@ class Projected(Attention):
     ) -> Out:
         rows = rows or Rows.full(x)
         query, source = self.project_inputs(x, rows, memory)
+        split = current_split()
+        if split is not None and self.shape.role != "cross":
+            return Out(self.output(self.attend_split(split, rows, query, source).transpose(1, 2).flatten(2)))
         o, after = self.attend_projected(rows, query, source, state, memory)
         y = self.output(o.transpose(1, 2).flatten(2))
         if self.shape.role == "cross" and self.output.bias is not None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.core.rows import Rows
+from regard.core.sequence import Split, receive_sums, send_sums
 from regard.core.state import Progress
 from regard.layers.attention.digested import Digested
 
@@ -52,6 +53,16 @@ class Scanned(Digested):
             return o, None
         assert sums is not None, "a scan that was given sums returns them"
         return o, ScanState(sums, state.progress.advance(rows))
+
+    @final
+    def attend_split(self, split: Split, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor]) -> Tensor:
+        if self.shape.role != "causal":
+            return super().attend_split(split, rows, query, source)
+        first = next(iter(source.values()))
+        sums = receive_sums(split, self.zero(len(first), first.dtype, first.device))
+        o, sums = self.scan(rows.real(), sums, **query, **self.repeat_heads(source))
+        assert sums is not None, "a scan that was given sums returns them"
+        return send_sums(split, o, sums)
 
     @final
     def empty_state(self, batch: int, capacity: int | None, dtype: torch.dtype, device: torch.device) -> ScanState:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.core.rows import Mask, Rows
+from regard.core.sequence import Split, last_tokens_before, tied, tokens_before
 from regard.core.state import Progress, RingState, fix_bound
 from regard.layers.attention.attending import Attending
 from regard.layers.attention.cached import put_slots
@@ -77,6 +78,19 @@ class Tailed(Attending):
             at = at[:, None, :, None]
             tail = tuple(part.gather(2, at.expand(-1, part.shape[1], -1, part.shape[3])) for part in joined.values())
         return o, TailState(tail, tuple(front.values()), after)
+
+    @final
+    def attend_split(self, split: Split, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor]) -> Tensor:
+        if self.shape.role != "causal":
+            return super().attend_split(split, rows, query, source)
+        tail = tuple(last_tokens_before(split, part, self.reach) for part in source.values())
+        front: tuple[Tensor, ...] = ()
+        if self.front:
+            first = (tokens_before(split, part)[:, :, : self.front] for part in source.values())
+            front = tuple(F.pad(part, (0, 0, 0, self.front + 1 - part.shape[2])) for part in first)
+        length = split.rank * rows.T
+        progress = Progress(torch.full_like(rows.count, length), length, True, self.facts.name)
+        return tied(self.attend_self(rows, query, source, TailState(tail, front, progress))[0], *tail, *front)
 
     @final
     def attend_past(

@@ -26,7 +26,7 @@ def joined(config: TrainingConfig) -> Iterator[Alone | Processes]:
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if uses_gpu else "gloo", timeout=timedelta(seconds=config.timeout), **alone
     )
-    world = Processes(config.timeout)
+    world = Processes(config)
     if config.sharded:
         from regard.training.distributed.sharding import Sharded
 

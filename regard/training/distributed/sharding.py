@@ -21,7 +21,6 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from regard.training import checkpoint
 from regard.training.config import TrainingConfig
-from regard.training.distributed.batchnorm import synchronise_batch_norms
 from regard.training.distributed.experts import spread_experts, whole_experts
 from regard.training.distributed.tensors import local
 from regard.training.distributed.world import Compute, Computed, Processes
@@ -32,13 +31,13 @@ class Sharded(Processes):
     """Processes that each keep a shard of everything that is trained."""
 
     def __init__(self, config: TrainingConfig):
-        super().__init__(config.timeout)
+        super().__init__(config)
         self.precision, self.spreads_experts = config.precision, config.spread_experts
         self.experts: list[Any] = []
         self.root: FSDPModule | None = None
 
     def wrap(self, model: nn.Module, compute: Compute) -> Compute:
-        synchronise_batch_norms(model)
+        self.prepare(model)
         device = next(model.parameters()).device
         options: dict[str, Any] = {"mesh": init_device_mesh(device.type, (self.size,))}
         if self.precision != "float32":

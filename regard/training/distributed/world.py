@@ -23,7 +23,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from regard.core.parallel import Spread, spread_batch
+from regard.core.sequence import Split, split_rows
+from regard.training.config import TrainingConfig
 from regard.training.distributed.batchnorm import synchronise_batch_norms
+from regard.training.distributed.tokens import check_splits, split_tokens
 from regard.training.run import Run
 
 T = TypeVar("T")
@@ -158,9 +161,11 @@ class Alone:
 class Processes:
     """Those of torch.distributed, of which this is one."""
 
-    def __init__(self, timeout: float):
+    def __init__(self, config: TrainingConfig):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.timeout = timeout
+        self.timeout = config.timeout
+        # a group of its own: layers that wait for each other must not wait behind the gradients of other layers
+        self.split = Split(dist.new_group(), self.rank, self.size) if config.shares == "tokens" else None
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         self.parent = os.getppid()
@@ -184,7 +189,7 @@ class Processes:
         return torch.device("cuda", self.local_rank)
 
     def wrap(self, model: nn.Module, compute: Compute) -> Compute:
-        synchronise_batch_norms(model)
+        self.prepare(model)
         # buffers are equal by construction: every process draws from the same seed, and statistics are summed
         kind = nn.parallel.DistributedDataParallel
         # PyTorch 2.13 renamed it
@@ -194,7 +199,15 @@ class Processes:
         self.wrapped = kind(Computed(model, compute), gradient_as_bucket_view=True, **options)
         return self.wrapped
 
+    def prepare(self, model: nn.Module) -> None:
+        """Makes a model fit for shared batches, or refuses it in words."""
+        if self.split is not None:
+            check_splits(model)
+        synchronise_batch_norms(model)
+
     def share(self, batch: Rows) -> Share:
+        if self.split is not None:
+            return Share(split_tokens(batch, self.split), float(self.size))
         rows = len(next(part for part in batch if part is not None))
         first, last = (rows * rank // self.size for rank in (self.rank, self.rank + 1))
         has_rows = first < last
@@ -204,8 +217,10 @@ class Processes:
         parts = make(*(None if part is None else part[cut] for part in batch))
         return Share(parts, float(self.size * has_rows))
 
-    def spread(self, share: Share) -> AbstractContextManager[None]:
-        return spread_batch(Spread(None, self.rank, self.size, share.weight > 0))
+    @contextmanager
+    def spread(self, share: Share) -> Iterator[None]:
+        with spread_batch(Spread(None, self.rank, self.size, share.weight > 0)), split_rows(self.split):
+            yield
 
     def accumulating(self, is_last: bool) -> AbstractContextManager[None]:
         assert self.wrapped is not None, "wrapped before the first update"
