@@ -272,7 +272,7 @@ def _finish(work: Callable[[], Any], run: str) -> int:
     """Trains, and returns the exit status: 0 done, 128 + signal if stopped, 1 if training itself failed, 75 if another
     process was lost."""
     from regard.training.distributed.status import LOST
-    from regard.training.distributed.world import LostProcess, is_main_process
+    from regard.training.distributed.world import EndedElsewhere, LostProcess, is_main_process
     from regard.training.loop import Stopped, TrainingError
 
     says = is_main_process()
@@ -289,6 +289,8 @@ def _finish(work: Callable[[], Any], run: str) -> int:
     except LostProcess as error:
         print(f"regard: {error}", file=sys.stderr)
         return LOST
+    except EndedElsewhere:
+        return 0  # the status of the run is that of the process which reports the error
     if not says:
         return 0
     best = f"; best at step {state.best_step}: {state.best:.4g}" if state.best is not None else ""

@@ -112,7 +112,7 @@ class Loop:
         self.display.begin(self.state.step, self.config.steps)
         stream = nullcontext() if self.cuda_graphs is None else torch.cuda.stream(self.cuda_graphs.stream)
         try:
-            with self.world.in_words(), self.signals.remembered(), stream, _deterministic(self.config.deterministic):
+            with self.signals.remembered(), stream, _deterministic(self.config.deterministic):
                 while True:
                     self._evaluate_and_save()
                     self._check_signals()

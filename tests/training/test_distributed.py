@@ -28,7 +28,7 @@ from regard.training import checkpoint, loop
 from regard.training.display import Display
 from regard.training.distributed.launch import _Loopback, launch
 from regard.training.distributed.status import FOLDER
-from regard.training.distributed.world import LostProcess
+from regard.training.distributed.world import EndedElsewhere, LostProcess
 from regard.training.run import Run
 
 SMALL = "--model.width 16 --model.heads 2 --model.inner 32 --model.dropout 0 "
@@ -225,6 +225,19 @@ class TestFaults:
             with pytest.raises(LostProcess, match=r"did not answer for 4 seconds \(training.timeout\)"):
                 begin(folder, "language", "stuck", "--training.timeout 4 ")
             done.touch()
+
+        assert in_processes(2, begin_here) == [0, 0]
+
+    @pytest.mark.parametrize(("culprit", "broken"), [(0, "restore"), (1, "restore"), (1, "_update")])
+    def test_an_error_in_one_process_ends_the_others_at_once(self, folder, culprit, broken):
+        """They wait for it through the store (restore) or in a collective (_update)."""
+
+        def begin_here(rank: int) -> None:
+            signal.alarm(60)
+            if rank == culprit:
+                setattr(loop.Loop, broken, mock.Mock(side_effect=ValueError("no store of this name")))
+            with pytest.raises(ValueError if rank == culprit else EndedElsewhere):
+                begin(folder, "classify", f"broken-{culprit}-{broken}")
 
         assert in_processes(2, begin_here) == [0, 0]
 

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from regard.training.config import TrainingConfig
-from regard.training.distributed.world import Alone, Processes, is_launched
+from regard.training.distributed.world import Alone, EndedElsewhere, LostProcess, Processes, is_launched
+from regard.training.signals import Stopped
 
 
 @contextmanager
@@ -32,7 +33,13 @@ def joined(config: TrainingConfig) -> Iterator[Alone | Processes]:
 
         world = Sharded(config)
     try:
-        yield world
+        with world.in_words():
+            yield world
+    except (LostProcess, EndedElsewhere, Stopped):
+        raise
+    except BaseException:
+        world.tell_end()
+        raise
     finally:
         # what communicates must be gone before the group: otherwise its threads are waited for while they wait for us
         world.leave()

@@ -14,7 +14,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -34,12 +34,18 @@ Rows = tuple[Tensor | None, ...]  # a batch: each tensor has its rows first
 Compute = Callable[..., Any]
 PREPARING = timedelta(days=7)  # the longest time that the main process may read data and train tokenizers
 LOST = re.compile(
-    r"gloo|nccl|timed out|timeout|connection (was )?(closed|reset|refused)|broken pipe|store", re.IGNORECASE
+    r"gloo|nccl|timed out|timeout|connection (was )?(closed|reset|refused)|broken pipe|\bstore\b",
+    re.IGNORECASE,
 )
+ENDED = "regard/ended"  # in the store: the process that ended with an error
 
 
 class LostProcess(RuntimeError):
-    """Another process of the run is stuck or has ended."""
+    """Another process of the run is stuck or was killed."""
+
+
+class EndedElsewhere(RuntimeError):
+    """Another process of the run ended with an error, which it reports itself."""
 
 
 class Share(NamedTuple):
@@ -108,10 +114,6 @@ class World(Protocol):
         """Called when training is over: brings the checkpoints into the form that is shared."""
         ...
 
-    def in_words(self) -> AbstractContextManager[None]:
-        """Inside the block, the loss of another process is a `LostProcess`."""
-        ...
-
 
 class Alone:
     """One process."""
@@ -153,9 +155,6 @@ class Alone:
 
     def finish(self, run: Run) -> None:
         pass
-
-    def in_words(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
 
 class Processes:
@@ -251,6 +250,21 @@ class Processes:
         if store.add(here, 1) == self.size:
             store.set(f"{here}/done", "1")
         store.wait([f"{here}/done"], PREPARING)
+        self._check_ended()
+
+    def tell_end(self) -> None:
+        """Tells the other processes that this one ends with an error, so that none waits for it."""
+        store = dist.distributed_c10d._get_default_store()
+        with suppress(dist.DistError):
+            store.set(ENDED, str(self.rank))
+            for meeting in (self.meetings, self.meetings + 1):
+                store.set(f"regard/meeting/{meeting}/done", "1")
+
+    def _check_ended(self) -> None:
+        store = dist.distributed_c10d._get_default_store()
+        if store.check([ENDED]):
+            which = store.get(ENDED).decode()
+            raise EndedElsewhere(f"process {self.rank} of {self.size}: process {which} ended with an error")
 
     def gathered(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -267,11 +281,16 @@ class Processes:
 
     @contextmanager
     def in_words(self) -> Iterator[None]:
+        """Inside the block, the loss of another process is a `LostProcess`, and its error an `EndedElsewhere`."""
         try:
             yield
         except RuntimeError as error:
-            if not isinstance(error, dist.DistError) and not LOST.search(str(error)):
+            # what PyTorch raises; our own errors are of classes of their own
+            is_plain = type(error) is RuntimeError and LOST.search(str(error))
+            if not is_plain and not isinstance(error, dist.DistError):
                 raise
+            with suppress(dist.DistError):
+                self._check_ended()
             why = " ".join(str(error).split())[:200]
             raise LostProcess(
                 f"process {self.rank} of {self.size}: another process of the run has ended, or did not answer for "
