@@ -143,6 +143,7 @@ class _Trainer:
 
     def __init__(self, lesson: Lesson, task: Task, length: int, model: Model):
         self.lesson, self.task, self.length, self.model = lesson, task, length, model
+        self.scored: dict[tuple[str, int], Examples] = {}  # drawn once, as pictures take their time
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=0.01)
 
     def train(self, progress: Progress, clock: Callable[[], float], began: float) -> None:
@@ -249,7 +250,9 @@ class _Trainer:
         items: list[float] = []
         with torch.inference_mode():
             for first in range(0, TESTED if self.task.scored is None else GIVEN, ROWS):
-                found = self.draw(ROWS, seed + first, which)
+                if (which, first) not in self.scored:
+                    self.scored[which, first] = self.draw(ROWS, seed + first, which)
+                found = self.scored[which, first]
                 best = self.model(found.tokens, keep=found.keep).logits.argmax(-1)
                 counts = found.answers != IGNORED
                 hits = (best == found.answers) & counts

@@ -63,6 +63,9 @@ def plans(size: str, flags: tuple[str, ...], test: tuple[str, ...]) -> tuple[Qua
     """The two tables on the user's pairs; none where no pairs are given."""
     if not flags:
         return ()
+    if not any(flag.startswith("--data.valid_source") for flag in flags):
+        # else some pairs are held out, others for each seed, and an ensemble would have several vocabularies
+        raise ValueError("table 'wmt' needs pairs to validate on, the same for all seeds: give --data.valid_source too")
     amount = AMOUNTS[size]
     return tuple(
         QualityPlan(

@@ -1,6 +1,7 @@
 """Scores under an equal budget: the parameters, the sweep and its seeds with a planted trainer, and one real cell."""
 
 import dataclasses
+import gzip
 import json
 import math
 from pathlib import Path
@@ -19,9 +20,9 @@ from regard.compare.budget import Budget, budget_from
 from regard.compare.filling import Filling, fill_quality
 from regard.compare.learn import Broke, Lesson, learn
 from regard.compare.page import html_report
-from regard.compare.quality import QualityPlan
+from regard.compare.quality import QualityPlan, Variant
 from regard.compare.results import Results
-from regard.compare.runs import RunLesson, learn_run
+from regard.compare.runs import RunLesson, joined_files, learn_run
 from regard.compare.scores import Scores
 from regard.compare.store import Folder
 from regard.models import ModelConfig, build
@@ -437,3 +438,42 @@ def test_a_task_of_regard_train_goes_through_its_own_loop(tmp_path):
     assert counted["parameters"] == facts["parameters"]
     # a run that is there is not trained again
     assert learn_run(lesson)[0]["curve"] == answer["curve"]
+
+
+def test_units_are_joined_into_words_once(tmp_path):
+    """Files that flags name are replaced, compressed ones too; other flags stay."""
+    with gzip.open(tmp_path / "a.en.gz", "wt") as file:
+        file.write("a b@@ c\n\nd@@ e f\n")
+    flags = ("--data.source", str(tmp_path / "a.en.gz"), "--model.width", "8", "--source", str(tmp_path / "a.en.gz"))
+    found = joined_files(flags, str(tmp_path / "words"))
+    assert Path(found[1]).read_text() == "a bc\n\nde f\n"
+    assert (found[0], found[2:4], found[5]) == ("--data.source", ["--model.width", "8"], found[1])
+    before = Path(found[1]).stat().st_mtime_ns
+    assert joined_files(flags, str(tmp_path / "words")) == found
+    assert Path(found[1]).stat().st_mtime_ns == before
+
+
+@pytest.mark.exhaustive
+def test_runs_are_scored_on_a_test_set_alone_and_as_an_ensemble(tmp_path):
+    """From the pairs to the rows: equal counted operations, a row that is only decoded anew, an ensemble."""
+    pairs = "".join(f"a {word} b\tx {word} y\n" for word in "cdefghijkl" * 8)
+    (tmp_path / "pairs.tsv").write_text(pairs)
+    sizes = ("--model.width", "16", "--model.heads", "2", "--model.inner", "32", "--model.layers", "1")
+    variants = (
+        Variant("tiny", ("--model.preset", "tiny", *sizes)),
+        Variant("tiny, greedy", of="tiny", test=("--beam", "1")),
+        Variant("tiny, ensemble", of="tiny", ensemble=True),
+    )
+    data = [part for flag in ("source", "valid_source") for part in (f"--data.{flag}", str(tmp_path / "pairs.tsv"))]
+    data = (*data, "--data.tokenizer", "units", "--training.tokens", "128")
+    more = {"flags": data, "test": ("--source", str(tmp_path / "pairs.tsv")), "variants": variants, "jobs": 2}
+    asked = QualityPlan("translate", rates=(0.01,), seeds=2, axis="flops", amount=2e8, **more)
+    folder = Folder(tmp_path / "out")
+    fill_quality([asked], folder)
+    rows = {row["spec"]: row for row in Scores(asked, folder).rows}
+    assert {spec: row["status"] for spec, row in rows.items()} == dict.fromkeys(rows, "done")
+    assert [rows[spec]["seeds"] for spec in rows] == [2, 2, 1]
+    assert rows["tiny"]["flops"] == pytest.approx(2e8, rel=0.2)
+    assert rows["tiny, ensemble"]["flops"] == pytest.approx(2 * rows["tiny"]["flops"], rel=0.01)
+    assert Scores(asked, folder).metric == "bleu (test)"
+    assert len(list((tmp_path / "out" / "runs").glob("*/run.json"))) == 2

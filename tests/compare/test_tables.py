@@ -124,7 +124,7 @@ def test_a_table_without_plans_prints_what_was_published_and_how_to_fill_it(tmp_
 
 def test_the_translators_of_table_2(tmp_path):
     """Every row is trained in both tables, and is there once more as an ensemble; other decoding trains nothing."""
-    data = ("--data.source", "a", "--data.target", "b", "--data.tokenizer", "units", "--test.source", "c")
+    data = ("--data.source", "a", "--data.valid_source", "b", "--data.tokenizer", "units", "--test.source", "c")
     table = tables.build("wmt", "small", *data)
     assert [plan.axis for plan in table.quality] == ["epochs", "flops"]
     plan = table.quality[0]
@@ -139,6 +139,8 @@ def test_the_translators_of_table_2(tmp_path):
     replaced = plan.run_lesson("deep LSTM on words, unknown replaced", 0.001, 1, folder)
     assert replaced.runs == plan.run_lesson("deep LSTM on words", 0.001, 1, folder).runs
     assert replaced.test == ("--source", "c", "--replace-unknown")
+    with pytest.raises(ValueError, match="needs pairs to validate on"):
+        tables.build("wmt", "small", *data[:2])
     # what is not in units has no words to join
     assert not any(variant.words for variant in tables.build("wmt", "small", *data[:4]).quality[0].variants)
 
