@@ -283,8 +283,7 @@ def _finish(work: Callable[[], Any], run: str) -> int:
             print(f"regard: {stopped}; continue with: regard resume {run}", file=sys.stderr)
         return stopped.code
     except TrainingError as error:
-        if says:
-            print(f"regard: {error}", file=sys.stderr)
+        print(f"regard: {error}", file=sys.stderr)
         return 1
     except LostProcess as error:
         print(f"regard: {error}", file=sys.stderr)

@@ -50,7 +50,7 @@ CASES = {
     "--model.attention [clusterformer(clusters=3,chunk=4,bank=64,every=2),softmax] "
     "--model.feedforward switch(experts=3,capacity=0.7,jitter=0.0) " + SMALL,
     "classify": "--data.text reviews.tsv --training.tokens 100 --model.layers 1 --init none --data.blanked 0.1 "
-    + SMALL,
+    "--model.attention performer(features=8,redraw=1) " + SMALL,
     "images": "--data.images colours --data.batch 9 --model.preset convnet --model.width 4 --model.layers [1,1] "
     "--model.dropout 0 --augment.mixup 0.8 ",
     "captions": "--data.captions captions.tsv --data.images images.npz --data.columns [0,1,2] --data.batch 7 "
@@ -194,6 +194,43 @@ def test_a_run_goes_on_with_another_number_of_processes_sharded_or_not(folder):
     assert_close(found, wanted, rtol=2e-5, atol=1e-5)
 
 
+def test_plan_and_end_follow_the_clock_and_the_metric_of_the_main_process(folder):
+    """The other one has a clock that is three times as fast, and validation losses at which it would stop."""
+    flags = "--training.steps null --training.minutes 0.01 --training.stop_at 0.01 --training.evaluate_every null "
+
+    def begin_here(rank: int) -> None:
+        signal.alarm(60)
+        task = tasks.find("classify")
+        evaluate = task.evaluate
+
+        def evaluate_better(*arguments):
+            metrics, samples = evaluate(*arguments)
+            return metrics | {"loss": 0.0}, samples
+
+        if rank == 1:
+            loop.time = mock.Mock(monotonic=lambda: 3 * time.monotonic())
+            task.evaluate = evaluate_better
+        begin(folder, "classify", "planned", flags)
+
+    assert in_processes(2, begin_here) == [0, 0]
+    records = Run.open(folder / "planned").records()
+    planned = next(record["steps"] for record in records if record["event"] == "plan")
+    assert records[-1]["step"] == planned
+
+
+def test_each_process_draws_dropout_of_its_own():
+    """Of a step: and the main process that of a process alone."""
+    seeds = []
+    for rank in range(3):
+        stand_in = mock.Mock(config=mock.Mock(seed=1), state=mock.Mock(step=2), world=mock.Mock(rank=rank))
+        stand_in.task.model = torch.nn.Linear(1, 1)
+        with torch.random.fork_rng():
+            loop.Loop._seed_draws(stand_in)
+            seeds.append(torch.initial_seed())
+    assert len(set(seeds)) == 3
+    assert seeds[0] == loop.step_seed(1, 2)
+
+
 class TestFaults:
     @pytest.mark.parametrize(("victim", "flags"), [(0, ""), (1, "--training.sharded true ")])
     def test_after_a_kill_the_others_end_and_a_restart_gives_the_same_bits(self, folder, victim, flags):
@@ -228,6 +265,19 @@ class TestFaults:
 
         assert in_processes(2, begin_here) == [0, 0]
 
+    def test_an_error_of_all_processes_is_reported_by_one(self, folder):
+        def begin_here(rank: int) -> None:
+            flags = "--training.sharded true --training.spread_experts true --model.feedforward switch(experts=3) "
+            try:
+                begin(folder, "classify", "reported", flags)
+            except ValueError:
+                (folder / f"reported-by-{rank}").touch()
+            except EndedElsewhere:
+                pass
+
+        assert in_processes(2, begin_here) == [0, 0]
+        assert len(list(folder.glob("reported-by-*"))) == 1
+
     @pytest.mark.parametrize(("culprit", "broken"), [(0, "restore"), (1, "restore"), (1, "_update")])
     def test_an_error_in_one_process_ends_the_others_at_once(self, folder, culprit, broken):
         """They wait for it through the store (restore) or in a collective (_update)."""
@@ -259,13 +309,18 @@ class TestFaults:
 
 
 class TestLauncher:
-    @pytest.mark.parametrize(("restarts", "status"), [(1, 3), (0, 128 + 9)])
-    def test_it_starts_again_after_a_kill_and_not_after_an_end_in_words(self, tmp_path, restarts, status):
+    @pytest.mark.parametrize(
+        ("restarts", "status", "end", "words"),
+        [(1, 3, "kill -9 $$", ""), (0, 137, "kill -9 $$", "ended with SIGKILL:"), (0, 75, "exit 75", "status 75:")],
+    )
+    def test_it_starts_again_after_a_kill_and_not_after_an_end_in_words(
+        self, tmp_path, capfd, restarts, status, end, words
+    ):
         """With a stand-in for Python: process 1 is killed the first time, then process 0 ends in words."""
         stand_in = tmp_path / "python"
         stand_in.write_text(
             f"#!/bin/sh\necho $RANK $TORCHELASTIC_RESTART_COUNT $MASTER_ADDR $* >> {tmp_path}/calls\n"
-            "test $RANK-$TORCHELASTIC_RESTART_COUNT = 1-0 && kill -9 $$\n"
+            f"test $RANK-$TORCHELASTIC_RESTART_COUNT = 1-0 && {end}\n"
             "test $TORCHELASTIC_RESTART_COUNT = 0 && sleep 60\n"
             f"test $RANK = 0 && printf 3 > ${FOLDER}/0\nexit 0\n"
         )
@@ -276,6 +331,9 @@ class TestLauncher:
             os._exit(launch(2, ["train", "x"], restarts=restarts))
 
         assert in_child(launch_here) == status
+        said = capfd.readouterr().err
+        assert words in said
+        assert "elastic" not in said, "PyTorch has nothing to add"
         calls = sorted((tmp_path / "calls").read_text().splitlines())
         assert calls == [f"{rank} {n} 127.0.0.1 -m regard train x" for rank in range(2) for n in range(restarts + 1)]
 

@@ -37,9 +37,10 @@ def joined(config: TrainingConfig) -> Iterator[Alone | Processes]:
             yield world
     except (LostProcess, EndedElsewhere, Stopped):
         raise
-    except BaseException:
-        world.tell_end()
-        raise
+    except BaseException as error:
+        if world.tell_end():
+            raise
+        raise EndedElsewhere(f"process {world.rank} of {world.size}: another one reports the error") from error
     finally:
         # what communicates must be gone before the group: otherwise its threads are waited for while they wait for us
         world.leave()

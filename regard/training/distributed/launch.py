@@ -36,7 +36,8 @@ def launch(processes: int, arguments: Sequence[str], *, restarts: int) -> int:
     again, up to `restarts` times."""
     rendezvous_handler_registry.register(BACKEND, _Loopback)
     # what torchelastic has to say is for those who run clusters; the processes speak for themselves
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # each module of it has a level of its own
     with tempfile.TemporaryDirectory(prefix="regard-") as folder:
         own = {
             FOLDER: folder,
@@ -60,7 +61,8 @@ def launch(processes: int, arguments: Sequence[str], *, restarts: int) -> int:
             return read_status(folder) or 128 + stopped.sigval
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
-            died = f"process {rank} ended with {failure.signal_name() or f'status {failure.exitcode}'}"
+            how = failure.signal_name() if failure.exitcode < 0 else f"status {failure.exitcode}"
+            died = f"process {rank} ended with {how}"
             again = f" after {restarts} restarts" if restarts else ""
             print(f"regard: {died}{again}: the run stands at its last checkpoint", file=sys.stderr)
             return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode

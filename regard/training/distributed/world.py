@@ -252,13 +252,17 @@ class Processes:
         store.wait([f"{here}/done"], PREPARING)
         self._check_ended()
 
-    def tell_end(self) -> None:
-        """Tells the other processes that this one ends with an error, so that none waits for it."""
+    def tell_end(self) -> bool:
+        """Tells the other processes that this one ends with an error, so that none waits for it. Whether it is the
+        first, which reports the error: often all of them have the same."""
         store = dist.distributed_c10d._get_default_store()
-        with suppress(dist.DistError):
-            store.set(ENDED, str(self.rank))
+        try:
+            first = store.compare_set(ENDED, "", str(self.rank)).decode()
             for meeting in (self.meetings, self.meetings + 1):
                 store.set(f"regard/meeting/{meeting}/done", "1")
+        except dist.DistError:
+            return True
+        return first == str(self.rank)
 
     def _check_ended(self) -> None:
         store = dist.distributed_c10d._get_default_store()
@@ -291,7 +295,8 @@ class Processes:
                 raise
             with suppress(dist.DistError):
                 self._check_ended()
-            why = " ".join(str(error).split())[:200]
+            # without the line of PyTorch's source
+            why = re.sub(r"^\[\S+:\d+\] ", "", " ".join(str(error).split()))[:200].rstrip(".")
             raise LostProcess(
                 f"process {self.rank} of {self.size}: another process of the run has ended, or did not answer for "
                 f"{self.timeout:g} seconds (training.timeout): {why}. The run resumes from its last checkpoint"
