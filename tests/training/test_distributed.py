@@ -291,6 +291,16 @@ class TestFaults:
 
         assert in_processes(2, begin_here) == [0, 0]
 
+    def test_a_process_that_is_killed_before_they_connect_is_lost(self, folder):
+        def begin_here(rank: int) -> None:
+            with (
+                mock.patch.object(torch.distributed, "init_process_group", side_effect=RuntimeError("connectFullMesh")),
+                pytest.raises(LostProcess, match="did not reach each other within 600 seconds"),
+            ):
+                begin(folder, "classify", "unreached")
+
+        assert in_processes(1, begin_here) == [0]
+
     def test_a_signal_to_one_process_saves_and_stops_all_of_them(self, folder):
         def begin_here(rank: int) -> None:
             update, calls = loop.Loop._update, itertools.count(1)
@@ -367,7 +377,7 @@ def test_after_twenty_kills_the_weights_are_those_of_an_undisturbed_run(folder):
     processes stop."""
     draw = random.Random(0)
     given = (
-        QUICK.format(steps=2000)
+        QUICK.format(steps=600)
         + CASES["classify"]
         + "--training.save_every 20 --training.evaluate_every 500 --training.restarts 50 "
     ).split()
@@ -375,7 +385,7 @@ def test_after_twenty_kills_the_weights_are_those_of_an_undisturbed_run(folder):
 
     def start(out: str) -> subprocess.Popen:
         command = [sys.executable, "-m", "regard", "train", "classify", *given, "--out", str(folder / out)]
-        return subprocess.Popen([*command, "--training.processes", "2"], stderr=subprocess.DEVNULL)
+        return subprocess.Popen([*command, "--training.processes", "2"])
 
     def processes(parent: int) -> list[int]:
         return list(map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split()))

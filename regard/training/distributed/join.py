@@ -24,14 +24,16 @@ def joined(config: TrainingConfig) -> Iterator[Alone | Processes]:
     # a process alone may shard, too: then it needs no other to meet
     store = None if is_launched() else dist.HashStore()  # pyright: ignore[reportPrivateImportUsage] # documented there
     alone: dict[str, Any] = {} if store is None else {"store": store, "rank": 0, "world_size": 1}
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if uses_gpu else "gloo", timeout=timedelta(seconds=config.timeout), **alone
-    )
-    world = Processes(config)
+    with connecting(config.timeout):
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if uses_gpu else "gloo", timeout=timedelta(seconds=config.timeout), **alone
+        )
     if config.sharded:
         from regard.training.distributed.sharding import Sharded
 
         world = Sharded(config)
+    else:
+        world = Processes(config)
     try:
         with world.in_words():
             yield world
@@ -46,3 +48,16 @@ def joined(config: TrainingConfig) -> Iterator[Alone | Processes]:
         world.leave()
         gc.collect()
         dist.destroy_process_group()
+
+
+@contextmanager
+def connecting(timeout: float) -> Iterator[None]:
+    """Inside the block, in which the processes find each other, a failure is a `LostProcess`: one was killed before the
+    others reached it."""
+    try:
+        yield
+    except RuntimeError as error:
+        why = " ".join(str(error).split())[:200]
+        raise LostProcess(
+            f"the processes of the run did not reach each other within {timeout:g} seconds (training.timeout): {why}"
+        ) from error

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
@@ -82,7 +83,11 @@ class Sharded(Processes):
 
         def save_shards(folder: Path) -> None:
             self.wait()
-            save(flat, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+            try:
+                save(flat, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+            except CheckpointException as error:
+                why = " ".join(str(error).split())[:300]
+                raise checkpoint.CheckpointError(f"{folder}: shards could not be written: {why}") from error
             self.wait()
 
         given = dict(state) | {"aliases": aliases}
