@@ -6,8 +6,8 @@ the model gives alone. Then the same clients against a short queue (overload), a
 
 --compare: GPT-2 small with random weights, and the translator bundled with Regard, behind `regard serve`, `transformers
 serve` (also with its continuous batching), LitServe, and CTranslate2's asynchronous translator. All get the same
-requests from the same clients, one server after the other, each in a process of its own with as many threads. A server
-that is not installed, or does not answer, is named and omitted.
+requests from the same clients, in turns, each in a process of its own with as many threads. A server that is not
+installed, or does not answer, is named and omitted.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import asyncio
 import dataclasses
 import importlib.util
 import json
+import operator
 import os
 import platform
 import random
@@ -345,38 +346,59 @@ def race(
     read: Callable[[dict[str, Any], bytes], Any],
     arguments: argparse.Namespace,
 ) -> dict[str, Any]:
-    """The same requests to one server after the other; their answers are compared with those of the first."""
+    """The same requests to all servers, which run side by side and take turns: in a round each gets a part of them, so
+    that what else the machine does strikes all alike. Answers are compared with those of the first."""
+    entries: list[Entry] = []
+    try:
+        for package, name, start in servers:
+            if importlib.util.find_spec(package) is None:
+                print(f"{package} is not installed, and omitted")
+            elif arguments.device != "cpu" and package in ("litserve", "ctranslate2"):
+                print(f"{package} is measured on the CPU only, and omitted")
+            else:
+                entries.append(Entry(start(), bodies[name]))
+        for entry in list(entries):
+            try:
+                entry.server.wait(entry.bodies[0])
+            except RuntimeError as error:
+                print(f"{entry.server.name} is omitted: {error}")
+                entry.server.end()
+                entries.remove(entry)
+        count = len(next(iter(bodies.values())))
+        size = -(-count // arguments.rounds)
+        for first in range(0, count, size):
+            for entry in entries:
+                entry.turn(range(first, min(first + size, count)), read, arguments.clients)
+    finally:
+        for entry in entries:
+            entry.server.end()
     found: dict[str, Any] = {}
-    answers: list[Any] | None = None
-    for package, name, start in servers:
-        if importlib.util.find_spec(package) is None:
-            print(f"{package} is not installed, and omitted")
-            continue
-        if arguments.device != "cpu" and package in ("litserve", "ctranslate2"):
-            print(f"{package} is measured on the CPU only, and omitted")
-            continue
-        server = start()
-        asks, given = [load.Ask(body, None) for body in bodies[name]], [None] * len(bodies[name])
-
-        def note(body: dict[str, Any], raw: bytes, asks: list[load.Ask] = asks, given: list[Any] = given) -> None:
-            place = next(number for number, ask in enumerate(asks) if ask.body is body)
-            given[place] = read(body, raw)
-
-        try:
-            with running(server, asks[0].body):
-                report = asyncio.run(
-                    load.load(server.port, asks, clients=arguments.clients, path=server.path, read=note)
-                )
-        except RuntimeError as error:
-            print(f"{server.name} is omitted: {error}")
-            continue
-        summary = {key: report.summary()[key] for key in ("requests/s", "p50", "p99", "lost")}
-        if answers is not None:
-            summary["same answers"] = sum(one == other for one, other in zip(answers, given, strict=True)) / len(given)
-        answers = answers or given
-        found[server.name] = summary
-        print(f"{server.name:42}", summary, *report.lost[:1], flush=True)
+    for entry in entries:
+        summary = {key: entry.report.summary()[key] for key in ("requests/s", "p50", "p99", "lost")}
+        summary["same answers"] = sum(map(operator.eq, entry.given, entries[0].given)) / len(entry.given)
+        found[entry.server.name] = summary
+        print(f"{entry.server.name:42}", summary, *entry.report.lost[:1], flush=True)
     return found
+
+
+class Entry:
+    """A server of a race, its requests, and what came of them."""
+
+    def __init__(self, server: Server, bodies: list[dict[str, Any]]):
+        self.server, self.bodies, self.report = server, bodies, load.Report()
+        self.given: list[Any] = [None] * len(bodies)
+
+    def turn(self, places: range, read: Callable[[dict[str, Any], bytes], Any], clients: int) -> None:
+        def note(body: dict[str, Any], raw: bytes) -> None:
+            place = next(place for place in places if self.bodies[place] is body)
+            self.given[place] = read(body, raw)
+
+        asks = [load.Ask(self.bodies[place], None) for place in places]
+        report = asyncio.run(load.load(self.server.port, asks, clients=clients, path=self.server.path, read=note))
+        self.report.right += report.right
+        self.report.lost += report.lost
+        self.report.seconds += report.seconds
+        self.report.took += report.took
 
 
 def parsed() -> argparse.Namespace:
@@ -388,6 +410,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--compare", action="store_true", help="measure other servers with the same models")
     parser.add_argument("--only", choices=("completions", "translations"), help="one of the two comparisons")
     parser.add_argument("--requests", type=int, default=64, help="of a comparison (default: 64)")
+    parser.add_argument("--rounds", type=int, default=4, help="turns of each server in a comparison (default: 4)")
     parser.add_argument("--clients", type=int, help="at a time (default: 64 for --load, 16 for --compare)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of each server (default: all cores)")
     parser.add_argument("--device", default="cpu", help="of Regard and transformers: cpu or cuda (default: cpu)")

@@ -13,6 +13,7 @@ from typing import Any
 from regard.http.refused import Refused
 
 LOG = logging.getLogger("regard.serve")
+PATIENCE = 0.04  # seconds that a batch waits to become as large as the one before
 
 # texts, settings that all of them have, a check that raises when nobody waits any more -> an answer for each text
 Compute = Callable[[list[str], Any, Callable[[], None]], Sequence[Any]]
@@ -54,6 +55,7 @@ class Gatherer:
         self.running: list[Job] = []
         self.finished = self.failed = self.cancelled = self.batches = self.texts_done = 0
         self.seconds_each = 0.1  # of a batch: a moving average
+        self.usual = 1  # texts of the last batch: clients that were answered together come back together
         self.changed, self.closed = threading.Condition(), False
         self.thread = threading.Thread(target=self._work, name="regard-gatherer", daemon=True)
 
@@ -88,13 +90,18 @@ class Gatherer:
                     self.changed.wait()
                 if not self.waiting:
                     return
+                self.changed.wait_for(self._has_usual, PATIENCE)
             self.advance()
+
+    def _has_usual(self) -> bool:
+        return self.closed or sum(len(job.texts) for job in self.waiting) >= self.usual
 
     def advance(self) -> None:
         """Computes one batch."""
         self.running = self._gather()
         if self.running:
             began = time.monotonic()
+            self.usual = sum(len(job.texts) for job in self.running)
             self._compute()
             self.seconds_each += 0.1 * (time.monotonic() - began - self.seconds_each)
             self.running = []
