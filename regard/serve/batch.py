@@ -62,7 +62,7 @@ class RunningBatch:
         if IDLE * (len(self.rows) - len(active)) < len(self.rows):
             return
         self.state = take_rows(self.state, self._tensor(active))
-        self.rows, self.lengths = ([part[place] for place in active] for part in (self.rows, self.lengths))
+        self.rows, self.lengths = [self.rows[i] for i in active], [self.lengths[i] for i in active]
         self.state = trim(self.state, self._longest())
         needed = max(row.generation.longest for row in self.active)
         if 2 * needed <= self.capacity:
