@@ -94,3 +94,14 @@ def test_the_queue_is_bounded_and_closes():
     one.thread.join(30)
     assert not one.thread.is_alive()
     assert job.future.result() == ["A"]
+
+
+def test_a_batch_waits_for_as_many_as_the_last_had():
+    one, _ = gatherer()
+    submit(one, "a", "b")
+    assert one._has_usual(), "the first waits for nobody"
+    one.advance()
+    submit(one, "c")
+    assert not one._has_usual()
+    submit(one, "d")
+    assert one._has_usual()
