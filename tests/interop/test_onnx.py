@@ -133,7 +133,7 @@ def test_the_folder_of_a_language_model(language):
         assert b".py" not in path.read_bytes(), "it names files of this machine"
     # both files read the same weights
     parameters = sum(part.numel() for part in language.model.parameters())
-    assert (language.folder / "weights.bin").stat().st_size < 4 * parameters + 20_000
+    assert (language.folder / "weights.bin").stat().st_size <= 4 * parameters
 
 
 def test_a_translator_is_an_encoder_and_a_step(tmp_path):
@@ -181,7 +181,7 @@ def test_an_encoder_of_fixed_length(tmp_path, monkeypatch):
     run = untrained(tmp_path / "run", "masked", config, length=4, apart=True)
     found = export_run(run, tmp_path / "onnx", "onnx")
     assert "the length is fixed (length 4)" in found.notes[0]
-    assert "recurrent" in found.notes[0]
+    assert "attention recurrent reads tokens one by one" in found.notes[0]
     files = Files(tmp_path / "onnx", run)
     tokens, keep = np.random.default_rng(0).integers(0, size(), (2, 4)), np.ones((2, 4), bool)
     keep[1, 3:] = False
