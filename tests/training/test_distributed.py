@@ -348,11 +348,19 @@ class TestLauncher:
         assert calls == [f"{rank} {n} 127.0.0.1 -m regard train x" for rank in range(2) for n in range(restarts + 1)]
 
     def test_its_store_listens_on_the_loopback_address_alone(self):
-        handler = _Loopback(mock.Mock(run_id="test"))
-        socket.create_connection(("127.0.0.1", handler.port)).close()
+        found = _Loopback(mock.Mock(run_id="test")).next_rendezvous()
+        port = found.bootstrap_store_info.master_port
+        socket.create_connection(("127.0.0.1", port)).close()
         # another address of the same machine
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.2", handler.port))
+            socket.create_connection(("127.0.0.2", port))
+
+    def test_every_start_has_a_store_of_its_own(self):
+        """Otherwise processes find the addresses of those that were killed."""
+        handler = _Loopback(mock.Mock(run_id="test"))
+        first, second = handler.next_rendezvous().store, handler.next_rendezvous().store
+        first.set("address", "of one that is gone")
+        assert not second.check(["address"])
 
 
 @pytest.mark.exhaustive
