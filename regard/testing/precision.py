@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.testing import assert_close
 
+from regard.core.state import state_bytes
 from regard.testing.cases import LONG, Case, extended, inputs
 
 
@@ -48,9 +49,15 @@ def check_low_precision(case: Case) -> None:
             )
 
 
+def _reserved(layer: Any, capacity: int) -> int:
+    """Bytes that a state reserves for so many tokens; 0 where the layer does not decode."""
+    return 0 if layer.facts.state is None else state_bytes(layer.start(2, capacity=capacity))
+
+
 def check_autocast(case: Case) -> None:
-    """Half precision chosen from outside, whole and in steps."""
+    """Half precision chosen from outside, whole and in steps; what is kept of each token is of half precision too."""
     layer = case.build(dtype=torch.float32)
+    rooms = [_reserved(layer, capacity) for capacity in (LONG, 2 * LONG)] if case.role == "causal" else [0, 0]
     given = inputs(case, dtype=torch.float32)
     keep = torch.arange(LONG) < torch.tensor([LONG, 9, 17])[:, None]
     memory = {name: tensor for name, tensor in given.items() if name == "memory"}
@@ -60,6 +67,8 @@ def check_autocast(case: Case) -> None:
         if case.role != "self" and layer.facts.padding == "any":
             steps = extended(layer, given["x"], [13, 7, 1, 12], keep, **memory)
             assert steps.isfinite().all()
+            grows = rooms[1] > rooms[0]
+            assert not grows or _reserved(layer, 2 * LONG) < rooms[1], "the state is as large as in float32"
             if layer.facts.split_invariant:
                 exact = layer.float()(**given, keep=keep)
                 assert_close(steps.float(), exact.float(), rtol=0.1, atol=0.1 * exact.abs().max().item())
