@@ -67,7 +67,8 @@ def _idx(path: Path, dimensions: int) -> np.ndarray:
     if len(data) != count or not count:
         has = f"more than {count:,}" if len(data) > count else f"{len(data):,}"
         raise BadImage(str(path), "is not as long as it says", f": {has} values, expected {count:,}, {list(shape)}")
-    return np.frombuffer(data, np.uint8).reshape(shape)
+    # of a bytearray, so that PyTorch may take the array as it is
+    return np.frombuffer(bytearray(data), np.uint8).reshape(shape)
 
 
 def read_cifar(path: Path) -> Stored:

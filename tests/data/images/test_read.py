@@ -67,6 +67,7 @@ def test_idx(tmp_path, packed):
     for where in (path, tmp_path):
         found = read_images(where)
         np.testing.assert_array_equal(found.pixels[:, 0], pixels)
+        assert found.pixels.flags.writeable  # PyTorch warns of others
         assert found.labels == [str(label) for label in labels]
     assert len(read_images(tmp_path, part="test").labels) == 4
     for file in tmp_path.glob("train-labels*"):
