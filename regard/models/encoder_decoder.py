@@ -118,8 +118,8 @@ class EncoderDecoder(Model, ABC):
 
     @abstractmethod
     def decode_packed(self, ids: Tensor, rows: Rows, state: DecoderState, count: Tensor | None) -> Decoded:
-        """New ids [B, n] behind those of the state. `count` [B]: layers keep what stands behind so many of them (None:
-        behind all, or nobody asks)."""
+        """New ids [B, n] behind those of the state. `count` [B]: layers keep what stands behind this number of
+        them (None: behind all, or nobody asks)."""
 
     def _encode(self, source: Tensor, keep: Tensor | None) -> tuple[Out, Memory]:
         out, count = self.encode_packed(*pack_ids(source, keep))

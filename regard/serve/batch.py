@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.core.state import merge, take_rows, trim, with_capacity
 from regard.serve.requests import Row
 
-IDLE = 4  # rows are copied together when one in so many is idle
+IDLE = 4  # rows are copied together when one in this number is idle
 
 
 class RunningBatch:

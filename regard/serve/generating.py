@@ -246,7 +246,7 @@ class Generator:
                 take_rows(state, torch.zeros(1, dtype=torch.long, device=self.device)), generation.longest
             )
             states = copy if states is None else merge(states, copy)
-        # at most so many tokens are read between two steps
+        # the limit is of tokens that are read between two steps
         size = max(1, self.limits.prompt_tokens_at_once // PIECE)
         self.groups.extend(Group(fresh[first : first + size], None) for first in range(0, len(fresh), size))
         if known:

@@ -50,7 +50,7 @@ def check_low_precision(case: Case) -> None:
 
 
 def _reserved(layer: Any, capacity: int) -> int:
-    """Bytes that a state reserves for so many tokens; 0 where the layer does not decode."""
+    """Bytes that a state reserves for a number of tokens; 0 where the layer does not decode."""
     return 0 if layer.facts.state is None else state_bytes(layer.start(2, capacity=capacity))
 
 

@@ -95,7 +95,7 @@ def _filled(x: Tensor, dealt: Deal) -> tuple[Tensor, Tensor | None, Tensor]:
 
 
 class _Exchange(torch.autograd.Function):
-    """Rows to other processes and from them: so many to each, and so many from each."""
+    """Rows to other processes and from them; the counts say how many go to each and come from each."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
