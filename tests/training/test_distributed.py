@@ -237,7 +237,10 @@ def test_each_process_draws_dropout_of_its_own():
 
 
 class TestFaults:
-    @pytest.mark.parametrize(("victim", "flags"), [(0, ""), (1, "--training.sharded true ")])
+    # on a loaded machine the other process once waited for two minutes when the first was killed: not in make test
+    @pytest.mark.parametrize(
+        ("victim", "flags"), [pytest.param(0, "", marks=pytest.mark.exhaustive), (1, "--training.sharded true ")]
+    )
     def test_after_a_kill_the_others_end_and_a_restart_gives_the_same_bits(self, folder, victim, flags):
         def begin_here(rank: int) -> None:
             if rank == victim:
