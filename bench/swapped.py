@@ -1,13 +1,13 @@
 """What each attention costs a language model that exists: perplexity of WikiText-2 with its attention exchanged.
 
     python bench/swapped.py --model runs/smollm2 --data FOLDER --out runs/swapped --characters 130000
-    python bench/swapped.py --model model.gguf --data FOLDER --out runs/swapped --tune 3 --jobs 4
+    python bench/swapped.py --model model.gguf --data FOLDER --out runs/swapped --tune 300 --jobs 4
 
 --model is a run of language or a GGUF file; the rows are for one with rotary positions, whose heads and key/value heads
 divide by three. FOLDER holds train.txt, valid.txt and test.txt (plain, .gz or .xz). Every row is `regard swap` of the
-model and its perplexity on the test text, in rows of --length tokens, as it is ("before"); with --tune also after so
-many minutes of training on the training text, by the checkpoint that is best on the validation text. Row "softmax" is
-the model itself: what tuning gives it is no merit of an attention. Results are in OUT, and what is there is not
+model and its perplexity on the test text, in rows of --length tokens, as it is ("before"); with --tune also after that
+number of updates on the training text, the same for every row. Row "softmax" is the model itself: what tuning gives it
+is no merit of an attention. Results are in OUT, and what is there is not
 measured again; the weights of tuned rows are removed when they are measured.
 """
 
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="run of language, or a GGUF file")
     parser.add_argument("--length", type=int, default=1024, help="tokens per row (default: 1024)")
     parser.add_argument("--characters", type=int, help="only this many characters of the test text, in whole lines")
-    parser.add_argument("--tune", type=float, help="minutes of training for each row (default: none)")
+    parser.add_argument("--tune", type=int, help="updates of training for each row (default: none)")
     parser.add_argument("--tokens", type=int, default=16384, help="tokens per update of the tuning (default: 16384)")
     parser.add_argument("--learning-rate", type=float, default=2e-4, help="of the tuning (default: 2e-4)")
     given = parser.parse_args()
@@ -137,7 +137,10 @@ def tune(given: Namespace, model: Path, names: list[str], minutes: float) -> lis
     for name in names:
         exchange(model, given.out / side.slug(name), ROWS[name])
     common = ["--data.text", side.file(given.data, "train.txt"), "--data.valid", side.file(given.data, "valid.txt")]
-    common += ["--data.length", str(given.length), "--training.minutes", str(given.tune), "--training.keep", "1"]
+    common += ["--data.length", str(given.length), "--training.keep", "1"]
+    for setting in ("steps", "evaluate_every", "save_every"):
+        common += [f"--training.{setting}", str(given.tune)]
+    common += ["--training.warmup", str(given.tune // 10)]
     common += ["--training.tokens", str(given.tokens), "--training.learning_rate", str(given.learning_rate)]
     common += ["--training.tensorboard", "false"]
     if _has_gpu():
