@@ -13,6 +13,7 @@ from regard.http.refused import Refused
 
 HEAD_SECONDS = BODY_SECONDS = 10
 WRITE_SECONDS = 30
+DISCARDED = 64 << 20  # bytes beyond the largest request that are read before its client is told
 
 
 async def read_json(request: Request, most: int) -> Any:
@@ -20,15 +21,20 @@ async def read_json(request: Request, most: int) -> Any:
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind != "application/json":
         raise Refused(415, "send JSON, with content-type application/json")
-    raw = bytearray()
+    raw, size = bytearray(), 0
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for chunk in request.stream():
-                raw += chunk
-                if len(raw) > most:
-                    raise Refused(413, f"the request is larger than {most >> 10} KiB")
+                size += len(chunk)
+                if size <= most:
+                    raw += chunk
+                # most clients read no answer before all is sent
+                elif size > most + DISCARDED:
+                    break
     except TimeoutError:
         raise Refused(408, f"the request took longer than {BODY_SECONDS} seconds to come") from None
+    if size > most:
+        raise Refused(413, f"the request is larger than {most >> 10} KiB")
     try:
         return json.loads(raw.decode())
     except (ValueError, RecursionError):

@@ -1,6 +1,5 @@
 """Values from outside against the part of JSON Schema that our servers use."""
 
-import math
 from typing import Any
 
 from regard.http.refused import Refused
@@ -39,7 +38,8 @@ def _check_kind(value: Any, schema: dict[str, Any], name: str) -> None:
     if isinstance(value, str):
         _check_text(value, schema, name)
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        if not math.isfinite(value) or not schema["minimum"] <= value <= schema["maximum"]:
+        # NaN is not between any two numbers
+        if not schema["minimum"] <= value <= schema["maximum"]:
             raise Refused(400, f"{name} must be from {schema['minimum']} to {schema['maximum']}", param=name)
     elif isinstance(value, list):
         least, most = schema.get("minItems", 0), schema["maxItems"]
@@ -58,10 +58,17 @@ def _check_text(value: str, schema: dict[str, Any], name: str) -> None:
     least, most = schema.get("minLength", 0), schema.get("maxLength")
     if len(value) < least or (most is not None and len(value) > most):
         raise Refused(400, f"{name} must have {least} to {most:,} characters, got {len(value):,}", param=name)
+    if not _is_whole(value):
+        raise Refused(400, f"{name} holds half of a character (a lone surrogate)", param=name)
+
+
+def _is_whole(text: str) -> bool:
+    """Whether a text has no half of a character, which cannot be written."""
     try:
-        value.encode()
+        text.encode()
     except UnicodeEncodeError:
-        raise Refused(400, f"{name} holds half of a character (a lone surrogate)", param=name) from None
+        return False
+    return True
 
 
 def _check_fields(value: dict[str, Any], schema: dict[str, Any], name: str) -> None:
@@ -71,5 +78,6 @@ def _check_fields(value: dict[str, Any], schema: dict[str, Any], name: str) -> N
     for field, part in value.items():
         if field not in schema["properties"]:
             known = ", ".join(schema["properties"])
-            raise Refused(400, f"{name} has no field {field[:40]!r}; it takes {known}", param=field[:40])
+            param = field[:40] if _is_whole(field) else None
+            raise Refused(400, f"{name} has no field {field[:40]!r}; it takes {known}", param=param)
         check(part, schema["properties"][field], field)

@@ -35,7 +35,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-OPEN = ("/healthz", "/readyz")  # answered without a key, and while the server drains
+OPEN = ("/healthz", "/readyz")  # answered to anybody, by any name, and while the server drains
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 LEFT = 499  # the status of a request whose client left, for the log
 
@@ -68,6 +68,8 @@ class Guard:
         self.hosts, self.key = hosts, key
 
     def check(self, request: Request) -> None:
+        if request.url.path in OPEN:
+            return
         host = request.headers.get("host", "").lower()
         if self.hosts is not None and host not in self.hosts:
             raise Refused(403, "this server answers to its own name only: see --allow-host")
@@ -78,7 +80,7 @@ class Guard:
         if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             raise Refused(403, "this server answers no page of another site")
         kind, _, sent = request.headers.get("authorization", "").partition(" ")
-        if self.key is not None and request.url.path not in OPEN and not (kind == "Bearer" and equal(sent, self.key)):
+        if self.key is not None and not (kind == "Bearer" and equal(sent, self.key)):
             raise Refused(401, "this server needs its API key, as 'Authorization: Bearer KEY'", code="invalid_api_key")
 
 

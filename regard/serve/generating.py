@@ -87,6 +87,7 @@ class Generator:
         self.chooser = Chooser(language.tokenizer, self.device)
         self.batch = RunningBatch(self.model, self.device)
         self.waiting: deque[Generation] = deque()
+        self.running: dict[Generation, None] = {}  # admitted and not yet answered, in order
         self.groups: deque[Group] = deque()
         self.counts = Counts()
         self.outbox: list[tuple[Generation, Item]] = []
@@ -182,20 +183,17 @@ class Generator:
             outbox, self.outbox = self.outbox, []
             self.deliver(outbox)
 
-    def _running(self) -> list[Generation]:
-        rows = [row.generation for row in self.batch.active]
-        return list(dict.fromkeys(rows + [fill.generation for group in self.groups for fill in group.fills]))
-
     def _drop(self) -> None:
         """Lets go of requests that nobody waits for, or that took too long."""
         now = time.monotonic()
         with self.changed:
             gone = [one for one in self.waiting if one.cancelled or now > one.deadline]
             self.waiting = deque(one for one in self.waiting if one not in gone) if gone else self.waiting
-        running = [one for one in self._running() if one.cancelled or now > one.deadline]
+        running = [one for one in self.running if one.cancelled or now > one.deadline]
         for generation in (*gone, *running):
             if generation.cancelled:
                 self.counts.cancelled += 1
+                self.running.pop(generation, None)
             else:
                 where = "in the queue" if generation in gone else "so far"
                 spent = now - generation.created
@@ -219,9 +217,8 @@ class Generator:
     def _admit(self) -> None:
         """Takes requests from the queue into groups, in order, as long as there are rows and memory."""
         chosen: list[Generation] = []
-        busy = self._running()
-        rows = sum(max(1, len(one.samples)) for one in busy)
-        longest = max((one.longest for one in busy), default=0)
+        rows = sum(max(1, len(one.samples)) for one in self.running)
+        longest = max((one.longest for one in self.running), default=0)
         with self.changed:
             while self.waiting:
                 first = self.waiting[0]
@@ -231,6 +228,7 @@ class Generator:
                     break
                 rows, longest = more, reach
                 chosen.append(self.waiting.popleft())
+        self.running |= dict.fromkeys(chosen)
         fresh: list[Fill] = []
         known: list[Fill] = []
         states: Any = None
@@ -347,15 +345,17 @@ class Generator:
 
     def _finish(self, generation: Generation) -> None:
         self.counts.finished += 1
+        self.running.pop(generation, None)
         self.seconds_each += 0.1 * (time.monotonic() - generation.created - self.seconds_each)
         self.outbox.append((generation, Finished()))
 
     def _fail(self, generation: Generation, why: Refused) -> None:
         self.counts.failed += 1
+        self.running.pop(generation, None)
         self.outbox.append((generation, Failed(why)))
 
     def _fail_all(self, why: Refused) -> None:
-        for generation in self._running():
+        for generation in list(self.running):
             self._fail(generation, why)
         self.groups.clear()
         self.batch = RunningBatch(self.model, self.device)

@@ -70,20 +70,18 @@ class _Workers(Collector):
 
     def collect(self) -> Iterator[Metric]:
         found: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
-
-        def add(kind: Any, name: str, about: str, run: str, value: float) -> None:
-            family = found.setdefault(name, kind(f"regard_{name}", about, labels=["model"]))
-            family.add_metric([run], value)
-
         for one in self.runs.by_name.values():
-            waiting = sum(len(worker.waiting) for worker in one.workers)
-            add(GaugeMetricFamily, "waiting", "Requests in the queue", one.name, waiting)
+            # a run may have several workers, and has one value of each metric
+            sums: dict[str, tuple[Any, str, float]] = {}
             for worker in one.workers:
                 gauges, counters = _of_generator(worker) if isinstance(worker, Generator) else _of_gatherer(worker)
-                for name, (about, value) in gauges.items():
-                    add(GaugeMetricFamily, name, about, one.name, value)
-                for name, (about, value) in counters.items():
-                    add(CounterMetricFamily, name, about, one.name, value)
+                gauges["waiting"] = ("Requests in the queue", len(worker.waiting))
+                for kind, values in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+                    for name, (about, value) in values.items():
+                        sums[name] = (kind, about, value + sums.get(name, (kind, about, 0.0))[2])
+            for name, (kind, about, value) in sums.items():
+                family = found.setdefault(name, kind(f"regard_{name}", about, labels=["model"]))
+                family.add_metric([one.name], value)
         yield from found.values()
 
 

@@ -165,6 +165,7 @@ def test_the_other_routes(api):
         ({"max_tokens": 1e9}, "max_tokens"),
         ({"temperature": float("nan")}, "temperature"),
         ({"temperature": 3}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
         ({"temperature": 0, "n": 2}, "n"),
         ({"n": 17}, "n"),
         ({"n": 5}, "n"),
@@ -177,6 +178,7 @@ def test_the_other_routes(api):
         ({"suffix": "x"}, "suffix"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"messages": []}, "messages"),
+        ({"\ud800": 1}, None),
     ],
 )
 def test_fields_out_of_bounds(api, change, param):
@@ -186,6 +188,12 @@ def test_fields_out_of_bounds(api, change, param):
     assert answer["error"]["param"] == param
     assert set(answer["error"]) == {"message", "type", "param", "code"}
     assert headers["x-request-id"].startswith("req-")
+
+
+def test_a_client_that_sends_too_much_before_it_reads_is_told(api):
+    status, headers, answer = api.request("POST", "/v1/completions", b" " * (16 << 20))
+    assert (status, headers["connection"]) == (413, "close")
+    assert "larger than 1024 KiB" in answer["error"]["message"]
 
 
 def test_null_is_what_is_not_given(api):
@@ -204,6 +212,7 @@ def test_who_may_ask(api):
         ({"Sec-Fetch-Site": "cross-site"}, 403),
     ):
         assert api.request("GET", "/v1/models", headers=headers)[0] == status, headers
+        assert api.request("GET", "/healthz", headers=headers)[0] == 200, "probes may come by any name"
     status, headers, answer = api.request("GET", "/v1/completions")
     assert (status, headers["allow"]) == (405, "POST")
     assert answer["error"]["type"] == "invalid_request_error"
@@ -241,6 +250,8 @@ def test_metrics_tell_what_was_done(api):
     api.post("/v1/completions", model="cats", prompt="x", max_tokens=5, temperature=0)
     assert [value(name) - was for name, was in zip(names, before, strict=True)] == [1, 5]
     assert value("regard_requests_in_flight") == 1, "this one"
+    lines = [line.split()[0] for line in api.request("GET", "/metrics")[2].splitlines() if not line.startswith("#")]
+    assert len(lines) == len(set(lines)), "a series has one value, also of a run that fills and embeds"
 
 
 class Held:
@@ -255,12 +266,17 @@ class Held:
         self.turns.release(turns)
 
 
+def completion(api, **values):
+    """A request for a completion, as it is sent."""
+    body = json.dumps({"model": "cats", "prompt": "the", "stream": True, **values}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{api.port}\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
 def open_stream(api, **values):
     """A connection over which a completion was asked for."""
-    body = json.dumps({"model": "cats", "prompt": "the", "stream": True, **values}).encode()
-    connection = socket.create_connection(("127.0.0.1", api.port))
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{api.port}\r\nContent-Type: application/json\r\n"
-    connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    connection = socket.create_connection(("127.0.0.1", api.port), timeout=30)
+    connection.sendall(completion(api, **values))
     return connection
 
 
@@ -300,6 +316,55 @@ def test_a_full_queue_is_told_and_who_leaves_makes_room(monkeypatch):
         until(lambda: generator.counts.cancelled == 2)
         until(lambda: generator.batch.state is None)
         assert api.post("/v1/completions", model="cats", prompt="x", max_tokens=1)[0] == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_closes_the_sending_side_has_left(stream, monkeypatch):
+    """A connection of which only one side is closed cannot be told from one that is closed."""
+    with serving({"cats": opened()["cats"]}) as api:
+        generator = api.generator()
+        held = Held(generator, monkeypatch)
+        connection = open_stream(api, stream=stream, max_tokens=250)
+        until(lambda: generator.waiting)
+        held.go(2)
+        until(lambda: generator.batch.rows)
+        connection.shutdown(socket.SHUT_WR)
+        (row,) = generator.batch.rows
+        until(lambda: row.generation.cancelled)
+        held.go()
+        assert b"[DONE]" not in read_all(connection), "it is closed, not left open"
+        until(lambda: generator.counts.cancelled == 1)
+        assert (generator.batch.state, generator.counts.finished) == (None, 0)
+
+
+def test_connections_that_are_half_closed_hold_nothing(api):
+    for upto in (10, -5):
+        # in the middle of the head, and of the body
+        connection = socket.create_connection(("127.0.0.1", api.port), timeout=30)
+        connection.sendall(completion(api)[:upto])
+        connection.shutdown(socket.SHUT_WR)
+        assert read_all(connection) == b""
+    finished = api.generator().counts.finished
+    connection = socket.create_connection(("127.0.0.1", api.port), timeout=30)
+    connection.shutdown(socket.SHUT_RD)
+    connection.sendall(completion(api, max_tokens=5))
+    until(lambda: api.generator().counts.finished == finished + 1)
+    connection.close()
+    until(lambda: not api.server.server_state.connections)
+    assert "regard_requests_in_flight 1.0" in api.request("GET", "/metrics")[2]
+
+
+def test_requests_sent_at_once_are_answered_in_order(api):
+    connection = socket.create_connection(("127.0.0.1", api.port), timeout=30)
+    connection.sendall(b"".join(completion(api, max_tokens=n, stream=n == 2, temperature=0) for n in (1, 2, 3)))
+    raw = b""
+    while raw.count(b'"usage"') < 2:
+        raw += connection.recv(65536)
+    connection.close()
+    first, second, third = raw.split(b"HTTP/1.1 200 OK")[1:]
+    assert b'"completion_tokens":1' in first
+    assert b"[DONE]" in second
+    assert b'"completion_tokens":3' in third
 
 
 def test_late_requests_are_told(monkeypatch):

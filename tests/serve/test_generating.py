@@ -175,16 +175,20 @@ def test_who_leaves_the_queue_makes_room_in_it():
     assert [status for status, _ in engine.failures()] == [504]
 
 
-def test_a_failure_ends_what_runs_and_not_the_generator(caplog):
+@pytest.mark.parametrize("broken", ["prefixes.find", "model.start", "batch.join", "batch.step"])
+def test_a_failure_ends_what_runs_and_not_the_generator(broken, caplog, monkeypatch):
     language = small_language()
     engine = ByHand(language)
     lost = generation(language, "ab")
     engine.submit([lost])
-    engine.batch.step = engine.model.start  # a bug
-    engine.advance()
+    with monkeypatch.context() as patch:
+        part, method = broken.split(".")
+        patch.setattr(getattr(engine, part), method, lambda *_, **__: 1 / 0)
+        engine.advance()
     (failure,) = engine.failures()
-    assert failure == (500, "decoding failed (TypeError): the log of the server says why")
+    assert failure == (500, "decoding failed (ZeroDivisionError): the log of the server says why")
     assert "Traceback" in caplog.text
+    assert not engine.running
     after = generation(language, "ab")
     engine.run([after])
     assert engine.finished() == [after]
