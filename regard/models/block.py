@@ -69,6 +69,7 @@ class Block(nn.Module):
     self-attention it only reads a memory, of any length and width: models that change the length are built on it."""
 
     compiles_alone = True  # training compiles each layer by itself, and equal ones once
+    recomputes_alone = True  # training.recompute computes each again in the backward pass, one by one
 
     def __init__(
         self,

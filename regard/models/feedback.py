@@ -94,6 +94,8 @@ class FeedbackState(NamedTuple):
 class FeedbackBlock(nn.Module):
     """Attention to the memories, feed-forward: each around a residual."""
 
+    recomputes_alone = True  # as in Block
+
     def __init__(self, config: FeedbackConfig, feedforward: Spec | str):
         super().__init__()
         sizes = {"width": config.width, "heads": config.heads, "kv_heads": config.kv_heads, "bias": config.bias}

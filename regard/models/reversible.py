@@ -1,7 +1,6 @@
 """Residual layers that are undone in the backward pass, so that no activation of theirs is kept."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
@@ -9,41 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from regard.core.rerun import Rerun
 from regard.core.state import Out
 from regard.kernels.autograd import Function
 
 Sublayer = Callable[[Tensor, Tensor | None], Out]
 Sublayers = list[list[Sublayer]]
-
-
-class Rerun:
-    """What a sublayer reads beside its input: random numbers, and buffers it may write. Taken before the first
-    computation, it makes the second see the same."""
-
-    def __init__(self, layer: nn.Module, device: torch.device):
-        self.devices = [device] if layer.training and device.type == "cuda" else []
-        self.random = torch.get_rng_state() if layer.training else None
-        self.device_random = [torch.cuda.get_rng_state(device) for device in self.devices]
-        self.buffers = [(part, part._version, part.clone()) for part in layer.buffers()] if layer.training else []
-
-    def trim(self) -> "Rerun":
-        """After the first computation: keeps only what it has written."""
-        self.buffers = [(part, version, old) for part, version, old in self.buffers if part._version != version]
-        return self
-
-    @contextmanager
-    def again(self) -> Iterator[None]:
-        with torch.random.fork_rng(self.devices, enabled=self.random is not None):
-            if self.random is not None:
-                torch.set_rng_state(self.random)
-            for device, state in zip(self.devices, self.device_random, strict=True):
-                torch.cuda.set_rng_state(state, device)
-            now = [part.clone() for part, _, _ in self.buffers]
-            for part, _, old in self.buffers:
-                part.copy_(old)
-            yield
-            for (part, _, _), new in zip(self.buffers, now, strict=True):
-                part.copy_(new)
 
 
 class Coupled(Function):
@@ -80,8 +50,9 @@ class Coupled(Function):
             for part in parts:
                 rerun = Rerun(layer, x.device)
                 streams.append(stream)
-                out = part(b, stream)
-                ctx.reruns.append(rerun.trim())
+                with rerun.first():
+                    out = part(b, stream)
+                ctx.reruns.append(rerun)
                 a, b, stream = b, a + out.y, out.stream
                 losses += [] if out.auxiliary_loss is None else [out.auxiliary_loss]
                 outs.append(out._replace(y=x.new_empty(0)))

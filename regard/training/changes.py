@@ -23,6 +23,7 @@ NAMES = {
     "training.log_every": "updates between lines of the log",
     "training.threads": "number of CPU threads",
     "training.device": "device: cpu, cuda, cuda:1 ...",
+    "training.recompute": "compute layers again in the backward pass, for less memory",
     "training.processes": "number of processes on this machine",
     "training.sharded": "several processes: each keeps a shard of weights and optimizer state",
     "training.restarts": "several processes: number of restarts when one dies",

@@ -84,6 +84,11 @@ class TrainingConfig:
         bool,
         "compile the layers: a minute or more before the first step, then faster steps",
     ] = False
+    recompute: Annotated[
+        bool,
+        "activation checkpointing: layers keep their inputs alone and are computed again in the backward pass; less "
+        "memory, slower steps, the same numbers; without CUDA graphs",
+    ] = False
     evaluate_every: Annotated[
         int | None,
         "updates between evaluations, each followed by a checkpoint (default: ten evaluations, fewer if they are slow)",
@@ -151,6 +156,11 @@ class TrainingConfig:
                     f"training.steps {self.steps} and training.{other} {getattr(self, other):g} both say how long to "
                     "train: give one of them, and null for the other if a config file has it"
                 )
+        if self.recompute and self.compile:
+            raise ValueError(
+                "training.recompute does not go with training.compile, which decides itself what is computed again: "
+                "leave one of them out"
+            )
         if self.spread_experts and not self.sharded:
             raise ValueError("training.spread_experts is for training.sharded true: give both")
         if self.sharded and self.optimizer == "muon":

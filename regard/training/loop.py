@@ -33,6 +33,7 @@ from regard.training.graphs import CudaGraphs
 from regard.training.loss import Loss
 from regard.training.optimizer_state import pack_optimizer, unpack_optimizer
 from regard.training.optimizers import build_optimizer
+from regard.training.recomputing import recompute_layers
 from regard.training.run import Run
 from regard.training.schedule import learning_rate
 from regard.training.signals import Signals, Stopped
@@ -88,11 +89,14 @@ class Loop:
         self.began = 0.0  # a reading of the clock: when the run would have begun without interruptions
         if config.compile:
             check_compiles(task.model)
+        if config.recompute:
+            recompute_layers(task.model)
         self.loss: Callable[[Any, float], Loss] = self.world.wrap(
             task.model, compile_loss(task) if config.compile else task.loss
         )
-        # communication between processes is not captured
-        uses_graphs = config.graphs and self.device.type == "cuda" and self.world.size == 1
+        # communication between processes is not captured, and neither are the random numbers of a second computation
+        can_capture = self.device.type == "cuda" and self.world.size == 1 and not config.recompute
+        uses_graphs = config.graphs and can_capture
         self.optimizer = build_optimizer(task.model, config, captured=uses_graphs)
         self.ema = None if config.ema is None else Ema(task.model, config.ema)
         self.ahead: tuple[tuple[int, int], Any] | None = None  # a place in the data, and its batch

@@ -106,6 +106,16 @@ def test_two_processes_train_as_one(folder, case):
     assert_like(folder / f"{case}-one", folder / f"{case}-two")
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+def test_two_processes_that_recompute_train_as_one(folder, sharded):
+    """Auxiliary losses, statistics and what layers learn without gradients are counted once."""
+    if not Run(folder / "language-one").exists():
+        begin(folder, "language", "language-one")
+    out, flags = f"recomputed-{sharded}", f"--training.recompute true --training.sharded {sharded} "
+    assert in_processes(2, lambda rank: begin(folder, "language", out, flags)) == [0, 0]
+    assert_like(folder / "language-one", folder / out)
+
+
 def test_experts_in_two_processes_train_as_in_one(folder):
     """Slots that are padded and not, dropped tokens, gates and scales, and an expert that no token chooses."""
     flags = (
@@ -113,7 +123,7 @@ def test_experts_in_two_processes_train_as_in_one(folder):
         "stmoe(experts=6,inner=3,threshold=0.0),moe(experts=2,choices=2,noise=False)] "
     )
     begin(folder, "language", "experts-one", flags)
-    spread = "--training.sharded true --training.spread_experts true --training.save_every 3 "
+    spread = "--training.sharded true --training.spread_experts true --training.save_every 3 --training.recompute true "
     assert in_processes(2, lambda rank: begin(folder, "language", "experts-two", flags + spread)) == [0, 0]
     assert_like(folder / "experts-one", folder / "experts-two")
 
@@ -127,7 +137,9 @@ class TestTokens:
     @pytest.mark.parametrize(
         ("size", "attention", "more"),
         [
-            pytest.param(2, f"[{MECHANISMS}]", "--model.layers 4 ", marks=pytest.mark.exhaustive),
+            pytest.param(
+                2, f"[{MECHANISMS}]", "--model.layers 4 --training.recompute true ", marks=pytest.mark.exhaustive
+            ),
             (3, f"[{MECHANISMS},local(window=5),longformer(window=2,globals=2)]", "--model.layers 6 "),
             (2, "[softmax,softmax]", "--model.layers 2 --model.position alibi --training.sharded true "),
         ],

@@ -76,6 +76,8 @@ class HalvingBlock(nn.Module):
     """The first layer of a stage of attention: x <- W Pool(x) + Attention(Pool(LN(x))), x <- x + MLP(LN(x)), where Pool
     is the mean of 2 x 2 cells and attention gives vectors of the new width."""
 
+    recomputes_alone = True  # as in Block
+
     def __init__(self, config: CoatnetConfig, width: int, spec: Spec, feed: Spec, drop_path: float, grid: Grid):
         """`grid`: the map that it leaves."""
         super().__init__()

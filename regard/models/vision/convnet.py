@@ -39,6 +39,8 @@ class Residual(nn.Module):
     """ReLU(x + BN(conv(ReLU(BN(conv(x)))))), both convolutions of 3 x 3; where the width changes, x goes through a
     convolution of 1 x 1 and BN, and the map is halved."""
 
+    recomputes_alone = True  # as the layers of a Transformer
+
     def __init__(self, inside: int, outside: int, drop_path: float):
         super().__init__()
         stride = 1 if inside == outside else 2

@@ -45,6 +45,8 @@ class InvertedBottleneck(nn.Module):
 
     A batch norm reads all images of a batch in training; in evaluation an image alone is the image in a batch."""
 
+    recomputes_alone = True  # as the layers of a Transformer
+
     def __init__(self, inside: int, outside: int, inner: int, halves: bool = False, drop_path: float = 0.0):
         super().__init__()
         self.halves = halves

@@ -49,7 +49,7 @@ class Convolutions(nn.Module):
     stride is 1. `pooling` as a number: only after that many of the last layers. `norm`: batch norm before each ReLU,
     as in the stems of Xiao et al. 2021 (arXiv 2106.14881)."""
 
-    compiles_alone = True  # beside the layers behind it
+    compiles_alone = recomputes_alone = True  # beside the layers behind it
 
     def __init__(
         self,
