@@ -42,6 +42,7 @@ from regard.training.sums import LogSums
 from regard.training.task import TrainingTask
 
 LOWER_IS_BETTER = ("loss",)
+AHEAD = ("cuda",)  # devices at whose work the host does not stand by
 PLAIN = "plain"  # the loss of a batch among its results; statistics of layers have a dot in their names
 
 
@@ -100,6 +101,7 @@ class Loop:
         self.optimizer = build_optimizer(task.model, config, captured=uses_graphs)
         self.ema = None if config.ema is None else Ema(task.model, config.ema)
         self.ahead: tuple[tuple[int, int], Any] | None = None  # a place in the data, and its batch
+        self.drawn = -1  # the step whose projections were drawn ahead of it
         self.sums = LogSums.zero(self.device, time.monotonic())
         self.signals = Signals()
         self.cuda_graphs: CudaGraphs | None = None
@@ -162,7 +164,8 @@ class Loop:
         """Makes all that is random in a step, dropout and redrawn projections, a function of the seed and the step."""
         self.task.model.train()
         torch.manual_seed(step_seed(self.config.seed, self.state.step, self.world.rank))
-        redraw(self.task.model, seed=self.config.seed, step=self.state.step)
+        if self.drawn != self.state.step:
+            redraw(self.task.model, seed=self.config.seed, step=self.state.step)
 
     def _next_batch(self) -> Any:
         state = self.state
@@ -175,10 +178,15 @@ class Loop:
         return batch
 
     def _read_ahead(self) -> None:
-        """Makes the next batch while the GPU is at work on the present one."""
-        place = (self.state.epoch, self.state.batch)
-        if self.device.type == "cuda" and self.state.step + 1 != self.config.steps:
-            self.ahead = (place, self.task.batches.get(*place))
+        """Makes the next batch, and draws projections anew, while the GPU is at work on the present one."""
+        place, step = (self.state.epoch, self.state.batch), self.state.step + 1
+        if self.device.type not in AHEAD or step == self.config.steps:
+            return
+        self.ahead = (place, self.task.batches.get(*place))
+        # an evaluation and a checkpoint are of what the present step has drawn
+        if not self._has_own_checkpoint(step):
+            redraw(self.task.model, seed=self.config.seed, step=step)
+            self.drawn = step
 
     def _accumulate_gradients(self, batches: list[Any]) -> tuple[Tensor, list[dict[str, Tensor]]]:
         """Adds the gradients of the mean loss over all tokens of the batches, of which this process computes some rows,

@@ -76,6 +76,32 @@ def test_a_killed_run_draws_what_it_would_have_drawn(tmp_path):
     assert_same(whole.out, killed.out)
 
 
+def test_draws_ahead_of_their_step_change_no_checkpoint(tmp_path, monkeypatch):
+    plain, ahead = (with_rfa(tmp_path, name, keep=10) for name in ("plain", "ahead"))
+    finish(plain)
+    calls, redraw, seed_draws = [], loop.redraw, loop.Loop._seed_draws
+
+    def counted_redraw(model, *, seed, step):
+        calls.append(step)
+        redraw(model, seed=seed, step=step)
+
+    def counted_seed_draws(self):
+        calls.append("begins")
+        seed_draws(self)
+
+    monkeypatch.setattr(loop, "AHEAD", ("cpu",))
+    monkeypatch.setattr(loop, "redraw", counted_redraw)
+    monkeypatch.setattr(loop.Loop, "_seed_draws", counted_seed_draws)
+    finish(ahead)
+    assert_same(plain.out, ahead.out)
+    # drawn when a step has begun: its own where a checkpoint is before it (3, 5, 6), and that of the next
+    assert calls[:12] == ["begins", 0, 1, "begins", 2, "begins", "begins", 3, 4, "begins", "begins", 5]
+    runs = [Run.open(settings.out).checkpoints for settings in (plain, ahead)]
+    for name in checkpoint.names(runs[0]):
+        one, other = (checkpoint.read(run / name).tensors for run in runs)
+        assert_close(other, one, rtol=0, atol=0)
+
+
 def test_the_average_takes_the_last_draw(tmp_path):
     settings = with_rfa(tmp_path, "run", average=3)
     finish(settings)
