@@ -45,7 +45,11 @@ def add_verbs(verb: AddVerb) -> None:
         help="whole layer, or attention alone without its projections (default: layer)",
     )
     added.add_argument("--device", help="device: cpu, cuda ... (default: cpu)")
-    added.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="dtype (default: float32)")
+    added.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="dtype of a layer; of a generated task that of matrix products, float32 or bfloat16 (default: float32)",
+    )
     added.add_argument("--threads", type=int, help="CPU threads (default: chosen by PyTorch)")
     added.add_argument("--minutes", type=float, help="time limit; the next call continues (default: 10)")
     _add_training(added)
@@ -73,7 +77,9 @@ def _add_training(added: argparse.ArgumentParser) -> None:
         "what it learns", "With --task, small models are trained too. Flags of regard train, with a dot, are handed on."
     )
     group.add_argument(
-        "--task", help='generated task, such as recall or "mqar(pairs=4, vocabulary=64)", or one of regard train'
+        "--task",
+        help='generated task, such as recall or "mqar(pairs=4, vocabulary=64)", or one of regard train; with --table, '
+        "which of its tasks, by name, such as listops-long,lra-text (default: all)",
     )
     group.add_argument("--budget", help="what every row gets: updates=600, tokens=2M, flops=1P or minutes=10")
     group.add_argument("--seeds", type=int, help="seeds at the best learning rate (default: 3)")
@@ -83,7 +89,8 @@ def _add_training(added: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--pretrain",
         choices=("none", "self"),
-        help="self: half of the budget goes to the tokens of a generated task, before its answers (default: none)",
+        help="self: half of the budget goes to the tokens of a generated task, before its answers (default: none; with "
+        "--table, both where it has both)",
     )
     group.add_argument("--task-length", type=int, help="tokens of the task (default: its own)")
     group.add_argument("--task-batch", type=int, help="rows per update (default: 32)")
@@ -152,18 +159,18 @@ def _plans(arguments: argparse.Namespace, folder: Any) -> tuple[Any, list[Any], 
     given = {name: value for name in (*ASKED, *TRAINED) if (value := getattr(arguments, name)) is not None}
     rest = getattr(arguments, "rest", [])
     known = folder.read_plan()
-    common = {name: given[name] for name in ("minutes", "device", "jobs", "seeds") if name in given}
+    common = {name: given[name] for name in ("minutes", "device", "dtype", "jobs", "seeds") if name in given}
     rates = _rates(arguments)
     if arguments.table is not None:
-        if arguments.specs or arguments.task or set(given) - {*common, "rates"}:
+        if arguments.specs or set(given) - {*common, "rates", "pretrain"}:
             raise ValueError(
-                "--table asks for rows of its own: it takes --size, --minutes, --device, --jobs, --seeds, --rates and "
-                "the flags of its data"
+                "--table asks for rows of its own: it takes --size, --task, --pretrain, --minutes, --device, --dtype, "
+                "--jobs, --seeds, --rates and the flags of its data"
             )
         asked = (arguments.table, arguments.size, *rest)
         table = build(*asked)
         costs = None if table.costs is None else _changed(with_threads(table.costs), common)
-        return costs, [_changed(plan, common | rates) for plan in table.quality], asked
+        return costs, [_changed(plan, common | rates) for plan in _chosen(table.quality, arguments)], asked
     if (
         known is not None
         and not arguments.specs
@@ -180,6 +187,19 @@ def _plans(arguments: argparse.Namespace, folder: Any) -> tuple[Any, list[Any], 
         raise ValueError(f"{name} is for training: name a task with --task, such as --task recall")
     costs = None if arguments.task is not None and arguments.length is None else _cost_plan(arguments, given)
     return costs, [] if arguments.task is None else [_quality_plan(arguments, given, rest)], None
+
+
+def _chosen(plans: tuple[Any, ...], arguments: argparse.Namespace) -> list[Any]:
+    """The plans of a table whose task and pretraining were asked for."""
+    names = list(dict.fromkeys(plan.name for plan in plans))
+    asked = names if arguments.task is None else arguments.task.split(",")
+    if unknown := [name for name in asked if name not in names]:
+        known = f"it has {', '.join(names)}" if names else "it trains none without the flags of its data"
+        raise ValueError(f"table {arguments.table!r} has no task {unknown[0]!r}; {known}")
+    found = [plan for plan in plans if plan.name in asked and arguments.pretrain in (None, plan.pretrain)]
+    if plans and not found:
+        raise ValueError(f"table {arguments.table!r} has no task with --pretrain {arguments.pretrain}: leave it out")
+    return found
 
 
 def _changed(plan: Any, values: dict[str, Any]) -> Any:
@@ -203,7 +223,8 @@ def _quality_plan(arguments: argparse.Namespace, given: dict[str, Any], rest: li
     from regard.compare.quality import QualityPlan
     from regard.compare.tables import split_test
 
-    asked = {name: given[name] for name in ("width", "heads", "device", "minutes", "seeds", "jobs") if name in given}
+    names = ("width", "heads", "device", "dtype", "minutes", "seeds", "jobs")
+    asked = {name: given[name] for name in names if name in given}
     asked |= _rates(arguments)
     if arguments.budget is not None:
         budget = budget_from(arguments.budget)

@@ -25,7 +25,8 @@ def run_cell(lesson: Lesson | RunLesson) -> Outcome:
     """Trains a cell."""
     import torch
 
-    if lesson.device == "cpu":
+    if lesson.device == "cpu" or isinstance(lesson, Lesson):
+        # of a generated task the host only draws examples: the cores are for other cells
         torch.set_num_threads(1)
     try:
         return DONE, "", learn(lesson) if isinstance(lesson, Lesson) else learn_run(lesson)

@@ -3,13 +3,19 @@
 The data is a function of the seed and the update; the sets that are scored are drawn from other seeds, one to choose
 the learning rate by and one for the score that is reported. A cell that was killed continues from what it saved last,
 and ends in the same bits.
+
+On a GPU a whole update, from the forward pass to the optimizer, is replayed as a CUDA graph, and a thread draws the
+examples: such small models would otherwise wait for the host.
 """
 
+import copy
 import math
 import os
 import pickle
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.compare.ahead import Ahead
 from regard.compare.budget import Budget, solve
 from regard.core.draws import redraw
 from regard.core.model import Model
@@ -25,6 +32,7 @@ from regard.core.tally import Tally
 from regard.data import tasks
 from regard.data.tasks import IGNORED, Examples, Task
 from regard.models import ModelConfig, build, kinds
+from regard.training.graphs import CudaGraphs
 
 POINTS = 8  # of the curve
 TESTED, GIVEN = 512, 2048  # rows of a set that is scored: of a generated task, and of one on files
@@ -33,6 +41,9 @@ WARM_UP = 12  # updates are this many times the warm-up
 SEEDS = {"valid": 1_000_000, "test": 2_000_000}  # of the sets that are scored
 ROWS = 128  # of them that are scored at a time
 SAVED_EVERY = 15.0  # seconds between two saves of a cell
+AHEAD = 2  # batches that are drawn early for a GPU
+CHECKED_EVERY = 64  # updates on a GPU between two looks at whether they were finite, for which it is waited
+TIMED = 12  # updates of a copy, to learn what one takes
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,7 @@ class Lesson:
     seed: int = 1
     budget: Budget = field(default_factory=Budget)
     device: str = "cpu"
+    dtype: str = "float32"  # or bfloat16: that of matrix products, by autocast; weights are float32
     equal: bool = True  # as many parameters as softmax
     kind: str = ""  # of another model than a Transformer with this attention
     own: dict[str, Any] = field(default_factory=dict)  # its options
@@ -93,21 +105,21 @@ def learn(
         config = lesson.config(lesson.spec, task)
         sized = solve(config, target) if lesson.equal else budget.Sized(config, *budget.count(config))
         model = build(sized.config).to(lesson.device)
-    trainer = _Trainer(lesson, task, length, model)
-    if (trainer.draw(ROWS, SEEDS["valid"]).answers == IGNORED).all():
-        raise ValueError(f"the task {lesson.task} asks nothing in {length} tokens: give it more (--task-length)")
-    began = clock()
-    flops = trainer.count_update()
-    progress = trainer.restore() or Progress(
-        lesson.budget.updates(
-            tokens=lesson.batch * length,
-            flops=flops,
-            seconds=trainer.time_update(clock) if lesson.budget.axis == "minutes" else 1.0,
+    with _Trainer(lesson, task, length, model) as trainer:
+        if (trainer.draw(ROWS, SEEDS["valid"]).answers == IGNORED).all():
+            raise ValueError(f"the task {lesson.task} asks nothing in {length} tokens: give it more (--task-length)")
+        began = clock()
+        flops = trainer.count_update()
+        progress = trainer.restore() or Progress(
+            lesson.budget.updates(
+                tokens=lesson.batch * length,
+                flops=flops,
+                seconds=trainer.time_update(clock) if lesson.budget.axis == "minutes" else 1.0,
+            )
         )
-    )
-    trainer.train(progress, clock, began)
-    updates, curve = progress.updates, progress.curve
-    valid, test = curve[-1][1], trainer.score("test")
+        trainer.train(progress, clock, began)
+        updates, curve = progress.updates, progress.curve
+        valid, test = curve[-1][1], trainer.score("test")
     answer = {
         "metric": "accuracy",
         "higher_is_better": True,
@@ -139,12 +151,35 @@ class Progress:
 
 
 class _Trainer:
-    """A model with its optimizer on a task."""
+    """A model with its optimizer on a task. Inside a `with` block its work on a GPU is in one order."""
 
     def __init__(self, lesson: Lesson, task: Task, length: int, model: Model):
         self.lesson, self.task, self.length, self.model = lesson, task, length, model
+        self.device = torch.device(lesson.device)
         self.scored: dict[tuple[str, int], Examples] = {}  # drawn once, as pictures take their time
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=0.01)
+        on_gpu = self.device.type == "cuda"
+        self.examples = Ahead(self.draw_step, AHEAD if on_gpu else 0)
+        # one kernel for all weights, which reads the learning rate where a CUDA graph finds it
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=0.01, fused=True if on_gpu else None
+        )
+        self.graphs = CudaGraphs(self.learn_from, self.device, self.notify) if on_gpu else None
+        self.stream: AbstractContextManager[Any] = nullcontext()
+        self.unchecked: list[tuple[int, Tensor]] = []  # updates, and whether they were finite
+        if self.graphs is not None:
+            self.stream = torch.cuda.stream(self.graphs.stream)
+            torch.cuda.synchronize(self.device)
+
+    def __enter__(self) -> "_Trainer":
+        self.stream.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.stream.__exit__(*error)
+        self.examples.close()
+
+    def notify(self, message: str) -> None:
+        print(f"{self.lesson.spec} {self.lesson.task}: {message}", file=sys.stderr, flush=True)
 
     def train(self, progress: Progress, clock: Callable[[], float], began: float) -> None:
         """The updates that are left, with a point of the curve at every eighth, saved now and then."""
@@ -162,6 +197,7 @@ class _Trainer:
 
     def save(self, progress: Progress) -> None:
         """Writes everything that the next update needs, whole or not at all."""
+        self.check_finite()
         path = Path(self.lesson.saved)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.{os.getpid()}")
@@ -183,13 +219,22 @@ class _Trainer:
         return Progress(**state["progress"])
 
     def draw(self, rows: int, seed: int, which: str = "train") -> Examples:
-        """Examples that depend on the seed alone, on the device."""
+        """Examples that depend on the seed alone, on the host."""
         generator = torch.Generator().manual_seed(seed)
         if which == "train" or self.task.scored is None:
-            found = self.task.draw(rows, self.length, generator)
-        else:
-            found = self.task.scored(which, rows, self.length, generator)
-        return Examples(*(part if part is None else part.to(self.lesson.device) for part in found))  # pyright: ignore[reportArgumentType]
+            return self.task.draw(rows, self.length, generator)
+        return self.task.scored(which, rows, self.length, generator)
+
+    def draw_step(self, step: int, updates: int) -> Examples:
+        """The examples of an update, on the host."""
+        seed = self.seed(step)
+        found = self.draw(self.lesson.batch, seed)
+        found = self.hide(found, seed) if step < self.pretraining(updates) else found
+        return found.pinned() if self.device.type == "cuda" else found
+
+    def seed(self, step: int) -> int:
+        """Of everything that is drawn for an update."""
+        return self.lesson.seed * 10_000_019 + step
 
     def pretraining(self, updates: int) -> int:
         """The number of updates before the answers are learned."""
@@ -203,8 +248,7 @@ class _Trainer:
             answers = F.pad(tokens[:, 1:], (0, 1), value=IGNORED)
             keep = found.keep
             return found._replace(answers=answers if keep is None else answers.masked_fill(~keep, IGNORED))
-        draws = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed)).to(tokens.device)
-        hidden = draws < self.task.hidden
+        hidden = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed)) < self.task.hidden
         hidden[:, 0] = False  # which only asks
         if found.keep is not None:
             hidden &= found.keep
@@ -213,36 +257,61 @@ class _Trainer:
 
     def loss(self, found: Examples) -> Tensor:
         """The mean loss of a batch."""
-        prediction = self.model(found.tokens, keep=found.keep)
+        with self.precision():
+            prediction = self.model(found.tokens, keep=found.keep)
         answers = found.answers
         if self.task.next_token:
             answers = F.pad(found.tokens[:, 1:], (0, 1), value=IGNORED)
         loss = F.cross_entropy(prediction.logits.flatten(0, 1).float(), answers.flatten(), ignore_index=IGNORED)
         return loss if prediction.auxiliary_loss is None else loss + prediction.auxiliary_loss
 
+    def precision(self) -> AbstractContextManager[Any]:
+        """For what a model computes."""
+        if self.lesson.dtype == "float32":
+            return nullcontext()
+        # a CUDA graph must cast the weights anew each time it is replayed
+        return torch.autocast(self.device.type, getattr(torch, self.lesson.dtype), cache_enabled=self.graphs is None)
+
+    def learning_rate(self, step: int, updates: int) -> float:
+        """Each of the two trainings has a schedule of its own: it rises over a twelfth, and falls over a third."""
+        before = self.pretraining(updates)
+        at, count = (step, before) if step < before else (step - before, updates - before)
+        return self.lesson.rate * min(1, (at + 1) / max(1, count // WARM_UP), 3 * (1 - at / count))
+
     def update(self, step: int, updates: int) -> None:
         """One update of the weights."""
         self.model.train()
-        seed = self.lesson.seed * 10_000_019 + step
-        torch.manual_seed(seed)
+        torch.manual_seed(self.seed(step))
         redraw(self.model, seed=self.lesson.seed, step=step)
-        before = self.pretraining(updates)
-        found = self.draw(self.lesson.batch, seed)
-        loss = self.loss(self.hide(found, seed) if step < before else found)
-        # each of the two trainings has a schedule of its own
-        at, count = (step, before) if step < before else (step - before, updates - before)
-        warm_up = max(1, count // WARM_UP)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.lesson.rate * min(1, (at + 1) / warm_up, 3 * (1 - at / count))
+        found, rate = self.examples.get(step, updates), (self.learning_rate(step, updates),)
+        results = self.learn_from(found.to(self.device), rate) if self.graphs is None else self.graphs(found, rate)
+        self.unchecked.append((step, results["finite"]))
+        if self.graphs is None or len(self.unchecked) == CHECKED_EVERY:
+            self.check_finite()
+
+    def learn_from(self, found: Examples, rate: Sequence[float] | Tensor) -> dict[str, Tensor]:
+        """An update from examples on the device, which does not wait for it. Returns whether it was finite."""
         self.optimizer.zero_grad()
+        loss = self.loss(found)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        if not math.isfinite(float(loss.detach())) or not math.isfinite(float(norm)):
-            raise Broke(f"not finite at update {step + 1} (learning rate {self.lesson.rate:g})")
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate[0]
+            group["capturable"] = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         self.optimizer.step()
+        return {"finite": loss.detach().isfinite() & norm.isfinite()}
+
+    def check_finite(self) -> None:
+        """Raises `Broke` for the first of the latest updates that was not finite."""
+        finite = torch.stack([one for _, one in self.unchecked]).tolist() if self.unchecked else []
+        steps, self.unchecked = [step for step, _ in self.unchecked], []
+        if not all(finite):
+            step = steps[finite.index(False)]
+            raise Broke(f"not finite at update {step + 1} (learning rate {self.lesson.rate:g})")
 
     def score(self, which: str) -> dict[str, Any]:
         """The share of answers that are right on fresh rows of the set "valid" or "test", also by group."""
+        self.check_finite()
         seed = SEEDS[which]
         self.model.eval()
         right = asked = 0
@@ -251,9 +320,10 @@ class _Trainer:
         with torch.inference_mode():
             for first in range(0, TESTED if self.task.scored is None else GIVEN, ROWS):
                 if (which, first) not in self.scored:
-                    self.scored[which, first] = self.draw(ROWS, seed + first, which)
+                    self.scored[which, first] = self.draw(ROWS, seed + first, which).to(self.device)
                 found = self.scored[which, first]
-                best = self.model(found.tokens, keep=found.keep).logits.argmax(-1)
+                with self.precision():
+                    best = self.model(found.tokens, keep=found.keep).logits.argmax(-1)
                 counts = found.answers != IGNORED
                 hits = (best == found.answers) & counts
                 right, asked = right + int(hits.sum()), asked + int(counts.sum())
@@ -269,19 +339,21 @@ class _Trainer:
     def count_update(self) -> int:
         """Counted operations of an update; the weights stay as they are."""
         with torch.random.fork_rng(devices=[]), Tally() as tally:
-            self.loss(self.draw(self.lesson.batch, 0)).backward()
+            self.loss(self.draw(self.lesson.batch, 0).to(self.device)).backward()
         self.optimizer.zero_grad()
         return tally.flops
 
     def time_update(self, clock: Callable[[], float]) -> float:
-        """Seconds of an update, the fastest of three; the weights stay as they are."""
-        taken = []
-        for _ in range(3):
-            began = clock()
-            self.loss(self.draw(self.lesson.batch, 0)).backward()
-            self.optimizer.zero_grad()
-            taken.append(clock() - began)
-        return max(1e-9, min(taken))
+        """Seconds of an update with all that belongs to it, the mean over the later half of some: the first ones
+        compile and capture. A copy is updated and thrown away."""
+        times = []
+        with _Trainer(self.lesson, self.task, self.length, copy.deepcopy(self.model)) as trainer:
+            for step in range(TIMED):
+                trainer.update(step, TIMED)
+                trainer.check_finite()
+                times.append(clock())
+        half = TIMED // 2
+        return max(1e-9, (times[-1] - times[half - 1]) / (TIMED - half))
 
 
 def _is_rising(curve: list[list[float]], asked: int) -> bool:

@@ -23,6 +23,7 @@ from regard.spec import ATTENTION, parse
 RATE, RATE_WIDTH = 3e-3, 64  # the middle of the grid at a width
 SWEEP_SEED = 0  # of the cells that choose a learning rate; the score has other seeds
 PRETRAININGS = ("none", "self")
+DTYPES = ("float32", "bfloat16")
 ENSEMBLE = -1  # in place of a seed: the runs of all seeds as one model
 Asked = tuple[str, float, int]  # row, learning rate, seed
 
@@ -61,6 +62,7 @@ class QualityPlan:
     axis: str = "updates"
     amount: float = 600.0
     device: str = "cpu"
+    dtype: str = "float32"  # of matrix products, of a generated task
     jobs: int = 1
     minutes: float = 60.0
     flags: tuple[str, ...] = ()  # of `regard train`
@@ -81,6 +83,10 @@ class QualityPlan:
         if self.pretrain not in PRETRAININGS or (self.is_run and self.pretrain != "none"):
             known = f"{' or '.join(PRETRAININGS)}, and none for a task of regard train"
             raise ValueError(f"pretrain must be {known}, got {self.pretrain!r}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype must be {' or '.join(DTYPES)} for a task, got {self.dtype}: no loss scale is kept")
+        if self.is_run and self.dtype != DTYPES[0]:
+            raise ValueError(f"--dtype is for generated tasks, got {self.dtype}: {self.name} has --training.precision")
         if self.axis == "minutes" and self.jobs > 1:
             raise ValueError("a budget of minutes needs the machine for one cell at a time: leave --jobs out")
         if not self.is_run:
@@ -192,7 +198,8 @@ class QualityPlan:
     def lesson(self, spec: str, rate: float, seed: int, folder: Folder | None = None) -> Lesson:
         """What a cell trains; in a folder it is saved now and then."""
         shared = {name: getattr(self, name) for name in ("length", "batch", "width", "heads", "inner", "layers")}
-        more = {"position": self.position, "device": self.device, "budget": self.budget, "pretrain": self.pretrain}
+        names = ("position", "device", "dtype", "budget", "pretrain")
+        more: dict[str, Any] = {name: getattr(self, name) for name in names}
         if folder is not None:
             more["saved"] = str(folder.path / "saved" / f"{self.question(spec, rate, seed).key}.pt")
         if not self.is_generated:
@@ -259,6 +266,7 @@ class QualityPlan:
             batch=self.batch,
             model=model,
             device=self.device,
+            dtype=self.dtype,
             task=task,
             budget={"axis": self.axis, "amount": self.amount},
             rate=rate,

@@ -159,7 +159,8 @@ SCORE_COLUMNS: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
 def score_header(scores: Scores) -> list[str]:
     """What holds for a table of scores, in lines."""
     plan, chance = scores.plan, scores.chance
-    sizes = "" if plan.is_run else f", width {plan.width}, {plan.layers} layers, {plan.position} positions"
+    sizes = f", width {plan.width}, {plan.layers} layers, {plan.position} positions, {plan.dtype}"
+    sizes = "" if plan.is_run else sizes
     rates, seeds = _counted(len(scores.filling.rates), "learning rate"), _counted(plan.seeds, "seed")
     tried = f"{rates}, then {seeds} at the best" if plan.sweeps else f"{rates}, {seeds}"
     what = f"{plan.task}, {plan.tokens:,} tokens" if not plan.is_run else f"regard train {plan.task}"

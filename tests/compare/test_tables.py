@@ -10,7 +10,8 @@ from planted import World
 from regard import config as configs
 from regard import recipes
 from regard import tasks as run_tasks
-from regard.cli import main
+from regard.cli import compare as compare_verb
+from regard.cli import main, program
 from regard.compare import budget, complexity, plot, recipe_tables, scaling, tables
 from regard.compare.changes import changes, describe_changes
 from regard.compare.filling import fill_quality
@@ -155,6 +156,29 @@ def test_the_arena_runs_what_it_has_files_for():
         tables.build("arena", "small", "--data.text", "a.jsonl")
     with pytest.raises(ValueError, match=r"takes --data\.text, --test\.text, --data\.images"):
         tables.build("arena", "small", "--data.txt", "a.jsonl")
+
+
+def test_some_tasks_of_a_table(tmp_path, capsys):
+    """By name, and from scratch or self-pretrained; what a table does not have is said."""
+
+    def plans(*words: str) -> list[QualityPlan]:
+        arguments = program._parser().parse_args(["compare", "--table", "arena", *words])
+        return compare_verb._plans(arguments, Folder(tmp_path / "out"))[1]
+
+    names = [plan.name for plan in plans()]
+    assert names == ["listops", "listops", "pathfinder", "pathfinder"]
+    found = plans("--task", "listops", "--pretrain", "none", "--device", "cuda", "--dtype", "bfloat16")
+    assert [(plan.name, plan.pretrain, plan.dtype) for plan in found] == [("listops", "none", "bfloat16")]
+    assert plans("--task", "pathfinder,listops") == plans()
+    for words, says in (
+        (["arena", "--task", "lra-text"], "table 'arena' has no task 'lra-text'; it has listops, pathfinder"),
+        (["recall", "--pretrain", "self"], "table 'recall' has no task with --pretrain self"),
+        (["recall", "--dtype", "float16"], "dtype must be float32 or bfloat16 for a task, got float16"),
+        (["imdb", "--data.text", "a", "--dtype", "bfloat16"], "classify has --training.precision"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["compare", "--table", *words, "--out", str(tmp_path / "out")])
+        assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", recipe_tables.TABLES)

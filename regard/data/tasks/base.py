@@ -18,6 +18,18 @@ class Examples(NamedTuple):
     keep: Tensor | None = None  # [B, T], None: all are real
     group: Tensor | None = None  # [B, T], what kind of question an answer belongs to, an index of `Task.groups`
 
+    def to(self, device: torch.device | str) -> "Examples":
+        """The same on a device."""
+        return self._each(lambda part: part.to(device))
+
+    def pinned(self) -> "Examples":
+        """The same where a GPU reads it without the host."""
+        return self._each(lambda part: part.pin_memory())
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Examples":
+        tokens, answers, *others = self
+        return Examples(change(tokens), change(answers), *(None if part is None else change(part) for part in others))
+
 
 @dataclass(frozen=True)
 class Task:
