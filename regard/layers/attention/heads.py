@@ -1,6 +1,7 @@
 """Different mechanisms on different heads of one layer."""
 
 import functools
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
@@ -14,7 +15,7 @@ from regard.core.rows import Memory, Rows
 from regard.core.shape import Order, Shape
 from regard.core.state import Initial, Out, Progress
 from regard.layers.attention.base import Attention, Facts
-from regard.layers.attention.projected import Projected, joint_product, one_product_is_faster
+from regard.layers.attention.projected import Projected, joint_outputs, one_product_is_faster
 from regard.spec import ATTENTION, Spec
 
 
@@ -149,20 +150,19 @@ class MixedHeads(Attention):
 
     def _forward_jointly(self, x: Tensor, rows: Rows, linears: list[list[nn.Linear]]) -> Out:
         """All parts from one product, and into one: concat(o) W_O."""
-        product = joint_product(x, [linear for each in linears for linear in each])
-        shares = product.split([sum([linear.out_features for linear in each]) for each in linears], 2)
+        outputs = iter(joint_outputs(x, [linear for each in linears for linear in each]))
         outs: list[Tensor] = []
         losses: list[Tensor] = []
         parts = cast(list[Projected], self.layers())
-        for part, share in zip(parts, shares, strict=True):
-            query, source = part.project_inputs(x, rows, None, share)
-            outs.append(part.attend_projected(rows, query, source)[0])
+        for part, each in zip(parts, linears, strict=True):
+            query, source = part.project_inputs(x, rows, None, list(itertools.islice(outputs, len(each))))
+            outs.append(part.attend_projected(rows, query, source)[0].transpose(1, 2))
             loss = part.learn(rows, query, source, None, None) if self.training else None
             losses += [] if loss is None else [loss]
         weight = torch.cat([part.output.weight for part in parts], 1)
         biases = [part.output.bias for part in parts if part.output.bias is not None]
         bias = functools.reduce(torch.add, biases) if biases else None
-        y = F.linear(torch.cat(outs, 1).transpose(1, 2).flatten(2), weight, bias)
+        y = F.linear(torch.cat(outs, 2).flatten(2), weight, bias)
         return Out(y, None, auxiliary_loss=functools.reduce(torch.add, losses) if losses else None)
 
     def initial_state(self, batch, *, memory=None, stream=None, capacity=None, dtype, device) -> Initial:

@@ -47,10 +47,11 @@ def one_product_is_faster(x: Tensor) -> bool:
     return x.is_cuda and torch.is_grad_enabled()
 
 
-def joint_product(x: Tensor, linears: list[nn.Linear]) -> Tensor:
-    """The outputs of several linear maps of x, side by side."""
+def joint_outputs(x: Tensor, linears: list[nn.Linear]) -> list[Tensor]:
+    """The outputs of several linear maps of x, parts of one product."""
     bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
-    return F.linear(x, torch.cat([linear.weight for linear in linears]), bias)
+    product = F.linear(x, torch.cat([linear.weight for linear in linears]), bias)
+    return list(product.split([linear.out_features for linear in linears], 2))
 
 
 class Projected(Attention):
@@ -321,19 +322,18 @@ class Projected(Attention):
 
     @final
     def project_inputs(
-        self, x: Tensor, rows: Rows, memory: Memory | None, product: Tensor | None = None
+        self, x: Tensor, rows: Rows, memory: Memory | None, outputs: list[Tensor] | None = None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The projected queries, and the projected sources (none where a cross state holds them already). `product` is
-        that of x and the `joint_linears`, where it is there already."""
+        """The projected queries, and the projected sources (none where a cross state holds them already). `outputs` are
+        those of the `joint_linears`, where they are there already."""
         added, rotation = self.scheme("input"), self.scheme("rotation")
         if added is not None:
             x = added.add(x, rows)
-        if product is None and one_product_is_faster(x) and (linears := self.joint_linears()):
-            product = joint_product(x, linears)
+        if outputs is None and one_product_is_faster(x) and (linears := self.joint_linears()):
+            outputs = joint_outputs(x, linears)
         read = x
-        if product is not None:
-            parts = product.split([self.linear_of(name).out_features for name in self.inputs], 2)
-            source = {name: self._heads(part) for name, part in zip(self.inputs, parts, strict=True)}
+        if outputs is not None:
+            source = {name: self._heads(output) for name, output in zip(self.inputs, outputs, strict=True)}
             query = {name: source.pop(name) for name in self.input_names("query")}
         else:
             query = {name: self.project_heads(name, x) for name in self.input_names("query")}
