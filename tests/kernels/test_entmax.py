@@ -18,24 +18,27 @@ def outputs(layer: torch.nn.Module, choice: choose.Choice, inputs: dict[str, Ten
     return [y, *torch.autograd.grad(y, [x, *layer.parameters()], weights)]
 
 
-def check(device: str, dtype: torch.dtype, spec: str, role: str, T: int, ragged: bool) -> None:
+def check(device: str, dtype: torch.dtype, spec: str, role: str, T: int, ragged: bool, heads: int = 2) -> None:
     torch.manual_seed(T)
-    exact = regard.attention(spec, width=32, heads=2, role=role).to(device)
-    layer = regard.attention(spec, width=32, heads=2, role=role).to(device, dtype)
+    width = 16 * heads
+    exact = regard.attention(spec, width=width, heads=heads, role=role).to(device)
+    layer = regard.attention(spec, width=width, heads=heads, role=role).to(device, dtype)
     layer.load_state_dict(exact.state_dict())
     exact.load_state_dict(layer.state_dict())
     exact.double()
-    x, keep = 3 * torch.randn(2, T, 32, device=device, dtype=dtype), torch.ones(2, T, dtype=torch.bool, device=device)
+    x, keep = (3 * torch.randn(2, T, width)).to(device, dtype), torch.ones(2, T, dtype=torch.bool, device=device)
     keep[0, T // 2 :: 2] = not ragged
     inputs = {"x": x, "keep": keep if ragged else None}
     if role == "cross":
         inputs = {"x": x, "memory": x.flip(1)[:, T // 3 :], "memory_keep": keep[:, T // 3 :] if ragged else None}
     wide = {name: v if v is None or v.dtype == torch.bool else v.double() for name, v in inputs.items()}
-    results = zip(*(outputs(*call) for call in ((layer, "triton", inputs), (layer, "torch", inputs))), strict=True)
-    for (ours, theirs), true in zip(results, outputs(exact, "torch", wide), strict=True):
+    calls = (layer, "triton", inputs), (layer, "torch", inputs), (exact, "torch", wide)
+    names = ["the output", "x", *[name for name, _ in layer.named_parameters()]]
+    for name, ours, theirs, true in zip(names, *(outputs(*call) for call in calls), strict=True):
+        error, usual, size = (float(part.detach().norm()) for part in (ours - true, theirs - true, true))
         # twice the rounding of PyTorch's operators, and a little where these happen to round to nothing
-        room = 2 * (theirs - true).norm() + 4 * torch.finfo(dtype).eps * true.norm()
-        assert (ours - true).norm() <= room
+        room = 2 * usual + 4 * torch.finfo(dtype).eps * size
+        assert error <= room, f"{name}: an error of {error:.3g}, of {size:.3g}; PyTorch's operators have {usual:.3g}"
 
 
 CASES = [
@@ -56,4 +59,5 @@ def test_entmax_in_triton(spec: str, role: str, T: int, ragged: bool) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("spec", "role", "T", "ragged"), [*CASES, ("entmax", "causal", 1000, True)])
 def test_entmax_on_a_gpu(dtype: torch.dtype, spec: str, role: str, T: int, ragged: bool) -> None:
-    check("cuda", dtype, spec, role, T, ragged)
+    # the gradient of alpha is one number of each head, and errors of few numbers differ by chance
+    check("cuda", dtype, spec, role, T, ragged, heads=8)
