@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from regard.compare.results import Results
 
 OUT = "runs/compare"
-TRAINED = ("seeds", "rates", "budget", "jobs", "position", "task_length", "task_batch", "pretrain")
+TRAINED = ("seeds", "rates", "budget", "jobs", "exclusive", "position", "task_length", "task_batch", "pretrain")
 ASKED = ("length", "batch", "role", "width", "heads", "part", "device", "dtype", "threads", "minutes")
 
 
@@ -81,10 +81,17 @@ def _add_training(added: argparse.ArgumentParser) -> None:
         help='generated task, such as recall or "mqar(pairs=4, vocabulary=64)", or one of regard train; with --table, '
         "which of its tasks, by name, such as listops-long,lra-text (default: all)",
     )
-    group.add_argument("--budget", help="what every row gets: updates=600, tokens=2M, flops=1P or minutes=10")
+    group.add_argument("--budget", help="what every row gets: updates=600, epochs=5, tokens=2M, flops=1P or minutes=10")
     group.add_argument("--seeds", type=int, help="seeds at the best learning rate (default: 3)")
     group.add_argument("--rates", metavar="R,R", help="learning rates to try (default: three, by the width)")
     group.add_argument("--jobs", type=int, help="models that are trained at a time (default: 1)")
+    group.add_argument(
+        "--exclusive",
+        action="store_true",
+        default=None,
+        help="tasks of regard train: one of the --jobs trains at a time, the others prepare and evaluate meanwhile; so "
+        "speeds can be compared",
+    )
     group.add_argument("--position", help="spec of the positions, the same for all rows (default: sinusoidal)")
     group.add_argument(
         "--pretrain",
@@ -152,6 +159,7 @@ def compare(arguments: argparse.Namespace) -> int:
 
 def _plans(arguments: argparse.Namespace, folder: Any) -> tuple[Any, list[Any], tuple[str, ...] | None]:
     """The plans that the flags ask for, and the table they are of; without flags, those that the folder has."""
+    from regard.compare.budget import budget_from
     from regard.compare.results import read_plans
     from regard.compare.run import with_threads
     from regard.compare.tables import build
@@ -159,16 +167,17 @@ def _plans(arguments: argparse.Namespace, folder: Any) -> tuple[Any, list[Any], 
     given = {name: value for name in (*ASKED, *TRAINED) if (value := getattr(arguments, name)) is not None}
     rest = getattr(arguments, "rest", [])
     known = folder.read_plan()
-    common = {name: given[name] for name in ("minutes", "device", "dtype", "jobs", "seeds") if name in given}
+    names = ("minutes", "device", "dtype", "jobs", "exclusive", "seeds")
+    common = {name: given[name] for name in names if name in given}
     rates = _rates(arguments)
     if arguments.table is not None:
-        if arguments.specs or set(given) - {*common, "rates", "pretrain"}:
+        if arguments.specs or set(given) - {*common, "rates", "pretrain", "budget"}:
             raise ValueError(
-                "--table asks for rows of its own: it takes --size, --task, --pretrain, --minutes, --device, --dtype, "
-                "--jobs, --seeds, --rates and the flags of its data"
+                "--table asks for rows of its own: it takes --size, --task, --pretrain, --budget, --minutes, --device, "
+                "--dtype, --jobs, --exclusive, --seeds, --rates and the flags of its data"
             )
         asked = (arguments.table, arguments.size, *rest)
-        table = build(*asked)
+        table = build(*asked, budget=None if arguments.budget is None else budget_from(arguments.budget))
         costs = None if table.costs is None else _changed(with_threads(table.costs), common)
         return costs, [_changed(plan, common | rates) for plan in _chosen(table.quality, arguments)], asked
     if (
@@ -176,7 +185,7 @@ def _plans(arguments: argparse.Namespace, folder: Any) -> tuple[Any, list[Any], 
         and not arguments.specs
         and not rest
         and arguments.task is None
-        and set(given) <= {"minutes", "jobs"}
+        and set(given) <= {"minutes", "jobs", "exclusive"}
     ):
         costs, _, quality, _ = read_plans(known, folder)
         costs = None if costs is None else _changed(costs, common)
@@ -223,9 +232,8 @@ def _quality_plan(arguments: argparse.Namespace, given: dict[str, Any], rest: li
     from regard.compare.quality import QualityPlan
     from regard.compare.tables import split_test
 
-    names = ("width", "heads", "device", "dtype", "minutes", "seeds", "jobs")
-    asked = {name: given[name] for name in names if name in given}
-    asked |= _rates(arguments)
+    names = ("width", "heads", "device", "dtype", "minutes", "seeds", "jobs", "exclusive")
+    asked = {name: given[name] for name in names if name in given} | _rates(arguments)
     if arguments.budget is not None:
         budget = budget_from(arguments.budget)
         asked |= {"axis": budget.axis, "amount": budget.amount}

@@ -64,6 +64,7 @@ class QualityPlan:
     device: str = "cpu"
     dtype: str = "float32"  # of matrix products, of a generated task
     jobs: int = 1
+    exclusive: bool = False  # of several jobs one trains at a time, and the others prepare and evaluate meanwhile
     minutes: float = 60.0
     flags: tuple[str, ...] = ()  # of `regard train`
     test: tuple[str, ...] = ()  # of `regard evaluate`, for the score; empty: the score is that of validation
@@ -231,6 +232,8 @@ class QualityPlan:
             trains=not variant.of,
             equal="" if self.is_variant(spec) else spec,
             words=str(folder.path / "words") if variant.words else "",
+            alone=self.jobs == 1 or self.exclusive,
+            turns=str(folder.path / "turn") if self.exclusive else "",
         )
 
     def tests(self, variant: Variant) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from regard import recipes
+from regard.compare.budget import Budget
 from regard.compare.quality import QualityPlan, Variant
 
 SHARES = {"smoke": 1 / 50, "small": 1 / 4, "paper": 1.0}  # of the updates or epochs of the recipe
@@ -135,15 +136,20 @@ TABLES = {
 }
 
 
-def plan(name: str, size: str, flags: tuple[str, ...], test: tuple[str, ...]) -> QualityPlan | None:
-    """The plan of a table; None where no files are given."""
+def plan(
+    name: str, size: str, flags: tuple[str, ...], test: tuple[str, ...], budget: Budget | None = None
+) -> QualityPlan | None:
+    """The plan of a table; None where no files are given. `budget` is what a row gets, in place of that of the size."""
     table = TABLES[name]
     if not flags:
         return None
     path = recipes.find(table.recipe, table.task).path
     training: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))["training"]
     axis = "updates" if "steps" in training else "epochs"
-    share = SHARES[size]
+    whole = training["steps" if axis == "updates" else "epochs"]
+    if budget is not None and budget.axis != axis:
+        raise ValueError(f"table {name!r} has a budget of {axis}, such as --budget {axis}={whole // 10}, got {budget}")
+    share = SHARES[size] if budget is None else budget.amount / whole
     shrunk = [
         word
         for setting in SCALED
@@ -154,7 +160,7 @@ def plan(name: str, size: str, flags: tuple[str, ...], test: tuple[str, ...]) ->
         table.task,
         rates=(training["learning_rate"],),
         axis=axis,
-        amount=share * training["steps" if axis == "updates" else "epochs"],
+        amount=share * whole if budget is None else budget.amount,
         flags=("--config", table.recipe, *shrunk, *flags),
         test=test,
         variants=table.rows,

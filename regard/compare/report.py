@@ -151,6 +151,7 @@ SCORE_COLUMNS: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("learns at", "rates_ok", lambda row: f"{row['rates_ok']} of {row['rates']}"),
     ("parameters", "parameters", lambda row: f"{row['parameters']:,}"),
     ("counted FLOP", "flops", lambda row: f"{row['flops']:.2e}"),
+    ("trains at", "speed", lambda row: f"{row['speed']:,.0f} {row['speed_unit']}/s"),
     ("device s", "device_seconds", lambda row: number(row["device_seconds"])),
     ("", "rising", lambda row: "still rising" if row["rising"] and row.get("solved", 0) < 1 else ""),
 ]
@@ -218,7 +219,11 @@ def score_markdown(scores: Scores) -> list[str]:
     lines = [*(f"{line}  " for line in score_header(scores)), ""]
     lines += ["| attention | " + " | ".join(title for title, *_ in columns) + " |", "|---|" + "---:|" * len(columns)]
     for row in rows:
-        lines.append(f"| `{row['spec']}` | " + " | ".join(show(row) for _, _, show in columns) + " |")
+        lines.append(
+            f"| `{row['spec']}` | "
+            + " | ".join(show(row) if needs in row else "-" for _, needs, show in columns)
+            + " |"
+        )
     for row in scores.rows:
         if row["note"] and "score" not in row:
             lines.append(f"| `{row['spec']}` | {row['status']}: {row['note']} |" + " |" * (len(columns) - 1))

@@ -55,6 +55,9 @@ COLUMNS: tuple[str, ...] = (
     "rates_ok",
     "rates",
     "embedding",
+    "speed",
+    "speed_unit",
+    "device_seconds",
     "status",
     "note",
 )

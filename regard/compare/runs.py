@@ -8,10 +8,12 @@ import json
 import math
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +31,7 @@ from regard.core.tally import Tally
 from regard.data.text import opened, read_sentences
 from regard.tasks.load import read_config, read_parts
 from regard.tasks.train import resume, train
+from regard.training import lock
 from regard.training.display import Display
 from regard.training.loop import LOWER_IS_BETTER, TrainingError
 from regard.training.run import Run
@@ -54,6 +57,8 @@ class RunLesson:
     trains: bool = True  # False: the runs are there
     equal: str = ""  # the spec whose parameters are made equal to those of the baseline; empty: they stay
     words: str = ""  # folder for files in which subword units are joined into words; empty: files are read as they are
+    alone: bool = True  # no other cell trains meanwhile, so that its speed is one to compare
+    turns: str = ""  # lock file that a training holds, for one at a time; empty: none
 
     @property
     def run(self) -> str:
@@ -67,6 +72,10 @@ class RunLesson:
         flags = joined_files(self.flags, self.words) if self.words else list(self.flags)
         return [*recipes.with_paths(flags, self.task), *self.own, *common]
 
+    def turn(self) -> AbstractContextManager[None]:
+        """Waits until no other cell trains, where cells take turns."""
+        return lock.hold(Path(self.turns), "regard compare", waits=True) if self.turns else nullcontext()
+
     def config(self, *words: str) -> Any:
         """The config of the run, with more flags."""
         task = run_tasks.find(self.task)
@@ -79,6 +88,8 @@ def learn_run(lesson: RunLesson) -> tuple[dict[str, Any], dict[str, int]]:
     if lesson.trains:
         _train(lesson)
     answer, counted = _answer(Path(lesson.run))
+    if lesson.trains and lesson.alone:
+        answer |= _speed(Path(lesson.run), run_tasks.find(lesson.task).speed_unit)
     if lesson.test or len(lesson.runs) > 1:
         answer |= _evaluated(lesson, answer["metric"])
     if not lesson.trains:
@@ -93,10 +104,15 @@ def _train(lesson: RunLesson) -> None:
     """Trains a run to its end, or what is left of it, and keeps what it cost beside it."""
     folder = Path(lesson.run)
     try:
-        state = resume(folder, Display(quiet=True)) if (folder / "run.json").exists() else _begin(lesson)
+        state = _continue(lesson) if (folder / "run.json").exists() else _begin(lesson)
     except TrainingError as error:
         raise Broke(str(error)) from error
     _keep_costs(folder, seconds=round(state.seconds, 1))
+
+
+def _continue(lesson: RunLesson) -> State:
+    with lesson.turn():
+        return resume(lesson.run, Display(quiet=True))
 
 
 def _begin(lesson: RunLesson) -> State:
@@ -110,7 +126,8 @@ def _begin(lesson: RunLesson) -> State:
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _keep_costs(folder, **counts)
-    return train(task, lesson.config(*words), Display(quiet=True))
+    with lesson.turn():
+        return train(task, lesson.config(*words), Display(quiet=True))
 
 
 def _costs(folder: Path) -> dict[str, float]:
@@ -175,19 +192,24 @@ def _inner(lesson: RunLesson) -> int:
 
 def count_run(task: Any, config: Any) -> dict[str, float]:
     """What an update costs, as a mean over some batches: counted operations; and the updates of an epoch. Counted on
-    the CPU, so that no kernel hides any."""
+    the CPU, so that no kernel hides any; batches of one shape are counted once."""
     training = dataclasses.replace(config.training, device="cpu", precision="float32")
     parts = _parts(task, dataclasses.replace(config, training=training))
     torch.manual_seed(0)
     ready = task(parts.config, parts.data, parts.tokenizers, task.build_model(parts.config, parts.model))
     ready.model.train()
-    flops, count = 0, min(COUNTED, ready.batches.count(0))
-    for at in range(count):
-        with Tally() as tally:
-            ready.loss(ready.batches.get(0, at), 0.0).total.backward()
-        flops += tally.flops
+    batches = [ready.batches.get(0, at) for at in range(min(COUNTED, ready.batches.count(0)))]
+    shapes = [tuple(None if part is None else part.shape for part in batch) for batch in batches]
+    flops: dict[tuple[Any, ...], int] = {}
+    for shape, batch in zip(shapes, batches, strict=True):
+        if shape not in flops:
+            prepared = ready.prepare(batch)
+            with Tally() as tally:
+                ready.loss(prepared, 0.0).total.backward()
+            flops[shape] = tally.flops
+    mean = sum(flops[shape] for shape in shapes) / len(shapes)
     accumulate = config.training.accumulate
-    return {"flops": flops / count * accumulate, "epoch": ready.batches.count(0) / accumulate}
+    return {"flops": mean * accumulate, "epoch": ready.batches.count(0) / accumulate}
 
 
 def _answer(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
@@ -219,6 +241,14 @@ def _answer(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
     inside, _ = budget.count(read_parts(Run.open(folder)).config)
     counted = {"parameters": facts["parameters"], "active": facts["active"], "inside": inside}
     return answer, counted | ({} if flops is None else {"flops": round(flops * updates)})
+
+
+def _speed(folder: Path, unit: str) -> dict[str, Any]:
+    """What a run trains in a second, evaluations apart: the median over the lines of its log, of which the first has
+    what compiling and capturing took."""
+    lines = map(json.loads, (folder / "log.jsonl").read_text(encoding="utf-8").splitlines())
+    speeds = [line[f"{unit}_per_second"] for line in lines if line["event"] == "step"]
+    return {"speed": statistics.median(speeds), "speed_unit": unit} if speeds else {}
 
 
 def _evaluated(lesson: RunLesson, metric: str) -> dict[str, Any]:

@@ -129,6 +129,9 @@ class Scores:
             row |= {"rates_ok": len(near), "rates": len(self.filling.rates)}
         if plan.is_run:
             row["device_seconds"] = sum(cell.answer["device_seconds"] for cell in done) / len(done)
+            if all("speed" in cell.answer for cell in done):
+                row["speed"] = sum(cell.answer["speed"] for cell in done) / len(done)
+                row["speed_unit"] = done[0].answer["speed_unit"]
         else:
             times = [cell.answer["solved_at"] for cell in done]
             row["solved"] = sum(score >= SOLVED for score in scores) / len(scores)

@@ -10,6 +10,7 @@ from regard.compare import arena as lra
 from regard.compare import recipe_tables
 from regard.compare import scaling as ladder
 from regard.compare import wmt as table_2
+from regard.compare.budget import Budget
 from regard.compare.plan import CostPlan
 from regard.compare.published import ARENA, MAD, TABLE_1, WMT, PublishedTable
 from regard.compare.quality import QualityPlan, Variant
@@ -45,13 +46,17 @@ class Table:
     picture: str = ""  # what is drawn of the scores; empty: learning curves
 
 
-def build(name: str, size: str = "smoke", *flags: str) -> Table:
+def build(name: str, size: str = "smoke", *flags: str, budget: Budget | None = None) -> Table:
     """A table by its name; `flags` say where its data is: those of `regard train`, and with `--test.` before them those
-    of `regard evaluate`."""
+    of `regard evaluate`. `budget` is for tables of a recipe, in place of that of their size."""
     if name not in TABLES:
         raise ValueError(f"no table {name!r}; known: {', '.join(TABLES)}")
     if size not in SIZES:
         raise ValueError(f"no size {size!r}; known: {', '.join(SIZES)}")
+    if name in recipe_tables.TABLES:
+        return recipe_table(name, size, *flags, budget=budget)
+    if budget is not None:
+        raise ValueError(f"--budget is for tables of a recipe, {', '.join(recipe_tables.TABLES)}: {name!r} has its own")
     if name in WITH_DATA:
         return WITH_DATA[name](size, *flags)
     if flags:
@@ -242,16 +247,21 @@ def scaling(size: str, *flags: str) -> Table:
     )
 
 
-def recipe_table(name: str, size: str, *flags: str) -> Table:
+def recipe_table(name: str, size: str, *flags: str, budget: Budget | None = None) -> Table:
     """One recipe of `regard train`, one word changed."""
     known = recipe_tables.TABLES[name]
-    plan = recipe_tables.plan(name, size, *split_test(flags))
-    command = f"regard compare --table {name} --size paper --device cuda --jobs 4 {known.data}"
+    plan = recipe_tables.plan(name, size, *split_test(flags), budget)
+    command = f"regard compare --table {name} --size paper --device cuda --jobs 4 --exclusive {known.data}"
     return Table(
         name,
         f"{known.head}: recipe {known.recipe}, one word changed; parameters as each model has them",
         quality=() if plan is None else (plan,),
         commands=(("all rows, on your files", command),) if plan is None else (),
+        notes=(
+            "All rows have the optimizer and the learning rate of the recipe, which was made with softmax: neither was "
+            "tuned for another row.",
+            "Speed is that of training steps with augmentation, without evaluations, where one row trained at a time.",
+        ),
     )
 
 
@@ -268,9 +278,8 @@ TABLES: dict[str, Callable[..., Table]] = {
     "scaling": scaling,
 }
 # tables that take flags for their data
-WITH_DATA = {"wmt": wmt, "arena": arena, "scaling": scaling} | {
-    name: partial(recipe_table, name) for name in recipe_tables.TABLES
-}
+WITH_DATA: dict[str, Callable[..., Table]] = {"wmt": wmt, "arena": arena, "scaling": scaling}
+WITH_DATA |= {name: partial(recipe_table, name) for name in recipe_tables.TABLES}
 TABLES |= {name: WITH_DATA[name] for name in recipe_tables.TABLES}
 
 

@@ -18,14 +18,16 @@ from typing import Any
 
 # Windows keeps others from reading locked bytes, so the locked byte is far behind the text.
 FAR = 1 << 30
+PAUSE = 0.05  # seconds between attempts
 # The errors of file systems without locks.
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
 @contextmanager
-def hold(path: Path, doing: str) -> Iterator[None]:
-    """Holds the lock of a folder while the block runs. `path` is the lock file; `doing` is what others are told."""
-    handle = _acquire(path)
+def hold(path: Path, doing: str, *, waits: bool = False) -> Iterator[None]:
+    """Holds the lock of a folder while the block runs. `path` is the lock file; `doing` is what others are told.
+    `waits`: if another process holds the lock, until it does not."""
+    handle = _acquire(path, waits)
     try:
         os.ftruncate(handle, 0)
         who = {
@@ -43,19 +45,22 @@ def hold(path: Path, doing: str) -> Iterator[None]:
         os.close(handle)
 
 
-def _acquire(path: Path) -> int:
+def _acquire(path: Path, waits: bool) -> int:
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
         try:
-            if not _try(handle, path):
+            is_ours = _try(handle, path)
+            if not is_ours and not waits:
                 raise ValueError(_held(path))
-            if _is_file(handle, path):
+            if is_ours and _is_file(handle, path):
                 return handle
         except BaseException:
             os.close(handle)
             raise
-        # its former holder removed the file before we got the lock
+        # another process holds it, or removed the file before we got the lock
         os.close(handle)
+        if not is_ours:
+            time.sleep(PAUSE)
 
 
 def _try(handle: int, path: Path) -> bool:

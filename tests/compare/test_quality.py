@@ -6,13 +6,14 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from planted import Killed, World, survived
 
 from regard.cli import main
 from regard.cli.compare import split_flags
-from regard.compare import budget
+from regard.compare import budget, runs
 from regard.compare import filling as filling_module
 from regard.compare import learn as learning
 from regard.compare.advise import advise
@@ -21,11 +22,14 @@ from regard.compare.filling import Filling, fill_quality
 from regard.compare.learn import Broke, Lesson, learn
 from regard.compare.page import html_report
 from regard.compare.quality import QualityPlan, Variant
+from regard.compare.report import score_markdown
 from regard.compare.results import Results
 from regard.compare.runs import RunLesson, joined_files, learn_run
 from regard.compare.scores import Scores
 from regard.compare.store import Folder
+from regard.core.tally import Tally
 from regard.models import ModelConfig, build
+from regard.tasks.train import train
 
 SIZES = {"width": 16, "heads": 2, "inner": 32, "layers": 1}
 
@@ -438,6 +442,44 @@ def test_a_task_of_regard_train_goes_through_its_own_loop(tmp_path):
     assert counted["parameters"] == facts["parameters"]
     # a run that is there is not trained again
     assert learn_run(lesson)[0]["curve"] == answer["curve"]
+
+
+def test_a_run_of_images_has_its_speed_where_none_trains_beside_it(tmp_path, monkeypatch):
+    torch.set_num_threads(1)
+    draw = np.random.default_rng(0)
+    np.savez(tmp_path / "data.npz", images=draw.integers(0, 256, (40, 8, 8), np.uint8), labels=np.arange(40) % 2)
+    sizes = ("--model.width", "16", "--model.heads", "2", "--model.inner", "32", "--model.layers", "1")
+    data = ("--data.images", str(tmp_path / "data.npz"), "--data.batch", "8", "--training.log_every", "1")
+    data = (*data, "--training.metric", "accuracy", "--augment.mixup", "0.8")
+    rows = (Variant("softmax", sizes), Variant("linear", (*sizes, "--model.attention", "linear")))
+    plan = QualityPlan("images", rates=(0.01,), seeds=1, axis="epochs", amount=1, flags=data, variants=rows, jobs=2)
+    folder, held, counted = Folder(tmp_path / "out"), [], []
+
+    def spied(*given):
+        held.append((folder.path / "turn").exists())
+        return train(*given)
+
+    class Counted(Tally):
+        def __init__(self):
+            super().__init__()
+            counted.append(self)
+
+    monkeypatch.setattr(runs, "train", spied)
+    monkeypatch.setattr(runs, "Tally", Counted)
+    taking_turns = dataclasses.replace(plan, variants=rows[:1], exclusive=True)
+    for asked in (taking_turns, plan):
+        fill_quality([asked], folder, World({}).tools(), lambda lesson: ("done", "", learn_run(lesson)))
+    assert held == [True, False]
+    # the batches of an epoch have one shape
+    assert len(counted) == 2
+    scores = Scores(plan, folder)
+    softmax, linear = scores.rows
+    assert (softmax["speed"] > 0, softmax["speed_unit"]) == (True, "images")
+    assert "speed" not in linear
+    assert linear["flops"] != softmax["flops"] > 0
+    lines = score_markdown(scores)
+    assert any(" images/s |" in line for line in lines if line.startswith("| `softmax`"))
+    assert any("| - |" in line for line in lines if line.startswith("| `linear`"))
 
 
 def test_units_are_joined_into_words_once(tmp_path):

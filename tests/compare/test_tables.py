@@ -13,6 +13,7 @@ from regard import tasks as run_tasks
 from regard.cli import compare as compare_verb
 from regard.cli import main, program
 from regard.compare import budget, complexity, plot, recipe_tables, scaling, tables
+from regard.compare.budget import Budget
 from regard.compare.changes import changes, describe_changes
 from regard.compare.filling import fill_quality
 from regard.compare.page import html_report
@@ -196,6 +197,19 @@ def test_every_row_of_a_recipe_is_a_model(name):
         config = configs.parse(task.config, argv, f"regard train {task.name}", "")
         inside, _ = budget.count(config.model.resolve(**sizes))
         assert inside > 10_000
+
+
+def test_a_budget_in_place_of_that_of_a_size():
+    """Warm-up and the like shrink with it; flags of the user have the last word."""
+    data = ("--data.images", "x", "--training.warmup", "7")
+    plan = tables.build("cifar10", "paper", *data, budget=Budget("epochs", 10)).quality[0]
+    assert (plan.axis, plan.amount) == ("epochs", 10)
+    assert plan.flags[:6] == ("--config", "cifar10-vit", "--training.warmup", "34", "--training.evaluate_every", "190")
+    assert plan.flags[-4:] == data
+    with pytest.raises(ValueError, match="has a budget of epochs, such as --budget epochs=15, got 5 updates"):
+        tables.build("cifar10", "paper", *data, budget=Budget("updates", 5))
+    with pytest.raises(ValueError, match="for tables of a recipe, multi30k, wikitext, imdb, cifar10: 'recall' has its"):
+        tables.build("recall", budget=Budget("updates", 5))
 
 
 def test_a_model_of_another_kind_is_a_row_of_a_generated_task():

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import types
 from pathlib import Path
 
@@ -95,6 +96,25 @@ def test_a_lock_that_was_removed_meanwhile_is_none(tmp_path, monkeypatch):
     with lock.hold(path, "a"), pytest.raises(ValueError, match="is being written"):
         lock.hold(path, "b").__enter__()
     assert len(tries) == 3
+
+
+def test_a_lock_can_be_waited_for(tmp_path):
+    """Until its holder ends; meanwhile the one that waits is not let in."""
+    path, waiting, entered = tmp_path / "turn", threading.Event(), threading.Event()
+
+    def wait():
+        waiting.set()
+        with lock.hold(path, "b", waits=True):
+            entered.set()
+
+    with lock.hold(path, "a"):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        waiting.wait()
+        assert not entered.wait(3 * lock.PAUSE)
+    assert entered.wait(60)
+    thread.join()
+    assert not path.exists()
 
 
 def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch, capsys):
