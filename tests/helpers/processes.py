@@ -12,15 +12,21 @@ from training_runs import begin_child, exit_status
 
 def in_processes(size: int, work: Callable[[int], None], attempt: int = 0, kills: bool = True) -> list[int]:
     """Calls work(rank) in as many processes of one group: their exit statuses, or minus the signals that ended them. If
-    one fails, the others are killed, unless they have to notice it by themselves."""
+    one fails, the others are killed, unless they have to notice it by themselves. `attempt`: how often they have been
+    started before."""
+    # what DistributedDataParallel and FSDP2 import, which takes seconds, is imported once and not in each process
+    import torch._dynamo  # noqa: F401
+
+    import regard.training.distributed.sharding  # noqa: F401
+
     store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), multi_tenant=True)
+    store.add("regard/starts", attempt)
     shared = {
         "WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_RUN_ID": "test",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": str(attempt),
         "GLOO_SOCKET_IFNAME": "lo",
     }
 

@@ -1,13 +1,16 @@
 """Which world a process trains in."""
 
 import gc
+import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from regard.training.config import TrainingConfig
 from regard.training.distributed.world import Alone, EndedElsewhere, LostProcess, Processes, is_launched
@@ -21,19 +24,17 @@ def joined(config: TrainingConfig) -> Iterator[Alone | Processes]:
         yield Alone()
         return
     uses_gpu = config.device != "cpu" and torch.cuda.is_available()
-    # a process alone may shard, too: then it needs no other to meet
-    store = None if is_launched() else dist.HashStore()  # pyright: ignore[reportPrivateImportUsage] # documented there
-    alone: dict[str, Any] = {} if store is None else {"store": store, "rank": 0, "world_size": 1}
+    timeout = timedelta(seconds=config.timeout)
     with connecting(config.timeout):
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if uses_gpu else "gloo", timeout=timedelta(seconds=config.timeout), **alone
-        )
+        store, rank, size, restarts = _find_others(timeout)
+        backend = "cpu:gloo,cuda:nccl" if uses_gpu else "gloo"
+        dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=size)
     if config.sharded:
         from regard.training.distributed.sharding import Sharded
 
-        world = Sharded(config)
+        world = Sharded(config, restarts)
     else:
-        world = Processes(config)
+        world = Processes(config, restarts)
     try:
         with world.in_words():
             yield world
@@ -50,6 +51,41 @@ def joined(config: TrainingConfig) -> Iterator[Alone | Processes]:
         dist.destroy_process_group()
 
 
+def _find_others(timeout: timedelta) -> tuple[Store, int, int, int]:
+    """A store for this start alone, the rank of this process, their number, and how often they were started before."""
+    if not is_launched():
+        # a process alone may shard, too: then it needs no other to meet
+        return dist.HashStore(), 0, 1, 0  # pyright: ignore[reportPrivateImportUsage] # documented there
+    store, rank, size = next(rendezvous("env://", timeout=timeout))
+    start = count_starts(store, rank, size, timeout)
+    return PrefixStore(f"regard/start/{start}", store), rank, size, start - 1
+
+
+def count_starts(store: Store, rank: int, size: int, timeout: timedelta) -> int:
+    """The number of this start, from 1: the same in every process.
+
+    torchrun keeps its store when it starts processes again, with all that those of earlier starts have left there, and
+    TORCHELASTIC_RESTART_COUNT differs from machine to machine: it counts the failures on each. So the main process
+    counts, and tells the others, each of which asks by a name that was never used before."""
+    if rank:
+        name = uuid.uuid4().hex
+        store.set(f"regard/asks/{rank}", name)
+        store.wait([f"regard/answers/{name}"], timeout)
+        start = int(store.get(f"regard/answers/{name}"))
+        store.add(f"regard/here/{start}", 1)
+        return start
+    start, ends = store.add("regard/starts", 1), time.monotonic() + timeout.total_seconds()
+    asks = [f"regard/asks/{other}" for other in range(1, size)]
+    # those of an earlier start are answered, too, and nobody reads it
+    while store.add(f"regard/here/{start}", 0) < len(asks):
+        for name in (store.get(ask).decode() for ask in asks if store.check([ask])):
+            store.set(f"regard/answers/{name}", str(start))
+        if time.monotonic() > ends:
+            raise dist.DistStoreError("not all of them have started")
+        time.sleep(0.02)
+    return start
+
+
 @contextmanager
 def connecting(timeout: float) -> Iterator[None]:
     """Inside the block, in which the processes find each other, a failure is a `LostProcess`: one was killed before the
@@ -59,5 +95,5 @@ def connecting(timeout: float) -> Iterator[None]:
     except RuntimeError as error:
         why = " ".join(str(error).split())[:200]
         raise LostProcess(
-            f"the processes of the run did not reach each other within {timeout:g} seconds (training.timeout): {why}"
+            f"the processes of the run could not connect to each other (training.timeout: {timeout:g} seconds): {why}"
         ) from error

@@ -79,6 +79,17 @@ class _Loopback(RendezvousHandler):
 
     def __init__(self, parameters: RendezvousParameters):
         self.parameters = parameters
+        listener = socket.create_server((LOOPBACK, 0))
+        self.port = listener.getsockname()[1]
+        self.store = torch.distributed.TCPStore(  # pyright: ignore[reportPrivateImportUsage] # documented there
+            LOOPBACK,
+            self.port,
+            None,
+            True,
+            timedelta(seconds=600),
+            multi_tenant=True,
+            master_listen_fd=listener.detach(),
+        )
 
     def get_backend(self) -> str:
         return BACKEND
@@ -88,20 +99,9 @@ class _Loopback(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """With a store of its own for every start: in that of the last one, processes would find the addresses of those
-        that are gone."""
-        listener = socket.create_server((LOOPBACK, 0))
-        port = listener.getsockname()[1]
-        store = torch.distributed.TCPStore(  # pyright: ignore[reportPrivateImportUsage] # documented there
-            LOOPBACK,
-            port,
-            None,
-            True,
-            timedelta(seconds=600),
-            multi_tenant=True,
-            master_listen_fd=listener.detach(),
-        )
-        return RendezvousInfo(PrefixStore(self.parameters.run_id, store), 0, 1, RendezvousStoreInfo(LOOPBACK, port))
+        """One store for all starts: the processes count them there, and take another part of it each time."""
+        store = PrefixStore(self.parameters.run_id, self.store)
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(LOOPBACK, self.port))
 
     def is_closed(self) -> bool:
         return False

@@ -31,8 +31,8 @@ from regard.training.run import Run
 class Sharded(Processes):
     """Processes that each keep a shard of everything that is trained."""
 
-    def __init__(self, config: TrainingConfig):
-        super().__init__(config)
+    def __init__(self, config: TrainingConfig, restarts: int):
+        super().__init__(config, restarts)
         self.precision, self.spreads_experts = config.precision, config.spread_experts
         self.experts: list[Any] = []
         self.root: FSDPModule | None = None

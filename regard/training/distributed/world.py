@@ -160,13 +160,13 @@ class Alone:
 class Processes:
     """Those of torch.distributed, of which this is one."""
 
-    def __init__(self, config: TrainingConfig):
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+    def __init__(self, config: TrainingConfig, restarts: int):
+        """`restarts`: how often they were started before."""
+        self.rank, self.size, self.restarts = dist.get_rank(), dist.get_world_size(), restarts
         self.timeout = config.timeout
         # a group of its own: layers that wait for each other must not wait behind the gradients of other layers
         self.split = Split(dist.new_group(), self.rank, self.size) if config.shares == "tokens" else None
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        self.restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         self.parent = os.getppid()
         self.wrapped: nn.parallel.DistributedDataParallel | None = None
         self.meetings = 0
