@@ -4,6 +4,7 @@
     python bench/attention_gpu.py patterns --lengths 65536
     python bench/attention_gpu.py layers --only performer efficient --seconds 60 --json layers.json
     python bench/attention_gpu.py layers --workers 12 --lengths 1024 2048 4096 8192 16384 65536 --json layers.json
+    python bench/attention_gpu.py launches --lengths 16384      # other tiles, warps, stages and registers
     ncu --profile-from-start off --clock-control none --section SpeedOfLight --section Occupancy --section \\
         WarpStateStats python bench/attention_gpu.py counters --lengths 4096 16384     # what bounds window and scan
 
@@ -29,7 +30,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import regard
-from regard.kernels import runs, scan
+from regard.kernels import parts_triton, runs, scan
+from regard.kernels import scan_triton_cut as cuts
+from regard.kernels.parts_triton import Tile
 from regard.kernels.runs import Bound, Far, Pass, Where
 
 TOKENS, HEADS, WIDTH = 65536, 16, 64
@@ -61,7 +64,7 @@ def milliseconds(function: Callable[[], object], repeats: int = 10, warmup: int 
 def heads(length: int, width: int = WIDTH) -> list[Tensor]:
     """q, k, v and the gradient of the output, [B, H, N, D], in the memory layout of projections split into heads."""
     size = (TOKENS // length, length, HEADS * WIDTH // width, width)
-    return [torch.randn(size, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(4)]
+    return [torch.randn(size, device=device(), dtype=torch.bfloat16).transpose(1, 2) for _ in range(4)]
 
 
 def timed(attend: Callable[[Tensor, Tensor, Tensor], Tensor], length: int, width: int = WIDTH) -> Times | None:
@@ -71,8 +74,8 @@ def timed(attend: Callable[[Tensor, Tensor, Tensor], Tensor], length: int, width
         with torch.no_grad():
             forward = milliseconds(lambda: attend(q, k, v))
         both = milliseconds(lambda: torch.autograd.grad(attend(q, k, v), leaves, grad))
-    except (ImportError, RuntimeError, TypeError, ValueError) as error:
-        print(f"  (omitted: {str(error).splitlines()[0][:100]})")
+    except Exception as error:  # a kernel that fails, whatever at, leaves the others their time
+        print(f"  (omitted: {str(error)[:100]!r})")
         return None
     return forward, both
 
@@ -364,6 +367,11 @@ def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal, of 256 tokens."""
+    return runs.attend(q, k, v, [Pass(Bound(plus=-256), Bound(plus=1))])
+
+
 def linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scan.attend_past(q, k, v, map="elu", final=False)[0]
 
@@ -436,10 +444,6 @@ def scans(lengths: list[int], asked: "Asked") -> None:
 
 def counters(lengths: list[int], asked: "Asked") -> None:
     """One forward and one backward pass of the causal window and of the causal scan, for a profiler to look at."""
-
-    def window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return runs.attend(q, k, v, [Pass(Bound(plus=-256), Bound(plus=1))])
-
     for (name, attend), N in itertools.product((("window 256", window), ("linear", linear)), lengths):
         if not asked.wants(name):
             continue
@@ -450,6 +454,53 @@ def counters(lengths: list[int], asked: "Asked") -> None:
             torch.autograd.grad(attend(q, k, v), leaves, grad)
             wait(torch.cuda.profiler.stop if seen else None)
         print(f"{name}, {N}: profiled", flush=True)
+
+
+# launches to try, by kernel
+WINDOW_TILES = {
+    "forward": [
+        Tile(64, 64, 4, 3, 128),
+        Tile(64, 64, 4, 2, 128, True),
+        Tile(128, 64, 8, 2, 128),
+        Tile(64, 32, 4, 3, 96),
+    ],
+    "queries": [Tile(64, 32, 4, 4, 96), Tile(64, 64, 4, 2, 128), Tile(128, 32, 8, 2, 96)],
+    "keys": [Tile(32, 64, 4, 2, 128), Tile(64, 64, 8, 1, 128), Tile(64, 32, 4, 2, 128)],
+}
+SCAN_LAUNCHES = {
+    "forward": [cuts.Tuning(64, 4, 2), cuts.Tuning(64, 8, 2), cuts.Tuning(32, 4, 3)],
+    "queries": [cuts.Tuning(64, 8, 2), cuts.Tuning(32, 4, 3), cuts.Tuning(64, 4, 2)],
+    "keys": [cuts.Tuning(64, 8, 2), cuts.Tuning(32, 4, 2), cuts.Tuning(64, 4, 2, 168)],
+}
+
+
+def launches(lengths: list[int], asked: "Asked") -> None:
+    """The causal window and the causal scan with other tiles, warps, stages and registers, one kernel at a time."""
+    chosen_tile, chosen_launches = parts_triton.tile, dict(cuts.TUNED)
+    for N in lengths:
+        print(f"\nlaunches at {N}: as they are chosen, then with one kernel changed")
+        print(f"{'window 256, chosen':64}{shown(timed(window, N, WIDTH)):>16}", flush=True)
+        for kernel, tiles in WINDOW_TILES.items():
+            for tile in tiles:
+                if not asked.wants(f"window {kernel}"):
+                    continue
+                parts_triton.tile = lambda kind, *given, tile=tile, kernel=kernel, **more: (
+                    tile if kind == kernel else chosen_tile(kind, *given, **more)
+                )
+                times = timed(window, N, WIDTH)
+                asked.record(f"launches, window {kernel} {tuple(tile)}, {N}", times)
+                print(f"{f'window {kernel} {tuple(tile)}':64}{shown(times):>16}", flush=True)
+        parts_triton.tile = chosen_tile
+        print(f"{'linear, chosen':64}{shown(timed(linear, N, WIDTH)):>16}", flush=True)
+        for kernel, tunings in SCAN_LAUNCHES.items():
+            for tuning in tunings:
+                if not asked.wants(f"linear {kernel}"):
+                    continue
+                cuts.TUNED[kernel] = tuning
+                times = timed(linear, N, WIDTH)
+                asked.record(f"launches, linear {kernel} {tuple(tuning)}, {N}", times)
+                print(f"{f'linear {kernel} {tuple(tuning)}':64}{shown(times):>16}", flush=True)
+            cuts.TUNED.update(chosen_launches)
 
 
 def wait(then: Callable[[], object] | None) -> None:
@@ -491,18 +542,20 @@ def shrink() -> None:
     TOKENS, HEADS, WIDTH = SMALL, 2, 16
 
 
-SECTIONS = {"patterns": patterns, "scans": scans, "layers": layers, "counters": counters}
+SECTIONS = {"patterns": patterns, "scans": scans, "layers": layers, "counters": counters, "launches": launches}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sections", nargs="*", help=f"sections of {', '.join(SECTIONS)} (default: all but the last)")
+    parser.add_argument("sections", nargs="*", help=f"sections of {', '.join(SECTIONS)} (default: the first three)")
     parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 16384, 65536], help="tokens per row")
     parser.add_argument("--only", nargs="+", default=[], help="rows whose name contains one of these")
     parser.add_argument("--seconds", type=float, default=3600.0, help="no row begins after this time")
     parser.add_argument("--workers", type=int, default=0, help="layers: processes that compile the kernels first")
     parser.add_argument("--json", help="file to write all times to")
-    parser.add_argument("--small", action="store_true", help="few tokens and heads, to try layers, on a CPU too")
+    parser.add_argument(
+        "--small", action="store_true", help="few tokens and heads, to try layers and launches, on a CPU too"
+    )
     given = parser.parse_args()
     unknown = [name for name in given.sections if name not in SECTIONS]
     if unknown:
@@ -512,7 +565,7 @@ def main() -> None:
     elif not torch.cuda.is_available():
         parser.exit(1, "no CUDA device: this benchmark compares GPU kernels (layers --small tries it on a CPU)\n")
     asked = Asked(given.only, given.seconds, given.workers, given.json)
-    for name in given.sections or list(SECTIONS)[:-1]:
+    for name in given.sections or list(SECTIONS)[:3]:
         SECTIONS[name](given.lengths, asked)
 
 
