@@ -1,5 +1,6 @@
 """Training in several processes: the same losses, the same weights and the same run folder as one process."""
 
+import gc
 import itertools
 import json
 import os
@@ -24,6 +25,7 @@ from painted import write_folders
 from processes import in_processes
 from reviews import write as write_reviews
 from torch.distributed import DistStoreError, HashStore
+from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 from training_runs import assert_same, dying, in_child, write_pairs
 
@@ -255,16 +257,16 @@ def test_each_process_draws_dropout_of_its_own():
 
 
 class TestFaults:
-    # on a loaded machine the other process once waited for two minutes when the first was killed: not in make test
-    @pytest.mark.parametrize(
-        ("victim", "flags"), [pytest.param(0, "", marks=pytest.mark.exhaustive), (1, "--training.sharded true ")]
-    )
+    @pytest.mark.parametrize(("victim", "flags"), [(0, ""), (1, "--training.sharded true ")])
     def test_after_a_kill_the_others_end_and_a_restart_gives_the_same_bits(self, folder, victim, flags):
         def begin_here(rank: int) -> None:
             if rank == victim:
                 dying(loop.Loop, "_update", 4)
-            with pytest.raises(LostProcess, match="another process of the run has ended"):
+            with pytest.raises(LostProcess, match="another process of the run has ended") as caught:
                 begin_again(rank, f"killed-{victim}")
+            # it could wait for the threads of the group for ever, while they wait for Python's lock
+            held = any(isinstance(part, DistributedDataParallel) for part in gc.get_objects())
+            assert not held, f"what communicates outlives the group, held by {caught}"
 
         def begin_again(rank: int, out: str) -> None:
             begin(folder, "masked", out, f"--training.save_every 2 {flags}", steps=5)

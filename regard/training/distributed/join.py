@@ -2,6 +2,7 @@
 
 import gc
 import time
+import traceback
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,17 +39,24 @@ def joined(config: TrainingConfig) -> Iterator[Alone | Processes]:
     try:
         with world.in_words():
             yield world
-    except (LostProcess, EndedElsewhere, Stopped):
-        raise
     except BaseException as error:
-        if world.tell_end():
+        _clear_frames(error)
+        if isinstance(error, LostProcess | EndedElsewhere | Stopped) or world.tell_end():
             raise
         raise EndedElsewhere(f"process {world.rank} of {world.size}: another one reports the error") from error
     finally:
-        # what communicates must be gone before the group: otherwise its threads are waited for while they wait for us
+        # what communicates must be gone before the group: if it is the last to let go of it, it joins the threads of
+        # the group while it holds Python's lock, which they may wait for
         world.leave()
         gc.collect()
         dist.destroy_process_group()
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Forgets the local variables of the functions that an error has ended: among them is what communicates."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _find_others(timeout: timedelta) -> tuple[Store, int, int, int]:
