@@ -1,19 +1,19 @@
 """Quality cells of the tasks of `regard train`: the user's own data and flags, through the task's own loop. The score
 is that of validation, or with a test set what `regard evaluate` says."""
 
+import argparse
 import dataclasses
 import hashlib
+import io
 import itertools
 import json
 import math
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,10 +26,12 @@ from regard.compare import budget
 from regard.compare.budget import Budget
 from regard.compare.learn import POINTS, Broke
 from regard.compare.plan import BASELINE
+from regard.compare.question import shared_code
 from regard.config import parse
 from regard.core.tally import Tally
 from regard.data.text import opened, read_sentences
-from regard.tasks.load import read_config, read_parts
+from regard.tasks.command import EvaluationFlags, add_model, add_run
+from regard.tasks.load import pick_device, read_config, read_parts
 from regard.tasks.train import resume, train
 from regard.training import lock
 from regard.training.display import Display
@@ -119,7 +121,7 @@ def _begin(lesson: RunLesson) -> State:
     """Trains a new run: as many parameters as the baseline's, and as much of what the budget counts."""
     task = run_tasks.find(lesson.task)
     words = ["--model.inner", str(_inner(lesson))] if lesson.equal and short_of_inner(lesson.config()) else []
-    counts = count_run(task, lesson.config(*words))
+    counts = _counts(lesson, words)
     words += _duration(lesson, lesson.config(*words), counts)
     folder = Path(lesson.run)
     # what a kill left behind before there was anything to continue from
@@ -128,6 +130,27 @@ def _begin(lesson: RunLesson) -> State:
     _keep_costs(folder, **counts)
     with lesson.turn():
         return train(task, lesson.config(*words), Display(quiet=True))
+
+
+def _counts(lesson: RunLesson, words: list[str]) -> dict[str, float]:
+    """What an update of a row costs; it is counted once for all seeds, rates and budgets."""
+    code = shared_code("models", "layers")
+    about = [lesson.task, lesson.device, bool(lesson.words), code, *lesson.flags, *lesson.own, *words]
+    key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:12]
+    path = Path(lesson.run).parent / f"counts-{key}.json"
+    if not path.exists():
+        task = run_tasks.find(lesson.task)
+        counts = count_run(task, lesson.config(*words, "--training.seed", "0"))
+        _write_whole(path, json.dumps(counts))
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Writes a file that other processes may write as well, with the same text: each sees it whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
 
 
 def _costs(folder: Path) -> dict[str, float]:
@@ -192,13 +215,15 @@ def _inner(lesson: RunLesson) -> int:
 
 def count_run(task: Any, config: Any) -> dict[str, float]:
     """What an update costs, as a mean over some batches: counted operations; and the updates of an epoch. Counted on
-    the CPU, so that no kernel hides any; batches of one shape are counted once."""
-    training = dataclasses.replace(config.training, device="cpu", precision="float32")
-    parts = _parts(task, dataclasses.replace(config, training=training))
-    torch.manual_seed(0)
-    ready = task(parts.config, parts.data, parts.tokenizers, task.build_model(parts.config, parts.model))
+    the CPU, so that no kernel hides any, on the batches of the device, which may pad them otherwise; those of one shape
+    are counted once."""
+    parts = _parts(task, config)
+    training = dataclasses.replace(parts.config.training, device="cpu", precision="float32")
+    ready = _build(task, parts._replace(config=dataclasses.replace(parts.config, training=training)), "cpu")
+    device = pick_device(parts.config.training.device, parts.config.training.precision)
+    epoch = ready.batches if device.type == "cpu" else _build(task, parts, device).batches
     ready.model.train()
-    batches = [ready.batches.get(0, at) for at in range(min(COUNTED, ready.batches.count(0)))]
+    batches = [epoch.get(0, at) for at in range(min(COUNTED, epoch.count(0)))]
     shapes = [tuple(None if part is None else part.shape for part in batch) for batch in batches]
     flops: dict[tuple[Any, ...], int] = {}
     for shape, batch in zip(shapes, batches, strict=True):
@@ -209,7 +234,13 @@ def count_run(task: Any, config: Any) -> dict[str, float]:
             flops[shape] = tally.flops
     mean = sum(flops[shape] for shape in shapes) / len(shapes)
     accumulate = config.training.accumulate
-    return {"flops": mean * accumulate, "epoch": ready.batches.count(0) / accumulate}
+    return {"flops": mean * accumulate, "epoch": epoch.count(0) / accumulate}
+
+
+def _build(task: Any, parts: Parts, device: torch.device | str) -> Any:
+    torch.manual_seed(0)
+    model = task.build_model(parts.config, parts.model).to(device)
+    return task(parts.config, parts.data, parts.tokenizers, model)
 
 
 def _answer(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
@@ -255,14 +286,29 @@ def _evaluated(lesson: RunLesson, metric: str) -> dict[str, Any]:
     """The score that `regard evaluate` gives, of one run or of several as an ensemble."""
     others = ["--ensemble", *lesson.runs[1:]] if len(lesson.runs) > 1 else []
     test = joined_files(lesson.test, lesson.words) if lesson.words else lesson.test
-    command = ["evaluate", lesson.run, *test, *others, "--device", lesson.device, "--json"]
-    said = subprocess.run([sys.executable, "-m", "regard", *command], capture_output=True, text=True, check=False)
-    if said.returncode:
-        raise RuntimeError(said.stderr.strip().splitlines()[-1] if said.stderr.strip() else f"status {said.returncode}")
-    found = json.loads(said.stdout)
+    found = evaluate(lesson.task, [lesson.run, *test, *others, "--device", lesson.device, "--json"])
     score = found[metric]
     signature = {"signature": score["signature"]} if isinstance(score, dict) else {}
     return {"score": score["value"] if isinstance(score, dict) else score, **signature}
+
+
+def evaluate(task: str, words: list[str]) -> dict[str, Any]:
+    """What `regard evaluate` says with --json, in this process, which has all that it needs loaded."""
+    own = run_tasks.verbs(task)
+    if own is None:
+        raise ValueError(f"the task {task!r} has no verbs.py, so its runs cannot be evaluated")
+    parser = argparse.ArgumentParser("regard evaluate")
+    add_run(parser)
+    parser.add_argument("--json", action="store_true")
+    add_model(parser)
+    own.add_evaluation(EvaluationFlags(parser, task, own.EVALUATION, {}))
+    said, warned = io.StringIO(), io.StringIO()
+    with redirect_stdout(said), redirect_stderr(warned):
+        try:
+            own.evaluate(parser.parse_args(words))
+        except SystemExit as error:
+            raise ValueError(warned.getvalue().strip().splitlines()[-1]) from error
+    return json.loads(said.getvalue())
 
 
 def joined_files(flags: Sequence[str], folder: str) -> list[str]:
@@ -275,9 +321,6 @@ def joined_files(flags: Sequence[str], folder: str) -> list[str]:
                 text = "".join(" ".join(line.split()).replace("@@ ", "") + "\n" for line in lines)
             path = Path(folder) / f"{hashlib.sha256(text.encode()).hexdigest()[:12]}.txt"
             if not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                partial = path.with_name(f".{path.name}.{os.getpid()}")
-                partial.write_text(text, encoding="utf-8")
-                os.replace(partial, path)
+                _write_whole(path, text)
             found[at] = str(path)
     return found

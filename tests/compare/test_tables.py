@@ -138,8 +138,8 @@ def test_the_translators_of_table_2(tmp_path):
     lesson = plan.run_lesson("GNMT, ensemble", 0.001, ENSEMBLE, folder)
     assert lesson.runs == tuple(plan.run_lesson("GNMT", 0.001, seed, folder).run for seed in (1, 2, 3))
     assert not lesson.trains
-    replaced = plan.run_lesson("deep LSTM on words, unknown replaced", 0.001, 1, folder)
-    assert replaced.runs == plan.run_lesson("deep LSTM on words", 0.001, 1, folder).runs
+    replaced = plan.run_lesson("Deep-Att on words, unknown replaced", 0.001, 1, folder)
+    assert replaced.runs == plan.run_lesson("Deep-Att on words", 0.001, 1, folder).runs
     assert replaced.test == ("--source", "c", "--replace-unknown")
     with pytest.raises(ValueError, match="needs pairs to validate on"):
         tables.build("wmt", "small", *data[:2])
