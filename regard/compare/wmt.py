@@ -50,9 +50,9 @@ class Amount:
 
 
 AMOUNTS = {
-    "smoke": Amount(1, 7.05e12, SHORT),
-    "small": Amount(10, 7.05e13, SHORT),
-    "paper": Amount(100, 7.05e14, LONG),
+    "smoke": Amount(1.0, 7.05e12, SHORT),
+    "small": Amount(10.0, 7.05e13, SHORT),
+    "paper": Amount(100.0, 7.05e14, LONG),
 }
 
 

@@ -1,5 +1,6 @@
 """Table 2: what its plans ask for, and that its rows train without waiting for the device."""
 
+import json
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard import models
 from regard.compare import tables, wmt
+from regard.compare.quality import ENSEMBLE, quality_plan
 from regard.config import parse
 from regard.tasks.translate.config import TranslateConfig
 
@@ -43,6 +45,15 @@ def test_the_epochs_may_be_others():
     for wrong in (("--training.epochs", "few"), ("--training.epochs", "0"), ("--training.epochs",)):
         with pytest.raises(ValueError, match=r"--training\.epochs must be a number above 0, got"):
             tables.build("wmt", "small", *DATA, *wrong)
+
+
+@pytest.mark.parametrize("size", tables.SIZES)
+def test_a_report_finds_the_cells(size):
+    """A plan that was written and read again asks the same questions, to the last digit of their keys."""
+    for plan in tables.build("wmt", size, *DATA).quality:
+        again = quality_plan(json.loads(json.dumps(plan.to_json())))
+        for spec, seed in (("GNMT", 1), ("Deep-Att on words, unknown replaced, ensemble", ENSEMBLE)):
+            assert again.question(spec, 0.003, seed).key == plan.question(spec, 0.003, seed).key
 
 
 def test_what_a_user_says_comes_last():
