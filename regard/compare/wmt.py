@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from regard.compare.quality import QualityPlan, Variant
 
 # one grid for all; warm-up, clipping, label smoothing and precision too
-RATES = (0.001, 0.003)
+RATES = (0.002, 0.005)
 TRAINING = (
     *("--training.tokens", "8192", "--training.schedule", "cosine", "--training.label_smoothing", "0.1"),
     *("--training.weight_decay", "0.05", "--training.metric", "bleu", "--training.keep", "1"),
