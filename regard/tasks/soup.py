@@ -159,7 +159,7 @@ def _check_alike(ingredients: Sequence[Ingredient]) -> None:
         facts = read_parts(other.run, task).facts
         for name in ("labels", "tokenizers", "mean", "deviation"):
             if facts.get(name) != parts.facts.get(name):
-                raise ValueError(f"{pair}: their {name} differ; fine-tune both from one run, on the same data")
+                raise ValueError(f"{pair}: they differ in their {name}; fine-tune both from one run, on the same data")
         ours, theirs = _settings(parts.facts["model"]), _settings(facts["model"])
         for name in sorted(ours.keys() | theirs.keys()):
             if ours.get(name) != theirs.get(name):

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from training_runs import assert_same
 from verbs import refused, told
 
+from regard.cli import main
 from regard.data.captioned import read_captioned
 from regard.decoding import DecodingConfig
 from regard.metrics.retrieval import Recall
@@ -313,8 +314,10 @@ class TestVerbs:
 
     def test_retrieve(self, monkeypatch, capsys, folder):
         run, pictures = str(folder / "run"), [str(folder / "0.png"), str(folder / "1.png")]
-        out, _ = told(monkeypatch, capsys, "retrieve", run, "--pictures", str(folder), "--", "all is blue")
+        out, _ = told(monkeypatch, capsys, "retrieve", run, "--pictures", str(folder), "all is blue")
         assert [line.split("\t")[0] for line in out.splitlines()] == pictures[::-1]
+        each = [part for picture in pictures for part in ("--pictures", picture)]
+        assert told(monkeypatch, capsys, "retrieve", run, *each, "all is blue")[0] == out
         texts = ("--texts", str(folder / "texts.txt"))
         out, _ = told(monkeypatch, capsys, "retrieve", run, *texts, "--count", "1", *pictures)
         assert [line.split("\t")[:2] for line in out.splitlines()] == [
@@ -336,6 +339,24 @@ class TestVerbs:
         assert all(0.5 < float(row[2]) <= 1 for row in rows)
         out, _ = told(monkeypatch, capsys, "classify", run, *labels, "--json", pictures[0])
         assert sum(json.loads(out)["probabilities"].values()) == pytest.approx(1)
+
+    def test_a_broken_picture_stops_no_other(self, capsys, folder, tmp_path):
+        """It is named, and the status is 1."""
+        run, good, broken = str(folder / "run"), str(folder / "0.png"), tmp_path / "broken.png"
+        broken.write_bytes((folder / "0.png").read_bytes()[:40])
+        labels, texts = ("--labels", "all is red,all is blue"), ("--texts", str(folder / "texts.txt"))
+        for words in (
+            ("caption", run, str(broken), good),
+            ("classify", run, str(broken), good, *labels),
+            ("retrieve", run, str(broken), good, *texts),
+            ("retrieve", run, "--pictures", str(broken), "--pictures", good, "all is red"),
+        ):
+            assert main([*words, "--device", "cpu"]) == 1
+            out, notes = capsys.readouterr()
+            assert good in out
+            assert str(broken) not in out
+            assert f"{broken}: is no image that can be read" in notes
+        assert "is no image that can be read" in refused(capsys, "caption", run, str(broken))
 
     def test_evaluate(self, monkeypatch, capsys, captioner, folder, tmp_path):
         run = str(folder / "run")

@@ -18,7 +18,7 @@ from regard.tasks.classify.corpus import read_valid
 from regard.tasks.language import LanguageConfig
 from regard.tasks.language import Task as Language
 from regard.tasks.load import compact_run, read_config
-from regard.tasks.soup import make_soup, renew_statistics
+from regard.tasks.soup import _Validation, make_soup, renew_statistics
 from regard.tasks.text import LanguageData
 from regard.tasks.train import train
 from regard.training.config import TrainingConfig
@@ -109,6 +109,23 @@ def test_a_greedy_soup_is_never_worse_than_its_best_run(folder, tmp_path, metric
             break
 
 
+def test_a_greedy_soup_leaves_out_what_makes_it_worse(folder, tmp_path, monkeypatch):
+    """With planted accuracies: three runs, then the first two together, then the first and the third, then the soup."""
+    values = iter((0.9, 0.9, 0.9, 0.8, 0.9, 0.9))
+
+    def planted(self, model):
+        value = next(values)
+        return value, {"accuracy": value}
+
+    monkeypatch.setattr(_Validation, "_measure", planted)
+    soup = make_soup(tuned(folder), tmp_path / "soup", "greedy", metric="accuracy", warn=silent)
+    # an equal value is no fall
+    assert [part.used for part in soup.measured] == [True, False, True]
+    first, _, third = (weights(part.ingredient.run.folder) for part in soup.measured)
+    for name, tensor in weights(tmp_path / "soup").items():
+        assert_close(tensor.double(), (first[name].double() + third[name].double()) / 2, rtol=1e-6, atol=1e-12)
+
+
 def test_its_folder_is_a_run_that_says_what_it_is_made_of(folder, tmp_path, capsys, monkeypatch):
     out = str(tmp_path / "soup")
     said, _ = told(monkeypatch, capsys, "average", *tuned(folder), "--soup", "uniform", "--out", out, "--metric", "f1")
@@ -149,7 +166,7 @@ def test_runs_of_different_models_are_refused_by_what_differs(folder, tmp_path):
 def test_other_labels_are_refused(folder, tmp_path):
     write(tmp_path / "reviews.tsv", [(text, {"good": "fine", "bad": "poor"}[label]) for text, label in reviews()])
     finish(config(tmp_path, "other", init=str(folder / "body"), data={"tokenizer": None}, **SHORT))
-    with pytest.raises(ValueError, match="their labels differ"):
+    with pytest.raises(ValueError, match="differ in their labels"):
         make_soup([tuned(folder)[0], tmp_path / "other"], tmp_path / "soup", "uniform", warn=silent)
 
 

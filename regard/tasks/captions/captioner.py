@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.core.model import Model
 from regard.data.batches import padded, similar
 from regard.data.images.augment import normalise
-from regard.data.images.decode import decode_files
+from regard.data.images.decode import BadImage, decode_files
 from regard.data.text import BREAKS
 from regard.data.tokenizer import Tokenizer
 from regard.decoding import DecodingConfig, Hypothesis, caption
@@ -84,9 +84,18 @@ class Captioner:
     # what goes into the model
 
     def read_pictures(self, paths: Sequence[str | Path]) -> np.ndarray:
-        """Picture files as uint8 [N, C, h, w], in the size that the model sees."""
-        found = [one for one in decode_files(paths, self.size, self.model.config.channels) if one is not None]
-        return np.stack(found)
+        """Picture files as uint8 [N, C, h, w], in the size that the model sees. A broken one is raised."""
+        return self.read_readable(paths)[1]
+
+    def read_readable(
+        self, paths: Sequence[str | Path], refuse: Callable[[BadImage], None] | None = None
+    ) -> tuple[list[int], np.ndarray]:
+        """The numbers of the picture files that can be read, and these as `read_pictures` gives them. A broken one is
+        given to `refuse`."""
+        found = list(decode_files(paths, self.size, self.model.config.channels, refuse))
+        pixels = [one for one in found if one is not None]
+        kept = [number for number, one in enumerate(found) if one is not None]
+        return kept, np.array(pixels, np.uint8)
 
     def images(self, pixels: np.ndarray | Tensor) -> Tensor:
         """uint8 [N, C, h, w] as the model takes them, on its device."""

@@ -15,10 +15,14 @@ from regard.tasks.command import (
     check_writable,
     counted,
     few_warnings,
+    notice,
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from regard.data.captioned import Captioned
+    from regard.data.images.decode import BadImage
     from regard.decoding import DecodingConfig
     from regard.tasks.captions import Captioner
 
@@ -81,7 +85,9 @@ def _add_retrieve(verb: AddVerb) -> None:
     added.add_argument(
         "queries", metavar="QUERY", nargs="+", help="texts with --pictures; picture files or folders with --texts"
     )
-    added.add_argument("--pictures", metavar="PICTURE", nargs="+", help="picture files or folders to find some in")
+    added.add_argument(
+        "--pictures", metavar="PICTURE", action="append", help="folder or picture file to find some in; may be repeated"
+    )
     added.add_argument("--texts", metavar="FILE", help="file of texts to find some in, one per line, plain, .gz or .xz")
     added.add_argument("--count", type=int, default=5, help="number of answers per query (default: 5)")
     added.add_argument("--json", action="store_true", help="print a JSON object per query")
@@ -95,21 +101,22 @@ def _add_decoding(added: argparse.ArgumentParser | EvaluationFlags) -> None:
     added.add_argument("--maximum", type=int, help="most tokens of a caption (default: the longest it was trained on)")
 
 
-def caption(arguments: argparse.Namespace) -> None:
+def caption(arguments: argparse.Namespace) -> int:
     """regard caption"""
     from regard.tasks.captions import Captioner
 
-    decoding, paths = _decoding(arguments), _pictures(arguments.pictures)
+    decoding, named = _decoding(arguments), _pictures(arguments.pictures)
     captioner = Captioner.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
-    found = captioner.caption(captioner.read_pictures(paths), decoding)
-    for path, captions in zip(paths, found, strict=True):
+    paths, pixels = _readable(captioner, named)
+    for path, captions in zip(paths, captioner.caption(pixels, decoding), strict=True):
         if arguments.json:
             texts = [{"caption": best.text, "score": best.score} for best in captions]
             print(json.dumps({"picture": path, "captions": texts}, ensure_ascii=False))
             continue
         for best in captions:
-            cells = ([path] if len(paths) > 1 else []) + [best.text]
+            cells = ([path] if len(named) > 1 else []) + [best.text]
             print("\t".join(cells + ([f"{best.score:.4f}"] if arguments.scores else [])))
+    return int(len(paths) < len(named))
 
 
 def _decoding(arguments: argparse.Namespace) -> "DecodingConfig":
@@ -141,7 +148,19 @@ def _pictures(names: Sequence[str]) -> list[str]:
     return found
 
 
-def retrieve(arguments: argparse.Namespace) -> None:
+def _readable(captioner: "Captioner", paths: Sequence[str]) -> tuple[list[str], "np.ndarray"]:
+    """The picture files that can be read, and their pixels; of each other one a line says what is wrong. If none can be
+    read, the first is raised."""
+    broken: list[BadImage] = []
+    kept, pixels = captioner.read_readable(paths, broken.append)
+    if not kept:
+        raise broken[0]
+    for bad in broken:
+        notice(str(bad))
+    return [paths[number] for number in kept], pixels
+
+
+def retrieve(arguments: argparse.Namespace) -> int:
     """regard retrieve"""
     from regard.tasks.captions import Captioner
     from regard.tasks.captions.captioner import nearest
@@ -154,13 +173,16 @@ def retrieve(arguments: argparse.Namespace) -> None:
     captioner = Captioner.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
     with few_warnings() as warn:
         if arguments.pictures is not None:
-            queries, candidates = arguments.queries, _pictures(arguments.pictures)
-            vectors = captioner.caption_vectors(queries, warn=warn)
-            others = captioner.picture_vectors(captioner.read_pictures(candidates))
+            named, queries = _pictures(arguments.pictures), arguments.queries
+            pictures, pixels = _readable(captioner, named)
+            candidates, vectors = pictures, captioner.caption_vectors(queries, warn=warn)
+            others = captioner.picture_vectors(pixels)
         else:
-            queries, candidates = _pictures(arguments.queries), _lines(arguments.texts)
-            vectors = captioner.picture_vectors(captioner.read_pictures(queries))
+            named, candidates = _pictures(arguments.queries), _lines(arguments.texts)
+            pictures, pixels = _readable(captioner, named)
+            queries, vectors = pictures, captioner.picture_vectors(pixels)
             others = captioner.caption_vectors(candidates, warn=warn)
+    several = len(queries if arguments.texts is None else named) > 1
     for query, matches in zip(queries, nearest(vectors, others, arguments.count), strict=True):
         answers = [(candidates[match.number], match.similarity) for match in matches]
         if arguments.json:
@@ -168,7 +190,8 @@ def retrieve(arguments: argparse.Namespace) -> None:
             print(json.dumps({"query": query, "answers": found}, ensure_ascii=False))
             continue
         for answer, value in answers:
-            print("\t".join(([query] if len(queries) > 1 else []) + [answer, f"{value:.4f}"]))
+            print("\t".join(([query] if several else []) + [answer, f"{value:.4f}"]))
+    return int(len(pictures) < len(named))
 
 
 def is_for_captions(run: str) -> bool:
@@ -179,7 +202,7 @@ def is_for_captions(run: str) -> bool:
     return Path(run).is_dir() and tasks.of(Run.open(run)).name == "captions"
 
 
-def classify(arguments: argparse.Namespace) -> None:
+def classify(arguments: argparse.Namespace) -> int:
     """regard classify, for a run of captions: one line for each picture, the label whose text is nearest"""
     from regard.tasks.captions import Captioner
 
@@ -192,9 +215,10 @@ def classify(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--labels must be two or more different texts with commas between, got {arguments.labels!r}")
     if not arguments.images:
         raise ValueError(f"{arguments.run} classifies pictures: name some, regard classify {arguments.run} picture.jpg")
-    paths = _pictures(arguments.images)
+    named = _pictures(arguments.images)
     captioner = Captioner.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
-    for path, row in zip(paths, captioner.probabilities(captioner.read_pictures(paths), labels), strict=True):
+    paths, pixels = _readable(captioner, named)
+    for path, row in zip(paths, captioner.probabilities(pixels, labels), strict=True):
         best = int(row.argmax())
         if arguments.json:
             every = dict(zip(labels, map(float, row), strict=True))
@@ -202,6 +226,7 @@ def classify(arguments: argparse.Namespace) -> None:
             print(json.dumps(answer, ensure_ascii=False))
         else:
             print(f"{path}\t{labels[best]}\t{row[best]:.4f}")
+    return int(len(paths) < len(named))
 
 
 def _lines(path: str) -> list[str]:
