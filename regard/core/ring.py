@@ -11,13 +11,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
 from regard.core.sequence import Split, exchange
 
 
 def takes(q: Tensor) -> bool:
-    """Whether there is a kernel for a block: the one of PyTorch for CPUs."""
-    return q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64)
+    """Whether PyTorch has a kernel of a block that also gives its logsumexp."""
+    if q.device.type == "cpu":
+        return q.dtype in (torch.float32, torch.float64)
+    # the kernel itself does not pad heads to a multiple of 8, as PyTorch's function around it does
+    return q.shape[-1] % 8 == 0 and can_use_flash_attention(SDPAParams(q, q, q, None, 0.0, True, False))
 
 
 def attend_ring(split: Split, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -28,18 +32,22 @@ def attend_ring(split: Split, q: Tensor, k: Tensor, v: Tensor, scale: float) -> 
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, split: Split, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        o, total = torch.zeros_like(q), q.new_full(q.shape[:3], -math.inf)
-        passing = [k, v]
+        # sums over blocks are not rounded to half precision
+        precise = torch.promote_types(q.dtype, torch.float32)
+        o = torch.zeros_like(q, dtype=precise)
+        total = torch.full_like(o[..., 0], -math.inf)
+        passing, beside = [k, v], ()
         for step in range(split.size):
             owner = split.rank - step
             if owner >= 0:
-                part, logsumexp = _block(q, passing[0], passing[1], owner == split.rank, scale)
+                part, logsumexp, *beside = _block(q, passing[0], passing[1], owner == split.rank, scale)
                 both = torch.logaddexp(total, logsumexp)
                 o = o * (total - both).exp()[..., None] + part * (logsumexp - both).exp()[..., None]
                 total = both
             if step + 1 < split.size:
                 passing = _rotate(split, passing)
-        ctx.split, ctx.scale = split, scale
+        o = o.to(q.dtype)
+        ctx.split, ctx.scale, ctx.beside = split, scale, beside
         ctx.save_for_backward(q, k, v, o, total)
         return o
 
@@ -47,18 +55,19 @@ class _Ring(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride] # PyTorch's decorator types it otherwise
         q, k, v, o, total = ctx.saved_tensors
-        split, of_q = ctx.split, torch.zeros_like(q)
-        passing = [k, v, torch.zeros_like(k), torch.zeros_like(v)]
+        split, of_q, of_k, of_v = ctx.split, *(torch.zeros_like(x, dtype=total.dtype) for x in (q, k, v))
+        passing = [k, v, of_k, of_v]
         for step in range(split.size):
             owner = split.rank - step
             if owner >= 0:
                 k, v, of_k, of_v = passing
-                added = _block_backward(grad.contiguous(), q, k, v, o, total, owner == split.rank, ctx.scale)
+                whole = (grad.contiguous(), q, k, v, o, total)
+                added = _block_backward(whole, ctx.beside, owner == split.rank, ctx.scale)
                 of_q = of_q + added[0]
                 passing = [k, v, of_k + added[1], of_v + added[2]]
             # once more than forward: then the gradients are back where their keys are
             passing = _rotate(split, passing)
-        return None, of_q, passing[2], passing[3], None
+        return None, *(x.to(q.dtype) for x in (of_q, *passing[2:])), None
 
 
 def _rotate(split: Split, tensors: list[Tensor]) -> list[Tensor]:
@@ -74,14 +83,22 @@ def _rotate(split: Split, tensors: list[Tensor]) -> list[Tensor]:
     return found
 
 
-def _block(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """The answer of a block of keys alone and its logsumexp."""
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+def _block(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Any, ...]:
+    """The answer of a block of keys alone, its logsumexp, and what else the backward pass of the kernel asks for, which
+    does not depend on the block."""
+    if q.device.type == "cpu":
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)[:-1]
 
 
 def _block_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, total: Tensor, causal: bool, scale: float
+    whole: tuple[Tensor, ...], beside: list[Any], causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The share of a block in the gradients, from the answer and the logsumexp of all blocks."""
-    work = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    return work(grad, q, k, v, o, total, 0.0, causal, scale=scale)
+    """The share of a block in the gradients of q, k and v. `whole` are the gradient of the answer, q, k and v of the
+    block, and the answer and the logsumexp of all blocks."""
+    if whole[0].device.type == "cpu":
+        work = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        return work(*whole, 0.0, causal, scale=scale)
+    lengths, random = beside[:4], beside[4:]
+    work = torch.ops.aten._scaled_dot_product_flash_attention_backward
+    return work(*whole, *lengths, 0.0, causal, *random, scale=scale)
