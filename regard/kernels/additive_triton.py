@@ -104,7 +104,9 @@ def forward_kernel(
         weights, fade = tl.exp(logits - base[:, None]), tl.exp(top - base)
         value = load_rows(v + b * v_b + h * v_h, j, S, v_t, E, BLOCK_E).to(tl.float32)
         total = total * fade + tl.sum(weights, 1)
-        acc = acc * fade[:, None] + tl.sum(weights[:, :, None] * value[None, :, :], 1)
+        # in this order: Triton's compiler turns a sum over x[:, :, None] * y[None, :, :] into a product of matrices in
+        # TF32, which is less exact, and wrong for fewer than 8 keys
+        acc = acc * fade[:, None] + tl.sum(value[None, :, :] * weights[:, :, None], 1)
         top = new
     some = total > 0.0
     total = tl.where(some, total, 1.0)

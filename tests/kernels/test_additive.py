@@ -1,7 +1,13 @@
 """Additive attention in Triton, compared with PyTorch's operators in float64."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+from folders import SCRIPTS
 from torch.testing import assert_close
 
 from regard.kernels import additive, choose
@@ -47,3 +53,13 @@ def test_additive_attention(T: int, S: int, D: int, causal: bool) -> None:
 def test_additive_attention_on_a_gpu(dtype: torch.dtype, T: int, S: int, D: int) -> None:
     check("cuda", dtype, T, S, D, True)
     check("cuda", dtype, T, S, D, False)
+
+
+@pytest.mark.parametrize("which", ["one", pytest.param("all", marks=pytest.mark.exhaustive)])
+def test_kernels_compile_without_products_of_matrices(which: str, tmp_path: Path) -> None:
+    """For a Hopper GPU that need not be there, in a process where they are not interpreted."""
+    clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, SCRIPTS / "gathers_compile.py", "additive", which]
+    environment = {**clean, "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,7 +1,7 @@
 """Compiles kernels for a GPU that need not be there: of a step of decoding, of sorted chunks and norms, of what
-centroids pick; with `all` also of the loss, of entmax and additive logits, and of summaries. Run by test_captured.py
-and test_chunks.py, for here they are not interpreted. Arguments: `ring`, `chunks`, `picks`; `all` for more sizes of
-each."""
+centroids pick, of additive logits; with `all` also of the loss, of entmax, and of summaries. Run by test_captured.py,
+test_chunks.py and test_additive.py, for here they are not interpreted. Arguments: `ring`, `chunks`, `picks`,
+`additive`; `all` for more sizes of each."""
 
 import sys
 
@@ -28,12 +28,15 @@ POINTERS = dict.fromkeys(BF16, "*bf16") | dict.fromkeys(("sums", "lse", "total",
 POINTERS |= {"seen": "*i64", "ends": "*i64", "order": "*i32", "scale": "fp32", "log2e": "fp32"}
 
 
-def compiled(kernel: JITFunction, fixed: dict[str, int | bool | str | None], **types: str) -> None:
+def compiled(kernel: JITFunction, fixed: dict[str, int | bool | str | None], **types: str) -> str:
+    """The kernel as Triton's own passes leave it (TTIR), once it is machine code as well."""
     names = kernel.arg_names
     given = POINTERS | types
     kinds = {name: "constexpr" if name in fixed else given.get(name, "i32") for name in names}
     values = {(names.index(name),): value for name, value in fixed.items()}
-    assert compile(ASTSource(kernel, signature=kinds, constexprs=values), target=HOPPER).asm["cubin"], kernel
+    made = compile(ASTSource(kernel, signature=kinds, constexprs=values), target=HOPPER)
+    assert made.asm["cubin"], kernel
+    return made.asm["ttir"]
 
 
 def ring() -> None:
@@ -100,12 +103,19 @@ def others() -> None:
     chunk = {"D": 64, "R": 8, "C": 64, "BLOCK_D": 64, "BLOCK_R": 16, "BLOCK_C": 64}
     compiled(summaries_triton.forward_kernel, chunk, **types)
     compiled(summaries_triton.backward_kernel, chunk, **types)
-    pairs = {"D": 32, "BLOCK_D": 32, "E": 32, "BLOCK_E": 32, "CAUSAL": True, "ROWS": 16, "KEYS": 16}
-    places = types | {"limits": "*i32", "deltas": "*fp32"}
-    for kernel in (additive_triton.forward_kernel, additive_triton.queries_kernel, additive_triton.keys_kernel):
-        compiled(kernel, pairs, **places)
 
 
-for name, work in (("ring", ring), ("chunks", chunks), ("picks", picks), ("picks", others)):
+def additive() -> None:
+    """None of its sums over products is one of matrices, whose float32 is TF32."""
+    kernels = (additive_triton.forward_kernel, additive_triton.queries_kernel, additive_triton.keys_kernel)
+    types = {name: "*i64" for name in ("firsts", "limits")} | {"deltas": "*fp32", "dw": "*fp32"}
+    types |= {name: "*fp32" for name in ("q", "k", "v", "w", "o", "grad", "dq", "dk", "dv")}
+    for size in (32, 128, 16) if ALL else (32,):
+        pairs = {"D": size, "BLOCK_D": size, "E": size, "BLOCK_E": size, "ROWS": 16, "KEYS": 512 // size}
+        for kernel in kernels if ALL else kernels[:1]:
+            assert "tt.dot" not in compiled(kernel, pairs | {"CAUSAL": True}, **types), kernel
+
+
+for name, work in (("ring", ring), ("chunks", chunks), ("picks", picks), ("picks", others), ("additive", additive)):
     if name in sys.argv:
         work()
