@@ -95,9 +95,9 @@ class Loop:
         self.loss: Callable[[Any, float], Loss] = self.world.wrap(
             task.model, compile_loss(task) if config.compile else task.loss
         )
-        # communication between processes is not captured, and neither are the random numbers of a second computation
-        can_capture = self.device.type == "cuda" and self.world.size == 1 and not config.recompute
-        uses_graphs = config.graphs and can_capture
+        # communication is not captured, and neither are the random numbers of a second computation
+        communicates = self.world.size > 1 or config.sharded
+        uses_graphs = config.graphs and self.device.type == "cuda" and not (communicates or config.recompute)
         self.optimizer = build_optimizer(task.model, config, captured=uses_graphs)
         self.ema = None if config.ema is None else Ema(task.model, config.ema)
         self.ahead: tuple[tuple[int, int], Any] | None = None  # a place in the data, and its batch
