@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from regard.data.tasks import BUILDERS, IGNORED, LISTOPS, Task, build, evaluate, given, pathfinder
+from regard.data.tasks import BUILDERS, IGNORED, LISTOPS, Task, build, evaluate, given, listops, pathfinder
+from regard.data.tasks.base import choose_distinct
 from regard.data.tasks.draws import Draws
 from regard.data.tasks.groups import elements, products
 
@@ -26,6 +27,20 @@ def drawn(name: str, batch: int = 40, seed: int = 0, **options):
     length, own = SMALL.get(name, (0, {}))
     task = build(name, **(own | options))
     return task, task.draw(batch, length or min(task.length, 40), torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("count", "size"), [(3, 8), (3, 1500), (38, 1500), (39, 1500)])
+def test_different_numbers_in_random_order(count, size):
+    """Few of many, and many of few: every number is as likely at every place."""
+    found = choose_distinct(4000, count, size, torch.Generator().manual_seed(0))
+    assert found.shape == (4000, count)
+    assert 0 <= found.min() <= found.max() < size
+    assert all(len(set(row)) == count for row in found.tolist())
+    # the mean of a place is that of all numbers, within five standard errors
+    error = size / (12 * 4000) ** 0.5
+    torch.testing.assert_close(
+        found.double().mean(0), torch.full((count,), (size - 1) / 2).double(), atol=5 * error, rtol=0
+    )
 
 
 @pytest.mark.parametrize("name", BUILDERS)
@@ -238,6 +253,27 @@ def test_listops_of_the_long_range_arena():
             assert 2 <= len(values) <= 10
             stack.append(evaluate(stack.pop(), values))
         assert [LISTOPS[wanted[0]]] == [str(value) for value in stack]
+
+
+def test_long_expressions_are_those_of_the_long_range_arena():
+    """A quarter of the arguments are operators, each of the four as often, with 2 to 10 arguments, up to depth 10; the
+    lengths reach from end to end."""
+    levels = listops._grow(200, 10**9, torch.Generator().manual_seed(0))
+    assert len(levels) == 11
+    assert [(level.operator >= 0).mean() for level in (levels[0], levels[-1])] == [1, 0]
+    for operator, _, counts in levels[4:-1]:
+        assert np.bincount(1 + operator) / len(operator) == pytest.approx([0.75, *[0.0625] * 4], abs=0.03)
+        assert np.bincount(counts) / len(counts) == pytest.approx([0, 0, *[1 / 9] * 9], abs=0.04)
+    task = build("listops-long", shortest=100)
+    tokens, answers, keep, _ = task.draw(200, 300, torch.Generator().manual_seed(0))
+    depth = ((tokens >= 1) & (tokens <= 4)).int() - (tokens == 5).int()
+    assert depth.cumsum(1).max() <= 10
+    lengths = keep.sum(1) - 1
+    assert 100 <= lengths.min() < 120
+    assert 280 < lengths.max() <= 299
+    assert len(answers[:, 0].unique()) == 10
+    with pytest.raises(ValueError, match="no expression of 1 to 2 tokens in 2,0"):
+        build("listops-long", shortest=1).draw(1, 3, torch.Generator().manual_seed(0))
 
 
 def test_pathfinder_draws_curves_that_keep_their_distance():

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 IGNORED = -100
+MANY = 1024  # numbers, of which sorting all to choose a few takes long
 
 
 class Examples(NamedTuple):
@@ -61,7 +62,13 @@ def blank_answers(tokens: Tensor) -> Tensor:
 
 def choose_distinct(batch: int, count: int, size: int, generator: torch.Generator) -> Tensor:
     """[batch, count] different numbers below `size` in each row, in random order."""
-    return torch.rand(batch, size, generator=generator).argsort(1)[:, :count]
+    if size < MANY or count * count > size:
+        return torch.rand(batch, size, generator=generator).argsort(1)[:, :count]
+    # few of many: a row with a number twice is drawn again, until none has
+    found = torch.randint(size, (batch, count), generator=generator)
+    while len(again := (found.sort(1).values.diff(dim=1) == 0).any(1).nonzero()[:, 0]):
+        found[again] = torch.randint(size, (len(again), count), generator=generator)
+    return found
 
 
 def check_options(holds: bool, message: str) -> None:

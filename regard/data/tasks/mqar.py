@@ -17,7 +17,7 @@ def mqar(*, pairs: int = 8, vocabulary: int = 128, power: float = POWER, filler:
     draw = functools.partial(_draw, pairs, 0, vocabulary, power, filler)
     trick = (1 / pairs, "guessing among the values seen")
     options = {"pairs": pairs, "vocabulary": vocabulary, "power": power, "filler": filler}
-    return Task(draw, "causal", vocabulary, 2 / vocabulary, "mqar", trick, length=8 * pairs, options=options)
+    return Task(draw, "causal", vocabulary, 2 / vocabulary, "mqar", trick, length=8 * pairs, version=2, options=options)
 
 
 def forgetting(
@@ -30,7 +30,9 @@ def forgetting(
     trick = (1 / (pairs + updates), "guessing among the values seen")
     options = {"pairs": pairs, "updates": updates, "vocabulary": vocabulary, "power": power, "filler": filler}
     length, groups = 8 * pairs, ("kept", "updated")
-    return Task(draw, "causal", vocabulary, 2 / vocabulary, "forgetting", trick, groups, length, options=options)
+    return Task(
+        draw, "causal", vocabulary, 2 / vocabulary, "forgetting", trick, groups, length, version=2, options=options
+    )
 
 
 def _draw(
