@@ -81,7 +81,11 @@ def _add_training(added: argparse.ArgumentParser) -> None:
         help='generated task, such as recall or "mqar(pairs=4, vocabulary=64)", or one of regard train; with --table, '
         "which of its tasks, by name, such as listops-long,lra-text (default: all)",
     )
-    group.add_argument("--budget", help="what every row gets: updates=600, epochs=5, tokens=2M, flops=1P or minutes=10")
+    group.add_argument(
+        "--budget",
+        help="what every row gets: updates=600, epochs=5, tokens=2M, flops=1P or minutes=10; with --table, in place of "
+        "that of its size",
+    )
     group.add_argument("--seeds", type=int, help="seeds at the best learning rate (default: 3)")
     group.add_argument("--rates", metavar="R,R", help="learning rates to try (default: three, by the width)")
     group.add_argument("--jobs", type=int, help="models that are trained at a time (default: 1)")

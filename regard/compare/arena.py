@@ -1,17 +1,19 @@
 """Tasks of the Long Range Arena as plans: each from scratch, and with half of the budget for self-pretraining."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from regard.compare.quality import PRETRAININGS, QualityPlan
 
+# those of the Long Range Arena
 ATTENTIONS = (
     "softmax",
     "local",
     "linear",
     "reformer",
-    "sparse",
+    "sparse(pattern='fixed', stride={stride}, summary=8)",
     "sinkhorn",
-    "linformer",
+    # a table of its own for each position: a higher rank would have more parameters than the whole model
+    "linformer(rank=32, longest={longest})",
     "performer",
     "synthesizer",
     "longformer",
@@ -21,21 +23,28 @@ ATTENTIONS = (
 
 @dataclass(frozen=True)
 class Size:
-    """How long the sequences of a size are, and how long it trains."""
+    """How long the sequences of a size are, the model, and how long it trains on each task."""
 
-    updates: int
+    updates: dict[str, int]
     listops: int
     side: int  # of the pictures of pathfinder
     paddles: int
     text: int
     costs: int  # length at which speed and memory are measured
+    width: int
+    inner: int
 
 
 SIZES = {
-    "smoke": Size(600, 64, 16, 6, 256, 256),
-    "small": Size(6_000, 512, 32, 14, 1024, 1024),
-    "paper": Size(30_000, 2000, 32, 14, 4096, 2048),
+    "smoke": Size({"ListOps": 600, "Path": 600, "Text": 600, "Image": 600}, 64, 16, 6, 256, 256, 64, 128),
+    # of CIFAR-10 about one epoch, of IMDb somewhat more
+    "small": Size({"ListOps": 3_000, "Path": 2_000, "Text": 1_000, "Image": 1_500}, 512, 32, 14, 1024, 1024, 128, 512),
+    # near those of the Long Range Arena
+    "paper": Size(
+        {"ListOps": 5_000, "Path": 60_000, "Text": 20_000, "Image": 35_000}, 2000, 32, 14, 4096, 2048, 128, 512
+    ),
 }
+HEADS = 4
 FILES = ("--data.text", "--test.text", "--data.images")
 
 
@@ -53,18 +62,26 @@ def plans(size: str, flags: tuple[str, ...]) -> tuple[QualityPlan, ...]:
     if "--data.images" in given:
         asked.append(("Image", f"lra-image(images={given['--data.images']!r})", 0))
     titles = {"none": "from scratch", "self": "self-pretrained"}
-    return tuple(
+    found = [
         QualityPlan(
             task,
-            ATTENTIONS,
             length=length,
-            amount=float(sizes.updates),
+            width=sizes.width,
+            heads=HEADS,
+            inner=sizes.inner,
+            amount=float(sizes.updates[name]),
             pretrain=pretrain,
             title=f"{name}, {titles[pretrain]}",
         )
         for name, task, length in asked
         for pretrain in PRETRAININGS
-    )
+    ]
+    return tuple(replace(plan, specs=attentions(plan.tokens)) for plan in found)
+
+
+def attentions(length: int) -> tuple[str, ...]:
+    """The rows at a length, which some of them must know."""
+    return tuple(spec.format(longest=length, stride=min(128, max(8, length // 8))) for spec in ATTENTIONS)
 
 
 def files(flags: tuple[str, ...]) -> dict[str, str]:

@@ -119,28 +119,27 @@ def _draw_state(axes: Any, results: Results, scores: Scores) -> None:
 
 
 def _bubble_panels(results: Results) -> list[Panel]:
-    """One for each task that stands twice: from scratch, and self-pretrained."""
-    scratch = [scores for scores in results.scores if scores.plan.pretrain == "none"]
-    return [
-        partial(_draw_bubbles, results=results, tables=(one, other))
-        for one in scratch
-        for other in results.scores
-        if other.plan.pretrain == "self" and other.plan.task == one.plan.task
-    ]
+    """One for each task, from scratch and self-pretrained, or what was asked for of the two."""
+    tasks: dict[str, list[Scores]] = {}
+    for scores in results.scores:
+        tasks.setdefault(scores.plan.task, []).append(scores)
+    return [partial(_draw_bubbles, results=results, tables=tables) for tables in tasks.values()]
 
 
-def _draw_bubbles(axes: Any, results: Results, tables: tuple[Scores, Scores]) -> None:
+def _draw_bubbles(axes: Any, results: Results, tables: list[Scores]) -> None:
     """The score by the speed; the area is the memory of a training step. Hollow from scratch, filled self-pretrained"""
+    faces = {"none": ("none", "hollow from scratch"), "self": (STRONG, "filled self-pretrained")}
+    shown = [faces[scores.plan.pretrain] for scores in tables]
     costs = {parse(row["spec"]).name: row for row in results.rows if row["status"] == DONE and "peak_mib" in row}
     largest = max((row["peak_mib"] for row in costs.values()), default=0) or 1
     rows = [{parse(row["spec"]).name: row for row in scores.measured} for scores in tables]
-    for name in dict.fromkeys([*rows[0], *rows[1]]):
+    for name in dict.fromkeys(name for part in rows for name in part):
         if name not in costs:
             continue
         x, size = 1 / costs[name]["train_ratio"], 20 + 400 * costs[name]["peak_mib"] / largest
         found = [part[name]["score"] for part in rows if name in part]
         axes.plot([x] * len(found), found, color=FADED, linewidth=0.8, zorder=1)
-        for part, face in zip(rows, ("none", STRONG), strict=True):
+        for part, (face, _) in zip(rows, shown, strict=True):
             if name in part:
                 axes.scatter(x, part[name]["score"], s=size, facecolors=face, edgecolors=STRONG, alpha=0.7, zorder=2)
         axes.annotate(name, (x, max(found)), fontsize=7, xytext=(4, 4), textcoords=POINTS)
@@ -149,7 +148,7 @@ def _draw_bubbles(axes: Any, results: Results, tables: tuple[Scores, Scores]) ->
     axes.set_ylabel(tables[0].metric)
     _draw_chance(axes, tables[0])
     title = tables[0].plan.label.partition(",")[0]
-    axes.set_title(f"{title}: hollow from scratch, filled self-pretrained; area = memory", fontsize=9)
+    axes.set_title(f"{title}: {', '.join(words for _, words in shown)}; area = memory", fontsize=9)
 
 
 def _scaling_panels(results: Results) -> list[Panel]:

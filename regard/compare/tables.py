@@ -2,7 +2,7 @@
 that does."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -48,20 +48,21 @@ class Table:
 
 def build(name: str, size: str = "smoke", *flags: str, budget: Budget | None = None) -> Table:
     """A table by its name; `flags` say where its data is: those of `regard train`, and with `--test.` before them those
-    of `regard evaluate`. `budget` is for tables of a recipe, in place of that of their size."""
+    of `regard evaluate`. `budget` is in place of that of the size, of the same kind."""
     if name not in TABLES:
         raise ValueError(f"no table {name!r}; known: {', '.join(TABLES)}")
     if size not in SIZES:
         raise ValueError(f"no size {size!r}; known: {', '.join(SIZES)}")
     if name in recipe_tables.TABLES:
         return recipe_table(name, size, *flags, budget=budget)
-    if budget is not None:
-        raise ValueError(f"--budget is for tables of a recipe, {', '.join(recipe_tables.TABLES)}: {name!r} has its own")
-    if name in WITH_DATA:
-        return WITH_DATA[name](size, *flags)
-    if flags:
+    if flags and name not in WITH_DATA:
         raise ValueError(f"table {name!r} generates its data, and takes no {flags[0]}; {', '.join(WITH_DATA)} take it")
-    return TABLES[name](size)
+    table = TABLES[name](size, *flags)
+    if budget is None:
+        return table
+    if other := [plan.axis for plan in table.quality if plan.axis != budget.axis]:
+        raise ValueError(f"table {name!r} has a budget of {other[0]}, such as --budget {other[0]}=100, got {budget}")
+    return replace(table, quality=tuple(replace(plan, amount=budget.amount) for plan in table.quality))
 
 
 def _quality(task: str, size: str, updates: int, **more: Any) -> QualityPlan:
@@ -184,7 +185,7 @@ def survey(size: str) -> Table:
 
 
 def arena(size: str, *flags: str) -> Table:
-    plans = lra.plans(size, flags)
+    plans, sizes = lra.plans(size, flags), lra.SIZES[size]
     given = "regard compare --table arena --data.text train.jsonl --test.text test.jsonl"
     image = "regard compare --table arena --data.images cifar-10-batches-bin"
     open_tasks = [
@@ -195,7 +196,9 @@ def arena(size: str, *flags: str) -> Table:
     return Table(
         "arena",
         "Score against speed and memory on tasks of the Long Range Arena, from scratch and self-pretrained",
-        costs=CostPlan(specs=lra.ATTENTIONS, role="self", lengths=(lra.SIZES[size].costs,), width=128, heads=4),
+        costs=CostPlan(
+            specs=lra.attentions(sizes.costs), role="self", lengths=(sizes.costs,), width=sizes.width, heads=lra.HEADS
+        ),
         quality=plans,
         published=(ARENA,),
         commands=(*open_tasks, ("Retrieval", "absent: its data is not generated")),

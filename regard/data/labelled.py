@@ -6,6 +6,7 @@ counted. A text may hold line breaks where its format can write them: in quotes 
 
 import csv
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -126,6 +127,7 @@ def class_numbers(labels: Sequence[str], names: Sequence[str], name: str) -> lis
 
 
 Row = tuple[int, str, str]  # line, text, label
+HALF = re.compile("[\ud800-\udfff]")  # of a pair of code units, which stands for no character
 
 
 def checked_example(number: int, text: str, label: str, name: str) -> Example | BadText:
@@ -133,7 +135,7 @@ def checked_example(number: int, text: str, label: str, name: str) -> Example | 
     for what, value in (("text", text), ("label", label)):
         if not value.strip():
             return BadText(name, number, f"empty {what}")
-        if any("\ud800" <= character <= "\udfff" for character in value):
+        if HALF.search(value) is not None:
             return BadText(name, number, "not UTF-8", f": half of a character in the {what}")
         bad = CONTROL.search(value.replace("\r\n", "\n").replace("\n", " ") if what == "text" else value)
         if bad is not None:

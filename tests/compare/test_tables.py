@@ -15,7 +15,7 @@ from regard.cli import main, program
 from regard.compare import budget, complexity, plot, recipe_tables, scaling, tables
 from regard.compare.budget import Budget
 from regard.compare.changes import changes, describe_changes
-from regard.compare.filling import fill_quality
+from regard.compare.filling import Filling, fill_quality
 from regard.compare.page import html_report
 from regard.compare.plan import CostPlan
 from regard.compare.plot import Point, frontier, save_plot
@@ -147,12 +147,16 @@ def test_the_translators_of_table_2(tmp_path):
     assert not any(variant.words for variant in tables.build("wmt", "small", *data[:4]).quality[0].variants)
 
 
-def test_the_arena_runs_what_it_has_files_for():
+def test_the_arena_runs_what_it_has_files_for(tmp_path):
     """Every task stands twice, from scratch and self-pretrained; what has no file stands as not run."""
     alone = tables.build("arena", "small")
     assert [plan.title for plan in alone.quality[::2]] == ["ListOps, from scratch", "Path, from scratch"]
     assert {plan.pretrain for plan in alone.quality[1::2]} == {"self"}
     assert [what for what, _ in alone.commands] == ["Text", "Image", "Retrieval"]
+    # each of the arena's eleven rows stands once, and has as many parameters as softmax
+    rows = Filling(alone.quality[0], Folder(tmp_path), World({}).tools())
+    rows.begin()
+    assert len(rows.specs) == len({spec.partition("(")[0] for spec in rows.specs}) == 11
     with pytest.raises(ValueError, match="text needs both"):
         tables.build("arena", "small", "--data.text", "a.jsonl")
     with pytest.raises(ValueError, match=r"takes --data\.text, --test\.text, --data\.images"):
@@ -171,9 +175,14 @@ def test_some_tasks_of_a_table(tmp_path, capsys):
     found = plans("--task", "listops", "--pretrain", "none", "--device", "cuda", "--dtype", "bfloat16")
     assert [(plan.name, plan.pretrain, plan.dtype) for plan in found] == [("listops", "none", "bfloat16")]
     assert plans("--task", "pathfinder,listops") == plans()
+    assert {plan.amount for plan in plans("--budget", "updates=50")} == {50.0}
     for words, says in (
         (["arena", "--task", "lra-text"], "table 'arena' has no task 'lra-text'; it has listops, pathfinder"),
         (["recall", "--pretrain", "self"], "table 'recall' has no task with --pretrain self"),
+        (
+            ["recall", "--budget", "tokens=2k"],
+            "table 'recall' has a budget of updates, such as --budget updates=100, got 2,000 tokens",
+        ),
         (["recall", "--dtype", "float16"], "dtype must be float32 or bfloat16 for a task, got float16"),
         (["imdb", "--data.text", "a", "--dtype", "bfloat16"], "classify has --training.precision"),
     ):
@@ -208,8 +217,7 @@ def test_a_budget_in_place_of_that_of_a_size():
     assert plan.flags[-4:] == data
     with pytest.raises(ValueError, match="has a budget of epochs, such as --budget epochs=15, got 5 updates"):
         tables.build("cifar10", "paper", *data, budget=Budget("updates", 5))
-    with pytest.raises(ValueError, match="for tables of a recipe, multi30k, wikitext, imdb, cifar10: 'recall' has its"):
-        tables.build("recall", budget=Budget("updates", 5))
+    assert {plan.amount for plan in tables.build("recall", budget=Budget("updates", 5)).quality} == {5}
 
 
 def test_a_model_of_another_kind_is_a_row_of_a_generated_task():
@@ -337,6 +345,10 @@ def test_pictures_of_tables(tmp_path, name, panels, label):
         assert [(round(x, 6), round(float(y), 3), face) for x, y, face in points] == [
             (1.0, 0.628, 0), (1.0, 0.728, 1), (2.0, 0.628, 0), (2.0, 0.728, 1),
         ]  # fmt: skip
+        # from scratch alone
+        drawn = plot.picture(Results(costs, folder, plans[::2], table)).axes
+        assert [len(axes.collections) for axes in drawn] == [2, 2]
+        assert drawn[0].get_title() == "ListOps: hollow from scratch; area = memory"
 
 
 def test_files(tmp_path, capsys):

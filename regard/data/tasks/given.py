@@ -17,6 +17,7 @@ from regard.data.tasks.base import IGNORED, Examples, Task, check_options
 HELD_OUT = 0.05  # of the training examples, to choose learning rates by
 BYTES, GRAYS = 256, 256
 LUMA = np.array([0.299, 0.587, 0.114])  # of red, green and blue
+GRAYED = 512  # pictures at a time, which stay in the cache
 ORDER_SEED = 0  # of the examples that are held out, the same for every cell
 
 
@@ -112,4 +113,6 @@ def _gray(pixels: np.ndarray) -> np.ndarray:
     """[N, C, h, w] in gray, [N, h, w]."""
     if pixels.shape[1] == 1:
         return pixels[:, 0]
-    return np.rint(np.einsum("nchw,c->nhw", pixels.astype(np.float32), LUMA)).astype(np.uint8)
+    parts = np.array_split(pixels, 1 + len(pixels) // GRAYED)
+    gray = [np.einsum("nchw,c->nhw", part.astype(np.float32), LUMA) for part in parts]
+    return np.concatenate([np.rint(part).astype(np.uint8) for part in gray])
