@@ -45,6 +45,19 @@ def test_every_step_draws_by_default_and_depends_on_seed_step_and_place_alone(sp
     assert all((first[0] - draw).abs().max() > 0.1 for draw in different)
 
 
+def test_draws_do_not_depend_on_the_number_of_threads():
+    layer, before, draws = regard.attention("performer", width=64, heads=1), torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            regard.redraw(layer, seed=0, step=1)
+            draws.append(layer.draws.clone())
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert_close(*draws, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("spec", BUFFERS)
 def test_an_interval_and_never(spec):
     for every, redrawn in ((3, {0, 3, 6}), (0, set())):

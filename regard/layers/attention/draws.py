@@ -1,5 +1,8 @@
 """Random directions of layers. When they are drawn anew is in regard/core/draws.py."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -11,7 +14,9 @@ def normal_rows(*size: int, draw: torch.Generator | None = None, orthogonal: boo
     rows = torch.randn(*size, generator=draw)
     if not orthogonal:
         return rows
-    blocks = torch.linalg.qr(torch.randn(*batch, -(-R // D), D, D, generator=draw))[0].mT  # D orthonormal rows each
+    blocks = torch.randn(*batch, -(-R // D), D, D, generator=draw)
+    with _one_thread():
+        blocks = torch.linalg.qr(blocks)[0].mT  # D orthonormal rows each
     return blocks.flatten(-3, -2)[..., :R, :] * rows.norm(dim=-1, keepdim=True)
 
 
@@ -25,3 +30,15 @@ def check_redraw(name: str, redraw: int) -> int:
     if redraw < 0:
         raise ValueError(f"option 'redraw' of {name!r} must be 0 (one draw for good) or more steps, got {redraw}")
     return redraw
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """For matrices so small that threads wait for each other longer than they work, while a GPU waits for the host. The
+    last bits of a decomposition depend on the number of threads too, and a draw must not."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
