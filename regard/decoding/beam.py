@@ -17,14 +17,16 @@ def beam(
     eos: int,
     forbidden: tuple[int, ...],
     coverage: Coverage | None = None,
+    needed: list[int] | None = None,
 ) -> Pool:
     """From the logits [B, V] of the first token and the state before it to the N best hypotheses of each sentence.
 
     A step ranks all continuations of a sentence. Those that end among the first K are finished; the K best others
-    continue. A sentence is done at its limit, when no living one can beat the worst of its N best, or (`stops_early`)
-    when K are finished, which makes K = 1 greedy. The most a living one can reach is its log probability, which only
-    falls, under the penalty of the longest output. There are fewer than K beams until there is a choice for K.
-    `coverage` is that of the step which gave the logits: what a hypothesis leaves unread is charged when it ends.
+    continue. A sentence is done at its limit, when no living one can beat the worst of the `needed` best (by default
+    N), or (`stops_early`) when K are finished, which makes K = 1 greedy. The most a living one can reach is its log
+    probability, which only falls, under the penalty of the longest output. There are fewer than K beams until there is
+    a choice for K. `coverage` is that of the step which gave the logits: what a hypothesis leaves unread is charged
+    when it ends.
     """
     B, K, N, L, device = len(limits), config.beam, config.nbest, max(limits) + 1, logits.device
     blocked = torch.tensor([*forbidden, eos], device=device)
@@ -34,6 +36,7 @@ def beam(
     result = pool.rows(who)
     ids = torch.zeros((B, 1, L), dtype=torch.long, device=device)
     finished, done, places = torch.zeros_like(limit), limit < 0, torch.arange(N, device=device)
+    worst = torch.tensor([[N - 1]] * B if needed is None else [[count - 1] for count in needed], device=device)
     for step in range(L):
         width = live.shape[1]
         # of one beam, at most K that continue and one that ends can matter
@@ -59,7 +62,7 @@ def beam(
         parent, token = parent.gather(1, order), token.gather(1, order)
         ids = take(ids, parent)
         ids[:, :, step] = token
-        done = done | (limit <= step) | (pool.score[:, -1] >= live[:, 0] / config.scale(limit + 1))
+        done = done | (limit <= step) | (pool.score.gather(1, worst)[:, 0] >= live[:, 0] / config.scale(limit + 1))
         if config.stops_early:
             done = done | (finished >= K)
 
@@ -72,7 +75,7 @@ def beam(
                 break
             kept = (~done).nonzero()[:, 0]
             parent, token, live, ids, pool = parent[kept], token[kept], live[kept], ids[kept], pool.rows(kept)
-            limit, who, finished, done = limit[kept], who[kept], finished[kept], done[kept]
+            limit, who, finished, done, worst = limit[kept], who[kept], finished[kept], done[kept], worst[kept]
             rows = (kept[:, None] * width + parent).flatten()
             state, coverage = narrow(state, rows, kept), coverage and coverage.rows(rows, kept)
         elif moved or live.shape[1] != width:

@@ -29,10 +29,12 @@ def decode(
     bos: int = BOS,
     eos: int = EOS,
     forbidden: tuple[int, ...] = (PAD, BOS),
+    needed: list[int] | None = None,
 ) -> list[list[Hypothesis]]:
     """Source ids [B, S] -> the n best outputs of each row, best first (fewer where there are not that many).
 
     A sentence gets the same output alone and in any batch; samples too, which depend on the seed and the sentence.
+    `needed` are the numbers of outputs of a beam, where some sentences need fewer than the n best and are done earlier.
 
     >>> [[best]] = decode(model.eval(), source[:1], config=DecodingConfig(beam=4))
     """
@@ -51,7 +53,7 @@ def decode(
         coverage = Coverage(weights, (steps < ends[:, None]).to(weights.device))
     else:
         logits, state = model.extend(first, state)
-    options = {"eos": eos, "forbidden": forbidden, "coverage": coverage}
+    options = {"eos": eos, "forbidden": forbidden, "coverage": coverage, "needed": needed}
     options["draws"] = uniform_draws(_real(source, keep), limits, config).to(source.device) if config.sample else None
     return search(model, logits[:, -1], state, limits, config, **options)
 
@@ -135,10 +137,12 @@ def search(
     used: Tensor | None = None,
     watch: Watch | None = None,
     coverage: Coverage | None = None,
+    needed: list[int] | None = None,
 ) -> list[list[Hypothesis]]:
     """The search itself, from the logits [B, V] of the first token and the state that gave them, one row per sentence.
     `limits` are the maximum numbers of tokens; `draws` [B, nbest, max(limits) + 1] in [0, 1) decide the samples; `used`
-    [B, V] are the tokens of the prompt; `coverage` is that of the first token."""
+    [B, V] are the tokens of the prompt; `coverage` is that of the first token; `needed` are numbers of hypotheses of a
+    beam, at most nbest."""
     V = logits.shape[1]
     if eos in forbidden or not all(0 <= token < V for token in (eos, *forbidden)):
         raise ValueError(f"eos {eos} and forbidden {forbidden} must be different ids from 0 to {V - 1}")
@@ -151,7 +155,9 @@ def search(
     else:
         if watch is not None:
             raise ValueError("watch sees tokens that stay: use sample=True or beam=1")
-        pool = beam(model, logits, state, limits, config, eos, forbidden, coverage)
+        pool = beam(model, logits, state, limits, config, eos, forbidden, coverage, needed)
+        if needed is not None:
+            return [found[:count] for found, count in zip(pool.lists(), needed, strict=True)]
     return pool.lists()
 
 

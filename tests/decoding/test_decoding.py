@@ -1,5 +1,6 @@
 """Decoding against references that share no code with it: all sequences, and a search in lists over whole forwards."""
 
+import dataclasses
 import importlib
 import itertools
 import math
@@ -307,6 +308,24 @@ def test_finished_sentences_leave_the_batch(beams):
     assert rows[-1] == width
     # a row costs what its sentence is long, and little more
     assert sum(rows) <= width * (sum(lengths) + 2 * beams * len(lengths))
+
+
+def test_sentences_that_need_fewer_hypotheses_are_done_earlier():
+    """Each gets those that it would get in a batch of its own kind, and leaves that early."""
+    for seed in range(20):
+        model, steps = build(seed), []
+        extend = model.extend
+        model.extend = lambda tokens, state, extend=extend, steps=steps: (
+            steps.append(len(tokens)) or extend(tokens, state)
+        )
+        config = DecodingConfig(beam=4, nbest=3, stops_early=False, maximum=7)
+        found = decode(model, SOURCE, KEEP, config, needed=[1, 3, 2])
+        mixed = sum(steps)
+        for row, count in enumerate((1, 3, 2)):
+            same(found[row], slow_beam(model, alone(row), dataclasses.replace(config, nbest=count), 7))
+        steps.clear()
+        decode(model, SOURCE, KEEP, config)
+        assert mixed <= sum(steps)
 
 
 def test_samples_leave_the_batch_together():

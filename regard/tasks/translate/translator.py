@@ -334,30 +334,33 @@ class Translator:
         """The n best translations of each piece; equal pieces are translated once. Translations that keep all
         placeholders come first."""
         found: dict[Marked, list[Translation]] = {}
-        for has_marks in (False, True):
-            some = list(dict.fromkeys(piece for piece in pieces if bool(piece.marks) == has_marks))
-            ids = placeholders.encode(self.source, some)
-            for places in similar([len(row) + 1 for row in ids], TOKENS_AT_ONCE.get(self.device.type, 4096)):
-                check()
-                group, rows = [some[place] for place in places], [ids[place] for place in places]
-                outputs = self._decode(rows, decoding, has_marks)
-                unknown = self._unknown(group, outputs)
-                for index, (piece, hypotheses) in enumerate(zip(group, outputs, strict=True)):
-                    best = [
-                        Translation(self.text(part.ids, piece, unknown.get((index, number), ())), part.score, part)
-                        for number, part in enumerate(hypotheses)
-                    ]
-                    found[piece] = sorted(best, key=lambda one: len(self._lost(piece, one)))[: decoding.nbest]
+        pieces = list(dict.fromkeys(pieces))
+        ids = placeholders.encode(self.source, pieces)
+        for places in similar([len(row) + 1 for row in ids], TOKENS_AT_ONCE.get(self.device.type, 4096)):
+            check()
+            group = [pieces[place] for place in places]
+            outputs = self._decode([ids[place] for place in places], group, decoding)
+            unknown = self._unknown(group, outputs)
+            for index, (piece, hypotheses) in enumerate(zip(group, outputs, strict=True)):
+                best = [
+                    Translation(self.text(part.ids, piece, unknown.get((index, number), ())), part.score, part)
+                    for number, part in enumerate(hypotheses)
+                ]
+                found[piece] = sorted(best, key=lambda one: len(self._lost(piece, one)))[: decoding.nbest]
         return found
 
-    def _decode(self, rows: list[list[int]], decoding: DecodingConfig, has_marks: bool) -> list[list[Hypothesis]]:
+    def _decode(
+        self, rows: list[list[int]], pieces: Sequence[Marked], decoding: DecodingConfig
+    ) -> list[list[Hypothesis]]:
         special = {"bos": self.target.bos, "eos": self.target.eos, "forbidden": (self.target.pad, self.target.bos)}
         source, keep = padded([[*row, self.source.eos] for row in rows], self.device)
-        if has_marks and not decoding.sample:
-            # to choose among all hypotheses of the beam
-            decoding = dataclasses.replace(decoding, nbest=decoding.beam)
+        needed = None
+        if not decoding.sample:
+            # with placeholders, to choose among all hypotheses of the beam
+            needed = [decoding.beam if piece.marks else decoding.nbest for piece in pieces]
+            decoding = dataclasses.replace(decoding, nbest=max(needed))
         with torch.inference_mode():
-            return decode(self.copying(source), source, keep, decoding, **special)
+            return decode(self.copying(source), source, keep, decoding, **special, needed=needed)
 
     def copying(self, source: torch.Tensor) -> Any:
         """The model, restricted to the placeholders that each source [B, S] has."""
