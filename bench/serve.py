@@ -8,6 +8,8 @@ the model gives alone. Then the same clients against a short queue (overload), a
 serve` (also with its continuous batching), LitServe, and CTranslate2's asynchronous translator. All get the same
 requests from the same clients, in turns, each in a process of its own with as many threads. A server that is not
 installed, or does not answer, is named and omitted.
+
+--in-process: Regard's and Hugging Face's continuous batching of that GPT-2, without servers between.
 """
 
 import argparse
@@ -18,6 +20,7 @@ import json
 import operator
 import os
 import platform
+import queue
 import random
 import signal
 import socket
@@ -50,6 +53,7 @@ EXAMPLES = """examples:
   python bench/serve.py --compare --requests 64 --json compared.json
   python bench/serve.py --compare --only translations
   python bench/serve.py --compare --only completions --device cuda --requests 512 --clients 64
+  python bench/serve.py --in-process --device cuda --requests 512 --clients 128
 """
 HERE = Path(__file__).parent
 TEXT = "the cat sat on the mat and the dog ran over the hill while it rained and rained for days"
@@ -117,6 +121,16 @@ class Server:
         """Bytes of memory."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def cpu_seconds(self) -> float:
+        """Of all its processes. What else the machine does hardly changes them."""
+        ticks = 0
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):
+                fields = path.read_text().rpartition(")")[2].split()
+                # its session, and what it and the children that it waited for took
+                ticks += sum(map(int, fields[11:15])) if int(fields[3]) == self.process.pid else 0
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     def end(self) -> int:
         """Ends it and what it started, and returns its status."""
@@ -294,11 +308,7 @@ def completions(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
     folder, run = work / "gpt2", work / "gpt2-run"
     gpt2_folder(folder)
     import_model(folder, run)
-    rng = random.Random(0)
-    asks = [
-        {"prompt": " ".join(rng.choices(WORDS, k=rng.randrange(8, 96))), "max_tokens": rng.choice([8, 16, 32])}
-        for _ in range(arguments.requests)
-    ]
+    asks = random_asks(arguments.requests)
     port, log = str(free_port()), work / "log"
     begin = "from transformers.cli.transformers import main; main()"
     peers = [sys.executable, "-c", begin, "serve", str(folder), "--device", arguments.device]
@@ -318,6 +328,102 @@ def completions(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
     ]
     bodies = {name: [ask | {"model": name, "temperature": 0} for ask in asks] for _, name, _ in servers}
     return race(servers, bodies, lambda body, raw: json.loads(raw)["choices"][0]["text"], arguments)
+
+
+def random_asks(count: int) -> list[dict[str, Any]]:
+    rng = random.Random(0)
+    return [
+        {"prompt": " ".join(rng.choices(WORDS, k=rng.randrange(8, 96))), "max_tokens": rng.choice([8, 16, 32])}
+        for _ in range(count)
+    ]
+
+
+def in_process(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """Continuous batching without HTTP: all requests are given at once, to Regard's generator and to Hugging Face's
+    manager, in turns. Greedy, no end token, at most `clients` rows at a time."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from regard.interop.runs import import_model
+
+    folder, run = work / "gpt2", work / "gpt2-run"
+    gpt2_folder(folder)
+    import_model(folder, run)
+    dtype = getattr(torch, arguments.precision)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    asks = [(tokenizer(ask["prompt"])["input_ids"], ask["max_tokens"]) for ask in random_asks(arguments.requests)]
+    language = LanguageModel.load(run, device=arguments.device)
+    language.model.to(dtype)
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(arguments.device).eval()
+    tokens, seconds, given = sum(count for _, count in asks), {}, {}
+    with hugging_face(theirs) as ask_them, generator(language, arguments) as ask_us:
+        for ask in (ask_us, ask_them):
+            ask(asks)  # what is compiled or captured at first use
+        for _ in range(arguments.rounds):
+            for name, ask in (("regard", ask_us), ("transformers", ask_them)):
+                began = time.monotonic()
+                given[name] = ask(asks)
+                seconds.setdefault(name, []).append(time.monotonic() - began)
+    found = {}
+    for name, times in seconds.items():
+        same = sum(map(operator.eq, given[name], given["regard"])) / len(asks)
+        found[name] = {"tokens/s": [round(tokens / took) for took in times], "same answers": same}
+        print(f"{name:42}", found[name], flush=True)
+    return found
+
+
+Answered = Callable[[list[tuple[list[int], int]]], list[list[int]]]  # prompts and numbers of tokens -> new tokens
+
+
+@contextmanager
+def generator(language: LanguageModel, arguments: argparse.Namespace) -> Iterator[Answered]:
+    from regard.serve.generating import Generator, GeneratorLimits
+    from regard.serve.requests import Failed, Generation
+
+    done: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    limits = GeneratorLimits(rows=arguments.clients, waiting=arguments.requests, state_bytes=64 << 30, context=1024)
+
+    def deliver(items: list[tuple[Generation, Any]]) -> None:
+        for _, item in items:
+            done.put(item)
+
+    engine = Generator(language, limits, deliver)
+    engine.start()
+
+    def ask(asks: list[tuple[list[int], int]]) -> list[list[int]]:
+        configs = {count: DecodingConfig(beam=1, minimum=count, maximum=count) for _, count in asks}
+        given = [Generation(ids, configs[count], language.tokenizer, tokens=count) for ids, count in asks]
+        engine.submit(given)
+        for _ in given:
+            if isinstance(item := done.get(), Failed):
+                raise item.why
+        return [one.samples[0].listener.ids for one in given]
+
+    try:
+        yield ask
+    finally:
+        engine.close()
+        engine.thread.join()
+
+
+@contextmanager
+def hugging_face(model: Any) -> Iterator[Answered]:
+    from transformers import GenerationConfig
+
+    config = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=32)
+    with model.continuous_batching_context_manager(generation_config=config) as manager:
+
+        def ask(asks: list[tuple[list[int], int]]) -> list[list[int]]:
+            names = [manager.add_request(ids, max_new_tokens=count, eos_token_id=-1) for ids, count in asks]
+            given: dict[str, list[int]] = {}
+            while len(given) < len(asks):
+                found = manager.get_result(timeout=1)
+                if found is not None and found.is_finished():
+                    given[found.request_id] = list(found.generated_tokens)
+                elif not manager.is_running():
+                    raise RuntimeError("Hugging Face's continuous batching has ended")
+            return [given[name] for name in names]
+
+        yield ask
 
 
 def translations(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
@@ -375,6 +481,7 @@ def race(
     found: dict[str, Any] = {}
     for entry in entries:
         summary = {key: entry.report.summary()[key] for key in ("requests/s", "p50", "p99", "lost")}
+        summary["CPU ms per request"] = round(1e3 * entry.cpu / max(1, entry.report.right), 1)
         summary["same answers"] = sum(map(operator.eq, entry.given, entries[0].given)) / len(entry.given)
         found[entry.server.name] = summary
         print(f"{entry.server.name:42}", summary, *entry.report.lost[:1], flush=True)
@@ -387,6 +494,7 @@ class Entry:
     def __init__(self, server: Server, bodies: list[dict[str, Any]]):
         self.server, self.bodies, self.report = server, bodies, load.Report()
         self.given: list[Any] = [None] * len(bodies)
+        self.cpu = 0.0
 
     def turn(self, places: range, read: Callable[[dict[str, Any], bytes], Any], clients: int) -> None:
         def note(body: dict[str, Any], raw: bytes) -> None:
@@ -394,7 +502,9 @@ class Entry:
             self.given[place] = read(body, raw)
 
         asks = [load.Ask(self.bodies[place], None) for place in places]
+        before = self.server.cpu_seconds()
         report = asyncio.run(load.load(self.server.port, asks, clients=clients, path=self.server.path, read=note))
+        self.cpu += self.server.cpu_seconds() - before
         self.report.right += report.right
         self.report.lost += report.lost
         self.report.seconds += report.seconds
@@ -408,6 +518,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--load", type=int, metavar="N", help="requests to a small model, all answers compared")
     parser.add_argument("--attention", default="[softmax, local(window=32)]", help="attention of the small model")
     parser.add_argument("--compare", action="store_true", help="measure other servers with the same models")
+    parser.add_argument("--in-process", action="store_true", help="continuous batching of Hugging Face, without HTTP")
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="of --in-process")
     parser.add_argument("--only", choices=("completions", "translations"), help="one of the two comparisons")
     parser.add_argument("--requests", type=int, default=64, help="of a comparison (default: 64)")
     parser.add_argument("--rounds", type=int, default=4, help="turns of each server in a comparison (default: 4)")
@@ -416,8 +528,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="of Regard and transformers: cpu or cuda (default: cpu)")
     parser.add_argument("--json", metavar="FILE", help="write what was measured")
     arguments = parser.parse_args()
-    if not arguments.load and not arguments.compare:
-        parser.error("give --load N, --compare, or both")
+    if not (arguments.load or arguments.compare or arguments.in_process):
+        parser.error("give --load N, --compare or --in-process")
     return arguments
 
 
@@ -435,6 +547,10 @@ def main() -> None:
                 if arguments.only in (None, name):
                     print(name)
                     found[name] = measure(arguments, Path(folder))
+        if arguments.in_process:
+            arguments.clients = clients or 64
+            print(f"continuous batching, {arguments.precision}")
+            found["in process"] = in_process(arguments, Path(folder))
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 

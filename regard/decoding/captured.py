@@ -80,7 +80,7 @@ def search_greedily(
 
     every, fixed = EVERY if watch is None else 1, True
     repeats: dict[int, Callable[[], None]] = {}
-    with _on_a_stream(device):
+    with on_a_stream(device):
         graph = capture or CudaGraph(device)
         choose(logits, _barred(blocked, 0, config))
         for t in range(1, L + 1):
@@ -131,9 +131,9 @@ class CudaGraph:
 
 def put(buffers: Any, new: Any) -> None:
     """Writes the tensors of a nested tuple into those of another of the same form and sizes."""
-    pairs = [pair for pair in _pairs(buffers, new) if pair[0] is not pair[1] and not _same_memory(*pair)]
+    changed = [pair for pair in pairs(buffers, new) if pair[0] is not pair[1] and not _same_memory(*pair)]
     # what is a view of a buffer would be overwritten while it is read
-    ready = [(old, made.clone() if _same_storage(old, made) else made) for old, made in pairs]
+    ready = [(old, made.clone() if _same_storage(old, made) else made) for old, made in changed]
     for dtype in {old.dtype for old, _ in ready}:
         alike = [pair for pair in ready if pair[0].dtype == dtype]
         # one launch for all of them, for which there is no public function
@@ -143,7 +143,7 @@ def put(buffers: Any, new: Any) -> None:
 
 def sizes_changed(before: Any, after: Any) -> str | None:
     """What a step did to the sizes of a state, in words, if it did."""
-    for old, made in _pairs(before, after):
+    for old, made in pairs(before, after):
         if old.shape != made.shape:
             return f"a step changed the size of a state from {list(old.shape)} to {list(made.shape)}"
     return None
@@ -162,7 +162,7 @@ def unshared(state: Any, taken: set[int]) -> Any:
 
 
 @contextmanager
-def _on_a_stream(device: torch.device) -> Iterator[None]:
+def on_a_stream(device: torch.device) -> Iterator[None]:
     """A stream of its own, on which work can be captured; none without CUDA."""
     if device.type != "cuda":
         yield
@@ -176,12 +176,13 @@ def _on_a_stream(device: torch.device) -> Iterator[None]:
         before.wait_stream(stream)
 
 
-def _pairs(old: Any, new: Any) -> list[tuple[Tensor, Tensor]]:
+def pairs(old: Any, new: Any) -> list[tuple[Tensor, Tensor]]:
+    """The tensors of two nested tuples of the same form, side by side."""
     if isinstance(old, Tensor):
         return [(old, new)]
     if not isinstance(old, tuple):
         return []
-    return [pair for parts in zip(old, new, strict=True) for pair in _pairs(*parts)]
+    return [pair for parts in zip(old, new, strict=True) for pair in pairs(*parts)]
 
 
 def _same_storage(a: Tensor, b: Tensor) -> bool:

@@ -35,8 +35,9 @@ class Chooser:
                 value, token = draw(part, blocked, uniform, rows[places[0]].generation.config)
             else:
                 value, token = best(part, blocked)
-            for place, one, chance in zip(places, token.tolist(), value.tolist(), strict=True):
-                tokens[place], values[place] = one, chance
+            # one look at the device; a float64 holds any id
+            for place, one, chance in zip(places, *torch.stack([token.double(), value.double()]).tolist(), strict=True):
+                tokens[place], values[place] = int(one), chance
         told = self._told(rows, logits, tokens, values)
         return list(zip(tokens, values, told, strict=True))
 

@@ -12,22 +12,27 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.core.state import merge, state_bytes, take_rows, trim, with_capacity
+from regard.decoding.captured import on_a_stream
 from regard.decoding.searching import read_prompt
 from regard.http.refused import Refused
+from regard.serve import fixed
 from regard.serve.batch import RunningBatch
 from regard.serve.choosing import Chooser
+from regard.serve.fixed import FixedBatch
 from regard.serve.footprint import Footprint
 from regard.serve.prefixes import PrefixCache
 from regard.serve.requests import Failed, Finished, Generation, Row, Update
 from regard.tasks.language.language_model import LanguageModel
 
-PIECE = 64  # tokens of a prompt that are read at a time
+PIECE = 64  # beginnings of prompts that are kept end at multiples of it
+AT_ONCE = {"cpu": (64, 256), "cuda": (512, 16384)}  # tokens of a prompt, and of all prompts, between two steps
 LOG = logging.getLogger("regard.serve")
 
 Item = Update | Finished | Failed
@@ -57,7 +62,6 @@ class GeneratorLimits(NamedTuple):
     state_bytes: int = 1 << 30
     prefix_bytes: int = 256 << 20
     context: int = 2048  # tokens of a row, where the model has positions for more
-    prompt_tokens_at_once: int = 256  # of prompts, between two steps
 
 
 class Counts:
@@ -85,7 +89,9 @@ class Generator:
         self.footprint = Footprint.measure(self.model, self.context, language.tokenizer.eos, self.device)
         self.prefixes = PrefixCache(limits.prefix_bytes if self.splits else 0, PIECE)
         self.chooser = Chooser(language.tokenizer, self.device)
-        self.batch = RunningBatch(self.model, self.device)
+        self.piece, self.prompt_tokens = AT_ONCE.get(self.device.type, AT_ONCE["cpu"])
+        self.makes_batch = self._choose_batch()
+        self.batch = self.makes_batch()
         self.waiting: deque[Generation] = deque()
         self.running: dict[Generation, None] = {}  # admitted and not yet answered, in order
         self.groups: deque[Group] = deque()
@@ -94,6 +100,21 @@ class Generator:
         self.seconds_each = 1.0  # of a request, from the first piece of its prompt to its end: a moving average
         self.changed, self.closed = threading.Condition(), False
         self.thread = threading.Thread(target=self._work, name="regard-generator", daemon=True)
+
+    def _choose_batch(self) -> Callable[[], RunningBatch | FixedBatch]:
+        """On a GPU a batch of fixed size, if the states of the model have one and as many rows fit the memory."""
+        if self.device.type == "cuda":
+            needed = self.limits.rows * self.footprint.bytes(self.context)
+            why = fixed.refusal(self.model, self.context, self.language.tokenizer.eos, self.device)
+            if needed > self.limits.state_bytes:
+                why = (
+                    f"{self.limits.rows} rows of {self.context} tokens take {needed:,} bytes, "
+                    f"more than the memory of {self.limits.state_bytes:,}"
+                )
+            if why is None:
+                return partial(FixedBatch, self.model, self.device, self.limits.rows, self.context)
+            LOG.warning("steps are not captured as a CUDA graph", extra={"fields": {"reason": why}})
+        return partial(RunningBatch, self.model, self.device)
 
     # what other threads call
 
@@ -160,13 +181,14 @@ class Generator:
     # what the thread does
 
     def _work(self) -> None:
-        while True:
-            with self.changed:
-                while not (self.closed or self.waiting or self.groups or self.batch.state is not None):
-                    self.changed.wait()
-                if self.closed and not (self.waiting or self.groups or self.batch.state is not None):
-                    return
-            self.advance()
+        with on_a_stream(self.device):
+            while True:
+                with self.changed:
+                    while not (self.closed or self.waiting or self.running):
+                        self.changed.wait()
+                    if not (self.waiting or self.running):
+                        return
+                self.advance()
 
     @torch.inference_mode()
     def advance(self) -> None:
@@ -245,7 +267,7 @@ class Generator:
             )
             states = copy if states is None else merge(states, copy)
         # the limit is of tokens that are read between two steps
-        size = max(1, self.limits.prompt_tokens_at_once // PIECE)
+        size = max(1, self.prompt_tokens // self.piece)
         self.groups.extend(Group(fresh[first : first + size], None) for first in range(0, len(fresh), size))
         if known:
             self.groups.append(Group(known, states))
@@ -255,9 +277,7 @@ class Generator:
         if not self.groups:
             return
         fills, state = self.groups.popleft()
-        most = PIECE if self.splits else max(len(fill.generation.ids) for fill in fills)
-        # a state that is worth keeping ends at a piece
-        pieces = [fill.generation.ids[fill.at : fill.at + most] for fill in fills]
+        pieces = [fill.generation.ids[fill.at : self._end(fill)] for fill in fills]
         width = max(map(len, pieces))
         ids = torch.tensor([piece + [0] * (width - len(piece)) for piece in pieces], device=self.device)
         keep = None
@@ -278,6 +298,13 @@ class Generator:
         state = trim(state, max(fill.at for fill in fills))
         self._keep_prefixes(fills, state)
         self._begin(fills, last, state)
+
+    def _end(self, fill: Fill) -> int:
+        """Up to which token of a prompt the next piece goes: where its state is worth keeping, a piece ends."""
+        if not self.splits:
+            return len(fill.generation.ids)
+        end = fill.at + self.piece
+        return min(end, fill.keep_at) if fill.at < fill.keep_at else end
 
     def _score_prompts(self, fills: list[Fill], pieces: list[list[int]], logits: Tensor) -> None:
         for fill, piece, row in zip(fills, pieces, logits, strict=True):
@@ -314,7 +341,7 @@ class Generator:
             self.batch.join(going, state if whole else take_rows(state, torch.tensor(places, device=self.device)))
 
     def _step(self) -> None:
-        if self.batch.state is None:
+        if not self.batch.active:
             return
         rows, logits = self.batch.step()
         self.counts.steps += 1
@@ -358,4 +385,4 @@ class Generator:
         for generation in list(self.running):
             self._fail(generation, why)
         self.groups.clear()
-        self.batch = RunningBatch(self.model, self.device)
+        self.batch = self.makes_batch()

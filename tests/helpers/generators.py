@@ -46,7 +46,7 @@ class ByHand(Generator):
 
     @property
     def is_idle(self) -> bool:
-        return not (self.waiting or self.groups or self.batch.state is not None)
+        return not (self.waiting or self.running)
 
     def run(self, generations=(), every=1, most=500) -> None:
         """Submits a generation `every` so many rounds, and goes on until all are answered."""

@@ -79,6 +79,23 @@ def test_completions_of_the_client_are_those_of_the_model(client):
     assert by_ids.choices[0].text == alone("the", 9)[0]
 
 
+def test_seeds(client):
+    def text(**seed):
+        return client.completions.create(model="cats", prompt="the", max_tokens=20, **seed).choices[0].text
+
+    assert [text(seed=0)] == alone("the", 20, seed=0)
+    assert [text(seed=-4)] == alone("the", 20, seed=2**63 - 4)
+    assert text() != text(), "without a seed every answer is drawn anew"
+
+
+def test_streams_of_several_prompts(client):
+    options = {"model": "cats", "prompt": ["the", "a dog"], "max_tokens": 9, "seed": 4, "n": 2}
+    texts = [""] * 4
+    for part in client.completions.create(**options, stream=True):
+        texts[part.choices[0].index] += part.choices[0].text
+    assert texts == [choice.text for choice in client.completions.create(**options).choices]
+
+
 def test_streams(client):
     options = {"model": "cats", "prompt": "the", "max_tokens": 12, "seed": 4, "n": 2, "stream": True}
     parts = list(client.completions.create(**options, stream_options={"include_usage": True}, logprobs=1))
@@ -105,7 +122,10 @@ def test_stop_log_probabilities_and_echo(client):
     assert abs(sum(values) - expected) < 1e-3
     assert "".join(told.logprobs.tokens) == SHARED
     assert told.logprobs.text_offset == list(range(len(SHARED)))
-    options = {"prompt": "the", "max_tokens": 2, "echo": True, "stream": True, "temperature": 0, "logprobs": 0}
+    options = {"prompt": "the", "max_tokens": 2, "echo": True, "temperature": 0, "logprobs": 0}
+    told = client.completions.create(model="cats", **options).choices[0].logprobs
+    assert (told.text_offset[:4], len(told.token_logprobs)) == ([0, 1, 2, 3], 5)
+    options["stream"] = True
     parts = [part.choices[0] for part in client.completions.create(model="cats", **options)]
     assert "".join(part.text for part in parts) == "the" + alone("the", 2)[0]
     assert parts[0].logprobs.text_offset == [0, 1, 2]
@@ -157,6 +177,7 @@ def test_the_other_routes(api):
         ({"prompt": ["x"] * 33}, "prompt"),
         ({"prompt": [[1], "x"]}, "prompt[1]"),
         ({"prompt": [10**6]}, "prompt"),
+        ({"prompt": [tokenizer().size]}, "prompt"),
         ({"prompt": [True]}, "prompt[0]"),
         ({"prompt": "\ud800"}, "prompt"),
         ({"prompt": "x" * (1 << 20)}, None),
@@ -266,11 +287,15 @@ class Held:
         self.turns.release(turns)
 
 
-def completion(api, **values):
-    """A request for a completion, as it is sent."""
-    body = json.dumps({"model": "cats", "prompt": "the", "stream": True, **values}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{api.port}\r\nContent-Type: application/json\r\n"
+def posted(api, path, values):
+    """A request, as it is sent."""
+    body = json.dumps(values).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{api.port}\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def completion(api, **values):
+    return posted(api, "/v1/completions", {"model": "cats", "prompt": "the", "stream": True, **values})
 
 
 def open_stream(api, **values):
@@ -367,6 +392,23 @@ def test_requests_sent_at_once_are_answered_in_order(api):
     assert b'"completion_tokens":3' in third
 
 
+def test_who_leaves_a_batch_of_texts_is_let_go(monkeypatch):
+    with serving({"films": opened()["films"]}, deadline=7) as api:
+        gatherer, go, jobs = api.api.runs.by_name["films"].gatherers["classify"], threading.Event(), []
+        compute = gatherer.compute
+        monkeypatch.setattr(
+            gatherer, "compute", lambda *given: jobs.extend(gatherer.running) or (go.wait(30) and compute(*given))
+        )
+        connection = socket.create_connection(("127.0.0.1", api.port), timeout=30)
+        connection.sendall(posted(api, "/classify", {"text": "the cat"}))
+        until(lambda: jobs)
+        assert jobs[0].deadline == jobs[0].created + 7
+        connection.close()
+        until(lambda: jobs[0].cancelled)
+        go.set()
+        assert api.post("/classify", text="the cat")[0] == 200
+
+
 def test_late_requests_are_told(monkeypatch):
     with serving({"cats": opened()["cats"]}) as api:
         held = Held(api.generator(), monkeypatch)
@@ -376,6 +418,7 @@ def test_late_requests_are_told(monkeypatch):
         plain.start()
         until(lambda: len(api.generator().waiting) == 2)
         for one in api.generator().waiting:
+            assert one.deadline == one.created + Limits().deadline
             one.deadline = 0
         held.go()
         plain.join(30)
@@ -398,26 +441,28 @@ def test_it_drains(monkeypatch):
         api.api.draining = True
         assert api.request("GET", "/readyz")[0] == 503
         assert api.request("GET", "/healthz")[0] == 200
-        with pytest.raises(openai.InternalServerError, match="shutting down"):
+        with pytest.raises(openai.InternalServerError, match="shutting down") as told:
             kept.models.list()
+        assert told.value.response.headers["retry-after"] == "1"
         api.server.handle_exit(signal.SIGTERM, None)
+        assert (api.server.should_exit, api.server.force_exit) == (True, False)
         held.go()
         assert b"data: [DONE]" in read_all(stream)
         until(lambda: not api.generator().thread.is_alive())
         with pytest.raises(OSError, match="refused"):
             socket.create_connection(("127.0.0.1", api.port))
         kept.close()
+        api.server.handle_exit(signal.SIGTERM, None)
+        assert api.server.force_exit, "a second signal ends it at once"
 
 
 def test_who_reads_nothing_is_cut(monkeypatch):
     monkeypatch.setattr(listening, "WRITE_SECONDS", 0.2)
     with serving({"english": opened()["english"]}, small_buffers=True) as api:
-        body = json.dumps({"model": "english", "input": ["a cat"] * 64}).encode()
         client = socket.socket()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", api.port))
-        head = f"POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1:{api.port}\r\nContent-Type: application/json\r\n"
-        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        client.sendall(posted(api, "/v1/embeddings", {"model": "english", "input": ["a cat"] * 64}))
         until(lambda: api.server.server_state.connections)
         until(lambda: not api.server.server_state.connections)
         assert len(read_all(client)) < 100_000, "of more than 300,000 bytes"

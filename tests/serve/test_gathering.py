@@ -87,6 +87,12 @@ def test_the_queue_is_bounded_and_closes():
     with pytest.raises(Refused, match="1 requests are waiting") as told:
         submit(one, "b")
     assert (told.value.status, told.value.retry_after) == (429, 1)
+    one.seconds_each = 10
+    one.waiting[0].texts *= 6
+    with pytest.raises(Refused) as told:
+        submit(one, "b")
+    assert told.value.retry_after == 15, "six texts, four in a batch of ten seconds"
+    one.waiting[0].texts = ["a"]
     one.close()
     with pytest.raises(Refused, match="shutting down"):
         submit(one, "b")

@@ -4,12 +4,13 @@ import pytest
 import torch
 from generators import SHARED, ByHand, alone, generation, small_language, texts
 
+from regard.decoding import DecodingConfig
 from regard.http.refused import Refused
 from regard.models.feedback import FeedbackConfig
 from regard.models.perceiver import PerceiverARConfig
 from regard.serve import batch
 from regard.serve.footprint import Footprint
-from regard.serve.requests import Update
+from regard.serve.requests import Generation, Update
 from regard.spec import ATTENTION
 from regard.testing.cases import cases
 
@@ -60,17 +61,46 @@ def test_other_models(config, options):
     check(small_language(config, **options))
 
 
-@pytest.mark.parametrize(("most_bytes", "hits"), [(1 << 20, 1), (100, 0), (0, 0)], ids=["kept", "too large", "none"])
-def test_a_prefix_is_kept_when_it_comes_again(most_bytes, hits):
-    language = small_language(position="learned(longest=300)")
+@pytest.mark.parametrize(
+    ("spec", "most_bytes", "hits"),
+    [
+        ("softmax", 1 << 20, 2),
+        ("linear", 1 << 20, 2),
+        ("local(window=8)", 1 << 20, 2),
+        ("softmax", 100, 0),
+        ("softmax", 0, 0),
+    ],
+    ids=["kept", "sums kept", "a window kept", "too large", "none"],
+)
+def test_a_prefix_is_kept_when_it_comes_again(spec, most_bytes, hits):
+    language = small_language(attention=spec, position="learned(longest=300)")
     engine = ByHand(language, prefix_bytes=most_bytes)
-    for number, end in enumerate(("x", "and", "!")):
+    for number, end in enumerate(("x", "and", "!", "?")):
         one = generation(language, SHARED + end, number)
         engine.run([one])
         assert texts(one) == alone(language, SHARED + end, one)
     assert (engine.prefixes.hits, engine.prefixes.tokens_saved) == (hits, 64 * hits)
     assert engine.prefixes.bytes == sum(size for _, size in engine.prefixes.states.values())
     assert bool(engine.prefixes.states) == bool(hits)
+
+
+def test_a_kept_prefix_is_all_of_a_beginning_and_not_all_of_a_prompt():
+    language = small_language()
+    engine = ByHand(language)
+    pieces = {letter: letter * 64 for letter in "abc"}
+    # a prompt of whole pieces, then one that has the second of them in common
+    for prompt in (
+        *[pieces["a"] + pieces["c"]] * 3,
+        *[pieces["a"] + pieces["c"] + "?"] * 3,
+        pieces["b"] + pieces["c"] + "?",
+    ):
+        one = generation(language, prompt)
+        engine.run([one])
+        assert texts(one) == alone(language, prompt, one)
+    assert engine.prefixes.tokens_saved == 64 + 64 + 64 + 64 + 128 - 64
+    scored = generation(language, pieces["a"] + pieces["c"] + "?", tokens=0, top=1, scores_prompt=True)
+    engine.run([scored])
+    assert len(scored.prompt_scores) == 128, "of tokens that are read"
 
 
 def test_kept_prefixes_leave_in_the_order_of_their_use():
@@ -100,6 +130,40 @@ def test_memory_bounds_the_rows():
     with pytest.raises(Refused, match=r"needs .* bytes of decoding state") as told:
         engine.submit([generation(cached, "x" * 200, tokens=8)])
     assert told.value.status == 400
+
+
+def test_what_runs_counts_when_others_are_admitted():
+    language = small_language()
+    engine = ByHand(language, rows=4)
+    engine.submit([generation(language, "ab", n=3, tokens=20), generation(language, "cd", n=2, tokens=20)])
+    engine.advance()
+    assert (len(engine.running), len(engine.waiting)) == (1, 1), "five samples, four rows"
+    engine.submit([generation(language, "ef", tokens=20)])
+    engine.advance()
+    assert (len(engine.running), len(engine.waiting)) == (1, 2), "nobody overtakes"
+    engine.run()
+    assert len(engine.finished()) == 3
+    size = Footprint.measure(language.model, 256, 3, language.device).bytes(100)
+    engine = ByHand(language, state_bytes=2 * size)
+    engine.submit([generation(language, "x" * 81, tokens=20)])
+    engine.advance()
+    engine.submit([generation(language, "ab", tokens=2) for _ in range(3)])
+    engine.advance()
+    assert (len(engine.running), len(engine.waiting)) == (2, 2), "short rows have room for the longest"
+
+
+def test_when_to_try_again():
+    language = small_language()
+    engine = ByHand(language, rows=2, waiting=6)
+    asked = [generation(language, "ab", tokens=1) for _ in range(6)]
+    engine.submit(asked)
+    engine.seconds_each = 10
+    with pytest.raises(Refused) as told:
+        engine.submit([generation(language, "ab")])
+    assert told.value.retry_after == 30, "six requests of ten seconds, two at a time"
+    asked[0].created -= 100
+    engine.advance()
+    assert 10 < engine.seconds_each < 20, "the recent pace"
 
 
 def test_refusals():
@@ -224,6 +288,40 @@ def test_updates_have_all_of_the_text_and_its_tokens():
         assert all(len(token.top) == 2 and token.top[0][1] >= token.top[1][1] for token in tokens)
         assert all(token.logprob <= 0 for token in tokens)
         assert updates[-1].ended == ("stop" if one is stopped else "length")
+
+
+def test_rows_of_one_batch_keep_their_own_settings():
+    language = small_language()
+    settings = ({"top_k": 1}, {"top_k": 50}, {"temperature": 0.3}, {"temperature": 2.0}, {"top_p": 0.3}, {"min_p": 0.5})
+    configs = [DecodingConfig(sample=True, maximum=12, seed=3, **one) for one in settings]
+    asked = [Generation(language.encode("the"), config, language.tokenizer, tokens=12) for config in configs]
+    engine = ByHand(language)
+    engine.submit(asked)
+    engine.run()
+    assert engine.counts.rows_stepped > 5 * engine.counts.steps, "most of the time together"
+    found = [texts(one) for one in asked]
+    assert found == [alone(language, "the", one) for one in asked]
+    assert len(set(map(tuple, found))) == 6
+
+
+def test_log_probabilities_are_those_of_the_model():
+    """Also of drawn tokens, and for as many others as each request asks for."""
+    language = small_language()
+    engine = ByHand(language)
+    asked = [generation(language, "the", 1, tokens=12, top=top) for top in (None, 1, 3, 0)]
+    engine.submit(asked)
+    engine.run()
+    for one, top in zip(asked, (None, 1, 3, 0), strict=True):
+        (row,) = one.samples
+        ids = torch.tensor([*one.ids, *row.listener.ids])
+        with torch.no_grad():
+            logits = language.model(ids[None]).logits
+        chances = logits[0, len(one.ids) - 1 : -1].log_softmax(1)
+        assert len(row.scores) == (0 if top is None else 12)
+        for place, scored in enumerate(row.scores):
+            best = chances[place].topk(top).values
+            assert scored.logprob == pytest.approx(float(chances[place, scored.id]), abs=1e-4)
+            assert [value for _, value in scored.top] == pytest.approx(best.tolist(), abs=1e-4)
 
 
 def test_log_probabilities_of_a_prompt():
