@@ -50,8 +50,9 @@ def test_what_is_made_early_is_the_same():
     early.get(5, 7)
     assert made[:3] == [3, 4, 5]
     value, thread = early.get(6, 7)
-    early.close()
     assert (value, made) == (42, [3, 4, 5, 6])
+    assert not early.made
+    early.close()
     assert thread != threading.current_thread().name
     made.clear()
     assert Ahead(make, 0).get(3, 7) == (21, threading.current_thread().name)
