@@ -42,6 +42,8 @@ def launch(processes: int, arguments: Sequence[str], *, restarts: int) -> int:
         own = {
             FOLDER: folder,
             "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", _loopback_interface()),
+            # what a checkpoint may take after SIGTERM; PyTorch 2.11 has no such setting, and kills after 30 seconds
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600"),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes))),
         }
         os.environ.update({name: value for name, value in own.items() if value})

@@ -295,8 +295,8 @@ class Processes:
                 raise
             with suppress(dist.DistError):
                 self._check_ended()
-            # without the line of PyTorch's source
-            why = re.sub(r"^\[\S+:\d+\] ", "", " ".join(str(error).split()))[:200].rstrip(".")
+            # the first sentence, without the line of PyTorch's source
+            why = re.sub(r"^\[\S+:\d+\] ", "", " ".join(str(error).split())).split(". ")[0][:200].rstrip(".")
             raise LostProcess(
                 f"process {self.rank} of {self.size}: another process of the run has ended, or did not answer for "
                 f"{self.timeout:g} seconds (training.timeout): {why}. The run resumes from its last checkpoint"
