@@ -99,12 +99,12 @@ def recall(size: str) -> Table:
 
 
 def mqar(size: str) -> Table:
-    """Figure 2 of Zoology: at paper size its vocabulary, lengths, widths and updates; at small size its widths, and a
-    vocabulary that softmax learns in hundreds of updates."""
+    """Figure 2 of Zoology: at paper size its vocabulary, lengths, widths and updates; at small size its widths, with a
+    vocabulary and two heads of which softmax learns it in about a thousand updates."""
     widths = (16, 32, 64, 128) if size == "smoke" else (64, 128, 256, 512)
     vocabulary = {"smoke": 64, "small": 128, "paper": 8192}[size]
     settings = {"smoke": ((32, 4),), "small": ((64, 8),), "paper": ((64, 4), (128, 8), (256, 16))}[size]
-    updates, batch = {"smoke": (2400, 32), "small": (2000, 128), "paper": (12_500, 512)}[size]
+    updates, batch = {"smoke": (2400, 32), "small": (2400, 128), "paper": (12_500, 512)}[size]
     plans = tuple(
         QualityPlan(
             f"mqar(pairs={pairs}, vocabulary={vocabulary}, filler=False)",
@@ -112,7 +112,7 @@ def mqar(size: str) -> Table:
             length=length,
             batch=batch,
             width=width,
-            heads=1,
+            heads=2 if size == "small" else 1,
             inner=2 * width,
             amount=float(updates),
             title=f"mqar of {pairs} pairs in {length} tokens, width {width}",
