@@ -308,16 +308,17 @@ def test_log_probabilities_are_those_of_the_model():
     """Also of drawn tokens, and for as many others as each request asks for."""
     language = small_language()
     engine = ByHand(language)
-    asked = [generation(language, "the", 1, tokens=12, top=top) for top in (None, 1, 3, 0)]
+    tops = {"the": None, "a cat": 1, "sat": 3, "on": 0}
+    asked = [generation(language, prompt, 1, tokens=12, top=top) for prompt, top in tops.items()]
     engine.submit(asked)
     engine.run()
-    for one, top in zip(asked, (None, 1, 3, 0), strict=True):
+    for one, top in zip(asked, tops.values(), strict=True):
         (row,) = one.samples
         ids = torch.tensor([*one.ids, *row.listener.ids])
         with torch.no_grad():
             logits = language.model(ids[None]).logits
         chances = logits[0, len(one.ids) - 1 : -1].log_softmax(1)
-        assert len(row.scores) == (0 if top is None else 12)
+        assert len(row.scores) == (0 if top is None else len(row.listener.ids))
         for place, scored in enumerate(row.scores):
             best = chances[place].topk(top).values
             assert scored.logprob == pytest.approx(float(chances[place, scored.id]), abs=1e-4)
