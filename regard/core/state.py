@@ -92,9 +92,12 @@ def _rows_of(state: Any) -> int | None:
 
 
 def take_rows(state: Any, rows: Tensor) -> Any:
-    """`select` without looking at the rows. A state with a `select` of its own knows better than to index each part."""
+    """`select` without looking at the rows. A state with a `select` of its own knows better than to index each part;
+    where it looks at the rows, its `copy_rows` does not."""
     if isinstance(state, Tensor):
         return state[rows]
+    if hasattr(state, "copy_rows"):
+        return state.copy_rows(rows)
     if hasattr(state, "select"):
         return state.select(rows)
     if isinstance(state, tuple):

@@ -28,6 +28,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeGuard, get_args
@@ -149,7 +150,7 @@ class Tokenizer:
         """How many ids there are, the special ones included."""
         return len(SPECIAL) + len(self.vocabulary)
 
-    @property
+    @cached_property
     def placeholders(self) -> range:
         """The ids of the placeholders, in the order of `Reserved.names`."""
         return range(self.size - (0 if self.reserved is None else len(self.reserved.names)), self.size)

@@ -49,7 +49,7 @@ class Copying:
         placeholders, may = logits[..., self.first : self.end], left[:, None]
         # their probability goes to the padding, so that those of all other tokens stay what the model says
         blocked = placeholders.masked_fill(may, -torch.inf).logsumexp(-1)
-        pad = logits[..., self.pad].logaddexp(blocked)
-        parts = logits[..., : self.pad], pad[..., None], logits[..., self.pad + 1 : self.first]
-        kept = placeholders.masked_fill(~may, -torch.inf)
-        return torch.cat([*parts, kept, logits[..., self.end :]], -1), CopyingState(inner, left)
+        # in place: nobody else has the logits, and they are large
+        logits[..., self.pad] = logits[..., self.pad].logaddexp(blocked)
+        placeholders.masked_fill_(~may, -torch.inf)
+        return logits, CopyingState(inner, left)

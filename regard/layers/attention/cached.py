@@ -22,6 +22,9 @@ class CacheState(NamedTuple):
 
     def select(self, rows: Tensor) -> "CacheState":
         check_rows(rows, self)
+        return self.copy_rows(rows)
+
+    def copy_rows(self, rows: Tensor) -> "CacheState":
         parts, filled_to = [], self.progress.longest
         for part in self.parts:
             copy = part.new_empty((len(rows), *part.shape[1:]))
