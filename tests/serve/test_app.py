@@ -295,7 +295,9 @@ def posted(api, path, values):
 
 
 def completion(api, **values):
-    return posted(api, "/v1/completions", {"model": "cats", "prompt": "the", "stream": True, **values})
+    return posted(
+        api, "/v1/completions", {"model": "cats", "prompt": "the", "stream": True, "temperature": 0, **values}
+    )
 
 
 def open_stream(api, **values):
@@ -381,7 +383,7 @@ def test_connections_that_are_half_closed_hold_nothing(api):
 
 def test_requests_sent_at_once_are_answered_in_order(api):
     connection = socket.create_connection(("127.0.0.1", api.port), timeout=30)
-    connection.sendall(b"".join(completion(api, max_tokens=n, stream=n == 2, temperature=0) for n in (1, 2, 3)))
+    connection.sendall(b"".join(completion(api, max_tokens=n, stream=n == 2) for n in (1, 2, 3)))
     raw = b""
     while raw.count(b'"usage"') < 2:
         raw += connection.recv(65536)
@@ -432,7 +434,7 @@ def test_it_drains(monkeypatch):
     """What was accepted is answered, and no more is taken."""
     with serving({"cats": opened()["cats"]}) as api:
         held = Held(api.generator(), monkeypatch)
-        stream = open_stream(api, max_tokens=20, temperature=0)
+        stream = open_stream(api, max_tokens=20)
         until(lambda: api.generator().waiting)
         # a connection that is kept
         kept = openai.OpenAI(base_url=f"{api.address}/v1", api_key="any", max_retries=0)

@@ -8,6 +8,7 @@ from generators import SHARED, ByHand, alone, generation, small_language, texts
 
 from regard.decoding.captured import WARM, on_a_stream
 from regard.models.perceiver import PerceiverARConfig
+from regard.serve import fixed as fixed_batch
 from regard.serve.fixed import FixedBatch, refusal
 from regard.testing.cases import cases
 
@@ -15,6 +16,12 @@ PROMPTS = ("a", SHARED + "x", "b", "", SHARED + "and", "q w e r t y" * 2, SHARED
 TOKENS = (12, 6, 12, 4, 6, 8, 9)
 CPU = torch.device("cpu")
 GROWING = {"axial", "compressed", "longshort"}  # sizes of their states depend on the number of tokens read
+
+
+@pytest.fixture(autouse=True)
+def some(monkeypatch):
+    """Samples of one request join in two parts."""
+    monkeypatch.setattr(fixed_batch, "SOME", 2)
 
 
 class Repeated:
