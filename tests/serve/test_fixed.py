@@ -62,7 +62,8 @@ def test_rows_that_come_and_go_get_the_answers_of_each_alone(spec):
     language = small_language(attention=spec)
     engine, graph = fixed(language, rows=5)
     why = refusal(language.model, engine.context, 3, CPU)
-    assert (why is not None) == (spec.split("(")[0] in GROWING), why
+    # without its summaries, longshort is a window
+    assert (why is not None) == (spec.split("(")[0] in GROWING and "rank=0" not in spec), why
     if why is not None:
         return
     asked = [
