@@ -1,7 +1,6 @@
 """Quality cells of the tasks of `regard train`: the user's own data and flags, through the task's own loop. The score
 is that of validation, or with a test set what `regard evaluate` says."""
 
-import argparse
 import dataclasses
 import hashlib
 import io
@@ -30,7 +29,7 @@ from regard.compare.question import shared_code
 from regard.config import parse
 from regard.core.tally import Tally
 from regard.data.text import opened, read_sentences
-from regard.tasks.command import EvaluationFlags, add_model, add_run
+from regard.tasks.command import read_evaluation
 from regard.tasks.load import pick_device, read_config, read_parts
 from regard.tasks.train import resume, train
 from regard.training import lock
@@ -286,7 +285,7 @@ def _evaluated(lesson: RunLesson, metric: str) -> dict[str, Any]:
     """The score that `regard evaluate` gives, of one run or of several as an ensemble."""
     others = ["--ensemble", *lesson.runs[1:]] if len(lesson.runs) > 1 else []
     test = joined_files(lesson.test, lesson.words) if lesson.words else lesson.test
-    found = evaluate(lesson.task, [lesson.run, *test, *others, "--device", lesson.device, "--json"])
+    found = evaluate(lesson.task, [lesson.run, *test, *others, "--device", lesson.device])
     score = found[metric]
     signature = {"signature": score["signature"]} if isinstance(score, dict) else {}
     return {"score": score["value"] if isinstance(score, dict) else score, **signature}
@@ -297,15 +296,10 @@ def evaluate(task: str, words: list[str]) -> dict[str, Any]:
     own = run_tasks.verbs(task)
     if own is None:
         raise ValueError(f"the task {task!r} has no verbs.py, so its runs cannot be evaluated")
-    parser = argparse.ArgumentParser("regard evaluate")
-    add_run(parser)
-    parser.add_argument("--json", action="store_true")
-    add_model(parser)
-    own.add_evaluation(EvaluationFlags(parser, task, own.EVALUATION, {}))
     said, warned = io.StringIO(), io.StringIO()
     with redirect_stdout(said), redirect_stderr(warned):
         try:
-            own.evaluate(parser.parse_args(words))
+            own.evaluate(read_evaluation(own, task, [*words, "--json"]))
         except SystemExit as error:
             raise ValueError(warned.getvalue().strip().splitlines()[-1]) from error
     return json.loads(said.getvalue())

@@ -53,6 +53,16 @@ def add_run(added: argparse.ArgumentParser) -> None:
     added.add_argument("run", metavar="RUN", help="run folder")
 
 
+def read_evaluation(verbs: Any, task: str, words: Sequence[str]) -> argparse.Namespace:
+    """The arguments of `regard evaluate` for a run of one task, whose verbs these are."""
+    parser = argparse.ArgumentParser("regard evaluate")
+    add_run(parser)
+    parser.add_argument("--json", action="store_true")
+    add_model(parser)
+    verbs.add_evaluation(EvaluationFlags(parser, task, verbs.EVALUATION, {}))
+    return parser.parse_args(words)
+
+
 def read_columns(text: str) -> tuple[str | int, str | int]:
     """The value of --columns."""
     parts = [part.strip() for part in text.split(",")]

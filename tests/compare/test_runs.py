@@ -85,6 +85,6 @@ def test_operations_are_counted_once_for_all_seeds(tmp_path, monkeypatch):
 
 def test_a_wrong_flag_of_a_test_set_is_said(tmp_path, capsys):
     with pytest.raises(ValueError, match="unrecognized arguments: --beams 3"):
-        runs.evaluate("translate", [str(tmp_path), "--beams", "3", "--json"])
+        runs.evaluate("translate", [str(tmp_path), "--beams", "3"])
     # nothing of it on the terminal, where the table stands
     assert capsys.readouterr() == ("", "")
