@@ -33,7 +33,12 @@ def add_verbs(verb: AddVerb) -> None:
             "regard compare --report runs/compare --html report.html --plot pareto.png --csv table.csv",
         ],
     )
-    added.add_argument("specs", metavar="SPEC", nargs="*", help="mechanisms with their options (default: all)")
+    added.add_argument(
+        "specs",
+        metavar="SPEC",
+        nargs="*",
+        help="mechanisms with their options; with --table, names of its rows (default: all)",
+    )
     added.add_argument("--length", metavar="N,N", help="numbers of tokens (default: 2048)")
     added.add_argument("--batch", type=int, help="rows (default: 1)")
     added.add_argument("--role", choices=("causal", "self", "cross"), help="role of the layers (default: causal)")
@@ -175,10 +180,10 @@ def _plans(arguments: argparse.Namespace, folder: Any) -> tuple[Any, list[Any], 
     common = {name: given[name] for name in names if name in given}
     rates = _rates(arguments)
     if arguments.table is not None:
-        if arguments.specs or set(given) - {*common, "rates", "pretrain", "budget"}:
+        if set(given) - {*common, "rates", "pretrain", "budget"}:
             raise ValueError(
-                "--table asks for rows of its own: it takes --size, --task, --pretrain, --budget, --minutes, --device, "
-                "--dtype, --jobs, --exclusive, --seeds, --rates and the flags of its data"
+                "--table has settings of its own: it takes names of its rows, --size, --task, --pretrain, --budget, "
+                "--minutes, --device, --dtype, --jobs, --exclusive, --seeds, --rates and the flags of its data"
             )
         asked = (arguments.table, arguments.size, *rest)
         table = build(*asked, budget=None if arguments.budget is None else budget_from(arguments.budget))
@@ -203,7 +208,7 @@ def _plans(arguments: argparse.Namespace, folder: Any) -> tuple[Any, list[Any], 
 
 
 def _chosen(plans: tuple[Any, ...], arguments: argparse.Namespace) -> list[Any]:
-    """The plans of a table whose task and pretraining were asked for."""
+    """The plans of a table whose task and pretraining were asked for, with the rows that were."""
     names = list(dict.fromkeys(plan.name for plan in plans))
     asked = names if arguments.task is None else arguments.task.split(",")
     if unknown := [name for name in asked if name not in names]:
@@ -212,7 +217,13 @@ def _chosen(plans: tuple[Any, ...], arguments: argparse.Namespace) -> list[Any]:
     found = [plan for plan in plans if plan.name in asked and arguments.pretrain in (None, plan.pretrain)]
     if plans and not found:
         raise ValueError(f"table {arguments.table!r} has no task with --pretrain {arguments.pretrain}: leave it out")
-    return found
+    if not arguments.specs:
+        return found
+    rows = list(dict.fromkeys(name for plan in found for name, _ in plan.rows()))
+    if unknown := [name for name in arguments.specs if name not in rows]:
+        known = f"it has {'; '.join(rows)}" if rows else "it trains none without the flags of its data"
+        raise ValueError(f"table {arguments.table!r} has no row {unknown[0]!r}; {known}")
+    return [part for plan in found if (part := plan.only(arguments.specs)) is not None]
 
 
 def _changed(plan: Any, values: dict[str, Any]) -> Any:

@@ -6,6 +6,7 @@ their own training loop, and their runs stay in the folder of the results.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -176,6 +177,18 @@ class QualityPlan:
         asked = self.specs or tuple(name for name in ATTENTION.names() if name != "heads")
         specs = dict.fromkeys(short(spec) for item in (BASELINE, *asked) for spec in short_fair(item, self.tokens))
         return [*((spec, self._refusal(spec)) for spec in specs), *variants]
+
+    def only(self, names: Sequence[str]) -> "QualityPlan | None":
+        """The plan with the rows of these names, those that they evaluate and, beside specs, the baseline; None where
+        it has none of them."""
+        asked = [name for name, _ in self.rows() if name in names]
+        variants = [one for one in self.variants if one.name in asked]
+        evaluated = {one.of for one in variants}
+        kept = tuple(one for one in self.variants if one.name in (*asked, *evaluated))
+        specs = tuple(name for name in asked if not self.is_variant(name))
+        if self.specs or not self.variants:
+            specs = specs or (BASELINE,)
+        return dataclasses.replace(self, specs=specs, variants=kept) if asked else None
 
     def _wrong_role(self, variant: Variant) -> str:
         return f"no role {self.role!r}" if variant.role not in ("", self.role) else ""

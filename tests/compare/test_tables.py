@@ -117,8 +117,8 @@ def test_a_table_without_plans_prints_what_was_published_and_how_to_fill_it(tmp_
     assert main(["compare", "--report", str(tmp_path)]) == 0
     assert capsys.readouterr().out == said
     with pytest.raises(SystemExit):
-        main(["compare", "softmax", "--table", "wmt", "--out", str(tmp_path)])
-    assert "--table asks for rows of its own" in capsys.readouterr().err
+        main(["compare", "--table", "wmt", "--length", "64", "--out", str(tmp_path)])
+    assert "--table has settings of its own" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["compare", "--table", "recall", "--data.text", "a", "--out", str(tmp_path)])
     assert "table 'recall' generates its data, and takes no --data.text" in capsys.readouterr().err
@@ -189,6 +189,38 @@ def test_some_tasks_of_a_table(tmp_path, capsys):
         with pytest.raises(SystemExit):
             main(["compare", "--table", *words, "--out", str(tmp_path / "out")])
         assert says in capsys.readouterr().err
+
+
+def test_some_rows_of_a_table(tmp_path, capsys):
+    """By name, with what they need; what a table does not have is said."""
+
+    def rows(*words: str) -> list[list[str]]:
+        own, rest = compare_verb.split_flags(["compare", "--table", *words])
+        arguments = program._parser().parse_args(own)
+        arguments.rest = rest
+        plans = compare_verb._plans(arguments, Folder(tmp_path / "out"))[1]
+        return [[name for name, _ in plan.rows()] for plan in plans]
+
+    images = ("--data.images", "a", "--test.data", "b")
+    assert rows("cifar10", "fnet", "residual network without attention", "mixer", *images) == [
+        ["mixer", "fnet", "residual network without attention"]
+    ]
+    # softmax is what the others have the parameters of
+    assert rows("mad", "linear") == [["softmax", "linear"]] * 6
+    assert rows("recall", "linear", "--task", "recall") == [["softmax", "linear"]]
+    assert rows("tasks", "Feedback", "--task", "copy") == [["softmax", "Feedback"]]
+    # lengths differ, and with them the options of a row
+    assert rows("tasks", "gmlp(longest=64)") == [["softmax", "gmlp(longest=64)"]] * 2
+    pairs = ("--data.source", "a", "--data.valid_source", "b", "--data.tokenizer", "units")
+    name = "Deep-Att on words"
+    assert rows("wmt", f"{name}, unknown replaced", *pairs) == [[name, f"{name}, unknown replaced"]] * 2
+    for words, says in (
+        (["cifar10", "mixr", *images], "table 'cifar10' has no row 'mixr'; it has softmax; local(window=[2, 2]);"),
+        (["cifar10", "mixer"], "table 'cifar10' has no row 'mixer'; it trains none without the flags of its data"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["compare", "--table", *words, "--out", str(tmp_path / "out")])
+        assert says in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("name", recipe_tables.TABLES)
