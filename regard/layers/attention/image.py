@@ -31,7 +31,8 @@ class Image(Tailed):
     2-D: blocks of h x w cells of an image, and f_h rows above and below them, f_w columns to the left and right. The
     tokens are the cells in the order of generation, block by block and row by row inside a block, for an image of any
     height; `order(height)` lists them. Causal: the past in that order, which is the memory above the block, with its
-    corners, the memory to its left, and the block up to the query. Time N (block + memory), memory N.
+    corners, the memory to its left, and the block up to the query. On a small image all cells are compared. Time N
+    (block + memory), memory N.
     """
 
     facts = Facts(
@@ -51,7 +52,7 @@ class Image(Tailed):
         "image(block=4, memory=3)",
         "image(block=3, memory=5)",
         "image(block=[2, 3], memory=[1, 2], width=6)",
-        "image(block=[2, 2], memory=[3, 1], width=4)",
+        "image(block=[1, 2], memory=[1, 1], width=4)",
     )
     reduces_to = (
         ("image(block=33, memory=0)", "softmax"),
@@ -108,6 +109,11 @@ class Image(Tailed):
         """Tokens of a block."""
         return self.block[0] * self.block[1]
 
+    @property
+    def _keys(self) -> int:
+        """Tokens that a block and the memory around it have."""
+        return self.size + sum(len(rows) * len(columns) for rows, columns in self.beside)
+
     def order(self, height: int) -> Tensor:
         """The cells of an image, numbered row by row, in the order of generation: x[:, order] makes them tokens."""
         (h, w), W = self.block, self.width
@@ -130,6 +136,8 @@ class Image(Tailed):
             return runs.attend(q, k, v, [near], scale=self.scale, where=mask.where())
         if not mask.aligned:
             return self.attend_past(mask, q, k, v, self._sees)
+        if not self.flat and self.takes_whole(mask, self._keys):
+            return self.attend_whole(mask, q, k, v, self._sees)
         T, L = mask.T, self.size
         n = count_blocks(T, L)
         if is_one(n):

@@ -28,7 +28,8 @@ class Local(Tailed):
 
     2-D: with window=[r, c] the tokens are the cells of a grid, row by row, `width` of them in a row, for any number of
     rows: a query sees the cells within r rows and c columns of its own, of the past only where it is causal. All cells
-    of the 2 r + 1 rows are compared and those of other columns left out: time and memory N r width.
+    of the 2 r + 1 rows are compared and those of other columns left out: time and memory N r width. On a small grid all
+    cells are compared.
     """
 
     facts = Facts(
@@ -48,7 +49,7 @@ class Local(Tailed):
         "local(window=3)",
         "local(window=8)",
         "local(window=[1, 2], width=6)",
-        "local(window=[2, 0], width=4)",
+        "local(window=[1, 0], width=4)",
     )
     reduces_to = (
         ("local(window=64)", "softmax"),
@@ -117,10 +118,12 @@ class Local(Tailed):
         """The queries of a row of the grid see the rows around it, but for the columns that are too far."""
 
         def sees(i: Tensor, j: Tensor) -> Tensor:
-            return (i // W - j // W <= r) & ((i % W - j % W).abs() <= c)
+            return ((i // W - j // W).abs() <= r) & ((i % W - j % W).abs() <= c)
 
         if not mask.aligned:
             return self.attend_past(mask, q, k, v, sees)
+        if self.takes_whole(mask, (r + 1 if mask.causal else 2 * r + 1) * W):
+            return self.attend_whole(mask, q, k, v, sees)
         T, lines = mask.T, count_blocks(mask.T, W)
         above = at_most(r, lines)
         below = 0 if mask.causal else above

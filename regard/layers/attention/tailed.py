@@ -10,10 +10,14 @@ from torch import Tensor
 from regard.core.rows import Mask, Rows
 from regard.core.sequence import Split, last_tokens_before, tied, tokens_before
 from regard.core.state import Progress, RingState, fix_bound
+from regard.kernels.compiling import surely_at_most
 from regard.layers.attention.attending import Attending
 from regard.layers.attention.cached import put_slots
 
 PAST = 256  # queries at a time that follow a past
+# A grid of few cells is compared as a whole by one fused kernel, if that is at most this many times the work of its
+# pattern: faster than to collect the keys of each block, and the mask of all pairs is small.
+DENSE, FEW = 2, 1024
 
 
 class TailState(NamedTuple):
@@ -91,6 +95,20 @@ class Tailed(Attending):
         length = split.rank * rows.T
         progress = Progress(torch.full_like(rows.count, length), length, True, self.facts.name)
         return tied(self.attend_self(rows, query, source, TailState(tail, front, progress))[0], *tail, *front)
+
+    @final
+    def takes_whole(self, mask: Mask, keys: int) -> bool:
+        """Whether an aligned sequence is for `attend_whole`, whose pattern compares each query with `keys` keys."""
+        return surely_at_most(mask.T, min(DENSE * keys, FEW))
+
+    @final
+    def attend_whole(
+        self, mask: Mask, q: Tensor, k: Tensor, v: Tensor, sees: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor:
+        """Softmax attention of an aligned sequence over the keys that are seen by their positions, of all pairs: `sees`
+        of queries [T, 1] and keys [T]."""
+        at = torch.arange(mask.T, device=q.device)
+        return self.product(mask._replace(allowed=sees(at[:, None], at)[None]), q, k, v, self.scale)
 
     @final
     def attend_past(

@@ -1,11 +1,13 @@
-"""Windows of a grid: the bias by distances, and what a shift changes."""
+"""Windows of a grid: the bias by distances, what a shift changes, and small grids of which all pairs are compared."""
 
 import pytest
 import torch
 from torch.testing import assert_close
 
 import regard
+from regard.layers.attention import tailed
 from regard.layers.attention.swin import Swin
+from regard.layers.attention.tailed import Tailed
 
 
 def layer(spec: str) -> Swin:
@@ -47,3 +49,44 @@ def test_a_map_of_whole_windows_and_one_that_is_padded_agree(spec):
     both = made(x, keep=keep)
     assert_close(both[:1], made(x[:1]))
     assert_close(both[1:, :40], made(x[1:, :40]))
+
+
+@pytest.mark.parametrize("role", ["self", "causal"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "local(window=[1, 2], width=6)",
+        "local(window=[2, 0], width=4)",
+        "image(block=[2, 3], memory=[1, 2], width=6)",
+        "image(block=[2, 2], memory=[3, 1], width=4)",
+    ],
+)
+def test_a_small_grid_is_read_as_a_large_one(spec, role, monkeypatch):
+    """All pairs, or the keys of each block: the same values and gradients, with padding and with shared key heads."""
+    made = regard.attention(spec, width=16, heads=4, kv_heads=2, role=role).double()
+    x = torch.randn(2, 33, 16, dtype=torch.float64, requires_grad=True)
+    keep = torch.ones(2, 33, dtype=torch.bool)
+    keep[1, 20:] = False
+    taken, whole = [], Tailed.attend_whole
+    monkeypatch.setattr(Tailed, "attend_whole", lambda *args: taken.append(1) or whole(*args))
+    found = []
+    for dense in (0, 33):
+        monkeypatch.setattr(tailed, "DENSE", dense)
+        outputs = (made(x), made(x, keep=keep))
+        gradients = torch.autograd.grad(sum(y.square().sum() for y in outputs), (x, *made.parameters()))
+        found.append((*outputs, *gradients))
+        assert len(taken) == (2 if dense else 0)
+    assert_close(found[0], found[1])
+
+
+def test_a_map_of_8_x_8_is_small(monkeypatch):
+    """Of more rows, the keys of each block are collected; so they are where all pairs were many."""
+    sizes = []
+    monkeypatch.setattr(Tailed, "attend_whole", lambda self, mask, q, k, v, sees: sizes.append(mask.T) or q)
+    for spec in ("local(window=[2, 2], width=8)", "image(block=[2, 2], memory=[2, 2], width=8)"):
+        made = regard.attention(spec, width=8, heads=2)
+        for rows in (8, 16):
+            made(torch.randn(1, rows * 8, 8))
+    assert sizes == [64, 64]
+    regard.attention("local(window=[64, 2], width=33)", width=8, heads=2)(torch.randn(1, 33 * 33, 8))
+    assert sizes == [64, 64]
