@@ -83,7 +83,7 @@ def _absorb(k: Tensor, v: Tensor, lengths: Tensor | None, map: int) -> tuple[Ten
     sums = empty(k, (B, G, p.segments, K, V)), empty(k, (B, G, p.segments, K)), None
     options = options_of(k, k, v, None, lengths, p, map, 0)
     segment_sums(k, v, None, None, None, NO_DECAY, None, lengths, 0.0, sums, p, options, 0, v.dtype, True)
-    return sums[0].sum(2), sums[1].sum(2)
+    return _joined(sums[0], G), _joined(sums[1], G)
 
 
 def _absorb_backward(
@@ -151,8 +151,16 @@ def _read_backward(
     sums = empty(q, (B, H, p.segments, K, V)), empty(q, (B, H, p.segments, K)), None
     options = options_of(q, q, g, None, None, p, map, norm) | precision(dtype)
     segment_sums(q, g, den, e, None, NO_DECAY, None, None, floor, sums, p, options, 0, dtype, True, True)
-    dS, dz = (x.sum(2).unflatten(1, (G, -1)).sum(2) for x in sums[:2])
-    return dq, dS, dz
+    return dq, _joined(sums[0], G), _joined(sums[1], G)
+
+
+def _joined(sums: Tensor, G: int) -> Tensor:
+    """The sums of segments and of heads of a group [B, H, segments, ...] added up to [B, G, ...]; where there is one of
+    each, as they lie."""
+    B, H, segments, *rest = sums.shape
+    if H == G and segments == 1:
+        return sums.view(B, G, *rest)
+    return sums.view(B, G, H // G * segments, *rest).sum(2)
 
 
 _absorb_operator = torch.library.custom_op("regard::linear_absorb", _absorb, mutates_args=())
