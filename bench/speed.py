@@ -6,6 +6,8 @@
 
 A row trains on a few batches of the first epoch again and again: on a GPU each shape runs, is captured as a CUDA graph,
 and is replayed, as in a long run. Data is read once for all rows. Nothing is evaluated and nothing is saved.
+With --split each row also has the milliseconds that the host takes to draw projections anew for a step, and those that
+the GPU takes for a step's graph.
 """
 
 import argparse
@@ -15,19 +17,22 @@ import json
 import multiprocessing
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest import mock
 
 import side
 import torch
+from torch import Tensor, nn
 
 from regard import config as configs
 from regard import recipes, tasks
 from regard.compare.recipe_tables import TABLES
 from regard.tasks.load import pick_device
+from regard.training import graphs, loop
 from regard.training.display import Display
-from regard.training.loop import Loop
 from regard.training.run import Run
 
 BATCHES = 8  # of different shapes
@@ -54,6 +59,46 @@ class Few:
             raise Enough
         self.steps -= 1
         return self.batches[index]
+
+
+class Split:
+    """Where the time of a step goes: drawing anew on the host, and the graph on the GPU."""
+
+    def __init__(self) -> None:
+        self.draws: list[float] = []  # milliseconds
+        self.events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[None]:
+        """Measures the steps of a block of code."""
+        redraw, replay = loop.redraw, graphs.CudaGraphs.__call__
+
+        def timed_redraw(model: nn.Module, *, seed: int, step: int) -> None:
+            began = time.perf_counter()
+            redraw(model, seed=seed, step=step)
+            self.draws.append((time.perf_counter() - began) * 1e3)
+
+        def timed_replay(self_: graphs.CudaGraphs, batch: Any, weights: Any) -> dict[str, Tensor]:
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            found = replay(self_, batch, weights)
+            end.record()
+            self.events.append((begin, end))
+            return found
+
+        with (
+            mock.patch.object(loop, "redraw", timed_redraw),
+            mock.patch.object(graphs.CudaGraphs, "__call__", timed_replay),
+        ):
+            yield
+
+    def columns(self) -> str:
+        """Medians of the last two rounds."""
+        last = -2 * BATCHES
+        if self.events:
+            torch.cuda.synchronize()
+        times = [begin.elapsed_time(end) for begin, end in self.events[last:]]
+        return f" {median(self.draws[last:]):.2f} | {f'{median(times):.2f}' if times else ''} |"
 
 
 class Bench:
@@ -83,7 +128,7 @@ class Bench:
         task.batches = Few(task.batches, (WARMUP + rounds) * BATCHES + 1)
         with tempfile.TemporaryDirectory() as folder, Run.create(f"{folder}/run", "a benchmark of speed") as run:
             with contextlib.suppress(Enough):
-                Loop(task, config.training, run, Display(quiet=True)).train()
+                loop.Loop(task, config.training, run, Display(quiet=True)).train()
             log = [json.loads(line) for line in (run.folder / "log.jsonl").read_text().splitlines()]
         speeds = [record[f"{task.speed_unit}_per_second"] for record in log if record["event"] == "step"]
         gc.collect()
@@ -110,7 +155,14 @@ def warm(job: tuple[str, list[str], list[str]]) -> float:
 
 
 def measure(
-    task: str, rows: side.Rows, common: list[str], *, rounds: int, workers: int, path: Path | None
+    task: str,
+    rows: side.Rows,
+    common: list[str],
+    *,
+    rounds: int,
+    workers: int,
+    path: Path | None,
+    is_split: bool = False,
 ) -> dict[str, float]:
     """Prints the rows in Markdown with their share of the first one's speed, and writes them as JSON after each."""
     if workers:
@@ -119,14 +171,18 @@ def measure(
         print(f"compiling took {longest:.0f} s", flush=True)
     bench, found = Bench(task, common), {}
     bench.speed(next(iter(rows.values())), 1)  # the clocks of a GPU, the allocator and the libraries warm up too
-    print("| attention | tokens/s | speed |\n|---|---:|---:|")
+    more = (" redraw ms | graph ms |", "---:|---:|") if is_split else ("", "")
+    print(f"| attention | tokens/s | speed |{more[0]}\n|---|---:|---:|{more[1]}")
     for name, flags in rows.items():
+        split = Split()
         try:
-            found[name] = bench.speed(flags, rounds)
+            with split.measured() if is_split else contextlib.nullcontext():
+                found[name] = bench.speed(flags, rounds)
         except (RuntimeError, ValueError) as error:
             print(f"| {name} | omitted: {str(error).splitlines()[0][:100]} | |", flush=True)
             continue
-        print(f"| {name} | {found[name]:,.0f} | {found[name] / next(iter(found.values())):.2f} |", flush=True)
+        share = found[name] / next(iter(found.values()))
+        print(f"| {name} | {found[name]:,.0f} | {share:.2f} |{split.columns() if is_split else ''}", flush=True)
         if path is not None:
             path.write_text(json.dumps(found, indent=1))
     return found
@@ -139,11 +195,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8, help="rounds over the batches that are timed (default: 8)")
     parser.add_argument("--workers", type=int, default=0, help="processes that compile kernels first")
     parser.add_argument("--json", type=Path, help="file to write the speeds to")
+    parser.add_argument("--split", action="store_true", help="also the time of redraw and of a step's graph")
     given, data = parser.parse_known_args()
     table = TABLES[given.table]
     rows = {row.name: list(row.flags) for row in table.rows if given.only is None or row.name in given.only}
     common = ["--config", table.recipe, *data]
-    measure(table.task, rows, common, rounds=given.rounds, workers=given.workers, path=given.json)
+    options = {"rounds": given.rounds, "workers": given.workers, "path": given.json, "is_split": given.split}
+    measure(table.task, rows, common, **options)
 
 
 if __name__ == "__main__":
