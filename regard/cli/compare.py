@@ -156,9 +156,9 @@ def compare(arguments: argparse.Namespace) -> int:
     try:
         if results.table is not None:
             fill_complexity(results.table.complexity, folder, tools)
+        fill_quality(quality, folder, tools)
         if costs is not None:
             fill_costs(costs, folder, tools)
-        fill_quality(quality, folder, tools)
     except Interrupted as stopped:
         notice(f"{stopped}; continue with: regard compare --out {folder.path}")
         code = stopped.code

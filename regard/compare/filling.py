@@ -5,11 +5,12 @@ tables share the processes.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from regard.compare import budget
-from regard.compare.jobs import STOPPED, Job, Outcome, finished
+from regard.compare.jobs import STOPPED, UNCAPTURED, Job, Outcome, finished
 from regard.compare.learn import Lesson
 from regard.compare.plan import BASELINE
 from regard.compare.quality import ENSEMBLE, SWEEP_SEED, Asked, QualityPlan
@@ -26,6 +27,7 @@ class Filling:
         self.rates = list(plan.grid())
         self.begun: set[Asked] = set()
         self.ended: set[Asked] = set()
+        self.uncaptured: set[str] = set()  # rows that train without CUDA graphs
         self.specs: list[str] = []
 
     def begin(self) -> None:
@@ -95,18 +97,25 @@ class Filling:
     def lesson(self, asked: Asked) -> Lesson | RunLesson:
         """What a process gets to train."""
         self.begun.add(asked)
-        return self.plan.run_lesson(*asked, self.folder) if self.plan.is_run else self.plan.lesson(*asked, self.folder)
+        if self.plan.is_run:
+            return self.plan.run_lesson(*asked, self.folder)
+        return replace(self.plan.lesson(*asked, self.folder), graphs=asked[0] not in self.uncaptured)
 
     def end(self, asked: Asked, outcome: Outcome) -> None:
         """Stores what was found."""
         status, note, found = outcome
+        spec, rate, seed = asked
+        if status == UNCAPTURED:
+            self.tools.tell(f"{spec} {self.plan.name}: {note}")
+            self.uncaptured.add(spec)
+            self.begun.remove(asked)
+            return
         self.ended.add(asked)
         if status == STOPPED:
             return
         self.put(asked, outcome)
         if not self.plan.is_run:
             Path(self.plan.lesson(*asked, self.folder).saved).unlink(missing_ok=True)
-        spec, rate, seed = asked
         score = f"{found[0]['score']:.3f}, {found[0]['seconds']:.0f} s" if status == DONE else f"{status}: {note}"
         who = "ensemble" if seed == ENSEMBLE else f"seed {seed}"
         self.tools.tell(f"{spec} {self.plan.name} rate {rate:g} {who}: {score}")
@@ -166,8 +175,10 @@ def _train(fillings: list[Filling], tools: Tools) -> None:
 
 
 def _next(fillings: list[Filling]) -> tuple[Filling, Asked] | None:
-    """The first cell that can be trained."""
-    return next(((filling, asked) for filling in fillings for asked in filling.ready()), None)
+    """The cell to train now: every table gets its first seed, after its sweep, before any gets its second, so that
+    those that are cut short have all rows."""
+    cells = ((filling, asked) for filling in fillings for asked in filling.ready())
+    return min(cells, key=lambda pair: max(pair[1][2], SWEEP_SEED + 1), default=None)
 
 
 def scores_of(filling: Filling, spec: str) -> dict[float, float]:

@@ -8,13 +8,14 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from regard.compare import budget
-from regard.compare.learn import Broke, Lesson, learn
+from regard.compare.learn import Broke, Lesson, NotCaptured, learn
 from regard.compare.measure import describe_failure, process_context
 from regard.compare.runs import RunLesson, learn_run
 from regard.compare.store import DONE
 from regard.training.signals import Stopped
 
 STOPPED = "stopped"  # no answer yet: what is saved is continued
+UNCAPTURED = "uncaptured"  # no answer yet: it is trained without CUDA graphs, in a process that has seen none fail
 PATIENCE = 30.0  # seconds for a run to save itself
 
 Answer = tuple[dict[str, Any], dict[str, int]]
@@ -32,6 +33,8 @@ def run_cell(lesson: Lesson | RunLesson) -> Outcome:
         return DONE, "", learn(lesson) if isinstance(lesson, Lesson) else learn_run(lesson)
     except Stopped as error:
         return STOPPED, str(error), ({}, {})
+    except NotCaptured as error:
+        return UNCAPTURED, str(error), ({}, {})
     except Broke as error:
         return "broke", str(error), ({}, {})
     except budget.OverBudget as error:

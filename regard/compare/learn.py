@@ -5,14 +5,14 @@ the learning rate by and one for the score that is reported. A cell that was kil
 and ends in the same bits.
 
 On a GPU a whole update, from the forward pass to the optimizer, is replayed as a CUDA graph, and a thread draws the
-examples: such small models would otherwise wait for the host.
+examples: such small models would otherwise wait for the host. The thread never calls the GPU: what it did there during
+a capture could end it.
 """
 
 import copy
 import math
 import os
 import pickle
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -70,6 +70,7 @@ class Lesson:
     own: dict[str, Any] = field(default_factory=dict)  # its options
     pretrain: str = "none"  # "self": half of the budget goes to the task's own tokens, without answers
     saved: str = ""  # file from which a killed cell continues; empty: none
+    graphs: bool = True  # on a GPU updates are CUDA graphs
 
     def find_task(self) -> Task:
         """The generator, with its options."""
@@ -88,6 +89,11 @@ class Lesson:
 
 class Broke(Exception):
     """The loss was not finite."""
+
+
+class NotCaptured(Exception):
+    """An update could not be captured as a CUDA graph. What a failed capture leaves behind is not sure: the cell needs
+    a new process, and no graphs."""
 
 
 def learn(
@@ -163,7 +169,7 @@ class _Trainer:
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=0.01, fused=True if on_gpu else None
         )
-        self.graphs = CudaGraphs(self.learn_from, self.device, self.notify) if on_gpu else None
+        self.graphs = CudaGraphs(self.learn_from, self.device, _give_up) if on_gpu and lesson.graphs else None
         self.stream: AbstractContextManager[Any] = nullcontext()
         self.unchecked: list[tuple[int, Tensor]] = []  # updates, and whether they were finite
         if self.graphs is not None:
@@ -177,9 +183,6 @@ class _Trainer:
     def __exit__(self, *error: Any) -> None:
         self.stream.__exit__(*error)
         self.examples.close()
-
-    def notify(self, message: str) -> None:
-        print(f"{self.lesson.spec} {self.lesson.task}: {message}", file=sys.stderr, flush=True)
 
     def train(self, progress: Progress, clock: Callable[[], float], began: float) -> None:
         """The updates that are left, with a point of the curve at every eighth, saved now and then."""
@@ -229,8 +232,7 @@ class _Trainer:
         """The examples of an update, on the host."""
         seed = self.seed(step)
         found = self.draw(self.lesson.batch, seed)
-        found = self.hide(found, seed) if step < self.pretraining(updates) else found
-        return found.pinned() if self.device.type == "cuda" else found
+        return self.hide(found, seed) if step < self.pretraining(updates) else found
 
     def seed(self, step: int) -> int:
         """Of everything that is drawn for an update."""
@@ -284,7 +286,10 @@ class _Trainer:
         torch.manual_seed(self.seed(step))
         redraw(self.model, seed=self.lesson.seed, step=step)
         found, rate = self.examples.get(step, updates), (self.learning_rate(step, updates),)
-        results = self.learn_from(found.to(self.device), rate) if self.graphs is None else self.graphs(found, rate)
+        if self.graphs is None:
+            results = self.learn_from(found.to(self.device), rate)
+        else:
+            results = self.graphs(found.pinned(), rate)
         self.unchecked.append((step, results["finite"]))
         if self.graphs is None or len(self.unchecked) == CHECKED_EVERY:
             self.check_finite()
@@ -354,6 +359,10 @@ class _Trainer:
                 times.append(clock())
         half = TIMED // 2
         return max(1e-9, (times[-1] - times[half - 1]) / (TIMED - half))
+
+
+def _give_up(reason: str) -> None:
+    raise NotCaptured(reason)
 
 
 def _is_rising(curve: list[list[float]], asked: int) -> bool:

@@ -32,9 +32,9 @@ class CudaGraphs:
     """Calls `work(batch, weights) -> named tensors` by replay. `work` adds to the gradients of parameters, which must
     exist.
 
-    A shape runs without a graph the first time, and is captured the second time. If `work` cannot be captured, because
-    it waits for the GPU, it always runs without a graph, and `notify` gets the reason once. All code that touches the
-    gradients must run on `stream`.
+    A shape runs without a graph the first time, and is captured the second time; other threads may use the GPU
+    meanwhile. If `work` cannot be captured, because it waits for the GPU, it runs without graphs from then on, and
+    `notify` gets the reason once. All code that touches the gradients must run on `stream`.
     """
 
     def __init__(
@@ -72,12 +72,30 @@ class CudaGraphs:
     def _capture(self, batch: Any, values: Tensor) -> Captured | None:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)
+        drawn = torch.cuda.get_rng_state(self.device)
         try:
-            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
                 results = self.work(batch, values)
         except RuntimeError as error:
             self.works = False
+            self.notify(f"training without CUDA graphs: {_first_reason(error)}")
+            self.graphs.clear()
             torch.cuda.synchronize(self.device)
-            self.notify(f"training without CUDA graphs: {str(error).splitlines()[0]}")
+            _renew_generator(self.device, drawn)
             return None
         return Captured(graph, batch, values, results)
+
+
+def _renew_generator(device: torch.device, state: Tensor) -> None:
+    """Puts a fresh generator in the place of the GPU's: a capture that failed leaves it counting for its graph."""
+    fresh = torch.Generator(device)
+    fresh.set_state(state)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    torch.cuda.default_generators[index].graphsafe_set_state(fresh)
+
+
+def _first_reason(error: BaseException) -> str:
+    """The end of a capture that failed raises too, and only says that something was wrong before."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

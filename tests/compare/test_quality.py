@@ -16,6 +16,7 @@ from regard.cli.compare import split_flags
 from regard.compare import budget, runs
 from regard.compare import filling as filling_module
 from regard.compare import learn as learning
+from regard.compare import run as costs_module
 from regard.compare.advise import advise
 from regard.compare.budget import Budget, budget_from
 from regard.compare.filling import Filling, fill_quality
@@ -284,6 +285,53 @@ def test_a_best_rate_at_the_edge_widens_the_grid_for_all(tmp_path):
     rows = {row["spec"]: row for row in scores.rows}
     assert rows["linear"]["rate"] == wider
     assert rows["linear"]["rates"] == 4
+
+
+def test_a_row_that_cannot_be_captured_trains_again_without_graphs(tmp_path):
+    """The cell starts again, once, and the others of its row never try."""
+    school, tried, world = School({"softmax": {0.1: 0.95}, "linear": {0.1: 0.3}}), [], World({})
+
+    def train(lesson):
+        tried.append((lesson.spec, lesson.seed, lesson.graphs))
+        if lesson.spec == "linear" and lesson.graphs:
+            return "uncaptured", "training without CUDA graphs: it waits", ({}, {})
+        return school(lesson)
+
+    asked = plan("linear", rates=(0.1,), seeds=2)
+    fill_quality([asked], Folder(tmp_path), world.tools(), train)
+    linear = [(seed, graphs) for spec, seed, graphs in tried if spec == "linear"]
+    assert linear == [(1, True), (1, False), (2, False)]
+    assert [(seed, graphs) for spec, seed, graphs in tried if spec == "softmax"] == [(1, True), (2, True)]
+    assert [line for line in world.said if "CUDA" in line] == ["linear recall: training without CUDA graphs: it waits"]
+    assert {row["spec"] for row in Scores(asked, Folder(tmp_path)).rows if row["score"] is not None} == {
+        "softmax",
+        "linear",
+    }
+
+
+def test_all_tables_get_a_seed_before_one_gets_its_second(tmp_path):
+    """Each after its own sweep."""
+    swept, given = plan("linear", seeds=2), plan("linear", rates=(0.1,), seeds=3, length=32)
+    school = School({"softmax": {MIDDLE: 0.9}, "linear": {MIDDLE: 0.9}})
+    seeds = []
+
+    def train(lesson):
+        seeds.append((lesson.length, lesson.seed))
+        return school(lesson)
+
+    fill_quality([given, swept], Folder(tmp_path), World({}).tools(), train)
+    order = [(32, 1), (0, 0), (0, 1), (32, 2), (0, 2), (32, 3)]
+    assert list(dict.fromkeys(seeds)) == order
+    assert [seeds.count(one) for one in order] == [2, 6, 2, 2, 2, 2]
+
+
+def test_scores_come_before_costs(tmp_path, monkeypatch, capsys):
+    """Costs are known soon; a table that is cut short should have scores."""
+    order = []
+    monkeypatch.setattr(filling_module, "fill_quality", lambda *_: order.append("scores"))
+    monkeypatch.setattr(costs_module, "fill_costs", lambda *_: order.append("costs"))
+    assert main(["compare", "--table", "state", "--out", str(tmp_path)]) == 0
+    assert order == ["scores", "costs"]
 
 
 def test_rows_whose_seeds_overlap_share_a_letter(tmp_path):
