@@ -83,11 +83,16 @@ def _about_scores(scores: Scores) -> list[str]:
         missing = any(row["seeds"] < scores.plan.seeds for row in rows) or scores.missing
         more = "" if missing else f" More of the budget may settle it: --budget {scores.plan.axis}={_more(scores)}."
         return [f"{name} is not settled, so its rows are not ranked.{more}"]
-    best = [row for row in rows if "a" in row["letters"]]
+    best = [row for row in rows if "a" in row.get("letters", "")]
+    if not best:
+        return [f"{name} has one score for each row, so its rows are not ranked."]
     said = [f"Best at {name}: {_listed(best)}" + (", not told apart" if len(best) > 1 else "") + f" ({_range(best)})."]
-    behind = [row for row in rows if "a" not in row["letters"]]
+    behind = [row for row in rows if "a" not in row.get("letters", "a")]
     if behind:
         said.append(f"Behind: {_listed(behind)} ({_range(behind)}).")
+    unranked = [row for row in rows if "letters" not in row]
+    if unranked:
+        said.append(f"Not ranked, one score each: {_listed(unranked)} ({_range(unranked)}).")
     chance = [row for row in rows if row.get("at_chance")]
     if chance:
         said.append(f"At chance: {_listed(chance)}.")

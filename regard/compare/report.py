@@ -180,7 +180,7 @@ def score_header(scores: Scores) -> list[str]:
             f"not settled: {scores.reference} does not solve it with every seed in half of the budget, so the order is "
             "one of luck"
         )
-    return lines
+    return [*lines, *([scores.rule] if scores.rule else ())]
 
 
 def _counted(count: int, noun: str) -> str:

@@ -28,7 +28,7 @@ from regard.compare.plan import BASELINE
 from regard.compare.question import shared_code
 from regard.config import parse
 from regard.core.tally import Tally
-from regard.data.text import opened, read_sentences
+from regard.data.text import BadText, opened, read_sentences
 from regard.tasks.command import read_evaluation
 from regard.tasks.load import pick_device, read_config, read_parts
 from regard.tasks.train import resume, train
@@ -287,8 +287,11 @@ def _evaluated(lesson: RunLesson, metric: str) -> dict[str, Any]:
     test = joined_files(lesson.test, lesson.words) if lesson.words else lesson.test
     found = evaluate(lesson.task, [lesson.run, *test, *others, "--device", lesson.device])
     score = found[metric]
-    signature = {"signature": score["signature"]} if isinstance(score, dict) else {}
-    return {"score": score["value"] if isinstance(score, dict) else score, **signature}
+    if not isinstance(score, dict):
+        return {"score": score}
+    # a sentence is a line of the cell's file
+    lines = [" ".join(map(str, counts)) for counts in score.get("sentences", ())]
+    return {"score": score["value"], "signature": score["signature"], **({"sentences": lines} if lines else {})}
 
 
 def evaluate(task: str, words: list[str]) -> dict[str, Any]:
@@ -299,7 +302,10 @@ def evaluate(task: str, words: list[str]) -> dict[str, Any]:
     said, warned = io.StringIO(), io.StringIO()
     with redirect_stdout(said), redirect_stderr(warned):
         try:
-            own.evaluate(read_evaluation(own, task, [*words, "--json"]))
+            asked = read_evaluation(own, task, [*words, "--json"])
+            # what a paired bootstrap needs, of the tasks that have it
+            asked.per_sentence = True
+            own.evaluate(asked)
         except SystemExit as error:
             raise ValueError(warned.getvalue().strip().splitlines()[-1]) from error
     return json.loads(said.getvalue())
@@ -310,9 +316,13 @@ def joined_files(flags: Sequence[str], folder: str) -> list[str]:
     found = list(flags)
     for at, (flag, value) in enumerate(itertools.pairwise(flags), 1):
         if flag.rpartition(".")[2].removeprefix("--") in FILES:
-            with opened(value) as file:
-                lines = read_sentences(file, name=value)
-                text = "".join(" ".join(line.split()).replace("@@ ", "") + "\n" for line in lines)
+            try:
+                with opened(value) as file:
+                    lines = read_sentences(file, name=value)
+                    text = "".join(" ".join(line.split()).replace("@@ ", "") + "\n" for line in lines)
+            except BadText as error:
+                # not the model's refusal: with the file in its place the cell is trained
+                raise OSError(str(error)) from error
             path = Path(folder) / f"{hashlib.sha256(text.encode()).hexdigest()[:12]}.txt"
             if not path.exists():
                 _write_whole(path, text)

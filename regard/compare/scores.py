@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+import numpy as np
+
 from regard.compare import statistics
 from regard.compare.filling import Filling, best_rate, scores_of, wider_rate
 from regard.compare.learn import SOLVED
@@ -26,6 +28,7 @@ class Scores:
         if (wider := wider_rate(self.filling, known)) is not None:
             self.filling.rates.append(wider)
         self.cells: dict[str, list[Cell]] = {}
+        self._drawn: dict[str, np.ndarray | None] = {}
         self.rows: list[dict[str, Any]] = [self._row(spec, refusal) for spec, refusal in plan.rows()]
         self._rank()
 
@@ -150,28 +153,58 @@ class Scores:
         return f"regard compare --out {self.folder.path} continues"
 
     def _rank(self) -> None:
-        """Gives the rows of a settled table their letters: two differ if their seeds do not overlap, and the paired
-        difference over the items of the test set is not zero."""
-        rows = self.measured
-        if not rows or not self.settled:
+        """Gives the rows of a settled table their letters, by `rule`."""
+        if not self.settled:
             return
+        # of one score, and without the items of the test set, nothing is known but that score
+        rows = [row for row in self.measured if not self._is_ensemble(row) or self._draws(row["spec"]) is not None]
         found = statistics.group_letters(range(len(rows)), lambda one, other: not self.differ(rows[one], rows[other]))
         for row, letters in zip(rows, found, strict=True):
             row["letters"] = letters
 
     def differ(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
-        """Whether two rows are told apart."""
+        """Whether two rows are told apart: seeds that do not overlap, and a paired bootstrap over the test set that
+        excludes zero; where no items were kept, means that differ by more than twice their standard error."""
         ranges = [statistics.Interval(row["score"], row["score_min"], row["score_max"]) for row in (one, other)]
-        # one seed says nothing of luck
-        if min(one["seeds"], other["seeds"]) < 2 or ranges[0].overlaps(ranges[1]):
+        # one seed says nothing of luck; an ensemble is of several
+        lone = any(row["seeds"] < 2 and not self._is_ensemble(row) for row in (one, other))
+        if lone or ranges[0].overlaps(ranges[1]):
             return False
-        items = [self._items(row["spec"]) for row in (one, other)]
-        if items[0] is None or items[1] is None:
-            return True
-        gap = statistics.paired(items[0], items[1])
-        return not gap.low <= 0 <= gap.high
+        first, second = (self._draws(row["spec"]) for row in (one, other))
+        if first is not None and second is not None:
+            return statistics.draws_apart(first, second)
+        return statistics.means_apart(
+            *([cell.answer["score"] for cell in self.cells[row["spec"]]] for row in (one, other))
+        )
 
-    def _items(self, spec: str) -> list[float] | None:
-        """The score of each row of the test set, as a mean over the seeds."""
-        lists = [cell.answer["items"] for cell in self.cells[spec] if "items" in cell.answer]
-        return [sum(values) / len(values) for values in zip(*lists, strict=True)] if lists else None
+    @property
+    def rule(self) -> str:
+        """By what rows are told apart, in words; empty: none is."""
+        ranked = [row for row in self.measured if "letters" in row]
+        if not ranked:
+            return ""
+        if all(self._draws(row["spec"]) is not None for row in ranked):
+            said = "seeds that do not overlap, and a paired bootstrap over the test set that excludes 0"
+            return f"rank: {said}{'; an ensemble is one score' if any(map(self._is_ensemble, ranked)) else ''}"
+        said = "seeds that do not overlap, three at least, and means more than two standard errors apart"
+        left = "; ensembles, of one score each, have none" if len(ranked) < len(self.measured) else ""
+        return f"rank: {said}, as no scores of single items were kept{left}"
+
+    def _is_ensemble(self, row: dict[str, Any]) -> bool:
+        return self.plan.variant(row["spec"]).ensemble
+
+    def _draws(self, spec: str) -> np.ndarray | None:
+        """The score on each of the drawn test sets, as a mean over the seeds; None: a cell has no items."""
+        if spec not in self._drawn:
+            found = [_cell_draws(cell.answer) for cell in self.cells[spec]]
+            known = [draws for draws in found if draws is not None]
+            self._drawn[spec] = np.mean(known, axis=0) if len(known) == len(found) else None
+        return self._drawn[spec]
+
+
+def _cell_draws(answer: dict[str, Any]) -> np.ndarray | None:
+    if "items" in answer:
+        return statistics.resample_mean(answer["items"])
+    if "sentences" in answer:
+        return statistics.resample_bleu([[int(count) for count in line.split()] for line in answer["sentences"]])
+    return None

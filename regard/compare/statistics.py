@@ -1,5 +1,6 @@
 """What can be said of repeated measurements: medians, intervals, and which rows differ."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -71,12 +72,54 @@ def wilson(right: int, asked: int, z: float = 1.96) -> Interval:
     return Interval(share, centre - half, centre + half)
 
 
-def paired(one: Sequence[float], other: Sequence[float], seed: int = 0) -> Interval:
-    """The mean difference over the same test items, with its bootstrap interval."""
-    data = np.asarray(one, dtype=float) - np.asarray(other, dtype=float)
-    picks = np.random.default_rng(seed).integers(len(data), size=(DRAWS, len(data)))
-    low, high = np.quantile(data[picks].mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(float(data.mean()), float(low), float(high))
+def resample(items: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Sums over DRAWS test sets that are drawn from the items of one, [N, ...] -> [DRAWS, ...]. The draws depend on the
+    number of items alone: those of two rows of a table are paired, item by item."""
+    count = len(items)
+    times = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=DRAWS)
+    return times @ items
+
+
+def resample_mean(items: Sequence[float]) -> np.ndarray:
+    """The mean score of each of the drawn test sets, [DRAWS]."""
+    return resample(np.asarray(items, dtype=float)) / len(items)
+
+
+def resample_bleu(counts: Sequence[Sequence[int]]) -> np.ndarray:
+    """BLEU of each of the drawn test sets (Koehn 2004), [DRAWS], from what each sentence adds to it, [N, 6]: matches of
+    1 to 4 tokens, its length, and that of its reference."""
+    data = np.asarray(counts, dtype=float)
+    # a sentence of n tokens has n - 1 pairs, n - 2 triples, and so on
+    totals = np.maximum(data[:, 4:5] - np.arange(4), 0)
+    return corpus_bleu(resample(np.concatenate([data, totals], 1)))
+
+
+def corpus_bleu(sums: np.ndarray) -> np.ndarray:
+    """BLEU of sums over sentences, [..., 10]: matches of 1 to 4 tokens, lengths of hypotheses and references, and how
+    many of 1 to 4 tokens the hypotheses have. Smoothed as sacreBLEU does by default: the first missing match of an
+    order counts as 1/2, the next one as 1/4."""
+    matches, length, reference, totals = sums[..., :4], sums[..., 4], sums[..., 5], sums[..., 6:]
+    smoothed = np.where(matches > 0, matches, 0.5 ** np.cumsum(matches == 0, -1))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        precision = np.exp(np.log(smoothed / totals).mean(-1))
+        penalty = np.exp(np.minimum(0.0, 1 - reference / length))
+        score = 100 * penalty * precision
+    return np.where((matches.sum(-1) > 0) & (totals[..., -1] > 0), score, 0.0)
+
+
+def draws_apart(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether zero is outside of the middle 95 % of the differences of two rows over paired draws."""
+    low, high = np.quantile(one - other, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return not low <= 0 <= high
+
+
+def means_apart(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether the means of two rows of seeds, three each at least, differ by more than twice the standard error of
+    their difference."""
+    if min(len(one), len(other)) < 3:
+        return False
+    error = math.sqrt(sum(np.var(scores, ddof=1) / len(scores) for scores in (one, other)))
+    return abs(float(np.mean(one) - np.mean(other))) > 2 * error
 
 
 def letters(intervals: Sequence[Interval], higher_is_better: bool) -> list[str]:
@@ -86,16 +129,22 @@ def letters(intervals: Sequence[Interval], higher_is_better: bool) -> list[str]:
 
 
 def group_letters(order: Sequence[int], is_same: Callable[[int, int], bool]) -> list[str]:
-    """Rank letters of rows in their order, the best first: rows that share a letter are not told apart. a is the best
-    group; a row can be in several."""
-    groups: list[set[int]] = []
-    for place, first in enumerate(order):
-        # from this row on: those before it have groups of their own
-        group = {at for at in order[place:] if at == first or is_same(at, first)}
-        if not any(group <= known for known in groups):
-            groups.append(group)
-    found = {at: "".join(_letter(number) for number, group in enumerate(groups) if at in group) for at in order}
+    """Rank letters of rows in their order, the best first: two rows share a letter if they are not told apart, and only
+    then. a is the best group; a row can be in several."""
+    # one group of all, which each pair that differs divides (insert and absorb, Piepho 2004)
+    groups = [frozenset(range(len(order)))]
+    for one, other in itertools.combinations(range(len(order)), 2):
+        if not is_same(order[one], order[other]):
+            parts = {part for group in groups for part in _divided(group, one, other)}
+            groups = [group for group in parts if not any(group < larger for larger in parts)]
+    named = [{order[place] for place in group} for group in sorted(groups, key=sorted)]
+    found = {at: "".join(_letter(number) for number, group in enumerate(named) if at in group) for at in order}
     return [found[at] for at in sorted(order)]
+
+
+def _divided(group: frozenset[int], one: int, other: int) -> tuple[frozenset[int], ...]:
+    """A group without each of two rows in turn, if it has both."""
+    return (group - {one}, group - {other}) if {one, other} <= group else (group,)
 
 
 def _letter(number: int) -> str:

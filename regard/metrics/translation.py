@@ -25,6 +25,17 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str], *, tokenize: Toke
     return _score(BLEU(tokenize=tokenize, force=tokenize == "none"), hypotheses, references)
 
 
+def bleu_counts(
+    hypotheses: Sequence[str], references: Sequence[str], *, tokenize: Tokenization = "13a"
+) -> list[list[int]]:
+    """What each sentence adds to the BLEU of a corpus, [sentences, 6]: matches of 1 to 4 tokens, the length of the
+    hypothesis, and that of the reference. Sums over any choice of sentences have its BLEU: what a bootstrap needs."""
+    _check(hypotheses, references)
+    metric = BLEU(tokenize=tokenize, force=tokenize == "none")
+    found = [metric.corpus_score([ours], [[theirs]]) for ours, theirs in zip(hypotheses, references, strict=True)]
+    return [[*score.counts, score.sys_len, score.ref_len] for score in found]
+
+
 def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     """chrF2 of the whole corpus: F-score of character n-grams, recall weighted twice (Popović 2015)."""
     return _score(CHRF(), hypotheses, references)

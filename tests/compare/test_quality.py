@@ -22,12 +22,13 @@ from regard.compare.budget import Budget, budget_from
 from regard.compare.filling import Filling, fill_quality
 from regard.compare.learn import Broke, Lesson, learn
 from regard.compare.page import html_report
-from regard.compare.quality import QualityPlan, Variant
-from regard.compare.report import score_markdown
+from regard.compare.quality import ENSEMBLE, QualityPlan, Variant
+from regard.compare.report import score_header, score_markdown
 from regard.compare.results import Results
 from regard.compare.runs import RunLesson, joined_files, learn_run
 from regard.compare.scores import Scores
-from regard.compare.store import Folder
+from regard.compare.statistics import corpus_bleu
+from regard.compare.store import Cell, Folder
 from regard.core.tally import Tally
 from regard.models import ModelConfig, build
 from regard.tasks.train import train
@@ -351,6 +352,68 @@ def test_rows_whose_seeds_overlap_share_a_letter(tmp_path):
     assert set(rows.values()) == {"a"}
 
 
+def translated(path, rows: dict[str, tuple[list[float], list[int] | None]]) -> Scores:
+    """A table of translators that only pretend: for each its scores of the seeds, and how many of ten words are right
+    in the sentences of the test set, 60 in turn. None: its cells keep no sentences."""
+    variants = tuple(
+        Variant(name, of=name.removesuffix(", ensemble"), ensemble=True) if "ensemble" in name else Variant(name)
+        for name in rows
+    )
+    asked = QualityPlan("translate", rates=(0.01,), flags=("--a", "b"), test=("--c", "d"), variants=variants)
+    folder = Folder(path)
+    with folder.writing("a test"):
+        for name, (scores, right) in rows.items():
+            for seed, score in zip([ENSEMBLE] if "ensemble" in name else asked.seed_numbers, scores, strict=True):
+                answer = {"metric": "bleu (test)", "higher_is_better": True, "valid": score, "score": score}
+                answer |= {"groups": {}, "curve": [], "updates": 1, "rising": False, "device_seconds": 1.0}
+                if right is not None:
+                    counts = [[max(0, right[at % len(right)] - n) for n in range(4)] for at in range(60)]
+                    answer["sentences"] = [" ".join(map(str, [*count, 10, 10])) for count in counts]
+                folder.put(Cell(asked.question(name, 0.01, seed), "done", "", answer, {"parameters": 1}))
+    return Scores(asked, folder)
+
+
+def test_translators_are_ranked_by_seeds_and_sentences(tmp_path):
+    rows: dict[str, tuple[list[float], list[int] | None]] = {
+        "A, ensemble": ([42.0], [9, 10]),
+        "A": ([40.0, 40.5, 41.0], [8, 9]),
+        # seeds as good as those of A
+        "B": ([39.0, 39.5, 40.2], [8, 9]),
+        # seeds apart from B's, but better on as many sentences as worse
+        "C": ([38.0, 38.1, 38.2], [9, 8]),
+        "D": ([20.0, 20.5, 21.0], [4, 5]),
+    }
+    scores = translated(tmp_path, rows)
+    found = {row["spec"]: row["letters"] for row in scores.rows}
+    assert found == {"A, ensemble": "a", "A": "b", "B": "b", "C": "b", "D": "c"}
+    assert scores.rule == (
+        "rank: seeds that do not overlap, and a paired bootstrap over the test set that excludes 0; "
+        "an ensemble is one score"
+    )
+    assert scores.rule in score_header(scores)
+    said = " ".join(advise(Results(None, scores.folder, [scores.plan])))
+    assert "Best at translate: A, ensemble (42). Behind: A, B, C and D" in said
+
+
+def test_translators_without_sentences_are_ranked_by_seeds(tmp_path):
+    rows: dict[str, tuple[list[float], list[int] | None]] = {
+        "A, ensemble": ([42.0], None),
+        "A": ([40.0, 40.5, 41.0], None),
+        "B": ([39.0, 39.5, 40.2], None),
+        # its seeds do not overlap those of B, but are spread as widely as the gap
+        "C": ([28.0, 33.0, 38.9], None),
+        "D": ([10.0, 10.5, 11.0], None),
+    }
+    scores = translated(tmp_path, rows)
+    found = {row["spec"]: row.get("letters") for row in scores.rows}
+    assert found == {"A, ensemble": None, "A": "a", "B": "ab", "C": "b", "D": "c"}
+    assert "means more than two standard errors apart" in scores.rule
+    assert scores.rule.endswith("as no scores of single items were kept; ensembles, of one score each, have none")
+    said = " ".join(advise(Results(None, scores.folder, [scores.plan])))
+    assert "Best at translate: A and B, not told apart (39 to 41). Behind: C and D (10 to 38.9)." in said
+    assert "Not ranked, one score each: A, ensemble (42)." in said
+
+
 def test_the_best_rate_of_a_loss_is_the_lowest(tmp_path):
     losses = {LOW: 0.5, MIDDLE: 0.3, HIGH: 0.4}
     school = School({"softmax": losses, "linear": losses, "efficient": losses}, higher=False)
@@ -538,6 +601,9 @@ def test_units_are_joined_into_words_once(tmp_path):
     found = joined_files(flags, str(tmp_path / "words"))
     assert Path(found[1]).read_text() == "a bc\n\nde f\n"
     assert (found[0], found[2:4], found[5]) == ("--data.source", ["--model.width", "8"], found[1])
+    # a file that is not there yet is no refusal, which would be kept
+    with pytest.raises(OSError, match="no such file"):
+        joined_files(("--source", str(tmp_path / "b.en")), str(tmp_path / "words"))
     before = Path(found[1]).stat().st_mtime_ns
     assert joined_files(flags, str(tmp_path / "words")) == found
     assert Path(found[1]).stat().st_mtime_ns == before
@@ -566,4 +632,12 @@ def test_runs_are_scored_on_a_test_set_alone_and_as_an_ensemble(tmp_path):
     assert rows["tiny"]["flops"] == pytest.approx(2e8, rel=0.2)
     assert rows["tiny, ensemble"]["flops"] == pytest.approx(2 * rows["tiny"]["flops"], rel=0.01)
     assert Scores(asked, folder).metric == "bleu (test)"
+    # what each sentence adds to the score has that score
+    for spec, cells in Scores(asked, folder).cells.items():
+        for cell in cells:
+            counts = np.array([[int(count) for count in line.split()] for line in cell.answer["sentences"]])
+            totals = np.maximum(counts[:, 4:5] - np.arange(4), 0)
+            whole = corpus_bleu(np.concatenate([counts, totals], 1).sum(0))
+            assert len(counts) == 80, spec
+            assert whole == pytest.approx(cell.answer["score"], abs=1e-9), spec
     assert len(list((tmp_path / "out" / "runs").glob("*/run.json"))) == 2

@@ -3,9 +3,27 @@
 import math
 import random
 
+import numpy as np
 import pytest
+from sacrebleu.metrics.bleu import BLEU
 
-from regard.compare.statistics import Interval, bootstrap, drifts, letters, paired, quartiles, ratios, wilson
+from regard.compare.statistics import (
+    DRAWS,
+    Interval,
+    bootstrap,
+    corpus_bleu,
+    draws_apart,
+    drifts,
+    group_letters,
+    letters,
+    means_apart,
+    quartiles,
+    ratios,
+    resample_bleu,
+    resample_mean,
+    wilson,
+)
+from regard.metrics.translation import bleu, bleu_counts
 
 
 def test_bootstrap_holds_the_median_about_as_often_as_it_says():
@@ -49,10 +67,74 @@ def test_paired_items_tell_what_two_shares_do_not():
     """Each share has a wide interval; their difference on the same items has none."""
     one = [1.0, 0.0] * 50
     other = [max(0.0, value - 0.1) for value in one]
-    assert paired(one, other).low > 0
-    assert paired(one, one).low == paired(one, one).high == 0
+    draws = resample_mean(one)
+    assert draws.shape == (DRAWS,)
+    assert draws.mean() == pytest.approx(0.5, abs=0.01)
+    assert draws.std() == pytest.approx(0.05, rel=0.1)
+    assert draws_apart(draws, resample_mean(other))
+    assert not draws_apart(draws, draws)
     # the same values at other items are no equal answers
-    assert paired(one, one[::-1]).low < 0 < paired(one, one[::-1]).high
+    assert not draws_apart(draws, resample_mean(one[::-1]))
+    assert (draws != resample_mean(one[::-1])).any()
+
+
+def sentences(share: float, seed: int, count: int = 200) -> tuple[list[str], list[str]]:
+    """Translations of which about this share of the words is right, and their references."""
+    draw = random.Random(seed)
+    words = random.Random(count)
+    references = [[f"w{words.randrange(40)}" for _ in range(words.randrange(1, 16))] for _ in range(count)]
+    ours = [[word if draw.random() < share else "x" for word in line[draw.randrange(2) :]] for line in references]
+    return [" ".join(line) for line in ours], [" ".join(line) for line in references]
+
+
+def test_counts_of_a_sentence():
+    # pairs ab, bc, de; the triple abc
+    found = bleu_counts(["a b c x d e", "a b c d", ""], ["a b c d e", "a b c d", "a"], tokenize="none")
+    assert found == [[5, 3, 1, 0, 6, 5], [4, 3, 2, 1, 4, 4], [0, 0, 0, 0, 0, 1]]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.2, 0.9, 1.0])
+def test_counts_of_sentences_have_the_bleu_of_the_corpus(share):
+    """Few matches need the smoothing, short sentences the penalty."""
+    for count in (1, 3, 200):
+        ours, references = sentences(share, 0, count)
+        counts = np.array(bleu_counts(ours, references, tokenize="none"))
+        totals = np.maximum(counts[:, 4:5] - np.arange(4), 0)
+        found = corpus_bleu(np.concatenate([counts, totals], 1).sum(0))
+        assert found == pytest.approx(bleu(ours, references, tokenize="none").value, abs=1e-9)
+
+
+def test_bleu_of_a_drawn_test_set():
+    """The spread over draws is that which sacreBLEU itself finds by scoring drawn sentences."""
+    ours, references = sentences(0.7, 1, count=80)
+    draw = random.Random(0)
+    scores = []
+    for _ in range(200):
+        picks = [draw.randrange(len(ours)) for _ in ours]
+        drawn = [[lines[at] for at in picks] for lines in (ours, references)]
+        scores.append(BLEU(tokenize="none", force=True).corpus_score(drawn[0], [drawn[1]]).score)
+    found = resample_bleu(bleu_counts(ours, references, tokenize="none"))
+    assert found.mean() == pytest.approx(np.mean(scores), abs=0.5)
+    assert found.std() == pytest.approx(np.std(scores), rel=0.2)
+
+
+def test_translators_are_told_apart_sentence_by_sentence():
+    draws = {
+        name: resample_bleu(bleu_counts(*sentences(share, seed), tokenize="none"))
+        for name, share, seed in (("good", 0.8, 1), ("same", 0.8, 2), ("bad", 0.6, 3))
+    }
+    assert draws_apart(draws["good"], draws["bad"])
+    assert draws_apart(draws["bad"], draws["good"])
+    assert not draws_apart(draws["good"], draws["same"])
+
+
+def test_means_of_seeds():
+    assert means_apart([30.0, 31.0, 32.0], [20.0, 21.0, 22.0])
+    # not overlapping, but the second is all over the place: error 3.2, difference 6
+    assert not means_apart([30.0, 30.1, 30.2], [19.0, 24.0, 29.9])
+    # two seeds say too little of their spread
+    assert not means_apart([30.0, 30.1], [10.0, 10.1])
+    assert not means_apart([1.0, 1.0, 1.0], [1.0, 1.0, 1.0])
 
 
 def test_letters():
@@ -63,3 +145,17 @@ def test_letters():
     chain = [Interval(1, 0.8, 1.2), Interval(1.3, 1.1, 1.5), Interval(1.6, 1.4, 1.8)]
     assert letters(chain, higher_is_better=False) == ["a", "ab", "b"]
     assert letters([Interval(1, 0, 2)] * 3, higher_is_better=True) == ["a"] * 3
+    # the first is not told from any, the others are told from each other: no letter says that they are equal
+    wide = [Interval(3, 0, 4), Interval(2.5, 2.4, 2.6), Interval(1.5, 1.4, 1.6), Interval(0.5, 0.4, 0.6)]
+    assert letters(wide, higher_is_better=True) == ["abc", "a", "b", "c"]
+
+
+def test_rows_share_a_letter_if_and_only_if_they_are_the_same():
+    for seed in range(20):
+        draw = random.Random(seed)
+        same = {(one, other): draw.random() < 0.6 for other in range(8) for one in range(other)}
+        order = draw.sample(range(8), 8)
+        found = group_letters(order, lambda one, other, same=same: same[min(one, other), max(one, other)])
+        for (one, other), are in same.items():
+            assert bool(set(found[one]) & set(found[other])) == are
+        assert found[order[0]].startswith("a")

@@ -53,10 +53,14 @@ def test_runs_of_different_kinds(runs, tmp_path, monkeypatch, capsys):
     assert together.splitlines()[0].split("\t")[:2] == [best.text, f"{best.score:.4f}"]
     text += ["--alignments", "--mean", "geometric"]
     assert told(monkeypatch, capsys, "translate", *names, str(tmp_path / "in.txt"), *text)[0] != together
-    out = told(monkeypatch, capsys, "evaluate", names[0], "--ensemble", *names[1:], "--json")[0]
-    losses = [json.loads(told(monkeypatch, capsys, "evaluate", name, "--json")[0])["loss"] for name in names]
+    out = told(monkeypatch, capsys, "evaluate", names[0], "--ensemble", *names[1:], "--json", "--per-sentence")[0]
+    found = json.loads(out)
+    assert [len(counts) for counts in found["bleu"]["sentences"]] == [6] * found["pairs"]
+    alone = [json.loads(told(monkeypatch, capsys, "evaluate", name, "--json")[0]) for name in names]
+    assert "sentences" not in alone[0]["bleu"]
+    losses = [values["loss"] for values in alone]
     # the logarithm is concave: a mean of probabilities is no worse than the mean of the models
-    assert min(losses) - 1 < json.loads(out)["loss"] <= sum(losses) / 3
+    assert min(losses) - 1 < found["loss"] <= sum(losses) / 3
 
 
 def test_another_vocabulary_is_refused(runs, capsys):

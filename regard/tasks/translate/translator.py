@@ -22,7 +22,7 @@ from regard.data.tokenizer import Tokenizer, visible
 from regard.decoding import DecodingConfig, Ensemble, Hypothesis, decode
 from regard.decoding.copying import Copying
 from regard.decoding.ensemble import Mean
-from regard.metrics.translation import Score, bleu, chrf, exact_match
+from regard.metrics.translation import Score, Tokenization, bleu, bleu_counts, chrf, exact_match
 from regard.tasks.load import BUNDLED, load
 from regard.tasks.translate.alignment import attended_words
 from regard.tasks.translate.corpus import Pair
@@ -450,14 +450,23 @@ class Translator:
 
     def scores(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Score]:
         """BLEU, chrF and exact match. Text of tokenizer units is scored on its tokens as they are."""
-        units = self.target.kind == "units"
-        if units:
-            references = [" ".join(self.target.split_words(line)) for line in references]
+        references, tokenize = self._as_scored(references)
         return {
-            "bleu": bleu(hypotheses, references, tokenize="none" if units else "13a"),
+            "bleu": bleu(hypotheses, references, tokenize=tokenize),
             "chrf": chrf(hypotheses, references),
             "exact": exact_match(hypotheses, references),
         }
+
+    def bleu_counts(self, hypotheses: Sequence[str], references: Sequence[str]) -> list[list[int]]:
+        """What each sentence adds to BLEU, as `regard.metrics.translation.bleu_counts` has it."""
+        references, tokenize = self._as_scored(references)
+        return bleu_counts(hypotheses, references, tokenize=tokenize)
+
+    def _as_scored(self, references: Sequence[str]) -> tuple[Sequence[str], Tokenization]:
+        """References in the form in which they are scored, and how they are split into tokens."""
+        if self.target.kind != "units":
+            return references, "13a"
+        return [" ".join(self.target.split_words(line)) for line in references], "none"
 
 
 def closing(tag: str) -> str | None:

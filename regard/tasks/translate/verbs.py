@@ -340,6 +340,12 @@ def add_evaluation(flags: EvaluationFlags) -> None:
     flags.add_argument("--target", help="file of references, one per line of --source")
     flags.add_columns()
     flags.add_argument("--out", help="file to write the translations to")
+    flags.add_argument(
+        "--per-sentence",
+        action="store_true",
+        help="with --json: BLEU's counts of each sentence too (matches of 1 to 4 tokens, length, length of the "
+        "reference), for a paired bootstrap",
+    )
     flags.add_argument("--ensemble", nargs="+", metavar="RUN", help="further runs, averaged with RUN")
     _add_unknown(flags)
     _add_mean(flags)
@@ -361,10 +367,15 @@ def evaluate(arguments: argparse.Namespace) -> None:
         hypotheses = [best[0].text for best in found]
     if arguments.out is not None:
         Path(arguments.out).write_text("".join(line + "\n" for line in hypotheses), encoding="utf-8")
-    scores = translator.scores(hypotheses, [target for _, target in pairs])
+    references = [target for _, target in pairs]
+    scores = translator.scores(hypotheses, references)
     loss = translator.loss(translator.batches(pairs, 4096, warn=notice))
     if arguments.json:
-        values = {name: {"value": score.value, "signature": score.signature} for name, score in scores.items()}
+        values: dict[str, dict[str, Any]] = {
+            name: {"value": score.value, "signature": score.signature} for name, score in scores.items()
+        }
+        if arguments.per_sentence:
+            values["bleu"]["sentences"] = translator.bleu_counts(hypotheses, references)
         print(json.dumps({"pairs": len(pairs), "loss": loss, "perplexity": math.exp(min(loss, 50.0)), **values}))
         return
     print(f"{counted(pairs, 'pair')}: {what}")
