@@ -157,7 +157,7 @@ class CountsPaddedTokensAsSeen(Softmax):
 class Unbranched(CacheState):
     """Hands out the old buffers where a copy is due."""
 
-    def select(self, rows):
+    def copy_rows(self, rows):
         whole = torch.equal(rows, torch.arange(len(self.progress.length)))
         parts = self.parts if whole else take_rows(self.parts, rows)
         return self._replace(parts=parts, progress=take_rows(self.progress, rows))
@@ -174,7 +174,7 @@ class BranchesShareOneBuffer(Softmax):
 
 
 class Stuck(CacheState):
-    def select(self, rows):
+    def copy_rows(self, rows):
         return self._replace(parts=take_rows(self.parts, rows * 0), progress=take_rows(self.progress, rows))
 
 
