@@ -2,8 +2,6 @@
 
 Letters: B batch, H heads, T queries, S keys, D head width. O(T S D) time, memory linear in the inputs; Triton alone has
 it.
-
-Not chosen by "auto" yet (choose.py): REGARD_KERNELS=triton takes it.
 """
 
 from typing import Any
@@ -43,7 +41,7 @@ class _Attend(Function):
         from regard.kernels import additive_triton
 
         q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
-        w, first, limit = (x.contiguous() for x in (w, first.int(), limit.int()))
+        w, first, limit = (x.contiguous() for x in (w, first, limit))
         o, lse = additive_triton.forward(q, k, v, w, first, limit, causal)
         ctx.save_for_backward(q, k, v, w, first, limit, o, lse)
         ctx.causal = causal

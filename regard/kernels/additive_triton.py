@@ -85,7 +85,7 @@ def forward_kernel(
     row0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS
     one = tl.program_id(1).to(tl.int64)
     b, h = one // H, one % H
-    first, limit = tl.load(firsts + b), tl.minimum(tl.load(limits + b), S)
+    first, limit = tl.load(firsts + b).to(tl.int32), tl.minimum(tl.load(limits + b).to(tl.int32), S)
     i, d = row0 + tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
     weight = tl.load(w + h * D + d, mask=d < D, other=0.0).to(tl.float32)
     query = load_rows(q + b * q_b + h * q_h, i, T, q_t, D, BLOCK_D).to(tl.float32)
@@ -126,7 +126,7 @@ def queries_kernel(
     row0 = tile * ROWS
     one = tl.program_id(1).to(tl.int64)
     b, h = one // H, one % H
-    first, limit = tl.load(firsts + b), tl.minimum(tl.load(limits + b), S)
+    first, limit = tl.load(firsts + b).to(tl.int32), tl.minimum(tl.load(limits + b).to(tl.int32), S)
     i, d = row0 + tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
     weight = tl.load(w + h * D + d, mask=d < D, other=0.0).to(tl.float32)
     query = load_rows(q + b * q_b + h * q_h, i, T, q_t, D, BLOCK_D).to(tl.float32)
@@ -162,7 +162,7 @@ def keys_kernel(
     key0 = tl.program_id(0) * KEYS
     one = tl.program_id(1).to(tl.int64)
     b, h = one // H, one % H
-    first, limit = tl.load(firsts + b), tl.minimum(tl.load(limits + b), S)
+    first, limit = tl.load(firsts + b).to(tl.int32), tl.minimum(tl.load(limits + b).to(tl.int32), S)
     j, d = key0 + tl.arange(0, KEYS), tl.arange(0, BLOCK_D)
     weight = tl.load(w + h * D + d, mask=d < D, other=0.0).to(tl.float32)
     key = load_rows(k + b * k_b + h * k_h, j, S, k_t, D, BLOCK_D).to(tl.float32)

@@ -18,8 +18,8 @@ class Additive(Scored):
     The projections of the layer are W_a and U_a, so q = W_a s, the cache holds k = U_a h, and the hidden width is the
     head width. Luong's "concat", v^T tanh(W [s; h]), is the same with W = [W_a U_a]. normed=True is the score of GNMT
     (Wu et al. 2016), g w / |w| in the place of w with a learned g that starts at 1 / sqrt(D). Time N^2 (D of tanh for
-    each pair), memory N: a few queries at a time, computed again in the backward pass, or
-    with REGARD_KERNELS=triton in kernels."""
+    each pair), memory N: a few queries at a time, computed again in the backward pass, or on
+    a GPU in kernels."""
 
     facts = Facts(
         name="additive",
