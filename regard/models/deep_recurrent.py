@@ -19,8 +19,6 @@ from regard.models.plain_cross import PlainCross
 from regard.models.stack import look_up
 from regard.spec import FEEDFORWARD
 
-RESIDUAL = 2  # layers before the first that is added to what it reads
-
 
 @dataclass(frozen=True)
 class DeepRecurrentConfig:
@@ -36,8 +34,13 @@ class DeepRecurrentConfig:
     decoder_layers: Annotated[int | None, "layers of the decoder (default: layers)", Range(2)] = None
     connections: Annotated[
         Literal["residual", "fast-forward"],
-        "what passes by a recurrence: what it reads, from the third layer on; or what its gates are given, linearly",
+        "what passes by a recurrence: what it reads, from residual_from on; or what its gates are given, linearly",
     ] = "residual"
+    residual_from: Annotated[
+        int,
+        "first layer that is added to what it reads; the encoder's second, which reads both ways, never is",
+        Range(2),
+    ] = 3
     attention: Annotated[str, "spec of the attention from target to source"] = "additive(normed=True)"
     heads: Annotated[int, "heads of the attention", Range(1)] = 1
     feedforward: Annotated[
@@ -69,8 +72,8 @@ class Passed(NamedTuple):
 
 class DeepRecurrent(AttentiveEncoderDecoder):
     """Wu et al. 2016, GNMT, in the form of NVIDIA's code. The first layer of the encoder reads both ways, the others
-    from left to right. From the third layer on, a layer is added to what it reads. The bottom layer of the decoder asks
-    for a context,
+    from left to right. From the third layer on (`residual_from`), a layer is added to what it reads. The bottom layer
+    of the decoder asks for a context,
 
         c_t = sum_j softmax_j(g v / |v| . tanh(W_q h_t + W_k m_j + b)) m_j,
 
@@ -80,7 +83,7 @@ class DeepRecurrent(AttentiveEncoderDecoder):
 
     With `feedforward` a token passes through one more layer, x + FFN(x), behind the second layer of the encoder and the
     first of the decoder: the mixture of experts between LSTMs of Shazeer et al. 2017, whose own layers are LSTMs with a
-    projection and which has a sigmoid behind the experts.
+    projection and which has a sigmoid behind the experts. It adds every layer to what it reads: `residual_from=2`.
 
     With `connections="fast-forward"` it has the connections of Zhou et al. 2016, Deep-Att. What the gates of a layer
     are given is a linear map of what those of the layer below were given, past its recurrence:
@@ -155,8 +158,9 @@ class DeepRecurrent(AttentiveEncoderDecoder):
         x = second(self.dropout(torch.cat([first(x)[0], back], -1)))[0]
         out = _feed(self.encoder_feed, x, rows)
         x = out.y
-        for cells in others:
-            x = x + cells(self.dropout(x))[0]
+        for number, cells in enumerate(others, 3):
+            y = cells(self.dropout(x))[0]
+            x = x + y if number >= self.config.residual_from else y
         return out._replace(y=x)
 
     def _encode_columns(self, e: Tensor, rows: Rows) -> Out:
@@ -189,11 +193,15 @@ class DeepRecurrent(AttentiveEncoderDecoder):
         context = self.attend(queries, state)
         out = _feed(self.decoder_feed, h, rows)
         below = Passed(out.y, bottom.given(read) if fast else None)
-        for number, (cells, before) in enumerate(zip(uppers, state.layers[1:], strict=True), 1):
+        for number, (cells, before) in enumerate(zip(uppers, state.layers[1:], strict=True), 2):
             read = self._join(below, context)
             y, last = cells(read, before, count)
             layers.append(last)
-            below = Passed(y, cells.given(read)) if fast else Passed(below.h + y if number >= RESIDUAL else y)
+            below = (
+                Passed(y, cells.given(read))
+                if fast
+                else Passed(below.h + y if number >= self.config.residual_from else y)
+            )
         top = self.decoder_out(self._join(below)) if fast else below.h
         return Decoded(out._replace(y=top), tuple(layers), (queries,))
 

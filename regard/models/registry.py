@@ -168,6 +168,7 @@ MOE_LSTM = {
         "width": 128,
         "layers": 3,
         "decoder_layers": 2,
+        "residual_from": 2,
         "feedforward": "moe(experts=8, choices=2)",
         "inner": 256,
         "dropout": 0.2,

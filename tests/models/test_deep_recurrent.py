@@ -12,7 +12,13 @@ from regard.models import DeepRecurrent, DeepRecurrentConfig, build
 from regard.models.registry import presets
 
 SMALL = {"vocabulary": VOCABULARY, "width": 6, "layers": 4, "dropout": 0.0}
-EXPERTS = {"feedforward": "moe(experts=3, choices=2, noise=False)", "inner": 5, "layers": 3, "decoder_layers": 2}
+EXPERTS = {
+    "feedforward": "moe(experts=3, choices=2, noise=False)",
+    "inner": 5,
+    "layers": 3,
+    "decoder_layers": 2,
+    "residual_from": 2,
+}
 
 
 FAST = {"connections": "fast-forward", "layers": 3, "decoder_layers": 3}
@@ -92,21 +98,24 @@ def reference(model: DeepRecurrent, source: Tensor, target: Tensor, drop: float)
     first, second, *others = model.encoder
     xs = lstm(second, [drop * torch.cat(pair) for pair in zip(lstm(first, xs), back, strict=True)])
     xs = feed(model.encoder_feed, xs)
-    for cells in others:
-        xs = [x + y for x, y in zip(xs, lstm(cells, [drop * x for x in xs]), strict=True)]
+    start = model.config.residual_from
+    for number, cells in enumerate(others, 3):
+        made = lstm(cells, [drop * x for x in xs])
+        xs = [x + y for x, y in zip(xs, made, strict=True)] if number >= start else made
     bottom, *uppers = model.decoder
     hs = lstm(bottom, [drop * model.target_embedding.weight[w] for w in target])
     contexts = contexts_of(model, hs, xs)
     ys = feed(model.decoder_feed, hs)
-    for number, cells in enumerate(uppers):
+    for number, cells in enumerate(uppers, 2):
         made = lstm(cells, [drop * torch.cat(pair) for pair in zip(ys, contexts, strict=True)])
-        # the third layer of the decoder is the first that is added
-        ys = [y + x for x, y in zip(ys, made, strict=True)] if number >= 1 else made
+        ys = [y + x for x, y in zip(ys, made, strict=True)] if number >= start else made
     return torch.stack([model.output.weight @ y + model.output.bias for y in ys])
 
 
 @pytest.mark.parametrize(
-    "options", [{}, EXPERTS | {"tied": False, "target_vocabulary": VOCABULARY}, FAST], ids=["gnmt", "moe", "deep-att"]
+    "options",
+    [{}, EXPERTS | {"tied": False, "target_vocabulary": VOCABULARY}, {"residual_from": 4}, FAST],
+    ids=["gnmt", "moe", "late", "deep-att"],
 )
 def test_scores_and_gradients_are_those_of_the_papers(options):
     model = built(**options).eval()
@@ -234,3 +243,13 @@ def test_wrong_configs_and_states_are_refused():
     ):
         with pytest.raises(ValueError, match=words):
             call()
+
+
+def test_every_layer_of_the_mixture_is_added_to_what_it_reads():
+    """As its authors have it: recurrences above that answer zeros let the words pass."""
+    preset = presets("translation")["moe-lstm"]
+    model = preset.form.module(preset.form.config(**preset.values | {"vocabulary": VOCABULARY})).eval()
+    for cells in (*model.encoder[2:], *model.decoder[1:]):
+        for parameter in cells.parameters():
+            torch.nn.init.zeros_(parameter)
+    assert model(ids(), ids(T=7, seed=2)).logits.std(1).min() > 0
