@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 import regard
 from regard.core.rows import Rows
+from regard.layers.attention.draws import normal_rows
 
 
 def heads(B=2, H=4, T=11, D=8, seed=0, dtype=torch.float64):
@@ -145,6 +146,13 @@ def test_orthogonal_features_are_orthogonal():
     products = block @ block.T
     assert_close(products, torch.diag(products.diagonal()), rtol=0, atol=1e-4)
     assert layer.draws.norm(dim=1).std() > 0.1, "lengths are those of normal vectors"
+
+
+def test_orthogonal_directions_favour_none():
+    """Each number of an isotropic draw has mean 0 and variance 1."""
+    drawn = normal_rows(4000, 8, 8, draw=torch.Generator().manual_seed(0), orthogonal=True)
+    assert_close(drawn.mean(0), torch.zeros(8, 8), rtol=0, atol=5 / 4000**0.5)
+    assert_close(drawn.var(0), torch.ones(8, 8), rtol=0, atol=0.12)
 
 
 def test_redraw_is_on_request_and_stays_in_the_state():

@@ -17,7 +17,9 @@ def normal_rows(*size: int, draw: torch.Generator | None = None, orthogonal: boo
     blocks = torch.randn(*batch, -(-R // D), D, D, generator=draw)
     with _one_thread():
         blocks = torch.linalg.qr(blocks)[0].mT  # D orthonormal rows each
-    return blocks.flatten(-3, -2)[..., :R, :] * rows.norm(dim=-1, keepdim=True)
+    # the decomposition has a rule for the sign of each row, which would favour some directions: another is drawn
+    lengths = rows.norm(dim=-1, keepdim=True) * rows[..., :1].sign()
+    return blocks.flatten(-3, -2)[..., :R, :] * lengths
 
 
 def put_draw(buffer: Tensor, drawn: Tensor) -> None:
