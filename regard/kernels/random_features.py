@@ -11,6 +11,8 @@ from torch import Tensor
 from regard.kernels.choose import use_triton
 from regard.kernels.scan import running_maximum, stabilise
 
+TILE = 64  # tokens of a row, and numbers of a token, that a program of `attend_pairs` holds
+
 
 def exp_features(x: Tensor, W: Tensor, *, scale: float) -> Tensor:
     """exp(w_r . x' - |x'|^2 / 2) with x' = scale x, relative to the largest of each row: [B, H, T, R]."""
@@ -46,6 +48,23 @@ def exp_logits(x: Tensor, W: Tensor, *, scale: float) -> Tensor:
     """w_r . x' - |x'|^2 / 2, [B, H, T, R], in float32 or better."""
     x = _wide(x) * scale
     return x @ W.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2
+
+
+def attends_pairs(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether `attend_pairs` takes these: rows of one tile, in Triton."""
+    if torch.compiler.is_compiling() or max(q.shape[2], k.shape[2], q.shape[3], v.shape[3]) > TILE or q.shape[2] == 1:
+        return False
+    return bool(q.numel() and k.numel()) and use_triton("pairs", q, k, v)
+
+
+def attend_pairs(
+    q: Tensor, k: Tensor, v: Tensor, W: Tensor, *, scale: float, real: Tensor | None = None, causal: bool = False
+) -> Tensor:
+    """Attention with the weights `exp_features` of queries times those of real keys [B, S], [B, H, T, E]: for short
+    rows all pairs at once, without features or sums of them in memory."""
+    from regard.kernels import pairs_triton
+
+    return pairs_triton.attend(q, k, v, W, scale, real, causal)
 
 
 def trigonometric_features(x: Tensor, W: Tensor, *, gate: Tensor | None = None) -> Tensor:

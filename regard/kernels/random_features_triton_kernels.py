@@ -13,7 +13,7 @@ from regard.kernels.scan_triton_tiles import PTX, exp
 
 
 @jit
-def _load_directions(W, d, r, D: tl.constexpr, R: tl.constexpr, NARROW: tl.constexpr, SPLIT: tl.constexpr):
+def load_directions(W, d, r, D: tl.constexpr, R: tl.constexpr, NARROW: tl.constexpr, SPLIT: tl.constexpr):
     """W transposed [BD, BR], rounded where rows are bfloat16, and what rounding left of it."""
     inside = (r < R)[None, :] & (d < D)[:, None]
     weight = tl.load(W + r[None, :] * D + d[:, None], mask=inside, other=0.0)
@@ -29,7 +29,7 @@ def _load_directions(W, d, r, D: tl.constexpr, R: tl.constexpr, NARROW: tl.const
 
 
 @jit
-def _products(row, weight, rest, NARROW: tl.constexpr, SPLIT: tl.constexpr):
+def products(row, weight, rest, NARROW: tl.constexpr, SPLIT: tl.constexpr):
     """w_r . x of each row, in float32."""
     if NARROW:
         product = tl.dot(row, weight)
@@ -49,7 +49,7 @@ def exp_features(
     """exp(w_r . x' - |x'|^2 / 2 - top) with x' = scale x; or, where there is no `out`, the largest logits."""
     h, b = tl.program_id(0) % H, tl.program_id(1).to(tl.int64)
     d, r, begin = tl.arange(0, BD), tl.arange(0, BR), (tl.program_id(0) // H) * (C * BLOCKS)
-    weight, rest = _load_directions(W, d, r, D, R, NARROW, SPLIT)
+    weight, rest = load_directions(W, d, r, D, R, NARROW, SPLIT)
     x += b * x_b + h * x_h
     for n in range(0, tl.minimum(BLOCKS, tl.cdiv(T - begin, C))):
         i = begin + n * C + tl.arange(0, C)
@@ -57,7 +57,7 @@ def exp_features(
         row = tl.load(x + i.to(tl.int64)[:, None] * x_t + d[None, :], mask=inside, other=0.0)
         length = row.to(tl.float32) * scale
         half = tl.sum(length * length, 1) * 0.5
-        logits = _products(row, weight, rest, NARROW, SPLIT) * scale - half[:, None]
+        logits = products(row, weight, rest, NARROW, SPLIT) * scale - half[:, None]
         at = (b * H + h) * T + i
         if OWN:
             most = tl.max(tl.where((r < R)[None, :], logits, float("-inf")), 1)
@@ -136,14 +136,14 @@ def trigonometric_features(
     """share [sin(a), cos(a)] with a_r = w_r . x / |x|, times sigmoid(-gate) where there is one."""
     h, b = tl.program_id(0) % H, tl.program_id(1).to(tl.int64)
     d, r, begin = tl.arange(0, BD), tl.arange(0, BR), (tl.program_id(0) // H) * (C * BLOCKS)
-    weight, rest = _load_directions(W + h * (R * D), d, r, D, R, NARROW, SPLIT)
+    weight, rest = load_directions(W + h * (R * D), d, r, D, R, NARROW, SPLIT)
     x += b * x_b + h * x_h
     for n in range(0, tl.minimum(BLOCKS, tl.cdiv(T - begin, C))):
         i = begin + n * C + tl.arange(0, C)
         live = i < T
         row, _, inverse = _load_unit(x, i, x_t, d, live[:, None] & (d < D)[None, :])
         sine, cosine = _sine_cosine(
-            _products(row, weight, rest, NARROW, SPLIT) * inverse[:, None], out.dtype.element_ty == tl.float32
+            products(row, weight, rest, NARROW, SPLIT) * inverse[:, None], out.dtype.element_ty == tl.float32
         )
         factor = tl.zeros([C], tl.float32) + share
         if gate is not None:

@@ -30,3 +30,44 @@ def quick_interpreter() -> None:
         return type(patched[modules])()
 
     interpreter._patch_lang = patch_once
+
+
+@pytest.fixture(autouse=True)
+def interpreter_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter multiplies the bits of bfloat16 as whole numbers, and cuts off digits where a GPU rounds. What a
+    GPU splits into two bfloat16 parts it would multiply in float32."""
+    import numpy as np
+    import torch
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    dot, cast = interpreter.InterpreterBuilder.create_dot, interpreter.InterpreterBuilder.cast_impl
+
+    def wide(x):
+        if x.dtype.scalar != tl.bfloat16:
+            return x
+        return interpreter.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def rounded(self, x, dtype):
+        if x.dtype.scalar == tl.float32 and dtype.scalar == tl.bfloat16:
+            bits = torch.from_numpy(np.ascontiguousarray(x.data)).bfloat16().view(torch.int16).numpy().view(np.uint16)
+            return interpreter.TensorHandle(bits, tl.bfloat16)
+        return cast(self, x, dtype)
+
+    def split(x):
+        data = torch.from_numpy(np.ascontiguousarray(x.data))
+        high = data.bfloat16().float()
+        low = (data - high).bfloat16().float()
+        return [interpreter.TensorHandle(part.numpy(), tl.float32) for part in (high, low)]
+
+    def product(self, a, b, total, precision, *rest):
+        a, b = wide(a), wide(b)
+        if "TF32x3" not in str(precision):
+            return dot(self, a, b, total, precision, *rest)
+        (high, low), (other_high, other_low) = split(a), split(b)
+        for x, y in ((low, other_high), (high, other_low), (high, other_high)):
+            total = dot(self, x, y, total, precision, *rest)
+        return total
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", product)
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "cast_impl", rounded)

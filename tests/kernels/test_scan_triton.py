@@ -5,15 +5,13 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import scans
 import torch
-import triton.language as tl
 from folders import SCRIPTS
+from interpreted import interpreter_as_a_gpu  # noqa: F401  (a fixture)
 from torch import Tensor
 from torch.testing import assert_close
-from triton.runtime import interpreter
 
 from regard.kernels import (
     choose,
@@ -26,42 +24,6 @@ from regard.kernels import (
 )
 from regard.kernels.scan_triton_cut import Tuning
 from regard.testing.cases import LONG, WIDTH, Case, extended, holes, inputs, reference
-
-
-@pytest.fixture(autouse=True)
-def interpreter_as_a_gpu(monkeypatch) -> None:
-    """The interpreter multiplies the bits of bfloat16 as whole numbers, and cuts off digits where a GPU rounds. What a
-    GPU splits into two bfloat16 parts it would multiply in float32."""
-    dot, cast = interpreter.InterpreterBuilder.create_dot, interpreter.InterpreterBuilder.cast_impl
-
-    def wide(x):
-        if x.dtype.scalar != tl.bfloat16:
-            return x
-        return interpreter.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
-
-    def rounded(self, x, dtype):
-        if x.dtype.scalar == tl.float32 and dtype.scalar == tl.bfloat16:
-            bits = torch.from_numpy(np.ascontiguousarray(x.data)).bfloat16().view(torch.int16).numpy().view(np.uint16)
-            return interpreter.TensorHandle(bits, tl.bfloat16)
-        return cast(self, x, dtype)
-
-    def split(x):
-        data = torch.from_numpy(np.ascontiguousarray(x.data))
-        high = data.bfloat16().float()
-        low = (data - high).bfloat16().float()
-        return [interpreter.TensorHandle(part.numpy(), tl.float32) for part in (high, low)]
-
-    def product(self, a, b, total, precision, *rest):
-        a, b = wide(a), wide(b)
-        if "TF32x3" not in str(precision):
-            return dot(self, a, b, total, precision, *rest)
-        (high, low), (other_high, other_low) = split(a), split(b)
-        for x, y in ((low, other_high), (high, other_low), (high, other_high)):
-            total = dot(self, x, y, total, precision, *rest)
-        return total
-
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", product)
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "cast_impl", rounded)
 
 
 @pytest.fixture(autouse=True)
@@ -466,7 +428,9 @@ CASES = [*FEW, *(pytest.param(case, marks=pytest.mark.exhaustive, id=str(case)) 
 
 
 @pytest.fixture
-def interpreted():
+def interpreted(monkeypatch):
+    # rows as short as these would not be scanned
+    monkeypatch.setattr(random_features, "TILE", 0)
     with choose.use("triton"), choose.record() as answers:
         yield
     assert ("scan", "triton") in answers

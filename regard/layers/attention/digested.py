@@ -22,10 +22,15 @@ class Digested(Projected):
         """[B, H, T, D] from what `digest` returned and the queries by name, q by default; a digest of no real token
         gives zeros."""
 
+    def attend_fused(self, real: Tensor | None, *args: Any, **inputs: Any) -> Tensor | None:
+        """Role "self": what `consult` makes of `digest`, by one kernel for both. Default: there is none."""
+
     def attend_self(
         self, rows: Rows, query: dict[str, Tensor], source: dict[str, Tensor], state: Any
     ) -> tuple[Tensor, Any]:
-        return self.consult(self.digest(rows.real(), **self.repeat_heads(source)), **query), None
+        real, source = rows.real(), self.repeat_heads(source)
+        o = self.attend_fused(real, **query, **source)
+        return self.consult(self.digest(real, **source), **query) if o is None else o, None
 
     @final
     def project_memory(self, source: dict[str, Tensor], memory: Memory) -> CrossState:

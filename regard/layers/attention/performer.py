@@ -9,7 +9,14 @@ from torch import Tensor
 from regard.core.numeric import to_wide, wide_dtype
 from regard.core.reference import Row, add_up
 from regard.core.shape import Order, Shape
-from regard.kernels.random_features import exp_features, exp_features_of_all, exp_logits, stabilised_features
+from regard.kernels.random_features import (
+    attend_pairs,
+    attends_pairs,
+    exp_features,
+    exp_features_of_all,
+    exp_logits,
+    stabilised_features,
+)
 from regard.kernels.scan import State, absorb, attend_past, attend_sums
 from regard.layers.attention.base import Facts
 from regard.layers.attention.draws import check_redraw, normal_rows, put_draw
@@ -100,6 +107,12 @@ class Performer(Scanned):
     def consult(self, digest: State, q: Tensor) -> Tensor:
         return attend_sums(self._query(q), *digest, dtype=q.dtype)
 
+    def attend_fused(self, real: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+        if self.kernel == "relu" or self.epsilon or not attends_pairs(q, k, v):
+            return None
+        causal = self.shape.role == "causal"
+        return attend_pairs(q, k, v, self.draws, scale=self._scale, real=real, causal=causal)
+
     def zero(self, batch: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
         size, wide = (batch, self.shape.heads, self.features), wide_dtype(dtype)
         sums = torch.zeros((*size, self.shape.head_width), dtype=wide, device=device)
@@ -108,6 +121,9 @@ class Performer(Scanned):
     def scan(
         self, real: Tensor | None, sums: Sums | None, q: Tensor, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Sums | None]:
+        o = self.attend_fused(real, q, k, v) if sums is None else None
+        if o is not None:
+            return o, None
         before, top = (None, None) if sums is None else ((sums[0], sums[1]), sums[2])
         if self.kernel == "relu":
             k, decay = self._relu(k), None

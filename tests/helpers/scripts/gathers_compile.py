@@ -1,7 +1,7 @@
 """Compiles kernels for a GPU that need not be there: of a step of decoding, of sorted chunks and norms, of what
-centroids pick, of additive logits; with `all` also of the loss, of entmax, and of summaries. Run by test_captured.py,
-test_chunks.py and test_additive.py, for here they are not interpreted. Arguments: `ring`, `chunks`, `picks`,
-`additive`; `all` for more sizes of each."""
+centroids pick, of additive logits, of pairs of random features; with `all` also of the loss, of entmax, and of
+summaries. Run by test_captured.py, test_chunks.py, test_additive.py and test_pairs.py, for here they are not
+interpreted. Arguments: `ring`, `chunks`, `picks`, `additive`, `pairs`; `all` for more sizes of each."""
 
 import sys
 
@@ -15,6 +15,7 @@ from regard.kernels import (
     cross_entropy_triton,
     entmax_triton_kernels,
     norm_triton_kernels,
+    pairs_triton,
     picks_triton_kernels,
     ring_triton,
     ring_triton_kernels,
@@ -116,6 +117,24 @@ def additive() -> None:
             assert "tt.dot" not in compiled(kernel, pairs | {"CAUSAL": True}, **types), kernel
 
 
-for name, work in (("ring", ring), ("chunks", chunks), ("picks", picks), ("picks", others), ("additive", additive)):
+def pairs() -> None:
+    types = {"W": "*fp32", "real": "*i1", "tops_q": "*fp32", "tops_k": "*fp32", "norms": "*fp32"}
+    for narrow in (True, False) if ALL else (True,):
+        rows = dict.fromkeys(("q", "k", "v", "o", "grad", "dq", "dk", "dv"), "*bf16" if narrow else "*fp32")
+        for size in (32, 64) if ALL else (32,):
+            tile = {"H": 4, "D": size, "BD": size, "E": size, "BE": size, "R": 256, "BT": size, "BS": size}
+            kinds = {"BR": 32 if narrow else 16, "CAUSAL": True, "RAGGED": True, "NARROW": narrow, "SPLIT": True}
+            for kernel in (pairs_triton.forward_kernel, pairs_triton.backward_kernel)[: 2 if ALL else 1]:
+                compiled(kernel, tile | kinds, **types, **rows)
+
+
+for name, work in (
+    ("ring", ring),
+    ("chunks", chunks),
+    ("picks", picks),
+    ("picks", others),
+    ("additive", additive),
+    ("pairs", pairs),
+):
     if name in sys.argv:
         work()
