@@ -1,8 +1,9 @@
 """Which implementation of a kernel runs: PyTorch's operators ("torch") or ours in Triton ("triton").
 
-"auto", the default, takes Triton on a CUDA device where it runs and PyTorch elsewhere; it alone falls back. An explicit
-"triton" that cannot run is an error that says why. The environment variable REGARD_KERNELS sets the choice of a
-process, `use` that of a block of code. On a CPU Triton runs interpreted only, with TRITON_INTERPRET=1: for tests.
+"auto", the default, takes Triton on a CUDA device where it runs and PyTorch elsewhere; it alone falls back, and takes
+no kernel whose tests have not passed on a GPU yet. An explicit "triton" that cannot run is an error that says why. The
+environment variable REGARD_KERNELS sets the choice of a process, `use` that of a block of code. On a CPU Triton runs
+interpreted only, with TRITON_INTERPRET=1: for tests.
 
 A program that `torch.export` records holds no kernels of ours unless "triton" is chosen, so that it can be loaded
 without Regard: see `portable_only`.
@@ -24,6 +25,7 @@ from regard.kernels.compiling import constant_when_compiled, exporting
 
 Choice = Literal["auto", "torch", "triton"]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+UNPROVEN = ("pairs",)  # kernels whose tests have not passed on a GPU yet
 
 _choice: str = os.environ.get("REGARD_KERNELS", "auto")  # checked where it is used
 _answers: list[tuple[str, str]] | None = None
@@ -55,6 +57,8 @@ def record() -> Iterator[list[tuple[str, str]]]:
 def use_triton(kernel: str, *tensors: Tensor | None, refusal: str | None = None) -> bool:
     """Whether the kernel of that name runs in Triton on these tensors; `refusal` is the kernel's own reason not to."""
     choice = _checked(_choice)
+    if choice == "auto" and kernel in UNPROVEN:
+        refusal = "its tests have not passed on a GPU yet"
     reason = None if choice == "torch" else refusal or _reason(choice, [x for x in tensors if x is not None])
     if choice == "triton" and reason:
         raise ValueError(

@@ -34,6 +34,11 @@ def test_auto_takes_triton_on_cuda(monkeypatch):
     on_gpu = type("OnGpu", (), {"device": torch.device("cuda"), "dtype": torch.float32})()
     assert use_triton("scan", on_gpu)
     assert not use_triton("scan", on_gpu, refusal="heads are wider than 256")
+    monkeypatch.setattr(choose, "UNPROVEN", ("scan",))
+    assert not use_triton("scan", on_gpu)
+    with use("triton"):
+        assert use_triton("scan", on_gpu)
+    monkeypatch.setattr(choose, "UNPROVEN", ())
     monkeypatch.setattr(choose, "_problems", {"cuda": "RuntimeError: no C compiler"})
     assert not use_triton("scan", on_gpu)
     with use("triton"), pytest.raises(ValueError, match="'scan' cannot run in Triton: RuntimeError: no C compiler"):
