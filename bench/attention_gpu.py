@@ -4,7 +4,9 @@
     python bench/attention_gpu.py patterns --lengths 65536
     python bench/attention_gpu.py layers --only performer efficient --seconds 60 --json layers.json
     python bench/attention_gpu.py layers --workers 12 --lengths 1024 2048 4096 8192 16384 65536 --json layers.json
+    python bench/attention_gpu.py patterns scans --graphs       # replays of CUDA graphs: without the time of the host
     python bench/attention_gpu.py launches --lengths 16384      # other tiles, warps, stages and registers
+    python bench/attention_gpu.py profile --lengths 65536       # microseconds of each kernel, by PyTorch's profiler
     ncu --profile-from-start off --clock-control none --section SpeedOfLight --section Occupancy --section \\
         WarpStateStats python bench/attention_gpu.py counters --lengths 4096 16384     # what bounds window and scan
 
@@ -37,6 +39,7 @@ from regard.kernels.runs import Bound, Far, Pass, Where
 
 TOKENS, HEADS, WIDTH = 65536, 16, 64
 SMALL = 512  # tokens of --small
+GRAPHS = False  # --graphs
 SLOW = 1000.0  # milliseconds: a layer that takes longer is not measured at greater lengths
 Times = tuple[float, float]  # forward, forward + backward
 RESULTS: dict[str, Times | None] = {}  # all that was timed, by section, row, length and column
@@ -45,6 +48,12 @@ RESULTS: dict[str, Times | None] = {}  # all that was timed, by section, row, le
 def milliseconds(function: Callable[[], object], repeats: int = 10, warmup: int = 3) -> float:
     """The median of several calls, after a few to warm up."""
     for _ in range(warmup):
+        function()
+    if GRAPHS:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            function()
+        function = graph.replay
         function()
     if not torch.cuda.is_available():
         clock = [time.perf_counter()]
@@ -112,9 +121,22 @@ def sdpa(backend: SDPBackend) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 def global_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Longformer: a window of 256 to each side and 16 tokens that see all and are seen by all."""
-    head = runs.attend(q[:, :, :16], k, v, [Pass()])
     near = Pass(Bound(plus=-256), Bound(plus=257), Far(16))
-    return runs.attend(q, k, v, [near], where=Where(first=16), head=head)
+    return runs.attend(q, k, v, [near], where=Where(first=16), unbounded=16)
+
+
+def over(*passes: Pass) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    return lambda q, k, v: runs.attend(q, k, v, passes)
+
+
+def fixed(length: int) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """The Sparse Transformer's: blocks of 128, and the last 8 tokens of each earlier one."""
+    block, summaries = Bound(every=128, times=128), Far(length // 128 * 8, Bound(every=128, times=8), 120, 8, 128)
+    return over(Pass(block, Bound(plus=1), summaries))
+
+
+def with_far_keys(length: int) -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
+    return {"window 256 + 16 global": global_rows, "sparse fixed 128, 8, causal": fixed(length)}
 
 
 def patterns(lengths: list[int], asked: "Asked") -> None:
@@ -124,12 +146,7 @@ def patterns(lengths: list[int], asked: "Asked") -> None:
     print(f"\npatterns: copy {rate / 1e9:.2f} TB/s, floor {floor:.3f} / {3 * floor:.3f} ms\n")
     print(f"{'pattern':28}{'N':>7}  {'ours':>15}  {'flex':>15}  {'cuDNN, all':>15}  {'flash, all':>15}  {'ratio':>11}")
 
-    def over(*passes: Pass) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        return lambda q, k, v: runs.attend(q, k, v, passes)
-
     for N in lengths:
-        block = Bound(every=128, times=128)
-        summaries = Far(N // 128 * 8, Bound(every=128, times=8), 120, 8, 128)
         rows = {
             "window 256, causal": (over(Pass(Bound(plus=-256), Bound(plus=1))), lambda i, j: (j <= i) & (i - j <= 256)),
             "window 256, both sides": (
@@ -145,7 +162,7 @@ def patterns(lengths: list[int], asked: "Asked") -> None:
                 lambda i, j: (j <= i) & ((i - j <= 128) | ((i - j) % 128 == 0)),
             ),
             "sparse fixed 128, 8, causal": (
-                over(Pass(block, Bound(plus=1), summaries)),
+                fixed(N),
                 lambda i, j: (j <= i) & ((i // 128 == j // 128) | (j % 128 >= 120)),
             ),
         }
@@ -385,8 +402,9 @@ def einsum_both_ways(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ (k.mT @ v)) / (q * k.sum(2, keepdim=True)).sum(-1, keepdim=True)
 
 
-def fla(name: str, *, whole: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Flash linear attention, if it is installed; whole: with the feature map and the denominators, compiled."""
+def fla(name: str, *, whole: bool, own: bool = False) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Flash linear attention, if it is installed; whole: with the feature map and the denominators, compiled, or with
+    its own denominators."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         from fla.ops import linear_attn
@@ -395,6 +413,8 @@ def fla(name: str, *, whole: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]
         if not whole:
             return getattr(linear_attn, name)(q, k, v, scale=1.0, normalize=False)[0].transpose(1, 2)
         q, k = features(q), features(k)
+        if own:
+            return getattr(linear_attn, name)(q, k, v, scale=1.0, normalize=True)[0].transpose(1, 2)
         return divided(getattr(linear_attn, name)(q, k, v, scale=1.0, normalize=False)[0], q, k).transpose(1, 2)
 
     features = torch.compile(lambda x: F.elu(x) + 1)
@@ -416,7 +436,7 @@ def scans(lengths: list[int], asked: "Asked") -> None:
             (
                 f"causal, heads of {width}",
                 linear,
-                [fla(kernel, whole=True) for kernel in kernels],
+                [fla(kernel, whole=True, own=own) for kernel in kernels for own in (False, True)],
                 [fla(kernel, whole=False) for kernel in kernels],
             ),
             (f"both ways, of {width}", linear_both_ways, [einsum_both_ways, torch.compile(einsum_both_ways)], []),
@@ -456,42 +476,80 @@ def counters(lengths: list[int], asked: "Asked") -> None:
         print(f"{name}, {N}: profiled", flush=True)
 
 
-# launches to try, by kernel
-WINDOW_TILES = {
-    "forward": [
-        Tile(64, 64, 4, 3, 128),
-        Tile(64, 64, 4, 2, 128, True),
-        Tile(128, 64, 8, 2, 128),
-        Tile(64, 32, 4, 3, 96),
-    ],
-    "queries": [Tile(64, 32, 4, 4, 96), Tile(64, 64, 4, 2, 128), Tile(128, 32, 8, 2, 96)],
-    "keys": [Tile(32, 64, 4, 2, 128), Tile(64, 64, 8, 1, 128), Tile(64, 32, 4, 2, 128)],
+def profile(lengths: list[int], asked: "Asked") -> None:
+    """Microseconds of each kernel in forward and backward passes."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    for N in lengths:
+        for name, attend in {"window 256": window, **with_far_keys(N), "linear": linear}.items():
+            if not asked.wants(name):
+                continue
+            q, k, v, grad = heads(N, WIDTH)
+            leaves = [x.requires_grad_() for x in (q, k, v)]
+            torch.autograd.grad(attend(q, k, v), leaves, grad)
+            with torch.profiler.profile(activities=activities) as seen:
+                for _ in range(5):
+                    torch.autograd.grad(attend(q, k, v), leaves, grad)
+                torch.cuda.synchronize()
+            kernels: dict[str, list[float]] = {}
+            for event in seen.events() or ():
+                if str(event.device_type).endswith("CUDA"):
+                    kernels.setdefault(event.name, []).append(event.time_range.elapsed_us())
+            total = sum(map(sum, kernels.values())) / 5
+            print(f"\n{name}, {N}: {total:.0f} us in kernels of a forward and a backward pass", flush=True)
+            for kernel, times in sorted(kernels.items(), key=lambda pair: -sum(pair[1])):
+                print(f"{sum(times) / 5:10.1f} us{len(times) / 5:6.0f} x  {kernel[:100]}", flush=True)
+
+
+# launches to try, by pattern and kernel
+TILES = {
+    "window 256, causal": {
+        "forward": [
+            Tile(64, 64, 4, 3, 128),
+            Tile(64, 64, 4, 2, 128, True),
+            Tile(128, 64, 8, 2, 128),
+            Tile(64, 32, 4, 3, 96),
+        ],
+        "queries": [Tile(64, 32, 4, 4, 96), Tile(64, 64, 4, 2, 128), Tile(128, 32, 8, 2, 96)],
+        "keys": [Tile(32, 64, 4, 2, 128), Tile(64, 64, 8, 1, 128), Tile(64, 32, 4, 2, 128)],
+    },
+    "window 256 + 16 global": {
+        "queries": [Tile(64, 32, 4, 3, 112), Tile(64, 32, 4, 3, 128)],
+        "keys": [Tile(32, 64, 4, 1, 128), Tile(32, 64, 4, 1, 168)],
+    },
+    "sparse fixed 128, 8, causal": {
+        "forward": [Tile(128, 64, 8, 3, 128), Tile(64, 64, 4, 3, 128), Tile(128, 128, 8, 2)],
+        "queries": [Tile(128, 64, 8, 2, 128), Tile(128, 64, 8, 3, 128), Tile(128, 32, 8, 3, 128)],
+        "far": [Tile(32, 128, 8, 3, 128), Tile(32, 128, 8, 2, 128), Tile(64, 128, 8, 2)],
+    },
 }
 SCAN_LAUNCHES = {
-    "forward": [cuts.Tuning(64, 4, 2), cuts.Tuning(64, 8, 2), cuts.Tuning(32, 4, 3)],
-    "queries": [cuts.Tuning(64, 8, 2), cuts.Tuning(32, 4, 3), cuts.Tuning(64, 4, 2)],
-    "keys": [cuts.Tuning(64, 8, 2), cuts.Tuning(32, 4, 2), cuts.Tuning(64, 4, 2, 168)],
+    "forward": [cuts.Tuning(64, 8, 2, 128), cuts.Tuning(64, 8, 3, 128), cuts.Tuning(32, 8, 3, 128)],
+    "queries": [cuts.Tuning(64, 8, 2, 128), cuts.Tuning(32, 8, 3, 128), cuts.Tuning(32, 8, 2, 128)],
+    "keys": [cuts.Tuning(32, 8, 3, 128), cuts.Tuning(32, 8, 2, 128), cuts.Tuning(32, 4, 3, 168)],
 }
 
 
 def launches(lengths: list[int], asked: "Asked") -> None:
-    """The causal window and the causal scan with other tiles, warps, stages and registers, one kernel at a time."""
+    """Patterns and the causal scan with other tiles, warps, stages and registers, one kernel at a time."""
     chosen_tile, chosen_launches = parts_triton.tile, dict(cuts.TUNED)
     for N in lengths:
         print(f"\nlaunches at {N}: as they are chosen, then with one kernel changed")
-        print(f"{'window 256, chosen':64}{shown(timed(window, N, WIDTH)):>16}", flush=True)
-        for kernel, tiles in WINDOW_TILES.items():
-            for tile in tiles:
-                if not asked.wants(f"window {kernel}"):
+        for name, kernels in TILES.items():
+            attend = {"window 256, causal": window, **with_far_keys(N)}[name]
+            if asked.wants(name):
+                print(f"{f'{name}, chosen':64}{shown(timed(attend, N, WIDTH)):>16}", flush=True)
+            for kernel, tile in ((kernel, tile) for kernel, tiles in kernels.items() for tile in tiles):
+                if not asked.wants(f"{name} {kernel}"):
                     continue
                 parts_triton.tile = lambda kind, *given, tile=tile, kernel=kernel, **more: (
                     tile if kind == kernel else chosen_tile(kind, *given, **more)
                 )
-                times = timed(window, N, WIDTH)
-                asked.record(f"launches, window {kernel} {tuple(tile)}, {N}", times)
-                print(f"{f'window {kernel} {tuple(tile)}':64}{shown(times):>16}", flush=True)
-        parts_triton.tile = chosen_tile
-        print(f"{'linear, chosen':64}{shown(timed(linear, N, WIDTH)):>16}", flush=True)
+                times = timed(attend, N, WIDTH)
+                asked.record(f"launches, {name} {kernel} {tuple(tile)}, {N}", times)
+                print(f"{f'{name} {kernel} {tuple(tile)}':64}{shown(times):>16}", flush=True)
+            parts_triton.tile = chosen_tile
+        if asked.wants("linear"):
+            print(f"{'linear, chosen':64}{shown(timed(linear, N, WIDTH)):>16}", flush=True)
         for kernel, tunings in SCAN_LAUNCHES.items():
             for tuning in tunings:
                 if not asked.wants(f"linear {kernel}"):
@@ -542,7 +600,14 @@ def shrink() -> None:
     TOKENS, HEADS, WIDTH = SMALL, 2, 16
 
 
-SECTIONS = {"patterns": patterns, "scans": scans, "layers": layers, "counters": counters, "launches": launches}
+SECTIONS = {
+    "patterns": patterns,
+    "scans": scans,
+    "layers": layers,
+    "counters": counters,
+    "launches": launches,
+    "profile": profile,
+}
 
 
 def main() -> None:
@@ -553,6 +618,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600.0, help="no row begins after this time")
     parser.add_argument("--workers", type=int, default=0, help="layers: processes that compile the kernels first")
     parser.add_argument("--json", help="file to write all times to")
+    parser.add_argument("--graphs", action="store_true", help="time replays of CUDA graphs")
     parser.add_argument(
         "--small", action="store_true", help="few tokens and heads, to try layers and launches, on a CPU too"
     )
@@ -560,6 +626,8 @@ def main() -> None:
     unknown = [name for name in given.sections if name not in SECTIONS]
     if unknown:
         parser.error(f"unknown section {unknown[0]!r}: choose from {', '.join(SECTIONS)}")
+    global GRAPHS
+    GRAPHS = given.graphs and torch.cuda.is_available()
     if given.small:
         shrink()
     elif not torch.cuda.is_available():

@@ -101,6 +101,22 @@ def _logits(row, half, weight, rest, r, scale, R: tl.constexpr, NARROW: tl.const
 
 
 @jit
+def _pairs(
+    query, key, half_q, half_k, top_q, top_k, W, d, scale, D: tl.constexpr, R: tl.constexpr,
+    BT: tl.constexpr, BS: tl.constexpr, BR: tl.constexpr, NARROW: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """a_ij [BT, BS] of all pairs, relative to the largest features of their rows."""
+    pairs = tl.zeros([BT, BS], tl.float32)
+    for begin in range(0, R, BR):
+        r = begin + tl.arange(0, BR)
+        weight, rest = load_directions(W, d, r, D, R, NARROW, SPLIT)
+        of_q = exp(_logits(query, half_q, weight, rest, r, scale, R, NARROW, SPLIT) - top_q[:, None])
+        of_k = exp(_logits(key, half_k, weight, rest, r, scale, R, NARROW, SPLIT) - top_k[:, None])
+        pairs += _product(of_q, tl.trans(of_k), NARROW)
+    return pairs
+
+
+@jit
 def _seen(real, b, T, S, BT: tl.constexpr, BS: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr):
     """Which pairs [BT, BS] there are."""
     i, j = tl.arange(0, BT), tl.arange(0, BS)
@@ -133,13 +149,7 @@ def forward_kernel(
         weight, rest = load_directions(W, d, r, D, R, NARROW, SPLIT)
         top_q = tl.maximum(top_q, tl.max(_logits(query, half_q, weight, rest, r, scale, R, NARROW, SPLIT), 1))
         top_k = tl.maximum(top_k, tl.max(_logits(key, half_k, weight, rest, r, scale, R, NARROW, SPLIT), 1))
-    pairs = tl.zeros([BT, BS], tl.float32)
-    for begin in range(0, R, BR):
-        r = begin + tl.arange(0, BR)
-        weight, rest = load_directions(W, d, r, D, R, NARROW, SPLIT)
-        of_q = exp(_logits(query, half_q, weight, rest, r, scale, R, NARROW, SPLIT) - top_q[:, None])
-        of_k = exp(_logits(key, half_k, weight, rest, r, scale, R, NARROW, SPLIT) - top_k[:, None])
-        pairs += _product(of_q, tl.trans(of_k), NARROW)
+    pairs = _pairs(query, key, half_q, half_k, top_q, top_k, W, d, scale, D, R, BT, BS, BR, NARROW, SPLIT)
     seen = _seen(real, b, T, S, BT, BS, CAUSAL, RAGGED)
     base = tl.max(tl.where(seen, top_k[None, :], float("-inf")), 1)
     base = tl.where(base == float("-inf"), 0.0, base)
@@ -173,13 +183,7 @@ def backward_kernel(
     half_q, half_k = _half(query, scale), _half(key, scale)
     top_q = tl.load(tops_q + one * T + i, mask=i < T, other=0.0)
     top_k = tl.load(tops_k + one * S + j, mask=j < S, other=0.0)
-    pairs = tl.zeros([BT, BS], tl.float32)
-    for begin in range(0, R, BR):
-        r = begin + tl.arange(0, BR)
-        weight, rest = load_directions(W, d, r, D, R, NARROW, SPLIT)
-        of_q = exp(_logits(query, half_q, weight, rest, r, scale, R, NARROW, SPLIT) - top_q[:, None])
-        of_k = exp(_logits(key, half_k, weight, rest, r, scale, R, NARROW, SPLIT) - top_k[:, None])
-        pairs += _product(of_q, tl.trans(of_k), NARROW)
+    pairs = _pairs(query, key, half_q, half_k, top_q, top_k, W, d, scale, D, R, BT, BS, BR, NARROW, SPLIT)
     norm = tl.load(norms + one * T + i, mask=i < T, other=float("inf"))
     seen = _seen(real, b, T, S, BT, BS, CAUSAL, RAGGED)
     share = exp(tl.where(seen, top_k[None, :] - norm[:, None], float("-inf")))

@@ -6,7 +6,8 @@ Backward: one kernel over tiles of queries (dq, and the rows' o . do), one over 
 queries by the inverse of the bounds. There are no atomics, so results are the same from run to run.
 
 Few queries over many keys, and few far keys under many queries, are split over the grid: partial results in float32,
-merged by their logsumexp or added up. Later passes of a pattern read what earlier ones left, in float32.
+merged by their logsumexp or added up. Queries that are unbounded, while others are not, have launches of their own for
+o and dq; for dk and dv they are one tile more. Later passes of a pattern read what earlier ones left, in float32.
 """
 
 from collections.abc import Sequence
@@ -86,35 +87,52 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     common, passes = unflatten(numbers)
     inputs = Inputs(q, k, v, far_k, far_v, related, scale, common, tensors)
-    (B, H, T, _), E = q.shape, v.shape[3]
-    o, lse = empty_like_heads(q, E), q.new_empty(B, H, T, dtype=torch.float32)
-    inner = empty_like_heads(q, E, torch.float32) if len(passes) > 1 else None
+    o, lse = empty_like_heads(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
+    inner = empty_like_heads(q, v.shape[3], torch.float32) if len(passes) > 1 else None
     for n, part in enumerate(passes):
-        sizes = _tile_of("forward", q, v, part, related)
-        programs = triton.cdiv(triton.cdiv(T, part.fold), sizes.rows) * B * H * part.fold
-        splits = _splits(programs, part, triton.cdiv(k.shape[2], sizes.keys)) if len(passes) == 1 else 1
-        out, out_lse = (o if inner is None or n == len(passes) - 1 else inner), lse
-        if splits > 1:
-            out = q.new_empty(splits, B, T, H, E, dtype=torch.float32).transpose(2, 3)
-            out_lse = lse.new_empty(splits, B, H, T)
-        with torch.cuda.device_of(q):
-            forward_kernel[(programs, splits)](
-                *_arguments(inputs, part),
-                out,
-                out_lse,
-                inner if n else None,
-                *out.stride()[-4:-1],
-                out.stride(0),
-                scale * LOG2E,
-                **_constants(q, k, v, far_k, part, sizes, common),
-                SPLITS=splits,
-                **_launch(sizes),
-            )
-        if splits > 1:
-            _merge(out, out_lse, o, lse)
+        out = o if inner is None or n == len(passes) - 1 else inner
+        _outputs(part, inputs, out, lse, inner if n else None, len(passes) == 1)
     if head is not None:
         o[:, :, : head.shape[2]] = head
+    if common[9]:
+        few = common[3]
+        _outputs(Pass(), _unbounded(inputs), o[:, :, :few], lse[:, :, :few], None, True)
     return o, lse
+
+
+def _unbounded(inputs: Inputs) -> Inputs:
+    """Those of the first queries, which see all keys."""
+    q0, k0, _, count, origin, *_ = inputs.common
+    common = (q0, k0, 0, 0, origin, 0, 0, 0, 0, 0)
+    return inputs._replace(q=inputs.q[:, :, :count], far_k=None, far_v=None, common=common)
+
+
+def _outputs(part: Pass, inputs: Inputs, o: Tensor, lse: Tensor, before: Tensor | None, alone: bool) -> None:
+    """o and lse of a pass, which joins what passes before it left; `alone`: it is the only one."""
+    q, k, v, far_k, _, related, scale, common, _ = inputs
+    (B, H, T, _), E, sizes = q.shape, v.shape[3], _tile_of("forward", q, v, part, related)
+    programs = triton.cdiv(triton.cdiv(T, part.fold), sizes.rows) * B * H * part.fold
+    splits = _splits(programs, part, triton.cdiv(k.shape[2], sizes.keys)) if alone else 1
+    out, out_lse = o, lse
+    if splits > 1:
+        out = q.new_empty(splits, B, T, H, E, dtype=torch.float32).transpose(2, 3)
+        out_lse = lse.new_empty(splits, B, H, T)
+    with torch.cuda.device_of(q):
+        forward_kernel[(programs, splits)](
+            *_arguments(inputs, part),
+            out,
+            out_lse,
+            before,
+            *out.stride()[-4:-1],
+            out.stride(0),
+            out_lse.stride(-2),
+            scale * LOG2E,
+            **_constants(q, k, v, far_k, part, sizes, common),
+            SPLITS=splits,
+            **_launch(sizes),
+        )
+    if splits > 1:
+        _merge(out, out_lse, o, lse)
 
 
 def backward(
@@ -144,8 +162,16 @@ def backward(
         outs = grads if wide is None or n == len(passes) - 1 else wide
         before = (None, None, None) if wide is None or n == 0 else wide
         _of_queries(part, inputs, grad, o, lse, delta, outs[0], before[0], n == 0, of_related)
+        with_unbounded = bool(common[9]) and n == len(passes) - 1
+        if with_unbounded:
+            few_grad, few_o, few_lse, few_delta, few_out = (
+                x[:, :, : common[3]] for x in (grad, o, lse, delta, outs[0])
+            )
+            few = _unbounded(inputs)
+            _of_queries(Pass(), few, few_grad, few_o, few_lse, few_delta, few_out, None, True, of_related)
         sums = _of_far(part, inputs, grad, lse, delta)
-        _of_keys(part, inputs, grad, lse, delta, outs[1:], before[1:], None if far_k is not None else sums)
+        sums_here = None if far_k is not None else sums
+        _of_keys(part, inputs, grad, lse, delta, outs[1:], before[1:], sums_here, with_unbounded)
         if far_k is not None and sums is not None:
             far_grads = (sums[0].to(k.dtype), sums[1].to(k.dtype))
     return *grads, *far_grads, of_related
@@ -196,6 +222,7 @@ def _of_queries(
             *grad.stride()[:3],
             *out.stride()[-4:-1],
             out.stride(0),
+            lse.stride(1),
             scale * LOG2E,
             scale,
             **_constants(q, k, v, far_k, part, sizes, common),
@@ -243,6 +270,7 @@ def _of_far(part: Pass, inputs: Inputs, grad: Tensor, lse: Tensor, delta: Tensor
             **_constants(q, k, v, far_k, part, sizes, common),
             SPLITS=splits,
             OF_FAR=True,
+            UNBOUNDED=False,
             **_launch(sizes),
         )
     of_k, of_v = (x.sum(0) if splits > 1 else x[0] for x in sums)
@@ -258,8 +286,10 @@ def _of_keys(
     outs: tuple[Tensor, Tensor],
     before: tuple[Tensor | None, Tensor | None],
     sums: tuple[Tensor, Tensor] | None,
+    unbounded: bool,
 ) -> None:
-    """dk and dv of the near keys, and what far ones of the same tensors have had."""
+    """dk and dv of the near keys, and what far ones of the same tensors have had. `unbounded`: also from the first
+    queries, which see all keys."""
     q, k, v, far_k, _, related, scale, common, _ = inputs
     (B, G, S, _), sizes = k.shape, _tile_of("keys", q, v, part, related)
     programs = triton.cdiv(triton.cdiv(S, part.fold), sizes.keys) * B * G * part.fold
@@ -282,6 +312,7 @@ def _of_keys(
             **_constants(q, k, v, far_k, part, sizes, common),
             SPLITS=1,
             OF_FAR=False,
+            UNBOUNDED=unbounded,
             **_launch(sizes),
         )
 
@@ -291,7 +322,7 @@ def _merge(out: Tensor, out_lse: Tensor, o: Tensor, lse: Tensor) -> None:
     (splits, B, H, T), E = out_lse.shape, o.shape[3]
     with torch.cuda.device_of(o):
         merge_kernel[(B * H * T,)](
-            *(out, out_lse, o, lse, H, T, splits, *out.stride()[1:4], out.stride(0), *o.stride()[:3]),
+            *(out, out_lse, o, lse, H, T, splits, *out.stride()[1:4], out.stride(0), *o.stride()[:3], lse.stride(1)),
             E=E,
             BLOCK_E=triton.next_power_of_2(E),
             AT_ONCE=16,

@@ -38,7 +38,7 @@ def queries_kernel(
     H, T, S, q0, k0, first, skip, origin, gaps, columns, slab, low_add, low_plus, high_add, high_plus,
     far_count, far_add, far_plus, far_stride,
     o, grad_o, lse, deltas, out, before, out_related,
-    o_b, o_h, o_t, g_b, g_h, g_t, out_b, out_h, out_t, out_split, scale, natural,
+    o_b, o_h, o_t, g_b, g_h, g_t, out_b, out_h, out_t, out_split, lines, scale, natural,
     RATIO: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, FAR_KEYS: tl.constexpr, LOW_EVERY: tl.constexpr, LOW_TIMES: tl.constexpr,
     HIGH_EVERY: tl.constexpr, HIGH_TIMES: tl.constexpr, FAR: tl.constexpr, FAR_EVERY: tl.constexpr,
@@ -63,7 +63,7 @@ def queries_kernel(
     at0 = t0 + row0.to(tl.int64) * FOLD
     query = load_rows(q + b * q_b + h * q_h + at0 * q_t, q_t * FOLD, inside, ROWS, D, BLOCK_D, True)
     grad = load_rows(grad_o + b * g_b + h * g_h + at0 * g_t, g_t * FOLD, inside, ROWS, E, BLOCK_E, True)
-    rows_at = (b * H + h) * T + t
+    rows_at = (b * H + h) * lines + t
     top = tl.load(lse + rows_at, mask=inside, other=float("inf"))
     HOW: tl.constexpr = (DISTANCE, GLOBALS, SEGMENT, OF_GLOBALS, ALIGNED and q0_at is None and k0_at is None)
     relations = 0
@@ -148,7 +148,7 @@ def _of_lists(
     for n in range((last - start) * (BLOCK // ROWS)):
         block = tl.load(list_rows + one * size * LISTED + start + n // (BLOCK // ROWS)).to(tl.int32)
         row0 = block * BLOCK + n % (BLOCK // ROWS) * ROWS
-        sums = _of_rows(sums, tile, rows, row0, HOW, ROW_SIZE, EVERY, KIND, True, False)
+        sums = _of_rows(sums, tile, rows, row0, False, HOW, ROW_SIZE, EVERY, KIND, True, False)
     return sums
 
 
@@ -169,8 +169,9 @@ def keys_kernel(
     BLOCK: tl.constexpr, LISTED: tl.constexpr,
     DISTANCE: tl.constexpr, GLOBALS: tl.constexpr, SEGMENT: tl.constexpr, OF_GLOBALS: tl.constexpr,
     ALIGNED: tl.constexpr, RELATIONS: tl.constexpr, SPLITS: tl.constexpr, OF_FAR: tl.constexpr,
+    UNBOUNDED: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of near keys, or of far ones."""
+    """dk and dv of near keys, or of far ones. UNBOUNDED: the queries that others skip see all near keys here."""
     tiles = ((far_count if OF_FAR else (S + FOLD - 1) // FOLD) + KEYS - 1) // KEYS
     slot0 = tl.program_id(0) % tiles * KEYS
     one = tl.program_id(0) // tiles
@@ -189,22 +190,31 @@ def keys_kernel(
         end = far_count
         bounds = (far_add, far_plus - FAR_SPAN if FAR_SPAN > 0 else -(1 << 30), far_add, far_plus)
         EVERY: tl.constexpr = (FAR_EVERY, FAR_TIMES if FAR_SPAN > 0 else 0, FAR_EVERY, FAR_TIMES)
+        least = first
         pair = (far_k + b * fk_b + g * fk_h, fk_t, far_v + b * fv_b + g * fv_h, fv_t)
         key, value = load_far_pair(pair, slot, far_count, far_stride, SIZE, FAR_START, FAR_INNER)
     else:
+        least = first
         bounds = (low_add, low_plus, high_add, high_plus)
         EVERY: tl.constexpr = (LOW_EVERY, LOW_TIMES, HIGH_EVERY, HIGH_TIMES)
         pair = (k + b * k_b + g * k_h + s0 * k_t, k_t, v + b * v_b + g * v_h + s0 * v_t, v_t)
-        key, value = load_pair(pair, slot0, (slot + k0 >= first) & (slot + k0 < end), SIZE, True)
+        if UNBOUNDED:
+            least = tl.maximum(k0, 0)
+        key, value = load_pair(pair, slot0, (slot + k0 >= least) & (slot + k0 < end), SIZE, True)
     j = slot + k0
-    real = (j >= first) & (j < end)
+    real = (j >= least) & (j < end)
     begin, count, first_whole, last_whole = _rows_seeing(
         *(tl.maximum(slot0 + k0, first), tl.minimum(slot0 + KEYS + k0, end), q0, queries, skip, bounds, EVERY),
         *(FOLD, ROWS, SPLITS, MASKED or since is not None or until is not None),
     )
+    leading = 0
+    if UNBOUNDED:
+        leading = (skip + ROWS - 1) // ROWS
+        # what a query that sees the tile from `first` on would add to the keys before is not to be kept
+        last_whole = tl.where(slot0 + k0 < first, first_whole, last_whole)
     tile = (key, value, j, slot0 + k0)
     sums = (tl.zeros([KEYS, BLOCK_D], tl.float32), tl.zeros([KEYS, BLOCK_E], tl.float32))
-    KIND: tl.constexpr = (RELATIONS, FAR_APART, OF_FAR, HOLE)
+    KIND: tl.constexpr = (RELATIONS, FAR_APART, OF_FAR, HOLE, UNBOUNDED)
     HOW: tl.constexpr = (DISTANCE, GLOBALS, SEGMENT, OF_GLOBALS, ALIGNED and q0_at is None and k0_at is None)
     ROW_SIZE: tl.constexpr = (ROWS, D, BLOCK_D, E, BLOCK_E, FOLD)
     see = (bounds, first, end, since, until, b * T)
@@ -213,26 +223,32 @@ def keys_kernel(
         pair = (q + b * q_b + h * q_h + t0 * q_t, q_t, grad_o + b * g_b + h * g_h + t0 * g_t, g_t)
         bias = (h, scale, slopes, table, origin, gaps, related)
         rows = (pair, lse, deltas, (b * H + h) * T, t0, q0, queries, skip, bias, see, (b, h, T, slab, columns))
-        for n in range(count - (last_whole - first_whole)):
+        for step in range(leading + count - (last_whole - first_whole)):
+            n = step - leading
             row0 = begin + tl.where(n < first_whole, n, n + last_whole - first_whole) * ROWS
-            sums = _of_rows(sums, tile, rows, row0, HOW, ROW_SIZE, EVERY, KIND, True, True)
+            if UNBOUNDED:
+                row0 = tl.where(n < 0, step * ROWS, row0)
+            sums = _of_rows(sums, tile, rows, row0, n < 0, HOW, ROW_SIZE, EVERY, KIND, True, True)
         if not MASKED:
             for n in range(first_whole, last_whole):
-                sums = _of_rows(sums, tile, rows, begin + n * ROWS, HOW, ROW_SIZE, EVERY, KIND, False, False)
+                sums = _of_rows(sums, tile, rows, begin + n * ROWS, False, HOW, ROW_SIZE, EVERY, KIND, False, False)
         if LISTED > 0 and not OF_FAR:
             lists_at = (list_starts, list_rows, b * H + h, (T + BLOCK - 1) // BLOCK, slot0)
             sums = _of_lists(sums, tile, rows, lists_at, HOW, ROW_SIZE, EVERY, KIND, BLOCK, LISTED)
     # beside the keys that exist a tile that all see whole has any numbers
     acc_k, acc_v = tl.where(real[:, None], sums[0] * natural, 0.0), tl.where(real[:, None], sums[1], 0.0)
+    sums_at, is_far, some_far = slot, real, True
     if sums_k is not None:
         number, is_far = _far_number(s0 + slot * FOLD - FAR_START, far_count, far_stride, FAR_INNER)
         sums_at, is_far = (b * G + g) * far_count + number, is_far & (slot < slots)
-        acc_k += load_at(sums_k, sums_at * D, is_far, D, BLOCK_D)
-        acc_v += load_at(sums_v, sums_at * E, is_far, E, BLOCK_E)
+        if FAR_INNER == 0:
+            some_far = s0 + slot0 * FOLD < FAR_START + far_count
     at = s0 + slot.to(tl.int64) * FOLD
     split = tl.program_id(1).to(tl.int64)
-    _write(out_k, before_k, acc_k, b * ok_b + g * ok_h + at * ok_t, split * ok_split, slot < slots, D, BLOCK_D)
-    _write(out_v, before_v, acc_v, b * ov_b + g * ov_h + at * ov_t, split * ov_split, slot < slots, E, BLOCK_E)
+    far = (sums_k, sums_at, is_far, some_far)
+    _write(out_k, before_k, acc_k, b * ok_b + g * ok_h + at * ok_t, split * ok_split, slot < slots, far, D, BLOCK_D)
+    far = (sums_v, sums_at, is_far, some_far)
+    _write(out_v, before_v, acc_v, b * ov_b + g * ov_h + at * ov_t, split * ov_split, slot < slots, far, E, BLOCK_E)
 
 
 @jit
@@ -260,9 +276,10 @@ def _rows_seeing(
 
 @jit
 def _of_rows(
-    sums, tile, rows, row0, HOW, SIZE, EVERY, KIND, CHECKED: tl.constexpr, MASKED: tl.constexpr
+    sums, tile, rows, row0, leads, HOW, SIZE, EVERY, KIND, CHECKED: tl.constexpr, MASKED: tl.constexpr
 ):  # fmt: skip
-    """What a tile of queries from row0 on adds to the sums, dk and dv of a tile of keys. Logits are [KEYS, ROWS]."""
+    """What a tile of queries from row0 on adds to the sums, dk and dv of a tile of keys. Logits are [KEYS, ROWS].
+    `leads`: of the queries that others skip, which see all."""
     FAR: tl.constexpr = KIND[2]
     acc_k, acc_v = sums
     key, value, j, at = tile
@@ -272,6 +289,8 @@ def _of_rows(
     r = row0 + tl.arange(0, ROWS)
     t, i = t0 + r * FOLD, r + q0
     inside = (r < queries) & (t >= skip)
+    if KIND[4] and MASKED:
+        inside = (r < queries) & ((t < skip) == leads)
     query, grad = load_pair(pair, row0, inside, SIZE, CHECKED)
     if CHECKED:
         top = tl.load(lse + rows_at + t, mask=inside, other=float("inf"))
@@ -303,6 +322,8 @@ def _of_rows(
         visible = (j[:, None] >= low[None, :]) & (j[:, None] < high[None, :])
         if KIND[3]:
             visible &= j[:, None] != i[None, :]
+        if KIND[4]:
+            visible |= leads
         weights = tl.where(visible, weights, 0.0)
     acc_v = tl.dot(weights.to(grad.dtype), grad, acc_v, input_precision="ieee")
     slope = weights * (tl.dot(value, tl.trans(grad), input_precision="ieee") - delta[None, :])
@@ -321,8 +342,12 @@ def _far_number(token, far_count, far_stride, INNER: tl.constexpr):
 
 
 @jit
-def _write(out, before, acc, at, split_at, exist, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Rows of a gradient, with what an earlier pass left of them."""
+def _write(out, before, acc, at, split_at, exist, far, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows of a gradient, with what an earlier pass left of them and what they have had as far keys."""
+    sums, sums_at, is_far, some_far = far
+    if sums is not None:  # noqa: SIM102  (this is known when a kernel is compiled, the next is not)
+        if some_far:
+            acc += load_at(sums, sums_at * WIDTH, is_far, WIDTH, BLOCK)
     if before is not None:
         acc += load_at(before, at, exist, WIDTH, BLOCK)
     column = tl.arange(0, BLOCK)[None, :]

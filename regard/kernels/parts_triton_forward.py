@@ -26,7 +26,7 @@ def forward_kernel(
     q_b, q_h, q_t, k_b, k_h, k_t, v_b, v_h, v_t, fk_b, fk_h, fk_t, fv_b, fv_h, fv_t,
     H, T, S, q0, k0, first, skip, origin, gaps, columns, slab, low_add, low_plus, high_add, high_plus,
     far_count, far_add, far_plus, far_stride,
-    o, lse, before, o_b, o_h, o_t, o_split, scale,
+    o, lse, before, o_b, o_h, o_t, o_split, lines, scale,
     RATIO: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, FAR_KEYS: tl.constexpr, LOW_EVERY: tl.constexpr, LOW_TIMES: tl.constexpr,
     HIGH_EVERY: tl.constexpr, HIGH_TIMES: tl.constexpr, FAR: tl.constexpr, FAR_EVERY: tl.constexpr,
@@ -50,7 +50,7 @@ def forward_kernel(
     ends = (row0 + q0, tl.minimum(row0 + ROWS, queries) - 1 + q0)
     at0 = t0 + row0.to(tl.int64) * FOLD
     query = load_rows(q + b * q_b + h * q_h + at0 * q_t, q_t * FOLD, inside, ROWS, D, BLOCK_D, True)
-    rows_at = (b * H + h) * T + t
+    rows_at = (b * H + h) * lines + t
     HOW: tl.constexpr = (DISTANCE, GLOBALS, SEGMENT, OF_GLOBALS, ALIGNED and q0_at is None and k0_at is None)
     relations = 0
     if DISTANCE > 0:
@@ -119,9 +119,9 @@ def _absorb(
     return acc, total, new
 
 
-@jit(do_not_specialize=["H", "T", "splits"])
+@jit(do_not_specialize=["H", "T", "splits", "lines"])
 def merge_kernel(
-    parts, parts_lse, o, lse, H, T, splits, p_b, p_h, p_t, p_split, o_b, o_h, o_t,
+    parts, parts_lse, o, lse, H, T, splits, p_b, p_h, p_t, p_split, o_b, o_h, o_t, lines,
     E: tl.constexpr, BLOCK_E: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """One row of outputs, from those of some shares of the keys and their logsumexps."""
@@ -141,5 +141,5 @@ def merge_kernel(
         acc = acc * fade + tl.sum(weights[:, None] * value, 0)
         total, top = total * fade + tl.sum(weights, 0), new
     sums = tl.where(total > 0.0, total, 1.0)
-    tl.store(lse + row + tl.arange(0, 1), tl.where(total > 0.0, top + tl.log2(sums), float("-inf")))
+    tl.store(lse + (b * H + h) * lines + t + tl.arange(0, 1), tl.where(total > 0.0, top + tl.log2(sums), float("-inf")))
     tl.store(o + b * o_b + h * o_h + t * o_t + column, (acc / sums).to(o.dtype.element_ty), mask=column < E)

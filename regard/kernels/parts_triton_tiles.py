@@ -40,6 +40,7 @@ CHANGING = [
         "k0",
         "first",
         "skip",
+        "lines",
         "origin",
         "gaps",
         "columns",

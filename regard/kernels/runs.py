@@ -180,16 +180,22 @@ def attend(
     far_k: Tensor | None = None,
     far_v: Tensor | None = None,
     head: Tensor | None = None,
+    unbounded: int = 0,
     lists: Lists | None = None,
     relations: Relations | Distances | None = None,
 ) -> Tensor:
     """q [B, H, T, D], k [B, G, S, D], v [B, G, S, E] -> [B, H, T, E]; queries that see no key give 0.
 
     far_k [B, G, F, D] and far_v [B, G, F, E] are the far keys and values, where these are no keys of k. `head`
-    [B, H, n, E] is the output of the first n queries, which are computed elsewhere and skipped here.
+    [B, H, n, E] is the output of the first n queries, which are computed elsewhere and skipped here. The first
+    `unbounded` queries see all keys of k, and the passes are of the others.
     """
     where, bias = where or Where(), bias or Bias()
     scale = default_scale(q) if scale is None else scale
+    if unbounded and (head is not None or relations is not None or where.since is not None or where.until is not None):
+        raise ValueError("unbounded queries take no head, no relations and no bounds of single queries")
+    if unbounded and any(part.fold > 1 for part in passes):
+        raise ValueError("unbounded queries see the keys of all classes: give no fold")
     if portable_only():
         if relations is not None or where.since is not None or where.until is not None:
             raise NotImplementedError(
@@ -198,6 +204,9 @@ def attend(
             )
         from regard.kernels import portable
 
+        if unbounded:
+            all_keys = where._replace(first=0)
+            head = portable.attend(q[:, :, :unbounded], k, v, [Pass()], scale=scale, where=all_keys, bias=bias)
         return portable.attend(
             q, k, v, passes, scale=scale, where=where, bias=bias, far_k=far_k, far_v=far_v, head=head, lists=lists
         )
@@ -209,7 +218,8 @@ def attend(
     far_k, far_v = (None if x is None else _with_dense_rows(x) for x in (far_k, far_v))
     if not q.numel() or not k.numel():
         return torch.zeros((*q.shape[:3], v.shape[3]), dtype=q.dtype, device=q.device)
-    numbers, tensors = flatten(passes, where, bias, 0 if head is None else head.shape[2], lists, relations)
+    skip = min(unbounded, q.shape[2]) if head is None else head.shape[2]
+    numbers, tensors = flatten(passes, where, bias, skip, lists, relations, unbounded > 0)
     related = None if relations is None else relations.table.contiguous()
     return _Attend.apply(q, k, v, far_k, far_v, head, related, scale, numbers, *tensors)
 
@@ -259,12 +269,13 @@ def flatten(
     skip: int,
     lists: Lists | None = None,
     relations: Relations | Distances | None = None,
+    unbounded: bool = False,
 ) -> tuple[list[int], list[Tensor | None]]:
     """As numbers and tensors, since operators take no tuples; a bias in units of the kernels' base 2."""
     q0, k0 = (0 if isinstance(x, Tensor) else x for x in where[:2])
     # a distance of -1 says that the table is one of all distances
     told = (0, 0, 0, 0) if relations is None else relations[1:] or (-1, 0, 0, 0)
-    numbers = [q0, k0, where.first, skip, bias.origin, *map(int, told)]
+    numbers = [q0, k0, where.first, skip, bias.origin, *map(int, told), int(unbounded)]
     for low, high, far, *others in passes:
         count, bound, *rest = far or Far(0)
         numbers += [*low, *high, count, *bound, *rest, *map(int, others)]
@@ -275,13 +286,13 @@ def flatten(
 
 
 def unflatten(numbers: Sequence[int]) -> tuple[list[int], list[Pass]]:
-    """The nine numbers in front, and the passes."""
+    """The ten numbers in front, and the passes."""
     passes = []
-    for at in range(9, len(numbers), 22):
+    for at in range(10, len(numbers), 22):
         n = numbers[at : at + 22]
         far = Far(n[8], Bound(*n[9:13]), *n[13:18]) if n[8] else None
         passes.append(Pass(Bound(*n[:4]), Bound(*n[4:8]), far, n[18], bool(n[19]), *n[20:]))
-    return list(numbers[:9]), passes
+    return list(numbers[:10]), passes
 
 
 def _forward(

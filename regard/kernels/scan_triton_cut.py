@@ -15,7 +15,7 @@ from regard.kernels.scan_triton_tiles import TOKENS
 EXACT = "tf32x3" if os.environ.get("TRITON_INTERPRET") == "1" else "bf16x3"
 HELD = 16384  # numbers of a state that a program holds; half of it where factors are float32
 FEATURES = 64  # of a state that a program holds, twice as many where values are wide
-RESIDENT = 8  # warps of a multiprocessor: a thread has up to 255 registers
+REGISTERS = 65536  # of a multiprocessor; a thread has up to 255 of them
 SEGMENTED = 1.5  # the time of a pass over segments, with that for their first states, in times of one without
 POISON = False  # tests fill what is about to be written with NaN
 SEGMENTS: int | None = None  # tests and tuning fix their number
@@ -26,6 +26,11 @@ class Tuning(NamedTuple):
     warps: int
     stages: int
     registers: int | None = None  # at most, of a thread
+
+    @property
+    def programs(self) -> int:
+        """How many a multiprocessor runs at once, as far as registers allow."""
+        return max(1, REGISTERS // (32 * self.warps * (self.registers or 255)))
 
     def launch(self) -> dict[str, int | None]:
         return {"C": self.chunk, "num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.registers}
@@ -80,7 +85,7 @@ def cut(x: Tensor, V: int, dtype: torch.dtype, decay: int = 0) -> Cut:
     B, H, T, K = x.shape
     block_k, block_v = blocks(K, V, dtype)
     parts_k, parts_v = triton.cdiv(K, block_k), triton.cdiv(V, block_v)
-    slots = multiprocessors(x) * max(1, RESIDENT // tuned("forward", K, V, dtype, decay).warps)
+    slots = multiprocessors(x) * tuned("forward", K, V, dtype, decay).programs
     segments = SEGMENTS or segment_count(B * H * parts_k * parts_v, slots)
     step = max(tuned(kernel, K, V, dtype, decay).chunk for kernel in TUNED)
     # a segment of few chunks is not worth its first state

@@ -1,14 +1,12 @@
 """What runs on a GPU only, run here: sorted chunks and norms in Triton, interpreted; a convolution by blocks."""
 
 import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from folders import SCRIPTS
+from compiled_kernels import check_compiles
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -117,10 +115,4 @@ def test_a_convolution_by_blocks(T, taps, block):
 
 @pytest.mark.parametrize("which", ["one", pytest.param("all", marks=pytest.mark.exhaustive)])
 def test_kernels_compile(which, tmp_path):
-    """For a Hopper GPU that need not be there, in a process where they are not interpreted."""
-    script = SCRIPTS / "gathers_compile.py"
-    clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment = {**clean, "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, script, "chunks", "picks", which]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    check_compiles(tmp_path, "gathers_compile.py", "chunks", "picks", which)

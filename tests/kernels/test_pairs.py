@@ -1,13 +1,10 @@
 """Attention of short rows by random features in Triton, compared with PyTorch's operators in float64."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from folders import SCRIPTS
+from compiled_kernels import check_compiles
 from interpreted import interpreter_as_a_gpu  # noqa: F401  (a fixture)
 from torch import Tensor
 from torch.testing import assert_close
@@ -47,15 +44,15 @@ def check(device: str, dtype: torch.dtype, T: int, S: int, D: int, R: int, *, ca
             o = attend(q_leaf, k_leaf, v_leaf)
         return [o.detach(), *torch.autograd.grad(o, leaves, g.to(o.dtype))]
 
-    least = 0.02 if dtype == torch.bfloat16 else 1e-4
+    least = {torch.bfloat16: 0.02, torch.float16: 1e-3, torch.float32: 1e-4}[dtype]
     for one, exact in zip(both(dtype, True), both(torch.float64, False), strict=True):
         assert one.dtype == dtype
         assert one[2].count_nonzero() == 0
         assert (one.double() - exact.nan_to_num()).norm() <= least * exact.nan_to_num().norm()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("T", "S", "causal"), [(19, 19, True), (7, 37, False)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("T", "S", "causal"), [(19, 19, True), (7, 31, False)])
 def test_attention_of_short_rows(dtype: torch.dtype, T: int, S: int, causal: bool) -> None:
     check("cpu", dtype, T, S, 10, 70, causal=causal)
 
@@ -66,7 +63,7 @@ def test_keys_far_apart_neither_overflow_nor_vanish() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("T", "S", "D", "R"), [(24, 24, 32, 256), (64, 64, 61, 256), (2, 5, 5, 7), (40, 17, 16, 100)])
+@pytest.mark.parametrize(("T", "S", "D", "R"), [(24, 24, 32, 256), (32, 32, 29, 256), (2, 5, 5, 7), (31, 17, 16, 100)])
 def test_attention_of_short_rows_on_a_gpu(dtype: torch.dtype, T: int, S: int, D: int, R: int) -> None:
     check("cuda", dtype, T, S, D, R, causal=False)
     if T == S:
@@ -91,9 +88,4 @@ def test_performer_takes_it_for_rows_of_a_tile(role: Role) -> None:
 
 @pytest.mark.parametrize("which", ["one", pytest.param("all", marks=pytest.mark.exhaustive)])
 def test_kernels_compile(which: str, tmp_path: Path) -> None:
-    """For a Hopper GPU that need not be there, in a process where they are not interpreted."""
-    clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, SCRIPTS / "gathers_compile.py", "pairs", which]
-    environment = {**clean, "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    check_compiles(tmp_path, "gathers_compile.py", "pairs", which)

@@ -4,8 +4,6 @@ GPU."""
 
 import copy
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import triton.language as tl
-from folders import SCRIPTS
+from compiled_kernels import check_compiles
 from torch import Tensor
 from torch.testing import assert_close
 from triton.runtime import interpreter
@@ -37,6 +35,7 @@ class Pattern(NamedTuple):
     head: int = 0
     far: int = 0
     sees_far: Callable[[Tensor, Tensor], Tensor] | None = None
+    unbounded: int = 0
 
 
 def blocks(i: Tensor, j: Tensor) -> Tensor:
@@ -49,6 +48,17 @@ PATTERNS = {
     "all": Pattern([Pass()], lambda i, j: (i >= 0) & (j >= 0)),
     "globals": Pattern(
         [Pass(Bound(plus=-9), Bound(plus=10), Far(5))], lambda i, j: (abs(i - j) <= 9) | (j < 5), first=5, head=5
+    ),
+    "unbounded": Pattern(
+        [Pass(Bound(plus=-9), Bound(plus=10), Far(5))],
+        lambda i, j: (abs(i - j) <= 9) | (j < 5) | (i < 5),
+        first=5,
+        unbounded=5,
+    ),
+    "unbounded and strided": Pattern(
+        [Pass(Bound(plus=-9), Bound()), Pass(Bound(), Bound(plus=1))],
+        lambda i, j: ((j <= i) & (j >= i - 9)) | (i < 37),
+        unbounded=37,
     ),
     "earlier globals": Pattern(
         [Pass(Bound(), Bound(plus=1), Far(5, Bound()))], lambda i, j: (i == j) | ((j < 5) & (j < i))
@@ -166,7 +176,8 @@ def compare(
     def ours(q, k, v, head, *far):
         far = dict(zip(("far_k", "far_v"), far, strict=False))
         place = (where or Where())._replace(first=pattern.first)
-        return runs.attend(q, k, v, pattern.passes, where=place, bias=bias, head=head, **far)
+        first = {"unbounded": pattern.unbounded} if pattern.unbounded else {"head": head}
+        return runs.attend(q, k, v, pattern.passes, where=place, bias=bias, **first, **far)
 
     def results(function, dtype):
         given = [x.detach().to(dtype).requires_grad_() for x in leaves]
@@ -206,9 +217,10 @@ def test_pattern(name, poisoned):
     compare(PATTERNS[name], 45, 12 if name == "pooled" else None)
 
 
-@pytest.mark.parametrize("name", ["fixed", pytest.param("fixed both ways", marks=EXHAUSTIVE)])
+@pytest.mark.parametrize("name", ["fixed", "unbounded", pytest.param("fixed both ways", marks=EXHAUSTIVE)])
 def test_far_keys_of_more_rows(name, poisoned):
-    """As many as a row of several tiles has: each query beyond the tenth block reads more than 30."""
+    """As many as a row of several tiles has: each query beyond the tenth block reads more than 30, and an unbounded one
+    reads them in shares."""
     compare(PATTERNS[name], 130)
 
 
@@ -241,13 +253,13 @@ def test_narrow_dtype(name, dtype, poisoned):
 
 
 @pytest.mark.parametrize(
-    "name", ["globals", *(pytest.param(n, marks=EXHAUSTIVE) for n in ("window", "classes", "fixed"))]
+    "name", ["globals", "unbounded", *(pytest.param(n, marks=EXHAUSTIVE) for n in ("window", "classes", "fixed"))]
 )
 def test_heads_of_groups_and_odd_widths(name, poisoned):
     compare(PATTERNS[name], 33, H=4, G=2, D=20)
 
 
-@pytest.mark.parametrize("name", ["two-sided", "globals", "strided both ways", "fixed both ways", "all"])
+@pytest.mark.parametrize("name", ["two-sided", "globals", "unbounded", "strided both ways", "fixed both ways", "all"])
 def test_ragged_rows(name, poisoned):
     end = torch.tensor([31, 40])
     compare(PATTERNS[name], 40, where=Where(end=end), rows=lambda i, j: j < end[:, None, None, None], B=2)
@@ -480,16 +492,7 @@ def test_blocks_from_a_list(spec, interpreted):
 
 @pytest.mark.parametrize("which", ["few", pytest.param("all", marks=pytest.mark.exhaustive)])
 def test_kernels_compile(which, tmp_path):
-    """For a Hopper GPU, which need not be here."""
-    plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    script = SCRIPTS / "parts_compile.py"
-    made = subprocess.run(
-        [sys.executable, str(script), which],
-        env=plain | {"TRITON_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert made.returncode == 0, made.stderr[-2000:]
+    check_compiles(tmp_path, "parts_compile.py", which)
 
 
 @pytest.mark.parametrize("spec", ["longformer(window=3, globals=2)", pytest.param("local(window=3)", marks=EXHAUSTIVE)])

@@ -1,14 +1,10 @@
 """The scan in Triton, interpreted on the CPU: against the recurrence in float64, at most twice as far from it as
 PyTorch in the same dtype, and under the mechanisms that use it."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import scans
 import torch
-from folders import SCRIPTS
+from compiled_kernels import check_compiles
 from interpreted import interpreter_as_a_gpu  # noqa: F401  (a fixture)
 from torch import Tensor
 from torch.testing import assert_close
@@ -413,9 +409,7 @@ def test_too_many_features():
 
 @pytest.mark.parametrize("which", [(), pytest.param(("all",), marks=pytest.mark.exhaustive)], ids=["few", "all"])
 def test_kernels_compile(tmp_path, which):
-    plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    script = SCRIPTS / "scans_compile.py"
-    subprocess.run([sys.executable, script, *which], env=plain | {"TRITON_CACHE_DIR": str(tmp_path)}, check=True)
+    check_compiles(tmp_path, "scans_compile.py", *which)
 
 
 # under the mechanisms

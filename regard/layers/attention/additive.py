@@ -47,7 +47,7 @@ class Additive(Scored):
     def attend_fused(self, mask: Mask, q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
         if mask.T == 1 or not additive.takes(q, k, v, self.unfused(mask)):
             return None
-        return additive.attend(q + self.offset[:, None], k, v, self._reading(), mask.visible())
+        return additive.attend(q, k, v, self._reading(), self.offset, mask.visible())
 
     def score(self, mask: Mask, q: Tensor, k: Tensor) -> Tensor:
         q = q + self.offset[:, None]

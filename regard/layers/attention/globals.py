@@ -72,9 +72,9 @@ class Globals(Tailed):
             where = Where(q0=mask.q0, k0=mask.k0)
             part = alone._replace(far=Far(F, Bound()))
             return runs.attend(q, k, v, [part], scale=self.scale, where=where, bias=bias, far_k=front_k, far_v=front_v)
-        options = {"scale": self.scale, "where": mask.where(), "bias": bias}
-        o = runs.attend(q[:, :, :F], k, v, [Pass()], **options)
-        return o if mask.T == F else runs.attend(q, k, v, [alone._replace(far=Far(F))], head=o, **options)
+        part = Pass() if mask.T == F else alone._replace(far=Far(F))
+        unbounded = 0 if mask.T == F else F
+        return runs.attend(q, k, v, [part], unbounded=unbounded, scale=self.scale, where=mask.where(), bias=bias)
 
     def _parts(self, mask: Mask, T: int, F: int) -> list[Part]:
         """T queries over the F global keys that stand before each of them, and over itself, at key t + F."""

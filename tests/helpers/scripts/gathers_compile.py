@@ -109,10 +109,17 @@ def others() -> None:
 def additive() -> None:
     """None of its sums over products is one of matrices, whose float32 is TF32."""
     kernels = (additive_triton.forward_kernel, additive_triton.queries_kernel, additive_triton.keys_kernel)
-    types = {name: "*i64" for name in ("firsts", "limits")} | {"deltas": "*fp32", "dw": "*fp32"}
-    types |= {name: "*fp32" for name in ("q", "k", "v", "w", "o", "grad", "dq", "dk", "dv")}
+    types = {name: "*i64" for name in ("firsts", "limits")} | {"deltas": "*fp32"}
+    types |= {name: "*fp32" for name in ("q", "k", "v", "w", "offset", "o", "grad", "dq", "dk", "dv", "parts")}
     for size in (32, 128, 16) if ALL else (32,):
-        pairs = {"D": size, "BLOCK_D": size, "E": size, "BLOCK_E": size, "ROWS": 16, "KEYS": 512 // size}
+        pairs = {
+            "D": size,
+            "BLOCK_D": size,
+            "E": size,
+            "BLOCK_E": size,
+            "LANES": 32,
+            "STEP": 64 // size if size <= 32 else 1,
+        }
         for kernel in kernels if ALL else kernels[:1]:
             assert "tt.dot" not in compiled(kernel, pairs | {"CAUSAL": True}, **types), kernel
 
@@ -121,7 +128,7 @@ def pairs() -> None:
     types = {"W": "*fp32", "real": "*i1", "tops_q": "*fp32", "tops_k": "*fp32", "norms": "*fp32"}
     for narrow in (True, False) if ALL else (True,):
         rows = dict.fromkeys(("q", "k", "v", "o", "grad", "dq", "dk", "dv"), "*bf16" if narrow else "*fp32")
-        for size in (32, 64) if ALL else (32,):
+        for size in (16, 32) if ALL else (32,):
             tile = {"H": 4, "D": size, "BD": size, "E": size, "BE": size, "R": 256, "BT": size, "BS": size}
             kinds = {"BR": 32 if narrow else 16, "CAUSAL": True, "RAGGED": True, "NARROW": narrow, "SPLIT": True}
             for kernel in (pairs_triton.forward_kernel, pairs_triton.backward_kernel)[: 2 if ALL else 1]:

@@ -19,15 +19,15 @@ TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"
 KERNELS = {
     "forward": (forward_kernel, {"SPLITS": 1}),
     "queries": (queries_kernel, {"SPLITS": 1, "FIRST": True}),
-    "keys": (keys_kernel, {"SPLITS": 1, "OF_FAR": False}),
-    "far": (keys_kernel, {"SPLITS": 8, "OF_FAR": True}),
+    "keys": (keys_kernel, {"SPLITS": 1, "OF_FAR": False, "UNBOUNDED": True}),
+    "far": (keys_kernel, {"SPLITS": 8, "OF_FAR": True, "UNBOUNDED": False}),
 }
 PLACES = {"q0_at", "k0_at", "end_at", "since", "until", "last_at", "stride_at", "lists", "list_starts", "list_rows"}
 SUMS = {"lse", "deltas", "slopes", "table", "before", "before_k", "before_v", "sums_k", "sums_v"}
 GIVEN = {"q", "k", "v", "far_k", "far_v", "o", "grad_o", "out", "out_k", "out_v", "lse", "deltas"}
 
 
-def compiled(kind: str, part: Pass, given: set[str], *, dtype=torch.bfloat16, D: int = 64, told=(0,) * 9) -> None:
+def compiled(kind: str, part: Pass, given: set[str], *, dtype=torch.bfloat16, D: int = 64, told=(0,) * 10) -> None:
     """One kernel, with these of the optional tensors."""
     kernel, more = KERNELS[kind]
     sizes = parts_triton.tile(kind, D, dtype, distances=told[5] < 0)
@@ -71,7 +71,7 @@ if sys.argv[1:] == ["all"]:
             for kind in ("forward", "queries", "keys"):
                 compiled(kind, WINDOW, set(), dtype=dtype, D=width)
     lists = {"end_at", "last_at", "stride_at", "lists", "list_starts", "list_rows"}
-    etc, xl = (0, 0, 0, 0, 0, 12, 256, 6, 0), (0, 0, 0, 0, 0, -1, 0, 0, 0)
+    etc, xl = (0, 0, 0, 0, 0, 12, 256, 6, 0, 0), (0, 0, 0, 0, 0, -1, 0, 0, 0, 0)
     for kind in KERNELS:
         compiled(kind, BLOCKS, lists | ({"sums_k", "sums_v"} if kind == "keys" else set()))
         compiled(kind, LONGFORMER, {"slopes", "related", "out_related"}, told=etc)

@@ -7,15 +7,13 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
-from folders import SCRIPTS
+from compiled_kernels import check_compiles
 from torch import Tensor
 from torch.testing import assert_close
 from torch.torch_version import TorchVersion
@@ -416,9 +414,7 @@ def test_groups_without_rows_are_cleared(device, size):
 
 @pytest.mark.parametrize("which", [(), pytest.param(("all",), marks=pytest.mark.exhaustive)], ids=["few", "all"])
 def test_kernels_compile(tmp_path, which):
-    plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    script = SCRIPTS / "kernels_compile.py"
-    subprocess.run([sys.executable, script, *which], env=plain | {"TRITON_CACHE_DIR": str(tmp_path)}, check=True)
+    check_compiles(tmp_path, "kernels_compile.py", *which)
 
 
 @pytest.mark.parametrize("spec", [*SPECS, "moe(experts=4, choices=2)", "moe(experts=3, choices=3)"])
