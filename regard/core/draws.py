@@ -20,9 +20,32 @@ class Redrawn(Protocol):
 def redraw(model: nn.Module, *, seed: int, step: int) -> None:
     """Draws anew what the layers of a model draw at this training step. Call it before each step of a training loop of
     your own; `regard train` does. What is drawn depends on the seed, the step and the place of the layer alone."""
-    for place, (_, layer) in enumerate(_layers(model)):
-        if layer.redraw_every and step % layer.redraw_every == 0:
-            layer.redraw(_generator(seed, step, place))
+    RedrawnLayers(model).redraw(seed=seed, step=step)
+
+
+class RedrawnLayers:
+    """The layers of a model that draw anew while it trains. They are found once: a walk over all modules at each step
+    would keep a GPU waiting."""
+
+    def __init__(self, model: nn.Module):
+        self.layers = [(place, layer) for place, (_, layer) in enumerate(_layers(model)) if layer.redraw_every]
+
+    def redraw(self, *, seed: int, step: int) -> None:
+        """Draws anew what the layers draw at this training step."""
+        for place, layer in self.layers:
+            if step % layer.redraw_every == 0:
+                layer.redraw(_generator(seed, step, place))
+
+
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seeds what a model on a device draws from. `torch.manual_seed` also seeds devices that are not there: it keeps
+    the seed for each, and the stack of the call, at every step."""
+    if device.type not in ("cpu", "cuda"):
+        torch.manual_seed(seed)
+        return
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed_all(seed)
 
 
 def list_redrawn(model: nn.Module) -> list[str]:

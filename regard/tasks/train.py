@@ -7,6 +7,7 @@ resume   opens the run folder, reads the data again, and continues
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,32 +32,39 @@ from regard.training.run import MANIFEST, ReadOnlyRun, Run
 from regard.training.state import State
 
 
-def train(task: type[Task], config: Any, display: Display) -> State:
+def train(task: type[Task], config: Any, display: Display, turn: AbstractContextManager[Any] | None = None) -> State:
     """`regard train`: a new run. Nothing is written before data, tokenizers and model are known to fit. Started again
-    after one of its processes died, it continues."""
+    after one of its processes died, it continues. `turn` is entered when all is ready, for the steps."""
     with joined(config.training) as world:
         if world.restarts and Run(config.out).exists():
-            return _continue(Run.open(config.out), display, world, {})
+            return _continue(Run.open(config.out), display, world, {}, turn)
         if world.is_main:
-            return _begin(task, config, display, world)
+            return _begin(task, config, display, world, turn)
         world.wait()
         return _follow(config.out, world)
 
 
 def resume(
-    folder: str | Path, display: Display, steps: int | None = None, changes: Mapping[str, Any] | None = None
+    folder: str | Path,
+    display: Display,
+    steps: int | None = None,
+    changes: Mapping[str, Any] | None = None,
+    turn: AbstractContextManager[Any] | None = None,
 ) -> State:
     """`regard resume`: continues a run, or makes a finished one longer. `changes` are settings that may change, by
-    their dotted names (`regard.training.changes.NAMES`); `steps` is one of them."""
+    their dotted names (`regard.training.changes.NAMES`); `steps` is one of them. `turn` is entered when all is ready,
+    for the steps."""
     run = Run.open(folder)
     if "soup" in run.read_json("run.json"):
         raise ValueError(f"{folder} is a soup and cannot be resumed: begin a new run with --init {folder}")
     requests = dict(changes or {}) | ({} if steps is None else {"training.steps": steps})
     with joined(apply_changes(run, read_config(run), plans.read(run), requests)[0].training) as world:
-        return _continue(run, display, world, requests)
+        return _continue(run, display, world, requests, turn)
 
 
-def _begin(task: type[Task], config: Any, display: Display, world: World) -> State:
+def _begin(
+    task: type[Task], config: Any, display: Display, world: World, turn: AbstractContextManager[Any] | None
+) -> State:
     """The main process of a new run."""
     began = time.monotonic()
     _check_metric(task, config)
@@ -95,7 +103,7 @@ def _begin(task: type[Task], config: Any, display: Display, world: World) -> Sta
         world.wait()
         for note in chosen:
             display.note(note)
-        return _go(ready, data, config, run, display, world, spent=time.monotonic() - began)
+        return _go(ready, data, config, run, display, world, spent=time.monotonic() - began, turn=turn)
 
 
 def _follow(folder: str | Path, world: World) -> State:
@@ -106,16 +114,24 @@ def _follow(folder: str | Path, world: World) -> State:
     return _go(_ready_to_continue(run, config, data, parts, world), data, config, run, Display(quiet=True), world)
 
 
-def _continue(run: Run, display: Display, world: World, requests: Mapping[str, Any]) -> State:
+def _continue(
+    run: Run,
+    display: Display,
+    world: World,
+    requests: Mapping[str, Any],
+    turn: AbstractContextManager[Any] | None = None,
+) -> State:
     if not world.is_main:
         world.wait()
         return _follow(run.folder, world)
     with run.writing("regard resume"):
         run.adopt()
-        return _resume(run, display, world, requests)
+        return _resume(run, display, world, requests, turn)
 
 
-def _resume(run: Run, display: Display, world: World, requests: Mapping[str, Any]) -> State:
+def _resume(
+    run: Run, display: Display, world: World, requests: Mapping[str, Any], turn: AbstractContextManager[Any] | None
+) -> State:
     """The main process of a run that continues."""
     config, plan, made = apply_changes(run, read_config(run), plans.read(run), requests)
     parts = read_parts(run)
@@ -131,7 +147,7 @@ def _resume(run: Run, display: Display, world: World, requests: Mapping[str, Any
         for name, (before, now) in made.items():
             display.note(f"{name}: {now}, was {before}")
     world.wait()
-    return _go(ready, data, config, run, display, world, changes=made)
+    return _go(ready, data, config, run, display, world, changes=made, turn=turn)
 
 
 def open_to_evaluate(run: Run, device: str = "auto") -> tuple[Task, Any]:
@@ -190,6 +206,7 @@ def _go(
     world: World,
     spent: float = 0.0,
     changes: dict[str, Any] | None = None,
+    turn: AbstractContextManager[Any] | None = None,
 ) -> State:
     if config.training.threads is not None:
         torch.set_num_threads(config.training.threads)
@@ -204,7 +221,8 @@ def _go(
     processes = f" in {world.size} processes" if world.size > 1 else ""
     for note in (*before, f"{last}; {count:,} parameters{of_them} on {device}{processes}; {run.folder}"):
         display.note(note)
-    return loop.train(task, config.training, run, display, world=world, before=spent, changes=changes)
+    with turn or nullcontext():
+        return loop.train(task, config.training, run, display, world=world, before=spent, changes=changes)
 
 
 def _check_metric(task: type[Task], config: Any) -> None:

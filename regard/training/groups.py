@@ -29,14 +29,14 @@ def parameter_groups(
     `orthogonal`: the weights of linear maps inside layers are groups of their own, with `orthogonal` True, as Muon
     takes them.
     """
-    linear = {id(part.weight) for part in model.modules() if orthogonal and isinstance(part, nn.Linear)}
+    matrices = _matrices_in_layers(model) if orthogonal else set()
     depths = {name: _depth(name) for name, _ in model.named_parameters()}
     top = 1 + max((depth for depth in depths.values() if depth is not None), default=0)
     exempts = weight_decay > 0 and weight_decay_on == "matrices"
     groups: dict[tuple[int, bool, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         depth = depths[name]
-        is_matrix = bool(depth) and id(parameter) in linear
+        is_matrix = id(parameter) in matrices
         depth = top if depth is None or layer_decay == 1 else depth
         groups.setdefault((depth, exempts and parameter.ndim < 2, is_matrix), []).append(parameter)
     return [
@@ -48,6 +48,17 @@ def parameter_groups(
         }
         for depth, is_exempt, is_matrix in sorted(groups)
     ]
+
+
+def _matrices_in_layers(model: nn.Module) -> set[int]:
+    """The ids of the weights of linear maps inside layers. A layer is what can be recomputed alone, under any name: the
+    stages of Swin, what reads in a Perceiver; or a member of `blocks`. The layers of an answer are none of them."""
+    layers = [
+        part
+        for name, part in model.named_modules()
+        if "answer." not in name and (getattr(part, "recomputes_alone", False) or BLOCK.search(f"{name}."))
+    ]
+    return {id(part.weight) for layer in layers for part in layer.modules() if isinstance(part, nn.Linear)}
 
 
 def _depth(name: str) -> int | None:

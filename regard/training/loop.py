@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.core.allocator import hand_back_memory
-from regard.core.draws import list_redrawn, redraw
+from regard.core.draws import RedrawnLayers, list_redrawn, seed_generators
 from regard.training import checkpoint
 from regard.training import plan as plans
 from regard.training.averaging import average_run
@@ -99,6 +99,9 @@ class Loop:
         communicates = self.world.size > 1 or config.sharded
         uses_graphs = config.graphs and self.device.type == "cuda" and not (communicates or config.recompute)
         self.optimizer = build_optimizer(task.model, config, captured=uses_graphs)
+        # found once: a walk over all modules at each step would keep a GPU waiting
+        self.parameters = list(task.model.parameters())
+        self.redrawn = RedrawnLayers(task.model)
         self.ema = None if config.ema is None else Ema(task.model, config.ema)
         self.ahead: tuple[tuple[int, int], Any] | None = None  # a place in the data, and its batch
         self.drawn = -1  # the step whose projections were drawn ahead of it
@@ -106,7 +109,7 @@ class Loop:
         self.signals = Signals()
         self.cuda_graphs: CudaGraphs | None = None
         if uses_graphs:
-            for parameter in task.model.parameters():
+            for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter)
             self.cuda_graphs = CudaGraphs(self._backward, self.device, display.note)
             torch.cuda.synchronize(self.device)
@@ -116,6 +119,7 @@ class Loop:
         if self.plan is not None and not self.run.has(plans.FILE):
             plans.write(self.run, self.plan)
         self.display.begin(self.state.step, self.config.steps)
+        self.task.model.train()
         stream = nullcontext() if self.cuda_graphs is None else torch.cuda.stream(self.cuda_graphs.stream)
         try:
             with self.signals.remembered(), stream, _deterministic(self.config.deterministic):
@@ -138,9 +142,13 @@ class Loop:
         began, place = time.monotonic(), (self.state.epoch, self.state.batch)
         self._seed_draws()
         batches = [self._next_batch() for _ in range(self.config.accumulate)]
-        loss, statistics = self._accumulate_gradients(batches)
+        tokens = sum(map(self.task.count_tokens, batches))
+        loss, statistics = self._accumulate_gradients(batches, tokens)
+        unread_norm = self._gradient_norm()
+        self.sums.accumulate_loss(loss, tokens, sum(map(self.task.count_tokens_read, batches)))
         self._read_ahead()
-        norm = self._gradient_norm()
+        # here the host waits for the GPU, and from here to the next step's graph the GPU waits for the host
+        self.sums.gradient_norm = norm = float(unread_norm)
         if math.isfinite(norm):
             self._clip_gradients(norm)
             self._step_optimizer()
@@ -152,9 +160,6 @@ class Loop:
             self._skip_update(place, batches, loss)
         self._zero_gradients()
         self.state.step += 1
-        tokens = sum(map(self.task.count_tokens, batches))
-        tokens_read = sum(map(self.task.count_tokens_read, batches))
-        self.sums.accumulate_loss(loss, tokens, tokens_read, norm)
         self.display.advance(self.state.step)
         if self.state.step % self.config.log_every == 0:
             self._log(place)
@@ -162,10 +167,11 @@ class Loop:
 
     def _seed_draws(self) -> None:
         """Makes all that is random in a step, dropout and redrawn projections, a function of the seed and the step."""
-        self.task.model.train()
-        torch.manual_seed(step_seed(self.config.seed, self.state.step, self.world.rank))
+        if not self.task.model.training:
+            self.task.model.train()
+        seed_generators(step_seed(self.config.seed, self.state.step, self.world.rank), self.device)
         if self.drawn != self.state.step:
-            redraw(self.task.model, seed=self.config.seed, step=self.state.step)
+            self.redrawn.redraw(seed=self.config.seed, step=self.state.step)
 
     def _next_batch(self) -> Any:
         state = self.state
@@ -185,14 +191,13 @@ class Loop:
         self.ahead = (place, self.task.batches.get(*place))
         # an evaluation and a checkpoint are of what the present step has drawn
         if not self._has_own_checkpoint(step):
-            redraw(self.task.model, seed=self.config.seed, step=step)
+            self.redrawn.redraw(seed=self.config.seed, step=step)
             self.drawn = step
 
-    def _accumulate_gradients(self, batches: list[Any]) -> tuple[Tensor, list[dict[str, Tensor]]]:
+    def _accumulate_gradients(self, batches: list[Any], tokens: int) -> tuple[Tensor, list[dict[str, Tensor]]]:
         """Adds the gradients of the mean loss over all tokens of the batches, of which this process computes some rows,
         times the loss scale. Returns the loss without label smoothing, summed over the tokens, and the statistics of
         the layers for each batch."""
-        tokens = sum(map(self.task.count_tokens, batches))
         weights = (self._loss_scale / tokens, self._loss_scale * self.config.auxiliary / len(batches))
         if self.cuda_graphs is not None:
             results = [self.cuda_graphs(batch, weights) for batch in batches]
@@ -217,10 +222,11 @@ class Loop:
         return {PLAIN: plain, **(loss.statistics or {})}
 
     def _gradients(self) -> list[Tensor]:
-        return [parameter.grad for parameter in self.task.model.parameters() if parameter.grad is not None]
+        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
 
-    def _gradient_norm(self) -> float:
-        return float(full(nn.utils.get_total_norm(self._gradients(), foreach=True)) / self._loss_scale)
+    def _gradient_norm(self) -> Tensor:
+        """A number on the device, which may not have computed it yet."""
+        return full(nn.utils.get_total_norm(self._gradients(), foreach=True)) / self._loss_scale
 
     def _clip_gradients(self, norm: float) -> None:
         """Undoes the loss scale, and scales a gradient down whose norm is above `clip`."""
@@ -236,8 +242,11 @@ class Loop:
         self.optimizer.step()
 
     def _zero_gradients(self) -> None:
-        # CUDA graphs write to where the gradients were when they were captured: these are filled with zeros
-        self.optimizer.zero_grad(set_to_none=self.cuda_graphs is None)
+        if self.cuda_graphs is None:
+            self.optimizer.zero_grad()
+        else:
+            # CUDA graphs write to where the gradients were when they were captured: these are filled with zeros
+            torch._foreach_zero_(self._gradients())  # pyright: ignore[reportPrivateImportUsage]
 
     def _learning_rate(self, step: int) -> float:
         measured = 0 if self.plan is None else self.plan.measured

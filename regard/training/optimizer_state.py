@@ -51,18 +51,19 @@ def unpack_optimizer(
 ) -> None:
     """Restore the state that `pack_optimizer` returned into `optimizer`, a new one for `model`, bit for bit.
 
-    Everything is checked before anything changes. `optimizer` keeps its own choice of fused or foreach steps.
+    Everything is checked before anything changes. `optimizer` keeps its own choice of fused or foreach steps. With Muon
+    the checkpoint says which matrices have orthogonal updates: a run keeps the rule that it was begun with.
     """
-    names, stored = _matching_groups(optimizer, model, facts)
+    owned, names, stored = _matching_groups(optimizer, model, facts)
     entries = _by_parameter(tensors)
     for is_matrix in (False, True):
-        groups = zip(names, optimizer.param_groups, strict=True)
+        groups = zip(names, owned, strict=True)
         alike = [name for members, group in groups if group.get("orthogonal", False) == is_matrix for name in members]
         _check_complete({name: entries[name] for name in alike if name in entries})
     held = set(entries)
     states = [
         (parameter, _parameter_state(entries.pop(name, {}), parameter, name, group))
-        for group, members in zip(optimizer.param_groups, names, strict=True)
+        for group, members in zip(owned, names, strict=True)
         for parameter, name in zip(group["params"], members, strict=True)
     ]
     if entries:
@@ -72,6 +73,7 @@ def unpack_optimizer(
     if lost:
         raise CheckpointError(f"the optimizer state of {min(lost)!r} is missing, and of {len(lost) - 1} more")
 
+    optimizer.param_groups[:] = owned
     optimizer.state.clear()
     for parameter, state in states:
         if state:
@@ -86,8 +88,8 @@ def unpack_optimizer(
 
 def _matching_groups(
     optimizer: torch.optim.Optimizer, model: nn.Module, facts: Mapping[str, Any]
-) -> tuple[list[list[str]], list[dict[str, Any]]]:
-    """The names of the parameters in each group, and the groups of the checkpoint; they must agree."""
+) -> tuple[list[dict[str, Any]], list[list[str]], list[dict[str, Any]]]:
+    """The optimizer's groups, the names of their parameters, and the groups of the checkpoint; they must agree."""
     fresh = pack_optimizer(optimizer, model)[1]
     if facts.get("kind") != fresh["kind"]:
         raise CheckpointError(f"the checkpoint's optimizer is {facts.get('kind')!r}, this one is {fresh['kind']!r}")
@@ -99,11 +101,39 @@ def _matching_groups(
     here = [group["parameters"] for group in fresh["groups"]]
     there = [group.get("parameters") for group in stored]
     if here != there:
+        regrouped = _regrouped(optimizer, here, stored)
+        if regrouped is not None:
+            return regrouped, there, stored
         raise CheckpointError(
             f"the optimizer's groups do not match: the checkpoint has {_group_words(there)}, the model "
             f"{_group_words(here)}; resume with the configuration of the run"
         )
-    return here, stored
+    return optimizer.param_groups, here, stored
+
+
+def _regrouped(
+    optimizer: torch.optim.Optimizer, here: list[list[str]], stored: list[dict[str, Any]]
+) -> list[dict[str, Any]] | None:
+    """The groups of Muon as a checkpoint has them, where it differs only in which matrices have orthogonal updates."""
+    known = {
+        name: (parameter, group)
+        for names, group in zip(here, optimizer.param_groups, strict=True)
+        for name, parameter in zip(names, group["params"], strict=True)
+    }
+    named = [name for group in stored for name in group.get("parameters") or ()]
+    if "orthogonal" not in optimizer.defaults or len(named) != len(known) or set(named) != set(known):
+        return None
+    found = []
+    for group in stored:
+        options, members = group["options"], [known[name] for name in group.get("parameters") or ()]
+        is_matrix = options.get("orthogonal")
+        for parameter, own in members:
+            differs = any(options.get(option) != own.get(option) for option in ("weight_decay", "share"))
+            if differs or not isinstance(is_matrix, bool) or (is_matrix and parameter.ndim != 2):
+                return None
+        params = [parameter for parameter, _ in members]
+        found += [own | {"params": params, "orthogonal": is_matrix} for _, own in members[:1]]
+    return found if len(found) == len(stored) else None
 
 
 def _by_parameter(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

@@ -23,11 +23,10 @@ class LogSums:
     def zero(cls, device: torch.device, now: float) -> "LogSums":
         return cls(torch.zeros((), dtype=torch.float64, device=device), now)
 
-    def accumulate_loss(self, loss: Tensor, tokens: int, tokens_read: int, gradient_norm: float) -> None:
+    def accumulate_loss(self, loss: Tensor, tokens: int, tokens_read: int) -> None:
         self.loss += loss.double()
         self.tokens += tokens
         self.tokens_read += tokens_read
-        self.gradient_norm = gradient_norm
 
     def accumulate_statistics(self, batches: list[dict[str, Tensor]]) -> None:
         """Adds the statistics of the layers, batch by batch."""

@@ -1,13 +1,11 @@
 """Decoding over states of fixed size: the same tokens as without, few looks, and kernels that match float64."""
 
 import os
-import subprocess
-import sys
 import warnings
 
 import pytest
 import torch
-from folders import SCRIPTS
+from compiled_kernels import check_compiles
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -217,16 +215,7 @@ def test_ring_in_triton(B, H, G, R, D, dtype):
 
 @pytest.mark.parametrize("which", ["one", pytest.param("all", marks=pytest.mark.exhaustive)])
 def test_kernels_compile(which, tmp_path):
-    """For a Hopper GPU that need not be there, in a process where they are not interpreted."""
-    script = SCRIPTS / "gathers_compile.py"
-    clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, script, "ring", which],
-        env={**clean, "TRITON_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    check_compiles(tmp_path, "gathers_compile.py", "ring", which)
 
 
 @pytest.mark.gpu

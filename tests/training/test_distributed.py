@@ -25,6 +25,7 @@ from painted import write_folders
 from processes import in_processes
 from reviews import write as write_reviews
 from torch.distributed import DistStoreError, HashStore
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 from training_runs import assert_same, dying, in_child, write_pairs
@@ -34,9 +35,10 @@ from regard.config import parse
 from regard.tasks.train import resume, train
 from regard.training import checkpoint, loop
 from regard.training.display import Display
+from regard.training.distributed import join
 from regard.training.distributed.join import count_starts
 from regard.training.distributed.launch import _Loopback, launch
-from regard.training.distributed.status import FOLDER
+from regard.training.distributed.status import FOLDER, LOST, told_to_launcher
 from regard.training.distributed.world import EndedElsewhere, LostProcess
 from regard.training.run import Run
 
@@ -191,13 +193,36 @@ def test_two_processes_with_shards_train_as_one(folder, case):
     if not Run(folder / f"{case}-one").exists():
         begin(folder, case, f"{case}-one")
     flags = "--training.sharded true --training.save_every 3 "
-    assert in_processes(2, lambda rank: begin(folder, case, f"{case}-sharded", flags)) == [0, 0]
+
+    def begin_here(rank: int) -> None:
+        reshard = FSDPModule.set_reshard_after_forward
+        with mock.patch.object(FSDPModule, reshard.__name__, autospec=True, side_effect=reshard) as asked:
+            begin(folder, case, f"{case}-sharded", flags)
+        last = {call.args[0]: call.args[1] for call in asked.call_args_list}
+        assert sorted(last.values()) == [False] + [True] * (len(last) - 1), "after an evaluation, all but the root"
+
+    assert in_processes(2, begin_here) == [0, 0]
     assert_like(folder / f"{case}-one", folder / f"{case}-sharded")
     one, sharded = (Run.open(folder / f"{case}-{name}") for name in ("one", "sharded"))
     assert not checkpoint.is_sharded(sharded.checkpoints / "step-00000004")
     tensors = [checkpoint.read(run.checkpoints / "step-00000004").tensors for run in (one, sharded)]
     assert [named.keys() for named in tensors[0].values()] == [named.keys() for named in tensors[1].values()]
     assert checkpoint.find_ties(tensors[0]["model"]) == checkpoint.find_ties(tensors[1]["model"])
+
+
+@pytest.mark.exhaustive
+def test_a_process_that_has_no_row_of_some_tensors_writes_its_shards(folder):
+    """The two rows of the output layer of two labels, in three processes."""
+    flags = "--training.sharded true --training.save_every 1 "
+    assert in_processes(3, lambda rank: begin(folder, "classify", "three", flags, steps=2)) == [0, 0, 0]
+    begin(folder, "classify", "three-in-one", steps=2)
+    assert_like(folder / "three", folder / "three-in-one")
+    ours, theirs = (
+        checkpoint.read(folder / out / "checkpoints" / "step-00000002") for out in ("three", "three-in-one")
+    )
+    assert ours.tensors["model"].keys() == theirs.tensors["model"].keys()
+    for name, weight in ours.tensors["model"].items():
+        assert_close(weight, theirs.tensors["model"][name], rtol=1e-3, atol=1e-3)
 
 
 def test_a_run_goes_on_with_another_number_of_processes_sharded_or_not(folder):
@@ -228,13 +253,14 @@ def test_plan_and_end_follow_the_clock_and_the_metric_of_the_main_process(folder
         task = tasks.find("classify")
         evaluate = task.evaluate
 
-        def evaluate_better(*arguments):
+        def evaluate_with_a_given_loss(*arguments):
             metrics, samples = evaluate(*arguments)
-            return metrics | {"loss": 0.0}, samples
+            # the main process never stops early, however many steps it makes in its time
+            return metrics | {"loss": [1.0, 0.0][rank]}, samples
 
+        task.evaluate = evaluate_with_a_given_loss
         if rank == 1:
             loop.time = mock.Mock(monotonic=lambda: 3 * time.monotonic())
-            task.evaluate = evaluate_better
         begin(folder, "classify", "planned", flags)
 
     assert in_processes(2, begin_here) == [0, 0]
@@ -398,6 +424,29 @@ def test_starts_are_counted_whatever_earlier_ones_left_in_the_store():
             start(ranks, 0.3)
     # of the three starts so far the main process was there in two
     assert start(range(3)) == [3, 3, 3]
+
+
+def test_each_start_has_a_store_of_its_own(monkeypatch):
+    """Otherwise processes find the addresses of those that are gone."""
+    kept = HashStore()
+    monkeypatch.setattr(join, "is_launched", lambda: True)
+    monkeypatch.setattr(join, "rendezvous", lambda *_, **options: iter([(kept, 0, 1)]))
+    for start in range(3):
+        store, rank, size, restarts = join._find_others(timedelta(seconds=1))
+        assert (rank, size, restarts) == (0, 1, start)
+        assert not store.check(["address"])
+        store.set("address", "here")
+
+
+@pytest.mark.parametrize(("code", "told"), [(0, "0"), (2, "2"), (143, "143"), (LOST, None), ("words", None)])
+def test_a_process_leaves_its_status_to_the_launcher_unless_it_lost_another(tmp_path, monkeypatch, code, told):
+    """Where it lost one, the launcher sees the failure, and starts all of them again."""
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(SystemExit) as ended, told_to_launcher():
+        raise SystemExit(code)
+    assert ended.value.code == (code if told is None else 0)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ([] if told is None else [told])
 
 
 @pytest.mark.exhaustive

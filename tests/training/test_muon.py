@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from regard.models import Vit, VitConfig, registry
+from regard.models import build as build_model
 from regard.training import optimizer_state
 from regard.training.checkpoint import CheckpointError
 from regard.training.groups import parameter_groups
@@ -101,6 +103,76 @@ def test_a_resumed_optimizer_goes_on_bit_for_bit(fused):
     del tensors["output.weight/exp_avg"]
     with pytest.raises(CheckpointError, match=r"'output\.weight' is not complete"):
         optimizer_state.unpack_optimizer(other, resumed, tensors, facts)
+
+
+def test_layers_under_any_name_have_orthogonal_updates():
+    """Not only `blocks`: what reads in a Perceiver, the stages of Swin and CoAtNet, the decoder of a Funnel."""
+    others = {
+        ("image class", "perceiver"): {"position.project", "answer.output"},
+        ("image class", "swin-nano"): {"merge.0.reduce", "merge.1.reduce", "output"},
+        ("image class", "coatnet-nano"): {"hidden_layer", "output"},
+        ("image class", "vit-nano"): {"answer.output"},
+        ("class", "funnel"): {"answer.output"},
+    }
+    for (predicts, preset), expected in others.items():
+        found = registry.presets(predicts)[preset]
+        with torch.device("meta"):
+            model = build_model(found.form.config(**found.values))
+        groups = parameter_groups(model, weight_decay=0.1, orthogonal=True)
+        matrices = {id(one) for group in groups if group["orthogonal"] for one in group["params"]}
+        linear = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+        assert matrices <= {id(part.weight) for part in linear.values()}
+        assert {name for name, part in linear.items() if id(part.weight) not in matrices} == expected
+
+
+def test_layers_of_an_answer_have_no_orthogonal_updates():
+    """PMA pools by a layer, which belongs to the answer as the output does."""
+    sizes = {"width": 32, "heads": 4, "inner": 64, "layers": 1}
+    with torch.device("meta"):
+        model = Vit(VitConfig(image=(32, 32), patch=4, classes=10, pooling="pma", **sizes))
+    groups = parameter_groups(model, weight_decay=0.1, orthogonal=True)
+    matrices = {id(one) for group in groups if group["orthogonal"] for one in group["params"]}
+    pooling = [part for part in model.answer.modules() if isinstance(part, nn.Linear)]
+    assert len(pooling) > 1
+    assert matrices
+    assert not matrices & {id(part.weight) for part in pooling}
+
+
+def test_a_run_keeps_the_matrices_that_it_was_begun_with():
+    """An older version took fewer layers: AdamW goes on with the others, bit for bit."""
+
+    def build_older():
+        model = Small()
+        matrices = [layer.weight for layer in model.blocks[1] if isinstance(layer, nn.Linear)]
+        others = [one for one in model.parameters() if all(one is not matrix for matrix in matrices)]
+        groups = [
+            {"params": [one for one in others if one.ndim == 2], "weight_decay": 0.1, "orthogonal": False},
+            {"params": matrices, "weight_decay": 0.1, "orthogonal": True},
+            {"params": [one for one in others if one.ndim == 1], "weight_decay": 0.0, "orthogonal": False},
+        ]
+        return model, Muon(groups, lr=0.01, betas=(0.9, 0.98), eps=1e-9)
+
+    straight, optimizer = build_older()
+    train(straight, [optimizer], 2, seed=1)
+    weights = {name: part.clone() for name, part in straight.state_dict().items()}
+    tensors, facts = optimizer_state.pack_optimizer(optimizer, straight)
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    train(straight, [optimizer], 2, seed=2)
+    resumed, other = build()
+    resumed.load_state_dict(weights)
+    optimizer_state.unpack_optimizer(other, resumed, tensors, facts)
+    train(resumed, [other], 2, seed=2)
+    for name, weight in straight.named_parameters():
+        torch.testing.assert_close(resumed.get_parameter(name), weight, rtol=0, atol=0)
+    groups = facts["groups"]
+    decayed = [groups[0] | {"options": groups[0]["options"] | {"weight_decay": 0.2}}, *groups[1:]]
+    vectors = [*groups[:2], groups[2] | {"options": groups[2]["options"] | {"orthogonal": True}}]
+    for wrong in (groups[:2], decayed, vectors, [*groups, groups[0]], [{"options": {}}]):
+        model, other = build()
+        before = optimizer_state.pack_optimizer(other, model)[1]
+        with pytest.raises(CheckpointError, match="groups do not match"):
+            optimizer_state.unpack_optimizer(other, model, tensors, facts | {"groups": wrong})
+        assert optimizer_state.pack_optimizer(other, model)[1] == before
 
 
 @pytest.mark.gpu

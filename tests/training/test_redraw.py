@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from training_runs import assert_same, config, dying, finish, in_child
 
 import regard
-from regard.core.draws import list_redrawn
+from regard.core.draws import RedrawnLayers, list_redrawn
 from regard.tasks.train import resume
 from regard.training import checkpoint, loop
 from regard.training.display import Display
@@ -92,18 +92,18 @@ def test_a_killed_run_draws_what_it_would_have_drawn(tmp_path):
 def test_draws_ahead_of_their_step_change_no_checkpoint(tmp_path, monkeypatch):
     plain, ahead = (with_rfa(tmp_path, name, keep=10) for name in ("plain", "ahead"))
     finish(plain)
-    calls, redraw, seed_draws = [], loop.redraw, loop.Loop._seed_draws
+    calls, redraw, seed_draws = [], RedrawnLayers.redraw, loop.Loop._seed_draws
 
-    def counted_redraw(model, *, seed, step):
+    def counted_redraw(self, *, seed, step):
         calls.append(step)
-        redraw(model, seed=seed, step=step)
+        redraw(self, seed=seed, step=step)
 
     def counted_seed_draws(self):
         calls.append("begins")
         seed_draws(self)
 
     monkeypatch.setattr(loop, "AHEAD", ("cpu",))
-    monkeypatch.setattr(loop, "redraw", counted_redraw)
+    monkeypatch.setattr(RedrawnLayers, "redraw", counted_redraw)
     monkeypatch.setattr(loop.Loop, "_seed_draws", counted_seed_draws)
     finish(ahead)
     assert_same(plain.out, ahead.out)

@@ -4,8 +4,9 @@ and pictures pixel by pixel. The first token is asked for the class."""
 import functools
 import hashlib
 import json
+import math
 import random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -45,6 +46,22 @@ def image(*, images: str = "") -> Task:
     found = _read_images(images)
     length = len(found.sets["train"][0][0])
     return _task("lra-image", found, GRAYS, length, 0.5, {"images": images})
+
+
+def facts(task: Task) -> dict[str, Any]:
+    """What a report must know of a task, where its files are not."""
+    return {"length": task.length, "chance": task.chance, "options": dict(task.options)}
+
+
+def describe(name: str, options: dict[str, Any], known: dict[str, Any]) -> Task:
+    """A task whose files are not read, to report what was learned of it: `known` is what `facts` says, or as much as
+    there is of it."""
+
+    def draw(*_: object) -> Examples:
+        raise ValueError(f"the files of {name} were not read: it can be reported, and not be trained")
+
+    found = {"length": 1025, "chance": math.nan, "options": options} | known
+    return Task(draw, "self", 0, found["chance"], name, length=found["length"], options=found["options"])
 
 
 def _task(name: str, found: Given, symbols: int, length: int, hidden: float, options: dict[str, str]) -> Task:
