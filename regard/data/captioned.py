@@ -108,15 +108,16 @@ def read_captioned(
     columns: Sequence[Column] = COLUMNS,
     size: tuple[int, int] | None = None,
     channels: int | None = None,
-    skip_bad: bool = False,
+    skip_bad: bool | None = None,
 ) -> Captioned:
     """Captions of a file and their pictures, which are in the folder `images` (None: in that of the file), or in the
     array `images` of an .npz file, where captions name them by their numbers from 0. `size` None: that of the pictures,
     if all have the same and it is small, else 64 x 64; `channels` None: 1 if all are grey, else 3.
 
-    The first bad line or broken picture is an error; with `skip_bad`, they are skipped and counted.
+    The first bad line or broken picture is an error, and the message about a picture offers data.skip_bad where
+    `skip_bad` is False; with `skip_bad`, they are skipped and counted.
     """
-    found = read_captions(captions, columns=columns, skip_bad=skip_bad)
+    found = read_captions(captions, columns=columns, skip_bad=bool(skip_bad))
     if images is not None and str(images).lower().endswith(".npz"):
         pixels = read_npz_pixels(Path(images))
         numbers = [_number(name, len(pixels), shown(captions), str(images)) for name in found.pictures]

@@ -105,7 +105,8 @@ def still(subject: Any, text: str, target: str = "", place: str | None = None) -
 
 
 def still_image(subject: Any, data: bytes, name: str) -> str:
-    """An image file in the Image view as one HTML file, with the maps and the rollout of its layers."""
+    """An image file in the Image view as one HTML file, with the maps and the rollout of its layers, and the words of
+    its caption if the model writes one."""
     from regard.page.engine import Engine
 
     engine = Engine({subject.name: lambda: subject})
@@ -114,6 +115,9 @@ def still_image(subject: Any, data: bytes, name: str) -> str:
     meta = engine.answer("see", seen).meta
     questions = [{"name": "about", "values": {}}, {"name": "samples", "values": {"run": subject.name}}]
     questions += [{"name": "see", "values": seen}, {"name": "distances", "values": seen}]
+    if subject.opened.caption is not None:
+        heads = engine.answer("caption", seen | {"layer": 0}).meta["heads"]
+        questions += [{"name": "caption", "values": seen | {"layer": layer}} for layer in range(len(heads))]
     # from the last layer, which is shown first
     for layer in reversed(range(len(meta["layers"]))):
         if not meta["layers"][layer]["slots"]:

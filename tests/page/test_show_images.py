@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 import shutil
 import struct
 import zlib
@@ -263,6 +264,11 @@ def test_an_image_is_drawn_and_written_as_a_page(subjects, run, tmp_path):
     assert ("no rollout" in panels) == (run == "mixed")
     page = still_image(subject, to_file(paint("cross")), "cross.png")
     assert "<title>Regard: cross.png</title>" in page
+    # all that the page asks for when it opens, and in any layer
+    kept = json.loads(base64.b64decode(re.search(r'<template id="kept">([^<]+)<', page)[1]))["kept"]
+    assert {"about", "samples", "see", "distances"} <= {one["name"] for one in kept}
+    layers = [one["values"]["layer"] for one in kept if one["name"] == "caption"]
+    assert layers == (list(range(len(subject.opened.caption(None, "").weights))) if run == "coca" else [])
     with pytest.raises(ValueError, match=r"broken\.png: is no image"):
         still_image(subject, b"nothing", "broken.png")
 

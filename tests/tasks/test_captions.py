@@ -2,6 +2,8 @@
 
 import json
 import random
+import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -35,6 +37,7 @@ from regard.training import loop
 from regard.training.config import TrainingConfig
 from regard.training.display import Display
 from regard.training.loss import caption_loss
+from regard.training.run import Run
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (20, 40, 230), "white": (250, 250, 250)}
 
@@ -339,6 +342,22 @@ class TestVerbs:
         assert all(0.5 < float(row[2]) <= 1 for row in rows)
         out, _ = told(monkeypatch, capsys, "classify", run, *labels, "--json", pictures[0])
         assert sum(json.loads(out)["probabilities"].values()) == pytest.approx(1)
+
+    def test_what_was_not_learned_is_said(self, monkeypatch, capsys, folder, tmp_path):
+        copied, picture = Run(shutil.copytree(folder / "run", tmp_path / "run")), str(folder / "0.png")
+        run, text = str(copied.folder), copied.read_text("config.yaml")
+        both = {
+            "contrastive": (
+                ("retrieve", run, "--pictures", picture, "a"),
+                ("classify", run, "--labels", "a,b", picture),
+            ),
+            "captioning": (("caption", run, picture),),
+        }
+        for loss, verbs in both.items():
+            assert all("not learned" not in told(monkeypatch, capsys, *verb)[1] for verb in verbs)
+            copied.write_text("config.yaml", re.sub(rf"^{loss}: .*", f"{loss}: 0.0", text, flags=re.M))
+            assert all(f"trained with {loss} 0" in told(monkeypatch, capsys, *verb)[1] for verb in verbs)
+            copied.write_text("config.yaml", text)
 
     def test_a_broken_picture_stops_no_other(self, capsys, folder, tmp_path):
         """It is named, and the status is 1."""

@@ -157,7 +157,7 @@ def test_runs_of_different_seeds_may_hold_out_the_same(tmp_path):
 def test_broken_images_are_counted(tmp_path, capsys):
     write_folders(tmp_path / "colours", 10)
     (tmp_path / "colours" / "red" / "broken.png").write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"red/broken\.png: is no image that can be read"):
+    with pytest.raises(ValueError, match=r"red/broken\.png: is no image that can be read.*data\.skip_bad"):
         finish(config(tmp_path))
     train(Task, config(tmp_path, steps=1, data={"skip_bad": True, "batch": 4}), Display())
     assert "omitted 1 images: is no image that can be read, first at" in capsys.readouterr().err
@@ -403,6 +403,7 @@ def test_what_classify_cannot_do_with_images(trained, capsys):
     assert "is a run of 'masked'" in refused(capsys, "classify", str(load.BUNDLED / "english"))
     said = refused(capsys, "classify", str(load.BUNDLED / "english"), file)
     assert "is no run of images" in said
+    assert "is a folder of images and no run: name the files" in refused(capsys, "classify", str(folder / "colours"))
     for flags in ((file,), (file, "--labels", "a,b")):
         assert "there is no run folder" in refused(capsys, "classify", str(folder / "nowhere"), *flags)
 

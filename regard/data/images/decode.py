@@ -31,7 +31,7 @@ class BadImage(ValueError):
     """What is wrong with an image, and where. `reason` is short and the same for all images with the same fault."""
 
     def __init__(self, file: str, reason: str, detail: str = "") -> None:
-        self.file, self.reason = file, reason
+        self.file, self.reason, self.detail = file, reason, detail
         super().__init__(f"{file}: {reason}{detail}")
 
 

@@ -57,13 +57,14 @@ def read_images(
     columns: tuple[str | int, str | int] = ("path", "label"),
     size: tuple[int, int] | None = None,
     channels: int | None = None,
-    skip_bad: bool = False,
+    skip_bad: bool | None = None,
     part: str = "train",
 ) -> Images:
     """Labelled images. `size` None: that of the images, if all have the same and it is small, else 64 x 64;
     `channels` None: 1 if all are grey, else 3. `part`: "train" or "test" of a folder or file that holds both.
 
-    The first broken image is an error; with `skip_bad`, broken ones are skipped and counted.
+    The first broken image is an error, whose message offers data.skip_bad where `skip_bad` is False; with `skip_bad`,
+    broken ones are skipped and counted.
     """
     path = Path(path)
     stored = _stored_files(path, part)
@@ -73,7 +74,7 @@ def read_images(
         files = list_folder(path)
     elif TABLES.search(path.name.lower()):
         # a bad line of the table would shift no other: it is skipped like a bad image
-        found = read_labelled(path, columns=columns, skip_bad=skip_bad)
+        found = read_labelled(path, columns=columns, skip_bad=bool(skip_bad))
         files = [(path.parent / file, label) for file, label in zip(found.texts, found.labels, strict=True)]
     else:
         raise BadImage(str(path), _unknown(path))
@@ -164,7 +165,7 @@ def _decoded(
     name: str,
     size: tuple[int, int] | None,
     channels: int | None,
-    skip_bad: bool,
+    skip_bad: bool | None,
 ) -> Images:
     """Images of one file each."""
     found = decode_all([file for file, _ in files], name, size, channels, skip_bad)
@@ -181,14 +182,16 @@ class Decoded(NamedTuple):
 
 
 def decode_all(
-    files: Sequence[Path], name: str, size: tuple[int, int] | None, channels: int | None, skip_bad: bool
+    files: Sequence[Path], name: str, size: tuple[int, int] | None, channels: int | None, skip_bad: bool | None
 ) -> Decoded:
     """Image files in one size: None is chosen as `read_images` does. `name` is that of the whole in messages."""
     skipped: dict[str, Skipped] = {}
 
     def leave_out(bad: BadImage) -> None:
-        if not skip_bad:
+        if skip_bad is None:
             raise bad
+        if not skip_bad:
+            raise BadImage(bad.file, bad.reason, f"{bad.detail}; remove it, or omit such files: data.skip_bad true")
         before = skipped.get(bad.reason, Skipped(0, bad.file))
         skipped[bad.reason] = before._replace(count=before.count + 1)
 

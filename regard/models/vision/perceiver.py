@@ -1,16 +1,17 @@
 """The Perceiver over the patches of an image."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.core.model import Prediction
 from regard.core.options import Range
 from regard.core.rows import Memory, Rows
 from regard.core.shape import Shape
+from regard.core.state import Out
 from regard.kernels.dropout import Dropout
-from regard.models.block import gather_auxiliary
+from regard.models.block import gather_auxiliary, normalization
 from regard.models.perceiver import LatentModel
 from regard.models.pooling import Answer
 from regard.models.vision.config import IMAGE_POOLING, ImagePooling, PatchConfig, drop_rates
@@ -37,7 +38,9 @@ class ImagePerceiverConfig(PatchConfig):
     position: Annotated[str, "spec of the positions: fourier or sinusoidal (of rows and columns), learned, none"] = (
         "fourier"
     )
+    final_norm: Annotated[bool | None, "a final norm after the last layer (default: where norm is pre)"] = None
     pooling: Annotated[ImagePooling, IMAGE_POOLING.replace("patches", "latents")] = "mean"
+    earlier: ClassVar[dict[str, Any]] = {"final_norm": False}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,7 +60,9 @@ class ImagePerceiver(LatentModel):
     """Jaegle et al. 2021 (Perceiver, arXiv 2103.03206) over the patches of an image: M learned latents read the
     patches, with positions of rows and columns added, and think among themselves; see Perceiver. patch=1 reads pixels,
     as the authors do. Their Fourier features of the position are the default, `fourier`: added to the patches, which is
-    the same as concatenated with the pixels before the linear map of the stem. Time N M + layers M^2, memory N.
+    the same as concatenated with the pixels before the linear map of the stem. A norm stands behind the last pre-norm
+    layer, as in a ViT: without it logits grow with what the layers add. The paper averages the latents as they are
+    (final_norm=False). Time N M + layers M^2, memory N.
 
     >>> sizes = {"width": 32, "heads": 4, "inner": 64, "layers": 2, "latents": 8}
     >>> model = ImagePerceiver(ImagePerceiverConfig(image=(64, 64), patch=8, classes=10, **sizes))
@@ -73,17 +78,20 @@ class ImagePerceiver(LatentModel):
         self.position = POSITIONS.build(fill_position(config.position, self.grid), shape)
         self.dropout = Dropout(config.dropout)
         self.add_latents(config, drop_rates(config.drop_path, config.layers))
-        self.answer = Answer(config, None, config.latent_width or config.width)
+        wide = config.latent_width or config.width
+        final = config.norm == "pre" if config.final_norm is None else config.final_norm
+        self.norm = normalization(config.layer(width=wide)) if final else nn.Identity()
+        self.answer = Answer(config, None, wide)
 
     def forward(self, images: Tensor) -> Prediction:
         """[B, C, h, w] -> logits [B, classes]"""
-        thought = self.think(self.read(images))
+        thought = self._encode(images)
         logits, pooled = self.answer(Memory(thought.y, None))
         return Prediction(logits, *gather_auxiliary({"latents": thought, "pooling": pooled}))
 
     def encode(self, images: Tensor) -> Memory:
-        """The latents behind the last layer, [B, M, E]."""
-        return Memory(self.think(self.read(images)).y, None)
+        """The latents behind the last norm, [B, M, E]."""
+        return Memory(self._encode(images).y, None)
 
     def resize(self, image: tuple[int, int]) -> "ImagePerceiver":
         """A copy for images of another size, height and width. Fourier features have no table: their coordinates run
@@ -97,3 +105,7 @@ class ImagePerceiver(LatentModel):
         check_images(images, self.config.channels, self.config.image)
         x = self.stem.vectors(images)
         return Memory(self.dropout(self.position.add(x, Rows.full(x))), None)
+
+    def _encode(self, images: Tensor) -> Out:
+        thought = self.think(self.read(images))
+        return thought._replace(y=self.norm(thought.y))

@@ -107,6 +107,7 @@ def caption(arguments: argparse.Namespace) -> int:
 
     decoding, named = _decoding(arguments), _pictures(arguments.pictures)
     captioner = Captioner.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    _warn_untrained(arguments.run, "captioning")
     paths, pixels = _readable(captioner, named)
     for path, captions in zip(paths, captioner.caption(pixels, decoding), strict=True):
         if arguments.json:
@@ -117,6 +118,17 @@ def caption(arguments: argparse.Namespace) -> int:
             cells = ([path] if len(named) > 1 else []) + [best.text]
             print("\t".join(cells + ([f"{best.score:.4f}"] if arguments.scores else [])))
     return int(len(paths) < len(named))
+
+
+def _warn_untrained(run: str, loss: str) -> None:
+    """Says so where a run was trained without one of the two losses."""
+    from regard.tasks.load import read_config
+    from regard.training.run import Run
+
+    opened = Run.open(run)
+    if opened.has("config.yaml") and not getattr(read_config(opened), loss):
+        what = {"captioning": "captions", "contrastive": "vectors of pictures and texts"}[loss]
+        notice(f"{run} was trained with {loss} 0: its {what} were not learned")
 
 
 def _decoding(arguments: argparse.Namespace) -> "DecodingConfig":
@@ -171,6 +183,7 @@ def retrieve(arguments: argparse.Namespace) -> int:
     if arguments.count < 1:
         raise ValueError(f"--count must be at least 1, got {arguments.count}")
     captioner = Captioner.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    _warn_untrained(arguments.run, "contrastive")
     with few_warnings() as warn:
         if arguments.pictures is not None:
             named, queries = _pictures(arguments.pictures), arguments.queries
@@ -217,6 +230,7 @@ def classify(arguments: argparse.Namespace) -> int:
         raise ValueError(f"{arguments.run} classifies pictures: name some, regard classify {arguments.run} picture.jpg")
     named = _pictures(arguments.images)
     captioner = Captioner.load(arguments.run, which=arguments.checkpoint, device=arguments.device)
+    _warn_untrained(arguments.run, "contrastive")
     paths, pixels = _readable(captioner, named)
     for path, row in zip(paths, captioner.probabilities(pixels, labels), strict=True):
         best = int(row.argmax())

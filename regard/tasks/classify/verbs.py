@@ -80,11 +80,12 @@ def classify(arguments: argparse.Namespace) -> int | None:
     if (arguments.labels is not None or arguments.images) and Path(arguments.run).suffix.lower() not in SUFFIXES:
         # lest a missing folder be taken for a run of texts
         Run.open(arguments.run)
+    is_for_images = images.is_for_images(arguments.run)
     if captions.is_for_captions(arguments.run):
         return captions.classify(arguments)
     if arguments.labels is not None:
         raise ValueError(f"--labels is for runs of captions: {arguments.run} has labels of its own")
-    if images.is_for_images(arguments.run):
+    if is_for_images:
         return images.classify(arguments)
     if arguments.images:
         raise ValueError(f"{arguments.run} is no run of images: it labels lines of standard input, or of --input FILE")

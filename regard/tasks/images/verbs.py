@@ -31,9 +31,18 @@ def is_for_images(run: str) -> bool:
     from regard.data.images.decode import SUFFIXES
     from regard.training.run import Run
 
+    def is_image(file: Path) -> bool:
+        return file.suffix.lower() in SUFFIXES
+
     if Path(run).is_dir():
+        file = None if Run(run).exists() else next((one for one in Path(run).rglob("*") if is_image(one)), None)
+        if file is not None:
+            raise ValueError(
+                f"{run} is a folder of images and no run: name the files, such as regard classify {file}; how a run "
+                f"labels a folder of classes: regard evaluate RUN --data {run}"
+            )
         return tasks.of(Run.open(run)).name == "images"
-    return Path(run).suffix.lower() in SUFFIXES
+    return is_image(Path(run))
 
 
 def classify(arguments: argparse.Namespace) -> int:

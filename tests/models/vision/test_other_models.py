@@ -1,5 +1,7 @@
 """Perceiver and TokenLearner over patches, and the network of convolutions that they are compared with."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -13,6 +15,7 @@ from regard.models import (
     ImageTokenLearner,
     ImageTokenLearnerConfig,
     build,
+    complete_config,
     registry,
 )
 
@@ -43,7 +46,7 @@ def pictures(B: int = 2, image: tuple[int, int] = (16, 24)) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("preset", "parameters"),
-    [("perceiver", 3_252_490), ("tokenlearner", 3_212_114), ("convnet", 2_777_674), ("resnet-20", 272_474)],
+    [("perceiver", 3_253_002), ("tokenlearner", 3_212_114), ("convnet", 2_777_674), ("resnet-20", 272_474)],
 )
 def test_parameter_counts(preset, parameters):
     found = registry.presets("image class")[preset]
@@ -79,7 +82,27 @@ def test_latents_read_patches_with_their_places(position):
     x = model.stem.vectors(images)
     read = Memory(model.position.add(x, Rows.full(x)), None)
     assert_close(model.read(images).x, read.x)
-    assert_close(model.encode(images).x, model.think(read).y)
+    assert_close(model.encode(images).x, model.norm(model.think(read).y))
+
+
+def test_logits_do_not_grow_with_what_layers_add():
+    model, images = perceiver(), pictures()
+    grown, old = perceiver(), perceiver(final_norm=False)
+    for one in (grown, old):
+        for linear in (one.blocks[-1].feedforward.outer, one.blocks[-1].attention.output):
+            linear.weight.data *= 1e4
+    largest = [one(images).logits.abs().max() for one in (model, grown, old)]
+    assert largest[1] < 5 * largest[0]
+    assert largest[2] > 100 * largest[0]
+    assert not [name for name, _ in perceiver(norm="post").named_parameters() if name.startswith("norm.")]
+
+
+def test_a_saved_perceiver_without_a_final_norm_stays_without():
+    old = perceiver(final_norm=False)
+    saved = {name: value for name, value in dataclasses.asdict(old.config).items() if name != "final_norm"}
+    loaded = build(ImagePerceiverConfig(**complete_config(saved))).double().eval()
+    loaded.load_state_dict(old.state_dict())
+    assert_close(loaded(pictures()).logits, old(pictures()).logits, rtol=0, atol=0)
 
 
 def test_fourier_features_know_the_grid():
