@@ -15,6 +15,7 @@ installed, or does not answer, is named and omitted.
 import argparse
 import asyncio
 import dataclasses
+import gc
 import importlib.util
 import json
 import operator
@@ -38,7 +39,6 @@ import load
 import torch
 
 from regard import models
-from regard.data.generated import pairs
 from regard.data.tokenizer import Tokenizer
 from regard.decoding import DecodingConfig
 from regard.models.config import ModelConfig
@@ -340,7 +340,8 @@ def random_asks(count: int) -> list[dict[str, Any]]:
 
 def in_process(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
     """Continuous batching without HTTP: all requests are given at once, to Regard's generator and to Hugging Face's
-    manager, in turns. Greedy, no end token, at most `clients` rows at a time."""
+    manager. Greedy, no end token, at most `clients` rows at a time."""
+    import transformers
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from regard.interop.runs import import_model
@@ -355,15 +356,25 @@ def in_process(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
     language.model.to(dtype)
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(arguments.device).eval()
     tokens, seconds, given = sum(count for _, count in asks), {}, {}
-    with hugging_face(theirs) as ask_them, generator(language, arguments) as ask_us:
-        for ask in (ask_us, ask_them):
+    # one after the other: theirs takes most of the memory of a GPU
+    for name, opened in (
+        ("regard", generator(language, arguments)),
+        ("transformers", hugging_face(theirs, arguments.clients)),
+    ):
+        with opened as ask:
             ask(asks)  # what is compiled or captured at first use
-        for _ in range(arguments.rounds):
-            for name, ask in (("regard", ask_us), ("transformers", ask_them)):
+            for _ in range(arguments.rounds):
                 began = time.monotonic()
                 given[name] = ask(asks)
                 seconds.setdefault(name, []).append(time.monotonic() - began)
-    found = {}
+                print(f"{name}: {tokens / seconds[name][-1]:,.0f} tokens/s", flush=True)
+        del ask
+        gc.collect()
+        torch.cuda.empty_cache()
+    found: dict[str, Any] = {"transformers": transformers.__version__, "requests": len(asks), "tokens": tokens}
+    if arguments.device != "cpu":
+        found["device"] = torch.cuda.get_device_name(arguments.device)
+    print(found, flush=True)
     for name, times in seconds.items():
         same = sum(map(operator.eq, given[name], given["regard"])) / len(asks)
         found[name] = {"tokens/s": [round(tokens / took) for took in times], "same answers": same}
@@ -406,17 +417,23 @@ def generator(language: LanguageModel, arguments: argparse.Namespace) -> Iterato
 
 
 @contextmanager
-def hugging_face(model: Any) -> Iterator[Answered]:
-    from transformers import GenerationConfig
+def hugging_face(model: Any, rows: int) -> Iterator[Answered]:
+    from transformers import ContinuousBatchingConfig, GenerationConfig
 
     config = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=32)
-    with model.continuous_batching_context_manager(generation_config=config) as manager:
+    batching = ContinuousBatchingConfig(max_requests_per_batch=rows)
+    with model.continuous_batching_context_manager(
+        generation_config=config, continuous_batching_config=batching
+    ) as manager:
+        print("Hugging Face's attention:", model.config._attn_implementation, flush=True)
 
         def ask(asks: list[tuple[list[int], int]]) -> list[list[int]]:
             names = [manager.add_request(ids, max_new_tokens=count, eos_token_id=-1) for ids, count in asks]
             given: dict[str, list[int]] = {}
             while len(given) < len(asks):
                 found = manager.get_result(timeout=1)
+                if found is not None and found.error:
+                    raise RuntimeError(f"Hugging Face's continuous batching failed: {found.error}")
                 if found is not None and found.is_finished():
                     given[found.request_id] = list(found.generated_tokens)
                 elif not manager.is_running():
@@ -427,6 +444,7 @@ def hugging_face(model: Any) -> Iterator[Answered]:
 
 
 def translations(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
+    from regard.data.generated import pairs
     from regard.interop.runs import export_run
 
     run, fast, log = BUNDLED / "english-german", work / "fast", work / "log"

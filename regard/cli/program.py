@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from regard import __version__
 from regard.cli import compare, demo, mechanisms, runs, serve, show
-from regard.core.allocator import keep_memory
+from regard.core.allocator import LARGEST, SERVER_IDLE, keep_memory
 from regard.plugins import PluginWarning
 
 SHOW_WARNING = warnings.showwarning
@@ -34,9 +34,9 @@ def main(argv: list[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal without é gets ? and no traceback
     given = sys.argv[1:] if argv is None else argv
     words = [word for word in given if word != "--debug"]
-    if argv is None and words[:1] not in (["show"], ["serve"]):
-        # the process is our own and short-lived; servers live long, and return memory they do not need
-        keep_memory()
+    if argv is None and words[:1] != ["show"]:
+        # the process is our own; a server lives long, and returns most of what it does not need
+        keep_memory(SERVER_IDLE if words[:1] == ["serve"] else LARGEST)
     if argv is None:
         warnings.showwarning = _show_warning
     parser = _parser()

@@ -5,25 +5,31 @@ import os
 import sys
 
 # parameters of mallopt, from glibc's malloc.h
-TRIM_THRESHOLD, MMAP_MAX = -1, -4
+TRIM_THRESHOLD, MMAP_MAX, ARENA_MAX = -1, -4, -8
 LARGEST = 2**31 - 1
 IDLE = 2**30  # bytes that may lie idle between steps
+SERVER_IDLE = 2**28  # bytes that may lie idle at the end of the heap of a server
 
 _kept = False
 
 
-def keep_memory() -> bool:
-    """Keeps the memory of large tensors that are freed in this process, for later ones. Returns whether it could.
+def keep_memory(idle: int = LARGEST) -> bool:
+    """Keeps the memory of large tensors that are freed in this process, for later ones. Returns whether it could. What
+    lies idle at the end of the heap beyond `idle` bytes is returned; by default nothing is.
 
     By default glibc returns it to the system and asks for it again, and the system clears every page: a twentieth to a
     fifth of a training step on a CPU, where each step asks for what the one before freed. Nothing changes on other
     systems, or where the environment says how to allocate.
+
+    Servers compute in threads, whose own heaps hold at most 64 MiB each and are returned whole: they share one heap.
     """
     global _kept
     if any(name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD") for name in os.environ):
         return False
     mallopt = _function("mallopt")
-    _kept = mallopt is not None and bool(mallopt(MMAP_MAX, 0) and mallopt(TRIM_THRESHOLD, LARGEST))
+    _kept = mallopt is not None and bool(mallopt(MMAP_MAX, 0) and mallopt(TRIM_THRESHOLD, idle))
+    if mallopt is not None and idle < LARGEST:
+        mallopt(ARENA_MAX, 1)
     return _kept
 
 

@@ -1,11 +1,24 @@
 """Beam search under the penalties of GNMT, on length and coverage (Wu et al. 2016, arXiv 1609.08144, section 7)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.decoding.base import Coverage, DecodingConfig, Pool, candidates, narrow, refuse, take, worth_narrowing
+from regard.decoding.base import (
+    Coverage,
+    DecodingConfig,
+    Hypothesis,
+    Pool,
+    candidates,
+    narrow,
+    refuse,
+    take,
+    worth_narrowing,
+)
+
+Report = Callable[[int, list[Hypothesis]], None]
 
 
 def beam(
@@ -18,6 +31,7 @@ def beam(
     forbidden: tuple[int, ...],
     coverage: Coverage | None = None,
     needed: list[int] | None = None,
+    report: Report | None = None,
 ) -> Pool:
     """From the logits [B, V] of the first token and the state before it to the N best hypotheses of each sentence.
 
@@ -26,7 +40,7 @@ def beam(
     N), or (`stops_early`) when K are finished, which makes K = 1 greedy. The most a living one can reach is its log
     probability, which only falls, under the penalty of the longest output. There are fewer than K beams until there is
     a choice for K. `coverage` is that of the step which gave the logits: what a hypothesis leaves unread is charged
-    when it ends.
+    when it ends. `report` is called with the number of a sentence and its hypotheses as soon as it leaves the search.
     """
     B, K, N, L, device = len(limits), config.beam, config.nbest, max(limits) + 1, logits.device
     blocked = torch.tensor([*forbidden, eos], device=device)
@@ -71,6 +85,10 @@ def beam(
         refuse(bad, step)
         if worth_narrowing(still, len(who)):
             result.put(who, pool)
+            if report is not None:
+                ended = done.nonzero()[:, 0]
+                for number, found in zip(who[ended].tolist(), pool.rows(ended).lists(), strict=True):
+                    report(number, found if needed is None else found[: needed[number]])
             if not still:
                 break
             kept = (~done).nonzero()[:, 0]

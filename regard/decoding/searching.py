@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.core.numeric import take_tokens
 from regard.decoding import captured
 from regard.decoding.base import Coverage, DecodingConfig, Hypothesis
-from regard.decoding.beam import beam
+from regard.decoding.beam import Report, beam
 from regard.decoding.greedy import Watch, search_greedily
 
 # as in regard.data.tokenizer, of which decoding needs nothing else
@@ -30,11 +30,13 @@ def decode(
     eos: int = EOS,
     forbidden: tuple[int, ...] = (PAD, BOS),
     needed: list[int] | None = None,
+    report: Report | None = None,
 ) -> list[list[Hypothesis]]:
     """Source ids [B, S] -> the n best outputs of each row, best first (fewer where there are not that many).
 
     A sentence gets the same output alone and in any batch; samples too, which depend on the seed and the sentence.
     `needed` are the numbers of outputs of a beam, where some sentences need fewer than the n best and are done earlier.
+    `report(row, outputs)` is called as soon as a row is done, by a beam.
 
     >>> [[best]] = decode(model.eval(), source[:1], config=DecodingConfig(beam=4))
     """
@@ -53,7 +55,7 @@ def decode(
         coverage = Coverage(weights, (steps < ends[:, None]).to(weights.device))
     else:
         logits, state = model.extend(first, state)
-    options = {"eos": eos, "forbidden": forbidden, "coverage": coverage, "needed": needed}
+    options = {"eos": eos, "forbidden": forbidden, "coverage": coverage, "needed": needed, "report": report}
     options["draws"] = uniform_draws(_real(source, keep), limits, config).to(source.device) if config.sample else None
     return search(model, logits[:, -1], state, limits, config, **options)
 
@@ -138,11 +140,12 @@ def search(
     watch: Watch | None = None,
     coverage: Coverage | None = None,
     needed: list[int] | None = None,
+    report: Report | None = None,
 ) -> list[list[Hypothesis]]:
     """The search itself, from the logits [B, V] of the first token and the state that gave them, one row per sentence.
     `limits` are the maximum numbers of tokens; `draws` [B, nbest, max(limits) + 1] in [0, 1) decide the samples; `used`
     [B, V] are the tokens of the prompt; `coverage` is that of the first token; `needed` are numbers of hypotheses of a
-    beam, at most nbest."""
+    beam, at most nbest; `report` is told the hypotheses of each sentence that a beam is done with."""
     V = logits.shape[1]
     if eos in forbidden or not all(0 <= token < V for token in (eos, *forbidden)):
         raise ValueError(f"eos {eos} and forbidden {forbidden} must be different ids from 0 to {V - 1}")
@@ -155,7 +158,7 @@ def search(
     else:
         if watch is not None:
             raise ValueError("watch sees tokens that stay: use sample=True or beam=1")
-        pool = beam(model, logits, state, limits, config, eos, forbidden, coverage, needed)
+        pool = beam(model, logits, state, limits, config, eos, forbidden, coverage, needed, report)
         if needed is not None:
             return [found[:count] for found, count in zip(pool.lists(), needed, strict=True)]
     return pool.lists()

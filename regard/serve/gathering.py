@@ -13,10 +13,13 @@ from typing import Any
 from regard.http.refused import Refused
 
 LOG = logging.getLogger("regard.serve")
-PATIENCE = 0.04  # seconds that a batch waits to become as large as the one before
+PATIENCE = 0.04  # seconds that a batch waits to become as large as those before
+RECENT = 4  # batches before
 
-# texts, settings that all of them have, a check that raises when nobody waits any more -> an answer for each text
-Compute = Callable[[list[str], Any, Callable[[], None]], Sequence[Any]]
+Ready = Callable[[int, Any], None]  # the place of a text, and its answer
+# texts, settings that all of them have, a check that raises when nobody waits any more, and what may be called with
+# answers that are known before others -> an answer for each text
+Compute = Callable[[list[str], Any, Callable[[], None], Ready], Sequence[Any]]
 
 
 class Job:
@@ -28,15 +31,25 @@ class Job:
         self.deadline = self.created + seconds
         self.future: concurrent.futures.Future[list[Any]] = concurrent.futures.Future()
         self.cancelled = False  # anybody may set it: nobody waits for the answers any more
+        self.answers: dict[int, Any] = {}  # by the places of the texts, as they become known
+        self.resolved = False
 
     def is_due(self) -> bool:
         return not self.cancelled and time.monotonic() <= self.deadline
 
-    def resolve(self, answers: list[Any] | None, error: Exception | None = None) -> None:
+    def answer(self, place: int, answer: Any) -> None:
+        """Adds the answer for a text. The last one resolves the job."""
+        self.answers[place] = answer
+        if len(self.answers) == len(self.texts):
+            self.resolve()
+
+    def resolve(self, error: Exception | None = None) -> None:
+        """Ends the job, with its answers or an error."""
+        self.resolved = True
         if not self.future.set_running_or_notify_cancel():
             return
         if error is None:
-            self.future.set_result(answers or [])
+            self.future.set_result([self.answers[place] for place in range(len(self.texts))])
         else:
             self.future.set_exception(error)
 
@@ -55,7 +68,8 @@ class Gatherer:
         self.running: list[Job] = []
         self.finished = self.failed = self.cancelled = self.batches = self.texts_done = 0
         self.seconds_each = 0.1  # of a batch: a moving average
-        self.usual = 1  # texts of the last batch: clients that were answered together come back together
+        # texts of the last batches: clients that were answered come back
+        self.sizes: deque[int] = deque([1], maxlen=RECENT)
         self.changed, self.closed = threading.Condition(), False
         self.thread = threading.Thread(target=self._work, name="regard-gatherer", daemon=True)
 
@@ -94,14 +108,14 @@ class Gatherer:
             self.advance()
 
     def _has_usual(self) -> bool:
-        return self.closed or sum(len(job.texts) for job in self.waiting) >= self.usual
+        return self.closed or sum(len(job.texts) for job in self.waiting) >= max(self.sizes)
 
     def advance(self) -> None:
         """Computes one batch."""
         self.running = self._gather()
         if self.running:
             began = time.monotonic()
-            self.usual = sum(len(job.texts) for job in self.running)
+            self.sizes.append(sum(len(job.texts) for job in self.running))
             self._compute()
             self.seconds_each += 0.1 * (time.monotonic() - began - self.seconds_each)
             self.running = []
@@ -129,27 +143,34 @@ class Gatherer:
             return
         self.failed += 1
         spent = time.monotonic() - job.created
-        job.resolve(None, Refused(504, f"the request took too long: {spent:.1f} seconds {where}", retry_after=1))
+        job.resolve(Refused(504, f"the request took too long: {spent:.1f} seconds {where}", retry_after=1))
 
     def _compute(self) -> None:
         jobs = self.running
+        places = [(job, place) for job in jobs for place in range(len(job.texts))]
 
         def check() -> None:
-            if not any(job.is_due() for job in jobs):
+            if not any(job.is_due() for job in jobs if not job.resolved):
                 raise NobodyWaits
 
+        def ready(number: int, answer: Any) -> None:
+            job, place = places[number]
+            if job.resolved:
+                return
+            job.answer(place, answer)
+            if job.resolved:
+                self.finished += 1
+                self.texts_done += len(job.texts)
+
         try:
-            answers = self.compute([text for job in jobs for text in job.texts], jobs[0].settings, check)
-            first = 0
-            for job in jobs:
-                job.resolve(list(answers[first : first + len(job.texts)]))
-                first += len(job.texts)
-            self.finished += len(jobs)
+            answers = self.compute([text for job in jobs for text in job.texts], jobs[0].settings, check, ready)
+            for number, answer in enumerate(answers):
+                ready(number, answer)
             self.batches += 1
-            self.texts_done += first
         except NobodyWaits:
             for job in jobs:
-                self._let_go(job, "so far")
+                if not job.resolved:
+                    self._let_go(job, "so far")
         except Exception as error:
             self._told_apart(jobs, error)
 
@@ -157,8 +178,9 @@ class Gatherer:
         """A job that cannot be computed fails alone: those that were with it are computed one by one."""
         if len(jobs) > 1:
             for job in jobs:
-                self.running = [job]
-                self._compute()
+                if not job.resolved:
+                    self.running = [job]
+                    self._compute()
             return
         self.failed += 1
         if isinstance(error, ValueError) and not isinstance(error, UnicodeError):
@@ -166,4 +188,5 @@ class Gatherer:
         elif not isinstance(error, Refused):
             LOG.error("computing failed", exc_info=error)
             error = Refused(500, f"computing failed ({type(error).__name__}): the log of the server says why")
-        jobs[0].resolve(None, error)
+        if not jobs[0].resolved:
+            jobs[0].resolve(error)

@@ -9,7 +9,7 @@ from regard import tasks
 from regard.core.allocator import hand_back_memory
 from regard.decoding import DecodingConfig
 from regard.http.refused import Refused
-from regard.serve.gathering import Compute, Gatherer
+from regard.serve.gathering import Compute, Gatherer, Ready
 from regard.serve.generating import Deliver, Generator, GeneratorLimits
 from regard.serve.limits import Limits
 from regard.tasks.classify.classifier import Classifier
@@ -17,7 +17,7 @@ from regard.tasks.language.language_model import LanguageModel
 from regard.tasks.load import BUNDLED
 from regard.tasks.masked.embedder import Embedder
 from regard.tasks.masked.masked_model import MaskedModel
-from regard.tasks.translate.translator import Translator
+from regard.tasks.translate.translator import Translation, Translator
 from regard.training.run import Run
 
 Ability = Literal["complete", "translate", "classify", "fill", "embed"]
@@ -129,11 +129,14 @@ def _load(folder: str | Path, device: str) -> Model:
 
 
 def translating(translator: Translator) -> Compute:
-    def compute(texts: list[str], decoding: DecodingConfig, check: Callable[[], None]) -> Sequence[Any]:
-        found = [
-            [{"text": one.text, "score": one.score} for one in best]
-            for best in translator.translate(texts, decoding, check=check)
-        ]
+    def answer(best: Sequence[Translation]) -> list[dict[str, Any]]:
+        return [{"text": one.text, "score": one.score} for one in best]
+
+    def compute(texts: list[str], decoding: DecodingConfig, check: Callable[[], None], ready: Ready) -> Sequence[Any]:
+        def tell(number: int, best: list[Translation]) -> None:
+            ready(number, answer(best))
+
+        found = list(map(answer, translator.translate(texts, decoding, first=0, check=check, ready=tell)))
         hand_back_memory()
         return found
 
@@ -141,7 +144,7 @@ def translating(translator: Translator) -> Compute:
 
 
 def classifying(classifier: Classifier) -> Compute:
-    def compute(texts: list[str], settings: None, check: Callable[[], None]) -> Sequence[Any]:
+    def compute(texts: list[str], settings: None, check: Callable[[], None], ready: Ready) -> Sequence[Any]:
         answers = map(classifier.answer, classifier.probabilities(texts, check=check))
         return [{"label": one.label, "probabilities": one.probabilities} for one in answers]
 
@@ -149,7 +152,7 @@ def classifying(classifier: Classifier) -> Compute:
 
 
 def filling(masked: MaskedModel) -> Compute:
-    def compute(texts: list[str], top: int, check: Callable[[], None]) -> Sequence[Any]:
+    def compute(texts: list[str], top: int, check: Callable[[], None], ready: Ready) -> Sequence[Any]:
         found = []
         for text in texts:
             check()
@@ -162,7 +165,7 @@ def filling(masked: MaskedModel) -> Compute:
 
 
 def embedding(embedder: Embedder) -> Compute:
-    def compute(texts: list[str], settings: None, check: Callable[[], None]) -> Sequence[Any]:
+    def compute(texts: list[str], settings: None, check: Callable[[], None], ready: Ready) -> Sequence[Any]:
         lengths = [min(len(ids), embedder.length - 2) for ids in embedder.tokenizer.encode_batch(texts)]
         return list(zip(embedder.embed(texts), lengths, strict=True))
 

@@ -13,7 +13,8 @@ from folders import SCRIPTS
 from training_runs import config, finish
 
 from regard.cli import program
-from regard.core.allocator import hand_back_memory, keep_memory
+from regard.core import allocator
+from regard.core.allocator import LARGEST, SERVER_IDLE, hand_back_memory, keep_memory
 from regard.tasks.translate import translator as translation
 from regard.training import loop
 
@@ -59,19 +60,40 @@ def test_other_systems_are_left_alone(monkeypatch):
     assert not hand_back_memory()
 
 
-@pytest.mark.parametrize(("words", "kept"), [(["list"], 1), (["train", "--help"], 1), (["show", "--help"], 0)])
-def test_commands_keep_memory_but_the_page_does_not(monkeypatch, capsys, words, kept):
+@pytest.mark.parametrize(("idle", "shares"), [(LARGEST, False), (SERVER_IDLE, True)])
+def test_threads_of_a_server_share_one_heap(monkeypatch, idle, shares):
+    asked = {}
+    monkeypatch.setattr(allocator, "_kept", False)
+    monkeypatch.setattr(allocator, "_function", lambda name: lambda what, value: asked.update({what: value}) or 1)
+    for name in [name for name in os.environ if name.startswith("MALLOC_")]:
+        monkeypatch.delenv(name)
+    assert keep_memory(idle)
+    assert asked == {allocator.MMAP_MAX: 0, allocator.TRIM_THRESHOLD: idle} | (
+        {allocator.ARENA_MAX: 1} if shares else {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        (["list"], [LARGEST]),
+        (["train", "--help"], [LARGEST]),
+        (["serve", "--help"], [SERVER_IDLE]),
+        (["show", "-h"], []),
+    ],
+)
+def test_commands_keep_memory_and_a_server_some_of_it(monkeypatch, capsys, words, kept):
     calls = []
-    monkeypatch.setattr(program, "keep_memory", lambda: calls.append(words))
+    monkeypatch.setattr(program, "keep_memory", calls.append)
     monkeypatch.setattr(sys, "argv", ["regard", *words])
     with contextlib.suppress(SystemExit):
         program.main()
     assert capsys.readouterr().out
-    assert len(calls) == kept
+    assert calls == kept
     # a program that calls a verb has a process of its own
     with contextlib.suppress(SystemExit):
         program.main(words)
-    assert len(calls) == kept
+    assert calls == kept
 
 
 def test_training_hands_back_at_each_line_of_the_log(monkeypatch, tmp_path):

@@ -328,6 +328,22 @@ def test_sentences_that_need_fewer_hypotheses_are_done_earlier():
         assert mixed <= sum(steps)
 
 
+def test_a_sentence_is_reported_when_it_leaves_the_search():
+    model, told = Scripted(counts_down).eval(), {}
+    lengths, needed = [3, 12, 1, 9], [1, 2, 2, 1]
+
+    def report(row: int, found: list) -> None:
+        assert row not in told
+        told[row] = found, len(model.rows)
+
+    config = DecodingConfig(beam=2, nbest=2, maximum_extra=30)
+    found = decode(model, torch.tensor(lengths)[:, None], None, config, needed=needed, report=report)
+    assert [told[row][0] for row in range(4)] == found
+    assert list(told) == [2, 0, 3, 1], "as they end"
+    steps = [told[row][1] for row in (2, 0, 3, 1)]
+    assert len(set(steps)) == 4, "each at its own step"
+
+
 def test_samples_leave_the_batch_together():
     model = Scripted(counts_down).eval()
     config = DecodingConfig(sample=True, nbest=3, top_k=1, maximum_extra=20)

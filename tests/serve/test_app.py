@@ -446,8 +446,9 @@ def test_it_drains(monkeypatch):
         with pytest.raises(openai.InternalServerError, match="shutting down") as told:
             kept.models.list()
         assert told.value.response.headers["retry-after"] == "1"
+        api.api.draining = False
         api.server.handle_exit(signal.SIGTERM, None)
-        assert (api.server.should_exit, api.server.force_exit) == (True, False)
+        assert (api.api.draining, api.server.should_exit, api.server.force_exit) == (True, True, False)
         held.go()
         assert b"data: [DONE]" in read_all(stream)
         until(lambda: not api.generator().thread.is_alive())
@@ -540,7 +541,8 @@ def test_the_runs_that_are_served(tmp_path):
         open_runs([BUNDLED / "cifar10"], "cpu", Limits(), print)
     with pytest.raises(ValueError, match="have one name, 'english'"):
         open_runs([BUNDLED / "english"] * 2, "cpu", Limits(), print)
-    found = open_runs([], "cpu", Limits(), print)
+    found = open_runs([], "cpu", Limits(queue=5), print)
+    assert [worker.most_waiting for worker in found.workers] == [5, 5, 5]
     assert {name: one.abilities for name, one in found.by_name.items()} == {
         "english-german": ["translate"],
         "english": ["fill", "embed"],

@@ -3,14 +3,14 @@
 import pytest
 
 from regard.http.refused import Refused
-from regard.serve.gathering import Gatherer, Job
+from regard.serve.gathering import RECENT, Gatherer, Job
 
 
 def gatherer(compute=None, **limits):
     """One that is advanced by hand, and the batches that it computed."""
     batches = []
 
-    def upper(texts, settings, check):
+    def upper(texts, settings, check, ready):
         check()
         batches.append((texts, settings))
         if "bad" in texts:
@@ -49,7 +49,7 @@ def test_a_job_that_cannot_be_computed_fails_alone(caplog):
     told = wrong.future.exception()
     assert (told.status, told.why) == (400, "bad is no text")
 
-    def broken(texts, settings, check):
+    def broken(texts, settings, check, ready):
         raise RuntimeError("secret")
 
     one, _ = gatherer(broken)
@@ -71,7 +71,7 @@ def test_who_leaves_or_is_late_is_not_computed():
     # those who leave in the middle of a batch end it
     last = submit(one, "d")
 
-    def leaving(texts, settings, check):
+    def leaving(texts, settings, check, ready):
         last.cancelled = True
         check()
 
@@ -102,12 +102,62 @@ def test_the_queue_is_bounded_and_closes():
     assert job.future.result() == ["A"]
 
 
-def test_a_batch_waits_for_as_many_as_the_last_had():
+def test_a_batch_waits_for_as_many_as_the_last_ones_had():
     one, _ = gatherer()
     submit(one, "a", "b")
     assert one._has_usual(), "the first waits for nobody"
     one.advance()
-    submit(one, "c")
-    assert not one._has_usual()
-    submit(one, "d")
-    assert one._has_usual()
+    for _ in range(RECENT):
+        submit(one, "c")
+        assert not one._has_usual()
+        submit(one, "d")
+        assert one._has_usual()
+        one.waiting.pop()
+        one.advance()
+    submit(one, "e")
+    assert one._has_usual(), "of late there was one text at a time"
+
+
+def test_answers_that_are_known_early_are_given_at_once():
+    given = []
+
+    def in_turn(texts, settings, check, ready):
+        for place in (2, 0, 3):
+            ready(place, texts[place].upper())
+            given.append([job.future.done() for job in jobs])
+        return [text.upper() for text in texts]
+
+    one, _ = gatherer(in_turn)
+    jobs = [submit(one, "a", "b"), submit(one, "c"), submit(one, "d")]
+    one.advance()
+    assert given == [[False, True, False], [False, True, False], [False, True, True]]
+    assert [job.future.result() for job in jobs] == [["A", "B"], ["C"], ["D"]]
+    assert (one.finished, one.batches, one.texts_done) == (3, 1, 4)
+
+
+def test_who_has_an_answer_keeps_it_when_the_batch_fails_or_the_others_leave():
+    batches = []
+
+    def failing(texts, settings, check, ready):
+        batches.append(texts)
+        ready(0, texts[0].upper())
+        if "bad" in texts:
+            raise ValueError("bad is no text")
+        check()
+        return [text.upper() for text in texts]
+
+    one, _ = gatherer(failing, texts=5)
+    first, second, wrong = submit(one, "a"), submit(one, "b", "c"), submit(one, "d", "bad")
+    one.advance()
+    assert first.future.result() == ["A"]
+    assert second.future.result() == ["B", "C"]
+    assert wrong.future.exception().status == 400
+    assert batches == [["a", "b", "c", "d", "bad"], ["b", "c"], ["d", "bad"]]
+    assert (one.finished, one.failed, one.texts_done) == (2, 1, 3)
+    stays, leaves = submit(one, "a"), submit(one, "b")
+    leaves.cancelled = True
+    one.waiting[1].is_due = lambda: not batches[3:]  # it leaves in the middle
+    one.advance()
+    assert stays.future.result() == ["A"]
+    assert leaves.future.cancelled()
+    assert (one.finished, one.cancelled) == (3, 1)

@@ -208,6 +208,27 @@ def test_no_entity_is_lost_whatever_the_model_does(run, plain, decoding):
         assert [next(translator.translate([line], decoding))[0].text for line in lines[1:3]] == found[1:3]
 
 
+def test_a_line_is_ready_when_all_of_it_is_translated_and_nothing_is_lost(run, plain):
+    """Not all at once, as a beam is done with some before others; never twice, and never another translation."""
+    for folder, lines in ((run, ENTITIES + NUMBERS), (plain, ENTITIES)):
+        translator, told = Translator.load(folder), {}
+        lines = [*lines, "", lines[0], "First this. " * 20]
+
+        def ready(number: int, best: list, told=told) -> None:
+            assert number not in told
+            told[number] = best
+
+        decoding = DecodingConfig(beam=2, nbest=2, maximum=5)
+        found = list(translator.translate(lines, decoding, first=7, ready=ready))
+        assert told
+        assert {number - 7 for number in told} < set(range(len(lines)))
+        assert all(found[number - 7] == best for number, best in told.items())
+        lost = [number for number, best in enumerate(found) if number + 7 not in told and lines[number]]
+        assert lost, "what lost an entity is translated again"
+    translator.dictionary = {}
+    assert list(translator.translate(lines, decoding, ready=pytest.fail)) == found, "then all are known at once"
+
+
 def test_only_the_placeholders_of_a_source_are_written(run):
     """Nearly uniform draws would write others, and some of them twice."""
     translator = Translator.load(run)

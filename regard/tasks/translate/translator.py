@@ -143,21 +143,23 @@ class Translator:
         first: int = 1,
         warn: Callable[[str], None] = lambda message: None,
         check: Callable[[], None] = lambda: None,
+        ready: Callable[[int, list[Translation]], None] | None = None,
     ) -> Iterator[list[Translation]]:
         """The n best of each line, in order; an empty line stays empty. `at_once` lines are sorted by length and
         translated together, which does not change the translations. `first` is the number of the first line in
-        warnings; `check` is called between batches and may raise."""
+        warnings; `check` is called between batches and may raise. `ready` is called with the number of a line and its
+        translations as soon as a beam is done with it, while it still searches for others; not with every line."""
         decoding = decoding or DecodingConfig()
         chunk: list[str] = []
         done = first - 1
         for line in lines:
             chunk.append(line)
             if len(chunk) == at_once:
-                yield from self._translate(chunk, decoding, done, warn, check)
+                yield from self._translate(chunk, decoding, done, warn, check, ready)
                 done, chunk = done + len(chunk), []
                 hand_back_memory()
         if chunk:
-            yield from self._translate(chunk, decoding, done, warn, check)
+            yield from self._translate(chunk, decoding, done, warn, check, ready)
 
     def _translate(
         self,
@@ -166,9 +168,22 @@ class Translator:
         done: int,
         warn: Callable[[str], None],
         check: Callable[[], None],
+        ready: Callable[[int, list[Translation]], None] | None,
     ) -> Iterator[list[Translation]]:
         plans = [self._plan(line, done + number + 1, warn) for number, line in enumerate(lines)]
-        found = self._search([part for plan in plans for part in plan if isinstance(part, Marked)], decoding, check)
+        pieces = [[part for part in plan if isinstance(part, Marked)] for plan in plans]
+        found: dict[Marked, list[Translation]] = {}
+
+        def report(piece: Marked) -> None:
+            for number, (plan, needed) in enumerate(zip(plans, pieces, strict=True), done + 1):
+                # what lost an entity is translated again
+                if piece in needed and all(one in found and not self._lost(one, found[one][0]) for one in needed):
+                    assert ready is not None, "it reports to this"
+                    ready(number, joined([part if isinstance(part, str) else found[part] for part in plan], decoding))
+
+        self._search(
+            [one for needed in pieces for one in needed], decoding, check, found, None if ready is None else report
+        )
         missed = self._piecewise(plans, found, decoding, done, warn, check)
         for line, plan in zip(lines, plans, strict=True):
             parts = [part if isinstance(part, str) else missed.get(part, found[part]) for part in plan]
@@ -329,28 +344,48 @@ class Translator:
         return [part for both in zip(parts, [*written, ""], strict=True) for part in both]
 
     def _search(
-        self, pieces: Sequence[Marked], decoding: DecodingConfig, check: Callable[[], None]
-    ) -> dict[Marked, list[Translation]]:
-        """The n best translations of each piece; equal pieces are translated once. Translations that keep all
-        placeholders come first."""
-        found: dict[Marked, list[Translation]] = {}
+        self,
+        pieces: Sequence[Marked],
+        decoding: DecodingConfig,
+        check: Callable[[], None],
+        found: dict[Marked, list[Translation]],
+        report: Callable[[Marked], None] | None = None,
+    ) -> None:
+        """Puts the n best translations of each piece into `found`; equal pieces are translated once. Translations that
+        keep all placeholders come first. `report` is called with each piece that is found before the others."""
+
+        def keep(piece: Marked, hypotheses: Sequence[Hypothesis], unknown: Mapping[int, list[str]]) -> None:
+            best = [
+                Translation(self.text(part.ids, piece, unknown.get(number, ())), part.score, part)
+                for number, part in enumerate(hypotheses)
+            ]
+            found[piece] = sorted(best, key=lambda one: len(self._lost(piece, one)))[: decoding.nbest]
+
         pieces = list(dict.fromkeys(pieces))
         ids = placeholders.encode(self.source, pieces)
         for places in similar([len(row) + 1 for row in ids], TOKENS_AT_ONCE.get(self.device.type, 4096)):
             check()
             group = [pieces[place] for place in places]
-            outputs = self._decode([ids[place] for place in places], group, decoding)
+
+            def tell(place: int, hypotheses: list[Hypothesis], group: list[Marked] = group) -> None:
+                assert report is not None, "it tells this"
+                keep(group[place], hypotheses, {})
+                report(group[place])
+
+            # unknown words are looked up for all pieces at once
+            early = None if report is None or self.dictionary is not None else tell
+            outputs = self._decode([ids[place] for place in places], group, decoding, early)
             unknown = self._unknown(group, outputs)
             for index, (piece, hypotheses) in enumerate(zip(group, outputs, strict=True)):
-                best = [
-                    Translation(self.text(part.ids, piece, unknown.get((index, number), ())), part.score, part)
-                    for number, part in enumerate(hypotheses)
-                ]
-                found[piece] = sorted(best, key=lambda one: len(self._lost(piece, one)))[: decoding.nbest]
-        return found
+                if piece not in found:
+                    keep(piece, hypotheses, {number: texts for (at, number), texts in unknown.items() if at == index})
 
     def _decode(
-        self, rows: list[list[int]], pieces: Sequence[Marked], decoding: DecodingConfig
+        self,
+        rows: list[list[int]],
+        pieces: Sequence[Marked],
+        decoding: DecodingConfig,
+        report: Callable[[int, list[Hypothesis]], None] | None = None,
     ) -> list[list[Hypothesis]]:
         special = {"bos": self.target.bos, "eos": self.target.eos, "forbidden": (self.target.pad, self.target.bos)}
         source, keep = padded([[*row, self.source.eos] for row in rows], self.device)
@@ -360,7 +395,7 @@ class Translator:
             needed = [decoding.beam if piece.marks else decoding.nbest for piece in pieces]
             decoding = dataclasses.replace(decoding, nbest=max(needed))
         with torch.inference_mode():
-            return decode(self.copying(source), source, keep, decoding, **special, needed=needed)
+            return decode(self.copying(source), source, keep, decoding, **special, needed=needed, report=report)
 
     def copying(self, source: torch.Tensor) -> Any:
         """The model, restricted to the placeholders that each source [B, S] has."""
@@ -399,9 +434,9 @@ class Translator:
                     warn(f"line {number}: translated in parts around {shown}, which the model would have dropped")
         if not again:
             return {}
-        parts = self._search(
-            [part for plan in again.values() for part in plan if isinstance(part, Marked)], decoding, check
-        )
+        parts: dict[Marked, list[Translation]] = {}
+        inner = [part for plan in again.values() for part in plan if isinstance(part, Marked)]
+        self._search(inner, decoding, check, parts)
         deeper = self._piecewise(list(again.values()), parts, decoding, done, lambda message: None, check)
         parts |= deeper
         return {
