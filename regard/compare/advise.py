@@ -31,7 +31,10 @@ def advise(results: Results) -> list[str]:
 def _unclaimed(results: Results) -> str:
     lengths = "this length" if len(results.plan.lengths) == 1 else "these lengths"
     if not results.scores:
-        return f"Not claimed: anything about other sizes than {lengths}, or about quality, which only training tells."
+        unclaimed = (
+            f"Not claimed: anything about other sizes than {lengths}, or about quality, which only training tells"
+        )
+        return f"{unclaimed}: add --task recall, or --task language --data.text FILE for a text of yours."
     if not results.asks_costs:
         return "Not claimed: anything about other tasks, sizes or budgets."
     return f"Not claimed: anything about other sizes than {lengths}, other tasks or other budgets."
@@ -139,10 +142,16 @@ def _fastest(rivals: list[dict[str, Any]], metric: str, what: str) -> str:
         slower = all(row.get(f"{metric}_ratio_low", 0.0) > 1 for row in rivals)
         return f"Fastest {what} here: {BASELINE}." if slower else f"None is clearly faster {what} than {BASELINE} here."
     best = leaders(faster, metric)
-    if len(best) == 1:
-        return f"Fastest {what} here: {best[0]['spec']}, {_times(interval(best[0], metric))}."
+    return f"Fastest {what} here{_led_by(best, metric)}."
+
+
+def _led_by(best: list[dict[str, Any]], metric: str) -> str:
+    """The rest of a sentence: the row, and how much faster it is; of several that are not told apart, the first."""
+    times = _times(interval(best[0], metric))
     return (
-        f"Fastest {what} here, and not told apart: {_listed(best)}; the first is {_times(interval(best[0], metric))}."
+        f": {best[0]['spec']}, {times}"
+        if len(best) == 1
+        else f", and not told apart: {_listed(best)}; the first is {times}"
     )
 
 
@@ -157,10 +166,7 @@ def _that_see_all(rivals: list[dict[str, Any]], length: int) -> list[str]:
     whole = [row for row in rivals if row.get("sees") == length and row["train_ratio_high"] < 1]
     found = leaders(whole, "train") if whole else []
     if found:
-        said.append(
-            f"Of those in which a token sees all of them, the fastest: {_listed(found)}, "
-            f"{_times(interval(found[0], 'train'))}."
-        )
+        said.append(f"Of those in which a token sees all of them, the fastest{_led_by(found, 'train')}.")
     elif [row for row in rivals if row.get("sees") == length]:
         said.append(f"Of those in which a token sees all of them, none is clearly faster than {BASELINE}.")
     return said

@@ -37,8 +37,8 @@ class Size:
 
 SIZES = {
     "smoke": Size({"ListOps": 600, "Path": 600, "Text": 600, "Image": 600}, 64, 16, 6, 256, 256, 64, 128),
-    # of CIFAR-10 about one epoch, of IMDb somewhat more
-    "small": Size({"ListOps": 3_000, "Path": 2_000, "Text": 1_000, "Image": 1_500}, 512, 32, 14, 1024, 1024, 128, 512),
+    # of CIFAR-10 about two epochs, of IMDb four
+    "small": Size({"ListOps": 3_000, "Path": 2_000, "Text": 3_000, "Image": 3_000}, 512, 32, 14, 1024, 1024, 128, 512),
     # near those of the Long Range Arena
     "paper": Size(
         {"ListOps": 5_000, "Path": 60_000, "Text": 20_000, "Image": 35_000}, 2000, 32, 14, 4096, 2048, 128, 512

@@ -155,23 +155,46 @@ def _train(fillings: list[Filling], tools: Tools) -> None:
     jobs = min(filling.plan.jobs for filling in fillings)
     deadline = tools.clock() + 60 * max(filling.plan.minutes for filling in fillings)
     running: dict[Job, tuple[Filling, Asked]] = {}
+    free: list[Job] = []
+    again: list[tuple[Filling, Asked]] = []  # cells that get a new process
     try:
         while tools.clock() < deadline:
             tools.check_signals()
             while len(running) < jobs and (pair := _next(fillings)) is not None:
                 filling, asked = pair
-                running[Job(filling.lesson(asked))] = pair
+                running[_job(filling.lesson(asked), [] if pair in again else free)] = pair
             if not running:
                 return
             for job in finished(list(running), 1.0):
                 filling, asked = running.pop(job)
-                filling.end(asked, job.outcome())
+                outcome = job.outcome()
+                if outcome[0] == "error":
+                    # a signal to the whole group ends the processes too
+                    tools.check_signals()
+                free += [job] if job.is_free else []
+                if job.fails_alone(outcome):
+                    filling.end(asked, outcome)
+                else:
+                    filling.begun.remove(asked)
+                    again.append((filling, asked))
         tools.tell("the time ends: what is in progress continues the next time")
     finally:
-        for job in running:
+        jobs_left = [*running, *free]
+        for job in jobs_left:
             job.process.terminate()
-        for job in running:
+        for job in jobs_left:
             job.close()
+
+
+def _job(lesson: Lesson | RunLesson, free: list[Job]) -> Job:
+    """A process that trains a cell: one that is free, or a new one."""
+    while free:
+        job = free.pop()
+        if job.process.is_alive():
+            job.begin(lesson)
+            return job
+        job.close()
+    return Job(lesson)
 
 
 def _next(fillings: list[Filling]) -> tuple[Filling, Asked] | None:

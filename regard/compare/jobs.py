@@ -1,6 +1,13 @@
-"""Cells that are trained in processes of their own, several at a time. One that is stopped continues later."""
+"""Cells that are trained in other processes, several at a time. One that is stopped continues later.
 
+A process trains one cell of a generated task after another: what it has imported, read and compiled, and the context of
+a GPU, are there for the next. One whose cell failed takes no other, and if it had trained some before, that cell gets
+a new one.
+"""
+
+import gc
 import os
+import queue
 import signal
 import threading
 from contextlib import suppress
@@ -29,6 +36,9 @@ def run_cell(lesson: Lesson | RunLesson) -> Outcome:
     if lesson.device == "cpu" or isinstance(lesson, Lesson):
         # of a generated task the host only draws examples: the cores are for other cells
         torch.set_num_threads(1)
+    elif lesson.threads:
+        # those that count and prepare must not slow down the host of the one that trains
+        torch.set_num_threads(lesson.threads)
     try:
         return DONE, "", learn(lesson) if isinstance(lesson, Lesson) else learn_run(lesson)
     except Stopped as error:
@@ -44,19 +54,32 @@ def run_cell(lesson: Lesson | RunLesson) -> Outcome:
 
 
 class Job:
-    """A cell in its process."""
+    """A process, and the cell that it trains."""
 
     def __init__(self, lesson: Lesson | RunLesson):
         context = process_context("regard.compare.jobs")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, lesson))
+        self.process = context.Process(target=_work, args=(theirs,))
         self.process.start()
         theirs.close()
+        self.cells = 0
+        self.begin(lesson)
+
+    def begin(self, lesson: Lesson | RunLesson) -> None:
+        """Has the process train a cell; the one before must be done."""
+        self.lesson, self.is_free = lesson, False
+        self.cells += 1
+        # a process that has ended says so when it is asked for the outcome
+        with suppress(OSError):
+            self.connection.send(lesson)
 
     def outcome(self) -> Outcome:
-        """What was found; waits for it."""
+        """What was found; waits for it. Then the process is free for another cell, or it ends."""
         try:
-            return self.connection.recv()
+            found = self.connection.recv()
+            # a run may leave more behind: handlers of signals, threads that read
+            self.is_free = found[0] == DONE and isinstance(self.lesson, Lesson)
+            return found
         except (EOFError, OSError):
             self.process.join(1)
             code = self.process.exitcode
@@ -65,7 +88,12 @@ class Job:
             killed = " (killed: out of memory?)" if code == -signal.SIGKILL else ""
             return "error", f"its process ended with status {code}{killed}", ({}, {})
         finally:
-            self.close()
+            if not self.is_free:
+                self.close()
+
+    def fails_alone(self, outcome: Outcome) -> bool:
+        """Whether a failure is one of the cell itself, not of what cells before it may have left in the process."""
+        return self.cells == 1 or outcome[0] not in (UNCAPTURED, "error", "memory")
 
     def close(self) -> None:
         """Ends the process: a run saves itself first, a cell of a generated task was saved seconds ago."""
@@ -84,16 +112,29 @@ def finished(jobs: list[Job], seconds: float) -> list[Job]:
     return [job for job in jobs if job.connection in done]
 
 
-def _work(connection: Connection, lesson: Lesson | RunLesson) -> None:
-    """The process of a cell. It ends with the process that asked, also if that is killed."""
+def _work(connection: Connection) -> None:
+    """The process of a job. It ends with the process that asked, also if that is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    lessons: queue.SimpleQueue[Lesson | RunLesson] = queue.SimpleQueue()
 
-    def watch() -> None:
+    def listen() -> None:
         with suppress(EOFError, OSError):
-            connection.recv()
+            while True:
+                lessons.put(connection.recv())
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
-    outcome = run_cell(lesson)
-    with suppress(OSError):
-        connection.send(outcome)
+    threading.Thread(target=listen, daemon=True).start()
+    while True:
+        outcome = run_cell(lessons.get())
+        with suppress(OSError):
+            connection.send(outcome)
+        _hand_back()
+
+
+def _hand_back() -> None:
+    """Frees what a cell leaves on a GPU: graphs and what calls them refer to each other."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

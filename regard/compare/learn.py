@@ -26,7 +26,7 @@ from torch import Tensor
 
 from regard.compare.ahead import Ahead
 from regard.compare.budget import Budget, solve
-from regard.core.draws import redraw
+from regard.core.draws import RedrawnLayers, seed_generators
 from regard.core.model import Model
 from regard.core.tally import Tally
 from regard.data import tasks
@@ -162,6 +162,7 @@ class _Trainer:
     def __init__(self, lesson: Lesson, task: Task, length: int, model: Model):
         self.lesson, self.task, self.length, self.model = lesson, task, length, model
         self.device = torch.device(lesson.device)
+        self.redrawn = RedrawnLayers(model)
         self.scored: dict[tuple[str, int], Examples] = {}  # drawn once, as pictures take their time
         on_gpu = self.device.type == "cuda"
         self.examples = Ahead(self.draw_step, AHEAD if on_gpu else 0)
@@ -282,9 +283,10 @@ class _Trainer:
 
     def update(self, step: int, updates: int) -> None:
         """One update of the weights."""
-        self.model.train()
-        torch.manual_seed(self.seed(step))
-        redraw(self.model, seed=self.lesson.seed, step=step)
+        if not self.model.training:
+            self.model.train()
+        seed_generators(self.seed(step), self.device)
+        self.redrawn.redraw(seed=self.lesson.seed, step=step)
         found, rate = self.examples.get(step, updates), (self.learning_rate(step, updates),)
         if self.graphs is None:
             results = self.learn_from(found.to(self.device), rate)

@@ -34,6 +34,7 @@ LONG_CALL = 1.0  # seconds: one call of this length is warm-up enough
 STEPS = 5  # decoding steps of a turn, of which the median counts; one where a step is long
 SHORTER = (32, 8, 4)  # parts of the length that are tried first
 UNSURE = 4  # margin of an estimate from a very short length
+HASTY = 16  # margin of the time that the first of them tells: what a call costs beside its arithmetic does not grow
 STEEPEST = 3.0  # exponent that an estimate assumes at most
 FLUSHED = 256 * 2**20  # bytes written between calls on a GPU, more than its L2 cache has
 
@@ -173,9 +174,8 @@ class Subject:
         hand_back()
         self.train_step = self._training(setting.length)
         cap_memory(setting.room, self.device)
-        before = reset_peak(self.device)
-        self.seconds_of(self.train_step)
-        found: dict[str, Any] = {"peak": max(0, peak(self.device) - before)}
+        _, rise = self.cost_of(self.train_step)
+        found: dict[str, Any] = {"peak": rise}
         forward, x, leaves = self._call(setting.length)
         at = setting.length - 1 if setting.role == "causal" else setting.length // 2
         counted = count_training(forward, x, at)
@@ -206,7 +206,7 @@ class Subject:
             found = {"seconds": seconds, "length": float(length)}
             if memory > UNSURE * setting.room:
                 raise CannotMeasure("memory", f"needs about {_bytes(memory)}, {_bytes(setting.room)} here")
-            if seconds > UNSURE * setting.seconds:
+            if seconds > HASTY * setting.seconds:
                 break
         return found
 
@@ -230,11 +230,11 @@ class Subject:
         rises: list[float] = []
         for length in (setting.length // part for part in parts if setting.length // part >= WARM_UP_LENGTH):
             step = self._training(length)
-            before = reset_peak(self.device)
-            first = self.seconds_of(step)
+            first, rise = self.cost_of(step)
             lengths.append(length)
-            rises.append(max(1, peak(self.device) - before))
-            times.append(first if first > LONG_CALL else min(self.seconds_of(step) for _ in range(2)))
+            rises.append(max(1, rise))
+            # the first call of a length may compile its kernels, which takes seconds once
+            times.append(min(first, *(self.seconds_of(step) for _ in range(1 if first > LONG_CALL else 2))))
             # what the libraries take for themselves does not grow
             memory = extrapolate(rises, lengths, setting.length, facts.memory.exponent)
             yield length, extrapolate(times, lengths, setting.length, facts.time.exponent), memory
@@ -299,11 +299,26 @@ class Subject:
 
     def seconds_of(self, call: Callable[[], None]) -> float:
         """The time of a call: by the clock, on a GPU by events, with a cold L2 cache."""
+        self._flush()
+        return self._timed(call)
+
+    def cost_of(self, call: Callable[[], None]) -> tuple[float, int]:
+        """The time of a call, and the bytes by which memory rose in it."""
+        self._flush()  # what that takes is not the call's
+        before = reset_peak(self.device)
+        seconds = self._timed(call)
+        return seconds, max(0, peak(self.device) - before)
+
+    def _flush(self) -> None:
+        """Empties the L2 cache of a GPU."""
+        if self.device.type == "cuda":
+            torch.empty(FLUSHED, dtype=torch.int8, device=self.device).zero_()
+
+    def _timed(self, call: Callable[[], None]) -> float:
         if self.device.type != "cuda":
             began = time.perf_counter()
             call()
             return time.perf_counter() - began
-        torch.empty(FLUSHED, dtype=torch.int8, device=self.device).zero_()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         call()
@@ -469,6 +484,10 @@ def _serve(connection: Connection, values: dict[str, Any]) -> None:
     # the process that asks decides when to end
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     subject: Subject | None = None
+    if torch.device(values["device"]).type == "cuda":
+        # before it is asked, so that several start side by side; what fails is said when it is asked
+        with suppress(Exception):
+            subject = Subject(Setting(**values))
     with suppress(EOFError, OSError, KeyboardInterrupt):
         while True:
             what = connection.recv()

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 import torch
 
 import regard
-from regard.compare.question import TIMED, Kind, Question, code_of, machine_of, short
+from regard.compare.question import MEASURE, MEMORY, TIMED, Kind, Question, code_of, machine_of, short
 from regard.config import from_json
 from regard.core.shape import Role
 from regard.layers.attention.base import Facts
@@ -124,6 +124,7 @@ class CostPlan:
             device=self.device,
             threads=self.threads if timed else 0,
             dtype=self.dtype,
+            measure=MEMORY if kind == "memory" else MEASURE,
             code=code_of(spec),
             machine=machine_of(self.device) if timed else "",
         )

@@ -123,7 +123,39 @@ def _bubble_panels(results: Results) -> list[Panel]:
     tasks: dict[str, list[Scores]] = {}
     for scores in results.scores:
         tasks.setdefault(scores.plan.task, []).append(scores)
-    return [partial(_draw_bubbles, results=results, tables=tables) for tables in tasks.values()]
+    speeds = {parse(row["spec"]).name for row in results.rows if row["status"] == DONE}
+    scored = {parse(row["spec"]).name for scores in results.scores for row in scores.measured}
+    # no row is left out for want of its speed
+    panel = _draw_bubbles if scored <= speeds else _draw_dots
+    return [partial(panel, results=results, tables=tables) for tables in tasks.values()]
+
+
+def _draw_dots(axes: Any, results: Results, tables: list[Scores]) -> None:
+    """The score of each row, from the lowest to the highest seed, beside what was published of it."""
+    task = tables[0].plan.label.partition(",")[0]
+    names = list(dict.fromkeys(parse(row["spec"]).name for row in tables[0].rows))[::-1]
+    published = [one for one in (results.table.published if results.table else ()) if task in one.columns]
+    for one in published:
+        values = {row.word: row.values[one.columns.index(task)] for row in one.rows if row.word in names}
+        known = [(value / 100, names.index(word)) for word, value in values.items() if value is not None]
+        places = [value for value, _ in known], [place for _, place in known]
+        axes.scatter(*places, marker="x", s=22, color=LINE, label="published", zorder=2)
+    faces = {"none": ("none", "here, from scratch"), "self": (STRONG, "here, self-pretrained")}
+    for scores in tables:
+        face, label = faces[scores.plan.pretrain]
+        rows = [(names.index(parse(row["spec"]).name), row) for row in scores.measured]
+        for place, row in rows:
+            axes.plot([row["score_min"], row["score_max"]], [place, place], color=STRONG, linewidth=1.2, zorder=1)
+        dots = [row["score"] for _, row in rows], [place for place, _ in rows]
+        axes.scatter(*dots, s=28, facecolors=face if face != "none" else "white", edgecolors=STRONG, label=label)
+    if (chance := tables[0].chance) is not None:
+        axes.axvline(chance[0], color=FADED, linewidth=0.8, linestyle=":", label="chance")
+        if chance[1] is not None:
+            axes.axvline(chance[1][0], color=FADED, linewidth=0.8, linestyle="--", label=chance[1][1])
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.set_xlabel(f"{tables[0].metric}; a line from the lowest to the highest seed")
+    axes.set_title(task, fontsize=9)
+    axes.legend(fontsize=7, frameon=False)
 
 
 def _draw_bubbles(axes: Any, results: Results, tables: list[Scores]) -> None:

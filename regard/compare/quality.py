@@ -6,6 +6,7 @@ their own training loop, and their runs stay in the folder of the results.
 
 import dataclasses
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,6 +74,8 @@ class QualityPlan:
     pretrain: str = "none"  # "self": half of the budget on the task's own tokens, before the answers
     anyway: bool = False  # also rows whose parameters are not within 1 %
     title: str = ""  # of the table, where the task does not say it all
+    # what a report must know of a task on files that are not read; None: they are read
+    described: dict[str, Any] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("batch", "width", "heads", "inner", "layers", "seeds", "jobs"):
@@ -92,7 +95,7 @@ class QualityPlan:
         if self.axis == "minutes" and self.jobs > 1:
             raise ValueError("a budget of minutes needs the machine for one cell at a time: leave --jobs out")
         if not self.is_run:
-            self.lesson(BASELINE, 1.0, 0).find_task()
+            self.find_task()
         if not self.is_run and (self.test or self.axis == "epochs"):
             what = "epochs" if self.axis == "epochs" else "a test set"
             raise ValueError(f"the task {self.task} is generated and has no {what}: leave it out")
@@ -140,12 +143,12 @@ class QualityPlan:
         """The role that a row must take."""
         if self.is_run:
             return {"language": "causal"}.get(self.name, "self")
-        return self.lesson(BASELINE, 1.0, 0).find_task().role
+        return self.find_task().role
 
     @property
     def tokens(self) -> int:
         """The length of the rows that are read."""
-        return self.length or (512 if self.is_run else self.lesson(BASELINE, 1.0, 0).find_task().length)
+        return self.length or (512 if self.is_run else self.find_task().length)
 
     @property
     def sweeps(self) -> bool:
@@ -166,8 +169,16 @@ class QualityPlan:
         middle = RATE * math.sqrt(RATE_WIDTH / self.width) if not self.is_run else 1e-3
         return self.rates or tuple(float(f"{middle * factor:.3g}") for factor in (1 / 3, 1, 3))
 
+    def find_task(self) -> generated.Task:
+        """The task of a plan that is generated."""
+        if self.described is not None:
+            return generated.given.describe(self.name, self.options, self.described)
+        return self.lesson(BASELINE, 1.0, 0).find_task()
+
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """The plan as its file has it, with what a report must know where the files of its task are not."""
+        known = generated.given.facts(self.find_task()) if self.name in generated.READERS else None
+        return dataclasses.asdict(self) | {"described": known}
 
     def rows(self) -> list[tuple[str, str]]:
         """The specs, the baseline first, each with why it cannot be asked; then the variants, or these alone."""
@@ -247,6 +258,7 @@ class QualityPlan:
             words=str(folder.path / "words") if variant.words else "",
             alone=self.jobs == 1 or self.exclusive,
             turns=str(folder.path / "turn") if self.exclusive else "",
+            threads=0 if self.jobs == 1 else max(1, (os.cpu_count() or 1) // self.jobs),
         )
 
     def tests(self, variant: Variant) -> tuple[str, ...]:
@@ -268,7 +280,7 @@ class QualityPlan:
             model = {"flags": list(self.variant(variant.of or spec).flags)} if self.is_variant(spec) else {}
             model |= {"words": True} if variant.words else {}
         else:
-            found = self.lesson(spec, rate, seed).find_task()
+            found = self.find_task()
             task |= {"version": found.version, "options": dict(found.options)}
             task |= {} if self.pretrain == "none" else {"pretrain": self.pretrain}
             code = *code, "data/tasks", "compare/learn.py"

@@ -19,6 +19,7 @@ from regard.spec import ATTENTION, Spec, parse
 
 SCHEMA = 1
 MEASURE = 1  # raised where measurements change their meaning: then no older number answers
+MEMORY = 2  # the same of peak memory; 2: on a GPU without what empties its cache
 HOME = Path(regard.__file__).parent
 
 Kind = Literal["speed", "memory", "decode", "count", "quality", "path"]

@@ -217,7 +217,9 @@ def score_markdown(scores: Scores) -> list[str]:
     rows = scores.measured
     columns = [column for column in SCORE_COLUMNS if any(column[1] in row for row in rows)]
     lines = [*(f"{line}  " for line in score_header(scores)), ""]
-    lines += ["| attention | " + " | ".join(title for title, *_ in columns) + " |", "|---|" + "---:|" * len(columns)]
+    # a table without scores yet has one column, for the reasons
+    titles = [title for title, *_ in columns] or ["score"]
+    lines += ["| attention | " + " | ".join(titles) + " |", "|---|" + "---:|" * len(titles)]
     for row in rows:
         lines.append(
             f"| `{row['spec']}` | "
@@ -226,7 +228,12 @@ def score_markdown(scores: Scores) -> list[str]:
         )
     for row in scores.rows:
         if row["note"] and "score" not in row:
-            lines.append(f"| `{row['spec']}` | {row['status']}: {row['note']} |" + " |" * (len(columns) - 1))
+            lines.append(f"| `{row['spec']}` | {row['status']}: {row['note']} |" + " |" * (len(titles) - 1))
+    fewer: dict[str, list[str]] = {}
+    for row in rows:
+        if row["note"]:
+            fewer.setdefault(row["note"], []).append(f"`{row['spec']}`")
+    lines += ["", *(f"{note}: {', '.join(specs)}  " for note, specs in fewer.items())] if fewer else []
     return [*lines, ""]
 
 

@@ -13,6 +13,8 @@ from regard.compare.question import SCHEMA
 from regard.compare.scores import Scores
 from regard.compare.store import DONE, Cell, Folder
 from regard.compare.tables import Table, build
+from regard.data.tasks import READERS
+from regard.spec import parse
 
 NOT_RUN = "not run"
 # of table.csv: the unit is in the name
@@ -101,7 +103,7 @@ class Results:
         known |= {one["table"][0]: one for one in values.get("others", ())}
         if table is not None and table not in known:
             raise ValueError(f"{folder} has no table {table!r}; it has {', '.join(known) or 'none with a name'}")
-        return cls(*read_plans(values if table is None else known[table], found))
+        return cls(*read_plans(values if table is None else known[table], found, reads=False))
 
     @property
     def name(self) -> str:
@@ -165,12 +167,31 @@ class Results:
 
 
 def read_plans(
-    values: dict[str, Any], folder: Folder
+    values: dict[str, Any], folder: Folder, reads: bool = True
 ) -> tuple[CostPlan | None, Folder, list[QualityPlan], Table | None]:
-    """The plans that a folder keeps, and the table that they are of."""
+    """The plans that a folder keeps, and the table that they are of. `reads` says whether the files of tasks are read:
+    to train they are, to report they need not be there."""
     costs, table = values.get("cost"), values.get("table")
-    quality = [quality_plan(one) for one in values["quality"]]
-    return (None if costs is None else cost_plan(costs)), folder, quality, None if table is None else build(*table)
+    known = [None if reads else _described(one, folder) for one in values["quality"]]
+    quality = [quality_plan(one | {"described": this}) for one, this in zip(values["quality"], known, strict=True)]
+    found = None if table is None else build(*table, plans=quality)
+    return (None if costs is None else cost_plan(costs)), folder, quality, found
+
+
+def _described(plan: dict[str, Any], folder: Folder) -> dict[str, Any] | None:
+    """What the plan says of a task on files, or, of an older folder, its last cell; None: the task has no files."""
+    name, _, rest = str(plan.get("task")).partition("(")
+    if name not in READERS or plan.get("described"):
+        return plan.get("described")
+    options = dict(parse(f"task({rest}").options) if rest else {}
+    found: dict[str, Any] = {}
+    for cell in sorted(folder.all(), key=lambda cell: cell.provenance.get("when", "")):
+        task = cell.question.task or {}
+        asked = {option: value for option, value in task.get("options", {}).items() if option != "sha256"}
+        if task.get("name") == name and asked == options:
+            found |= {"length": cell.question.length, "options": task["options"]}
+            found |= {fact: cell.answer[fact] for fact in ("chance",) if fact in cell.answer}
+    return found
 
 
 def write_plans(

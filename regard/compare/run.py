@@ -62,6 +62,12 @@ class Tools:
         if self.received is not None:
             raise Interrupted(self.received)
 
+    def check_end(self, error: CannotMeasure) -> None:
+        """Raises `Interrupted` if a process ended because a signal came: a signal to the whole group ends contestants
+        too, which is no answer to their questions."""
+        if error.status == "error":
+            self.check_signals()
+
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Inside the block the first signal is remembered, and a second one ends the program."""
@@ -207,6 +213,7 @@ class Screening:
         try:
             return contestant.estimate()
         except CannotMeasure as error:
+            self.tools.check_end(error)
             if row.spec != BASELINE:
                 _fail(self.plan, self.folder, row, error.status, error.note, {"room": self.room})
             return None
@@ -235,6 +242,7 @@ class Group:
         self.limit = GENEROUS * equal / STEPS_OF_ALL
         self.room = room
         self.load = load_average()
+        self.begun: dict[str, Contestant] = {}
         self.playing: dict[str, Contestant] = {}
         self.facts: dict[str, dict[str, Any]] = {}
         self.rounds: dict[str, dict[str, list[float]]] = {}
@@ -246,11 +254,15 @@ class Group:
             rivals = [row for row in self.rows if row.spec != BASELINE]
             own = [row for row in self.rows if row.spec == BASELINE]
             base = own[0] if own else Row(BASELINE, rivals[0].length, decodes=True)
+            self._begin(base, is_baseline=True, counts=bool(own))
             if not self._enter(base, is_baseline=True, counts=bool(own)):
                 return
+            # their processes start side by side, which on a GPU takes seconds
+            for row in rivals:
+                self._begin(row)
             for row in rivals:
                 self.tools.check_signals()
-                if self.tools.clock() < self.deadline:
+                if row.spec in self.begun and self.tools.clock() < self.deadline:
                     self._enter(row)
             if not self._play():
                 return
@@ -259,21 +271,27 @@ class Group:
                     self._store(row)
                     self.stored += 1
         finally:
-            for contestant in self.playing.values():
+            for contestant in (*self.begun.values(), *self.playing.values()):
                 contestant.close()
+
+    def _begin(self, row: Row, is_baseline: bool = False, counts: bool = True) -> None:
+        """Starts a contestant, unless nothing of it is asked."""
+        plan, limit = self.plan, math.inf if is_baseline else self.limit
+        if not is_baseline and not (self.tools.force or _missing(plan, self.folder, row, limit, self.room)):
+            return
+        screened = math.isfinite(self.estimates.get((row.spec, row.length), math.inf))
+        setting = _setting(plan, row, seconds=limit, room=self.room, counts=counts, screened=screened)
+        self.begun[row.spec] = self.tools.contestant(setting)
 
     def _enter(self, row: Row, is_baseline: bool = False, counts: bool = True) -> bool:
         """Prepares a contestant, and stores what is measured once. False: it cannot play."""
         plan, limit = self.plan, math.inf if is_baseline else self.limit
-        if not is_baseline and not (self.tools.force or _missing(plan, self.folder, row, limit, self.room)):
-            return False
-        screened = math.isfinite(self.estimates.get((row.spec, row.length), math.inf))
-        setting = _setting(plan, row, seconds=limit, room=self.room, counts=counts, screened=screened)
-        contestant = self.tools.contestant(setting)
+        contestant = self.begun.pop(row.spec)
         try:
             facts = contestant.prepare()
         except CannotMeasure as error:
             contestant.close()
+            self.tools.check_end(error)
             self._say(row, f"{error.status}: {error.note}")
             if counts:
                 limits = {"seconds": limit, "room": self.room}
@@ -321,6 +339,7 @@ class Group:
         try:
             found = self.playing[spec].turn()
         except CannotMeasure as error:
+            self.tools.check_end(error)
             if spec == BASELINE:
                 raise ValueError(f"{BASELINE} failed, which all others are compared with: {error.note}") from error
             self.playing.pop(spec).close()

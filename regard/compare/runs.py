@@ -60,6 +60,7 @@ class RunLesson:
     words: str = ""  # folder for files in which subword units are joined into words; empty: files are read as they are
     alone: bool = True  # no other cell trains meanwhile, so that its speed is one to compare
     turns: str = ""  # lock file that a training holds, for one at a time; empty: none
+    threads: int = 0  # of the CPU, beside other cells; 0: chosen by PyTorch
 
     @property
     def run(self) -> str:
@@ -112,8 +113,7 @@ def _train(lesson: RunLesson) -> None:
 
 
 def _continue(lesson: RunLesson) -> State:
-    with lesson.turn():
-        return resume(lesson.run, Display(quiet=True))
+    return resume(lesson.run, Display(quiet=True), turn=lesson.turn())
 
 
 def _begin(lesson: RunLesson) -> State:
@@ -127,8 +127,7 @@ def _begin(lesson: RunLesson) -> State:
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _keep_costs(folder, **counts)
-    with lesson.turn():
-        return train(task, lesson.config(*words), Display(quiet=True))
+    return train(task, lesson.config(*words), Display(quiet=True), turn=lesson.turn())
 
 
 def _counts(lesson: RunLesson, words: list[str]) -> dict[str, float]:

@@ -51,7 +51,7 @@ class Scores:
     @property
     def reference(self) -> str:
         """The row that must learn the task before others are ranked."""
-        return BASELINE if self.plan.is_run else short(self.plan.lesson(BASELINE, 1.0, 0).find_task().reference)
+        return BASELINE if self.plan.is_run else short(self.plan.find_task().reference)
 
     @property
     def settled(self) -> bool:
@@ -70,8 +70,8 @@ class Scores:
         """The score of a blind guess, and of a cheap trick; None: the task has no such thing."""
         if self.plan.is_run:
             return None
-        task = self.plan.lesson(BASELINE, 1.0, 0).find_task()
-        return task.chance, task.shortcut
+        task = self.plan.find_task()
+        return None if math.isnan(task.chance) else (task.chance, task.shortcut)
 
     @property
     def missing(self) -> int:

@@ -46,9 +46,16 @@ class Table:
     picture: str = ""  # what is drawn of the scores; empty: learning curves
 
 
-def build(name: str, size: str = "smoke", *flags: str, budget: Budget | None = None) -> Table:
+def build(
+    name: str,
+    size: str = "smoke",
+    *flags: str,
+    budget: Budget | None = None,
+    plans: Sequence[QualityPlan] | None = None,
+) -> Table:
     """A table by its name; `flags` say where its data is: those of `regard train`, and with `--test.` before them those
-    of `regard evaluate`. `budget` is in place of that of the size, of the same kind."""
+    of `regard evaluate`. `budget` is in place of that of the size, of the same kind. With `plans`, those that a folder
+    keeps of it, no file is read."""
     if name not in TABLES:
         raise ValueError(f"no table {name!r}; known: {', '.join(TABLES)}")
     if size not in SIZES:
@@ -57,7 +64,7 @@ def build(name: str, size: str = "smoke", *flags: str, budget: Budget | None = N
         return recipe_table(name, size, *flags, budget=budget)
     if flags and name not in WITH_DATA:
         raise ValueError(f"table {name!r} generates its data, and takes no {flags[0]}; {', '.join(WITH_DATA)} take it")
-    table = TABLES[name](size, *flags)
+    table = TABLES[name](size, *flags) if name != "arena" else arena(size, *flags, kept=plans)
     if budget is None:
         return table
     if other := [plan.axis for plan in table.quality if plan.axis != budget.axis]:
@@ -146,12 +153,12 @@ def state(size: str) -> Table:
 
 def mad(size: str) -> Table:
     tasks = ("mad-recall", "mad-fuzzy", "mad-noisy", "mad-selective", "mad-compress", "mad-memorize")
+    width = 64 if size == "smoke" else 128
     return Table(
         "mad",
         "The six tasks of MAD, base settings; memorize tests parameters and is in no mean over attentions",
-        quality=tuple(
-            _quality(task, size, 600, specs=MAD_ROWS, width=64 if size == "smoke" else 128) for task in tasks
-        ),
+        # a feed-forward layer from which the parameters of a recurrence can be taken
+        quality=tuple(_quality(task, size, 600, specs=MAD_ROWS, width=width, inner=2 * width) for task in tasks),
         published=(MAD,),
         notes=("Published means are over many difficulties; here each task has its base setting.",),
     )
@@ -185,20 +192,27 @@ def survey(size: str) -> Table:
     )
 
 
-def arena(size: str, *flags: str) -> Table:
-    plans, sizes = lra.plans(size, flags), lra.SIZES[size]
-    given = "regard compare --table arena --data.text train.jsonl --test.text test.jsonl"
+def arena(size: str, *flags: str, kept: Sequence[QualityPlan] | None = None) -> Table:
+    given, sizes = lra.files(flags), lra.SIZES[size]
+    plans = lra.plans(size, flags) if kept is None else tuple(kept)
+    text = "regard compare --table arena --data.text train.jsonl --test.text test.jsonl"
     image = "regard compare --table arena --data.images cifar-10-batches-bin"
     open_tasks = [
         (name, command)
-        for name, command in (("Text", given), ("Image", image))
-        if not any(plan.title.startswith(name) for plan in plans)
+        for name, flag, command in (("Text", "--data.text", text), ("Image", "--data.images", image))
+        if flag not in given
     ]
     return Table(
         "arena",
         "Score against speed and memory on tasks of the Long Range Arena, from scratch and self-pretrained",
         costs=CostPlan(
-            specs=lra.attentions(sizes.costs), role="self", lengths=(sizes.costs,), width=sizes.width, heads=lra.HEADS
+            specs=lra.attentions(sizes.costs),
+            role="self",
+            lengths=(sizes.costs,),
+            # one row is too little for a GPU to tell them apart
+            batch=1 if size == "smoke" else 32,
+            width=sizes.width,
+            heads=lra.HEADS,
         ),
         quality=plans,
         published=(ARENA,),

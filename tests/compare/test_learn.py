@@ -1,16 +1,20 @@
 """How a quality cell is trained: examples that are drawn early, updates that are replayed, and what an update takes."""
 
+import dataclasses
+import signal
 import threading
 
 import pytest
 import torch
 
-from regard.compare import jobs
+from regard.compare import filling, jobs
 from regard.compare import learn as learning
 from regard.compare.ahead import Ahead
 from regard.compare.budget import Budget
 from regard.compare.learn import Broke, Lesson, learn
 from regard.compare.quality import QualityPlan
+from regard.compare.run import Interrupted, Tools
+from regard.compare.store import Folder
 from regard.data.tasks import Examples
 from regard.models import build
 from regard.training.graphs import CudaGraphs
@@ -338,3 +342,89 @@ def test_a_gpu_computes_after_a_capture_that_failed():
     assert len(said) == 1
     assert not graphs.graphs
     assert found[1:] == found[:1] * 3
+
+
+def test_a_process_trains_one_cell_after_another_until_one_fails():
+    """With the answers that each has alone. A process whose cell failed has ended."""
+    lesson = Lesson("softmax", "copy", length=8, batch=2, budget=Budget("updates", 3), **SIZES)
+    others = [dataclasses.replace(lesson, spec="linear", seed=2), dataclasses.replace(lesson, length=1)]
+    job = jobs.Job(lesson)
+    process, found = job.process, [job.outcome()]
+    for other in others:
+        assert job.is_free
+        job.begin(other)
+        found.append(job.outcome())
+    assert [status for status, _, _ in found] == ["done", "done", "refused"]
+    for asked, (_, _, (answer, counted)) in zip((lesson, others[0]), found[:2], strict=True):
+        alone, alone_counted = learn(asked)
+        assert (answer | {"seconds": 0}, counted) == (alone | {"seconds": 0}, alone_counted)
+    assert not job.is_free
+    assert process.exitcode is not None
+
+
+class FakeJob:
+    """A process of which every second cell fails."""
+
+    began: list["FakeJob"] = []
+
+    def __init__(self, lesson):
+        self.lessons, self.process, self.connection = [], self, None
+        FakeJob.began.append(self)
+        self.begin(lesson)
+
+    def begin(self, lesson):
+        self.lessons.append(lesson)
+
+    def outcome(self):
+        self.cells, lesson = len(self.lessons), self.lessons[-1]
+        self.is_free = self.cells == 1 and lesson.spec != "linear"
+        answer = {"score": 1.0, "valid": 1.0, "seconds": 1.0, "higher_is_better": True, "updates": 2, "curve": []}
+        return "done" if self.is_free else "error", "", (answer, {})
+
+    def fails_alone(self, outcome):
+        return jobs.Job.fails_alone(self, outcome)  # type: ignore[arg-type]
+
+    def is_alive(self):
+        return True
+
+    def terminate(self):
+        pass
+
+    close = terminate
+
+
+def test_what_fails_in_a_process_that_was_used_is_tried_again_in_a_new_one(monkeypatch, tmp_path):
+    """And what fails in a new one has failed."""
+    monkeypatch.setattr(filling, "Job", FakeJob)
+    monkeypatch.setattr(filling, "finished", lambda running, seconds: running[:1])
+    monkeypatch.setattr(FakeJob, "began", [])
+    plan = QualityPlan("copy", ("softmax", "linear"), length=8, batch=2, rates=(0.01,), seeds=2, amount=2.0, **SIZES)
+    folder = Folder(tmp_path)
+    filling.fill_quality([plan], folder, Tools(tell=lambda line: None))
+    cells = {(spec, seed): folder.get(plan.question(spec, 0.01, seed)) for spec in plan.specs for seed in (1, 2)}
+    assert {asked: cell and cell.status for asked, cell in cells.items()} == {
+        ("softmax", 1): "done",
+        ("softmax", 2): "done",
+        ("linear", 1): "error",
+        ("linear", 2): "error",
+    }
+    # the first process fails at its second cell, which then gets one of its own
+    used = [[(lesson.spec, lesson.seed) for lesson in job.lessons] for job in FakeJob.began]
+    assert used[0] == [("softmax", 1), ("linear", 1)]
+    assert used[1] == [("linear", 1)]
+
+
+def test_a_signal_that_ends_the_processes_too_is_no_answer(monkeypatch, tmp_path):
+    tools = Tools(tell=lambda line: None)
+
+    def finished(running, seconds):
+        tools.received = signal.SIGTERM
+        return running[:1]
+
+    monkeypatch.setattr(filling, "Job", FakeJob)
+    monkeypatch.setattr(filling, "finished", finished)
+    monkeypatch.setattr(FakeJob, "outcome", lambda job: ("error", "its process ended with status 255", ({}, {})))
+    plan = QualityPlan("copy", ("linear",), length=8, batch=2, rates=(0.01,), seeds=1, amount=2.0, **SIZES)
+    with pytest.raises(Interrupted):
+        filling.fill_quality([plan], Folder(tmp_path), tools)
+    assert not list(Folder(tmp_path).all())

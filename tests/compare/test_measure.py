@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import regard
+from regard.compare import measure
 from regard.compare.count import count_training, state_bytes
 from regard.compare.measure import CannotMeasure, Process, Setting, Subject, extrapolate
 
@@ -68,6 +69,54 @@ def test_limits():
     # growth as measured where it is steeper than declared, but not without end
     assert extrapolate([1.0, 4.0], [10, 20], 40, 1) == 16
     assert extrapolate([1.0, 100.0], [10, 20], 40, 1) == 800
+
+
+class Compiling(Subject):
+    """A layer whose clock is planted: the first step of a length compiles for half a minute."""
+
+    is_new = False
+
+    def _training(self, length):
+        self.is_new = True
+        return super()._training(length)
+
+    def _timed(self, call):
+        call()
+        is_new, self.is_new = self.is_new, False
+        return 30.0 if is_new else 0.001
+
+
+def test_what_is_compiled_once_is_not_part_of_an_estimate():
+    setting = Setting("softmax", "causal", 1024, seconds=1.0, **SIZES)
+    assert Compiling(setting).estimate() == {"seconds": pytest.approx(0.064), "length": 128.0}
+    assert Compiling(setting).prepare()["seconds"] == 0.001
+
+
+class Overhead(Subject):
+    """A layer whose calls take 10 ms whatever their length."""
+
+    def _timed(self, call):
+        call()
+        return 0.01
+
+
+def test_what_a_call_costs_at_any_length_does_not_make_a_row_hopeless():
+    # by 64 tokens alone it would take 32 times 10 ms, which is more than six times what it may take
+    setting = Setting("linear", "causal", 2048, seconds=0.05, **SIZES)
+    assert Overhead(setting).estimate() == {"seconds": pytest.approx(0.08), "length": 256.0}
+    # what is slower by far is not tried further
+    setting = Setting("linear", "causal", 2048, seconds=0.01, **SIZES)
+    assert Overhead(setting).estimate() == {"seconds": pytest.approx(0.32), "length": 64.0}
+
+
+def test_what_empties_the_cache_of_a_gpu_is_not_part_of_the_peak(monkeypatch):
+    done = []
+    subject = Subject(Setting("softmax", "causal", 32, **SIZES))
+    monkeypatch.setattr(subject, "_flush", lambda: done.append("flushed"))
+    monkeypatch.setattr(measure, "reset_peak", lambda device: done.append("reset") or 3)
+    monkeypatch.setattr(measure, "peak", lambda device: 10)
+    assert subject.cost_of(lambda: done.append("called"))[1] == 7
+    assert done == ["flushed", "reset", "called"]
 
 
 def test_a_process_of_its_own():

@@ -13,7 +13,7 @@ from planted import Killed, World, survived
 
 from regard.cli import main
 from regard.cli.compare import split_flags
-from regard.compare import budget, runs
+from regard.compare import budget, jobs, runs
 from regard.compare import filling as filling_module
 from regard.compare import learn as learning
 from regard.compare import run as costs_module
@@ -31,7 +31,8 @@ from regard.compare.statistics import corpus_bleu
 from regard.compare.store import Cell, Folder
 from regard.core.tally import Tally
 from regard.models import ModelConfig, build
-from regard.tasks.train import train
+from regard.tasks import find
+from regard.training import loop
 
 SIZES = {"width": 16, "heads": 2, "inner": 32, "layers": 1}
 
@@ -501,6 +502,12 @@ def test_half_done(tmp_path, capsys):
     rows = {row["spec"]: row for row in Scores(plan("linear"), Folder(tmp_path)).rows}
     assert rows["linear"]["status"] == "not run"
     assert rows["linear"]["note"].startswith("2 of 3 learning rates tried")
+    # in Markdown too: a row with fewer seeds, and a table without scores
+    (tmp_path / "cells" / f"{plan().question('softmax', MIDDLE, 3).key}.json").unlink()
+    lines = score_markdown(Scores(plan("linear"), Folder(tmp_path)))
+    assert f"2 of 3 seeds; regard compare --out {tmp_path} continues: `softmax`  " in lines
+    lines = score_markdown(Scores(plan("linear"), Folder(tmp_path / "empty")))
+    assert lines[lines.index("") + 1 :][:2] == ["| attention | score |", "|---|---:|"]
 
 
 def test_mistakes(tmp_path, capsys):
@@ -565,17 +572,25 @@ def test_a_run_of_images_has_its_speed_where_none_trains_beside_it(tmp_path, mon
     rows = (Variant("softmax", sizes), Variant("linear", (*sizes, "--model.attention", "linear")))
     plan = QualityPlan("images", rates=(0.01,), seeds=1, axis="epochs", amount=1, flags=data, variants=rows, jobs=2)
     folder, held, counted = Folder(tmp_path / "out"), [], []
+    images, steps = find("images"), loop.train
+    read = images.read_data
 
-    def spied(*given):
+    def reading(config):
+        assert not (folder.path / "turn").exists()
+        return read(config)
+
+    def training(*given, **more):
         held.append((folder.path / "turn").exists())
-        return train(*given)
+        return steps(*given, **more)
 
     class Counted(Tally):
         def __init__(self):
             super().__init__()
             counted.append(self)
 
-    monkeypatch.setattr(runs, "train", spied)
+    # the next one reads its data while another trains
+    monkeypatch.setattr(images, "read_data", reading)
+    monkeypatch.setattr(loop, "train", training)
     monkeypatch.setattr(runs, "Tally", Counted)
     taking_turns = dataclasses.replace(plan, variants=rows[:1], exclusive=True)
     for asked in (taking_turns, plan):
@@ -591,6 +606,21 @@ def test_a_run_of_images_has_its_speed_where_none_trains_beside_it(tmp_path, mon
     lines = score_markdown(scores)
     assert any(" images/s |" in line for line in lines if line.startswith("| `softmax`"))
     assert any("| - |" in line for line in lines if line.startswith("| `linear`"))
+
+
+def test_cells_beside_each_other_share_the_threads_of_the_host(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr(jobs, "learn_run", lambda lesson: ({"threads": torch.get_num_threads()}, {}))
+    before, found = torch.get_num_threads(), []
+    plan = QualityPlan("images", rates=(0.01,), variants=(Variant("softmax"),), device="cuda", jobs=2)
+    try:
+        for asked in (plan, dataclasses.replace(plan, jobs=3)):
+            lesson = asked.run_lesson("softmax", 0.01, 1, Folder(tmp_path))
+            found.append(jobs.run_cell(lesson)[2][0]["threads"])
+    finally:
+        torch.set_num_threads(before)
+    assert found == [2, 1]
+    assert dataclasses.replace(plan, jobs=1).run_lesson("softmax", 0.01, 1, Folder(tmp_path)).threads == 0
 
 
 def test_units_are_joined_into_words_once(tmp_path):

@@ -91,6 +91,17 @@ def test_what_a_token_does_not_see_is_said(tmp_path):
     assert "Of those in which a token sees all of them, the fastest: linear, 2.0 times" in said
 
 
+def test_of_several_that_are_not_told_apart_one_has_the_number(tmp_path):
+    times = {"linear": 0.5, "rfa": 0.5, "local(window=8)": 0.1}
+    results = filled(tmp_path, times, specs=tuple(times))
+    for row in results.rows:
+        row["sees"] = 9 if row["spec"].startswith("local") else 64
+        if row["spec"] == "rfa":
+            row |= {"train_ratio": 0.52, "train_ratio_low": 0.4, "train_ratio_high": 0.6}
+    said = " ".join(advise(results))
+    assert "sees all of them, the fastest, and not told apart: linear and rfa; the first is 2.0 times" in said
+
+
 def test_crossovers(tmp_path):
     """From the first length on at which it is faster and stays so; a table that follows the length is one mechanism."""
     plan = CostPlan(

@@ -6,9 +6,10 @@ import random
 import signal
 
 import pytest
-from planted import World, survived
+from planted import Planted, World, survived
 
 from regard.compare import run
+from regard.compare.measure import CannotMeasure
 from regard.compare.plan import CostPlan
 from regard.compare.results import NOT_RUN, Results
 from regard.compare.store import Folder
@@ -42,6 +43,21 @@ def test_all_rows_are_measured_against_softmax_in_groups_of_six(tmp_path):
     assert world.turns.count("linear") == run.FEWEST
     first = world.turns[:6]
     assert world.turns[6:12] == first[::-1]
+
+
+def test_the_rivals_of_a_group_start_side_by_side_and_all_end(tmp_path, monkeypatch):
+    """Also those for whose turn there is no time."""
+    world, alive = World({"softmax": 1.0, "linear": 1.0, "dot": 1.0, "rfa": 1.0}), {}
+    prepare = Planted.prepare
+
+    def prepared(contestant):
+        alive[contestant.setting.spec] = world.alive
+        return prepare(contestant)
+
+    monkeypatch.setattr(Planted, "prepare", prepared)
+    world.fill(plan("linear", "dot", "rfa", minutes=0.1), Folder(tmp_path))
+    assert alive == {"softmax": 1, "linear": 4}
+    assert world.alive == 0
 
 
 def test_nothing_is_measured_twice(tmp_path):
@@ -110,6 +126,27 @@ def test_a_signal_ends_it_between_turns(tmp_path):
         run.fill_costs(plan("linear"), Folder(tmp_path), tools)
     assert ended.value.code == 143
     assert world.alive == 0
+
+
+@pytest.mark.parametrize("moment", ["prepare", "turn", "estimate"])
+def test_a_signal_to_the_whole_group_is_no_answer(tmp_path, monkeypatch, moment):
+    """What ends the contestants too leaves no cell that says that they failed."""
+    asked = plan() if moment != "estimate" else CostPlan(lengths=(64,), width=16, heads=2, threads=1)
+    world, folder = World({row.spec: 1.0 for row in asked.rows()}), Folder(tmp_path)
+    tools = world.tools()
+    calls = getattr(Planted, moment)
+
+    def called(contestant):
+        if contestant.setting.spec == "softmax":
+            return calls(contestant)
+        tools.received = signal.SIGTERM
+        raise CannotMeasure("error", "its process ended with status 255")
+
+    monkeypatch.setattr(Planted, moment, called)
+    with pytest.raises(run.Interrupted):
+        run.fill_costs(asked, folder, tools)
+    assert world.alive == 0
+    assert not [cell for cell in folder.all() if cell.status == "error"]
 
 
 @pytest.mark.parametrize(("share", "is_slower"), [(1.05, True), (1.0, False)])

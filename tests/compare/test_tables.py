@@ -23,6 +23,7 @@ from regard.compare.quality import ENSEMBLE, QualityPlan
 from regard.compare.report import text_report
 from regard.compare.results import Results, write_plans
 from regard.compare.store import Folder
+from regard.data.tasks import given
 
 SIZES = {"lengths": (64,), "width": 16, "heads": 2, "threads": 1, "minutes": 600}
 
@@ -315,6 +316,43 @@ def test_tables_of_one_folder(tmp_path):
         Results.load(tmp_path, "state")
 
 
+def test_a_report_needs_no_data(tmp_path, capsys):
+    """The folder of a task on files came from another machine, which has them."""
+    files = [tmp_path / f"{name}.jsonl" for name in ("train", "test")]
+    for path in files:
+        lines = [{"text": f"text {number}", "label": "ab"[number % 2]} for number in range(8)]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    flags = ("--data.text", str(files[0]), "--test.text", str(files[1]))
+    table, folder = tables.build("arena", "smoke", *flags), Folder(tmp_path / "out")
+    quality = [
+        replace(plan, specs=("linear",), rates=(0.1,), seeds=1) for plan in table.quality if "Text" in plan.title
+    ]
+    write_plans(folder, None, quality, ("arena", "smoke", *flags))
+    fill_quality(quality[:1], folder, World({}).tools(), answered)
+    expected = text_report(Results(None, Folder(folder.path), quality, table))
+    for path in files:
+        path.unlink()
+    given._read_text.cache_clear()
+    assert text_report(Results.load(folder.path)) == expected
+    assert "chance 0.50" in expected
+    # a folder from before plans said what a report must know: its cells do, and where there is none, rows are not run
+    plan = folder.read_plan()
+    assert plan is not None
+    for one in plan["quality"]:
+        del one["described"]
+    folder.write_plan(plan)
+    tasks = Results.load(folder.path).scores
+    assert [row["score"] for row in tasks[0].rows] == [0.628, 0.628]
+    assert tasks[0].chance == (0.125, None)
+    for cell in folder.cells.glob("*.json"):
+        cell.unlink()
+    assert {row["status"] for row in Results.load(folder.path).scores[0].rows} == {"not run"}
+    # to continue they are needed
+    with pytest.raises(SystemExit):
+        main(["compare", "--out", str(folder.path)])
+    assert str(files[0]) in capsys.readouterr().err
+
+
 # page and pictures
 
 
@@ -381,6 +419,13 @@ def test_pictures_of_tables(tmp_path, name, panels, label):
         drawn = plot.picture(Results(costs, folder, plans[::2], table)).axes
         assert [len(axes.collections) for axes in drawn] == [2, 2]
         assert drawn[0].get_title() == "ListOps: hollow from scratch; area = memory"
+        # without a speed for every row: their scores, beside what was published
+        drawn = plot.picture(Results(None, folder, plans, table)).axes
+        assert [text.get_text() for text in drawn[0].get_yticklabels()] == ["linear", "softmax"]
+        published, scratch, pretrained = (dots.get_offsets().tolist() for dots in drawn[0].collections)
+        assert published == [[pytest.approx(0.3637), 1], [pytest.approx(0.1613), 0]]
+        assert [place for _, place in scratch] == [place for _, place in pretrained] == [1, 0]
+        assert scratch[0][0] == pytest.approx(0.628)
 
 
 def test_files(tmp_path, capsys):
@@ -440,3 +485,13 @@ def test_plans_are_read_back(tmp_path):
     assert results.plan == costs
     assert results.scores[0].plan == quality
     assert results.table is not None
+
+
+@pytest.mark.parametrize("size", tables.SIZES)
+def test_all_rows_of_mad_have_equal_parameters(size):
+    plan = tables.build("mad", size).quality[0]
+    lesson = plan.lesson("softmax", 0.001, 1)
+    task = lesson.find_task()
+    target, _ = budget.count(lesson.config("softmax", task))
+    for spec, _ in plan.rows():
+        assert not budget.solve(lesson.config(spec, task), target).over, spec
