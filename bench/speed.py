@@ -6,8 +6,9 @@
 
 A row trains on a few batches of the first epoch again and again: on a GPU each shape runs, is captured as a CUDA graph,
 and is replayed, as in a long run. Data is read once for all rows. Nothing is evaluated and nothing is saved.
-With --split each row also has the milliseconds that the host takes to draw projections anew for a step, and those that
-the GPU takes for a step's graph.
+With --split each row also has milliseconds per step, means of the last two rounds: of the whole step; of the host, to
+draw projections anew; of the GPU, for the graph; for the graph of the slowest batch; and of the host, from the arrival
+of a gradient's norm to the launch of the next graph, in which the GPU has little to do.
 """
 
 import argparse
@@ -19,17 +20,18 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 from unittest import mock
 
 import side
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard import config as configs
 from regard import recipes, tasks
 from regard.compare.recipe_tables import TABLES
+from regard.core.draws import RedrawnLayers
 from regard.tasks.load import pick_device
 from regard.training import graphs, loop
 from regard.training.display import Display
@@ -62,43 +64,62 @@ class Few:
 
 
 class Split:
-    """Where the time of a step goes: drawing anew on the host, and the graph on the GPU."""
+    """Where the time of a step goes, on the host and on the GPU."""
+
+    TITLES = ("step ms", "redraw ms", "graph ms", "slowest ms", "GPU waits ms")
 
     def __init__(self) -> None:
         self.draws: list[float] = []  # milliseconds
+        self.launches: list[float] = []  # readings of the clock, in milliseconds
+        self.waits: list[float] = []
+        self.read = 0.0  # a reading of the clock: when the latest norm of the gradient had arrived
         self.events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
         """Measures the steps of a block of code."""
-        redraw, replay = loop.redraw, graphs.CudaGraphs.__call__
+        redraw, replay, clip = RedrawnLayers.redraw, graphs.CudaGraphs.__call__, loop.Loop._clip_gradients
 
-        def timed_redraw(model: nn.Module, *, seed: int, step: int) -> None:
-            began = time.perf_counter()
-            redraw(model, seed=seed, step=step)
-            self.draws.append((time.perf_counter() - began) * 1e3)
+        def timed_redraw(self_: RedrawnLayers, *, seed: int, step: int) -> None:
+            began = _clock()
+            redraw(self_, seed=seed, step=step)
+            self.draws.append(_clock() - began)
+
+        def timed_clip(self_: loop.Loop, norm: float) -> None:
+            self.read = _clock()
+            clip(self_, norm)
 
         def timed_replay(self_: graphs.CudaGraphs, batch: Any, weights: Any) -> dict[str, Tensor]:
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
             found = replay(self_, batch, weights)
             end.record()
+            self.launches.append(_clock())
+            self.waits.append(self.launches[-1] - self.read)
             self.events.append((begin, end))
             return found
 
         with (
-            mock.patch.object(loop, "redraw", timed_redraw),
+            mock.patch.object(RedrawnLayers, "redraw", timed_redraw),
             mock.patch.object(graphs.CudaGraphs, "__call__", timed_replay),
+            mock.patch.object(loop.Loop, "_clip_gradients", timed_clip),
         ):
             yield
 
     def columns(self) -> str:
-        """Medians of the last two rounds."""
+        """Those of a row of the table. What only a GPU has is empty without one."""
         last = -2 * BATCHES
-        if self.events:
-            torch.cuda.synchronize()
+        if not self.events:
+            return f"  | {mean(self.draws[last:]):.2f} |  |  |  |"
+        torch.cuda.synchronize()
         times = [begin.elapsed_time(end) for begin, end in self.events[last:]]
-        return f" {median(self.draws[last:]):.2f} | {f'{median(times):.2f}' if times else ''} |"
+        steps = (self.launches[-1] - self.launches[last]) / (len(self.launches[last:]) - 1)
+        numbers = (steps, mean(self.draws[last:]), mean(times), max(times), mean(self.waits[last:]))
+        return "".join(f" {number:.2f} |" for number in numbers)
+
+
+def _clock() -> float:
+    return time.perf_counter() * 1e3
 
 
 class Bench:
@@ -108,7 +129,7 @@ class Bench:
         self.task, self.common = tasks.find(task), common
         self.data: Any = None
         self.tokenizers: Any = None
-        self.batch = 0  # examples in the first batch of the last row
+        self.parameters = 0  # of the last row's model
 
     def speed(self, flags: list[str], rounds: int) -> float:
         """Tokens per second: the median of rounds over the batches, after those of the warm-up."""
@@ -122,8 +143,8 @@ class Bench:
         model_config = self.task.model_config(config, self.tokenizers, self.data)
         torch.manual_seed(config.training.seed)
         model = self.task.build_model(config, model_config).to(device)
+        self.parameters = sum(part.numel() for part in model.parameters())
         task = self.task(config, self.data, self.tokenizers, model)
-        self.batch = len(task.batches.get(0, 0).indices)
         # one more: the loop may read a batch ahead of its step
         task.batches = Few(task.batches, (WARMUP + rounds) * BATCHES + 1)
         with tempfile.TemporaryDirectory() as folder, Run.create(f"{folder}/run", "a benchmark of speed") as run:
@@ -171,7 +192,7 @@ def measure(
         print(f"compiling took {longest:.0f} s", flush=True)
     bench, found = Bench(task, common), {}
     bench.speed(next(iter(rows.values())), 1)  # the clocks of a GPU, the allocator and the libraries warm up too
-    more = (" redraw ms | graph ms |", "---:|---:|") if is_split else ("", "")
+    more = (f" {' | '.join(Split.TITLES)} |", "---:|" * len(Split.TITLES)) if is_split else ("", "")
     print(f"| attention | tokens/s | speed |{more[0]}\n|---|---:|---:|{more[1]}")
     for name, flags in rows.items():
         split = Split()
@@ -195,7 +216,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8, help="rounds over the batches that are timed (default: 8)")
     parser.add_argument("--workers", type=int, default=0, help="processes that compile kernels first")
     parser.add_argument("--json", type=Path, help="file to write the speeds to")
-    parser.add_argument("--split", action="store_true", help="also the time of redraw and of a step's graph")
+    parser.add_argument("--split", action="store_true", help="also where the time of a step goes")
     given, data = parser.parse_known_args()
     table = TABLES[given.table]
     rows = {row.name: list(row.flags) for row in table.rows if given.only is None or row.name in given.only}

@@ -1,7 +1,7 @@
 """What each attention costs a language model that exists: perplexity of WikiText-2 with its attention exchanged.
 
-    python bench/swapped.py --model runs/smollm2 --data FOLDER --out runs/swapped --characters 130000
-    python bench/swapped.py --model model.gguf --data FOLDER --out runs/swapped --tune 300 --jobs 4
+    python bench/swapped.py --model runs/smollm2 --data FOLDER --out runs/swapped --characters 32000
+    python bench/swapped.py --model model.gguf --data FOLDER --out runs/swapped --tune 100 --jobs 4
 
 --model is a run of language or a GGUF file; the rows are for one with rotary positions, whose heads and key/value heads
 divide by three. FOLDER holds train.txt, valid.txt and test.txt (plain, .gz or .xz). Every row is `regard swap` of the
@@ -60,8 +60,7 @@ def main() -> None:
     for first in range(0, len(names), given.jobs):
         rows = names[first : first + given.jobs]
         if missing := [name for name in rows if "before" not in results.of(name)]:
-            for name in missing:
-                exchange(model, given.out / side.slug(name), ROWS[name])
+            exchange(model, given.out, missing)
             for name, found in side.evaluate(missing, given.out, flags, given.jobs).items():
                 results.add(name, "before", found)
         if given.tune is not None and (missing := [name for name in rows if "after" not in results.of(name)]):
@@ -114,10 +113,16 @@ def opened(given: Namespace) -> Path:
     return run
 
 
-def exchange(model: Path, out: Path, flags: list[str]) -> None:
-    """A row that cannot be made has no run, and its evaluation says so."""
-    if not (out / "run.json").exists():
-        subprocess.run([*side.REGARD, "swap", str(model), *flags, "--out", str(out)], check=False)
+def exchange(model: Path, out: Path, names: list[str]) -> None:
+    """The runs of rows, made side by side. A row that cannot be made has no run, and its evaluation says so."""
+    folders = {name: out / side.slug(name) for name in names}
+    made = [
+        subprocess.Popen([*side.REGARD, "swap", str(model), *ROWS[name], "--out", str(folder)], env=side.alone())
+        for name, folder in folders.items()
+        if not (folder / "run.json").exists()
+    ]
+    for process in made:
+        process.wait()
 
 
 def cut(given: Namespace) -> Path:
@@ -134,8 +139,7 @@ def cut(given: Namespace) -> Path:
 
 def tune(given: Namespace, model: Path, names: list[str], minutes: float) -> list[str]:
     """Trains rows for as long as there is time, and returns those that are done."""
-    for name in names:
-        exchange(model, given.out / side.slug(name), ROWS[name])
+    exchange(model, given.out, names)
     common = ["--data.text", side.file(given.data, "train.txt"), "--data.valid", side.file(given.data, "valid.txt")]
     common += ["--data.length", str(given.length), "--training.keep", "1"]
     for setting in ("steps", "evaluate_every", "save_every"):

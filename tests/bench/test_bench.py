@@ -146,7 +146,23 @@ def test_speed_of_rows(monkeypatch, tmp_path, capsys):
     assert found.keys() == {"softmax", "linear"}
     assert all(speed > 0 for speed in found.values())
     # the CPU has no graph
-    assert re.search(r"\| softmax \| [\d,]+ \| 1.00 \| \d+\.\d\d \|  \|", capsys.readouterr().out)
+    assert re.search(r"\| softmax \| [\d,]+ \| 1.00 \|  \| \d+\.\d\d \|  \|  \|  \|", capsys.readouterr().out)
+
+
+def test_speed_beside_timm(monkeypatch, tmp_path, capsys):
+    """timm's models have the parameters of ours, also behind the stem of convolutions."""
+    import speed
+    import timm_peer  # noqa: F401  (torchvision may be missing)
+
+    monkeypatch.setattr(speed, "BATCHES", 2)
+    rows = np.random.default_rng(0).integers(0, 10, (40, 3073), np.uint8)
+    rows.tofile(tmp_path / "data_batch_1.bin")
+    given = ["--data", str(tmp_path), "--batch", "2", "--rounds", "1", "--eager"]
+    monkeypatch.setattr(sys, "argv", ["cifar10.py", *given])
+    runpy.run_path(str(BENCH / "cifar10.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    assert "| `cifar10-vit` | 3,190,026 |" in said
+    assert "| `cifar10-cct` | 3,624,330 |" in said
 
 
 def test_flickr8k_data(tmp_path):
